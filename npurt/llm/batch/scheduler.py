@@ -237,7 +237,7 @@ class Scheduler:
         """Choose tokens by the logits of the step; return the events."""
         events, row = [], 0
         for text, draft in drafts.items():
-            event = text.advance(self._out[row : row + 1 + len(draft)], draft, self.longest)
+            event = text.go_on(self._out[row : row + 1 + len(draft)], draft, self.longest)
             row += 1 + len(draft)
             events.append(self._advanced(text, event))
             if draft:
@@ -249,19 +249,14 @@ class Scheduler:
             if not piece.wanted:
                 events.append(text.progress())
                 continue
-            event = text.advance(self._out[row : row + 1], [], self.longest)
+            event = text.go_on(self._out[row : row + 1], [], self.longest)
             row += 1
             events.append(self._advanced(text, event))
         return events
 
     def _advanced(self, text: Sequence, event: Event) -> Event:
-        """Take back what does not belong to the text; end it if it has come to its end."""
+        """End a text if it has come to its end."""
         self.counts.generated += len(event.tokens)
-        context = text.context
-        assert context is not None, "a text without a context"
-        kept = len(text.history) - (not text.finish)
-        if context.n_tokens > kept:  # wrong draft tokens, or the text ended among them
-            context.rewind(kept)
         return self._ended(text, event) if text.finish else event
 
     def _ended(self, text: Sequence, event: Event) -> Event:

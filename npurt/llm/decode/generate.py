@@ -4,13 +4,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from npurt.errors import LayoutError, SettingError
-from npurt.llm.decode.choose import Chooser, finish_of
+from npurt.errors import SettingError
+from npurt.llm.decode.generated import GeneratedText, NewToken
 from npurt.llm.decode.logprobs import TokenLogprob
-from npurt.llm.decode.sampler import NO_TOKEN as NO_TOKEN
 from npurt.llm.decode.sampler import Sampler
-from npurt.llm.decode.stops import TextStream
 from npurt.llm.session.context import Context
+from npurt.llm.spec.assistant import shared
 from npurt.llm.spec.controller import Controller
 from npurt.llm.spec.speculation import Speculation
 from npurt.llm.spec.speculator import Speculator
@@ -81,129 +80,108 @@ class Generation:
         stop_ids: frozenset[int] = frozenset(),
         top_logprobs: int | None = None,
     ) -> None:
-        if not prompt:
-            raise LayoutError("the prompt is empty", remedy="pass at least one token of text")
         self._generator = generator
         self._context = generator.context
         self._speculator = generator.speculator
-        self._tokenizer = generator.context.model.tokenizer
-        self._prompt = prompt
-        self._stops = stops
-        self._ends = self._tokenizer.eog | stop_ids
-        self._choose = Chooser(sampler, self._ends, top_logprobs)
-        self._limit = max_tokens
+        self._text = GeneratedText(
+            list(prompt), len(prompt), generator.context.model.tokenizer, sampler, stops=stops,
+            stop_ids=stop_ids, limit=max_tokens, top=top_logprobs,
+        )  # fmt: skip
         self._timing = Timing(prompt_tokens=len(prompt))
 
     def __iter__(self) -> Iterator[str]:
         """Yield text as soon as it is final: whole characters that cannot belong to a stop text."""
-        stream = TextStream(self._tokenizer, self._stops)
-        for token in self.tokens():
-            text = stream.push(token)
-            if stream.stopped:
-                self._stop()
-            if text:
-                yield text
-            if stream.stopped:
-                return
-        text = stream.finish()
-        if stream.stopped:
-            self._timing.finish = "stop"
-        if text:
-            yield text
+        for new in self._tokens():
+            if new.text:
+                yield new.text
+        rest = self._text.rest()
+        self._timing.finish = self._text.finish
+        if rest:
+            yield rest
 
     def tokens(self) -> Iterator[int]:
         """Yield the sampled tokens without the end token; iterate once, in place of the text."""
-        timing = self._timing
-        history = list(self._prompt)
-        chosen = self._begin(history)
+        return (new.id for new in self._tokens())
+
+    def _tokens(self) -> Iterator[NewToken]:
+        text, timing = self._text, self._timing
+        tokens = self._begin()
         start = time.perf_counter()
-        while chosen:
-            for beyond, token in zip(reversed(range(len(chosen))), chosen, strict=True):
-                self._beyond = beyond
+        while True:
+            for new in tokens:
                 timing.generated_tokens += 1
                 timing.decode_seconds = time.perf_counter() - start
-                if token == NO_TOKEN or token in self._ends:
-                    timing.finish = finish_of(token, self._tokenizer)
-                    return
-                history.append(token)
-                at = len(chosen) - 1 - beyond
-                timing.logprobs += self._choose.logprobs[at : at + 1]
-                yield token
-            if timing.generated_tokens == self._limit:
-                timing.finish = "length"
-                return
-            chosen = self._step(history)
+                if new.logprob:
+                    timing.logprobs.append(new.logprob)
+                yield new
+            if text.finish:
+                break
+            tokens = self._step()
+        if timing.generated_tokens < text.chosen:  # the end token
+            timing.generated_tokens = text.chosen
+            timing.decode_seconds = time.perf_counter() - start
+        timing.finish = text.finish
 
-    def _begin(self, history: list[int]) -> list[int]:
+    def _begin(self) -> list[NewToken]:
         """Evaluate the prompt; return the first token, or none if `max_tokens` is 0."""
-        context, timing = self._context, self._timing
+        context, text, timing = self._context, self._text, self._timing
         with context.lock:
             self._generator.timing = timing
-            if self._limit == 0:
-                timing.finish = "length"
+            if text.left == 0:
+                text.finish = "length"
                 return []
+            text.context = context
             start = time.perf_counter()
-            chosen = self._choose(context.eval_last(self._reuse())[None], [], history)
+            rows = context.eval_last(self._reuse())[None]
+            new = text.advance(rows, [])
             timing.prefill_seconds = time.perf_counter() - start
             if self._speculator is not None:
                 timing.speculation = self._expect(self._speculator.controller)
+                text.speculator = self._speculator
             self._changes = context.state.changes
-        return chosen
+        return new
 
     def _expect(self, controller: Controller) -> Speculation:
         """Begin a text in *controller*; return its counts."""
-        timing = self._timing
+        timing, limit = self._timing, self._text.limit
         each = timing.prefill_seconds / (timing.prompt_tokens - timing.reused_tokens)
         room = self._context.n_ctx - self._context.n_tokens
-        return controller.begin(None if self._limit is None else min(self._limit, room), each)
+        return controller.begin(None if limit is None else min(limit, room), each)
 
-    def _step(self, history: list[int]) -> list[int]:
-        """Return the tokens of one step; none if the context is full.
+    def _step(self) -> list[NewToken]:
+        """Evaluate the last token and its draft, if there is one; return the tokens that follow.
 
         Raises:
             SettingError: The model was used otherwise since the last step.
         """
-        context = self._context
+        context, text, speculator = self._context, self._text, self._speculator
         with context.lock:
-            if self._generator.timing is not self._timing or context.state.changes != self._changes:
+            state = context.state
+            if self._generator.timing is not self._timing or state.changes != self._changes:
                 raise SettingError(
                     "something else used the model while it was generating",
                     remedy="finish or drop one generation before the next; for two at once, "
                     "open the file twice",
                 )
-            if context.n_tokens >= context.n_ctx and not context.can_shift:
-                self._timing.finish = "context"
+            room = context.n_ctx - state.length - 1
+            if room < 0 and not context.can_shift:
+                text.finish = "context"
                 return []
-            chosen = self._next(history)
-            self._changes = context.state.changes
-        return chosen
-
-    def _next(self, history: list[int]) -> list[int]:
-        """Evaluate the last token and its draft, if there is one; return the tokens that follow."""
-        context = self._context
-        if self._speculator is None:
-            return self._choose(context.eval_last(history[-1:])[None], [], history)
-        room = context.n_ctx - context.n_tokens - 1
-        if self._limit is not None:
-            room = min(room, self._limit - self._timing.generated_tokens - 1)
-        return self._speculator.step(context, history, room, self._choose, self._choose.fits)
-
-    def _stop(self) -> None:
-        """End at a stop text; take back the accepted draft tokens beyond it."""
-        context = self._context
-        self._timing.finish = "stop"
-        with context.lock:
-            if self._beyond and context.state.changes == self._changes:
-                context.rollback(self._beyond)
+            draft = text.draft(room) if speculator else []
+            start = time.perf_counter()
+            rows = context.eval_rows([text.history[-1], *draft])
+            new = text.advance(rows, draft)
+            if speculator:
+                seconds = time.perf_counter() - start
+                speculator.observe(len(draft), text.right, seconds, rows[0])
+            self._changes = state.changes
+        return new
 
     def _reuse(self) -> list[int]:
         """Keep the common prefix of context and prompt; return the rest of the prompt."""
-        shared = 0
-        for have, want in zip(self._context.history, self._prompt[:-1], strict=False):
-            if have != want:
-                break
-            shared += 1
-        shared = self._context.state.reach(min(shared, self._context.state.own))
-        self._context.rewind(shared)
-        self._timing.reused_tokens = shared
-        return self._prompt[shared:]
+        context, prompt = self._context, self._text.history
+        equal = shared(context.state.tokens, prompt[:-1])
+        reused = context.state.reach(min(equal, context.state.own))
+        context.rewind(reused)
+        self._timing.reused_tokens = reused
+        return prompt[reused:]

@@ -82,6 +82,8 @@ def split_at_stop(text: str, stops: Sequence[str]) -> tuple[str, str, bool]:
 
     The held text is the longest tail that could become a stop text.
     """
+    if not stops:
+        return text, "", False
     found = [at for at in (text.find(stop) for stop in stops) if at >= 0]
     if found:
         return text[: min(found)], "", True

@@ -99,6 +99,18 @@ class Context:
         return row
 
     @locked
+    def eval_rows(self, ids: Sequence[int]) -> F32:
+        """Append valid *ids*, as many as a run can have; return their logits ``[T, V]``.
+
+        The next call overwrites them.
+        """
+        if len(ids) > len(self._logits):
+            self._logits = np.empty((len(ids), self._logits.shape[1]), np.float32)
+        self._make_room(len(ids))
+        self._forward(ids, 0, self._logits)
+        return self._logits[: len(ids)]
+
+    @locked
     def read(self, ids: Sequence[int]) -> F32:
         """Append *ids*, at least one; return the last one's residual stream ``[1, D]``, for `head`.
 
@@ -142,7 +154,7 @@ class Context:
                 bar.add(len(part))
         return len(part)
 
-    def _forward(self, ids: list[int], head: int, out: F32) -> None:
+    def _forward(self, ids: Sequence[int], head: int, out: F32) -> None:
         """Append one batch; write the logits of rows from *head* on to *out*."""
         self._mend()
         while not run_together([Piece(self, ids, len(ids) - head)], out):

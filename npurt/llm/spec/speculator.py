@@ -1,15 +1,23 @@
-"""One step of speculative decoding: draft tokens, verify them in one pass, keep the right ones."""
+"""Speculative decoding of a text: what is drafted for a step, and what came of it."""
 
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from npurt.device import F32
-from npurt.llm.session.context import Context
 from npurt.llm.spec.controller import Controller
 from npurt.llm.spec.drafter import Drafter, likeliest
 
-Choose = Callable[[F32, Sequence[int], Sequence[int]], list[int]]
 Fits = Callable[[Sequence[int], Sequence[int]], int]
+
+
+class _Step(NamedTuple):
+    """What drafting took: tokens computed and their time, tokens read before and their time."""
+
+    drawn: int = 0
+    seconds: float = 0.0
+    behind: int = 0
+    read_seconds: float = 0.0
 
 
 class Speculator:
@@ -26,48 +34,51 @@ class Speculator:
         self.controller = Controller(
             most, fixed=fixed, at_once=drafter.at_once, share=drafter.share
         )
+        self._step = _Step()
 
-    def step(
-        self,
-        context: Context,
-        history: list[int],
-        room: int,
-        choose: Choose,
-        fits: Fits | None = None,
-    ) -> list[int]:
-        """Return the tokens, at least one, that follow *history*.
+    def draft(self, history: Sequence[int], most: int, fits: Fits | None = None) -> list[int]:
+        """Return up to *most* tokens that may follow *history*.
+
+        Each call is followed by one of `observe`.
 
         Args:
-            context: It holds ``history[:-1]``; afterwards it holds *history* and all returned
-                tokens but the last.
             history: Prompt and text so far.
-            room: The most tokens that may be drafted.
-            choose: A function that gets logits ``[1 + draft, V]``, the draft tokens and the
-                history.  It returns the accepted draft tokens and one token more.
+            most: As many can be evaluated.
             fits: A function of the history and draft tokens that returns how many of these may be
                 right, such as those that a grammar allows; None: all may.
         """
+        self._step = _Step()
         start = time.perf_counter()
         behind = self.drafter.behind(history)
-        wanted = min(room, self.controller.choose(behind))
-        if behind and wanted > 0:
+        wanted = min(most, self.controller.choose(behind))
+        if wanted <= 0:
+            return []
+        if behind:
             self.drafter.prepare(history)
         ready = time.perf_counter()
-        draft, drawn = self._draft(history, wanted, fits) if wanted > 0 else ([], 0)
-        drafted = time.perf_counter()
-        chosen = self._verify(context, history, draft, choose)
-        self.controller.observe(
-            len(draft),
-            len(chosen) - 1,
-            drafted - ready,
-            time.perf_counter() - drafted,
-            drawn=drawn,
-            behind=behind if wanted > 0 else 0,
-            read_seconds=ready - start,
-        )
-        return chosen
+        self._step = _Step(0, 0.0, behind, ready - start)
+        tokens, drawn = self._draft(history, wanted, fits)
+        self._step = _Step(drawn, time.perf_counter() - ready, behind, ready - start)
+        return tokens
 
-    def _draft(self, history: list[int], most: int, fits: Fits | None) -> tuple[list[int], int]:
+    def observe(self, drafted: int, right: int, seconds: float, row: F32) -> None:
+        """Record the step whose tokens `draft` returned.
+
+        Args:
+            drafted: How many tokens were verified.
+            right: How many of them were right.
+            seconds: The time of verifying them, with the choice of tokens.
+            row: The logits ``[V]`` after the history.
+        """
+        if not drafted and self.drafter.share and self.controller.curious:
+            self.controller.believe(likeliest(row)[1])
+        step = self._step
+        self.controller.observe(
+            drafted, right, step.seconds, seconds, drawn=step.drawn, behind=step.behind,
+            read_seconds=step.read_seconds,
+        )  # fmt: skip
+
+    def _draft(self, history: Sequence[int], most: int, fits: Fits | None) -> tuple[list[int], int]:
         """Return the draft tokens to verify, and how many the drafter computed."""
         thresholds, probability = self.controller.thresholds, 1.0
         tokens: list[int] = []
@@ -80,17 +91,3 @@ class Speculator:
             if probability < thresholds.draft:
                 break
         return tokens, len(tokens)
-
-    def _verify(
-        self, context: Context, history: list[int], draft: list[int], choose: Choose
-    ) -> list[int]:
-        """Return the tokens of *draft* that are right, and one token more."""
-        before = context.n_tokens
-        if draft:
-            chosen = choose(context.eval([history[-1], *draft]), draft, history)
-            context.rewind(before + len(chosen))
-            return chosen
-        logits = context.eval_last(history[-1:])
-        if self.drafter.share and self.controller.curious:
-            self.controller.believe(likeliest(logits)[1])
-        return choose(logits[None], [], history)
