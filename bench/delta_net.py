@@ -25,13 +25,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from npurt.cpu.bound import Recurrence
 from npurt.cpu.device import CpuDevice
-from npurt.cpu.engine import Engine
-from npurt.cpu.program import Program
-from npurt.cpu.recurrent import SPACING
-from npurt.cpu.slots import Slots
-from npurt.cpu.table import RowTable
+from npurt.cpu.pool.engine import Engine
+from npurt.cpu.pool.program import Program
+from npurt.cpu.pool.table import RowTable
+from npurt.cpu.state.arrays import Recurrence
+from npurt.cpu.state.recurrent import SPACING
+from npurt.cpu.state.slots import Slots
 from npurt.delta import DeltaNet
 from npurt.hexagon.device.device import open_hexagon
 from npurt.hexagon.session import messages

@@ -22,10 +22,10 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for tests/, which is not installed
 
 from npurt import delta_check
-from npurt.cpu import abi
 from npurt.cpu.device import CpuDevice
-from npurt.cpu.engine import Input, empty
-from npurt.cpu.table import RowTable
+from npurt.cpu.kernels import abi
+from npurt.cpu.pool.engine import Input, empty
+from npurt.cpu.pool.table import RowTable
 from npurt.delta import DeltaError, DeltaNet, DeltaState
 from npurt.device import FLUSHED, UNIT, Packed
 from npurt.errors import NumericsError, UnsupportedOp, VerificationFailed

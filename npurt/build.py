@@ -81,7 +81,8 @@ def _sources(folder: str) -> list[Path]:
 
 def _inputs(folder: str) -> list[Path]:
     """Return the files that a product of *folder* depends on; none: there is nothing to compile."""
-    return _files(folder) if _sources(folder) else []
+    files = _files(folder)
+    return files if any(path.suffix == ".c" for path in files) else []
 
 
 def _skel_inputs() -> list[Path]:
@@ -111,7 +112,7 @@ def _parsed(package: Path, name: str) -> Path:
 
 def _make_cpu(package: Path, target: str) -> list[Path]:
     library = build_library(target, package / "cpu/libnpurt_cpu.so")
-    return [library, _parsed(package, "cpu/npurt_cpu.h")]
+    return [library, _parsed(package, "cpu/kernels/npurt_cpu.h")]
 
 
 def _make_rk_host(package: Path, target: str) -> list[Path]:

@@ -17,6 +17,7 @@ from npurt import build_sanitize as sanitize
 from npurt.build_zig import ROOT, STRICT, BuildError, Job, objects, whole, zig
 
 CPU = ROOT / "npurt/cpu"
+HEADERS = (CPU / "kernels", CPU / "pool")  # folders with headers of the CPU device
 
 GLIBC = "2.28"  # of manylinux_2_28: Debian 10, RHEL 8, Ubuntu 20.04 and newer
 
@@ -99,7 +100,7 @@ def _units_of(source: Path, target: str) -> list[Unit]:
 
 def library_sources() -> list[Path]:
     """Return the C sources of the CPU kernels, sorted: they link in one order everywhere."""
-    return sorted(CPU.glob("*.c"))
+    return sorted(CPU.rglob("*.c"))
 
 
 def build_library(
@@ -108,7 +109,7 @@ def build_library(
     *,
     defines: Sequence[str] = (),
     sources: Sequence[Path] | None = None,
-    includes: Sequence[Path] = (CPU,),
+    includes: Sequence[Path] = HEADERS,
 ) -> Path:
     """Compile and link the shared library of *target* ("x86_64", "aarch64") into *out*.
 
@@ -133,7 +134,7 @@ def compile_executable(
     out: Path,
     *,
     defines: Sequence[str] = (),
-    includes: Sequence[Path] = (CPU,),
+    includes: Sequence[Path] = HEADERS,
     static: bool = True,
 ) -> Path:
     """Compile C files, by the same naming rule, into a program.

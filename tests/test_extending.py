@@ -26,7 +26,7 @@ build_host.OPTIMISE = ("-O1",)
 build_host.build_library(build_host.host(), build_host.CPU / "libnpurt_cpu.so")
 """
 SETS = """
-from npurt.cpu import abi
+from npurt.cpu.kernels import abi
 lib = abi.lib()
 names = [abi.ffi().string(lib.npurt_isa_name(i)).decode() for i in range(lib.npurt_isa_count())]
 print((names, list(abi.isas())))

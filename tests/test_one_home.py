@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from npurt import cli, device, settings
-from npurt.cpu import abi, layout, program
+from npurt.cpu.kernels import abi, layout
+from npurt.cpu.pool import operands
 from npurt.hexagon.fastrpc import rpcmem
 from npurt.hexagon.layout import images, quantise
 from npurt.hexagon.session import messages
@@ -36,19 +37,21 @@ def numbers(name):
 
 
 def test_images_of_the_cpu_have_the_same_panels_in_both_languages():
-    c = numbers("npurt/cpu/layout.h")
+    c = numbers("npurt/cpu/kernels/layout.h")
 
     assert (c["ROWS"], c["BLOCK"]) == (layout.ROWS, layout.BLOCK)
     assert c["BLOCK"] * c["RECORD_BLOCKS"] == layout.RECORD
 
 
 def test_activations_share_a_scale_by_32_columns_everywhere():
-    assert numbers("npurt/cpu/layout.h")["BLOCK"] == activations.GROUP == quantise.BLOCK == 32
+    c = numbers("npurt/cpu/kernels/layout.h")
+
+    assert c["BLOCK"] == activations.GROUP == quantise.BLOCK == 32
 
 
 def books():
     """Return the codebooks of the CPU's kernels."""
-    text = source("npurt/cpu/kernels.c")
+    text = source("npurt/cpu/kernels/kernels.c")
     (table,) = re.findall(r"npurt_books\[3\]\[16\] = \{(.*?)\};", text, flags=re.S)
     return [[int(cell) for cell in row.split(",")] for row in re.findall(r"\{([^{}]*)\}", table)]
 
@@ -73,9 +76,9 @@ def test_groups_of_experts_are_the_struct_of_the_header():
     fields = {name: (field.offset, field.type.cname) for name, field in struct.fields}
     in_c = {"<i4": "int32_t", "<i8": "int64_t"}
 
-    assert program.GROUP.itemsize == abi.ffi().sizeof(struct)
+    assert operands.GROUP.itemsize == abi.ffi().sizeof(struct)
     assert fields == {
-        name: (offset, in_c[of.str]) for name, (of, offset) in program.GROUP.fields.items()
+        name: (offset, in_c[of.str]) for name, (of, offset) in operands.GROUP.fields.items()
     }
 
 

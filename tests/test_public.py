@@ -134,8 +134,9 @@ def test_importing_any_module_opens_nothing_and_reads_no_environment():
 def test_the_watch_sees_what_it_is_there_for():
     """A test that cannot fail is a defect: here all of it is done on purpose."""
     after = (
-        "import npurt.settings, npurt.cpu.abi; npurt.settings.read(npurt.settings.DEVICE, str); "
-        "npurt.cpu.abi.ffi()"
+        "import npurt.settings, npurt.cpu.kernels.abi; "
+        "npurt.settings.read(npurt.settings.DEVICE, str); "
+        "npurt.cpu.kernels.abi.ffi()"
     )
     seen, _ = watched(["npurt"], OTHERS, after)
 

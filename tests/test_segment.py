@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from npurt.cpu.device import CpuDevice
-from npurt.cpu.part import PartProgram
+from npurt.cpu.lowering.part import PartProgram
 from npurt.errors import LayoutError, SettingError
 from npurt.graph import ops
 from npurt.graph.rows import Rows

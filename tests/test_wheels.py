@@ -137,7 +137,7 @@ def test_libraries_need_nothing_newer_than_glibc_2_28(content, platform, tmp_pat
 
 
 def test_the_kernels_export_what_their_header_says_and_no_more(content, platform, tmp_path):
-    header = (PROJECT / "npurt/cpu/npurt_cpu.h").read_text()
+    header = (PROJECT / "npurt/cpu/kernels/npurt_cpu.h").read_text()
     public = re.findall(r"^NPURT_API [^(;]*?(\w+)\(", header, flags=re.M)
     if platform != wheels.PURE:
         (tmp_path / "library.so").write_bytes(content["npurt/cpu/libnpurt_cpu.so"])

@@ -1,4 +1,7 @@
-"""The CPU as a device: the oracle, the fallback, and the decode path on many boards."""
+"""The CPU as a device: the oracle, the fallback, and the decode path on many boards.
+
+May import all rooms of `npurt.cpu`.
+"""
 
 import functools
 import math
@@ -8,15 +11,16 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from npurt.cpu import abi, layout
-from npurt.cpu.engine import Engine
-from npurt.cpu.memory import Arena, allocate
-from npurt.cpu.packed import CpuPacked
-from npurt.cpu.part import pack_each
-from npurt.cpu.program import Image, Program
-from npurt.cpu.segment import CpuSegment
-from npurt.cpu.steps import Steps
-from npurt.cpu.table import RowTable
+from npurt.cpu.kernels import abi, layout
+from npurt.cpu.lowering.part import pack_each
+from npurt.cpu.lowering.segment import CpuSegment
+from npurt.cpu.lowering.steps import Steps
+from npurt.cpu.pool.engine import Engine
+from npurt.cpu.pool.memory import Arena, allocate
+from npurt.cpu.pool.operands import Image
+from npurt.cpu.pool.packed import CpuPacked
+from npurt.cpu.pool.program import Program
+from npurt.cpu.pool.table import RowTable
 from npurt.delta import DeltaNet, DeltaNets, require_delta
 from npurt.device import F32, Caps, Device, MatMul, Packed, check_product
 from npurt.errors import LayoutError, UnsupportedOp

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from npurt.cpu import abi
-from npurt.cpu.engine import Input, empty
-from npurt.cpu.memory import allocate
-from npurt.cpu.program import SILU, Heads, Image, Unit
+from npurt.cpu.kernels import abi
+from npurt.cpu.pool.engine import Input, empty
+from npurt.cpu.pool.memory import allocate
+from npurt.cpu.pool.operands import SILU, Heads, Image, Unit
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME, find
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from npurt.cpu import abi
-from npurt.cpu.engine import Engine
+from npurt.cpu.kernels import abi
+from npurt.cpu.pool.engine import Engine
 from tests.cpu.foreign import Recorded
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from npurt.cpu.engine import Input, empty
-from npurt.cpu.program import GROUP, Convolution, Routing
+from npurt.cpu.pool.engine import Input, empty
+from npurt.cpu.pool.operands import GROUP, Convolution, Routing
 from npurt.delta import DeltaNet
 from tests.cpu import cases
 

@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from npurt.cpu.abi import limits
+from npurt.cpu.kernels.abi import limits
 from npurt.delta import DeltaNet
 from tests.conftest import PROJECT
 from tests.cpu import cases, delta_cases

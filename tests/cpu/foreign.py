@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from npurt import build
-from npurt.cpu import abi
-from npurt.cpu.engine import Input
-from npurt.cpu.program import Program
-from npurt.cpu.table import RowTable, Span
+from npurt.cpu.kernels import abi
+from npurt.cpu.pool.engine import Input
+from npurt.cpu.pool.program import Program
+from npurt.cpu.pool.table import RowTable, Span
 
 HERE = Path(__file__).parent
 DRIVER = HERE / "driver.c"

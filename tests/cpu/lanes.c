@@ -7,7 +7,7 @@
  * First each thread alone takes them all, a line a thread; then all of them, one chunk each in turns.
  * Status 1: a thread of another run was given one.
  */
-#include "../../npurt/cpu/pool.c"
+#include "../../npurt/cpu/pool/pool.c"
 #include <stdio.h>
 
 static npurt_share share;

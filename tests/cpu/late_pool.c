@@ -32,4 +32,4 @@ static void late(void)
     (late(),                                                                                       \
      atomic_compare_exchange_strong_explicit(p, e, v, memory_order_seq_cst, memory_order_seq_cst))
 
-#include "../../npurt/cpu/pool.c"
+#include "../../npurt/cpu/pool/pool.c"

@@ -1,4 +1,4 @@
-"""The protocol of npurt/cpu/pool.c in small, for `memory_model.Explorer`.
+"""The protocol of npurt/cpu/pool/pool.c in small, for `memory_model.Explorer`.
 
 Functions have the names of those in pool.c.  Left out are what sleeping threads wait on, accounts,
 and how many lanes there are: one has all chunks.  A division is one word, the number of its run and

@@ -17,4 +17,4 @@ static void compute_late(const npurt_op *copy, npurt_division d, const npurt_job
 }
 
 #define npurt_compute_copy compute_late
-#include "../../npurt/cpu/pool.c"
+#include "../../npurt/cpu/pool/pool.c"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from npurt import build
-from npurt.cpu import abi
+from npurt.cpu.kernels import abi
 from tests.cpu import cases
 from tests.cpu.foreign import HERE, Foreign, Machine, Recorded, compiled, same
 

@@ -3,7 +3,7 @@
 import pytest
 
 from npurt import build
-from npurt.cpu import abi
+from npurt.cpu.kernels import abi
 from tests.cpu import cases, delta_cases
 from tests.cpu.foreign import Foreign, Machine, Recorded, compiled, same
 

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npurt.cpu.engine import Input, empty
-from npurt.cpu.program import Image, Program
+from npurt.cpu.pool.engine import Input, empty
+from npurt.cpu.pool.operands import Image
+from npurt.cpu.pool.program import Program
 from npurt.errors import LayoutError
 from npurt.quant.types import find
 from tests import oracle

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npurt.cpu import layout
 from npurt.cpu.device import CpuDevice
-from npurt.cpu.engine import Input, empty
+from npurt.cpu.kernels import layout
+from npurt.cpu.pool.engine import Input, empty
 from npurt.quant.activations import quantize_activations
 from npurt.quant.types import find
 from tests import oracle

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npurt.cpu import kv
+from npurt.cpu.state import kv
 
 HEADS, WIDTH, PAGE = 2, 16, 64
 SHUFFLED = np.array([3, 0, 4, 1], np.int32)  # four of five pages

@@ -5,11 +5,12 @@ import re
 import numpy as np
 import pytest
 
-from npurt.cpu import abi
 from npurt.cpu.device import CpuDevice
-from npurt.cpu.engine import Engine, Input, empty
-from npurt.cpu.program import GROUP, Program, Routing
-from npurt.cpu.table import RowTable, Span
+from npurt.cpu.kernels import abi
+from npurt.cpu.pool.engine import Engine, Input, empty
+from npurt.cpu.pool.operands import GROUP, Routing
+from npurt.cpu.pool.program import Program
+from npurt.cpu.pool.table import RowTable, Span
 from npurt.errors import UnsupportedOp
 from npurt.quant.tensor import QTensor
 from tests.cpu import cases, delta_cases

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from npurt.cpu import memory
 from npurt.cpu.device import CpuDevice
-from npurt.cpu.memory import SMALL, allocate
+from npurt.cpu.pool import memory
+from npurt.cpu.pool.memory import SMALL, allocate
 from npurt.errors import NpurtError
 from npurt.quant.tensor import QTensor
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npurt.cpu.program import Unit
+from npurt.cpu.pool.operands import Unit
 from tests import oracle
 from tests.cpu import cases
 from tests.cpu.foreign import same

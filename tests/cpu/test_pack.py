@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npurt.cpu import abi, layout
+from npurt.cpu.kernels import abi, layout
 from npurt.quant.types import BY_NAME, find
 from tests.cpu import cases
 from tests.cpu.foreign import same

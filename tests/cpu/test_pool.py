@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from npurt import build
-from npurt.cpu import abi
 from npurt.cpu.device import CpuDevice
-from npurt.cpu.engine import Engine, Input, empty
-from npurt.cpu.table import RowTable, Span
+from npurt.cpu.kernels import abi
+from npurt.cpu.pool.engine import Engine, Input, empty
+from npurt.cpu.pool.table import RowTable, Span
 from npurt.errors import NpurtError, SettingError
 from npurt.quant.tensor import QTensor
 from tests.cpu import cases
@@ -239,8 +239,8 @@ def test_a_thread_takes_neighbouring_chunks_and_then_those_of_others(lanes, thre
 DROPPED = """
 import numpy as np
 from npurt.cpu.device import CpuDevice
-from npurt.cpu.engine import Input, empty
-from npurt.cpu.program import Program
+from npurt.cpu.pool.engine import Input, empty
+from npurt.cpu.pool.program import Program
 from npurt.delta import DeltaNet
 from npurt.quant.tensor import QTensor
 
@@ -315,8 +315,8 @@ SLOW = """
 import sys, time
 import numpy as np
 from npurt.cpu.device import CpuDevice
-from npurt.cpu.engine import Input, empty
-from npurt.cpu.program import Program
+from npurt.cpu.pool.engine import Input, empty
+from npurt.cpu.pool.program import Program
 from npurt.quant.tensor import QTensor
 
 device = CpuDevice(threads=3)
@@ -405,7 +405,7 @@ def test_a_kernel_set_that_is_not_here_is_refused_with_those_that_are():
 FORKED = """
 import os, signal, sys, threading, warnings
 import numpy as np
-from npurt.cpu.engine import Engine, Input, empty
+from npurt.cpu.pool.engine import Engine, Input, empty
 from npurt.errors import NpurtError
 from tests.cpu.test_pool import run_layer
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npurt.cpu import abi
-from npurt.cpu.engine import Engine
-from npurt.cpu.table import RowTable, Span
+from npurt.cpu.kernels import abi
+from npurt.cpu.pool.engine import Engine
+from npurt.cpu.pool.table import RowTable, Span
 from npurt.errors import UnsupportedOp
 from tests.cpu import cases, delta_cases
 from tests.cpu.foreign import Recorded, same

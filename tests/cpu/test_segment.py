@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import npurt
-from npurt.cpu import abi
 from npurt.cpu.device import CpuDevice
+from npurt.cpu.kernels import abi
 from npurt.errors import LayoutError
 from npurt.graph.builder import Builder
 from npurt.graph.rows import Rows

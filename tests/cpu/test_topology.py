@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npurt.cpu.topology import Topology, fast_cpus, quota, threads_to_use, topology
+from npurt.cpu.pool.topology import Topology, fast_cpus, quota, threads_to_use, topology
 from npurt.errors import SettingError
 
 CPU = "sys/devices/system/cpu/cpu{}/"

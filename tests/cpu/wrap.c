@@ -6,7 +6,7 @@
  * Status 1: a run gave a wrong result.  A chunk that is taken for committed is never computed: then
  * this program does not end.
  */
-#include "../../npurt/cpu/pool.c"
+#include "../../npurt/cpu/pool/pool.c"
 
 static const npurt_span one_span = {.rows = 1};
 static const npurt_table one_row = {.rows = 1, .count = 1, .spans = &one_span};

@@ -72,7 +72,7 @@ def test_when_there_is_none_every_path_is_named_with_its_reason(tmp_path):
 
 def abi_less_library():
     """Some library that is here anyway and is not FastRPC's."""
-    from npurt.cpu.abi import LIBRARY
+    from npurt.cpu.kernels.abi import LIBRARY
 
     return path_of(LIBRARY)
 

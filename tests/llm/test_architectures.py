@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import npurt
-from npurt.cpu import abi
-from npurt.cpu.convolved import KEPT
+from npurt.cpu.kernels import abi
+from npurt.cpu.state.convolved import KEPT
 from npurt.graph import ops
 from npurt.graph.interpreter import Interpreter
 from npurt.graph.meaning import MEANING

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import npurt
-from npurt.cpu import kv
-from npurt.cpu.segment import CpuSegment
-from npurt.cpu.states import SequenceStates
+from npurt.cpu.lowering.segment import CpuSegment
+from npurt.cpu.state import kv
+from npurt.cpu.state.states import SequenceStates
 from npurt.errors import DriverError, SettingError
 from npurt.reference.device import ReferenceDevice
 from npurt.reference.segment import ReferenceSegment

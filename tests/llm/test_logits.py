@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import npurt
-from npurt.cpu import abi
+from npurt.cpu.kernels import abi
 from tests.llm import reference, tiny
 from tests.llm.reference import nmse
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import npurt
-from npurt.cpu.abi import limits
+from npurt.cpu.kernels.abi import limits
 from npurt.errors import ModelFormatError, NpurtError
 from npurt.llm.file.config import read_config
 from tests.llm import gguf_files as raw

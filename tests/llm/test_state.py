@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import npurt
-from npurt.cpu.recurrent import KEPT, SPACING, Recurrent, recurrences
+from npurt.cpu.state.recurrent import KEPT, SPACING, Recurrent, recurrences
 from npurt.errors import ContextFull, LayoutError, SettingError
 from npurt.graph import ops
 from npurt.graph.tensor import Dim, Kind, Tensor

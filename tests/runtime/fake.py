@@ -3,9 +3,9 @@
 import numpy as np
 
 from npurt.cpu.device import CpuDevice
-from npurt.cpu.engine import Input
-from npurt.cpu.program import Program
-from npurt.cpu.table import RowTable
+from npurt.cpu.pool.engine import Input
+from npurt.cpu.pool.program import Program
+from npurt.cpu.pool.table import RowTable
 from npurt.device import Caps, Device, Packed
 from npurt.runtime.execute.placement import Wanted, place
 from npurt.runtime.execute.plan import Plan

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import npurt
-from npurt.cpu import abi
 from npurt.cpu.device import CpuDevice
+from npurt.cpu.kernels import abi
 from npurt.errors import DeviceNotFound, NpurtError, SettingError, UnknownDevice
 from npurt.runtime.api.bench import bench_matmul
 from npurt.runtime.open.devices import KINDS, SIMULATORS, devices, open_device

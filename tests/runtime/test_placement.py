@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import npurt
-from npurt.cpu.abi import limits
 from npurt.cpu.device import CpuDevice
+from npurt.cpu.kernels.abi import limits
 from npurt.errors import NotOffloaded, UnsupportedOp
 from npurt.llm.session import devices as opened_devices
 from npurt.quant.tensor import QTensor

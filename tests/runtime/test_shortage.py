@@ -5,8 +5,8 @@ import pytest
 
 import npurt
 from npurt.cpu.device import CpuDevice
-from npurt.cpu.engine import Input
-from npurt.cpu.table import RowTable
+from npurt.cpu.pool.engine import Input
+from npurt.cpu.pool.table import RowTable
 from npurt.device import Saving
 from npurt.errors import DeviceFull, DeviceLost, NotOffloaded
 from npurt.llm.session import devices as opened_devices

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import npurt
 from npurt.cpu.device import CpuDevice
-from npurt.cpu.table import RowTable
+from npurt.cpu.pool.table import RowTable
 from npurt.errors import NumericsError, SettingError, VerificationFailed
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME

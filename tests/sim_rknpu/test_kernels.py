@@ -24,7 +24,7 @@ COMPARED = {
 
 def compare(tmp_path, target, command):
     program = build.compile_executable(
-        SOURCES, target, tmp_path / "kernels", includes=[SIM, build.ROOT / "npurt/cpu"]
+        SOURCES, target, tmp_path / "kernels", includes=[SIM, build.ROOT / "npurt/cpu/kernels"]
     )
     done = subprocess.run([*command, program], capture_output=True, text=True, timeout=HANG_SECONDS)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,11 +1,11 @@
 """The output matrix of a model alone, for drafts."""
 
-from npurt.cpu.bound import Bound
-from npurt.cpu.checked import Weight
-from npurt.cpu.engine import empty
-from npurt.cpu.lower import Lowering
-from npurt.cpu.steps import Steps
-from npurt.cpu.table import RowTable
+from npurt.cpu.lowering.bound import Bound
+from npurt.cpu.lowering.lower import Lowering
+from npurt.cpu.lowering.steps import Steps
+from npurt.cpu.pool.checked import Weight
+from npurt.cpu.pool.engine import empty
+from npurt.cpu.pool.table import RowTable
 from npurt.device import F32
 from npurt.graph.tensor import Dim, Kind, Tensor
 from npurt.llm.arch import forward

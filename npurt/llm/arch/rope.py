@@ -9,7 +9,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from npurt.cpu.rotation import rotations
+from npurt.cpu.state.rotation import rotations
 from npurt.device import F32
 from npurt.errors import ModelFormatError
 from npurt.llm.file.config import Config, Scaling

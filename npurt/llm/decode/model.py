@@ -5,7 +5,7 @@ import os
 from typing import TYPE_CHECKING, Any, Self
 
 from npurt import moved
-from npurt.cpu.abi import limits
+from npurt.cpu.kernels.abi import limits
 from npurt.device import Device
 from npurt.errors import SettingError, brief
 from npurt.llm.decode.embed import Embedder

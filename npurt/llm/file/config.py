@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from npurt.cpu.abi import limits
+from npurt.cpu.kernels.abi import limits
 from npurt.errors import ModelFormatError
 from npurt.llm.file.conventions import Conventions, read_conventions
 from npurt.llm.file.metadata import CONVERT_AGAIN, Metadata, numbers, optional, require

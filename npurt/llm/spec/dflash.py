@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from npurt.cpu.abi import limits
+from npurt.cpu.kernels.abi import limits
 from npurt.device import F32
 from npurt.errors import ModelFormatError
 from npurt.graph.tensor import Dim

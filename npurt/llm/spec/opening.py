@@ -4,8 +4,8 @@ import contextlib
 import os
 from pathlib import Path
 
-from npurt.cpu.abi import limits
-from npurt.cpu.recurrent import SPACING
+from npurt.cpu.kernels.abi import limits
+from npurt.cpu.state.recurrent import SPACING
 from npurt.errors import SettingError, brief
 from npurt.llm.arch.reading import describe
 from npurt.llm.file.gguf import GGUF, errors_of

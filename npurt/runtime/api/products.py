@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from npurt.cpu.checked import ORACLE, WRONG_TWICE, probe_of_image
 from npurt.cpu.device import CpuDevice
-from npurt.cpu.packed import CpuPacked
+from npurt.cpu.pool.checked import ORACLE, WRONG_TWICE, probe_of_image
+from npurt.cpu.pool.packed import CpuPacked
 from npurt.device import F32, Device, ExactInt8, Packed
 from npurt.errors import UnsupportedOp, VerificationFailed
 from npurt.runtime.report.ledger import Ledger, Report, Row

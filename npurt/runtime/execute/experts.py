@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from npurt.cpu.device import CpuDevice
-from npurt.cpu.engine import Input
-from npurt.cpu.program import Routing
-from npurt.cpu.table import RowTable
+from npurt.cpu.pool.engine import Input
+from npurt.cpu.pool.operands import Routing
+from npurt.cpu.pool.table import RowTable
 from npurt.device import F32
 from npurt.runtime.execute.placement import Placed
 from npurt.runtime.execute.remote import RemoteProducts

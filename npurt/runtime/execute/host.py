@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from npurt.cpu.checked import CheckedProgram
 from npurt.cpu.device import CpuDevice
+from npurt.cpu.pool.checked import CheckedProgram
 from npurt.runtime.execute.placement import Placed
 from npurt.runtime.report.ledger import Ledger, Row, row_of
 from npurt.verify import Sampler

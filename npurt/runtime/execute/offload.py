@@ -8,8 +8,8 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 
 from npurt.cpu.device import CpuDevice
-from npurt.cpu.part import products
-from npurt.cpu.segment import CpuSegment
+from npurt.cpu.lowering.part import products
+from npurt.cpu.lowering.segment import CpuSegment
 from npurt.device import F32, Caps, Device
 from npurt.graph import ops
 from npurt.graph.graph import Graph

@@ -7,14 +7,15 @@ without Python.  A product on another device ends that program, and a new one be
 import weakref
 from collections.abc import Iterator, Sequence
 
-from npurt.cpu.bound import Recurrence
-from npurt.cpu.checked import Weight
 from npurt.cpu.device import CpuDevice
-from npurt.cpu.engine import Input
-from npurt.cpu.packed import CpuPacked
-from npurt.cpu.program import Convolution, Program, Routing
-from npurt.cpu.steps import CountingStep, Step, Steps
-from npurt.cpu.table import RowTable
+from npurt.cpu.lowering.steps import CountingStep, Step, Steps
+from npurt.cpu.pool.checked import Weight
+from npurt.cpu.pool.engine import Input
+from npurt.cpu.pool.operands import Convolution, Routing
+from npurt.cpu.pool.packed import CpuPacked
+from npurt.cpu.pool.program import Program
+from npurt.cpu.pool.table import RowTable
+from npurt.cpu.state.arrays import Recurrence
 from npurt.delta import DeltaNet, why_not_delta
 from npurt.device import F32, Device
 from npurt.errors import NotOffloaded
@@ -29,7 +30,7 @@ from npurt.verify import Sampler
 
 
 class Plan(Steps):
-    """The ops of a forward pass in order; buffers as in `npurt.cpu.program.Program`.
+    """The ops of a forward pass in order; buffers as in `npurt.cpu.pool.program.Program`.
 
     The ledger follows them, so `counters` has nothing.
 

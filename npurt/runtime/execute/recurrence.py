@@ -5,11 +5,11 @@ import random
 import time
 from typing import Any
 
-from npurt.cpu.bound import Recurrence
-from npurt.cpu.checked import WRONG_TWICE
 from npurt.cpu.device import CpuDevice
-from npurt.cpu.slots import Slots
-from npurt.cpu.table import RowTable
+from npurt.cpu.pool.checked import WRONG_TWICE
+from npurt.cpu.pool.table import RowTable
+from npurt.cpu.state.arrays import Recurrence
+from npurt.cpu.state.slots import Slots
 from npurt.delta import DeltaError, DeltaNet, DeltaNets
 from npurt.delta_check import is_right
 from npurt.device import F32, FLUSHED, UNIT, Device

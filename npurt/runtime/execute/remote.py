@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from npurt.cpu.checked import WRONG_TWICE
 from npurt.cpu.device import CpuDevice
-from npurt.cpu.engine import Input
-from npurt.cpu.table import RowTable
+from npurt.cpu.pool.checked import WRONG_TWICE
+from npurt.cpu.pool.engine import Input
+from npurt.cpu.pool.table import RowTable
 from npurt.device import F32, Device, Packed
 from npurt.errors import DeviceFull, DriverError, VerificationFailed
 from npurt.runtime.execute.placement import Placed

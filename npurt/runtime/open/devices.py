@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from npurt import library
-from npurt.cpu import abi
 from npurt.cpu.device import CpuDevice
+from npurt.cpu.kernels import abi
 from npurt.device import Device
 from npurt.errors import DeviceNotFound, NpurtError, UnknownDevice, brief
 from npurt.runtime.open.arguments import optional_integer

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 import npurt
-from npurt.cpu import abi
 from npurt.cpu.device import CpuDevice
+from npurt.cpu.kernels import abi
 from npurt.errors import NumericsError, VerificationFailed
 from tests.fuzz import frame, models, sizes
 from tests.fuzz import gguf_edits as edits

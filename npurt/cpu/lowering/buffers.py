@@ -7,9 +7,9 @@ layer.  Products of one input write side by side to one buffer; the results are 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from npurt.cpu.bound import Columns
-from npurt.cpu.checked import Weight
-from npurt.cpu.engine import Input, empty
+from npurt.cpu.lowering.bound import Columns
+from npurt.cpu.pool.checked import Weight
+from npurt.cpu.pool.engine import Input, empty
 from npurt.device import F32
 from npurt.errors import UnsupportedOp
 from npurt.graph import ops

@@ -1,6 +1,7 @@
 """From a graph to programs: the CPU's ops for each of the graph's.
 
-`npurt.graph.passes` joins what the CPU does as one; `npurt.cpu.buffers` says where values lie.
+`npurt.graph.passes` joins what the CPU does as one; `npurt.cpu.lowering.buffers` says where values
+lie.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -9,18 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from npurt.cpu.bound import Bound, Columns
-from npurt.cpu.buffers import (
+from npurt.cpu.lowering.bound import Bound, Columns
+from npurt.cpu.lowering.buffers import (
     Buffers,
     attention_inputs,
     attention_of,
     row_multiplier_of,
     unsupported,
 )
-from npurt.cpu.checked import Weight
-from npurt.cpu.engine import Input, empty
-from npurt.cpu.program import GROUP, SILU, Convolution, Heads, Program, Routing, Unit
-from npurt.cpu.steps import Steps
+from npurt.cpu.lowering.steps import Steps
+from npurt.cpu.pool.checked import Weight
+from npurt.cpu.pool.engine import Input, empty
+from npurt.cpu.pool.operands import GROUP, SILU, Convolution, Heads, Routing, Unit
+from npurt.cpu.pool.program import Program
 from npurt.delta import DeltaNet
 from npurt.device import F32
 from npurt.errors import UnsupportedOp

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from npurt.cpu.bound import Rotation
+from npurt.cpu.state.arrays import Rotation
 from npurt.device import F32
 from npurt.graph import ops
 from npurt.graph.graph import Graph

@@ -5,10 +5,11 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from npurt.cpu import abi, layout
-from npurt.cpu.engine import Engine, Input, pointer
-from npurt.cpu.program import Image, Program
-from npurt.cpu.table import RowTable
+from npurt.cpu.kernels import abi, layout
+from npurt.cpu.pool.engine import Engine, Input, pointer
+from npurt.cpu.pool.operands import Image
+from npurt.cpu.pool.program import Program
+from npurt.cpu.pool.table import RowTable
 from npurt.device import F32, Device, Packed
 from npurt.quant.tensor import QTensor
 

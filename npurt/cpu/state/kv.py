@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from npurt.cpu import abi
-from npurt.cpu.engine import empty
+from npurt.cpu.kernels import abi
+from npurt.cpu.pool.engine import empty
 from npurt.device import F32
 
 Array = npt.NDArray[Any]

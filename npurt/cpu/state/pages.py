@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from npurt.cpu import abi
+from npurt.cpu.kernels import abi
 from npurt.errors import OutOfPages
 
 CopyPage = Callable[[int, int, int], None]  # from a page, to a page, so many positions

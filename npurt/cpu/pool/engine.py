@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from npurt.cpu import abi
-from npurt.cpu.memory import allocate
-from npurt.cpu.table import RowTable
-from npurt.cpu.topology import threads_to_use, topology
+from npurt.cpu.kernels import abi
+from npurt.cpu.pool.memory import allocate
+from npurt.cpu.pool.table import RowTable
+from npurt.cpu.pool.topology import threads_to_use, topology
 from npurt.errors import DriverError, NpurtError, UnsupportedOp
 from npurt.quant.activations import GROUP
 

@@ -5,13 +5,14 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from npurt.cpu import abi, kv
-from npurt.cpu.bound import KV, Recurrence, Rotation
-from npurt.cpu.convolved import Convolved, convolutions
-from npurt.cpu.pages import PageList, Pages
-from npurt.cpu.recurrent import Recurrent, Replay, recurrences
-from npurt.cpu.slots import Slots
-from npurt.cpu.table import Span
+from npurt.cpu.kernels import abi
+from npurt.cpu.pool.table import Span
+from npurt.cpu.state import kv
+from npurt.cpu.state.arrays import KV, Recurrence, Rotation
+from npurt.cpu.state.convolved import Convolved, convolutions
+from npurt.cpu.state.pages import PageList, Pages
+from npurt.cpu.state.recurrent import Recurrent, Replay, recurrences
+from npurt.cpu.state.slots import Slots
 from npurt.delta import state_values
 from npurt.device import F32
 from npurt.errors import LayoutError, SettingError

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from npurt.cpu.part import MakeSteps, PartProgram, Place
-from npurt.cpu.states import SequenceStates
-from npurt.cpu.table import RowTable
-from npurt.cpu.table import Span as TableSpan
+from npurt.cpu.lowering.part import MakeSteps, PartProgram, Place
+from npurt.cpu.pool.table import RowTable
+from npurt.cpu.pool.table import Span as TableSpan
+from npurt.cpu.state.states import SequenceStates
 from npurt.errors import OutOfPages
 from npurt.graph.graph import Graph
 from npurt.graph.rows import Rows, Span

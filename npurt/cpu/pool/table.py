@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from npurt.cpu import abi
+from npurt.cpu.kernels import abi
 
 I32 = npt.NDArray[np.int32]
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from npurt.cpu.bound import Recurrence
-from npurt.cpu.engine import empty
-from npurt.cpu.slots import Slots
+from npurt.cpu.pool.engine import empty
+from npurt.cpu.state.arrays import Recurrence
+from npurt.cpu.state.slots import Slots
 from npurt.graph.ops import GatedDeltaNet, ShortConv
 
 COPIES = 2  # of the states; they lie in slots 1 and 2, the states themselves in slot 0

@@ -6,8 +6,8 @@ tokens can be taken back exactly.
 
 from collections.abc import Iterable, Mapping
 
-from npurt.cpu.engine import empty
-from npurt.cpu.recurrent import Replay
+from npurt.cpu.pool.engine import empty
+from npurt.cpu.state.recurrent import Replay
 from npurt.device import F32
 from npurt.graph.ops import ShortConv
 

@@ -6,11 +6,12 @@ Consecutive ops are one program, whose threads pass from op to op without Python
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
-from npurt.cpu.bound import Recurrence
-from npurt.cpu.checked import CheckedProgram, Weight
-from npurt.cpu.engine import Engine, Input
-from npurt.cpu.program import Convolution, Program, Routing
-from npurt.cpu.table import RowTable
+from npurt.cpu.pool.checked import CheckedProgram, Weight
+from npurt.cpu.pool.engine import Engine, Input
+from npurt.cpu.pool.operands import Convolution, Routing
+from npurt.cpu.pool.program import Program
+from npurt.cpu.pool.table import RowTable
+from npurt.cpu.state.arrays import Recurrence
 from npurt.delta import DeltaNet
 from npurt.device import F32
 from npurt.segment import Counter
@@ -42,7 +43,7 @@ class CountingStep(Step, Protocol):
 
 
 class Steps:
-    """Steps in the order they run; `npurt.cpu.lower` adds them, and whoever owns them runs them.
+    """Steps in the order they run; `npurt.cpu.lowering.lower` adds them, their owner runs them.
 
     Attributes:
         sampler: Chooses the products to verify.

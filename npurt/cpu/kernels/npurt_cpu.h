@@ -1,5 +1,5 @@
 /*
- * The binary interface of libnpurt_cpu: what npurt/cpu/abi.py declares, struct for struct.
+ * The binary interface of libnpurt_cpu: what npurt/cpu/kernels/abi.py declares, struct for struct.
  *
  * A program is an array of ops that the threads of a pool walk together; every op but the last waits
  * for the one before.  Rows are tokens: an op works on as many of them as a run has.  A run's table

@@ -9,16 +9,17 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from npurt.cpu.bound import KV, Bound
-from npurt.cpu.buffers import row_multiplier_of, unsupported
-from npurt.cpu.checked import Weight
-from npurt.cpu.engine import empty
-from npurt.cpu.lower import Lowering
-from npurt.cpu.packed import CpuPacked
-from npurt.cpu.rotation import rotations_of, temperatures
-from npurt.cpu.states import Memory
-from npurt.cpu.steps import Steps
-from npurt.cpu.table import RowTable, Span
+from npurt.cpu.lowering.bound import Bound
+from npurt.cpu.lowering.buffers import row_multiplier_of, unsupported
+from npurt.cpu.lowering.lower import Lowering
+from npurt.cpu.lowering.steps import Steps
+from npurt.cpu.pool.checked import Weight
+from npurt.cpu.pool.engine import empty
+from npurt.cpu.pool.packed import CpuPacked
+from npurt.cpu.pool.table import RowTable, Span
+from npurt.cpu.state.arrays import KV
+from npurt.cpu.state.rotation import rotations_of, temperatures
+from npurt.cpu.state.states import Memory
 from npurt.device import F32
 from npurt.graph import ops
 from npurt.graph.graph import WRITTEN, Graph
@@ -37,7 +38,7 @@ MakeSteps = Callable[[Sampler, list[str]], Steps]
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """A weight of products: see `npurt.cpu.checked.Weight`."""
+    """A weight of products: see `npurt.cpu.pool.checked.Weight`."""
 
     name: str
     packed: CpuPacked

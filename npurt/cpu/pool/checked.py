@@ -6,11 +6,12 @@ from typing import Any, Concatenate, ParamSpec, Protocol
 
 import numpy as np
 
-from npurt.cpu import abi
-from npurt.cpu.engine import Engine, Input
-from npurt.cpu.packed import CpuPacked
-from npurt.cpu.program import Program, Routing
-from npurt.cpu.table import RowTable
+from npurt.cpu.kernels import abi
+from npurt.cpu.pool.engine import Engine, Input
+from npurt.cpu.pool.operands import Routing
+from npurt.cpu.pool.packed import CpuPacked
+from npurt.cpu.pool.program import Program
+from npurt.cpu.pool.table import RowTable
 from npurt.device import F32, Packed
 from npurt.errors import VerificationFailed
 from npurt.segment import Counter
