@@ -49,6 +49,15 @@ def test_where_only_decoding_was_measured_few_rows_are_tried():
     assert costs.rows_within(2.5 * costs.seconds(4), 5) == 10
 
 
+def test_one_bad_time_does_not_keep_prompts_waiting_for_good():
+    """Such as that of a process that was stopped: a group that looks dear is not run again."""
+    costs = measured({4: 10.0, 6: 12.0, 8: 14.0, 16: 18.0})
+    costs.add(6, 60.0)
+    assert costs.seconds(6) > 0.02 >= costs.seconds(16)
+    assert costs.rows_within(0.02, 6) == 16
+    assert costs.rows_within(0.02, 17) == 17
+
+
 @given(st.lists(st.tuples(st.integers(1, 512), st.floats(1e-6, 10)), min_size=1, max_size=30))
 def test_times_are_within_those_measured(runs):
     costs = RowCosts(512)

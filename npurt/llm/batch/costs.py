@@ -59,9 +59,8 @@ class RowCosts:
         """Return the most rows of a run that takes no more than *seconds*, at least *least*."""
         best = least
         for rows in _candidates(least, self.most):
-            if self.seconds(rows) > seconds:
-                break
-            best = rows
+            if self.seconds(rows) <= seconds:  # one bad time says nothing of more rows
+                best = rows
         return best
 
     def _of(self, key: int) -> float:

@@ -67,13 +67,14 @@ class Engine:
     ) -> None:
         if draft not in (None, "lookup"):
             raise SettingError(f"draft is {draft!r}", remedy='use "lookup", or None for no drafts')
+        wanted = optional_integer("max_sequences", max_sequences, 1)
+        most = USUAL_SEQUENCES if wanted is None else wanted
         kept = integer("prefixes", prefixes, 0)
         snapshots = optional_integer("snapshot_bytes", snapshot_bytes, 0)
         with contextlib.ExitStack() as opened:
             if isinstance(model, Llama):
                 self.llm = model
                 count = model.model.setup.limits.sequences
-                most = integer("max_sequences", max_sequences or USUAL_SEQUENCES, 1)
                 running = min(most, count - SPARE)
                 if running < 1 or options or kv_bytes is not None:
                     raise SettingError(
@@ -84,8 +85,7 @@ class Engine:
                 kept = min(kept, count - SPARE - running)
                 model.reset()
             else:
-                running = integer("max_sequences", max_sequences or USUAL_SEQUENCES, 1)
-                budget = kv_budget(kv_bytes)
+                running, budget = most, kv_budget(kv_bytes)
                 snapshots = budget // 2 if snapshots is None else snapshots
                 self.llm = opened.enter_context(
                     Llama(

@@ -47,7 +47,7 @@ class Event:
     text: str = ""
     logprobs: Sequence[TokenLogprob] = ()
     finish: str = ""
-    error: Exception | None = None
+    error: BaseException | None = None
     read: int = 0
     usage: Usage | None = None
 

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -32,12 +33,12 @@ class Loop:
     def __init__(self, scheduler: Scheduler, lock: Lock, on_step: Listener | None) -> None:
         self._scheduler, self._lock, self._on_step = scheduler, lock, on_step
         self._changed = threading.Condition()
-        self._calls: list[Call] = []  # for the thread, before its next step
+        self._calls: deque[Call] = deque()  # for the thread, before its next step
         self._requests: dict[int, tuple[Request, Text]] = {}
         self._ids = itertools.count(1)
         self._closing = False
         self._ready = threading.Event()
-        self._error: Exception | None = None  # that ended the thread
+        self._error: BaseException | None = None  # that ended the thread
         self._opened = contextlib.ExitStack()
         self._thread = threading.Thread(target=self._run, name="npurt engine", daemon=True)
 
@@ -77,8 +78,8 @@ class Loop:
         """End a text, if it has not ended."""
 
         def end() -> Event | None:
-            _, text = self._requests.get(request.id, (None, None))
-            return self._scheduler.cancel(text) if text else None
+            own, text = self._requests.get(request.id, (None, None))
+            return self._scheduler.cancel(text) if text and own is request else None
 
         with contextlib.suppress(SettingError):  # closed: all texts have ended
             self._call(end)
@@ -133,26 +134,34 @@ class Loop:
                 self._ready.set()
                 try:
                     self._work()
-                except Exception as error:
+                    self._tell(self._scheduler.close())
+                except BaseException as error:
                     self._stop(error)
                     raise
-                else:
-                    self._tell(self._scheduler.close())
-        except Exception as error:  # noqa: BLE001  requests have it, and so has `start`
+        except BaseException as error:  # noqa: BLE001  requests have it, and so has `start`
             self._error = error
         finally:
             self._ready.set()
 
-    def _stop(self, error: Exception) -> None:
-        """End all texts with *error*, which a listener raised, or a mistake of npurt."""
+    def _stop(self, error: BaseException) -> None:
+        """End all texts with *error*, which a listener raised, or a mistake of npurt.
+
+        Whatever else does not work then: each request gets its end.
+        """
         with self._changed:
-            self._closing = True
-            calls, self._calls = self._calls, []
-        for call in calls:
-            self._tell_requests([event] if (event := call()) else [])
-        for event in self._scheduler.close():
-            self._requests[event.id][0].put(replace(event, finish="error", error=error))
-        self._requests.clear()
+            self._error, self._closing = error, True
+        while self._calls:
+            with contextlib.suppress(BaseException):
+                self._calls.popleft()()  # requests that were about to begin are known then
+        ends: dict[int, Event] = {}
+        with contextlib.suppress(BaseException):
+            ends = {event.id: event for event in self._scheduler.close()}
+        events = [
+            replace(ends.get(number, Event(number)), finish="error", error=error)
+            for number in self._requests
+        ]
+        with contextlib.suppress(BaseException):  # of the listener, again
+            self._tell(events)
 
     def _work(self) -> None:
         """Step until the engine is closed."""
@@ -160,10 +169,8 @@ class Loop:
             with self._changed:
                 while not (self._calls or self._closing or self._requests):
                     self._changed.wait()
-                calls, self._calls = self._calls, []
                 closing = self._closing
-            self._tell([event for call in calls if (event := call())])
-            del calls  # they refer to requests, and those to the engine
+            self._tell(self._answers())
             if closing:
                 return
             if self._requests:
@@ -171,6 +178,14 @@ class Loop:
                 self._tell(events)
                 if not events:  # all texts wait for their grammars
                     time.sleep(PAUSE)
+
+    def _answers(self) -> list[Event]:
+        """Do what other threads asked for; return the ends of texts."""
+        events = []
+        while self._calls:
+            if event := self._calls.popleft()():
+                events.append(event)
+        return events
 
     def _tell(self, events: Sequence[Event]) -> None:
         """Pass *events* on to their requests, and to the listener all at once."""

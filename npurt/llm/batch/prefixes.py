@@ -48,10 +48,13 @@ class Prefixes:
     Args:
         most: How many there may be.
         recurrent: Whether the model has states that only go forward.
+
+    Attributes:
+        most: As given.
     """
 
     def __init__(self, most: int, *, recurrent: bool) -> None:
-        self._most = most
+        self.most = most
         self._recurrent = recurrent
         self._pages: dict[int, set[Entry]] = {}  # entries by the keys of their pages
         self._entries: set[Entry] = set()
@@ -98,14 +101,14 @@ class Prefixes:
                 `SPACING` where states only go forward.
         """
         tokens = context.state.tokens
-        if not tokens or not self._most or self.has(tokens, salt):
+        if not tokens or not self.most or self.has(tokens, salt):
             context.release()
             return
         for other in self._before(tokens, salt):
             near = len(tokens) - len(other.tokens) < SPACING and not other.fixed
             if near or not self._recurrent:
                 self._drop(other)
-        while len(self._entries) >= self._most:
+        while len(self._entries) >= self.most:
             self.evict()
         self._entries.add(entry := Entry(context, salt, next(self._clock), fixed))
         for key in _keys(tokens, salt):

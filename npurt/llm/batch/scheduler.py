@@ -9,8 +9,10 @@ kept prefixes go first; then the youngest text loses its pages, and is evaluated
 """
 
 import bisect
+import contextlib
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from operator import attrgetter
 
@@ -65,7 +67,7 @@ class Scheduler:
         self._waiting: list[Sequence] = []  # in order
         self._running: list[Sequence] = []  # in order
         self._arrivals = 0
-        self._claimed = 0  # pages that the step will take
+        self._claimed: dict[Sequence, int] = {}  # pages that the step will take
         self._losses = model.executor.losses
         self._out: F32 = np.empty((0, model.config.n_vocab), np.float32)
 
@@ -132,7 +134,7 @@ class Scheduler:
         events = [event for text in late if (event := self.cancel(text, "deadline"))]
         if self._losses != self._model.executor.losses:
             self._begin_again()
-        self._claimed = 0
+        self._claimed.clear()
         self._admit()
         texts = self._running[:1]
         try:
@@ -142,9 +144,11 @@ class Scheduler:
             prompts = [(text, piece) for text, piece in prompts if text.context]
             texts = [*drafts, *(text for text, _ in prompts)]
             if texts and self._run(drafts, prompts):
-                events += self._results(drafts, prompts)
-        except NpurtError as error:
-            events += [self._ended(text, text.end("error", error)) for text in texts]
+                for event in self._results(drafts, prompts):  # kept if a later one fails
+                    events.append(event)
+        except (NpurtError, MemoryError) as error:
+            going_on = [text for text in texts if not text.finish]
+            events += [self._ended(text, text.end("error", error)) for text in going_on]
         return events
 
     def _run(self, drafts: Drafts, prompts: Prompts) -> bool:
@@ -198,15 +202,16 @@ class Scheduler:
         if not self._guesses:
             return drafts
         rows = len(texts)
+        most = self._rows - any(text.reading for text in self._running)  # a prompt gets one
         for text in texts:
-            room = min(MOST_GUESSES, self.longest - len(text.history), self._rows - rows)
+            room = min(MOST_GUESSES, self.longest - len(text.history), most - rows)
             if text.left is not None:
                 room = min(room, text.left - 1)
             draft = text.draft(room)
             count = text.guesses.worth(len(draft), price(self._costs, rows, len(texts)))
             more = self._growth(text, 1 + count) - self._growth(text, 1)
             if more <= self._free():
-                self._claimed += more
+                self._claimed[text] += more
                 drafts[text] = draft[:count]
                 rows += count
         return drafts
@@ -233,26 +238,25 @@ class Scheduler:
             found.append((text, piece))
         return found
 
-    def _results(self, drafts: Drafts, prompts: Prompts) -> list[Event]:
-        """Choose tokens by the logits of the step; return the events."""
-        events, row = [], 0
+    def _results(self, drafts: Drafts, prompts: Prompts) -> Iterator[Event]:
+        """Choose tokens by the logits of the step; yield the events."""
+        row = 0
         for text, draft in drafts.items():
+            drafted, accepted = text.guesses.drafted, text.guesses.accepted
             event = text.go_on(self._out[row : row + 1 + len(draft)], draft, self.longest)
             row += 1 + len(draft)
-            events.append(self._advanced(text, event))
-            if draft:
-                self.counts.drafted += len(draft)
-                self.counts.accepted += max(0, len(event.tokens) - 1)
+            self.counts.drafted += text.guesses.drafted - drafted
+            self.counts.accepted += text.guesses.accepted - accepted
+            yield self._advanced(text, event)
         for text, piece in prompts:
             if self._recurrent and piece.context.n_tokens in text.marks:
                 self._keep_copy(text, piece.context)
             if not piece.wanted:
-                events.append(text.progress())
+                yield text.progress()
                 continue
             event = text.go_on(self._out[row : row + 1], [], self.longest)
             row += 1
-            events.append(self._advanced(text, event))
-        return events
+            yield self._advanced(text, event)
 
     def _advanced(self, text: Sequence, event: Event) -> Event:
         """End a text if it has come to its end."""
@@ -280,7 +284,7 @@ class Scheduler:
         It is infinite where each text has memory of its own.
         """
         room = self._model.executor.room()
-        return room.free - self._claimed if room else math.inf
+        return room.free - sum(self._claimed.values()) if room else math.inf
 
     def _pages(self, length: int) -> int:
         return -(-length // self._page) if self._page else 0
@@ -321,7 +325,8 @@ class Scheduler:
                     remedy="release other contexts of the model",
                 )
             self._free_a_page()
-        self._claimed += self._growth(text, rows) if text.context else 0
+        if text.context:
+            self._claimed[text] = self._growth(text, rows)
         return text.context is not None
 
     def _free_a_page(self) -> None:
@@ -333,6 +338,7 @@ class Scheduler:
         """Free the pages of a text, which waits to be evaluated again."""
         self.counts.preempted += 1
         self._running.remove(text)
+        self._claimed.pop(text, None)
         if text.context:
             text.context.release()
         text.context = None
@@ -363,23 +369,25 @@ class Scheduler:
             length = 0
         elif entry:
             self._prefixes.use(entry)
-        if not text.generated:
-            text.cached = length
-        self.counts.hits += bool(length)
-        self.counts.misses += not length
-        self.counts.cached += length
-        if self._recurrent:
+        if text.cached is None:  # it begins for the first time
+            text.cached = min(length, text.prompt)
+            self.counts.hits += bool(length)
+            self.counts.misses += not length
+            self.counts.cached += text.cached
+        if self._recurrent and self._prefixes.most:
             diverged = equal if equal - length >= PAGE else 0
             marks = {diverged, text.reusable // PAGE * PAGE, text.prompt}
             text.marks = sorted(mark for mark in marks if length < mark <= len(text.history))
 
     def _fork(self, source: Context, target: Context, length: int) -> bool:
-        """Begin *target* with *length* tokens of *source*; return False if there is no page."""
-        try:
-            target.fork(source, length)
-        except OutOfPages:
-            return False
-        return target.settle() == length
+        """Begin *target* with *length* tokens of *source*; return False if that cannot be now.
+
+        There is no page, no memory, or a device lost the states of *source*.
+        """
+        with contextlib.suppress(OutOfPages, MemoryError):
+            if source.state.behind is None:
+                target.fork(source, length)
+        return target.settle() == length  # also after an exception
 
     def _keep_copy(self, text: Sequence, context: Context) -> None:
         """Keep the states of a prompt's part for other requests."""

@@ -1,16 +1,20 @@
 """A text that an engine generates: what the scheduler knows of it, and the events of its steps."""
 
+import math
+import numbers
 import time
 from collections.abc import Sequence as Tokens
+from typing import Any
 
 from npurt.device import F32
-from npurt.errors import GrammarError
+from npurt.errors import SettingError, brief
 from npurt.llm.batch.events import Event, Usage
 from npurt.llm.batch.guesses import Guesses
 from npurt.llm.decode.generated import GeneratedText, NewToken
 from npurt.llm.decode.options import Request as Asked
 from npurt.llm.decode.sampler import Sampler
 from npurt.llm.text.tokenizer import Tokenizer
+from npurt.runtime.open.arguments import integer
 
 
 class Sequence(GeneratedText):
@@ -30,12 +34,13 @@ class Sequence(GeneratedText):
         reusable: The number of first tokens that later prompts are likely to begin with, if known.
 
     Attributes (others are those of `GeneratedText`):
-        cached: First tokens that had been evaluated for another sequence.
+        cached: First tokens that had been evaluated for another sequence; None before it begins.
         arrival: The number of sequences that came before.
         marks: Lengths at which states that only go forward are kept, in ascending order.
 
     Raises:
         LayoutError: There is no token.
+        SettingError: An argument makes no sense.
     """
 
     def __init__(
@@ -43,20 +48,27 @@ class Sequence(GeneratedText):
         prompt: int | None = None, priority: int = 0, deadline: float | None = None,
         salt: str = "", reusable: int = 0,
     ) -> None:  # fmt: skip
-        prompt = len(tokens) if prompt is None else prompt
+        if prompt is None:
+            prompt = len(tokens)
+        else:
+            prompt = integer("prompt_tokens", prompt, 1, max(1, len(tokens)))
         super().__init__(
             tokens, prompt, tokenizer, asked.sampler(tokenizer, prompt, Sampler),
             stops=asked.stops, stop_ids=asked.stop_ids, limit=asked.max_tokens,
             top=asked.top_logprobs,
         )  # fmt: skip
         self.id = id
-        self.priority, self.salt, self.reusable = priority, salt, reusable
-        self.deadline = None if deadline is None else time.monotonic() + deadline
-        self.cached = 0
+        self.priority = integer("priority", priority)
+        self.reusable = integer("reusable", reusable, 0)
+        if not isinstance(salt, str):
+            raise SettingError(f"salt is {brief(salt)}", remedy="pass a str")
+        self.salt = salt
+        self.deadline = None if deadline is None else time.monotonic() + _seconds(deadline)
+        self.cached: int | None = None
         self.marks: list[int] = []
         self.guesses = Guesses()
         self.arrival = 0
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
 
     @property
     def order(self) -> tuple[int, int]:
@@ -81,7 +93,7 @@ class Sequence(GeneratedText):
             return drafted
         try:
             return drafted[: self._choose.fits(self.history, drafted)]
-        except GrammarError:
+        except Exception:  # noqa: BLE001
             return []  # `advance` raises it again
 
     def late(self, now: float) -> bool:
@@ -98,7 +110,9 @@ class Sequence(GeneratedText):
         """
         try:
             new = self.advance(rows, draft)
-        except Exception as error:  # noqa: BLE001  functions of the caller raise what they like
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001  SystemExit of a caller's function, too
             return self.end("error", error)
         if draft:
             self.guesses.observe(len(draft), self.right)
@@ -106,7 +120,7 @@ class Sequence(GeneratedText):
             self.finish = "context"
         return self._event(new)
 
-    def end(self, finish: str, error: Exception | None = None) -> Event:
+    def end(self, finish: str, error: BaseException | None = None) -> Event:
         """End the text."""
         self.finish, self._error = finish, error
         return self._event([])
@@ -120,7 +134,7 @@ class Sequence(GeneratedText):
         if self.finish:
             text += self.rest()
             usage = Usage(
-                self.prompt, min(self.cached, self.prompt), self.generated,
+                self.prompt, self.cached or 0, self.generated,
                 self.guesses.drafted, self.guesses.accepted,
             )  # fmt: skip
         return Event(
@@ -128,3 +142,15 @@ class Sequence(GeneratedText):
             tuple(each.logprob for each in new if each.logprob), self.finish, self._error,
             min(self.context.n_tokens, self.prompt) if self.context else 0, usage,
         )  # fmt: skip
+
+
+def _seconds(deadline: Any) -> float:
+    """Return *deadline* as a number of seconds.
+
+    Raises:
+        SettingError: It is none.
+    """
+    number = isinstance(deadline, numbers.Real) and not isinstance(deadline, bool)
+    if not number or math.isnan(deadline):
+        raise SettingError(f"deadline is {brief(deadline)}", remedy="pass a number of seconds")
+    return float(deadline)

@@ -28,6 +28,7 @@ class Chooser:
         self._sampler = sampler
         self._ends = ends
         self._top = top
+        self._failed: BaseException | None = None  # for the next call
 
     @property
     def ready(self) -> bool:
@@ -39,7 +40,8 @@ class Chooser:
         """Sample a token from each row, up to the first that is not the draft's.
 
         Each token is drawn from the logits of plain decoding, with the same random number.  So
-        drafts change nothing but the time.
+        drafts change nothing but the time.  An error that comes after a token waits for the next
+        call, which has the same history: callers get the tokens before it, as without a draft.
 
         Args:
             rows: Logits ``[1 + draft, V]``.
@@ -48,8 +50,16 @@ class Chooser:
         """
         chosen: list[int] = []
         self.logprobs.clear()
+        if self._failed is not None:
+            raise self._failed
         for i, row in enumerate(rows):
-            token = self._sampler.sample(row, [*history, *chosen] if chosen else history)
+            try:
+                token = self._sampler.sample(row, [*history, *chosen] if chosen else history)
+            except BaseException as error:
+                if not chosen or isinstance(error, KeyboardInterrupt):
+                    raise
+                self._failed = error
+                break
             chosen.append(token)
             if self._top is not None and token != NO_TOKEN:
                 self.logprobs.append(logprob_of(row, token, self._top))

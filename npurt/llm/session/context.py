@@ -191,7 +191,7 @@ class Context:
 
         Raises:
             LayoutError: *source* has fewer tokens, or more where that cannot be.
-            OutOfPages: There is no page for what cannot be shared; nothing has changed.
+            OutOfPages: There is no page for what cannot be shared; this context is empty.
         """
         self.model.require_open()
         self._state.fork(source.state, length)

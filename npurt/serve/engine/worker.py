@@ -97,7 +97,7 @@ def _obey(
             send(protocol.Stats(dict(backend.stats())))
 
 
-def failure(sequence: int, error: Exception) -> protocol.Event:
+def failure(sequence: int, error: BaseException) -> protocol.Event:
     """Return the event of a sequence that ends with *error*.
 
     Errors that are values, such as `SettingError`, are of what was asked for.

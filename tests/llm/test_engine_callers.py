@@ -1,0 +1,140 @@
+"""What callers of an engine do wrong costs them their own request, and others nothing."""
+
+import threading
+
+import pytest
+
+import npurt
+from npurt.errors import SettingError
+from npurt.llm.batch.scheduler import Scheduler
+from tests.limits import HANG_SECONDS
+from tests.llm import tiny
+
+PATH = tiny.path("llama3", "q8_0")
+IDS = tiny.ids("llama3")
+OPTIONS = {"n_ctx": 128, "n_batch": 32, "n_threads": 2, "progress": False, "max_sequences": 4}
+GREEDY = {"temperature": 0.0, "ignore_eos": True}
+
+
+def open_engine(**options):
+    return npurt.Engine(PATH, "cpu", **(OPTIONS | options))
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with open_engine() as made:
+        yield made
+
+
+def outcome(request):
+    """Return how a request ends, or what it raises; fail if it never ends."""
+    found = []
+
+    def wait():
+        try:
+            found.append(request.result().finish)
+        except BaseException as error:  # noqa: BLE001  SystemExit is among them
+            found.append(error)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    thread.join(HANG_SECONDS)
+    assert found, "a request that never ends"
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"priority": "high"}, {"priority": None}, {"priority": 1.5},
+        {"salt": ["a"]}, {"salt": None}, {"salt": 1},
+        {"deadline": "1"}, {"deadline": float("nan")}, {"deadline": True},
+        {"reusable": "x"}, {"reusable": -1},
+        {"prompt_tokens": 0}, {"prompt_tokens": -1}, {"prompt_tokens": 5}, {"prompt_tokens": "4"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_arguments_that_make_no_sense_are_refused_by_submit(engine, wrong):
+    good = engine.submit(IDS[:5], max_tokens=8, **GREEDY)
+    (name,) = wrong
+
+    with pytest.raises(SettingError, match=f"{name} is"):
+        engine.submit(IDS[:4], max_tokens=1, **wrong)
+
+    assert outcome(good) == "length"
+
+
+@pytest.mark.parametrize("kind", ["logits_processor", "stopping_criteria"])
+@pytest.mark.parametrize("error", [SystemExit, GeneratorExit, MemoryError])
+def test_whatever_a_function_of_a_request_raises_ends_that_request_alone(engine, kind, error):
+    def raises(ids, logits):
+        raise error("of the caller")
+
+    bad = engine.submit(IDS[:9], max_tokens=8, **{kind: raises}, **GREEDY)
+    good = engine.submit(IDS[:5], max_tokens=8, **GREEDY)
+
+    assert isinstance(outcome(bad), error)
+    assert outcome(good) == "length"
+    assert engine.stats().running == 0
+
+
+def test_a_request_of_another_engine_is_not_cancelled():
+    """Both engines number their requests from 1 on."""
+    gate = threading.Event()
+
+    def waits(ids, logits):
+        gate.wait(HANG_SECONDS)
+        return logits
+
+    with open_engine() as one, open_engine() as other:
+        own = one.submit(IDS[:3], max_tokens=3, logits_processor=waits, **GREEDY)
+        theirs = other.submit(IDS[:3], max_tokens=1, **GREEDY)
+        assert own.id == theirs.id
+        one.cancel(theirs)
+        gate.set()
+        assert outcome(own) == "length"
+
+
+# --- An engine that cannot go on ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["submit", "step", "cancel"])
+@pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit])
+def test_a_mistake_of_the_engine_leaves_no_request_waiting(monkeypatch, method, error):
+    """Neither those that run nor those whose calls came in the same moment."""
+    told = []
+    engine = open_engine(on_step=told.extend)
+    held, inside = threading.Event(), threading.Event()
+
+    def waits(ids, logits):
+        inside.set()
+        held.wait(HANG_SECONDS)
+        return logits
+
+    def fails(*args, **kwargs):
+        raise error("a mistake")
+
+    requests = [engine.submit(IDS[:5], max_tokens=50, logits_processor=waits, **GREEDY)]
+    assert inside.wait(HANG_SECONDS)
+    monkeypatch.setattr(Scheduler, method, fails)
+    requests[0].cancel()
+    requests += [engine.submit(IDS[:4], max_tokens=3, **GREEDY) for _ in range(2)]
+    held.set()
+
+    cancelled, *others = [outcome(request) for request in requests]
+    assert all(isinstance(end, error) for end in others)
+    assert cancelled == "cancelled" or isinstance(cancelled, error)
+    assert {event.id for event in told if event.finish} == {request.id for request in requests}
+    with pytest.raises(SettingError, match="closed"):
+        engine.submit([1])
+    engine.close()
+
+
+def test_texts_that_ended_in_the_step_that_failed_are_told(monkeypatch):
+    engine = open_engine()
+    monkeypatch.setattr(Scheduler, "_admit", lambda self: 1 / 0)
+
+    late = engine.submit(IDS[:4], deadline=0.0)
+
+    assert isinstance(outcome(late), ZeroDivisionError)
+    engine.close()

@@ -1,0 +1,304 @@
+"""What a step evaluates, and what happens when something in it fails."""
+
+import functools
+
+import numpy as np
+import pytest
+
+import npurt
+from npurt.errors import GrammarError, LayoutError, OutOfPages
+from npurt.llm.batch.costs import RowCosts
+from npurt.llm.batch.scheduler import Scheduler
+from npurt.llm.batch.sequence import Sequence
+from npurt.llm.decode.options import Request
+from tests.llm import tiny
+from tests.llm.test_scheduler import page_bytes
+
+DENSE, HYBRID = ("llama3", "q8_0"), ("qwen35", "q8_0")
+OPTIONS = {"n_ctx": 512, "n_batch": 32, "n_threads": 2, "progress": False, "verify": "off"}
+GREEDY = {"temperature": 0.0, "ignore_eos": True}
+
+
+class Steps:
+    """A scheduler whose texts are numbered, with the events of each."""
+
+    def __init__(self, llm, sequences=4, prefixes=0, guesses=False):
+        self.llm, self.events = llm, {}
+        self.scheduler = Scheduler(
+            llm.model, sequences=sequences, prefixes=prefixes, guesses=guesses
+        )
+
+    def add(self, number, tokens, count=50, priority=0, **options):
+        asked = Request.of(GREEDY | {"max_tokens": count} | options, None)
+        text = Sequence(number, list(tokens), asked, self.llm.tokenizer, priority=priority)
+        self.scheduler.require_fit(text)
+        self.events[number] = list(filter(None, [self.scheduler.submit(text)]))
+        return text
+
+    def step(self):
+        """Do a step; return its events by number."""
+        events = self.scheduler.step()
+        for event in events:
+            self.events[event.id].append(event)
+        return {event.id: event for event in events}
+
+    def finish(self):
+        """Step to the end of all texts."""
+        for _ in range(1000):
+            if not self.scheduler.texts:
+                return
+            self.step()
+        raise AssertionError("texts that do not end")
+
+    def tokens(self, number):
+        return [token for event in self.events[number] for token in event.tokens]
+
+    def end(self, number):
+        return self.events[number][-1]
+
+
+@functools.cache
+def alone(tokens, count, model=DENSE):
+    """Return the tokens that a text has alone."""
+    with npurt.Llama(tiny.path(*model), "cpu", max_sequences=3, **OPTIONS) as llm:
+        steps = Steps(llm, sequences=1)
+        steps.add(0, tokens, count)
+        steps.finish()
+        return steps.tokens(0)
+
+
+@pytest.fixture
+def opened():
+    """A function that opens a model with so many pages."""
+    llms = []
+
+    def make(pages=None, model=DENSE, **options):
+        path, room = tiny.path(*model), {}
+        if pages:
+            with npurt.Llama(path, "cpu", **OPTIONS) as llm:
+                room = {"kv_bytes": pages * page_bytes(llm)}
+        llm = npurt.Llama(path, "cpu", max_sequences=12, **(OPTIONS | options), **room)
+        llms.append(llm)
+        return llm
+
+    yield make
+    for llm in llms:
+        room = llm.model.executor.room()
+        llm.reset()
+        room = llm.model.executor.room()
+        assert room.free == room.total
+        llm.close()
+
+
+# --- Pages ----------------------------------------------------------------------------------------
+
+
+def test_a_text_begins_without_a_prefix_when_no_page_is_free_for_the_copy(opened):
+    """The part of a page that two texts share is copied, and that takes a page."""
+    llm, ids = opened(6), tiny.ids("llama3")
+    steps = Steps(llm, prefixes=1)
+    steps.add(0, ids[:70], 1)
+    steps.finish()
+    steps.add(1, ids[1:97], 3)
+    second = steps.add(2, [*ids[:70], 5, 6], 3)
+    for _ in range(3):
+        steps.step()  # the first text has all rows
+    assert second.context is not None
+    assert second.context.n_tokens == 0
+    llm.eval([7] * (64 * llm.model.executor.room().free))  # another context takes all pages
+    steps.step()
+    llm.reset()
+    steps.finish()
+
+    assert steps.tokens(1) == alone(tuple(ids[1:97]), 3)
+    assert steps.tokens(2) == alone((*ids[:70], 5, 6), 3)
+    steps.scheduler.close()
+
+
+def test_a_text_that_loses_its_pages_needs_none_for_the_step(opened):
+    """So no other text has to give up its pages for them, too."""
+    llm, ids = opened(9, n_batch=192), tiny.ids("llama3")
+    prompt = [7, *ids * 3][:300]
+    steps = Steps(llm)
+    steps.add(1, ids[:20])
+    youngest = steps.add(2, ids[5:68])  # 63 tokens
+    steps.step()
+    urgent = steps.add(3, prompt, 3, priority=1)
+    steps.step()  # of its 5 pages, 3; the youngest text has evaluated 64 tokens
+    assert (urgent.context.n_tokens, youngest.context.n_tokens) == (190, 64)
+    llm.eval([7] * (64 * (llm.model.executor.room().free - 1)))
+    steps.step()
+
+    assert urgent.context.n_tokens == 300
+    assert youngest.context is None
+    assert steps.scheduler.counts.preempted == 1
+    steps.scheduler.close()
+
+
+# --- Fairness -------------------------------------------------------------------------------------
+
+
+CYCLE = [17, 4, 29, 8, 15, 2, 31, 6, 23, 12]
+
+
+def cycle(ids, logits):
+    """Let texts repeat ten tokens, so that drafts are right."""
+    forced = np.full_like(logits, -np.inf)
+    forced[CYCLE[len(ids) % len(CYCLE)]] = 0
+    return forced
+
+
+def with_times(scheduler, seconds):
+    """Let each run of a scheduler last so many seconds by its rows, as it believes."""
+    costs = RowCosts(scheduler._rows)
+    add = costs.add
+    costs.add = lambda rows, _: add(rows, seconds(rows))
+    scheduler._costs = costs
+
+
+def test_drafts_leave_a_row_to_a_prompt(opened):
+    """Where rows cost nothing, as on an NPU, drafts could have all of them."""
+    llm, ids = opened(n_batch=8), tiny.ids("llama3")
+    steps = Steps(llm, guesses=True)
+    with_times(steps.scheduler, lambda rows: 1.0)
+    for number in (1, 2):
+        steps.add(number, CYCLE * 2, 90, logits_processor=cycle)
+    while steps.scheduler.counts.accepted < 8:
+        steps.step()
+    reader = steps.add(3, ids[:40], 3)
+    for _ in range(5):
+        before = reader.pending
+        steps.step()
+        assert reader.pending < before
+    assert len(steps.scheduler.texts) == 3
+    steps.finish()
+    steps.scheduler.close()
+
+
+# --- Failures -------------------------------------------------------------------------------------
+
+
+def test_tokens_of_a_step_that_failed_after_them_are_told(opened, monkeypatch):
+    """And only texts that go on get the error."""
+    llm, ids = opened(), tiny.ids("llama3")
+    steps = Steps(llm)
+    steps.add(1, ids[:9], 2)
+    steps.add(2, ids[3:9], 9)
+    steps.add(3, ids[4:9], 9)
+    steps.step()
+    advanced = Scheduler._advanced
+
+    def fails(self, text, event):
+        if text.id == 2:
+            raise LayoutError("of a mistake", remedy="none")
+        return advanced(self, text, event)
+
+    monkeypatch.setattr(Scheduler, "_advanced", fails)
+    steps.step()
+    monkeypatch.undo()
+
+    assert (steps.end(1).finish, steps.tokens(1)) == ("length", alone(tuple(ids[:9]), 2))
+    assert isinstance(steps.end(2).error, LayoutError)
+    steps.finish()
+    steps.scheduler.close()
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OutOfPages("no", remedy="none")])
+def test_no_memory_for_a_copy_of_states_costs_no_text(opened, monkeypatch, error):
+    llm, ids = opened(model=HYBRID), tiny.ids("qwen35")
+
+    wanted = alone(tuple(ids[:70]), 3, HYBRID)
+
+    def fails(self, other):
+        raise error
+
+    monkeypatch.setattr("npurt.cpu.recurrent.Recurrent.begin_as", fails)
+    steps = Steps(llm, prefixes=4)
+    for number in (1, 2):
+        steps.add(number, ids[:70], 3)
+        steps.finish()
+        assert steps.tokens(number) == wanted
+    steps.scheduler.close()
+
+
+def test_no_memory_for_a_run_ends_its_texts_and_no_others(opened, monkeypatch):
+    llm = opened()
+    steps = Steps(llm, sequences=1)
+    run, errors = llm.model.executor.run, [MemoryError()]
+    monkeypatch.setattr(
+        llm.model.executor, "run",
+        lambda *a, **k: (_ for _ in ()).throw(errors.pop()) if errors else run(*a, **k),
+    )  # fmt: skip
+    for number in (1, 2):
+        steps.add(number, [1, 2, 3], 3)
+    steps.finish()
+
+    assert isinstance(steps.end(1).error, MemoryError)
+    assert steps.tokens(2) == alone((1, 2, 3), 3)
+    steps.scheduler.close()
+
+
+# --- Counts ---------------------------------------------------------------------------------------
+
+
+def test_counts_are_of_requests_however_often_they_are_evaluated(opened):
+    """A text that lost its pages is no other request."""
+    llm, ids = opened(), tiny.ids("llama3")
+    steps = Steps(llm, prefixes=4)
+    steps.add(1, ids[:70], 3)
+    steps.finish()
+    second = steps.add(2, [*ids[:70], 9], 6)
+    for _ in range(3):
+        steps.step()
+        steps.scheduler._preempt(second)
+    steps.finish()
+
+    counts = steps.scheduler.counts
+    assert (counts.hits, counts.misses, counts.cached) == (1, 1, 70)
+    assert steps.end(2).usage.cached == 70
+    steps.scheduler.close()
+
+
+def test_tokens_that_were_accepted_are_those_of_the_requests(opened):
+    """Also where a draft reached beyond the end of its text."""
+    llm = opened()
+    steps = Steps(llm, guesses=True)
+    with_times(steps.scheduler, lambda rows: 1.0)
+    for number in range(3):
+        steps.add(number, CYCLE * 2, 30 + number, logits_processor=cycle)
+    steps.add(3, CYCLE * 2, 60, logits_processor=cycle, min_tokens=33, stop=CYCLE[4])
+    steps.add(4, CYCLE * 2, 60, logits_processor=cycle, stop=llm.detokenize(CYCLE[3:6]))
+    steps.finish()
+
+    usages = [steps.end(number).usage for number in range(5)]
+    counts = steps.scheduler.counts
+    assert sum(usage.drafted for usage in usages) == counts.drafted > 20
+    assert sum(usage.accepted for usage in usages) == counts.accepted > 20
+    steps.scheduler.close()
+
+
+# --- Errors among drafts --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["logits_processor", "stopping_criteria"])
+def test_an_error_comes_after_the_tokens_before_it(opened, kind):
+    """Though they were drafted, and evaluated in the same step; and the function is called once."""
+    llm, seen = opened(), []
+
+    def raises(ids, logits):
+        seen.append(len(ids))
+        if len(ids) == 54:
+            raise GrammarError("of the caller", remedy="none")
+        return cycle(ids, logits) if kind == "logits_processor" else False
+
+    steps = Steps(llm, guesses=True)
+    with_times(steps.scheduler, lambda rows: 1.0)
+    functions = {"logits_processor": cycle} | {kind: raises}
+    steps.add(1, CYCLE * 2, 60, **functions)
+    steps.finish()
+
+    assert steps.scheduler.counts.accepted > 10
+    assert isinstance(steps.end(1).error, GrammarError)
+    assert steps.tokens(1) == (CYCLE * 4)[:34]
+    assert seen == list(range(20, 55))
+    steps.scheduler.close()
