@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from npurt.errors import GrammarError
 from npurt.llm.decode.grammar.grammar import Grammar
-from npurt.llm.decode.grammar.library import later, limits, llguidance, no_panic
+from npurt.llm.decode.grammar.library import check, dead_end, later, limits, llguidance, no_panic
 from npurt.llm.decode.grammar.vocabulary import vocabulary_of
 from npurt.llm.text.tokenizer import Tokenizer
 
@@ -64,7 +64,7 @@ class Constraint:
         self._check(matcher)
         mask = np.unpackbits(bits, bitorder="little")[: self._n_vocab].view(np.bool_)
         if not mask.any() and not matcher.is_accepting():
-            raise self._dead_end()
+            raise dead_end(self._grammar.kind, len(self._text))
         if matcher.is_accepting():
             further = mask.copy()
             further[self._ends] = False
@@ -113,17 +113,4 @@ class Constraint:
         )
 
     def _check(self, matcher: Any) -> None:
-        if matcher.is_error():
-            if matcher.get_error().startswith("NoExtension"):
-                raise self._dead_end()
-            what = " ".join(matcher.get_error().replace("<non-verbose/>", "").split())
-            raise GrammarError(
-                f"the {self._grammar.kind} failed after {len(self._text)} tokens: {what:.300}",
-                remedy="use a simpler one, with shorter repetitions",
-            )
-
-    def _dead_end(self) -> GrammarError:
-        return GrammarError(
-            f"after {len(self._text)} tokens the {self._grammar.kind} lets none follow",
-            remedy="correct it: each beginning of a text must have an end",
-        )
+        check(matcher, self._grammar.kind, len(self._text))

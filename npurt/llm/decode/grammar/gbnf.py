@@ -1,54 +1,273 @@
-r"""GBNF, llama.cpp's form of grammars, as Lark.
+r"""GBNF, llama.cpp's form of grammars, as Lark, in time that grows with the length of the text.
 
-The converter of llguidance 1.9 does it, after what it does wrong is written otherwise: it shortens
-``\u00e9`` to ``\ue9`` and ``("a"?)?`` to ``"a"??``, which are errors; its ``.`` is no line feed.
-Source: llama.cpp grammars/README.md and src/llama-grammar.cpp, MIT: escapes, and what ``.`` means.
+A rule that does not lead to itself is a terminal of Lark, because llguidance reads terminals by an
+automaton, which is twenty times as fast as its parser.  A terminal takes as much text as it can.
+So a grammar without recursion is one terminal, and exact.  A recursive grammar lacks texts in which
+a terminal ends early: ``zab``, if one rule is ``[a-z]+`` and ``"ab"`` comes after it.
+
+Sources: llama.cpp grammars/README.md and src/llama-grammar.cpp, MIT: the syntax, which line feeds
+end a rule, escapes, that ``.`` is any character, and that the last rule of a name counts;
+llguidance docs/syntax.md, MIT: names of terminals are in capitals.
 """
 
-import importlib
+import json
 import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from npurt.errors import GrammarError
 
-# A string, a set of characters, a comment, the beginning of a group, any character.
-PART = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*|\(|\.', re.DOTALL)
-INSTEAD = {"(": '("" ', ".": f"[\\x00-{chr(0x10FFFF)}]"}  # a group of two things keeps its brackets
-ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
+MAX_DEPTH = 100  # of groups and repetitions in one another, for which Python and Rust recurse
+PART = re.compile(
+    r"""(?P<space> (?: [ \t] | \#[^\r\n]*+ )++ )
+      | (?P<line> \r\n? | \n )
+      | (?P<is> ::= )
+      | (?P<name> [\w-]++ )
+      | (?P<text> "(?: [^"\\] | \\. )*+" )
+      | (?P<set> \[ (?: [^\]\\] | \\. )*+ \] )
+      | (?P<times> [*+?] | \{ \s*+ \d{1,9} \s*+ (?: , \s*+ (?: \d{1,9} \s*+ )? )? \} )
+      | (?P<mark> [.|()] )""",
+    re.VERBOSE | re.DOTALL,
+)
+ONE = r"\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\U[0-9a-fA-F]{8}|\\.|[^\\]"
+CHARACTER = re.compile(ONE, re.DOTALL)
+RANGE = re.compile(f"({ONE})(?:-({ONE}))?", re.DOTALL)
+ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", '"': '"', "[": "[", "]": "]"}
+ANY = r"/[\x{0}-\x{10FFFF}]/"
+TIMES = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 
-def lark_of(text: str) -> str:
+@dataclass(slots=True)
+class Symbol:
+    """A terminal in Lark or the number of a rule, and how often it comes; None: without end."""
+
+    what: str | int
+    least: int = 1
+    most: int | None = 1
+
+
+@dataclass(slots=True)
+class Rule:
+    """Sequences of symbols, one of which a text must be; without any before it is defined.
+
+    Attributes:
+        name: Empty for a group in brackets.
+        depth: How deeply groups are nested in it.
+    """
+
+    name: str
+    options: list[list[Symbol]] = field(default_factory=list)
+    depth: int = 0
+
+    def add(self, symbol: Symbol, depth: int) -> None:
+        """Append *symbol*, a group or a rule in which groups are nested so deeply."""
+        self.options[-1].append(symbol)
+        self.depth = max(self.depth, depth)
+
+
+def lark_of(text: str, max_rules: int) -> str:
     """Return the GBNF grammar *text* as Lark.
 
     Raises:
-        GrammarError: It is none.
+        GrammarError: It is none, has more than *max_rules* rules, or no text is of it.
     """
-    converter = importlib.import_module("llguidance.gbnf_to_lark")
-    try:
-        lark: str = converter.gbnf_to_lark(PART.sub(_rewritten, text))
-    except GrammarError:
-        raise
-    except RecursionError:
-        raise _wrong("it is nested too deeply") from None
-    except Exception as error:  # the converter's own, or an IndexError
-        raise _wrong(str(error)) from error
-    return lark
+    rules = _Reader(text, max_rules).rules()
+    references = [
+        [[s for s in option if isinstance(s.what, int)] for option in rule.options]
+        for rule in rules
+    ]
+    ending = _reached([[_numbers(s for s in o if s.least) for o in each] for each in references])
+    if 0 not in ending:
+        raise GrammarError(
+            "no text is of the GBNF: its rule root leads to itself without end",
+            remedy="give a rule on the way an alternative that does not lead there",
+        )
+    fixed = _reached([[_numbers(s for o in each for s in o)] for each in references])
+    names = [f"R{i}" if i in fixed else f"r{i}" for i in range(len(rules))]
+    lines = [
+        f"{name}: {_options(rule, rules, names)}\n"
+        for rule, name in zip(rules, names, strict=True)
+        if rule.name
+    ]
+    return f"start: {names[0]}\n" + "".join(lines)
 
 
-def _rewritten(part: re.Match[str]) -> str:
-    if part[0] in INSTEAD:
-        return INSTEAD[part[0]]
-    return part[0] if part[0].startswith("#") else ESCAPE.sub(_character, part[0])
+class _Reader:
+    """Reads rules; that of number 0 is ``root``."""
+
+    def __init__(self, text: str, max_rules: int) -> None:
+        self._text = text
+        self._max_rules = max_rules
+        self._numbers = {"root": 0}
+        self._rules = [Rule("root")]
+
+    def rules(self) -> list[Rule]:
+        """Return the rules and groups by number."""
+        parts = self._parts()
+        for kind, part, at in parts:
+            if kind == "line":
+                continue
+            if kind != "name" or next(parts, ("",))[0] != "is":
+                raise self._wrong("a rule does not begin with a name and ::=", at)
+            number = self._number(part)
+            self._rules[number] = self._rule(part, parts)
+        for rule in self._rules:
+            if not rule.options:
+                raise _wrong(f"there is no rule {rule.name}")
+        return self._rules
+
+    def _parts(self) -> Iterator[tuple[str, str, int]]:
+        """Yield kind, text and place of each part but space."""
+        at = 0
+        while at < len(self._text):
+            found = PART.match(self._text, at)
+            if found is None:
+                raise self._wrong("a character is out of place, or its other half is missing", at)
+            if found.lastgroup != "space":
+                yield str(found.lastgroup), found[0], at
+            at = found.end()
+
+    def _rule(self, name: str, parts: Iterator[tuple[str, str, int]]) -> Rule:
+        """Read the options of a rule up to the end of its last line."""
+        stack = [Rule(name, [[]])]
+        before = "|"  # after which a line feed is only space
+        for kind, part, at in parts:
+            top = stack[-1]
+            if kind == "line":
+                if before != "|" and len(stack) == 1:
+                    break
+                continue
+            if part == "(":
+                stack.append(Rule("", [[]]))
+            elif part == ")" and len(stack) > 1:
+                self._add_group(stack[-2], stack.pop(), at)
+            elif part == "|":
+                top.options.append([])
+            elif kind == "times":
+                self._repeat(top, part, at)
+            elif kind in ("name", "text", "set") or part == ".":
+                top.add(Symbol(self._what(kind, part, at)), 0)
+            else:
+                raise self._wrong(f"{part} is out of place", at)
+            before = part
+        if len(stack) > 1:
+            raise _wrong(f"a bracket of the rule {name} is not closed")
+        return stack[0]
+
+    def _what(self, kind: str, part: str, at: int) -> str | int:
+        if kind == "name":
+            return self._number(part)
+        if kind == "text":
+            characters = CHARACTER.findall(part[1:-1])
+            text = "".join(chr(self._character(each, at)) for each in characters)
+            return json.dumps(text, ensure_ascii=False)
+        return ANY if part == "." else self._set(part[1:-1], at)
+
+    def _number(self, name: str) -> int:
+        if name not in self._numbers:
+            if len(self._numbers) == self._max_rules:
+                raise _wrong(f"it has more than {self._max_rules} rules")
+            self._numbers[name] = len(self._rules)
+            self._rules.append(Rule(name))
+        return self._numbers[name]
+
+    def _add_group(self, around: Rule, group: Rule, at: int) -> None:
+        if group.depth == MAX_DEPTH:
+            raise self._wrong("it is nested too deeply", at)
+        around.add(Symbol(len(self._rules)), group.depth + 1)
+        self._rules.append(group)
+
+    def _repeat(self, rule: Rule, part: str, at: int) -> None:
+        """Have the last symbol of *rule* repeated."""
+        option = rule.options[-1]
+        if not option:
+            raise self._wrong(f"nothing is before {part}", at)
+        if (option[-1].least, option[-1].most) != (1, 1):
+            self._add_group(rule, Rule("", [[option.pop()]], rule.depth), at)
+        if part in TIMES:
+            least, most = TIMES[part]
+        else:
+            first, comma, last = part[1:-1].partition(",")
+            least = int(first)
+            most = int(last) if last.strip() else None if comma else least
+        if most is not None and most < least:
+            raise self._wrong(f"{part} has the larger number first", at)
+        option[-1].least, option[-1].most = least, most
+
+    def _set(self, inside: str, at: int) -> str:
+        negated = inside.startswith("^")
+        members = ""
+        for first, last in RANGE.findall(inside[negated:]):
+            least = self._character(first, at)
+            most = self._character(last or first, at)
+            if most < least:
+                raise self._wrong(f"{first}-{last} has the larger character first", at)
+            members += f"\\x{{{least:X}}}-\\x{{{most:X}}}"
+        if not members:
+            raise self._wrong("a set of characters is empty", at)
+        return f"/[{'^' * negated}{members}]/"
+
+    def _character(self, part: str, at: int) -> int:
+        if not part.startswith("\\"):
+            return ord(part)
+        if part[1] in ESCAPES:
+            return ord(ESCAPES[part[1]])
+        number = int(part[2:] or "-1", 16)
+        if not 0 <= number <= 0x10FFFF or 0xD800 <= number < 0xE000:
+            raise self._wrong(f"{part} is no character", at)
+        return number
+
+    def _wrong(self, what: str, at: int) -> GrammarError:
+        line = self._text.count("\n", 0, at) + 1
+        return _wrong(f"{what}, in line {line} at {self._text[at : at + 20]!r}")
 
 
-def _character(escape: re.Match[str]) -> str:
-    """Return an escaped character as itself, or as two digits if it may mean something."""
-    digits = escape[1] or escape[2]
-    if digits is None:
-        return escape[0]
-    number = int(digits, 16)
-    if number > 0x10FFFF or 0xD800 <= number < 0xE000:
-        raise _wrong(f"{escape[0]} is no character")
-    return f"\\x{number:02x}" if number < 0x80 else chr(number)
+def _reached(needs: Sequence[Sequence[set[int]]]) -> set[int]:
+    """Return the rules of which one option needs none but rules that are returned.
+
+    Args:
+        needs: Of each rule the options, and of each option the rules that it needs.
+    """
+    missing = [[len(option) for option in options] for options in needs]
+    users = defaultdict(list)
+    for rule, options in enumerate(needs):
+        for i, option in enumerate(options):
+            for needed in option:
+                users[needed].append((rule, i))
+    reached = {rule for rule, counts in enumerate(missing) if 0 in counts}
+    rest = list(reached)
+    while rest:
+        for rule, i in users[rest.pop()]:
+            missing[rule][i] -= 1
+            if not missing[rule][i] and rule not in reached:
+                reached.add(rule)
+                rest.append(rule)
+    return reached
+
+
+def _numbers(symbols: Iterator[Symbol]) -> set[int]:
+    return {symbol.what for symbol in symbols if isinstance(symbol.what, int)}
+
+
+def _options(rule: Rule, rules: Sequence[Rule], names: Sequence[str]) -> str:
+    return " | ".join(
+        " ".join(_symbol(symbol, rules, names) for symbol in option) or '""'
+        for option in rule.options
+    )
+
+
+def _symbol(symbol: Symbol, rules: Sequence[Rule], names: Sequence[str]) -> str:
+    what = symbol.what
+    if isinstance(what, int):
+        group = not rules[what].name
+        what = f"({_options(rules[what], rules, names)})" if group else names[what]
+    if symbol.most == 0:
+        return '""'
+    if (symbol.least, symbol.most) == (1, 1):
+        return what
+    most = "" if symbol.most is None else symbol.most
+    return f"({what}){{{symbol.least},{most}}}"
 
 
 def _wrong(what: str) -> GrammarError:

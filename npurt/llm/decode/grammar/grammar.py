@@ -1,21 +1,15 @@
 """What a text must be: a JSON schema, a regular expression, or a grammar."""
 
-import json
-import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
 from typing import Any, Self
 
 from npurt.errors import GrammarError, SettingError, brief
-from npurt.llm.decode.grammar.gbnf import lark_of
-from npurt.llm.decode.grammar.library import limits, llguidance, no_panic
+from npurt.llm.decode.grammar.library import check, limits, llguidance, no_panic
+from npurt.llm.decode.grammar.vocabulary import vocabulary_of_bytes
 
 MAX_TEXT = 1 << 18  # characters of a grammar; the slowest known of that length takes a second
-# The parser of a multiple of N has N states: 10,000 take 0.1 s and some MB, 1,000,000 half a
-# minute and 600 MB, which the limits of the package do not prevent.
-MAX_MULTIPLE = 10_000
 # llguidance calls itself for each rule that names the next one, and for each reference of a schema:
 # a chain of 3,000 exceeds the stack of a thread, and ends the process.
 MAX_RULES = 1500
@@ -23,9 +17,6 @@ RULE = re.compile(r"^[ \t]*[?!]*\w[^:\"/\n]*:", re.M)
 # Added to each grammar: where only one text may follow, any tokens of it may.  Otherwise llguidance
 # makes all of that text at once, of which a grammar of a kilobyte has gigabytes.
 NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
-# Space between two symbols of JSON.  A model may repeat it for ever, so it has an end.
-# Source: llama.cpp common/json-schema-to-grammar.cpp, SPACE_RULE, MIT: what is allowed.
-JSON_SPACE = r"[ ]|\n{1,2}[ \t]{0,20}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +37,13 @@ class Grammar:
         """Return the grammar in llama.cpp's form, whose first rule is ``root``.
 
         Raises:
-            GrammarError: It is wrong, or too large.
+            GrammarError: It is wrong, or too large, or no text is of it.
             UnsupportedOp: The package llguidance is not installed.
         """
+        from npurt.llm.decode.grammar import gbnf
+
         _check_text("a GBNF grammar", text)
-        llguidance()
-        return cls._checked("GBNF", text, lark_of(text))
+        return cls._checked("GBNF", text, gbnf.lark_of(text, MAX_RULES))
 
     @classmethod
     def from_lark(cls, text: str) -> Self:
@@ -59,10 +51,11 @@ class Grammar:
 
         Its first rule is ``start``.
         """
+        from npurt.llm.decode.grammar import schemas
+
         _check_text("a Lark grammar", text)
-        for schema in _schemas_in(text):
-            _check_multiples(schema)
-        return cls._checked("Lark", text, text)
+        count = max(len(RULE.findall(text)), schemas.references_in_lark(text))
+        return cls._checked("Lark", text, text, count)
 
     @classmethod
     def from_regex(cls, text: str) -> Self:
@@ -81,18 +74,12 @@ class Grammar:
         The properties of an object come in the order of the schema.  Keywords that llguidance does
         not know are refused.
         """
-        given = _json_of(schema)
+        from npurt.llm.decode.grammar import schemas
+
+        given = schemas.json_of(schema)
         _check_text("a JSON schema", given)
-        parsed = _parsed(given)
-        if isinstance(parsed, bool):  # the package wants an object
-            parsed = {} if parsed else {"not": {}}
-        if not isinstance(parsed, dict):
-            raise _wrong("JSON schema", "it is neither an object nor true")
-        _check_multiples(parsed)
-        own = parsed.get("x-guidance", {})
-        if isinstance(own, dict):
-            parsed["x-guidance"] = {"whitespace_pattern": JSON_SPACE} | own
-        return cls._checked("JSON schema", given, f"start: %json {_json_of(parsed)}")
+        read = schemas.lark_of(given)
+        return cls._checked("JSON schema", given, f"start: %json {read}", schemas.references(read))
 
     @classmethod
     def json_object(cls) -> Self:
@@ -100,20 +87,15 @@ class Grammar:
         return cls.from_json_schema({"type": "object"})
 
     @classmethod
-    def _checked(cls, kind: str, text: str, lark: str) -> Self:
-        count = max(len(RULE.findall(lark)), lark.count('"$ref"'))
-        if count > MAX_RULES:
+    def _checked(cls, kind: str, text: str, lark: str, rules: int = 0) -> Self:
+        if rules > MAX_RULES:
             raise GrammarError(
-                f"the {kind} has {count} rules or references, above {MAX_RULES}",
+                f"the {kind} has {rules} rules or references, above {MAX_RULES}",
                 remedy="use a simpler one",
             )
         lark += NO_FORCING
         with no_panic(kind):
-            failed, messages = llguidance().LLMatcher.validate_grammar_with_warnings(
-                lark, None, limits=limits()
-            )
-        if failed:
-            raise _wrong(kind, " ".join(messages))
+            _check_lark(kind, lark)
         return cls(kind, text, lark)
 
 
@@ -183,73 +165,16 @@ def _check_text(what: str, text: object) -> None:
         ) from error
 
 
-def _json_of(schema: Any) -> str:
-    if isinstance(schema, str):
-        return schema
-    if not isinstance(schema, bool | Mapping):
-        raise _wrong("JSON schema", f"it is {brief(schema)}")
-    try:
-        return json.dumps(schema, default=dict)  # other mappings
-    except (RecursionError, TypeError, ValueError) as error:
-        raise _wrong("JSON schema", str(error)) from error
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (RecursionError, ValueError) as error:
-        raise _wrong("JSON schema", str(error)) from error
-
-
-def _schemas_in(lark: str) -> Iterator[Any]:
-    """Yield the JSON schemas that a Lark grammar contains."""
-    for found in re.finditer(r"%json\s*", lark):
-        try:
-            yield json.JSONDecoder().raw_decode(lark, found.end())[0]
-        except (RecursionError, ValueError):  # no schema, as in a comment; or llguidance says so
-            continue
-
-
-def _check_multiples(schema: Any) -> None:
-    """Refuse a *schema* whose multiples need a parser with too many states.
-
-    A parser of decimals has a state for each multiple of the last decimal; one of several multiples
-    those of their least common multiple.
-    """
-    values = [each for each in map(_decimal, _multiples(schema)) if each is not None]
-    decimals = max((-int(each.as_tuple().exponent) for each in values), default=0)
-    together = 1
-    for value in values:
-        many = value.adjusted() + decimals > len(str(MAX_MULTIPLE))
-        states = MAX_MULTIPLE + 1 if many else int(value.scaleb(max(decimals, 0)))
-        together = math.lcm(together, states or 1)
-        if together > MAX_MULTIPLE:
-            raise GrammarError(
-                f"multipleOf, {value:.6g}, needs a parser with more than {MAX_MULTIPLE} states",
-                remedy="leave multipleOf out where it is large or has many decimals, and check the "
-                "number afterwards",
-            )
-
-
-def _decimal(value: Any) -> Decimal | None:
-    """Return a number above 0, without zeros at its end; None: llguidance says what is wrong."""
-    try:
-        number = Decimal(str(value)).normalize()
-    except (InvalidOperation, ValueError):
-        return None
-    return number if number.is_finite() and number > 0 else None
-
-
-def _multiples(schema: Any) -> Iterator[Any]:
-    rest = [schema]
-    while rest:
-        each = rest.pop()
-        if isinstance(each, dict):
-            if "multipleOf" in each:
-                yield each["multipleOf"]
-            rest += each.values()
-        elif isinstance(each, list):
-            rest += each
+def _check_lark(kind: str, lark: str) -> None:
+    """Refuse a grammar that llguidance cannot read, or that lets no text begin."""
+    matcher = llguidance().LLMatcher(vocabulary_of_bytes(), lark, log_level=0, limits=limits())
+    if matcher.is_error():  # or it names tokens, which only a model has
+        failed, messages = matcher.validate_grammar_with_warnings(lark, None, limits=limits())
+        if failed:
+            raise _wrong(kind, " ".join(messages))
+        return
+    matcher.compute_bitmask()
+    check(matcher, kind, 0)
 
 
 def _wrong(kind: str, what: str) -> GrammarError:

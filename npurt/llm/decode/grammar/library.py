@@ -58,6 +58,40 @@ def no_panic(kind: str) -> Iterator[None]:
         ) from error
 
 
+def dead_end(kind: str, count: int) -> GrammarError:
+    """Return the error that no token may follow the first *count* of a text."""
+    if not count:
+        return GrammarError(
+            f"no text is of the {kind}", remedy=f"correct the {kind}: let it begin with something"
+        )
+    return GrammarError(
+        f"after {count} tokens the {kind} lets none follow",
+        remedy="correct it: each beginning of a text must have an end",
+    )
+
+
+def check(matcher: Any, kind: str, count: int) -> None:
+    """Refuse a parser of llguidance that failed after *count* tokens.
+
+    Raises:
+        GrammarError: It did.
+    """
+    if not matcher.is_error():
+        return
+    said = " ".join(matcher.get_error().replace("<non-verbose/>", "").split())
+    if said.startswith("NoExtension"):
+        raise dead_end(kind, count)
+    if "Current row has" in said:
+        raise GrammarError(
+            f"after {count} tokens the {kind} could go on in too many ways",
+            remedy="use fewer alternatives, and fewer properties that are not required",
+        )
+    raise GrammarError(
+        f"the {kind} failed after {count} tokens: {said:.300}",
+        remedy="use a simpler one, with shorter repetitions",
+    )
+
+
 def later(make: Callable[[], T]) -> Future[T]:
     """Return the future result of *make*, which a thread computes; the process does not wait."""
     future: Future[T] = Future()

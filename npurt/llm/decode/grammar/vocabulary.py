@@ -7,6 +7,7 @@ from typing import Any
 
 from npurt.llm.decode.grammar.library import later, llguidance
 from npurt.llm.text.tokenizer import Tokenizer
+from npurt.once import once
 
 _known: weakref.WeakKeyDictionary[Tokenizer, Future[Any]] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
@@ -22,6 +23,28 @@ def vocabulary_of(tokenizer: Tokenizer) -> Future[Any]:
         if tokenizer not in _known:
             _known[tokenizer] = later(lambda: _build(tokenizer))
         return _known[tokenizer]
+
+
+@once
+def vocabulary_of_bytes() -> Any:
+    """Return the tokenizer of llguidance whose tokens are bytes, to try a grammar without a model.
+
+    Token 256 ends a text.
+    """
+    return llguidance().LLTokenizer(_Bytes(), eos_token=_Bytes.eos_token_id)
+
+
+class _Bytes:
+    """What llguidance's `LLTokenizer` reads; see `Vocabulary`."""
+
+    is_tokenizer_wrapper = True
+    tokens = (*(bytes([byte]) for byte in range(256)), b"<end>")
+    special_token_ids = (256,)
+    eos_token_id = 256
+    bos_token_id = None
+
+    def __call__(self, text: str) -> list[int]:
+        return list(text.encode())
 
 
 def _build(tokenizer: Tokenizer) -> Any:
