@@ -14,7 +14,8 @@ import numpy as np
 
 from npurt.errors import GrammarError
 from npurt.llm.decode.grammar.constraint import Constraint
-from npurt.llm.decode.grammar.grammar import MAX_MULTIPLE, Grammar
+from npurt.llm.decode.grammar.grammar import Grammar
+from npurt.llm.decode.grammar.multiples import MAX_STATES
 from npurt.llm.decode.grammar.vocabulary import vocabulary_of
 from npurt.llm.decode.sampler import NO_TOKEN, Sampler, Sampling
 from npurt.llm.file.gguf import GGUF
@@ -38,7 +39,7 @@ GRAMMARS = {
     "400 patterns": Grammar.from_json_schema(
         {"properties": {f"p{i}": {"pattern": f"^[a-z]{{1,{i + 1}}}x{i}$"} for i in range(400)}}
     ),
-    "largest multiple": Grammar.from_json_schema({"multipleOf": MAX_MULTIPLE - 1}),
+    "largest multiple": Grammar.from_json_schema({"multipleOf": MAX_STATES - 1}),
     "40,000 strings": Grammar.from_lark("start: " + " ".join(['"a"'] * 40_000)),
 }
 TOKENS = 200

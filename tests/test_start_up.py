@@ -56,5 +56,14 @@ def test_the_verbs_load_no_other_package():
     assert {"npurt.cli.run", "npurt.cli.regcmd_run"} <= new
 
 
+def test_models_load_nothing_for_grammars():
+    """What reads grammars is loaded when one is asked for."""
+    heavy = {"npurt.llm.decode.grammar.gbnf", "npurt.llm.decode.grammar.schemas", "decimal"}
+    heavy |= {"difflib", "llguidance"}
+
+    assert not heavy & (loaded(f"{IMPORT}; npurt.Llama, npurt.Grammar") - loaded("pass"))
+    assert "npurt.llm.decode.grammar.schemas" in loaded(f"{IMPORT}; npurt.Grammar.json_object()")
+
+
 def test_the_count_sees_what_is_loaded():
     assert {"numpy", "npurt.quant"} <= loaded(f"{IMPORT}; npurt.QTensor")

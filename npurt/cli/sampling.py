@@ -18,7 +18,7 @@ SWITCH = {"on": True, "1": True, "off": False, "0": False}
 NUMBERS: tuple[tuple[tuple[str, ...], str, type, float, str, str], ...] = (
     (("--temp", "--temperature"), "temperature", float, 0.8, "T",
      "0: the likeliest token each time"),
-    (("--top-k",), "top_k", int, 40, "K", "keep the K likeliest; 0: all"),
+    (("--top-k",), "top_k", int, 40, "K", "keep the K likeliest; -1 or 0: all"),
     (("--top-p",), "top_p", float, 0.95, "P",
      "keep the likeliest tokens up to this total probability"),
     (("--min-p",), "min_p", float, 0.05, "P",

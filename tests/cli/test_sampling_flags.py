@@ -73,6 +73,13 @@ def test_what_is_no_bias_is_refused(npurt, text):
     assert_usage(npurt(*RUN, "-l", text), "is not TOKEN+BIAS" if text != "5+1.2.3" else "no number")
 
 
+def test_top_k_of_minus_one_keeps_all(npurt):
+    texts = [npurt(*RUN, "--temp", 4, "-n", 8, "--seed", 3, "--top-k", k) for k in (-1, 0, 1)]
+
+    assert [each.code for each in texts] == [0, 0, 0]
+    assert texts[0].out == texts[1].out != texts[2].out
+
+
 @pytest.mark.parametrize("form", ["grammar", "grammar-file", "json-schema", "json-schema-file"])
 def test_what_is_written_has_the_form_that_was_asked_for(npurt, tmp_path, form):
     file = tmp_path / "form"

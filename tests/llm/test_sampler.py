@@ -107,6 +107,10 @@ def test_top_k_is_the_start_of_the_whole_order_whatever_the_ties(logits, k, n_ru
     assert best(logits, k).tolist() == [i for i in order[:k] if logits[i] > -np.inf]
 
 
+def test_minus_one_of_top_k_keeps_all():
+    assert Sampling(top_k=-1) == Sampling(top_k=0)
+
+
 def test_draws_come_as_often_as_their_probability_says():
     logits = np.array([1.0, 0.0, -1.0, 0.5, -2.0], np.float32)
     sampling = Sampling(temperature=0.7, top_k=0, top_p=1, min_p=0, seed=11)
@@ -184,7 +188,7 @@ def test_a_temperature_next_to_0_is_greedy():
         {"temperature": -0.1},
         {"temperature": math.nan},
         {"temperature": math.inf},
-        {"top_k": -1},
+        {"top_k": -2},
         {"top_p": 1.1},
         {"top_p": math.nan},
         {"min_p": -0.1},

@@ -286,6 +286,33 @@ def test_a_long_repetition_leaves_finite_logits():
     assert changed[[0, 2, 3]].tolist() == [0, 0, 0]
 
 
+def test_a_base_near_1_counts_each_token_of_a_repetition():
+    logits = np.zeros(4, np.float32)
+    options = {"multiplier": 1.0, "base": 1.0000005, "allowed": 2, "last": -1}
+    changed = dry(Candidates(logits), Text([1] * 200_000), **options).logits
+
+    assert changed[1] == pytest.approx(-(1.0000005 ** (200_000 - 1 - 2)), rel=1e-6)  # -1.105
+
+
+def test_a_small_multiplier_counts_each_token_of_a_repetition():
+    options = {"multiplier": 1e-300, "base": 2.0, "allowed": 2, "last": -1}
+    changed = dry(Candidates(np.zeros(2, np.float32)), Text([1] * 1003), **options).logits
+
+    assert changed[1] == pytest.approx(-(2.0**1000) * 1e-300, rel=1e-6)  # -10.7
+
+
+@given(st.lists(st.integers(0, 1), min_size=1, max_size=40), st.integers(1, 4), st.integers(4, 40))
+def test_lengths_of_repetitions_are_those_that_are_counted_one_by_one(tokens, least, most):
+    wanted = []
+    for end in range(1, len(tokens)):
+        size = 0
+        while size < min(end, most) and tokens[end - 1 - size] == tokens[-1 - size]:
+            size += 1
+        wanted.append(size if size >= least else 0)
+
+    assert repeated(np.array(tokens), least, most).tolist() == wanted
+
+
 @given(logits_of, st.dictionaries(st.integers(0, 29), st.integers(-50, 50), max_size=5))
 def test_biases_are_added(logits, biases):
     biases = {i: bias for i, bias in biases.items() if i < len(logits)}

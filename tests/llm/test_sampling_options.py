@@ -234,6 +234,42 @@ def test_log_probabilities_are_those_of_the_models_logits(llm):
             history.append(each.token)
 
 
+def test_log_probabilities_end_where_a_stop_text_begins(llm):
+    """A token whose text is cut off as a whole has none; one that began before it has."""
+    other = [i for i in range(llm.tokenizer.n_vocab) if not llm.tokenizer.piece(i).isascii()]
+    options = CREATIVE | {
+        "max_tokens": 12,
+        "logprobs": True,
+        "logit_bias": dict.fromkeys(other, -math.inf),
+    }
+    whole = fresh(llm, **options)
+    ids = [each.token for each in llm.timing.logprobs]
+    ends = [len(llm.detokenize(ids[: i + 1])) for i in range(len(ids))]
+    assert ends[-1] == len(whole)
+    cut = 0
+    for at in range(1, len(whole) - 2):
+        stop = whole[at : at + 3]
+        text = fresh(llm, stop=stop, **options)
+        assert text == whole[: whole.find(stop)]
+        kept = [each.token for each in llm.timing.logprobs]
+        assert kept == [i for i, start in zip(ids, [0, *ends], strict=False) if start < len(text)]
+        cut += llm.timing.generated_tokens - len(kept)
+    assert cut
+
+
+def test_each_of_several_texts_has_its_log_probabilities(llm):
+    options = CREATIVE | {"max_tokens": 4, "logprobs": 1}
+    alone = []
+    for seed in (4, 5, 6):
+        fresh(llm, **options | {"seed": seed})
+        alone.append(llm.timing.logprobs)
+        assert llm.timings == (llm.timing,)
+    fresh(llm, n=3, **options)
+
+    assert [each.logprobs for each in llm.timings] == alone
+    assert llm.timings[-1] is llm.timing
+
+
 def test_without_logprobs_there_are_none(llm):
     fresh(llm, max_tokens=3, **GREEDY)
     assert llm.timing.logprobs == []

@@ -105,8 +105,8 @@ def test_draft_tokens_that_a_grammar_does_not_allow_are_not_evaluated(monkeypatc
 
 
 def test_a_grammar_without_an_end_ends_one_text_alone(llm):
-    endless = npurt.Grammar.from_regex("a[^\\x00-\\U0010FFFF]")
-    with pytest.raises(GrammarError, match="the regex lets none follow"):
+    endless = npurt.Grammar.from_lark('start: "a" /[^\\x00-\\U0010FFFF]/')
+    with pytest.raises(GrammarError, match="the Lark lets none follow"):
         llm.generate(PROMPT, grammar=endless)
     stream = llm.generate(PROMPT, grammar=npurt.Grammar.from_lark("start: <|nope|>"), stream=True)
     with pytest.raises(GrammarError, match="nope"):
@@ -168,7 +168,7 @@ def test_a_grammar_of_one_text_of_an_engine_changes_no_other():
     with open_tiny(n_ctx=160) as llm:
         alone = [fresh(llm, seed=seed, **options) for seed in range(3)]
     with npurt.Engine(tiny.path("llama3", "q8_0"), max_sequences=4) as engine:
-        endless = npurt.Grammar.from_regex("a[^\\x00-\\U0010FFFF]")
+        endless = npurt.Grammar.from_lark('start: "a" /[^\\x00-\\U0010FFFF]/')
         broken = engine.submit(PROMPT, grammar=endless, **WILD)
         requests = [engine.submit(PROMPT, seed=seed, **options) for seed in range(3)]
 

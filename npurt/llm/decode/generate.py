@@ -26,7 +26,7 @@ class Timing:
     decode_seconds: float = 0.0
     finish: str = ""  # "end", "stop", "length" or "context"
     speculation: Speculation | None = None  # None: nothing drafted
-    logprobs: list[TokenLogprob] = field(default_factory=list)  # of the tokens of the text
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # of tokens with text of the text
 
     @property
     def prefill_rate(self) -> float:
@@ -58,12 +58,14 @@ class Generator:
 
     Attributes:
         timing: Of the latest generation.
+        timings: Of the texts of the latest generation, in order.
     """
 
     def __init__(self, context: Context, speculator: Speculator | None = None) -> None:
         self.context = context
         self.speculator = speculator
         self.timing = Timing()
+        self.timings: tuple[Timing, ...] = (self.timing,)
 
 
 class Generation:
@@ -96,6 +98,7 @@ class Generation:
                 yield new.text
         rest = self._text.rest()
         self._timing.finish = self._text.finish
+        del self._timing.logprobs[self._text.within :]
         if rest:
             yield rest
 
@@ -127,6 +130,7 @@ class Generation:
         context, text, timing = self._context, self._text, self._timing
         with context.lock:
             self._generator.timing = timing
+            self._generator.timings = (timing,)
             if text.left == 0:
                 text.finish = "length"
                 return []

@@ -4,6 +4,7 @@
 happens between two runs is here, and is the same for both.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -72,6 +73,7 @@ class GeneratedText:
         self._ends = tokenizer.eog | stop_ids
         self._choose = Chooser(sampler, self._ends, top)
         self._stream = TextStream(tokenizer, stops)
+        self._starts: list[int] = []  # characters before each token that `advance` chose
         self.limit = limit
         for token in history[prompt:]:
             self._stream.push(token)  # the caller has this text
@@ -123,6 +125,7 @@ class GeneratedText:
                     self.finish = finish_of(token, self._tokenizer)
                     break
                 self.history.append(token)
+                self._starts.append(self._stream.length)
                 logprob = logprobs[used - 1] if logprobs else None
                 new.append(NewToken(token, self._stream.push(token), logprob))
                 if self._stream.stopped:
@@ -136,6 +139,13 @@ class GeneratedText:
             if (wrong := 1 + len(draft) - used) and self.context:
                 self.context.rollback(wrong)
         return new
+
+    @property
+    def within(self) -> int:
+        """How many tokens that `advance` chose have text before the stop text that came."""
+        if not self._stream.stopped:
+            return len(self._starts)
+        return bisect_left(self._starts, self._stream.length)
 
     def rest(self) -> str:
         """Return the text that was held back, after the end; it may end at a stop text there."""

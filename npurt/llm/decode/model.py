@@ -226,6 +226,11 @@ class Llama:
         return self.generator.timing
 
     @property
+    def timings(self) -> tuple[Timing, ...]:
+        """Counts and times of each text of the latest generation, in order."""
+        return self.generator.timings
+
+    @property
     def speculator(self) -> Speculator | None:
         """What drafts tokens; None without a draft."""
         return self.generator.speculator

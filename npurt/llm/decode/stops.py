@@ -23,6 +23,12 @@ class TextStream:
         self._stream = tokenizer.stream(special=False, continued=True)
         self._stops = stops
         self._held = ""
+        self._final = 0  # characters of the text
+
+    @property
+    def length(self) -> int:
+        """Characters of the text so far, with those that are held back."""
+        return self._final + len(self._held)
 
     def push(self, token: int) -> str:
         """Add a token; return the text that is final now.
@@ -38,6 +44,7 @@ class TextStream:
 
     def _add(self, piece: str) -> str:
         text, self._held, self.stopped = split_at_stop(self._held + piece, self._stops)
+        self._final += len(text)
         return text
 
 

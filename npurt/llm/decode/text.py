@@ -1,6 +1,5 @@
 """Write text with a model: `generate` from a prompt, `chat` from messages."""
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
@@ -135,15 +134,16 @@ class TextGenerator:
                 returns logits; or a list of them.
             stopping_criteria: A function of the same, or a list of them; True ends the text.
             logprobs: Keep the log probabilities of the tokens in ``timing.logprobs``, by the
-                model's logits as they are; a number is that of *top_logprobs*.
+                model's logits as they are; a number is that of *top_logprobs*.  Tokens that a stop
+                text cuts off as a whole are left out.
             top_logprobs: How many of the likeliest tokens are kept with each token.
             grammar: What the text must be: an `npurt.Grammar`, or the text of one in GBNF.
             response_format: The same as in OpenAI's interface and llama-cpp-python: ``{"type":
                 "json_object"}``, which may have a ``"schema"``, ``{"type": "json_schema",
                 "json_schema": {"schema": ...}}`` or ``{"type": "text"}``.
             n: The number of texts, whose seeds are *seed*, *seed* + 1 and so on; several come
-                as a list, and ``timing``, with its log probabilities, is that of the last one.
-                Not with *stream*.
+                as a list, whose ``timings``, with log probabilities, are those of each; ``timing``
+                is that of the last one.  Not with *stream*.
             echo: Begin each text with the prompt.
             stream: Return an iterator of pieces of text instead of the whole.
             unknown: Refused: options of other libraries by name, unless they ask for nothing.
@@ -169,7 +169,11 @@ class TextGenerator:
         if stream:
             return next(texts)
         with self._model.lock:
-            written = ["".join(pieces) for pieces in texts]
+            written, timings = [], []
+            for pieces in texts:
+                written.append("".join(pieces))
+                timings.append(self._generator.timing)
+            self._generator.timings = tuple(timings)
         return written if count > 1 else written[0]
 
     def _pieces(self, request: Request, ids: list[int], begin: str) -> Iterator[str]:
@@ -374,9 +378,11 @@ def _after(begin: str, pieces: Iterable[str]) -> Iterator[str]:
 
 def _require_read(template: "ChatTemplate", variables: Mapping[str, Any]) -> None:
     """Refuse variables that the template does not read: they would change nothing."""
-    for name in variables:
-        if name in template.variables:
-            continue
+    unread = [name for name in variables if name not in template.variables]
+    if unread:
+        import difflib
+
+        name = unread[0]
         known = [*Options.__annotations__, *sorted(template.variables)]
         close = difflib.get_close_matches(name, known, 1)
         remedy = f"did you mean {close[0]}? Otherwise leave it out" if close else "leave it out"

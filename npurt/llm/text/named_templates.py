@@ -5,8 +5,6 @@ tokenizer_config.json of the model that its comment names; tests/llm/test_chat_n
 with their sources.
 """
 
-import difflib
-
 from npurt.errors import ModelFormatError, SettingError, brief
 
 # For formats without a turn of its own for a system message: it goes in front of the first user
@@ -98,6 +96,8 @@ def source(template: str) -> str:
             ) from error
         return template
     if template not in NAMED:
+        import difflib
+
         close = difflib.get_close_matches(template, NAMED, 1)
         meant = f"; did you mean {close[0]!r}?" if close else ""
         raise SettingError(

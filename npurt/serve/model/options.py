@@ -26,8 +26,6 @@ def sampling(fields: Fields) -> dict[str, Any]:
         found[name] = fields.number(name)
     for name in INTEGERS:
         found[name] = fields.integer(name, -1)
-    if found["top_k"] == -1:  # as vLLM writes it
-        found["top_k"] = 0
     seed = fields.integer("seed")
     found["seed"] = None if seed is None or seed == -1 else seed % SEEDS
     found["dry_sequence_breakers"] = fields.items("dry_sequence_breakers", limits.STOPS) or None

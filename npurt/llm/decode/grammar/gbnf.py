@@ -161,7 +161,7 @@ class _Reader:
         if kind == "text":
             characters = CHARACTER.findall(part[1:-1])
             text = "".join(chr(self._character(each, at)) for each in characters)
-            return json.dumps(text, ensure_ascii=False)
+            return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\x7f")  # as Lark has it
         return ANY if part == "." else self._set(part[1:-1], at)
 
     def _number(self, name: str) -> int:

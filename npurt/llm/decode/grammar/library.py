@@ -62,7 +62,7 @@ def dead_end(kind: str, count: int) -> GrammarError:
     """Return the error that no token may follow the first *count* of a text."""
     if not count:
         return GrammarError(
-            f"no text is of the {kind}", remedy=f"correct the {kind}: let it begin with something"
+            f"no text is of the {kind}", remedy=f"correct the {kind}, so that a text can begin"
         )
     return GrammarError(
         f"after {count} tokens the {kind} lets none follow",

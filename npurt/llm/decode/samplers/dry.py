@@ -6,7 +6,6 @@ Sources: p-e-w, oobabooga/text-generation-webui pull request 5677: the idea and 
 llama.cpp src/llama-sampling.cpp, MIT: sequence breakers, and which occurrences count.
 """
 
-import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -28,7 +27,7 @@ def dry(
         last: The tokens that are looked at; -1: all.
     """
     tokens = text.last(last, len(candidates.logits))
-    reach = min(reach_of(tokens, text.breakers), allowed + longest_exponent(base))
+    reach = reach_of(tokens, text.breakers)
     if reach < max(1, allowed):
         return candidates
     lengths = repeated(tokens, allowed, reach)
@@ -43,11 +42,6 @@ def dry(
         lower = np.maximum(logits[ids] - penalty, -LARGEST)
     logits[ids] = np.where(np.isfinite(logits[ids]), lower, logits[ids])
     return Candidates(logits)
-
-
-def longest_exponent(base: float) -> int:
-    """Return the exponent of *base* beyond which longer repetitions are penalised no more."""
-    return int(math.log(LARGEST) / math.log(base)) if base > 1.000001 else 0
 
 
 def reach_of(tokens: Ids, breakers: Mapping[int, Tails]) -> int:
@@ -65,15 +59,26 @@ def repeated(tokens: Ids, least: int, most: int) -> Ids:
     """Return how many tokens, 1 to *most*, up to each token are the end of *tokens* ``[N]``.
 
     ``[N - 1]``, without the last token; lengths below *least* are 0.
+
+    Read backwards, this is how far the text at each place equals its beginning: the Z algorithm
+    (Gusfield, Algorithms on Strings, Trees, and Sequences, 1.4) needs at most N comparisons beside
+    one for each place.  Places where the last token does not occur are skipped.
     """
     lengths = np.zeros(len(tokens) - 1, np.int64)
-    ends = np.flatnonzero(tokens[:-1] == tokens[-1])
-    length = 1
-    while len(ends) and length < most:
-        if length >= least:
-            lengths[ends] = length
-        longer = ends[ends >= length]
-        ends = longer[tokens[longer - length] == tokens[-1 - length]]
-        length += 1
-    lengths[ends] = length
+    places = np.flatnonzero(tokens[-2::-1] == tokens[-1]) + 1  # from the end, 0: the last token
+    if not len(places):
+        return lengths
+    backwards = tokens[::-1].tolist()
+    found: dict[int, int] = {}
+    left = right = 0  # the equal part that reaches furthest begins and ends there
+    for place in places.tolist():
+        size = min(found.get(place - left, 0), right - place) if place < right else 0
+        if place + size >= right:
+            limit = min(most, len(backwards) - place)
+            while size < limit and backwards[place + size] == backwards[size]:
+                size += 1
+            left, right = place, place + size
+        found[place] = size
+    sizes = np.fromiter(found.values(), np.int64, len(found))
+    lengths[len(tokens) - 1 - places] = np.where(sizes >= least, sizes, 0)
     return lengths

@@ -35,7 +35,7 @@ class Sampling:
 
     Attributes:
         temperature: The divisor of the logits; 0 takes the best token after biases and penalties.
-        top_k: Keep the *top_k* best; 0 keeps all.
+        top_k: Keep the *top_k* best; 0 or -1 keeps all.
         top_p: Keep the fewest best that have this probability together; 1 keeps all.
         min_p: Keep those with at least this fraction of the best one's probability; 0 keeps all.
         typical_p: Keep the most typical that have this probability together; 1 keeps all.
@@ -80,7 +80,8 @@ class Sampling:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        integer("top_k", self.top_k, 0)
+        top_k = integer("top_k", self.top_k, -1)
+        object.__setattr__(self, "top_k", max(0, top_k))
         integer("repeat_last_n", self.repeat_last_n, -1)
         integer("dry_penalty_last_n", self.dry_penalty_last_n, -1)
         integer("dry_allowed_length", self.dry_allowed_length, 0)
