@@ -1,10 +1,17 @@
-"""One small model, as mlx-lm opens it and as npurt does."""
+"""One small model, as llama-cpp-python and mlx-lm open it, and as npurt does."""
 
 import pytest
 
 import npurt
+from npurt.compat.llama_cpp import Llama
 from npurt.compat.mlx_lm import load
 from tests.llm import tiny
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with Llama(model_path=str(tiny.path()), n_gpu_layers=-1, verbose=False) as model:
+        yield model
 
 
 @pytest.fixture(scope="module")

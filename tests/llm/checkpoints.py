@@ -159,3 +159,10 @@ def folder_of(model, target, files=1):
         index |= dict.fromkeys(part, name)
     (target / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
     return target
+
+
+def change(folder, name, **values):
+    """Change values of a JSON file in *folder*; ... removes one."""
+    path = folder / name
+    content = json.loads(path.read_text()) | values
+    path.write_text(json.dumps({k: v for k, v in content.items() if v is not ...}))

@@ -1,0 +1,260 @@
+"""Tokens, states, callbacks and embeddings of llama-cpp-python: its shapes, npurt's values."""
+
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+
+from npurt.compat.llama_cpp import (
+    Llama,
+    LlamaState,
+    LogitsProcessorList,
+    MinTokensLogitsProcessor,
+    StoppingCriteriaList,
+)
+from npurt.compat.llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+from npurt.errors import LayoutError, SettingError, UnsupportedOp
+from tests.compat.questions import GREEDY, MESSAGES, PATH, PROMPT
+
+# --- Tokens and states ----------------------------------------------------------------------------
+
+
+def test_tokens_are_made_of_bytes_and_bytes_of_tokens(llm, own):
+    ids = llm.tokenize("né".encode())
+
+    assert ids == own.tokenize("né", special=False)
+    assert ids[0] == llm.token_bos() == own.tokenizer.bos
+    assert llm.token_eos() == own.tokenizer.eos
+    assert llm.tokenize("né".encode(), add_bos=False) == ids[1:]
+    assert llm.detokenize(ids) == "né".encode()
+    assert llm.detokenize(ids[:-1]) == "né".encode()[:-1]  # half a character
+    assert llm.detokenize(ids, special=True) == own.detokenize(ids).encode()
+    for wrong in ("text", b"\xff"):
+        with pytest.raises(LayoutError):
+            llm.tokenize(wrong)
+
+
+def test_sizes_are_those_of_the_model(llm, own):
+    assert (llm.n_ctx(), llm.n_vocab(), llm.n_embd()) == (512, 608, own.config.width)
+    assert llm.metadata["general.architecture"] == "llama"
+    assert all(isinstance(value, str) for value in llm.metadata.values())
+
+
+def test_a_state_comes_back(llm):
+    llm.reset()
+    llm.eval([1, 5, 9])
+    llm.set_seed(7)
+    state = llm.save_state()
+    wanted = llm([1, 5, 9, 7], max_tokens=5, **GREEDY)["choices"][0]["text"]
+    llm.reset()
+    llm.set_seed(8)
+    assert llm.n_tokens == 0
+
+    llm.load_state(state)
+
+    assert llm.n_tokens == 3
+    assert llm._seed == 7
+    assert llm([1, 5, 9, 7], max_tokens=5, **GREEDY)["choices"][0]["text"] == wanted
+    assert llm._llm.timing.reused_tokens == 3
+    with pytest.raises(LayoutError, match="is no state"):
+        llm.load_state(None)
+
+
+def test_a_state_has_fields_and_is_pickled(llm):
+    llm.reset()
+    llm.eval([1, 5, 9])
+    wanted = llm.sample(temp=0.0)
+    state = pickle.loads(pickle.dumps(llm.save_state()))
+
+    assert isinstance(state, LlamaState)
+    assert state.input_ids.tolist() == [1, 5, 9]
+    assert state.scores.shape == (1, llm.n_vocab())
+    assert (state.n_tokens, state.llama_state_size) == (3, state.llama_state.nbytes)
+    llm.reset()
+    assert llm.save_state().scores.shape == (0, llm.n_vocab())
+    llm.load_state(state)
+    assert llm.sample(temp=0.0) == wanted
+
+
+# --- Single tokens --------------------------------------------------------------------------------
+
+
+def test_a_token_is_sampled_from_the_logits_of_eval(llm, own):
+    own.reset()
+    rows = own.eval([1, 5, 9])
+    llm.reset()
+    llm.eval([1, 5])
+    llm.eval([9])
+    llm.eval([])
+
+    assert list(llm.eval_tokens) == llm.input_ids.tolist() == [1, 5, 9]
+    assert np.array_equal(llm.eval_logits[0], rows[-1])
+    assert llm.sample(temp=0.0) == llm.sample(temp=0.0, idx=2) == int(np.argmax(rows[-1]))
+    assert llm.sample(logits_processor=[only(42)]) == 42
+    llm.set_seed(1)
+    tokens = [llm.sample(temp=2.0) for _ in range(8)]
+    assert len(set(tokens)) > 1
+    llm.set_seed(1)
+    assert [llm.sample(temp=2.0) for _ in range(8)] == tokens
+    with pytest.raises(UnsupportedOp, match="idx=1"):
+        llm.sample(idx=1)
+
+
+@pytest.mark.parametrize("forget", [Llama.reset, lambda llm: llm([1], max_tokens=1)])
+def test_nothing_is_sampled_from_old_logits(llm, forget):
+    llm.eval([1, 5])
+    forget(llm)
+
+    with pytest.raises(SettingError, match="no logits"):
+        llm.sample()
+
+
+def test_tokens_are_generated_one_by_one_with_the_end_token_last(llm, own, monkeypatch):
+    prompt = own.tokenize(PROMPT)
+    text = own.generate(prompt, max_tokens=6, **GREEDY)
+    tokens = list(itertools.islice(llm.generate(prompt, temp=0.0), 6))
+
+    assert llm.detokenize(tokens).decode(errors="replace") == text
+    follow = llm.generate(tokens[-1:], temp=0.0, reset=False)
+    assert next(follow) == next(itertools.islice(llm.generate(prompt, temp=0.0), 6, None))
+    queue = iter([5, own.tokenizer.eos])
+    monkeypatch.setattr("npurt.compat.sampling.Sampler.sample", lambda *_: next(queue))
+    assert list(llm.generate(prompt)) == [5, own.tokenizer.eos]
+
+
+# --- Functions of the caller ----------------------------------------------------------------------
+
+
+def only(token):
+    def processor(ids, scores):
+        assert (ids.dtype, scores.dtype, scores.ndim) == (np.intc, np.float32, 1)
+        scores[:] = -np.inf
+        scores[token] = 0
+        return scores
+
+    return processor
+
+
+def test_logits_processors_change_logits_in_their_order(llm, own):
+    seen = []
+
+    def watch(ids, scores):
+        seen.append(ids.tolist())
+        return scores
+
+    word = own.tokenize("abc", add_bos=False)[0]
+    text = own.tokenizer.stream(continued=True).push(word) * 3
+    for given in (LogitsProcessorList([only(9), watch, only(word)]), [only(word)], only(word)):
+        result = llm([1, 7], max_tokens=3, logits_processor=given)
+        assert result["choices"][0]["text"] == text
+    assert seen == [[1, 7], [1, 7, word], [1, 7, word, word]]
+    answer = llm.create_chat_completion(MESSAGES, max_tokens=3, logits_processor=[only(word)])
+    assert answer["choices"][0]["message"]["content"] == text
+    for wrong in (lambda ids, scores: scores[:-1], lambda ids, scores: scores[None]):
+        with pytest.raises(LayoutError, match="logits processor returned shape"):
+            llm(PROMPT, logits_processor=wrong)
+
+
+def test_a_text_has_the_least_number_of_tokens(llm):
+    end = llm.token_eos()
+    wish = {end: 1000.0}
+
+    for least in (0, 4):
+        processors = LogitsProcessorList([MinTokensLogitsProcessor(least, end)])
+        result = llm(PROMPT, logit_bias=wish, logits_processor=processors, max_tokens=9)
+        assert result["choices"][0]["finish_reason"] == "stop"
+        # A bias is added after the caller's processors, so -inf stays -inf.
+        assert result["usage"]["completion_tokens"] == least
+
+
+def test_stopping_criteria_end_a_text_before_the_next_token(llm, own):
+    prompt = own.tokenize(PROMPT)
+    tokens = list(itertools.islice(llm.generate(prompt, temp=0.0), 3))
+    shapes = set()
+
+    def enough(ids, scores):
+        shapes.add(scores.shape)
+        return len(ids) >= len(prompt) + 3
+
+    criteria = StoppingCriteriaList([lambda ids, scores: False, enough])
+    result = llm(prompt, stopping_criteria=criteria, max_tokens=9, **GREEDY)
+
+    assert result["choices"][0]["text"] == llm.detokenize(tokens).decode(errors="replace")
+    assert result["choices"][0]["finish_reason"] == "stop"
+    assert result["usage"]["completion_tokens"] == 3
+    assert list(llm.generate(prompt, temp=0.0, stopping_criteria=criteria)) == tokens
+    assert shapes == {(llm.n_vocab(),)}
+
+
+def test_biases_and_penalties_have_their_formula(llm):
+    llm.reset()
+    llm.eval([1, 5, 9, 5])
+    row = np.array(llm.eval_logits[0])
+    request = llm._request(
+        0.0, None, top_k=40, frequency_penalty=0.5, presence_penalty=0.25,
+        logit_bias={3: -2.0}, logits_processor=[],
+    )  # fmt: skip
+    sampler = llm._sampler(request, [])
+    adjusted = sampler.adjusted(row.astype(np.float32), [1, 5, 9, 5])
+
+    wanted = row.copy()
+    wanted[[1, 5, 9]] -= [0.75, 1.25, 0.75]
+    wanted[3] -= 2
+    never = sorted(llm._tokenizer.never_sampled)
+    wanted[never] = -np.inf
+    assert np.allclose(adjusted, wanted, atol=1e-6)
+    assert llm([1], max_tokens=1, logit_bias={42: 1000.0})["usage"]["completion_tokens"] == 1
+    with pytest.raises(LayoutError, match="99999"):
+        llm(PROMPT, logit_bias={99999: 1.0})
+
+
+def test_drafts_from_the_text_change_no_text(llm):
+    plain = llm("a b c a b c a b c", max_tokens=12, **GREEDY)["choices"][0]
+    with Llama(PATH, draft_model=LlamaPromptLookupDecoding(num_pred_tokens=4), verbose=False) as m:
+        assert m("a b c a b c a b c", max_tokens=12, **GREEDY)["choices"][0] == plain
+        assert m._llm.speculator is not None
+    with pytest.raises(UnsupportedOp, match="draft_model="):
+        Llama(PATH, draft_model=lambda ids: ids)
+
+
+# --- Embeddings -----------------------------------------------------------------------------------
+
+
+def test_embeddings_have_the_shapes_of_there_and_the_values_of_here(own):
+    with Llama(PATH, embedding=True, pooling_type=1, verbose=False) as model:
+        made = model.create_embedding(["Hello you", "x"])
+        one, count = model.embed("Hello you", return_count=True)
+        assert model.pooling_type() == 1
+        assert model.create_embedding("x", model="m")["model"] == "m"
+        assert model.embed(["Hello you"], normalize=True) == own.embed(["Hello you"]).tolist()
+
+    wanted = own.embed(["Hello you", "x"], normalize=False).tolist()
+    tokens = [len(own.tokenize(text)) for text in ("Hello you", "x")]
+    assert (one, count) == (wanted[0], tokens[0])
+    assert made == {
+        "object": "list",
+        "model": PATH,
+        "data": [
+            {"object": "embedding", "index": 0, "embedding": wanted[0]},
+            {"object": "embedding", "index": 1, "embedding": wanted[1]},
+        ],
+        "usage": {"prompt_tokens": sum(tokens), "total_tokens": sum(tokens)},
+    }
+
+
+def test_without_pooling_each_token_has_an_embedding(own, llm):
+    assert llm.pooling_type() == 0
+    wanted = own.embed("Hello you", normalize=False, pooling="none").tolist()
+    assert llm.embed("Hello you") == wanted
+    assert llm.embed(["Hello you"]) == [wanted]
+
+
+def test_long_texts_are_cut_or_refused():
+    with Llama(PATH, embedding=True, n_ctx=8, pooling_type=3, verbose=False) as model:
+        assert model.embed(PROMPT * 9, return_count=True)[1] == 8
+        with pytest.raises(ValueError, match="8 positions"):
+            model.embed(PROMPT * 9, truncate=False)
+    for wrong in (5, -2, "mean"):
+        with pytest.raises(SettingError, match="pooling_type"):
+            Llama(PATH, pooling_type=wrong)
