@@ -9,9 +9,12 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
+from npurt.errors import NpurtError
 from npurt.llm.convert.families import FAMILIES, TOP
+from npurt.llm.convert.folder import convert
 from npurt.llm.file.gguf import GGUF
 from tests.llm import tiny
 
@@ -166,3 +169,12 @@ def change(folder, name, **values):
     path = folder / name
     content = json.loads(path.read_text()) | values
     path.write_text(json.dumps({k: v for k, v in content.items() if v is not ...}))
+
+
+def refused(folder, target, says, kind="f16"):
+    """Return the error of a conversion, which says what matches *says* and writes nothing."""
+    with pytest.raises(NpurtError, match=says) as caught:
+        convert(folder, target, kind, progress=False)
+    assert caught.value.remedy
+    assert not target.exists()
+    return caught.value

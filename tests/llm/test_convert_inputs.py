@@ -17,8 +17,7 @@ from npurt.llm.convert.settings import Settings
 from npurt.llm.convert.vocabulary import vocabulary_of
 from npurt.llm.file.gguf import GGUF
 from tests.llm import checkpoints
-from tests.llm.checkpoints import CONFIGS, folder_of, gguf_path
-from tests.llm.test_convert import changed, refused
+from tests.llm.checkpoints import CONFIGS, change, folder_of, gguf_path, refused
 
 # --- The output -----------------------------------------------------------------------------------
 
@@ -264,7 +263,7 @@ def test_an_lfm2_as_it_was_published_is_converted(tmp_path):
     width = CONFIGS["lfm2"]["intermediate_size"]
     rope = CONFIGS["lfm2"]["rope_parameters"]
     idxs = [i for i, kind in enumerate(CONFIGS["lfm2"]["layer_types"]) if kind != "conv"]
-    changed(folder, "config.json", intermediate_size=..., layer_types=..., head_dim=...,
+    change(folder, "config.json", intermediate_size=..., layer_types=..., head_dim=...,
             rope_parameters=..., tie_word_embeddings=..., rope_theta=rope["rope_theta"],
             tie_embedding=True, full_attn_idxs=idxs, block_auto_adjust_ff_dim=True,
             block_ff_dim=width * 3 // 2, block_multiple_of=32)  # fmt: skip
@@ -281,14 +280,14 @@ def test_an_lfm2_as_it_was_published_is_converted(tmp_path):
 @pytest.mark.parametrize("step", ["pre_tokenizer", "normalizer", "post_processor"])
 def test_a_sequence_without_parts_is_refused(tmp_path, step):
     folder = folder_of("qwen2", tmp_path / "m")
-    changed(folder, "tokenizer.json", **{step: {"type": "Sequence"}})
+    change(folder, "tokenizer.json", **{step: {"type": "Sequence"}})
     refused(folder, tmp_path / "a.gguf", r"tokenizer\.json: a Sequence")
 
 
 @pytest.mark.parametrize("depth", [1200, 50_000])
 def test_sequences_without_end_are_refused(tmp_path, depth):
     folder = folder_of("qwen2", tmp_path / "m")
-    changed(folder, "tokenizer.json", pre_tokenizer="@")
+    change(folder, "tokenizer.json", pre_tokenizer="@")
     path = folder / "tokenizer.json"
     deep = '{"type": "Sequence", "pretokenizers": [' * depth + "]}" * depth
     path.write_text(path.read_text().replace('"@"', deep))

@@ -14,8 +14,7 @@ from npurt.llm.convert.settings import DEFAULTS, Settings
 from npurt.llm.decode.model import Llama
 from npurt.llm.file.gguf import GGUF
 from tests.llm import checkpoints
-from tests.llm.checkpoints import CONFIGS, folder_of, gguf_path
-from tests.llm.test_convert import changed, refused
+from tests.llm.checkpoints import CONFIGS, change, folder_of, gguf_path, refused
 
 # --- The experts of gpt-oss -----------------------------------------------------------------------
 
@@ -52,7 +51,7 @@ def quantised(tmp_path):
     folder = folder_of("gpt-oss", tmp_path / "m")
     tensors, meant = mxfp4(checkpoints.weights("gpt-oss"))
     (folder / "model.safetensors").write_bytes(checkpoints.encode(tensors))
-    changed(folder, "config.json", quantization_config={"quant_method": "mxfp4"})
+    change(folder, "config.json", quantization_config={"quant_method": "mxfp4"})
     return folder, tensors, meant
 
 
@@ -97,7 +96,7 @@ def test_experts_that_contradict_each_other_are_refused(tmp_path, quantised, nam
 
 def test_other_models_are_not_converted_from_mxfp4(tmp_path):
     folder = folder_of("qwen2", tmp_path / "m")
-    changed(folder, "config.json", quantization_config={"quant_method": "mxfp4"})
+    change(folder, "config.json", quantization_config={"quant_method": "mxfp4"})
     refused(folder, tmp_path / "a.gguf", "quantization_config")
 
 

@@ -21,8 +21,7 @@ from npurt.llm.file.gguf import GGUF
 from npurt.llm.text.tokenizer import Tokenizer
 from npurt.llm.text.vocabulary import Kind
 from tests.llm import tiny
-from tests.llm.checkpoints import folder_of
-from tests.llm.test_convert import changed, refused
+from tests.llm.checkpoints import change, folder_of, refused
 
 DATA = tiny.MODELS.parent / "tokenizer"
 STRINGS = json.loads((DATA / "strings.json").read_text())
@@ -94,7 +93,7 @@ def test_added_tokens_count_wherever_they_stand(tmp_path):
         "602": {"content": "▁▁d", "special": False},
         "0": {"content": "<unk>", "special": True},
     }
-    changed(target, "tokenizer_config.json", added_tokens_decoder=added, add_prefix_space=False)
+    change(target, "tokenizer_config.json", added_tokens_decoder=added, add_prefix_space=False)
 
     found = vocabulary_of(target, "llama", ROWS)
 

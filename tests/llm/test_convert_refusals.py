@@ -14,17 +14,9 @@ from npurt.llm.convert.folder import convert
 from npurt.llm.file.gguf import GGUF
 from npurt.llm.text.tokenizer import Tokenizer
 from tests.llm import checkpoints
-from tests.llm.checkpoints import change, folder_of
+from tests.llm.checkpoints import change, folder_of, refused
 
 # --- Refusals -------------------------------------------------------------------------------------
-
-
-def refused(folder, target, says, kind="f16"):
-    with pytest.raises(NpurtError, match=says) as caught:
-        convert(folder, target, kind, progress=False)
-    assert caught.value.remedy
-    assert not target.exists()
-    return caught.value
 
 
 @pytest.mark.parametrize(
