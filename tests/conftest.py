@@ -46,14 +46,14 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
     """Yield a hub of the test's own, which npurt and huggingface_hub take for the hub."""
     from huggingface_hub import constants
 
-    from npurt.models import download
+    from npurt.models import requests
 
     for name in ("HF_TOKEN", "NPURT_CACHE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NPURT_MODELS", str(tmp_path / "models"))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-    monkeypatch.setattr(download, "WAIT_S", 0.01)
+    monkeypatch.setattr(requests, "WAIT_S", 0.01)
     with serving() as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
         server.repos[REPO] = {name: name.encode() + CONTENT for name in NAMES}

@@ -6,7 +6,8 @@ import pytest
 from huggingface_hub import constants
 
 from npurt.errors import DownloadError
-from npurt.models.hub import Hub, Reference
+from npurt.models.hub import Hub
+from npurt.models.reference import Reference
 
 
 def fetch(text):

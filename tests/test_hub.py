@@ -20,8 +20,9 @@ import npurt
 from npurt.cli import main
 from npurt.compat import llama_cpp
 from npurt.errors import DownloadError, NpurtError, SettingError, UnsupportedOp
-from npurt.models import download, locate
-from npurt.models.hub import Hub, Reference
+from npurt.models import download, locate, requests
+from npurt.models.hub import Hub
+from npurt.models.reference import Reference
 from tests import hub_server
 from tests.hub_calls import blobs, fetch, refused
 from tests.hub_server import COMMIT, CONTENT, REPO, TOKEN, Fault
@@ -156,7 +157,7 @@ def test_a_refused_token_is_said_to_be_refused(hub):
 
 def test_a_busy_hub_is_asked_again_after_the_time_it_states(hub, monkeypatch, capsys):
     waits = []
-    monkeypatch.setattr(download.time, "sleep", waits.append)
+    monkeypatch.setattr(requests.time, "sleep", waits.append)
     busy = {"Retry-After": "7"}
     hub.faults = [
         Fault("/api/", status=429, headers=busy),
@@ -231,7 +232,7 @@ def test_a_name_that_cannot_be_resolved_is_asked_for_twice(hub, monkeypatch, hos
         asked.append(name)
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
-    monkeypatch.setattr(download.time, "sleep", waits.append)
+    monkeypatch.setattr(requests.time, "sleep", waits.append)
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     monkeypatch.setenv("HF_ENDPOINT", host)
 
@@ -247,7 +248,7 @@ def test_a_name_that_cannot_be_resolved_is_asked_for_twice(hub, monkeypatch, hos
 @pytest.mark.parametrize("status", [None, 401, 403, 404, 500, 200])
 def test_a_password_in_the_endpoint_is_never_shown(hub, monkeypatch, capsys, path, status):
     """Whatever goes wrong: 200 stands for an answer of nonsense, None for none at all."""
-    monkeypatch.setattr(download.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(requests.time, "sleep", lambda seconds: None)
     usual = urlsplit(hub.url)
     port = usual.port if status else 9  # discard: nobody listens
     endpoint = f"http://ann:s3cret@{usual.hostname}:{port}"
@@ -345,7 +346,7 @@ def test_tries_that_bring_little_come_to_an_end(hub):
     hub.faults = [Fault("/store/", times=99, cut=1)]
 
     assert "go on" in refused(REPO).remedy
-    assert len(hub.downloads()) == download.TRIES
+    assert len(hub.downloads()) == requests.TRIES
 
 
 def test_the_tries_count_anew_after_progress(hub, monkeypatch):

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npurt.errors import SettingError
-from npurt.models.hub import Hub, HubFile, Reference, choose
+from npurt.models.choice import HubFile, choose
+from npurt.models.hub import Hub
+from npurt.models.reference import Reference
 from tests.hub_server import NAMES
 
 

@@ -9,116 +9,27 @@ Sources: huggingface_hub docs/guides/manage-cache (layout); llama.cpp common/dow
 
 import contextlib
 import difflib
-import fnmatch
 import re
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Self
-from urllib.parse import unquote, urlsplit
 
 from npurt.errors import DownloadError, SettingError, brief
 from npurt.files import link_or_move, replacing
-from npurt.gguf_parts import part_names
-from npurt.models import download
-from npurt.models.download import Busy, Remote, shown
+from npurt.models import download, requests
+from npurt.models.choice import SUGGESTIONS, USUAL_QUANTS, HubFile, choose, has_quant
+from npurt.models.reference import NAME, Reference
+from npurt.models.requests import Busy, Remote, shown
 from npurt.settings import variable
 
-USUAL_QUANTS = ("Q4_K_M", "Q8_0")  # tried in this order when none is asked for
-NO_MODEL = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")  # in names of others
-PUBLIC = ("huggingface.co", "www.huggingface.co", "hf.co")
-SUGGESTIONS = 3
 QUESTION_S = 10.0  # that the hub may take for an answer
 LONGEST_PATH = 1024  # characters; the folder of the cache comes before it, and 4096 are the limit
-LONGEST_REPO = 200  # characters; a folder of that name may have 255
-LISTED = 12  # files of a repository that an error names
 
-_NAME = r"[A-Za-z0-9](?:[\w.-]*\w)?"  # no part of a path that leads elsewhere
-_REFERENCE = re.compile(
-    rf"(?P<repo>{_NAME}/{_NAME})(?:@(?P<revision>\w[\w./-]*?))?"
-    r"(?::(?P<quant>[\w.-]+)|/(?P<file>[^:]+\.gguf))?",
-    re.ASCII | re.IGNORECASE,
-)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _DIGEST = re.compile(r"[0-9a-f]{64}|[0-9a-f]{40}")
-
-
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """What a user asked for: a repository, and a quantisation or a file (or a pattern) in it."""
-
-    repo: str
-    quant: str | None = None
-    file: str | None = None
-    revision: str = "main"
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read ``user/repo``, ``user/repo:QUANT`` or ``user/repo/FILE.gguf``.
-
-        ``@REVISION`` may follow the repository.
-
-        Raises:
-            SettingError: The text has another form.
-        """
-        match = _REFERENCE.fullmatch(text) if isinstance(text, str) else None
-        if not match or ".." in text or "--" in match["repo"] or len(match["repo"]) > LONGEST_REPO:
-            raise SettingError(
-                f"{brief(text, 80)} names no hub repository",
-                remedy="write USER/REPO, USER/REPO:QUANT or USER/REPO/FILE.gguf, "
-                "such as Qwen/Qwen2.5-0.5B-Instruct-GGUF:Q8_0",
-            )
-        quant = match["quant"]
-        if quant and quant.lower() == "latest":
-            quant = None
-        return cls(match["repo"], quant, match["file"], match["revision"] or "main")
-
-    @classmethod
-    def of(cls, repo: str, file: str | None, revision: str | None) -> Self:
-        """Return the reference of ``user/repo[:QUANT]``, with a file or pattern, and a revision.
-
-        Raises:
-            SettingError: An argument has another form, or they contradict each other.
-        """
-        for name, value in (("the file", file), ("the revision", revision)):
-            if value is not None and not isinstance(value, str):
-                raise SettingError(
-                    f"{name} is {brief(value)}", remedy="pass a str, or leave it out"
-                )
-        if not isinstance(repo, str) or (file is None and revision is None):
-            return cls.parse(repo)
-        name, colon, quant = repo.partition(":")
-        if colon and file is not None:
-            raise SettingError(
-                f"{quant!r} and {file!r} both say which file", remedy="leave one of them out"
-            )
-        rest = f"/{file}" if file is not None else colon + quant
-        return cls.parse(name + (f"@{revision}" if revision else "") + rest)
-
-    @classmethod
-    def of_url(cls, url: str, endpoint: str) -> Self | None:
-        """Return the reference that the URL of a file on the hub means; None for other URLs."""
-        parts = urlsplit(url)
-        if parts.hostname not in (*PUBLIC, urlsplit(endpoint).hostname):
-            return None
-        match = re.fullmatch(r"/([^/]+/[^/]+)/(?:resolve|blob)/([^/]+)/(.+)", unquote(parts.path))
-        return cls.parse(f"{match[1]}@{match[2]}/{match[3]}") if match else None
-
-    def __str__(self) -> str:
-        revision = "" if self.revision == "main" else f"@{self.revision}"
-        rest = f":{self.quant}" if self.quant else f"/{self.file}" if self.file else ""
-        return self.repo + revision + rest
-
-
-@dataclass(frozen=True, slots=True)
-class HubFile:
-    """A file of a repository; its hash is its name in the cache."""
-
-    name: str
-    nbytes: int
-    digest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +185,7 @@ class Hub:
         from huggingface_hub import HfApi
 
         _require_token()
-        download.session()  # refuses a proxy that cannot be
+        requests.session()  # refuses a proxy that cannot be
         api = HfApi(endpoint=self.endpoint)
 
         def request() -> Any:
@@ -293,7 +204,7 @@ class Hub:
             if progress and sys.stderr:
                 sys.stderr.write(f"npurt: {text}\n")
 
-        return _listing(download.patiently(request, what, remedy, tell=tell))
+        return _listing(requests.patiently(request, what, remedy, tell=tell))
 
     @contextlib.contextmanager
     def _explaining(self, wanted: Reference) -> Iterator[None]:
@@ -324,7 +235,7 @@ class Hub:
         except errors.HfHubHTTPError as error:
             raise _refused(wanted.repo, error) from error
         except httpx2.HTTPError as error:
-            raise download.no_answer(self.endpoint, error) from error
+            raise requests.no_answer(self.endpoint, error) from error
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             # The text of the error may have the token.
             raise DownloadError(
@@ -355,7 +266,7 @@ class Hub:
         asking = threading.Thread(target=ask, daemon=True)  # `list_models` has no timeout
         asking.start()
         asking.join(QUESTION_S)
-        named = [name for name in dict.fromkeys(found[:]) if re.fullmatch(f"{_NAME}/{_NAME}", name)]
+        named = [name for name in dict.fromkeys(found[:]) if re.fullmatch(f"{NAME}/{NAME}", name)]
         return difflib.get_close_matches(repo, named, SUGGESTIONS, cutoff=0.7)
 
 
@@ -368,7 +279,7 @@ def _instead(cached: Path, wanted: Reference, error: DownloadError) -> Path:
     from huggingface_hub.errors import OfflineModeIsEnabled
 
     offline = isinstance(error.__cause__, OfflineModeIsEnabled)  # the user wants what is here
-    sure = wanted.quant or wanted.file or any(_has(cached.name, q) for q in USUAL_QUANTS)
+    sure = wanted.quant or wanted.file or any(has_quant(cached.name, q) for q in USUAL_QUANTS)
     if not (offline or sure):
         raise DownloadError(
             error.what,
@@ -377,59 +288,6 @@ def _instead(cached: Path, wanted: Reference, error: DownloadError) -> Path:
     if not (offline and sure) and sys.stderr:
         sys.stderr.write(f"npurt: warning: {error.what}; {cached.name} of the cache is used\n")
     return cached
-
-
-def choose(files: Sequence[HubFile], wanted: Reference) -> list[HubFile]:
-    """Return the file that *wanted* means, all parts of it in order.
-
-    Raises:
-        SettingError: There is none, or parts of it are missing.
-    """
-    by_name = {file.name: file for file in files}
-    chosen = _chosen(list(by_name), wanted)
-    if chosen is None:
-        asked = wanted.file or wanted.quant
-        near = difflib.get_close_matches(asked or "", by_name, SUGGESTIONS, cutoff=0.4)
-        names = near if wanted.file and near else list(by_name)
-        more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-        raise SettingError(
-            f"{wanted.repo} has no GGUF file" + (f" for {asked}" if asked else ""),
-            remedy=f"choose one of its files: {', '.join(names[:LISTED])}{more}"
-            if names
-            else "choose a repository with GGUF files; their names often end in -GGUF",
-        )
-    folder = PurePosixPath(chosen).parent
-    names = [str(folder / name) for name in part_names(PurePosixPath(chosen).name)]
-    missing = [name for name in names if name not in by_name]
-    if missing:
-        raise SettingError(
-            f"{wanted.repo} lacks {', '.join(missing[:SUGGESTIONS])}, a part of {chosen}",
-            remedy="choose another file of it, or another repository",
-        )
-    return [by_name[name] for name in names]
-
-
-def _chosen(names: list[str], wanted: Reference) -> str | None:
-    if wanted.file:
-        low = wanted.file.lower()
-        exact = [name for name in names if name.lower() == low]
-        return next(iter(exact or fnmatch.filter(names, wanted.file)), None)
-    models = [
-        name
-        for name in names
-        if not any(word in PurePosixPath(name).name for word in NO_MODEL)
-        and part_names(PurePosixPath(name).name)[0] == PurePosixPath(name).name
-    ]
-    for quant in (wanted.quant,) if wanted.quant else USUAL_QUANTS:
-        for name in models:
-            if _has(name, quant):
-                return name
-    return models[0] if models and not wanted.quant else None
-
-
-def _has(name: str, quant: str) -> bool:
-    """Return whether the name of a file has *quant* as a word: F16 is none in BF16."""
-    return bool(re.search(rf"(?<![a-z0-9]){re.escape(quant)}[.-]", name, re.IGNORECASE))
 
 
 def _listing(info: Any) -> Listing:
@@ -444,7 +302,7 @@ def _listing(info: Any) -> Listing:
             continue
         if not _is_inside(name):
             raise _nonsense("file name", name)
-        if type(nbytes) is not int or not 0 <= nbytes <= download.LARGEST:
+        if type(nbytes) is not int or not 0 <= nbytes <= requests.LARGEST:
             raise _nonsense(f"size of {name}", nbytes)
         if not _DIGEST.fullmatch(str(digest)):
             raise _nonsense(f"hash of {name}", digest)
@@ -471,8 +329,8 @@ def _nonsense(what: str, value: object) -> DownloadError:
 def _refused(repo: str, error: Any) -> Exception:
     """Return the error for an answer of the hub that means no particular thing."""
     status = error.response.status_code
-    if status in download.BUSY:
-        return Busy(f"the hub answers {status}", download.retry_after(error.response.headers))
+    if status in requests.BUSY:
+        return Busy(f"the hub answers {status}", requests.retry_after(error.response.headers))
     remedies = {
         401: "the token is refused: set HF_TOKEN to a valid one, or run `hf auth login` again",
         403: "the token may not read it: give one that may in HF_TOKEN, or ask its owner",

@@ -8,10 +8,11 @@ from urllib.parse import quote, unquote, urlunsplit
 
 from npurt.errors import DownloadError, ModelFormatError, SettingError
 from npurt.gguf_parts import part_names
-from npurt.models import catalogue, download
-from npurt.models.download import Remote
-from npurt.models.hub import Hub, Reference
+from npurt.models import catalogue, download, requests
+from npurt.models.hub import Hub
 from npurt.models.ranged import RangedFile
+from npurt.models.reference import Reference
+from npurt.models.requests import Remote
 from npurt.settings import MODELS, cache_folder, read
 
 OF_HUB = "hf:"
@@ -96,7 +97,7 @@ def _on_hub(model: str | Path) -> tuple[Hub, Reference] | None:
         return Hub.usual(), Reference.parse(text.removeprefix(OF_HUB))
     if not _is_url(model):
         return None
-    download.parts_of(text)
+    requests.parts_of(text)
     hub = Hub.usual()
     wanted = Reference.of_url(text, hub.endpoint)
     return (hub, wanted) if wanted else None
@@ -125,8 +126,8 @@ def _of_url(url: str) -> tuple[Path, list[Remote]]:
 
     A fragment ``#sha256=HEX`` states the hash.  Each URL has a folder of its own.
     """
-    download.require_secure(url)
-    parts = download.parts_of(url)
+    requests.require_secure(url)
+    parts = requests.parts_of(url)
     before, _, last = parts.path.rpartition("/")
     names = part_names(unquote(last))
     if not all(
@@ -134,7 +135,7 @@ def _of_url(url: str) -> tuple[Path, list[Remote]]:
         for name in names
     ):
         raise SettingError(
-            f"{download.shown(url)} does not end in the name of a file",
+            f"{requests.shown(url)} does not end in the name of a file",
             remedy="give the URL of the .gguf file itself, not of a page about it",
         )
     digest = parts.fragment.lower().removeprefix("sha256=")

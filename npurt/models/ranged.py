@@ -3,8 +3,8 @@
 from typing import Any
 
 from npurt.errors import DownloadError
-from npurt.models import download
-from npurt.models.download import Busy, Remote
+from npurt.models import requests
+from npurt.models.requests import Busy, Remote
 
 WHOLE = "download it, for instance with `npurt models fetch`, and give its path"
 
@@ -29,7 +29,7 @@ class RangedFile:
         Raises:
             DownloadError: The server refuses, gives no parts, or the file changed meanwhile.
         """
-        return download.patiently(
+        return requests.patiently(
             lambda: self._request(start, stop),
             f"cannot read {self.name}",
             "check the connection, and try again",
@@ -41,7 +41,7 @@ class RangedFile:
 
         headers = {**self._remote.headers, "Accept-Encoding": "identity"}
         headers["Range"] = f"bytes={start}-{stop - 1}"
-        with download.answer(self._remote, headers, self._secure) as response:
+        with requests.answer(self._remote, headers, self._secure) as response:
             self._check(response, start)
             limit = min(stop, self.nbytes or stop) - start
             data = bytearray()
@@ -62,7 +62,7 @@ class RangedFile:
                 f"cannot read a part of {self.name}: the server gives whole files only",
                 remedy=WHOLE,
             )
-        found, total = download.stated(self._remote, response)
+        found, total = requests.stated(self._remote, response)
         if found != start or total is None:
             raise DownloadError(
                 f"cannot read {self.name} from byte {start}: the server does not give that part",

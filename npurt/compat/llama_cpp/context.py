@@ -135,7 +135,8 @@ class OpenModel:
             DownloadError: The model cannot be downloaded.
             UnsupportedOp: npurt does not have what an argument asks for.
         """
-        from npurt.models.hub import Hub, Reference
+        from npurt.models.hub import Hub
+        from npurt.models.reference import Reference
 
         refuse(locals(), dict.fromkeys(("additional_files", "local_dir", "cache_dir")))
         path = Hub.usual().fetch(

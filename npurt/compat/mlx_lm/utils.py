@@ -98,6 +98,7 @@ def _file(place: str | os.PathLike[str], revision: str | None) -> Path:
         raise SettingError(
             f"there is no file {place}", remedy="name a GGUF file, or a repository: user/repo"
         )
-    from npurt.models.hub import Hub, Reference
+    from npurt.models.hub import Hub
+    from npurt.models.reference import Reference
 
     return Hub.usual().fetch(Reference.of(str(place), None, revision))

@@ -190,7 +190,8 @@ class Llama:
             DownloadError: The model cannot be downloaded.
             SettingError: *repo_id* has another form, or there is no such file.
         """
-        from npurt.models.hub import Hub, Reference
+        from npurt.models.hub import Hub
+        from npurt.models.reference import Reference
 
         wanted = Reference.of(repo_id, filename, revision)
         path = Hub.usual().fetch(wanted, progress=progress)
