@@ -126,6 +126,8 @@ def test_counts_that_make_no_sense_are_refused(name, value):
         ("rotary base", {"rope__freq_base": 0.0}),
         ("rotary base", {"rope__freq_base": 1.0}),
         ("rotary base", {"rope__freq_base": math.inf}),
+        ("rotary base of sliding layers", {"rope__freq_base_swa": 0.0}),
+        ("rotary base of sliding layers", {"rope__freq_base_swa": 1.0}),
         ("attention scale", {"attention__scale": 0.0}),
         ("attention scale", {"attention__scale": math.nan}),
     ],

@@ -292,10 +292,16 @@ def _check(config: Config, value_width: int) -> None:
     _check_columns("attention", 2 * (config.n_heads + config.n_kv_heads) * width)  # gates and all
     _check_columns("the feed-forward part", 2 * config.n_ff, least=0)
     _check_columns("the vocabulary", config.n_vocab)
-    if not (math.isfinite(config.rope_base) and config.rope_base > 1):
-        raise _bad(f"the rotary base is {config.rope_base}")
+    _check_rotary_base("the rotary base", config.rope_base)
+    if config.conventions.local_rope_base is not None:
+        _check_rotary_base("the rotary base of sliding layers", config.conventions.local_rope_base)
     if not (math.isfinite(config.attention_scale) and config.attention_scale > 0):
         raise _bad(f"the attention scale is {config.attention_scale}")
+
+
+def _check_rotary_base(what: str, base: float) -> None:
+    if not (math.isfinite(base) and base > 1):
+        raise _bad(f"{what} is {base}")
 
 
 def _check_columns(what: str, columns: int, least: int = 1) -> None:
