@@ -212,7 +212,7 @@ def test_no_memory_for_a_copy_of_states_costs_no_text(opened, monkeypatch, error
     def fails(self, other):
         raise error
 
-    monkeypatch.setattr("npurt.cpu.recurrent.Recurrent.begin_as", fails)
+    monkeypatch.setattr("npurt.cpu.state.recurrent.Recurrent.begin_as", fails)
     steps = Steps(llm, prefixes=4)
     for number in (1, 2):
         steps.add(number, ids[:70], 3)
