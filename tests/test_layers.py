@@ -68,7 +68,7 @@ ROOMS: dict[str, list[set[str]]] = {
         {"engine", "http"},
         {"tools"},
         {"model"},
-        {"interfaces", "status"},
+        {"models", "interfaces", "status"},
         {"page"},
         {"app"},
         {"run"},

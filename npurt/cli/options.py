@@ -133,11 +133,12 @@ def device(args: argparse.Namespace) -> str | None:
     return named if named == "numpy" else "cpu"
 
 
-def add_source(group: Any) -> None:
-    """Add what says which model, each option one of two."""
+def add_source(group: Any) -> Any:
+    """Add what says which model, of which one is given; return the group of these options."""
     source = group.add_mutually_exclusive_group(required=True)
     source.add_argument("-m", "--model", metavar="FILE", help=MODEL)
     source.add_argument("-hf", "--hf-repo", dest="model", type=of_hub, metavar="REPO", help=REPO)
+    return source
 
 
 def of_hub(text: str) -> str:
@@ -224,10 +225,10 @@ def add_draft(group: Any) -> None:
                         help="draft with a smaller model of a hub repository")  # fmt: skip
 
 
-def add_model(parser: argparse.ArgumentParser, context: str = TRAINED) -> None:
-    """Add what opens a model."""
+def add_model(parser: argparse.ArgumentParser, context: str = TRAINED) -> Any:
+    """Add what opens a model; return the group of the options of which one names it."""
     group = parser.add_argument_group("model")
-    add_source(group)
+    source = add_source(group)
     add_device(group)
     group.add_argument("-c", "--ctx-size", type=int, metavar="N",
                        help="positions of the context; 0: as trained "
@@ -250,6 +251,7 @@ def add_model(parser: argparse.ArgumentParser, context: str = TRAINED) -> None:
                        help="tokens to draft at once, at most (default: 8)")  # fmt: skip
     group.add_argument("-devd", "--device-draft", metavar="NAME",
                        help="device of a draft model (default: cpu)")  # fmt: skip
+    return source
 
 
 def model(args: argparse.Namespace) -> dict[str, Any]:

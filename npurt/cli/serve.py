@@ -5,11 +5,14 @@ import importlib.util
 import logging
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from npurt.cli import options
 from npurt.cli.sampling import add_sampling, sampling
 from npurt.errors import SettingError
+
+if TYPE_CHECKING:
+    from npurt.serve.models.folder import FolderModel
 
 NEEDED = ("starlette", "uvicorn", "prometheus_client")  # of the extra `server`
 
@@ -22,7 +25,10 @@ def add(verbs: Any) -> None:
         description="Answers requests over HTTP, as OpenAI's interface and others.  It needs "
         "`pip install npurt[server]`.  Ctrl-C, or SIGTERM, finishes what is under way first.",
     )
-    options.add_model(parser)
+    source = options.add_model(parser)
+    source.add_argument("--models-dir", type=Path, metavar="DIR",
+                        help="serve all GGUF files in DIR and its folders by their names; each is "
+                        "loaded on first use")  # fmt: skip
     add_sampling(parser)
     group = parser.add_argument_group("server")
     group.add_argument("--host", default="127.0.0.1", metavar="ADDRESS",
@@ -50,6 +56,15 @@ def add(verbs: Any) -> None:
                        "what is free)")  # fmt: skip
     group.add_argument("--embeddings", "--embedding", action="store_true",
                        help="embed texts, and generate none")  # fmt: skip
+    group.add_argument("--idle-seconds", type=float, default=300.0, metavar="SECONDS",
+                       help="after which a model of --models-dir that nobody uses is unloaded; "
+                       "0: never (default: 300)")  # fmt: skip
+    group.add_argument("--models-max", type=int, default=0, metavar="N",
+                       help="most models loaded at a time; 0: as many as there is memory for "
+                       "(default: 0)")  # fmt: skip
+    group.add_argument("--models-bytes", type=int, metavar="N",
+                       help="memory that loaded models take together (default: what is "
+                       "free)")  # fmt: skip
     group.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS",
                        help="that a request may take")  # fmt: skip
     group.add_argument("--engine-timeout", type=float, default=120.0, metavar="SECONDS",
@@ -63,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
     from npurt.serve.http.auth import read_keys
     from npurt.serve.model.front import Settings
     from npurt.serve.model.served_model import ServedModel
+    from npurt.serve.models.policy import Policy
     from npurt.serve.run import Address, Start
     from npurt.serve.run import run as serve
 
@@ -76,17 +92,37 @@ def run(args: argparse.Namespace) -> int:
         args.usage_error(f"-np {args.parallel}: at least one text runs at a time")
     if args.timeout <= 0 or args.engine_timeout <= 0:
         args.usage_error("a timeout is a number above 0")
+    if args.idle_seconds < 0 or args.models_max < 0 or (args.models_bytes or 1) < 1:
+        args.usage_error("--idle-seconds, --models-max and --models-bytes are no negative numbers")
     address = Address(
         args.host, args.port, read_keys(args.api_key_file) if args.api_key_file else (),
         args.allow_host, args.cors_origin, args.insecure,
     )  # fmt: skip
     address.require_safe()
-    model = ServedModel(options.model_path(args), args.alias, args.chat_template)
     settings = Settings(defaults, most, args.timeout, embeddings=args.embeddings)
+    model = (
+        models(args) if args.models_dir
+        else ServedModel(options.model_path(args), args.alias, args.chat_template)
+    )  # fmt: skip
     return serve(Start(
         model, address, engine_options(args), settings, args.engine_timeout,
         page=not args.no_page,
+        policy=Policy(args.idle_seconds, args.models_max or None, args.models_bytes),
     ))  # fmt: skip
+
+
+def models(args: argparse.Namespace) -> "list[FolderModel]":
+    """Return the models of ``--models-dir``, and print what is left out."""
+    from npurt.serve.models.folder import scan
+
+    for name in ("alias", "chat_template", "lora"):
+        if getattr(args, name):
+            args.usage_error(f"--{name.replace('_', '-')} is for one model; serve it with -m")
+    found, notes = scan(args.models_dir, args.ctx_size)
+    for note in notes:
+        print(f"npurt: {note}", file=sys.stderr)
+    print(f"npurt: serving {', '.join(model.name for model in found)}", file=sys.stderr)
+    return found
 
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from npurt.serve.interfaces.openai_models import model, models
 from npurt.serve.interfaces.openai_responses import respond
 from npurt.serve.interfaces.openai_text import completions
 from npurt.serve.model.front import Front
+from npurt.serve.model.offer import Offers, by_model
 from npurt.serve.page import FILES, STATE, state
 from npurt.serve.page import routes as page_routes
 from npurt.serve.status.health import health
@@ -51,7 +52,7 @@ OLLAMA: dict[str, Handler[Front]] = {
     "/api/show": ollama_models.show,
     "/api/embed": embed,
 }
-READ: dict[str, Handler[Front]] = {
+READ: dict[str, Handler[Offers]] = {
     "/v1/models": models,
     "/models": models,
     "/v1/models/{name:path}": model,
@@ -67,27 +68,30 @@ PUBLIC = {"/health", "/v1/health", *FILES}  # paths that need no key
 
 
 def application(
-    front: Front,
+    offers: Offers,
     *,
     keys: Sequence[str] = (),
     hosts: Sequence[str] = (),
     origins: Sequence[str] = (),
     page: bool = True,
 ) -> ASGIApp:
-    """Return the ASGI application of *front*.
+    """Return the ASGI application of a server.
 
     Args:
-        front: What answers.
+        offers: Its models: one `Front`, or several.
         keys, hosts, origins: See `Guard`.
         page: Serve the chat page at `/`.
     """
     written = {f"{prefix}{path}": made for path, made in OPENAI.items() for prefix in ("", "/v1")}
     written |= LLAMA_CPP | ANTHROPIC | OLLAMA
-    read = READ | ({STATE: state} if page else {})
+    read = READ | ({STATE: by_model(state)} if page else {})
     routes = [
-        *(Route(path, Endpoint(front, made), methods=["POST"]) for path, made in written.items()),
         *(
-            Route(path, Endpoint(front, made, body=False), methods=["GET"])
+            Route(path, Endpoint(offers, by_model(made)), methods=["POST"])
+            for path, made in written.items()
+        ),
+        *(
+            Route(path, Endpoint(offers, made, body=False), methods=["GET"])
             for path, made in read.items()
         ),
         *(page_routes() if page else ()),

@@ -23,7 +23,11 @@ from npurt.serve.engine.client import Engine
 from npurt.serve.engine.protocol import VERSION, Open
 from npurt.serve.http import limits
 from npurt.serve.model.front import DRAIN_SECONDS, Front, Settings
+from npurt.serve.model.offer import Offers
 from npurt.serve.model.served_model import ServedModel
+from npurt.serve.models.folder import FolderModel
+from npurt.serve.models.policy import Policy
+from npurt.serve.models.router import Launch, Router
 
 IDLE_SECONDS = 30  # that a connection may be idle between two requests
 ENGINE = (sys.executable, "-m", "npurt.serve.engine")
@@ -107,14 +111,14 @@ class Server(uvicorn.Server):
         status: 128 and the number of the signal, or 0.
     """
 
-    def __init__(self, app: ASGIApp, front: Front) -> None:
+    def __init__(self, app: ASGIApp, offers: Offers) -> None:
         super().__init__(uvicorn.Config(
             app, http=Protocol, ws="none", lifespan="off", log_config=None, access_log=False,
             server_header=False, timeout_keep_alive=IDLE_SECONDS, timeout_graceful_shutdown=5,
             h11_max_incomplete_event_size=limits.HEAD,
         ))  # fmt: skip
         self.status = 0
-        self._front = front
+        self._offers = offers
         self._loop = asyncio.get_running_loop()
         self._draining: asyncio.Task[None] | None = None
 
@@ -131,7 +135,7 @@ class Server(uvicorn.Server):
 
     async def _finish(self) -> None:
         log.warning("no new requests; those under way get %.0f s", DRAIN_SECONDS)
-        await self._front.drain()
+        await self._offers.drain()
         self.should_exit = True
 
 
@@ -140,20 +144,22 @@ class Start:
     """What the server is started with.
 
     Attributes:
-        model: The front's view of the model.
+        model: The front's view of the model; or several, which are loaded when they are used.
+        policy: When several are loaded and unloaded.
         options: Arguments of `npurt.Llama`.
         stuck: Seconds after which an engine that says nothing is replaced.
         command: What starts an engine.
         page: Serve the chat page at `/`.
     """
 
-    model: ServedModel
+    model: ServedModel | Sequence[FolderModel]
     address: Address = field(default_factory=Address)
     options: Mapping[str, Any] = field(default_factory=dict)
     settings: Settings = field(default_factory=Settings)
     stuck: float = 120.0
     command: Sequence[str] = ENGINE
     page: bool = True
+    policy: Policy = field(default_factory=Policy)
 
 
 def run(start: Start) -> int:
@@ -169,36 +175,51 @@ def run(start: Start) -> int:
 
 
 async def _serve(start: Start, listening: socket.socket) -> int:
-    model, address = start.model, start.address
-    opening = Open(VERSION, str(model.path), start.options)
-    engine = Engine(start.command, opening, stuck=start.stuck)
-    front = Front(model, engine, start.settings)
+    address, engine = start.address, None
+    offers: Offers
+    if isinstance(start.model, ServedModel):
+        opening = Open(VERSION, str(start.model.path), start.options)
+        engine = Engine(start.command, opening, stuck=start.stuck)
+        offers, named = Front(start.model, engine, start.settings), start.model.name
+    else:
+        launch = Launch(start.command, start.options, start.stuck)
+        offers = Router(start.model, launch, start.settings, start.policy)
+        named = f"{len(start.model)} models"
     app = application(
-        front, keys=address.keys, hosts=address.hosts, origins=address.origins, page=start.page
+        offers, keys=address.keys, hosts=address.hosts, origins=address.origins, page=start.page
     )
-    server = Server(app, front)
+    server = Server(app, offers)
     host, port = listening.getsockname()[:2]
-    log.warning("%s at http://%s:%d", model.name, f"[{host}]" if ":" in host else host, port)
+    log.warning("%s at http://%s:%d", named, f"[{host}]" if ":" in host else host, port)
     serving = asyncio.create_task(server.serve([listening]))
-    opening_model = asyncio.create_task(engine.start())
     try:
-        await asyncio.wait((serving, opening_model), return_when=asyncio.FIRST_COMPLETED)
-        if opening_model.done():
-            _raise(opening_model)
-            if engine.ready is not None:
-                log.warning("ready: %s, context of %d", engine.ready.device, engine.ready.n_ctx)
-            watching = asyncio.create_task(engine.watch())
-            await asyncio.wait((serving, watching), return_when=asyncio.FIRST_COMPLETED)
-            if watching.done():
-                watching.result()
-            watching.cancel()
+        if engine is not None:
+            await _run_engine(engine, serving)
         await serving
     finally:
         server.should_exit = True
-        opening_model.cancel()
-        await asyncio.gather(serving, opening_model, return_exceptions=True)
-        await engine.close()
+        await asyncio.gather(serving, return_exceptions=True)
+        await offers.close()
     return server.status
+
+
+async def _run_engine(engine: Engine, serving: asyncio.Task[None]) -> None:
+    """Open the only model, and watch its engine while the server runs."""
+    opening = asyncio.create_task(engine.start())
+    try:
+        await asyncio.wait((serving, opening), return_when=asyncio.FIRST_COMPLETED)
+        if not opening.done():
+            return
+        _raise(opening)
+        if engine.ready is not None:
+            log.warning("ready: %s, context of %d", engine.ready.device, engine.ready.n_ctx)
+        watching = asyncio.create_task(engine.watch())
+        await asyncio.wait((serving, watching), return_when=asyncio.FIRST_COMPLETED)
+        if watching.done():
+            watching.result()
+        watching.cancel()
+    finally:
+        opening.cancel()
 
 
 def _raise(task: asyncio.Task[None]) -> None:

@@ -123,10 +123,11 @@ class Client:
             body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         )
         sent, left = [], [data]
+        path, _, query = path.partition("?")
         given = {"host": "localhost", "content-length": str(len(data)), **(headers or {})}
         scope = {
             "type": "http", "method": method or ("GET" if body is None else "POST"),
-            "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "",
+            "path": path, "raw_path": path.encode(), "query_string": query.encode(), "root_path": "",
             "scheme": "http", "server": ("localhost", 80), "http_version": "1.1",
             "headers": [(k.encode(), v.encode("latin-1")) for k, v in given.items()],
         }  # fmt: skip

@@ -138,9 +138,11 @@ class Troubled(FakeBackend):
 def open_fake(path, options):
     """Open what *options* describe; the path says whether that fails."""
     options = dict(options)
-    if path == "broken.gguf" or options.pop("broken", False):
-        raise NpurtError(f"{path} is broken", remedy="take another file")
-    if path == "mute.gguf":
+    name = os.path.basename(path)
+    time.sleep(options.pop("open_seconds", 0.0))
+    if name == "broken.gguf" or options.pop("broken", False):
+        raise NpurtError(f"{name} is broken", remedy="take another file")
+    if name == "mute.gguf":
         os._exit(4)
     return Troubled(**options)
 

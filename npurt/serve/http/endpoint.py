@@ -5,17 +5,19 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Generic, TypeVar
+from urllib.parse import parse_qsl
 
 from starlette.types import Receive, Scope, Send
 
 from npurt.errors import NpurtError
 from npurt.serve.http import limits, sse
-from npurt.serve.http.errors import HttpError, of, shaped
+from npurt.serve.http.errors import HttpError, of, shaped, wrong
 from npurt.serve.http.fields import Fields
 from npurt.serve.http.limits import Gone
 
 T = TypeVar("T")
 F = TypeVar("F")
+QUERY_FIELDS = 16
 Answer = dict[str, Any] | bytes | sse.Stream
 
 log = logging.getLogger("npurt.serve")
@@ -25,7 +27,7 @@ class Request:
     """A request: its fields, and what is known of who asks.
 
     Attributes:
-        fields: Of the body; none for GET.
+        fields: Of the body; for GET, of the query.
         path: Of the URL.
         salt: What separates the caches of different keys.
     """
@@ -66,7 +68,7 @@ class Endpoint(Generic[F]):
             await reply(send, shaped(of(error), scope["path"]), 400)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        values = await limits.body(scope, receive) if self._body else {}
+        values = await limits.body(scope, receive) if self._body else _query(scope)
         request = Request(scope, values)
         answer = await until_gone(self._handle(request), receive)
         if isinstance(answer, sse.Stream):
@@ -109,6 +111,15 @@ async def until_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T:
         for task in (working, watching):
             task.cancel()
         await asyncio.gather(working, watching, return_exceptions=True)
+
+
+def _query(scope: Scope) -> dict[str, Any]:
+    """Return the fields of the query, all texts; of several with one name the last counts."""
+    query: bytes = scope.get("query_string", b"")
+    try:
+        return dict(parse_qsl(query.decode("latin-1"), max_num_fields=QUERY_FIELDS))
+    except ValueError:
+        raise wrong(f"the query has more than {QUERY_FIELDS} fields", "send fewer") from None
 
 
 async def _disconnect(receive: Receive) -> None:

@@ -11,6 +11,7 @@ from npurt.serve.interfaces.llama_cpp import settings
 from npurt.serve.interfaces.openai_chat import messages, template_variables
 from npurt.serve.interfaces.openai_common import known
 from npurt.serve.model.front import Front, Wanted
+from npurt.serve.model.offer import Offers
 from npurt.serve.tools.wanted import tools_of
 from npurt.version import __version__
 
@@ -54,8 +55,17 @@ async def apply_template(front: Front, request: Request) -> Answer:
     return {"prompt": prompt}
 
 
-async def props(front: Front, request: Request) -> Answer:
-    """Describe the server; names of files have no folder."""
+async def props(offers: Offers, request: Request) -> Answer:
+    """Describe the server, or one of several models; names of files have no folder."""
+    found = offers.offers()
+    if len(found) > 1 and not request.fields.has("model"):
+        return {"role": "router", "models": [offer.model.name for offer in found],
+                "build_info": f"npurt {__version__}"}  # fmt: skip
+    async with offers.using(request) as front:
+        return _props(front)
+
+
+def _props(front: Front) -> dict[str, Any]:
     ready, model = front.ready(), front.model
     usual: dict[str, Any] = {"n_ctx": ready.n_ctx, "params": settings(front, Wanted())}
     return {

@@ -30,7 +30,7 @@ async def chat(front: Front, request: Request) -> Answer:
     fields.text("model")  # any name means the only model
     wanted = await _wanted(fields, request.salt)
     if not fields.items("messages", limits.MESSAGES):
-        return _loaded(front, {"message": {"role": "assistant", "content": ""}})
+        return await _loaded(front, {"message": {"role": "assistant", "content": ""}})
     _refuse_images(fields.objects("messages", limits.MESSAGES))
     tools = tools_of(fields)
     if tools.forced and wanted.response_format:
@@ -55,7 +55,7 @@ async def generate(front: Front, request: Request) -> Answer:
         raise wrong("npurt reads no pictures", "leave images out", "images")
     stream = fields.flag("stream", True)
     if not prompt:
-        return _loaded(front, {"response": ""})
+        return await _loaded(front, {"response": ""})
     if raw or suffix:
         ids = front.model.around(prompt, suffix) if suffix else front.model.encode(prompt)
         texts = front.begin([ids], wanted)
@@ -117,9 +117,9 @@ def stamp() -> str:
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
-def _loaded(front: Front, empty: dict[str, Any]) -> Answer:
+async def _loaded(front: Front, empty: dict[str, Any]) -> Answer:
     """Return the answer to a request without a prompt, which asks that the model be loaded."""
-    front.ready()
+    await front.load()
     head = {"model": front.model.name, "created_at": stamp()}
     return head | empty | {"done": True, "done_reason": "load"}
 

@@ -9,56 +9,69 @@ from typing import Any
 
 from npurt.serve.http.endpoint import Answer, Request
 from npurt.serve.model.front import Front
+from npurt.serve.model.model_file import ModelFile
+from npurt.serve.model.offer import Offers
 from npurt.serve.model.reading import BEGIN
-from npurt.serve.model.served_model import ServedModel
 from npurt.version import __version__
 
 FOREVER = "9999-12-31T23:59:59Z"
 
 
-async def version(front: Front, request: Request) -> Answer:
+async def version(offers: Offers, request: Request) -> Answer:
     """Return the version of npurt."""
     return {"version": __version__}
 
 
-async def tags(front: Front, request: Request) -> Answer:
+async def tags(offers: Offers, request: Request) -> Answer:
     """List the models."""
-    return {"models": [described(front.model)]}
+    return {"models": [described(offer.model) for offer in offers.offers()]}
 
 
-async def running(front: Front, request: Request) -> Answer:
+async def running(offers: Offers, request: Request) -> Answer:
     """List the models that are loaded."""
-    if front.engine.ready is None:
-        return {"models": []}
-    loaded = {"expires_at": FOREVER, "size_vram": 0, "context_length": front.engine.ready.n_ctx}
-    return {"models": [described(front.model) | loaded]}
+    return {
+        "models": [
+            described(offer.model)
+            | {
+                "expires_at": FOREVER if offer.expires is None else _written(offer.expires),
+                "size_vram": 0,
+                "context_length": offer.front.engine.ready.n_ctx,
+            }
+            for offer in offers.offers()
+            if offer.front is not None and offer.front.engine.ready is not None
+        ]
+    }
 
 
 async def show(front: Front, request: Request) -> Answer:
-    """Describe the model; any name is that of the only one."""
+    """Describe the model that the request names."""
     request.fields.text("model")
     model = front.model
     read = {"tools": "tools" in model.source, "thinking": BEGIN in model.source}
     read["insert"] = model.fills_in
+    kind = "embedding" if front.settings.embeddings else "completion"
     return {
         "modelfile": "",
         "parameters": "",
         "template": model.source,
         "details": described(model)["details"],
         "model_info": dict(model.metadata),
-        "capabilities": ["completion", *(name for name, can in read.items() if can)],
+        "capabilities": [kind, *(name for name, can in read.items() if can)],
         "modified_at": described(model)["modified_at"],
     }
 
 
-def described(model: ServedModel) -> dict[str, Any]:
+def _written(time: float) -> str:
+    return datetime.fromtimestamp(time, UTC).isoformat().replace("+00:00", "Z")
+
+
+def described(model: ModelFile) -> dict[str, Any]:
     """Return the object of a model."""
     architecture = str(model.metadata.get("general.architecture", ""))
-    changed = datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z")
     return {
         "name": model.name,
         "model": model.name,
-        "modified_at": changed,
+        "modified_at": _written(model.created),
         "size": model.nbytes,
         # A name for this file, not a hash of its bytes: that would take seconds.
         "digest": hashlib.sha256(model.fingerprint.encode()).hexdigest(),

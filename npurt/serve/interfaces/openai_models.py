@@ -4,36 +4,39 @@ from typing import Any
 
 from npurt.serve.http.endpoint import Answer, Request
 from npurt.serve.http.errors import HttpError
-from npurt.serve.model.front import Front
+from npurt.serve.model.offer import Offer, Offers
 
 
-async def models(front: Front, request: Request) -> Answer:
+async def models(offers: Offers, request: Request) -> Answer:
     """List the models."""
-    return {"object": "list", "data": [described(front)]}
+    return {"object": "list", "data": [described(offer) for offer in offers.offers()]}
 
 
-async def model(front: Front, request: Request) -> Answer:
+async def model(offers: Offers, request: Request) -> Answer:
     """Describe one model."""
     name = request.parameters["name"]
-    if name != front.model.name:
-        raise HttpError(
-            404, f"there is no model {name!r:.100}", remedy="/v1/models lists the models",
-            param="model", code="model_not_found",
-        )  # fmt: skip
-    return described(front)
+    for offer in offers.offers():
+        if offer.model.name in (name, name.removesuffix(".gguf")):
+            return described(offer)
+    raise HttpError(
+        404, f"there is no model {name!r:.100}", remedy="/v1/models lists the models",
+        param="model", code="model_not_found",
+    )  # fmt: skip
 
 
-def described(front: Front) -> dict[str, Any]:
-    """Return the object of the model."""
-    meta = {} if front.engine.ready is None else {"n_ctx": front.engine.ready.n_ctx}
+def described(offer: Offer) -> dict[str, Any]:
+    """Return the object of a model; *status* is as of llama.cpp's router."""
+    model = offer.model
+    ready = offer.front.engine.ready if offer.front else None
     return {
-        "id": front.model.name,
+        "id": model.name,
         "object": "model",
-        "created": front.model.created,
+        "created": model.created,
         "owned_by": "npurt",
+        "status": {"value": offer.status},
         "meta": {
-            **meta,
-            "n_vocab": front.model.tokenizer.n_vocab,
-            "size": front.model.nbytes,
+            **({} if ready is None else {"n_ctx": ready.n_ctx}),
+            "n_vocab": model.n_vocab,
+            "size": model.nbytes,
         },
     }

@@ -1,8 +1,9 @@
 """The front: a model, its engine, and the requests that are under way."""
 
 import asyncio
+import contextlib
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,8 +12,10 @@ from npurt.llm.decode.samplers.settings import Sampling
 from npurt.serve.engine.client import Engine
 from npurt.serve.engine.protocol import Ready, Submit
 from npurt.serve.http import limits
+from npurt.serve.http.endpoint import Request
 from npurt.serve.http.errors import HttpError, of, wrong
 from npurt.serve.model.generation import Choice, Texts
+from npurt.serve.model.offer import Offer
 from npurt.serve.model.served_model import ServedModel
 
 DRAIN_SECONDS = 30.0
@@ -82,20 +85,48 @@ class Counts:
     ended: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class OnDemand:
+    """How an engine is started by the first text.
+
+    Attributes:
+        expected: What the engine is likely to say of itself.
+        start: Begins to start it, if it is not.  What it raises refuses the text.
+    """
+
+    expected: Ready
+    start: Callable[[], None]
+
+
 class Front:
-    """A model that answers requests.
+    """A model that answers requests; alone, it is all that a server offers (see `Offers`).
+
+    Args:
+        on_demand: How the engine is started, if by the first text; without it, texts are refused
+            until the engine is open.
+        counts: Go on with these.
 
     Attributes:
         counts: What was done so far.
         draining: Whether the server is about to end.
     """
 
-    def __init__(self, model: ServedModel, engine: Engine, settings: Settings) -> None:
+    def __init__(
+        self,
+        model: ServedModel,
+        engine: Engine,
+        settings: Settings,
+        *,
+        on_demand: OnDemand | None = None,
+        counts: Counts | None = None,
+    ) -> None:
         self.model = model
         self.engine = engine
         self.settings = settings
-        self.counts = Counts()
+        self.counts = counts or Counts()
         self.draining = False
+        self._on_demand = on_demand
+        self._failure: HttpError | None = None
         self._under_way: set[Texts] = set()
 
     # --- Whether there is room ------------------------------------------------------------------
@@ -106,22 +137,46 @@ class Front:
         return sum(len(texts.choices) for texts in self._under_way)
 
     def ready(self) -> Ready:
-        """Return what the engine said of itself.
+        """Return what the engine said of itself, or is expected to say.
 
         Raises:
-            HttpError: It is still loading, or the server is about to end.
+            HttpError: It is still loading, or cannot be, or the server is about to end.
         """
+        if self._failure is not None:
+            raise self._failure
         if self.draining:
             raise HttpError(
                 503, "the server is about to end", remedy="ask another one",
                 code="shutting_down", headers={"Retry-After": "30"},
             )  # fmt: skip
-        if self.engine.ready is None:
+        ready = self.engine.ready
+        if ready is None and self._on_demand is not None:
+            ready = self._on_demand.expected
+        if ready is None:
             raise HttpError(
                 503, "the model is loading", remedy="ask again in a moment",
                 code="loading", headers={"Retry-After": "5"},
             )  # fmt: skip
-        return self.engine.ready
+        return ready
+
+    async def load(self) -> None:
+        """Wait until the model is loaded.
+
+        Raises:
+            HttpError: As `ready`.
+        """
+        self.ready()
+        if self._on_demand is not None:
+            self._on_demand.start()
+        while self.engine.ready is None:
+            await asyncio.sleep(0.02)
+            self.ready()
+
+    def fail(self, error: HttpError) -> None:
+        """End all texts with *error*, and refuse others with it: the model cannot be loaded."""
+        self._failure = error
+        for texts in self._under_way:
+            texts.fail(error)
 
     def require_room(self, choices: int) -> None:
         """Refuse *choices* more texts when the queue is full.
@@ -164,6 +219,8 @@ class Front:
             submit for prompt in prompts for submit in self._submits(prompt, wanted)
         ]  # fmt: skip
         self.require_room(len(submits))
+        if self._on_demand is not None:
+            self._on_demand.start()
         choices = [
             Choice(self.model.tokenizer, i, wanted.stops, wanted.shown) for i in range(len(submits))
         ]
@@ -234,6 +291,32 @@ class Front:
         counts.cached_tokens += texts.cached_tokens
         counts.completion_tokens += texts.completion_tokens
 
+    # --- What is offered ------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def using(self, request: Request) -> AsyncIterator["Front"]:
+        """Enter with this front: any name means the only model."""
+        del request
+        yield self
+
+    def offer(self) -> Offer:
+        """Return what lists say of the model."""
+        status = "loading" if self.engine.ready is None else "loaded"
+        return Offer(self.model, self.counts, status, self)
+
+    def offers(self) -> list[Offer]:
+        """Return the only model."""
+        return [self.offer()]
+
+    def require_healthy(self) -> None:
+        """Raise HttpError if the server takes no requests."""
+        self.ready()
+        if not self.engine.alive:
+            raise HttpError(
+                503, "the engine is being started again", remedy="requests wait for it",
+                code="restarting", headers={"Retry-After": "5"},
+            )  # fmt: skip
+
     # --- The end --------------------------------------------------------------------------------
 
     async def drain(self, seconds: float = DRAIN_SECONDS) -> None:
@@ -251,3 +334,7 @@ class Front:
         until = loop.time() + LAST_SECONDS
         while self._under_way and loop.time() < until:  # a client that reads nothing learns nothing
             await asyncio.sleep(0.02)
+
+    async def close(self) -> None:
+        """End the engine."""
+        await self.engine.close()

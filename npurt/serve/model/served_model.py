@@ -2,20 +2,16 @@
 
 import contextlib
 import functools
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from npurt.errors import LayoutError, ModelFormatError, NpurtError
-from npurt.llm.file.gguf import GGUF, errors_of
-from npurt.llm.file.metadata import optional
-from npurt.llm.text import named_templates
+from npurt.llm.file.gguf import GGUF
 from npurt.llm.text.chat import ChatTemplate, joined_parts
 from npurt.llm.text.tokenizer import Tokenizer
 from npurt.serve.http.errors import of, wrong
-from npurt.version import __version__
+from npurt.serve.model.model_file import ModelFile
 
 # Keys of the tokens around a gap, as llama.cpp's gguf-py writes them and wrote them before, and the
 # texts of such tokens in files that have no key.
@@ -26,34 +22,12 @@ FILL_IN = {
 }
 
 
-class ServedModel:
-    """A model by its file.
+class ServedModel(ModelFile):
+    """A model whose texts the front can write and read.  Arguments and errors as `ModelFile`."""
 
-    Args:
-        path: The file.
-        name: What clients call it; by default the file's name without its ending.
-        template: As *chat_template* of `Llama`.
-
-    Raises:
-        ModelFormatError: npurt cannot run it.
-    """
-
-    def __init__(self, path: Path, name: str | None = None, template: str | None = None) -> None:
-        with errors_of(path), GGUF(path) as file:
-            self.metadata: Mapping[str, Any] = {
-                key: value for key, value in file.metadata.items() if isinstance(value, str | int)
-            }
-            self.tokenizer = Tokenizer.from_gguf(file.metadata)
-            self._source = optional(file.metadata, "tokenizer.chat_template", str, "")
-        if template is not None:
-            self._source = named_templates.source(template)
-        self.path = path
-        self.name = name or path.stem
-        stat = path.stat()
-        self.created = int(stat.st_mtime)
-        self.nbytes = stat.st_size
-        identity = f"{__version__} {path.name} {stat.st_size} {self._source}"
-        self.fingerprint = "fp_" + hashlib.sha256(identity.encode()).hexdigest()[:10]
+    def _read(self, file: GGUF) -> None:
+        super()._read(file)
+        self.tokenizer = Tokenizer.from_gguf(file.metadata)
 
     # --- Text -----------------------------------------------------------------------------------
 
@@ -88,7 +62,7 @@ class ServedModel:
         Raises:
             HttpError: The model has none, or a broken one.
         """
-        if not self._source:
+        if not self.source:
             raise wrong(
                 f"{self.name} has no chat template",
                 "use /v1/completions, or start the server with --chat-template",
@@ -97,15 +71,10 @@ class ServedModel:
         tokens = self.tokenizer
         try:
             return ChatTemplate(
-                self._source, bos=self.text_of(tokens.bos), eos=self.text_of(tokens.eos)
+                self.source, bos=self.text_of(tokens.bos), eos=self.text_of(tokens.eos)
             )
         except ModelFormatError as error:
             raise of(error) from error
-
-    @property
-    def source(self) -> str:
-        """The text of the chat template; "" without one."""
-        return self._source
 
     def prompt(
         self,
@@ -128,7 +97,7 @@ class ServedModel:
                 param="tools", code="unsupported",
             )  # fmt: skip
         try:
-            given = joined_parts([_readable(message, self._source) for message in messages])
+            given = joined_parts([_readable(message, self.source) for message in messages])
             return template.render(
                 given,
                 add_generation_prompt=add_generation_prompt,

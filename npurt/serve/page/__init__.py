@@ -78,7 +78,7 @@ async def state(front: Front, request: Request) -> Answer:
     Counts that the engine does not have, or that it did not say in time, are null.
     """
     engine, ready = await front.engine.stats(), front.engine.ready
-    counts = values(front, engine)
+    counts = values(front.offer(), engine)
     known = ("pages", "used", "prefixes", "fallbacks", "verified", "wrong", "steps")
     return {
         "model": front.model.name,

@@ -1,0 +1,312 @@
+"""Chooses the model of a request, loads it on first use, and unloads it to make room.
+
+A model has an `Instance` while it is in use.  Reading its tokenizer does not load it; a text does.
+Models are loaded one after another, so that each sees what the one before left free.  Where memory
+is short, the model that was used least recently is unloaded; if it has texts under way, it first
+ends them, and requests for it that come in the meantime wait for it to be loaded again.  So no text
+is broken off, and no model waits for ever behind another one (docs/decisions/036).
+"""
+
+import asyncio
+import contextlib
+import functools
+import logging
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from npurt.errors import NpurtError
+from npurt.llm.batch.engine import USUAL_SEQUENCES
+from npurt.serve.engine.client import Engine
+from npurt.serve.engine.protocol import VERSION, Open, Ready
+from npurt.serve.http.endpoint import Request
+from npurt.serve.http.errors import HttpError, wrong
+from npurt.serve.model.front import DRAIN_SECONDS, Counts, Front, OnDemand, Settings
+from npurt.serve.model.offer import Offer
+from npurt.serve.model.served_model import ServedModel
+from npurt.serve.models.folder import FolderModel
+from npurt.serve.models.instance import Instance
+from npurt.serve.models.policy import Policy
+
+LISTED = 20  # models that an error names
+MOMENT = 0.02  # seconds between two looks at what is under way
+
+log = logging.getLogger("npurt.serve")
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How engines are started.
+
+    Attributes:
+        command: What starts one.
+        options: Arguments of `npurt.Engine`.
+        stuck: Seconds after which an engine that says nothing is replaced.
+    """
+
+    command: Sequence[str]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    stuck: float = 120.0
+
+
+class Router:
+    """Several models; see `Offers`.
+
+    Attributes:
+        draining: Whether the server is about to end.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[FolderModel],
+        launch: Launch,
+        settings: Settings,
+        policy: Policy | None = None,
+    ) -> None:
+        self.draining = False
+        self._closing = False
+        self._models = {model.name: model for model in models}
+        self._counts = {model.name: Counts() for model in models}
+        self._launch = launch
+        self._settings = settings
+        self._policy = policy or Policy()
+        self._current: dict[str, Instance] = {}  # those that take requests, by name
+        self._held: list[Instance] = []  # those that have memory
+        self._one_loads = asyncio.Lock()
+        self._watching: asyncio.Task[None] | None = None
+
+    # --- Requests -------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def using(self, request: Request) -> AsyncIterator[Front]:
+        """Enter with the front of the model that *request* names.
+
+        Raises:
+            HttpError: There is no such model, or its file cannot be read any more.
+        """
+        instance = self._instance(self._chosen(request))
+        instance.users += 1
+        try:
+            yield await asyncio.shield(instance.opening)
+        finally:
+            instance.users -= 1
+            instance.used = asyncio.get_running_loop().time()
+
+    def _chosen(self, request: Request) -> FolderModel:
+        if len(self._models) == 1:
+            return next(iter(self._models.values()))  # any name means the only model
+        name = request.fields.text("model")
+        listed = ", ".join(list(self._models)[:LISTED])
+        if len(self._models) > LISTED:
+            listed += f" and {len(self._models) - LISTED} more, which /v1/models lists"
+        if not name:
+            raise wrong("the request names no model", f"the models are {listed}", "model")
+        found = self._models.get(name) or self._models.get(name.removesuffix(".gguf"))
+        if found is None:
+            raise HttpError(
+                404, f"there is no model {name!r:.100}", remedy=f"the models are {listed}",
+                param="model", code="model_not_found",
+            )  # fmt: skip
+        return found
+
+    def _instance(self, model: FolderModel) -> Instance:
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._unload_idle())
+        found = self._current.get(model.name)
+        if found is None:
+            found = self._current[model.name] = Instance(model)
+            found.opening = asyncio.create_task(self._open(found))
+        return found
+
+    async def _open(self, instance: Instance) -> Front:
+        """Read the tokenizer of a model, and return its front."""
+        model, launch = instance.model, self._launch
+        try:
+            served = await asyncio.to_thread(ServedModel, model.path, model.name)
+        except (NpurtError, OSError) as error:
+            self._forget(instance)
+            raise _unloadable(model, error) from error
+        settings, options = self._settings, dict(launch.options)
+        if model.embeds:
+            settings = replace(settings, embeddings=True)
+            options = {key: value for key, value in options.items()
+                       if key not in ("max_sequences", "kv_bytes")}  # fmt: skip
+            options["embeddings"] = True
+        opening = Open(VERSION, str(model.path), options)
+        engine = Engine(launch.command, opening, stuck=launch.stuck)
+        sequences = 1 if settings.embeddings else options.get("max_sequences") or USUAL_SEQUENCES
+        expected = Ready(VERSION, model.positions, sequences, "")
+        front = Front(
+            served, engine, settings,
+            on_demand=OnDemand(expected, lambda: self._start(instance)),
+            counts=self._counts[model.name],
+        )  # fmt: skip
+        front.draining = self.draining
+        instance.front = front
+        return front
+
+    def _forget(self, instance: Instance) -> None:
+        """Let the next request for the model begin another instance."""
+        if self._current.get(instance.model.name) is instance:
+            del self._current[instance.model.name]
+
+    # --- Loading --------------------------------------------------------------------------------
+
+    def _start(self, instance: Instance) -> None:
+        """Begin to load an instance, unless that has begun.
+
+        Raises:
+            HttpError: It never fits into the memory.
+        """
+        if instance.loading is not None:
+            return
+        reason = self._policy.too_large(instance.model)
+        if reason is not None:
+            raise wrong(
+                f"{instance.model.name} needs {reason}",
+                "use a smaller model, or start the server with a smaller -c",
+                "model", "model_too_large",
+            )  # fmt: skip
+        instance.loading = asyncio.create_task(self._load(instance))
+        instance.loading.add_done_callback(functools.partial(_require_no_bug, instance))
+
+    async def _load(self, instance: Instance) -> None:
+        """Load an instance, and watch its engine until it is unloaded."""
+        front, name = instance.front, instance.model.name
+        assert front is not None
+        try:
+            async with self._one_loads:
+                await self._make_room(instance)
+                if not instance.busy:  # its clients went away
+                    instance.loading = None
+                    return
+                log.warning("loading %s", name)
+                self._held.append(instance)
+                await front.engine.start()
+            if front.engine.ready is not None:
+                log.warning("%s is ready: %s, context of %d", name, front.engine.ready.device,
+                            front.engine.ready.n_ctx)  # fmt: skip
+            await front.engine.watch()
+        except NpurtError as error:
+            log.error("%s cannot be loaded: %s", name, error.what)
+            self._forget(instance)
+            front.fail(_unloadable(instance.model, error))
+            await front.engine.close()
+            if instance in self._held:
+                self._held.remove(instance)
+
+    async def _make_room(self, instance: Instance) -> None:
+        """Unload others until *instance* fits, and wait for the end of their texts if need be.
+
+        Raises:
+            HttpError: It does not fit even alone.
+        """
+        model = instance.model
+        while lack := self._policy.shortage(model, [held.model for held in self._held]):
+            ended = [held for held in self._held if held.unloading is not None]
+            if not ended:
+                ended = sorted(self._held, key=lambda held: (held.busy, held.used))[:1]
+            if not ended:
+                raise HttpError(
+                    503, f"{model.name} needs {lack}", remedy="close other programs",
+                    code="no_memory", headers={"Retry-After": "30"},
+                )  # fmt: skip
+            await asyncio.shield(self._unloading(ended[0]))
+
+    # --- Unloading ------------------------------------------------------------------------------
+
+    def _unloading(self, instance: Instance) -> asyncio.Task[None]:
+        """Begin to unload an instance, and return what ends when its memory is free."""
+        self._forget(instance)
+        if instance.unloading is None:
+            instance.unloading = asyncio.create_task(self._unload(instance))
+        return instance.unloading
+
+    async def _unload(self, instance: Instance) -> None:
+        while instance.busy and not self._closing:
+            await asyncio.sleep(MOMENT)
+        if instance.loading is not None:
+            instance.loading.cancel()
+            await asyncio.gather(instance.loading, return_exceptions=True)
+        if instance.front is not None:
+            await instance.front.engine.close()
+        if instance in self._held:
+            self._held.remove(instance)
+            log.warning("%s is unloaded", instance.model.name)
+
+    async def _unload_idle(self) -> None:
+        """Unload each instance that nobody has used for a while."""
+        loop, idle = asyncio.get_running_loop(), self._policy.idle
+        while idle:
+            await asyncio.sleep(min(1.0, idle / 4))
+            for instance in list(self._current.values()):
+                if instance.busy or instance.status == "loading":
+                    instance.used = loop.time()
+                elif loop.time() - instance.used >= idle:
+                    self._unloading(instance)
+
+    # --- What there is --------------------------------------------------------------------------
+
+    def offers(self) -> Sequence[Offer]:
+        """Return all models, in the order of their files."""
+        now, idle = asyncio.get_running_loop().time(), self._policy.idle
+        found = []
+        for name, model in self._models.items():
+            instance, counts = self._current.get(name), self._counts[name]
+            if instance is None:
+                found.append(Offer(model, counts, "unloaded"))
+                continue
+            used = now if instance.busy else instance.used
+            expires = time.time() + used - now + idle if idle else None
+            found.append(Offer(model, counts, instance.status, instance.front, expires))
+        return found
+
+    def require_healthy(self) -> None:
+        """Raise HttpError if the server takes no requests."""
+        if self.draining:
+            raise HttpError(
+                503, "the server is about to end", remedy="ask another one",
+                code="shutting_down", headers={"Retry-After": "30"},
+            )  # fmt: skip
+
+    # --- The end --------------------------------------------------------------------------------
+
+    async def drain(self, seconds: float = DRAIN_SECONDS) -> None:
+        """Take no new requests, and wait for those under way; end them after *seconds*."""
+        self.draining = True
+        fronts = [instance.front for instance in self._all() if instance.front is not None]
+        await asyncio.gather(*(front.drain(seconds) for front in fronts))
+
+    def _all(self) -> list[Instance]:
+        left = [held for held in self._held if held not in self._current.values()]
+        return [*self._current.values(), *left]
+
+    async def close(self) -> None:
+        """End all engines."""
+        self.draining = self._closing = True
+        if self._watching is not None:
+            self._watching.cancel()
+        for instance in self._all():
+            instance.opening.cancel()
+        await asyncio.gather(*map(self._unloading, self._all()), return_exceptions=True)
+
+
+def _require_no_bug(instance: Instance, loading: asyncio.Task[None]) -> None:
+    """End the texts of an instance whose task ended with what is no `NpurtError`."""
+    error = None if loading.cancelled() else loading.exception()
+    if error is not None and instance.front is not None:
+        log.error("%s ends by a bug", instance.model.name, exc_info=error)
+        instance.front.fail(HttpError(500, f"{error!r:.200}", remedy="report this as a bug"))
+
+
+def _unloadable(model: FolderModel, error: Exception) -> HttpError:
+    """Return the error of requests for a model that cannot be loaded."""
+    if isinstance(error, HttpError):
+        return error
+    what, remedy = str(error), "look at what the server printed"
+    if isinstance(error, NpurtError):
+        what, remedy = error.what, error.remedy
+    return HttpError(
+        500, f"{model.name} cannot be loaded: {what}", remedy=remedy, code="model_load_failed"
+    )
