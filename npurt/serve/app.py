@@ -23,7 +23,7 @@ from npurt.serve.interfaces.openai_models import model, models
 from npurt.serve.interfaces.openai_responses import respond
 from npurt.serve.interfaces.openai_text import completions
 from npurt.serve.model.front import Front
-from npurt.serve.model.offer import Offers, by_model
+from npurt.serve.model.offer import Offers, Only, by_model
 from npurt.serve.page import FILES, STATE, state
 from npurt.serve.page import routes as page_routes
 from npurt.serve.status.health import health
@@ -68,7 +68,7 @@ PUBLIC = {"/health", "/v1/health", *FILES}  # paths that need no key
 
 
 def application(
-    offers: Offers,
+    served: Front | Offers,
     *,
     keys: Sequence[str] = (),
     hosts: Sequence[str] = (),
@@ -78,10 +78,11 @@ def application(
     """Return the ASGI application of a server.
 
     Args:
-        offers: Its models: one `Front`, or several.
+        served: Its model, or several.
         keys, hosts, origins: See `Guard`.
         page: Serve the chat page at `/`.
     """
+    offers = Only(served) if isinstance(served, Front) else served
     written = {f"{prefix}{path}": made for path, made in OPENAI.items() for prefix in ("", "/v1")}
     written |= LLAMA_CPP | ANTHROPIC | OLLAMA
     read = READ | ({STATE: by_model(state)} if page else {})

@@ -23,7 +23,7 @@ from npurt.serve.engine.client import Engine
 from npurt.serve.engine.protocol import VERSION, Open
 from npurt.serve.http import limits
 from npurt.serve.model.front import DRAIN_SECONDS, Front, Settings
-from npurt.serve.model.offer import Offers
+from npurt.serve.model.offer import Offers, Only
 from npurt.serve.model.served_model import ServedModel
 from npurt.serve.models.folder import FolderModel
 from npurt.serve.models.policy import Policy
@@ -180,7 +180,8 @@ async def _serve(start: Start, listening: socket.socket) -> int:
     if isinstance(start.model, ServedModel):
         opening = Open(VERSION, str(start.model.path), start.options)
         engine = Engine(start.command, opening, stuck=start.stuck)
-        offers, named = Front(start.model, engine, start.settings), start.model.name
+        offers = Only(Front(start.model, engine, start.settings))
+        named = start.model.name
     else:
         launch = Launch(start.command, start.options, start.stuck)
         offers = Router(start.model, launch, start.settings, start.policy)

@@ -6,11 +6,12 @@ import shutil
 import pytest
 
 from npurt.errors import SettingError
-from npurt.llm.measure.memory import memory
 from npurt.llm.file.gguf import GGUF
+from npurt.llm.measure.memory import memory
 from npurt.serve.models.folder import scan
 from tests.llm import gguf_files as raw
 from tests.llm import tiny
+from tests.llm.test_parts import split
 
 LLAMA, QWEN = tiny.path("llama3", "q8_0"), tiny.path("qwen2", "q8_0")
 
@@ -46,23 +47,17 @@ def test_files_of_one_name_are_named_with_their_folders(tmp_path):
 
 
 def test_a_split_model_is_one(tmp_path):
-    parts = sorted((tiny.MODELS / "split").glob("*.gguf")) if (tiny.MODELS / "split").is_dir() else []
-    parts = parts or split(tmp_path / "made")
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    for part in parts:
-        shutil.copy(part, whole)
-    models, notes = scan(whole)
-    assert len(models) == 1
-    assert notes == []
-    assert "-of-" not in models[0].name
+    parts = split(LLAMA, tmp_path, tensors=7)
+    assert len(parts) > 1
+    models, notes = scan(tmp_path)
+    assert ([model.name for model in models], notes) == (["m"], [])
     assert models[0].nbytes == sum(part.stat().st_size for part in parts)
 
-    os.remove(whole / parts[1].name)
-    shutil.copy(LLAMA, whole / "other.gguf")
-    models, notes = scan(whole)
-    assert [model.name for model in models] == ["other"]
-    assert any("missing" in note for note in notes)
+    parts[1].unlink()
+    shutil.copy(LLAMA, tmp_path / "other.gguf")
+    found, notes = names(tmp_path)
+    assert found == {"other"}
+    assert "missing" in notes[0]
 
 
 def test_what_is_no_model_is_left_out_with_a_note(tmp_path):
@@ -72,12 +67,12 @@ def test_what_is_no_model_is_left_out_with_a_note(tmp_path):
     os.symlink("nowhere", tmp_path / "dangling.gguf")
     shutil.copy(LLAMA, os.fsencode(tmp_path) + b"/\xff.gguf")
     file = tiny.read(LLAMA)
-    for name, key, value in (("mmproj", "general.architecture", "clip"),
-                             ("lora", "general.type", "adapter"),
-                             ("odd", "general.architecture", "of-tomorrow")):  # fmt: skip
-        keys = [each for each in file.keys if each[0] != key]
-        raw_file = type(file)(**{**vars(file), "keys": [*keys, (key, raw.STRING, value)]})
-        (tmp_path / f"{name}.gguf").write_bytes(raw_file.data())
+    for name, key, value in [
+        ("mmproj", "general.architecture", "clip"),
+        ("lora", "general.type", "adapter"),
+        ("odd", "general.architecture", "of-tomorrow"),
+    ]:
+        (tmp_path / f"{name}.gguf").write_bytes(file.with_key(key, raw.STRING, value).encode())
 
     found, notes = names(tmp_path)
 
@@ -88,6 +83,13 @@ def test_what_is_no_model_is_left_out_with_a_note(tmp_path):
     assert "vision projector" in said["mmproj.gguf"]
     assert "adapter" in said["lora.gguf"]
     assert "of-tomorrow" in said["odd.gguf"]
+
+
+def test_an_encoder_embeds(tmp_path):
+    shutil.copy(LLAMA, tmp_path / "writer.gguf")
+    shutil.copy(tiny.path("bert", "bf16"), tmp_path / "encoder.gguf")
+    models, _ = scan(tmp_path)
+    assert {model.name: model.embeds for model in models} == {"writer": False, "encoder": True}
 
 
 def test_a_folder_without_models_is_refused(tmp_path):

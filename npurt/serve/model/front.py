@@ -1,9 +1,8 @@
 """The front: a model, its engine, and the requests that are under way."""
 
 import asyncio
-import contextlib
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,10 +11,8 @@ from npurt.llm.decode.samplers.settings import Sampling
 from npurt.serve.engine.client import Engine
 from npurt.serve.engine.protocol import Ready, Submit
 from npurt.serve.http import limits
-from npurt.serve.http.endpoint import Request
 from npurt.serve.http.errors import HttpError, of, wrong
 from npurt.serve.model.generation import Choice, Texts
-from npurt.serve.model.offer import Offer
 from npurt.serve.model.served_model import ServedModel
 
 DRAIN_SECONDS = 30.0
@@ -99,7 +96,7 @@ class OnDemand:
 
 
 class Front:
-    """A model that answers requests; alone, it is all that a server offers (see `Offers`).
+    """A model that answers requests.
 
     Args:
         on_demand: How the engine is started, if by the first text; without it, texts are refused
@@ -291,32 +288,6 @@ class Front:
         counts.cached_tokens += texts.cached_tokens
         counts.completion_tokens += texts.completion_tokens
 
-    # --- What is offered ------------------------------------------------------------------------
-
-    @contextlib.asynccontextmanager
-    async def using(self, request: Request) -> AsyncIterator["Front"]:
-        """Enter with this front: any name means the only model."""
-        del request
-        yield self
-
-    def offer(self) -> Offer:
-        """Return what lists say of the model."""
-        status = "loading" if self.engine.ready is None else "loaded"
-        return Offer(self.model, self.counts, status, self)
-
-    def offers(self) -> list[Offer]:
-        """Return the only model."""
-        return [self.offer()]
-
-    def require_healthy(self) -> None:
-        """Raise HttpError if the server takes no requests."""
-        self.ready()
-        if not self.engine.alive:
-            raise HttpError(
-                503, "the engine is being started again", remedy="requests wait for it",
-                code="restarting", headers={"Retry-After": "5"},
-            )  # fmt: skip
-
     # --- The end --------------------------------------------------------------------------------
 
     async def drain(self, seconds: float = DRAIN_SECONDS) -> None:
@@ -334,7 +305,3 @@ class Front:
         until = loop.time() + LAST_SECONDS
         while self._under_way and loop.time() < until:  # a client that reads nothing learns nothing
             await asyncio.sleep(0.02)
-
-    async def close(self) -> None:
-        """End the engine."""
-        await self.engine.close()

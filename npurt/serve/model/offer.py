@@ -1,15 +1,15 @@
 """What a server offers: one model, or several of which a request names one."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from npurt.serve.http.endpoint import Answer, Handler, Request
+from npurt.serve.http.errors import HttpError
+from npurt.serve.model.front import Counts, Front
 from npurt.serve.model.model_file import ModelFile
-
-if TYPE_CHECKING:
-    from npurt.serve.model.front import Counts, Front
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +23,16 @@ class Offer:
     """
 
     model: ModelFile
-    counts: "Counts"
+    counts: Counts
     status: str
-    front: "Front | None" = None
+    front: Front | None = None
     expires: float | None = None
 
 
 class Offers(Protocol):
     """The models of a server."""
 
-    def using(self, request: Request) -> "AbstractAsyncContextManager[Front]":
+    def using(self, request: Request) -> AbstractAsyncContextManager[Front]:
         """Enter with the front of the model that *request* names, which is kept until the exit."""
 
     def offers(self) -> Sequence[Offer]:
@@ -48,7 +48,47 @@ class Offers(Protocol):
         """End all engines."""
 
 
-def by_model(handler: "Handler[Front]") -> Handler[Offers]:
+class Only:
+    """A server of one model, which is meant by any name; see `Offers`."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+
+    @contextlib.asynccontextmanager
+    async def using(self, request: Request) -> AsyncIterator[Front]:
+        """Enter with the only front."""
+        del request
+        yield self._front
+
+    def offers(self) -> list[Offer]:
+        """Return the only model."""
+        return [offer_of(self._front)]
+
+    def require_healthy(self) -> None:
+        """Raise HttpError if the server takes no requests, or the engine is lost."""
+        self._front.ready()
+        if not self._front.engine.alive:
+            raise HttpError(
+                503, "the engine is being started again", remedy="requests wait for it",
+                code="restarting", headers={"Retry-After": "5"},
+            )  # fmt: skip
+
+    async def drain(self) -> None:
+        """Take no new requests, and wait for those under way, or end them."""
+        await self._front.drain()
+
+    async def close(self) -> None:
+        """End the engine."""
+        await self._front.engine.close()
+
+
+def offer_of(front: Front) -> Offer:
+    """Return what lists say of a model whose engine is always kept."""
+    status = "loading" if front.engine.ready is None else "loaded"
+    return Offer(front.model, front.counts, status, front)
+
+
+def by_model(handler: Handler[Front]) -> Handler[Offers]:
     """Return *handler* with the front of the model that the request names."""
 
     async def answer(offers: Offers, request: Request) -> Answer:

@@ -13,6 +13,7 @@ from starlette.routing import Route
 
 from npurt.serve.http.endpoint import Answer, Request
 from npurt.serve.model.front import Front
+from npurt.serve.model.offer import offer_of
 from npurt.serve.status.metrics import values
 from npurt.version import __version__
 
@@ -78,7 +79,7 @@ async def state(front: Front, request: Request) -> Answer:
     Counts that the engine does not have, or that it did not say in time, are null.
     """
     engine, ready = await front.engine.stats(), front.engine.ready
-    counts = values(front.offer(), engine)
+    counts = values(offer_of(front), engine)
     known = ("pages", "used", "prefixes", "fallbacks", "verified", "wrong", "steps")
     return {
         "model": front.model.name,
