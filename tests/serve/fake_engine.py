@@ -139,6 +139,7 @@ def open_fake(path, options):
     """Open what *options* describe; the path says whether that fails."""
     options = dict(options)
     name = os.path.basename(path)
+    options.pop("max_sequences", None)  # of which the front reads how many texts may wait
     time.sleep(options.pop("open_seconds", 0.0))
     if name == "broken.gguf" or options.pop("broken", False):
         raise NpurtError(f"{name} is broken", remedy="take another file")

@@ -1,0 +1,60 @@
+"""A server of several models in this process, whose engines are processes."""
+
+import contextlib
+import shutil
+import sys
+
+from npurt.serve.app import application
+from npurt.serve.model.front import Settings
+from npurt.serve.models.folder import scan
+from npurt.serve.models.policy import Policy
+from npurt.serve.models.router import Launch, Router
+from tests.llm import tiny
+from tests.serve.client import Client
+
+FILES = {"a": tiny.path("llama3", "q8_0"), "b": tiny.path("qwen3", "q8_0")}
+
+
+def fill(folder, files=FILES):
+    """Copy *files* into *folder*, each under its name."""
+    for name, path in files.items():
+        shutil.copy(path, folder / f"{name}.gguf")
+    return folder
+
+
+class Several(Client):
+    """Asks a `Router` for the models of *folder*; *options* are those of the engine."""
+
+    def __init__(self, folder, *, policy=None, settings=None, engine=None, guard=None, **options):
+        self.stuck = False
+        command = [sys.executable, "-m", engine or "tests.serve.fake_engine"]
+        models, _ = scan(folder, options.get("n_ctx"))
+        launch = Launch(command, options)
+        self.router = Router(models, launch, settings or Settings(), policy or Policy())
+        self.app = application(self.router, **(guard or {}))
+
+    def status(self):
+        """Return the status of each model by its name."""
+        return {offer.model.name: offer.status for offer in self.router.offers()}
+
+    def engine(self, name):
+        """Return the engine of a model that is in use."""
+        return next(o.front.engine for o in self.router.offers() if o.model.name == name)
+
+    async def text(self, model, prompt="once", tokens=8, **fields):
+        """Return the text that *model* writes after *prompt*."""
+        body = {"model": model, "prompt": prompt, "max_tokens": tokens, "seed": 1} | fields
+        reply = await self("/v1/completions", body)
+        assert reply.status == 200, reply.body
+        assert reply.json["model"] == model.removesuffix(".gguf")
+        return reply.json["choices"][0]["text"]
+
+
+@contextlib.asynccontextmanager
+async def several(folder, **options):
+    """Yield a `Several`, and end its engines."""
+    client = Several(folder, **options)
+    try:
+        yield client
+    finally:
+        await client.router.close()
