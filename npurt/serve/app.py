@@ -85,7 +85,7 @@ def application(
     offers = Only(served) if isinstance(served, Front) else served
     written = {f"{prefix}{path}": made for path, made in OPENAI.items() for prefix in ("", "/v1")}
     written |= LLAMA_CPP | ANTHROPIC | OLLAMA
-    read = READ | ({STATE: by_model(state)} if page else {})
+    read = READ | ({STATE: state} if page else {})
     routes = [
         *(
             Route(path, Endpoint(offers, by_model(made)), methods=["POST"])

@@ -19,9 +19,13 @@ from npurt.serve.run import Address, Start, run
 from npurt.serve.model.front import Settings
 from npurt.serve.http import limits
 from npurt.serve.model.served_model import ServedModel
+from npurt.serve.models.folder import scan
 logging.basicConfig(level=logging.WARNING, format="npurt: %(message)s")
 given = json.loads(sys.argv[1])
-model = ServedModel(__import__("pathlib").Path(given["path"]), "tiny", given["template"])
+if given["models_dir"]:
+    model, _ = scan(__import__("pathlib").Path(given["models_dir"]))
+else:
+    model = ServedModel(__import__("pathlib").Path(given["path"]), "tiny", given["template"])
 limits.HEAD_SECONDS = given["head"]
 command = [sys.executable, "-m", given["engine"]]
 sys.exit(run(Start(model, Address(port=0, **given["address"]), given["options"],
@@ -85,13 +89,14 @@ def serving(
     address=None,
     settings=None,
     head_seconds=30.0,
+    models_dir=None,
     **options,
 ):  # fmt: skip
     """Yield a `Live` server."""
     given = {
         "path": str(tiny.path(model, "q8_0")), "template": template, "engine": engine,
         "options": options, "address": address or {}, "settings": settings or {},
-        "head": head_seconds,
+        "head": head_seconds, "models_dir": models_dir and str(models_dir),
     }  # fmt: skip
     log = folder / "log.txt"
     with log.open("w") as file:

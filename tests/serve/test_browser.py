@@ -9,6 +9,7 @@ from tests.limits import eventually
 from tests.serve.browser import Page, chromium
 from tests.serve.client import served
 from tests.serve.live import serving
+from tests.serve.several import FILES, fill
 
 MARKDOWN = """# Head
 
@@ -312,3 +313,25 @@ def test_the_state_of_the_server_is_shown_live(page):
     found = page.run(state)
     assert (found["Device"], found["Checked products"]) == ("fake", "7")
     assert found["Pages in use"] == "not known"
+
+
+def test_the_user_chooses_one_of_several_models(browser, tmp_path):
+    fill(tmp_path, {name: FILES["a"] for name in ("one", "two")})
+    with serving(tmp_path, models_dir=tmp_path, step_seconds=0.002) as server:
+        page = begin(Page(browser, server.url), seed=1, max_tokens=4)
+        assert eventually(lambda: page.texts("#choice option") == ["one", "two"])
+        assert not page.run("return document.querySelector('#choice').hidden")
+        for name in ("two", "one"):
+            page.run("""const box = document.querySelector('#choice');
+                box.value = arguments[0]; box.dispatchEvent(new Event('change'))""", name)  # fmt: skip
+            page.click("#new")
+            page.say("Hello")
+            assert page.settles(2)[1]
+            assert eventually(lambda name=name: page.run("return document.title").startswith(name))
+            assert eventually(lambda: page.texts("#where") == ["on fake"])
+            assert f"{name} is ready" in server.log.read_text()
+            page.browser.refresh()
+            assert eventually(lambda name=name: page.run(
+                "return document.querySelector('#choice').value") == name)  # fmt: skip
+        assert not logged(page)
+        page.forget()

@@ -30,10 +30,20 @@ class Offer:
 
 
 class Offers(Protocol):
-    """The models of a server."""
+    """The models of a server.
+
+    Attributes:
+        draining: Whether the server is about to end.
+    """
+
+    @property
+    def draining(self) -> bool: ...
 
     def using(self, request: Request) -> AbstractAsyncContextManager[Front]:
         """Enter with the front of the model that *request* names, which is kept until the exit."""
+
+    def offer(self, request: Request) -> Offer:
+        """Return the model that *request* names, without using it."""
 
     def offers(self) -> Sequence[Offer]:
         """Return all models."""
@@ -60,9 +70,21 @@ class Only:
         del request
         yield self._front
 
+    @property
+    def draining(self) -> bool:
+        """Whether the server is about to end."""
+        return self._front.draining
+
+    def offer(self, request: Request) -> Offer:
+        """Return the only model."""
+        del request
+        return self.offers()[0]
+
     def offers(self) -> list[Offer]:
         """Return the only model."""
-        return [offer_of(self._front)]
+        front = self._front
+        status = "loading" if front.engine.ready is None else "loaded"
+        return [Offer(front.model, front.counts, status, front)]
 
     def require_healthy(self) -> None:
         """Raise HttpError if the server takes no requests, or the engine is lost."""
@@ -80,12 +102,6 @@ class Only:
     async def close(self) -> None:
         """End the engine."""
         await self._front.engine.close()
-
-
-def offer_of(front: Front) -> Offer:
-    """Return what lists say of a model whose engine is always kept."""
-    status = "loading" if front.engine.ready is None else "loaded"
-    return Offer(front.model, front.counts, status, front)
 
 
 def by_model(handler: Handler[Front]) -> Handler[Offers]:

@@ -250,17 +250,20 @@ class Router:
 
     def offers(self) -> Sequence[Offer]:
         """Return all models, in the order of their files."""
+        return [self._offer(model) for model in self._models.values()]
+
+    def offer(self, request: Request) -> Offer:
+        """Return the model that *request* names, without using it."""
+        return self._offer(self._chosen(request))
+
+    def _offer(self, model: FolderModel) -> Offer:
+        instance, counts = self._current.get(model.name), self._counts[model.name]
+        if instance is None:
+            return Offer(model, counts, "unloaded")
         now, idle = asyncio.get_running_loop().time(), self._policy.idle
-        found = []
-        for name, model in self._models.items():
-            instance, counts = self._current.get(name), self._counts[name]
-            if instance is None:
-                found.append(Offer(model, counts, "unloaded"))
-                continue
-            used = now if instance.busy else instance.used
-            expires = time.time() + used - now + idle if idle else None
-            found.append(Offer(model, counts, instance.status, instance.front, expires))
-        return found
+        used = now if instance.busy else instance.used
+        expires = time.time() + used - now + idle if idle else None
+        return Offer(model, counts, instance.status, instance.front, expires)
 
     def require_healthy(self) -> None:
         """Raise HttpError if the server takes no requests."""

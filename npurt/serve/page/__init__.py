@@ -12,9 +12,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from npurt.serve.http.endpoint import Answer, Request
-from npurt.serve.model.front import Front
-from npurt.serve.model.offer import offer_of
-from npurt.serve.status.metrics import values
+from npurt.serve.model.offer import Offers
+from npurt.serve.status.metrics import engine_stats, values
 from npurt.version import __version__
 
 # Files by path.  They hold no secrets, so that they need no API key.
@@ -24,6 +23,7 @@ FILES = {
         f"/page/{name}": name
         for name in (
             "chats.js",
+            "choice.js",
             "icon.svg",
             "main.js",
             "markdown.js",
@@ -73,18 +73,21 @@ def _file(name: str) -> Callable[[HttpRequest], Awaitable[Response]]:
     return answer
 
 
-async def state(front: Front, request: Request) -> Answer:
-    """Return what the page shows of the server: model, device, queue, pages, counts.
+async def state(offers: Offers, request: Request) -> Answer:
+    """Return what the page shows of a model: its device, queue, pages, counts.
 
     Counts that the engine does not have, or that it did not say in time, are null.
     """
-    engine, ready = await front.engine.stats(), front.engine.ready
-    counts = values(offer_of(front), engine)
+    offer = offers.offer(request)
+    engine = await engine_stats(offer)
+    front, counts = offer.front, values(offer, engine)
+    ready = front.engine.ready if front else None
     known = ("pages", "used", "prefixes", "fallbacks", "verified", "wrong", "steps")
     return {
-        "model": front.model.name,
+        "model": offer.model.name,
+        "status": offer.status,
         "version": __version__,
-        "ready": front.engine.alive and ready is not None and not front.draining,
+        "ready": ready is not None and bool(counts["npurt:ready"]) and not offers.draining,
         "device": ready.device if ready else None,
         "context": ready.n_ctx if ready else None,
         "sequences": ready.sequences if ready else None,

@@ -115,7 +115,7 @@ function stop() {
 function request() {
   const said = chat.messages.map(({ role, content }) => ({ role, content }));
   const system = chat.system ? [{ role: "system", content: chat.system }] : [];
-  return { messages: [...system, ...said], ...chat.settings };
+  return { model: status.choice.model, messages: [...system, ...said], ...chat.settings };
 }
 
 // Has the server make the next message, and shows it while it is made.

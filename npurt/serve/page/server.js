@@ -54,8 +54,14 @@ async function reason(answer) {
   }
 }
 
-export async function state() {
-  return (await ask("/page/state")).json();
+export async function state(model) {
+  const query = model ? `?model=${encodeURIComponent(model)}` : "";
+  return (await ask(`/page/state${query}`)).json();
+}
+
+// Resolves to the names of all models.
+export async function models() {
+  return (await (await ask("/v1/models")).json()).data.map(({ id }) => id);
 }
 
 // Yields the objects of a stream: those of OpenAI's chat.completion.chunk.

@@ -1,6 +1,7 @@
 // The live view of the server: where it runs, its queue, pages and sequences.
 
 import { element, show } from "./markdown.js";
+import { Choice } from "./choice.js";
 import { state } from "./server.js";
 
 const SECONDS = 2;
@@ -8,6 +9,7 @@ const SECONDS = 2;
 export class Status {
   constructor() {
     this.device = "";
+    this.choice = new Choice(() => this.read());
     document.querySelector("#server").addEventListener("toggle", () => this.read());
   }
 
@@ -15,7 +17,9 @@ export class Status {
   async read() {
     clearTimeout(this.timer);
     try {
-      this.show(await state());
+      if (!this.known) await this.choice.read();
+      this.known = true;
+      this.show(await state(this.choice.model));
     } catch (error) {
       document.querySelector("#where").textContent = error.message;
     }
@@ -37,10 +41,10 @@ export class Status {
     const wrong = found.fallbacks ? `, ${found.fallbacks} fallbacks` : "";
     document.querySelector("#where").textContent = found.ready
       ? `on ${found.device}${wrong}`
-      : "loading";
+      : found.status === "unloaded" ? "loaded with the first message" : "loading";
     const rows = {
       Device: found.device,
-      "Texts that run": `${found.running} of ${found.sequences}`,
+      "Texts that run": found.sequences && `${found.running} of ${found.sequences}`,
       "Texts that wait": found.waiting,
       "Pages in use": found.pages === null ? null : `${found.used} of ${found.pages}`,
       "Kept prefixes": found.prefixes,
