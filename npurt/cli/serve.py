@@ -92,8 +92,10 @@ def run(args: argparse.Namespace) -> int:
         args.usage_error(f"-np {args.parallel}: at least one text runs at a time")
     if args.timeout <= 0 or args.engine_timeout <= 0:
         args.usage_error("a timeout is a number above 0")
-    if args.idle_seconds < 0 or args.models_max < 0 or (args.models_bytes or 1) < 1:
-        args.usage_error("--idle-seconds, --models-max and --models-bytes are no negative numbers")
+    if args.idle_seconds < 0 or args.models_max < 0:
+        args.usage_error("--idle-seconds and --models-max are 0 or more")
+    if args.models_bytes is not None and args.models_bytes < 1:
+        args.usage_error("--models-bytes is 1 or more")
     address = Address(
         args.host, args.port, read_keys(args.api_key_file) if args.api_key_file else (),
         args.allow_host, args.cors_origin, args.insecure,

@@ -14,6 +14,7 @@ import pytest
 from npurt.cli import main, parser, serve
 from tests.limits import HANG_SECONDS, eventually
 from tests.llm import tiny
+from tests.serve.several import fill
 
 MODEL = str(tiny.path("llama3", "q8_0"))
 
@@ -40,6 +41,45 @@ def test_it_serves_until_a_signal(tmp_path):
         process.send_signal(signal.SIGTERM)
     assert process.wait(HANG_SECONDS) == 128 + signal.SIGTERM
     assert not [pid for pid in os.listdir("/proc") if pid == str(process.pid)]
+
+
+def test_a_folder_of_models_is_served_until_a_signal(tmp_path):
+    fill(tmp_path)
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF")
+    log = tmp_path / "log.txt"
+    command = [sys.executable, "-m", "npurt", "serve", "--models-dir", str(tmp_path), "--port", "0",
+               "-c", "128", "-t", "1", "--idle-seconds", "0.2"]  # fmt: skip
+    with log.open("w") as file:
+        process = subprocess.Popen(command, stderr=file)
+    try:
+        assert eventually(lambda: "2 models at http" in log.read_text())
+        assert "broken.gguf is left out" in log.read_text()
+        assert "serving a, b" in log.read_text()
+        url = re.search(r"models at (http://127\.0\.0\.1:\d+)", log.read_text())[1]
+        for name in "ab":
+            body = json.dumps({"model": name, "prompt": "Once", "max_tokens": 3}).encode()
+            request = urllib.request.Request(f"{url}/v1/completions", body)
+            with urllib.request.urlopen(request, timeout=HANG_SECONDS) as reply:
+                assert json.load(reply)["model"] == name
+        assert eventually(lambda: "a is unloaded" in log.read_text())
+    finally:
+        process.send_signal(signal.SIGTERM)
+    assert process.wait(HANG_SECONDS) == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["-a", "x"], ["--chat-template", "chatml"], ["--lora", "x.gguf"], ["-m", MODEL],
+     ["--idle-seconds", "-1"], ["--models-max", "-1"], ["--models-bytes", "0"]],
+)  # fmt: skip
+def test_what_is_for_one_model_is_refused(tmp_path, flags):
+    with pytest.raises(SystemExit, match="2"):
+        main(["serve", "--models-dir", str(tmp_path), *flags])
+
+
+def test_a_folder_without_models_ends_the_server(tmp_path, capfd):
+    assert main(["serve", "--models-dir", str(tmp_path)]) == 2
+    assert "no model that npurt runs" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

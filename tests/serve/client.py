@@ -127,7 +127,8 @@ class Client:
         given = {"host": "localhost", "content-length": str(len(data)), **(headers or {})}
         scope = {
             "type": "http", "method": method or ("GET" if body is None else "POST"),
-            "path": path, "raw_path": path.encode(), "query_string": query.encode(), "root_path": "",
+            "path": path, "raw_path": path.encode(), "query_string": query.encode(),
+            "root_path": "",
             "scheme": "http", "server": ("localhost", 80), "http_version": "1.1",
             "headers": [(k.encode(), v.encode("latin-1")) for k, v in given.items()],
         }  # fmt: skip

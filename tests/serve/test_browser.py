@@ -316,14 +316,14 @@ def test_the_state_of_the_server_is_shown_live(page):
 
 
 def test_the_user_chooses_one_of_several_models(browser, tmp_path):
-    fill(tmp_path, {name: FILES["a"] for name in ("one", "two")})
+    fill(tmp_path, dict.fromkeys(("one", "two"), FILES["a"]))
     with serving(tmp_path, models_dir=tmp_path, step_seconds=0.002) as server:
         page = begin(Page(browser, server.url), seed=1, max_tokens=4)
         assert eventually(lambda: page.texts("#choice option") == ["one", "two"])
         assert not page.run("return document.querySelector('#choice').hidden")
         for name in ("two", "one"):
-            page.run("""const box = document.querySelector('#choice');
-                box.value = arguments[0]; box.dispatchEvent(new Event('change'))""", name)  # fmt: skip
+            page.run("document.querySelector('#choice').value = arguments[0]", name)
+            page.run("document.querySelector('#choice').dispatchEvent(new Event('change'))")
             page.click("#new")
             page.say("Hello")
             assert page.settles(2)[1]

@@ -30,14 +30,11 @@ class Offer:
 
 
 class Offers(Protocol):
-    """The models of a server.
-
-    Attributes:
-        draining: Whether the server is about to end.
-    """
+    """The models of a server."""
 
     @property
-    def draining(self) -> bool: ...
+    def draining(self) -> bool:
+        """Whether the server is about to end."""
 
     def using(self, request: Request) -> AbstractAsyncContextManager[Front]:
         """Enter with the front of the model that *request* names, which is kept until the exit."""
