@@ -27,6 +27,7 @@ class Guard:
         self._has_positions = any(POSITIONS in tensor.shape for tensor in self._states)
         inputs = part.given | {tensor.name for tensor in part.tensors(Kind.INPUT)}
         self._inputs = {t.name: t for op in part.ops for t in op.reads if t.name in inputs}
+        self._row_elements = {t.name: t.row_elements for t in self._inputs.values()}
         self._indexed: dict[str, list[Tensor]] = {}  # weights whose rows or matrices it chooses
         for op in part.ops:
             if isinstance(op, ops.Embedding):
@@ -58,7 +59,7 @@ class Guard:
                 remedy="pass an array for each of part.given",
             )
         for name, tensor in self._inputs.items():
-            count = int(rows.wanted.sum()) if tensor.shape[0] == SELECTED else len(rows)
+            count = int(rows.wanted.sum()) if tensor.shape[0] == SELECTED else len(rows.positions)
             self._require_input(tensor, values[name], count)
         return spans
 
@@ -145,9 +146,9 @@ class Guard:
 
     def _require_rows(self, rows: Rows, spans: Sequence[Span]) -> None:
         limits = self._limits
-        first = min((span.first for span in spans), default=0)
-        last = max((span.end for span in spans), default=0) - 1
-        if not 0 < len(rows) <= limits.rows or first < 0 or last >= limits.positions:
+        first = min([span.first for span in spans], default=0)
+        last = max([span.end for span in spans], default=0) - 1
+        if not 0 < len(rows.positions) <= limits.rows or first < 0 or last >= limits.positions:
             raise LayoutError(
                 f"{len(rows)} rows at positions from {first} to {last} do not fit a segment for "
                 f"{limits.rows} rows and {limits.positions} positions",
@@ -161,7 +162,7 @@ class Guard:
                 f"{tensor.name} is {getattr(array, 'dtype', type(array))}, and not {tensor.dtype}",
                 remedy="pass a numpy array; astype() converts one",
             )
-        if array.shape[:1] != (count,) or array.size != count * tensor.row_elements:
+        if array.shape[:1] != (count,) or array.size != count * self._row_elements[tensor.name]:
             raise LayoutError(
                 f"{tensor.name} is {array.shape}, and not {tensor} of {count} rows",
                 remedy="pass one row for each row of the run that the tensor is about",

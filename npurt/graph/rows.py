@@ -29,8 +29,11 @@ class Rows:
     _spans: list["Span"] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name, kinds in (("sequences", "iu"), ("positions", "iu"), ("wanted", "b")):
-            array = getattr(self, name)
+        for name, array, kinds in (
+            ("sequences", self.sequences, "iu"),
+            ("positions", self.positions, "iu"),
+            ("wanted", self.wanted, "b"),
+        ):
             if array.shape != (len(self.positions),) or array.dtype.kind not in kinds:
                 raise LayoutError(
                     f"{name} of {len(self.positions)} rows are {array.dtype} {array.shape}",
@@ -48,11 +51,13 @@ class Rows:
         """
         index = np.arange(count)
         flags = index >= (0 if wanted is None else count - wanted)
-        made = cls(np.full(count, sequence, np.intp), index + start, flags)
+        sequences = np.empty(count, np.intp)
+        sequences.fill(sequence)  # which is in C, unlike np.full
+        made = cls(sequences, index + start, flags)
         if count:
             made._spans.append(Span(sequence, index, start, start + count))
         for array in (made.sequences, made.positions, made.wanted):
-            array.flags.writeable = False
+            array.setflags(write=False)
         return made
 
     def __len__(self) -> int:
@@ -64,7 +69,7 @@ class Rows:
         Raises:
             LayoutError: Positions of a sequence are out of order or have a gap.
         """
-        if not self._spans and len(self):
+        if not self._spans and len(self.positions):
             self._spans.extend(self._find_spans())
         return self._spans
 

@@ -20,6 +20,8 @@ def dequantize(blocks: Blocks, fmt: Format) -> F32:
     Raises:
         LayoutError: *blocks* is not an array of ``fmt.dtype``.
     """
+    if blocks.size * fmt.block <= CHUNK:
+        return canonical(blocks, fmt).dequantize()
     require_blocks(blocks, fmt)
     *lead, count = blocks.shape
     flat = blocks.reshape(-1)

@@ -370,6 +370,14 @@ NPURT_API int npurt_isa_works(int isa);
 /* Bytes of the image of an [n, k] weight of this GGUF type; 0: no such type or k does not divide. */
 NPURT_API int64_t npurt_image_bytes(int type, int64_t n, int64_t k);
 
+/*
+ * Writes rows index[0..count) of an [n, k] matrix of blocks of this GGUF type to out [count][k], in
+ * floats.  Returns 0; or NPURT_REFUSED, with nothing written, where the type has no blocks, k does
+ * not divide, or there is no such row.
+ */
+NPURT_API int npurt_take(int type, const uint8_t *blocks, int64_t n, int64_t k, int64_t row_bytes,
+                         const int32_t *index, int64_t count, float *out);
+
 /* Bytes of this library's structs, to be compared with what cffi computes. */
 NPURT_API int64_t npurt_sizeof_op(void);
 

@@ -6,6 +6,7 @@ What no kernel runs is computed in numpy between the programs.
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from npurt.cpu.pool.checked import Weight
 from npurt.cpu.pool.engine import empty
 from npurt.cpu.pool.packed import CpuPacked
 from npurt.cpu.pool.table import RowTable, Span
+from npurt.cpu.pool.vectors import Vectors
 from npurt.cpu.state.arrays import KV
 from npurt.cpu.state.rotation import rotations_of, temperatures
 from npurt.cpu.state.states import Memory
@@ -121,6 +123,39 @@ class Constants:
         self.tables.clear()
 
 
+class Held(NamedTuple):
+    """Where programs have a tensor.
+
+    Attributes:
+        view: ``[rows, columns]`` of the most rows.
+        selected: It has a row for each row that the run selects.
+        row_multiplier: Its rows for each of the run, otherwise.
+        row: The shape of a row in the graph.
+    """
+
+    name: str
+    view: F32
+    selected: bool
+    row_multiplier: int
+    row: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: Tensor, view: F32) -> Self:
+        """Return it for a tensor of the graph."""
+        row = tuple(dim.size or -1 for dim in tensor.shape[1:])
+        return cls(tensor.name, view, tensor.shape[0] == SELECTED, row_multiplier_of(tensor), row)
+
+    def take(self, table: RowTable) -> Array:
+        """Return a copy of what programs left, in the graph's shape."""
+        rows = len(table.selected) if self.selected else table.rows * self.row_multiplier
+        return self.view[:rows].copy().reshape(-1, *self.row)
+
+    def put(self, values: Array) -> None:
+        """Write *values* where programs read them."""
+        values = values.reshape(-1, self.view.shape[1])
+        self.view[: len(values)] = values
+
+
 @dataclass(slots=True)
 class Current:
     """The run that is going on, as ops without a kernel see it."""
@@ -143,14 +178,14 @@ class NumpyStep:
         self._parts = op.parts if isinstance(op, Fused) else (op,)
         self.makes = op.writes
         self._counters = [Counter.of(part) for part in self._parts]
-        self.sources: list[tuple[Tensor, F32]] = []
-        self.targets: list[tuple[Tensor, F32]] = []
+        self.sources: list[Held] = []
+        self.targets: list[Held] = []
 
     def run(self, table: RowTable) -> None:
         """Compute it."""
         current = self._current
-        for tensor, view in self.sources:
-            current.values[tensor.name] = taken(tensor, view, table)
+        for source in self.sources:
+            current.values[source.name] = source.take(table)
         run = Run(np.float32, current.values, self._constants.load, self._load_rows, current.rows,
                   self._states)  # fmt: skip
         for part, counter in zip(self._parts, self._counters, strict=True):
@@ -159,8 +194,8 @@ class NumpyStep:
                 results = by_row(part, run)
             current.values |= {t.name: v for t, v in zip(part.writes, results, strict=True)}
             counter.count(part, len(results[0]), time.perf_counter() - start)
-        for tensor, view in self.targets:
-            put(tensor, view, current.values[tensor.name])
+        for target in self.targets:
+            target.put(current.values[target.name])
 
     def about(self) -> tuple[str, str]:
         """Return what it is and where it runs."""
@@ -214,11 +249,11 @@ class PartProgram:
             part, limits, rotations,
             {op.name: temperatures(op.temperature, limits.positions) for op in attentions},
         )  # fmt: skip
-        self._embedded = {
-            op.name: (op, empty(limits.rows, op.out.columns))
+        self._embedded = [
+            (op, Vectors(constants.tables[op.weight.name]), empty(limits.rows, op.out.columns))
             for op in part.ops
             if isinstance(op, ops.Embedding)
-        }
+        ]
         nothing = np.empty((0, 0), np.float32)  # no pages
         encoders = {
             op.name: KV(nothing, nothing, rotations[op.name])
@@ -230,7 +265,7 @@ class PartProgram:
             limits.rows, self.memory.convolved,
         )  # fmt: skip
         self.steps = make_steps(Sampler(Mode.OFF), events)
-        inputs = {op.out.name: buffer for op, buffer in self._embedded.values()}
+        inputs = {op.out.name: buffer for op, _, buffer in self._embedded}
         lowering = Lowering(self.steps, part, bound, inputs, otherwise=self._in_numpy)
         self._values = lowering.values
         lowering.add()
@@ -240,16 +275,16 @@ class PartProgram:
                 step.targets = list(self._in_buffers(step.makes))
         self._output = lowering.output
         self._given = list(self._in_buffers(tensors[name] for name in part.given))
-        self._made = [(tensors[n], self._values.view(n)) for n in sorted(part.wanted)]
-        if self._output is not None:
-            self._output = tensors[self._output.name]
+        wanted = sorted(part.wanted - ({self._output.name} if self._output else set()))
+        self._left = list(self._in_buffers(tensors[name] for name in wanted))
+        self._computed = set(wanted) - {left.name for left in self._left}  # in numpy
 
-    def _in_buffers(self, tensors: Iterable[Tensor]) -> Iterator[tuple[Tensor, F32]]:
+    def _in_buffers(self, tensors: Iterable[Tensor]) -> Iterator[Held]:
         """Yield those that programs have, and where."""
         for tensor in tensors:
             view = self._values.view(tensor.name)
             if view is not None:
-                yield tensor, view
+                yield Held.of(tensor, view)
 
     def _in_numpy(self, op: Op) -> None:
         """Add a step for an op without a kernel.
@@ -263,7 +298,7 @@ class PartProgram:
             if tensor.kind in WRITTEN and tensor.name not in values.loose:
                 if tensor not in values:
                     raise unsupported(op, f"only kernels have {tensor.name}")
-                step.sources.append((tensor, values.columns(tensor).view))
+                step.sources.append(Held.of(tensor, values.columns(tensor).view))
         self.memory.leave(op.states)
         self.steps.append(step)
 
@@ -279,44 +314,30 @@ class PartProgram:
         Args:
             rows: In the order of *spans*, whose sequences have prepared for the run.
         """
-        selects = self.constants.selected and not rows.wanted.all()
+        selects = self.constants.selected and not all(rows.wanted.tolist())
         selected = np.flatnonzero(rows.wanted).astype(np.int32) if selects else None
-        table, count = RowTable(spans, selected), len(rows)
+        table, count = RowTable(spans, selected), len(rows.positions)
         current = self._current
         current.values, current.rows = dict(values), rows
-        for op, buffer in self._embedded.values():
-            x = self.constants.tables[op.weight.name][values[op.tokens.name]].dequantize()
-            buffer[:count] = x if op.scale == 1 else x * np.float32(op.scale)
-        for tensor, view in self._given:
-            put(tensor, view, values[tensor.name])
-        out = None
+        for op, vectors, buffer in self._embedded:
+            x = buffer[:count]
+            vectors.take(values[op.tokens.name], x)
+            if op.scale != 1:
+                x *= np.float32(op.scale)
+        for given in self._given:
+            given.put(values[given.name])
+        made: dict[str, Array] = {}
         if self._output is not None:
             out = outs.get(self._output.name)
             shape = len(table.selected), self._output.columns
             if out is None or out.shape != shape or not out.flags.c_contiguous:
                 out = np.empty(shape, np.float32)
             self.steps.redirect(out)
+            made[self._output.name] = out
         self.steps.run(table)
-        made = {}
-        for tensor, left in self._made:
-            if out is not None and tensor is self._output:
-                made[tensor.name] = out
-            elif left is not None:
-                made[tensor.name] = taken(tensor, left, table)
-            else:
-                made[tensor.name] = current.values[tensor.name]
+        for left in self._left:
+            made[left.name] = left.take(table)
+        for name in self._computed:
+            made[name] = current.values[name]
         current.values = {}
         return made
-
-
-def taken(tensor: Tensor, view: F32, table: RowTable) -> Array:
-    """Return a copy of what programs left in the first rows of *view*, in the graph's shape."""
-    selected = tensor.shape[0] == SELECTED
-    count = len(table.selected) if selected else table.rows * row_multiplier_of(tensor)
-    return view[:count].copy().reshape(-1, *[dim.size or -1 for dim in tensor.shape[1:]])
-
-
-def put(tensor: Tensor, view: F32, values: Array) -> None:
-    """Write *values* where programs read them."""
-    values = values.reshape(-1, tensor.columns)
-    view[: len(values)] = values

@@ -89,7 +89,8 @@ class CpuSegment(Segment):
             states = self._sequences.get(part.sequence)
             rows = part.end - part.first
             needed += states.needed(part.first, rows) if states else memory.pages.count(part.end)
-        memory.pages.require(needed)
+        if needed:
+            memory.pages.require(needed)
 
     def _run(
         self,

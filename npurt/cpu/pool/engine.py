@@ -5,11 +5,9 @@ once and run once per token or batch.  Everything a program points to is kept al
 """
 
 import atexit
-import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -118,23 +116,29 @@ class Engine:
         self._free = weakref.finalize(self, _free, self._pool, self._process)
         self._free.atexit = False  # threads end with the process, whatever they do
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[Any]:
-        """Keep other threads away from the pool, and yield it.
+    def locked(self) -> "Locked":
+        """Return what keeps other threads away from the pool, and yields it, with ``with``."""
+        return Locked(self)
+
+    def acquire(self) -> Any:
+        """Keep other threads away from the pool until `release`, and return it.
 
         Raises:
             NpurtError: The engine is closed.
         """
         if self._process != os.getpid() and self._pool is not None:
             self._start()
-        try:
-            with self._lock:
-                if self._pool is None:
-                    raise NpurtError("the CPU device is closed", remedy="open it again")
-                yield self._pool
-        finally:
-            if self._retired:
-                self._release()
+        self._lock.acquire()
+        if self._pool is None:
+            self.release()
+            raise NpurtError("the CPU device is closed", remedy="open it again")
+        return self._pool
+
+    def release(self) -> None:
+        """Let other threads use the pool, and let go of what was retired."""
+        self._lock.release()
+        if self._retired:
+            self._release()
 
     def run(self, ops: Any, count: int, table: RowTable) -> int:
         """Run *count* ops; return how many ran before one did not verify (all: *count*)."""
@@ -185,6 +189,22 @@ class Engine:
             with self.locked():
                 self._pool = None
                 self._free()
+
+
+class Locked:
+    """The lock of an engine, with ``with``."""
+
+    __slots__ = ("_engine",)
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __enter__(self) -> Any:
+        """Take it, and return the pool; errors are those of `Engine.acquire`."""
+        return self._engine.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._engine.release()
 
 
 _ENGINES: weakref.WeakSet[Engine] = weakref.WeakSet()

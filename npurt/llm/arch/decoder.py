@@ -1,6 +1,6 @@
 """The forward pass of a model: its graph in segments."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,7 +81,7 @@ class Decoder:
         """
         wanted = sum([chunk.wanted for chunk in chunks])
         logits = out if wanted == len(out) else out[:wanted]  # the same array is not set up again
-        tokens = np.fromiter(_joined(chunk.ids for chunk in chunks), np.int32)
+        tokens = np.array([token for chunk in chunks for token in chunk.ids], np.int32)
         made = self._executor.run({"tokens": tokens}, rows_of(chunks), {"logits": logits})
         if made is None:
             return None
@@ -98,8 +98,3 @@ class Decoder:
     def streams(self) -> F32:
         """The residual stream ``[T, D]`` of all rows of the last run."""
         return self._stream
-
-
-def _joined(parts: Iterable[Sequence[int]]) -> Iterable[int]:
-    for part in parts:
-        yield from part

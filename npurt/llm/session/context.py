@@ -9,7 +9,7 @@ import numpy as np
 
 from npurt.device import F32
 from npurt.errors import LayoutError, brief
-from npurt.llm.arch.decoder import Chunk, Decoder
+from npurt.llm.arch.decoder import Chunk
 from npurt.llm.session.lock import locked
 from npurt.llm.session.model import Model
 from npurt.llm.session.progress import Progress
@@ -54,10 +54,6 @@ class Context:
         )
         self._logits: F32 = np.empty((1, model.config.n_vocab), np.float32)
 
-    @property
-    def _decoder(self) -> Decoder:
-        return self.model.decoder
-
     # --- Evaluation -----------------------------------------------------------------------------
 
     @property
@@ -82,8 +78,9 @@ class Context:
         ids = self.model.valid(ids)
         out = np.empty((len(ids), self._logits.shape[1]), np.float32)
         self._make_room(len(ids))
-        for start in range(0, len(ids), self._decoder.rows):
-            part = ids[start : start + self._decoder.rows]
+        rows = self.model.decoder.rows
+        for start in range(0, len(ids), rows):
+            part = ids[start : start + rows]
             self._forward(part, 0, out[start : start + len(part)])
         return out
 
@@ -117,7 +114,7 @@ class Context:
         No logits are computed.
         """
         last = self._append(ids, 0) - 1
-        return self._decoder.stream(last)
+        return self.model.decoder.stream(last)
 
     @locked
     def streams(self, ids: Sequence[int]) -> F32:
@@ -126,7 +123,7 @@ class Context:
         No logits are computed.
         """
         parts: list[F32] = []
-        self._append(ids, 0, lambda: parts.append(self._decoder.streams.copy()))
+        self._append(ids, 0, lambda: parts.append(self.model.decoder.streams.copy()))
         return np.concatenate(parts)
 
     def _append(
@@ -143,9 +140,12 @@ class Context:
                 "there is no token to evaluate", remedy="pass a prompt of at least one token"
             )
         self._make_room(len(ids))
-        rows = self._decoder.rows
-        many = self.model.progress and len(ids) > rows
-        with Progress("prefill", len(ids), "token", shown=many) as bar:
+        rows = self.model.decoder.rows
+        if len(ids) <= rows:  # as each token of a text
+            self._forward(ids, len(ids) - wanted, self._logits)
+            each()
+            return len(ids)
+        with Progress("prefill", len(ids), "token", shown=self.model.progress) as bar:
             for start in range(0, len(ids), rows):
                 part = ids[start : start + rows]
                 last = start + rows >= len(ids)
@@ -163,8 +163,9 @@ class Context:
     def _mend(self) -> None:
         """Evaluate tokens again whose states were lost, or beyond which states went back."""
         state, rows = self._state, self.model.setup.limits.rows
-        if state.behind is not None:
-            state.rewind(state.length)  # to where states can be after an interruption
+        if state.behind is None:
+            return
+        state.rewind(state.length)  # to where states can be after an interruption
         while (position := state.behind) is not None:
             part = state.tokens[position : position + rows]
             if _run([Piece(self, part, 0)], self._logits):
@@ -360,31 +361,31 @@ def run_together(pieces: Sequence[Piece], out: F32) -> bool:
         False when a device failed and the states of all contexts of the model are lost: `settle`
         each of them.  `settle` is also needed after an exception.
     """
-    assert all(piece.context.state.behind is None for piece in pieces), "states behind tokens"
+    pieces[0].context.model.require_open()
     if not _run(pieces, out):
         return False
     for context, ids, _ in pieces:
-        context.state.end(ids)
+        context._state.end(ids)
     return True
 
 
 def _run(pieces: Sequence[Piece], out: F32) -> bool:
     """Do as `run_together` does, but add no tokens to the contexts."""
-    chunks = []
+    decoder, chunks = pieces[0].context.model.decoder, []
     for context, ids, wanted in pieces:
-        state, hidden = context.state, context.hidden_states
+        state, hidden = context._state, context._hidden_states
         chunks.append(Chunk(state.sequence, state.position, ids, wanted))
         if hidden:
             hidden.begin(state.position, len(ids))
-    begun = [context.state.begin() for context, *_ in pieces]
-    values = pieces[0].context.model.decoder.run(chunks, out) if all(begun) else None
+    begun = [piece.context._state.begin() for piece in pieces]
+    values = decoder.run(chunks, out) if all(begun) else None
     if values is None:
         for context, *_ in pieces:
-            context.state.lose()
+            context._state.lose()
         return False
     row = 0
     for context, ids, _ in pieces:
-        if context.hidden_states:
-            context.hidden_states.end(ids, values, row)
+        if context._hidden_states:
+            context._hidden_states.end(ids, values, row)
         row += len(ids)
     return True

@@ -144,7 +144,8 @@ class Model:
         Raises:
             UnsupportedOp: The model is an encoder.
         """
-        self.setup.description.require_decoder()
+        if self._decoder is None:
+            self.setup.description.require_decoder()
         assert self._decoder is not None, "a decoder that was closed"
         return self._decoder
 
@@ -177,7 +178,7 @@ class Model:
         """
         if isinstance(ids, bytes | bytearray):
             raise LayoutError("token ids are integers, not bytes", remedy="pass a text as a str")
-        if isinstance(ids, Set | Mapping):
+        if not isinstance(ids, list) and isinstance(ids, Set | Mapping):
             raise LayoutError(f"token ids are {brief(ids)}, without an order", remedy="pass a list")
         try:
             tokens = [operator.index(i) for i in ids]
