@@ -6,11 +6,11 @@ import json
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from npurt.cli import options
+from npurt.cli import options, remote
 from npurt.cli.parser import Parser, like
 from npurt.cli.sampling import add_sampling, check_sampling, sampling
 from npurt.errors import ContextFull, NpurtError, SettingError
@@ -45,7 +45,9 @@ def add(verbs: Any) -> None:
         help="talk to a model",
         description=f"Talk to a model. {HELP} {MULTILINE}",
     )
-    options.add_model(parser)
+    source = options.add_model(parser)
+    source.required = False  # a server may know its model
+    remote.add(parser)
     options.add_conversation(parser)
     add_sampling(parser)
     parser.set_defaults(run=run, usage_error=parser.error)
@@ -53,34 +55,58 @@ def add(verbs: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read messages and answer them; Ctrl-C stops an answer or drops a message, not the program."""
-    from npurt.llm.decode.model import Llama
-
     if args.conversation is False:
         args.usage_error("a chat is a conversation; for plain text: npurt run --raw")
+    if args.url is not None:
+        remote.settings(args)  # refuses what makes no sense before the server is asked
+        _talk(Chat(remote.opened(args), args, (), remote.settings))
+        return 0
+    if args.model is None:
+        args.usage_error("one of the arguments -m/--model -hf/--hf-repo --url is required")
+    from npurt.llm.decode.model import Llama
+
     check_sampling(args)
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401  gives input() editing and history
     path = options.model_path(args)
     with Llama(path, **options.model(args)) as llm:
-        print(f"{llm!r}\n{HELP}", file=sys.stderr)
-        chat = Chat(llm, args, options.models_of(args, path))
-        while True:
-            try:
-                if not chat.take(_message()):
-                    break
-            except KeyboardInterrupt:
-                print()
-        print(llm.report().line(), file=sys.stderr)
+        _talk(Chat(llm, args, options.models_of(args, path)))
     return 0
 
 
+def _talk(chat: "Chat") -> None:
+    """Take messages until the user leaves."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  gives input() editing and history
+    print(f"{chat.llm!r}\n{HELP}", file=sys.stderr)
+    while True:
+        try:
+            if not chat.take(_message()):
+                break
+        except KeyboardInterrupt:
+            print()
+    print(chat.llm.report().line(), file=sys.stderr)
+
+
+def _checked(args: argparse.Namespace) -> dict[str, Any]:
+    check_sampling(args)
+    return sampling(args)
+
+
 class Chat:
-    """A conversation with a model, and the settings of its answers."""
+    """A conversation with a model, and the settings of its answers.
+
+    Attributes:
+        llm: The model, here or behind a server.
+    """
 
     def __init__(
-        self, llm: "Llama", args: argparse.Namespace, models: Sequence[str | Path]
+        self,
+        llm: "Llama | remote.Remote",
+        args: argparse.Namespace,
+        models: Sequence[str | Path],
+        settings: Callable[[argparse.Namespace], dict[str, Any]] = _checked,
     ) -> None:
-        self._llm = llm
+        self.llm = llm
+        self._settings = settings
         self._models = models  # files, which /save must not replace
         self._args = args
         self._messages: Messages = []
@@ -117,7 +143,7 @@ class Chat:
         """Answer *asked*; the conversation stays as it was after an error."""
         pieces = []
         try:
-            for piece in self._llm.chat(asked, stream=True, **sampling(self._args)):
+            for piece in self.llm.chat(asked, stream=True, **self._settings(self._args)):
                 pieces.append(piece)
                 print(piece, end="", flush=True)
         except KeyboardInterrupt:
@@ -126,7 +152,7 @@ class Chat:
             print(f"{error}\n(or /reset)", file=sys.stderr)
             return
         print(flush=True)
-        timing = self._llm.timing
+        timing = self.llm.timing
         print(f"[{timing.generated_tokens} tokens, {timing.decode_rate:.1f} tokens/s]",
               file=sys.stderr)  # fmt: skip
         if timing.finish == "context":
@@ -145,7 +171,7 @@ class Chat:
         print(MULTILINE)
 
     def _report(self, _: str) -> None:
-        print(self._llm.report())
+        print(self.llm.report())
 
     def _clear(self, _: str) -> None:
         self._messages = [m for m in self._messages if m["role"] == "system"]
@@ -175,7 +201,7 @@ class Chat:
         flag = f"{'-' if len(name) == 1 else '--'}{name.replace('_', '-')}"
         changed = argparse.Namespace(**vars(self._args))
         settings.parse_args([f"{flag}={value.strip()}"], changed)
-        check_sampling(changed)
+        self._settings(changed)
         self._args = changed
 
     def _save(self, path: str) -> None:
