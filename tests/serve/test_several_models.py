@@ -180,7 +180,9 @@ async def test_a_model_that_cannot_be_loaded_is_an_error_and_harms_no_other(tmp_
                 assert reply.status == (200 if stream else 500)
         assert (await ask("/api/generate", {"model": "broken"})).status == 500
         (tmp_path / "b.gguf").unlink()
-        assert (await ask("/v1/completions", {"model": "b", "prompt": "x"})).status == 500
+        reply = await ask("/v1/completions", {"model": "b", "prompt": "x"})
+        assert reply.status == 500
+        assert str(tmp_path) not in reply.body.decode()
         shutil.copy(FILES["b"], tmp_path / "b.gguf")
         assert await ask.text("b")
         assert await ask.text("a")
@@ -230,6 +232,8 @@ async def test_a_model_waits_for_streams_of_the_one_in_its_place(folder, caplog)
         await until(lambda: ask.status()["a"] == "loaded")
         second = asyncio.create_task(ask.text("b", tokens=60))
         await until(lambda: ask.status()["b"] == "loading")
+        await until(lambda: "a" not in ask.router._current)
+        assert [each["name"] for each in (await ask("/api/ps")).json["models"]] == ["a"]
         third = asyncio.create_task(ask.text("a", tokens=60))  # after the second, not before it
         assert await first == alone["a"]
         assert await second == alone["b"]
@@ -350,7 +354,7 @@ async def test_tiny_models_write_together_what_they_write_alone(folder):
 @asking
 async def test_a_folder_may_have_encoders(tmp_path):
     fill(tmp_path, {"a": FILES["a"], "bert": FILES["a"].parents[1] / "bert/bert-bf16.gguf"})
-    async with several(tmp_path, engine="npurt.serve.engine", n_threads=1) as ask:
+    async with several(tmp_path, engine="npurt.serve.engine", n_ctx=256, n_threads=1) as ask:
         reply = await ask("/v1/embeddings", {"model": "bert", "input": "once upon a time"})
         assert reply.status == 200, reply.body
         assert reply.json["data"][0]["embedding"]

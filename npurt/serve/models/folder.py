@@ -20,7 +20,7 @@ class FolderModel(ModelFile):
     """A model in a folder.
 
     Args:
-        n_ctx: As of `npurt.Llama`.
+        n_ctx: As of `npurt.Llama`; an encoder has a context of its own size.
 
     Attributes:
         memory: Bytes that its weights and one context take.
@@ -41,9 +41,9 @@ class FolderModel(ModelFile):
             raise NpurtError(f"it is a {kind if kind in OTHERS else 'vision projector'}, which "
                              "only goes with a model", remedy="leave it where it is")  # fmt: skip
         super()._read(file)
-        found = needs(file, self._n_ctx)
-        self.memory, self.positions = found.weights + found.kv_cache, found.positions
         self.embeds = not describe(file).config.causal
+        found = needs(file, None if self.embeds else self._n_ctx)
+        self.memory, self.positions = found.weights + found.kv_cache, found.positions
 
 
 def scan(folder: Path, n_ctx: int | None = None) -> tuple[list[FolderModel], list[str]]:

@@ -117,6 +117,7 @@ class Router:
         if found is None:
             found = self._current[model.name] = Instance(model)
             found.opening = asyncio.create_task(self._open(found))
+            found.opening.add_done_callback(_take_note)  # those who waited may have gone
         return found
 
     async def _open(self, instance: Instance) -> Front:
@@ -131,7 +132,7 @@ class Router:
         if model.embeds:
             settings = replace(settings, embeddings=True)
             options = {key: value for key, value in options.items()
-                       if key not in ("max_sequences", "kv_bytes")}  # fmt: skip
+                       if key not in ("max_sequences", "kv_bytes", "n_ctx")}  # fmt: skip
             options["embeddings"] = True
         opening = Open(VERSION, str(model.path), options)
         engine = Engine(launch.command, opening, stuck=launch.stuck)
@@ -257,7 +258,8 @@ class Router:
         return self._offer(self._chosen(request))
 
     def _offer(self, model: FolderModel) -> Offer:
-        instance, counts = self._current.get(model.name), self._counts[model.name]
+        counts, left = self._counts[model.name], [h for h in self._held if h.model is model]
+        instance = self._current.get(model.name) or next(iter(left), None)
         if instance is None:
             return Offer(model, counts, "unloaded")
         now, idle = asyncio.get_running_loop().time(), self._policy.idle
@@ -295,6 +297,11 @@ class Router:
         await asyncio.gather(*map(self._unloading, self._all()), return_exceptions=True)
 
 
+def _take_note(opening: "asyncio.Task[Front]") -> None:
+    if not opening.cancelled():
+        opening.exception()
+
+
 def _require_no_bug(instance: Instance, loading: asyncio.Task[None]) -> None:
     """End the texts of an instance whose task ended with what is no `NpurtError`."""
     error = None if loading.cancelled() else loading.exception()
@@ -307,9 +314,11 @@ def _unloadable(model: FolderModel, error: Exception) -> HttpError:
     """Return the error of requests for a model that cannot be loaded."""
     if isinstance(error, HttpError):
         return error
-    what, remedy = str(error), "look at what the server printed"
+    what, remedy = type(error).__name__, "look at what the server printed"
     if isinstance(error, NpurtError):
         what, remedy = error.what, error.remedy
+    folder = f"{model.path.parent}/"  # which clients need not know
     return HttpError(
-        500, f"{model.name} cannot be loaded: {what}", remedy=remedy, code="model_load_failed"
-    )
+        500, f"{model.name} cannot be loaded: {what.replace(folder, '')}",
+        remedy=remedy.replace(folder, ""), code="model_load_failed",
+    )  # fmt: skip
