@@ -77,11 +77,13 @@ class Room:
         page: Positions of a page.
         free: Pages that no sequence has.
         total: All pages.
+        nbytes: Bytes of all pages.
     """
 
     page: int
     free: int
     total: int
+    nbytes: int = 0
 
     def pages(self, length: int) -> int:
         """Return how many pages *length* positions of a sequence take."""

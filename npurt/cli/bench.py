@@ -155,8 +155,7 @@ def run_parallel(args: argparse.Namespace) -> int:
             verify=args.verify,
             progress=False,
         )
-        if args.report:
-            print(report.table(), file=sys.stderr)
+        print(report.table() if args.report else "\n".join(report.notes), file=sys.stderr)
     except KeyboardInterrupt:
         interrupted = True
     if args.json:

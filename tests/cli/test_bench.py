@@ -182,6 +182,7 @@ def test_bench_prints_a_table_of_several_texts(npurt):
     result = npurt("bench", "-m", MODEL, *PARALLEL)
     about, _, *lines = result.out.splitlines()
 
+    assert re.search(r"pages of 64 positions for keys and values, \d+ bytes", result.err)
     assert about.startswith("llama3-q8_0.gguf, cpu, ")
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
     assert cells[0][:3] == ["PP", "TG", "B"]

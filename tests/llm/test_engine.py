@@ -262,6 +262,23 @@ def test_copies_of_states_have_a_budget(copies, kept):
         assert f", {kept} kept" in str(engine.llm.report())
 
 
+def test_the_memory_for_keys_and_values_is_said():
+    """In bytes, also of a model that was opened without a budget."""
+    with npurt.Llama(PATH, **OPTIONS) as llm:
+        c = llm.config
+        page = 2 * c.n_layers * c.n_kv_heads * c.head_width * 64 * 2
+    with open_engine(kv_bytes=5 * page + 7) as engine:
+        assert engine.llm.model.executor.room().nbytes == 5 * page
+        said = f"5 pages of 64 positions for keys and values, {5 * page} bytes"
+        assert said in engine.sizes
+        assert engine.sizes in str(engine.llm.report())
+    with npurt.Llama(PATH, max_sequences=4, **OPTIONS) as llm, npurt.Engine(llm) as engine:
+        pages = 4 * 2  # of four texts of 128 positions
+        assert f"{pages} pages of 64 positions for keys and values, {pages * page} bytes" in (
+            str(llm.report())
+        )
+
+
 # --- Opening and closing --------------------------------------------------------------------------
 
 

@@ -199,8 +199,9 @@ class CpuSegment(Segment):
         """Return how many pages there are; None without attention."""
         if self._opened is None or not self._opened.memory.kv:
             return None
-        pages = self._opened.memory.pages
-        return Room(pages.size, pages.free, pages.total)
+        memory = self._opened.memory
+        pages = memory.pages
+        return Room(pages.size, pages.free, pages.total, memory.kv_bytes)
 
     def forget(self, sequence: int) -> None:
         """Drop all states of a sequence; another one gets its pages and its slot."""

@@ -36,6 +36,7 @@ class Memory:
         others: States of ops that numpy runs.
         in_numpy: The names of those.
         pages: Of keys and values.
+        kv_bytes: Bytes of all pages.
 
     Raises:
         SettingError: `Limits.kv_bytes` are too few for a page.
@@ -60,6 +61,7 @@ class Memory:
             arrays = kv.allocate(self.pages.total, *size)
             held = KV(*arrays, rotations[op.name], temperatures[op.name])
             self.kv[op.name] = self.keys[op.keys.name] = self.values[op.values.name] = held
+        self.kv_bytes = sum(held.keys.nbytes + held.values.nbytes for held in self.kv.values())
         nets = _nets(part)
         all_convolutions = [op for op in part.ops if isinstance(op, ops.ShortConv)]
         pairs = [(nets[op.name], op) for op in all_convolutions if op.name in nets]

@@ -47,6 +47,7 @@ class Engine:
 
     Attributes:
         llm: The model.
+        sizes: How many texts there may be, and the memory that they have, in words.
 
     Raises:
         SettingError: An argument makes no sense.  Others as of `Llama`.
@@ -101,7 +102,8 @@ class Engine:
             each = self.llm.model.executor.recurrent_bytes
             if each and snapshots is not None:
                 kept = min(kept, snapshots // each)
-            self.llm.model.ledger.notes.append(_sizes(self.llm, running, kept))
+            self.sizes = _sizes(self.llm, running, kept)
+            self.llm.model.ledger.notes.append(self.sizes)
             drafts = draft is not None and not runs_graphs(self.llm.device)
             scheduler = Scheduler(self.llm.model, sequences=running, prefixes=kept, guesses=drafts)
             self._loop = Loop(scheduler, self.llm.lock, on_step)
@@ -186,10 +188,13 @@ class Engine:
 
 def _sizes(llm: Llama, running: int, kept: int) -> str:
     """Say how much memory the engine has for texts."""
-    room, limits = llm.model.executor.room(), llm.model.setup.limits
-    memory = f"{room.total} pages of {room.page} positions" if room else "memory of their own"
-    budget = f" ({limits.kv_bytes / 2**20:.0f} MiB)" if room and limits.kv_bytes else ""
-    return f"engine: {running} texts at a time, {kept} kept; they have {memory}{budget}"
+    room, memory = llm.model.executor.room(), "memory of their own"
+    if room:
+        memory = (
+            f"{room.total} pages of {room.page} positions for keys and values, "
+            f"{room.nbytes} bytes ({room.nbytes / 2**20:.1f} MiB)"
+        )
+    return f"engine: {running} texts at a time, {kept} kept; they have {memory}"
 
 
 def _settings(given: Sampling | Mapping[str, Any] | None) -> dict[str, Any]:

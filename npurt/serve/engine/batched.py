@@ -1,5 +1,6 @@
 """A backend that runs many sequences at a time, with `npurt.Engine`."""
 
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -25,6 +26,7 @@ class Batched:
         self._requests: dict[int, Request] = {}
         self._early: dict[int, list[Given]] = {}  # events that came before `submit` returned
         self._engine = Batches(path, on_step=self._pass_on, progress=False, **options)
+        sys.stderr.write(f"{self._engine.sizes}\n")
         stats = self._engine.stats()
         self.sequences = int(options.get("max_sequences") or USUAL_SEQUENCES)
         positions = stats.page * stats.pages
