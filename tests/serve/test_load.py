@@ -1,6 +1,7 @@
 """Many requests: the queue, clients that go away, silence, deadlines, the end of the server."""
 
 import asyncio
+import re
 
 import pytest
 
@@ -207,3 +208,7 @@ async def test_metrics_count():
     assert float(values["npurt:verified_total"]) == 7
     assert float(values["llamacpp:requests_processing"]) == 0
     assert float(values["npurt:ready"]) == 1
+
+
+def test_a_server_says_how_much_memory_keys_and_values_have(real):
+    assert re.search(r"pages of 64 positions for keys and values, \d+ bytes", real.log.read_text())
