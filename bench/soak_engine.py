@@ -8,7 +8,6 @@ time.  The memory is what the kernel says is resident (VmRSS).
 """
 
 import argparse
-import gc
 import json
 import random
 import sys
@@ -87,7 +86,6 @@ def soak(model: Path, requests: int) -> dict[str, Any]:
                     how = ended(under_way.popleft())
                     finishes[how] = finishes.get(how, 0) + 1
                 if last:
-                    gc.collect()
                     memory.append(resident())
             stats = engine.stats()
         room = llm.model.executor.room()

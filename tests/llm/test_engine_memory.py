@@ -1,0 +1,82 @@
+"""What requests that have ended leave behind in an engine: nothing but the texts that it keeps.
+
+The engine takes the same requests again and again.  What Python and the pages hold after the first
+rounds is what they hold after many; `bench/soak_engine.py` says the same of the process's memory.
+"""
+
+import gc
+import sys
+from collections import Counter
+
+import pytest
+
+import npurt
+from npurt.llm.batch.engine import Engine
+from tests.llm import tiny
+
+WARM, ROUNDS = 6, 16
+KEPT, SEQUENCES = 3, 4
+POSITIONS = 64
+
+
+def failing(ids, logits):
+    raise ValueError("as a function of a user may fail")
+
+
+OPTIONS = (
+    {"temperature": 0}, {"seed": 1}, {"logprobs": 2}, {"stop": "e"}, {"deadline": 0.0},
+    {"max_tokens": 1000}, {"grammar": 'root ::= "yes"'}, {"logits_processor": [failing]},
+    {"salt": "another"}, {"max_tokens": 0},
+)  # fmt: skip
+
+
+def one_round(engine, prompts):
+    """Have each prompt continued with each of the options; cancel one request in seven."""
+    requests = [
+        engine.submit(prompt, **({"max_tokens": 3} | options))
+        for prompt in prompts
+        for options in OPTIONS
+    ]
+    for request in requests[::7]:
+        request.cancel()
+    ends = []
+    for request in requests:
+        try:
+            ends.append(request.result().finish)
+        except ValueError:
+            ends.append("error")
+    return ends
+
+
+def objects():
+    """Return the blocks of memory that Python has, and how many objects there are of each class."""
+    gc.collect()
+    kinds = map(type, gc.get_objects())
+    classes = Counter(kind for kind in kinds if str(kind.__module__).startswith("npurt."))
+    return sys.getallocatedblocks(), classes
+
+
+@pytest.mark.parametrize("model", ["llama3", "qwen35"])
+def test_requests_leave_nothing_behind(model):
+    """No object for each request, and no page when the engine is closed."""
+    ids = tiny.ids(model)
+    prompts = [ids[i : i + 5 + i] for i in range(3)]
+    with npurt.Llama(
+        tiny.path(model, "q8_0"), n_ctx=POSITIONS, n_batch=16, n_threads=2, progress=False,
+        max_sequences=SEQUENCES + KEPT + 2,
+    ) as llm:  # fmt: skip
+        with Engine(llm, max_sequences=SEQUENCES, prefixes=KEPT) as engine:
+            for _ in range(WARM):
+                ends = one_round(engine, prompts)
+            blocks, before = objects()
+            for _ in range(ROUNDS):
+                one_round(engine, prompts)
+            more, after = objects()
+            assert engine.stats().running == engine.stats().waiting == 0
+        room = llm.model.executor.room()
+        assert room.free == room.total
+
+    # Python keeps some small objects for later use, fewer than one a request.
+    assert more - blocks < len(ends) * ROUNDS
+    assert {kind: n for kind, n in (after - before).items() if n > len(OPTIONS)} == {}
+    assert set(ends) >= {"length", "context", "cancelled", "deadline", "error"}
