@@ -4,14 +4,17 @@ The engine takes the same requests again and again.  What Python and the pages h
 rounds is what they hold after many; `bench/soak_engine.py` says the same of the process's memory.
 """
 
+import contextlib
 import gc
 import sys
+import weakref
 from collections import Counter
 
 import pytest
 
 import npurt
 from npurt.llm.batch.engine import Engine
+from npurt.llm.batch.request import Request
 from tests.llm import tiny
 
 WARM, ROUNDS = 6, 16
@@ -54,6 +57,28 @@ def objects():
     kinds = map(type, gc.get_objects())
     classes = Counter(kind for kind in kinds if str(kind.__module__).startswith("npurt."))
     return sys.getallocatedblocks(), classes
+
+
+@pytest.mark.parametrize(
+    "wait", [Request.result, Request.text, list], ids=["result", "text", "events"]
+)
+def test_a_request_that_failed_goes_with_its_last_reference(wait):
+    """Its error, whose traceback has frames, does not refer to it: no garbage is collected."""
+    with npurt.Engine(
+        tiny.path("llama3", "q8_0"), n_ctx=POSITIONS, n_threads=2, progress=False, max_sequences=1
+    ) as engine:
+        gc.collect()
+        gc.disable()
+        try:
+            request = engine.submit([1, 2], logits_processor=[failing])
+            with contextlib.suppress(ValueError):
+                wait(request)
+            gone = weakref.ref(request)
+            del request
+            engine.stats()  # its thread has done what belongs to the request
+            assert gone() is None
+        finally:
+            gc.enable()
 
 
 @pytest.mark.parametrize("model", ["llama3", "qwen35"])

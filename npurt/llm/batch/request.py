@@ -53,7 +53,10 @@ class Request:
             if event.error is None:
                 yield event
         if error := self._taken[-1].error:
-            raise error
+            try:
+                raise error
+            finally:
+                del self, error  # as below
 
     def cancel(self) -> None:
         """End the text; the engine frees its rows before the next step, and its pages."""
@@ -65,17 +68,23 @@ class Request:
         Raises:
             Exception: What ended the request: see `Event.error`.
         """
-        for _ in self:
-            pass
-        events, usage = self._taken, self._taken[-1].usage
-        return Result(
-            tuple(token for event in events for token in event.tokens),
-            "".join(event.text for event in events),
-            tuple(each for event in events for each in event.logprobs),
-            events[-1].finish,
-            usage or Usage(0),
-        )
+        try:
+            for _ in self:
+                pass
+            events, usage = self._taken, self._taken[-1].usage
+            return Result(
+                tuple(token for event in events for token in event.tokens),
+                "".join(event.text for event in events),
+                tuple(each for event in events for each in event.logprobs),
+                events[-1].finish,
+                usage or Usage(0),
+            )
+        finally:
+            del self  # an error's traceback has this frame, and the request has the error
 
     def text(self) -> str:
         """Wait for the end; return the text.  Raises as `result` does."""
-        return self.result().text
+        try:
+            return self.result().text
+        finally:
+            del self  # as above

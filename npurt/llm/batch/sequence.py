@@ -68,7 +68,6 @@ class Sequence(GeneratedText):
         self.marks: list[int] = []
         self.guesses = Guesses()
         self.arrival = 0
-        self._error: BaseException | None = None
 
     @property
     def order(self) -> tuple[int, int]:
@@ -122,14 +121,14 @@ class Sequence(GeneratedText):
 
     def end(self, finish: str, error: BaseException | None = None) -> Event:
         """End the text."""
-        self.finish, self._error = finish, error
-        return self._event([])
+        self.finish = finish
+        return self._event([], error)
 
     def progress(self) -> Event:
         """Say how much of the prompt was read."""
         return self._event([])
 
-    def _event(self, new: Tokens[NewToken]) -> Event:
+    def _event(self, new: Tokens[NewToken], error: BaseException | None = None) -> Event:
         text, usage = "".join(each.text for each in new), None
         if self.finish:
             text += self.rest()
@@ -139,7 +138,7 @@ class Sequence(GeneratedText):
             )  # fmt: skip
         return Event(
             self.id, [each.id for each in new], text,
-            tuple(each.logprob for each in new if each.logprob), self.finish, self._error,
+            tuple(each.logprob for each in new if each.logprob), self.finish, error,
             min(self.context.n_tokens, self.prompt) if self.context else 0, usage,
         )  # fmt: skip
 
