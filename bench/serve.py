@@ -13,7 +13,9 @@ requests      PSS and descriptors after a tenth of many short requests, and afte
 agent         conversations that are sent whole with each turn, several in turn, and a short request
               for a title between turns: prompt tokens that were evaluated, by those that are new
 
-A token of a prompt is new if no earlier prompt with its answer begins with the same text up to it.
+A token of a prompt is new if no earlier prompt with its answer begins with the same tokens up to
+it.  An answer that is tokenised otherwise than it was generated, as those of models of random
+weights are, is new.
 """
 
 import argparse
@@ -305,7 +307,9 @@ class Agent:
         self.evaluated += usage["prompt_tokens"] - cached
         same = max((shared(ids, each) for each in self.known), default=0)
         self.new += len(ids) - min(same, len(ids) - 1)
-        self.known.append(await self._ids(text + answer))
+        generated, whole = usage["completion_tokens"], await self._ids(text + answer)
+        as_generated = len(whole) - len(ids) in (generated, generated - 1)  # an end token may count
+        self.known.append(whole if as_generated else ids)
         return answer
 
     async def _ids(self, text: str) -> list[int]:

@@ -245,6 +245,20 @@ def test_states_are_kept_where_a_second_request_diverged():
     assert last.usage.cached == 64  # a whole page
 
 
+def test_a_hybrid_reads_no_prompt_again_when_an_answer_comes_back_otherwise():
+    """As answers do whose thoughts the template leaves out, or that tokenise otherwise."""
+    ids = tiny.ids("qwen35")
+    with open_engine(tiny.path("qwen35", "q8_0"), n_ctx=192) as engine:
+        first = engine.submit(ids[:70], GREEDY, max_tokens=6, ignore_eos=True).result()
+        other = [(token + 1) % 500 for token in first.tokens]
+        second = engine.submit([*ids[:70], *other, 1, 2], GREEDY, max_tokens=6, ignore_eos=True)
+        answer = second.result()
+        third = engine.submit([*ids[:70], *other, 1, 2, *answer.tokens, 3], max_tokens=1).result()
+
+    assert answer.usage.cached == 70
+    assert third.usage.cached == 70 + len(other) + 2 + 5  # the last token was not evaluated
+
+
 @pytest.mark.parametrize(("copies", "kept"), [(0, 0), (2, 2), (99, 8)])
 def test_copies_of_states_have_a_budget(copies, kept):
     """Those of qwen35's three delta nets: states, and inputs of the convolutions."""

@@ -93,12 +93,14 @@ class Prefixes:
         entry, length, _ = self.find([*tokens, -1], salt)
         return entry is not None and length == len(tokens)
 
-    def add(self, context: Context, salt: str, *, fixed: bool = False) -> None:
+    def add(self, context: Context, salt: str, *, fixed: bool = False, prompt: int = 0) -> None:
         """Keep the text of *context*, which is the cache's from now on; or release it.
 
         Args:
             fixed: Keep it beside a longer text.  Else that replaces it, at a distance of less than
                 `SPACING` where states only go forward.
+            prompt: How many tokens of the text are its prompt.  A prompt is kept beside its text,
+                because clients may send an answer back in other tokens, or without its thoughts.
         """
         tokens = context.state.tokens
         if not tokens or not self.most or self.has(tokens, salt):
@@ -106,7 +108,7 @@ class Prefixes:
             return
         for other in self._before(tokens, salt):
             near = len(tokens) - len(other.tokens) < SPACING and not other.fixed
-            if near or not self._recurrent:
+            if (near and len(other.tokens) != prompt) or not self._recurrent:
                 self._drop(other)
         while len(self._entries) >= self.most:
             self.evict()

@@ -48,10 +48,9 @@ class Request:
             Exception: What ended the request: see `Event.error`.
         """
         while not (self._taken and self._taken[-1].finish):
-            event = self._events.get()
-            self._taken.append(event)
-            if event.error is None:
-                yield event
+            self._taken.append(self._events.get())
+            if self._taken[-1].error is None:
+                yield self._taken[-1]
         if error := self._taken[-1].error:
             try:
                 raise error

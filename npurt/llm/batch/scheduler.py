@@ -273,7 +273,7 @@ class Scheduler:
         context, text.context = text.context, None
         if context:
             context.settle()
-            self._prefixes.add(context, text.salt)
+            self._prefixes.add(context, text.salt, prompt=text.prompt)
         return event
 
     # --- Pages ----------------------------------------------------------------------------------

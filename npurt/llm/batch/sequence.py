@@ -3,6 +3,7 @@
 import math
 import numbers
 import time
+import traceback
 from collections.abc import Sequence as Tokens
 from typing import Any
 
@@ -112,7 +113,10 @@ class Sequence(GeneratedText):
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001  SystemExit of a caller's function, too
-            return self.end("error", error)
+            # The frames would refer to the error's event, and stay until garbage is collected.
+            where = "".join(traceback.format_tb(error.__traceback__))
+            error.add_note(f"It was raised in the engine's thread:\n{where}")
+            return self.end("error", error.with_traceback(None))
         if draft:
             self.guesses.observe(len(draft), self.right)
         if len(self.history) > longest and not self.finish:
