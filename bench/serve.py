@@ -412,6 +412,7 @@ def main() -> None:
     parser.add_argument("--words", type=int, default=20, help="of a message of the agent's user")
     parser.add_argument("--json", action="store_true", help="every figure instead of the table")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and the servers end, too
     names = ["npurt", *(["llama.cpp"] if args.peer else [])]
     with contextlib.ExitStack() as stack:
         servers = [
