@@ -33,8 +33,8 @@ import npurt
 import npurt.rknpu.device.device as device_module
 import npurt.rknpu.driver.base as driver_module
 from npurt.rknpu.device.quantise import signs_of
-from npurt.rknpu.driver import host
-from npurt.rknpu.driver.host import round_rows
+from npurt.rknpu.driver.native import host
+from npurt.rknpu.driver.native.host import round_rows
 from npurt.rknpu.plan import cost
 from npurt.runtime.execute.remote import RemoteStep
 from npurt.runtime.execute.shortlist import Shortlist

@@ -116,9 +116,9 @@ def _make_cpu(package: Path, target: str) -> list[Path]:
 
 
 def _make_rk_host(package: Path, target: str) -> list[Path]:
-    sources = _sources("npurt/rknpu/driver")
+    sources = _sources("npurt/rknpu/driver/native")
     library = build_library(target, package / "rknpu/driver/libnpurt_rk.so", sources=sources)
-    return [library, _parsed(package, "rknpu/driver/npurt_rk.h")]
+    return [library, _parsed(package, "rknpu/driver/native/npurt_rk.h")]
 
 
 def _make_hexagon_host(package: Path, target: str) -> list[Path]:
@@ -140,7 +140,7 @@ def _make_shell(package: Path, _target: str) -> list[Path]:
 
 PRODUCTS = (
     Product("cpu", lambda: _inputs("npurt/cpu"), _make_cpu),
-    Product("rk-host", lambda: _inputs("npurt/rknpu/driver"), _make_rk_host),
+    Product("rk-host", lambda: _inputs("npurt/rknpu/driver/native"), _make_rk_host),
     Product("hexagon-host", lambda: _inputs("npurt/hexagon/fastrpc"), _make_hexagon_host),
     Product("skel", _skel_inputs, _make_skels),
     _simulator("sim/fastrpc", "hexagon/sim/libcdsprpc_sim.so"),

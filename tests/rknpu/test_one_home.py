@@ -8,8 +8,8 @@ import pytest
 from npurt.cli import main
 from npurt.rknpu.device import quantise
 from npurt.rknpu.driver import uapi_rknpu, uapi_rocket
-from npurt.rknpu.driver.host import HEADER, lib
 from npurt.rknpu.driver.names import NAMES
+from npurt.rknpu.driver.native.host import HEADER, lib
 from npurt.runtime.open.devices import SIMULATORS
 
 SIM = Path(__file__).resolve().parents[2] / "sim/rknpu"

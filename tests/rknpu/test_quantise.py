@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from npurt.errors import NumericsError
 from npurt.quant.tensor import QTensor
 from npurt.rknpu.device import quantise
-from npurt.rknpu.driver.host import round_rows
-from npurt.rknpu.driver.run import Rectangle, Run, Target
+from npurt.rknpu.driver.native.host import round_rows
+from npurt.rknpu.driver.native.run import Rectangle, Run, Target
 from npurt.rknpu.driver.system import System
 
 

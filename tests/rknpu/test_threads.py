@@ -13,7 +13,7 @@ import pytest
 
 from npurt.errors import DeviceLost, SettingError
 from npurt.rknpu.driver.detect import open_driver
-from npurt.rknpu.driver.run import CoreQueue, Run, ThreadPool
+from npurt.rknpu.driver.native.run import CoreQueue, Run, ThreadPool
 from npurt.rknpu.driver.system import System
 from npurt.rknpu.isa.layout import Layout
 from tests.limits import HANG_SECONDS
@@ -140,7 +140,7 @@ def test_a_job_for_fewer_cores_leaves_the_other_threads_without_work():
 SHORT_OF_MEMORY = """
 import resource
 from npurt.errors import NpurtError
-from npurt.rknpu.driver.run import ThreadPool
+from npurt.rknpu.driver.native.run import ThreadPool
 from tests.rknpu.test_threads import left
 one = ThreadPool(1)
 one.close()

@@ -23,8 +23,8 @@ from npurt.rknpu.device.quantise import QuantisedWeight, choose, from_codes
 from npurt.rknpu.device.weight_store import WeightStore
 from npurt.rknpu.device.weights import RkPacked
 from npurt.rknpu.driver.base import Driver
-from npurt.rknpu.driver.host import I8, I32
 from npurt.rknpu.driver.names import connection
+from npurt.rknpu.driver.native.host import I8, I32
 
 RESTART_SECONDS = 5.0  # that a driver may take to be back
 

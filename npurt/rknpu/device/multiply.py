@@ -12,7 +12,7 @@ from npurt.rknpu.device.prepared import by_scheme
 from npurt.rknpu.device.product import Product
 from npurt.rknpu.device.weight_store import WeightStore
 from npurt.rknpu.device.weights import RkPacked
-from npurt.rknpu.driver.host import I8, I32
+from npurt.rknpu.driver.native.host import I8, I32
 
 
 def multiply(store: WeightStore, x: F32, weights: Sequence[RkPacked], outs: Sequence[F32]) -> None:

@@ -17,8 +17,8 @@ from npurt.rknpu.device.needs import result_offsets
 from npurt.rknpu.device.quantise import float16_scales
 from npurt.rknpu.device.weights import PartOnNpu, RkPacked
 from npurt.rknpu.driver.base import CoreTasks, Driver, Job
-from npurt.rknpu.driver.host import I8, I32
-from npurt.rknpu.driver.run import Rectangle, Target
+from npurt.rknpu.driver.native.host import I8, I32
+from npurt.rknpu.driver.native.run import Rectangle, Target
 from npurt.rknpu.isa.layout import Layout
 from npurt.rknpu.isa.task import Task
 from npurt.rknpu.plan.tiling import LINE, Block, Plan, padded, plan

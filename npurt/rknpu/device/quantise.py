@@ -22,7 +22,7 @@ import numpy.typing as npt
 from npurt.device import F32, F64
 from npurt.errors import LayoutError, NumericsError
 from npurt.quant.tensor import QTensor
-from npurt.rknpu.driver.host import I8, round_rows
+from npurt.rknpu.driver.native.host import I8, round_rows
 from npurt.rknpu.isa.formats import number_format
 from npurt.rknpu.plan.tiling import padded
 

@@ -20,8 +20,8 @@ from npurt.rknpu.device.quantise import (
     quantise_weight,
     to_float16,
 )
-from npurt.rknpu.driver.host import I8, round_rows
 from npurt.rknpu.driver.memory import Buffer, Space
+from npurt.rknpu.driver.native.host import I8, round_rows
 from npurt.rknpu.isa.formats import number_format
 from npurt.rknpu.plan.images import weights_image
 from npurt.rknpu.plan.proof import Role

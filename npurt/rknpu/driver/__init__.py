@@ -1,6 +1,6 @@
 """The two kernel drivers, rocket and rknpu, behind one interface: memory, jobs, detection.
 
-Has the C library that runs a job in one call (`npurt_rk.h`), and the simulator's entry.
+`native` has the C library that runs a job in one call; `system` also enters the simulator.
 May import `isa` and `plan`.  Begin with `base`, then `rocket` or `vendor`.
 """
 

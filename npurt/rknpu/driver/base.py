@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from npurt import moved
 from npurt.errors import DeviceLost, DeviceTimeout, DriverError, LayoutError
 from npurt.rknpu.driver.memory import Buffer, Space, Suballocation
-from npurt.rknpu.driver.run import Call, CoreQueue, Run, ThreadPool
+from npurt.rknpu.driver.native.run import Call, CoreQueue, Run, ThreadPool
 from npurt.rknpu.driver.uapi_rocket import JOB_TIMEOUT_S
 from npurt.rknpu.isa.formats import ATOM
 from npurt.rknpu.isa.lower import Profile

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from npurt.errors import DeviceFull, DriverError, LayoutError
 from npurt.ranges import Ranges
-from npurt.rknpu.driver.run import U8, Call
+from npurt.rknpu.driver.native.run import U8, Call
 from npurt.rknpu.driver.system import System
 from npurt.rknpu.plan.proof import Role, Span
 

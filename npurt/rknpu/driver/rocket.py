@@ -13,7 +13,7 @@ from npurt.rknpu.driver import uapi_drm
 from npurt.rknpu.driver import uapi_rocket as uapi
 from npurt.rknpu.driver.base import Driver, Input, Job, Part, input_cleans
 from npurt.rknpu.driver.memory import Buffer, Created, Space, Suballocation
-from npurt.rknpu.driver.run import Call, CoreQueue, ThreadPool
+from npurt.rknpu.driver.native.run import Call, CoreQueue, ThreadPool
 from npurt.rknpu.driver.system import System, ffi
 from npurt.rknpu.isa.lower import Profile
 from npurt.rknpu.isa.program import stride

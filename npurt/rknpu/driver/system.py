@@ -25,8 +25,9 @@ from npurt.errors import (
 )
 from npurt.library import path_of
 from npurt.once import once
-from npurt.rknpu.driver import host, uapi_drm, uapi_rknpu, uapi_rocket
-from npurt.rknpu.driver.run import INTERRUPTIONS, U8, Run
+from npurt.rknpu.driver import uapi_drm, uapi_rknpu, uapi_rocket
+from npurt.rknpu.driver.native import host
+from npurt.rknpu.driver.native.run import INTERRUPTIONS, U8, Run
 from npurt.rknpu.driver.uapi_drm import Request
 from npurt.settings import SIM_RKNPU
 

@@ -11,7 +11,7 @@ from npurt.errors import DriverError, LayoutError
 from npurt.rknpu.driver import uapi_rknpu as uapi
 from npurt.rknpu.driver.base import CoreTasks, Driver, Input, Job, MemoryRequest, Part, input_cleans
 from npurt.rknpu.driver.memory import PAGE, Buffer, Created, Space, Suballocation
-from npurt.rknpu.driver.run import Call, CoreQueue
+from npurt.rknpu.driver.native.run import Call, CoreQueue
 from npurt.rknpu.driver.system import System, ffi
 from npurt.rknpu.isa.formats import FORMATS
 from npurt.rknpu.isa.layout import Layout

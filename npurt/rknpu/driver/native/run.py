@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from npurt.device import F32
 from npurt.errors import NpurtError
-from npurt.rknpu.driver.host import I8, at, ffi, lib
+from npurt.rknpu.driver.native.host import I8, at, ffi, lib
 from npurt.rknpu.driver.uapi_drm import Request
 
 U8 = npt.NDArray[np.uint8]
