@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from npurt.cli import options
@@ -119,10 +120,7 @@ def run(args: argparse.Namespace) -> int:
                 print(report.table(), file=sys.stderr)
     except KeyboardInterrupt:
         interrupted = True
-    if args.json:
-        print(_as_json(rows, interrupted=interrupted))
-    elif rows:
-        print(table(rows))
+    _print(args, rows, table, interrupted=interrupted)
     if args.compare:
         print(compare(rows, before), file=sys.stderr if args.json else sys.stdout)
     return _status(rows, interrupted=interrupted)
@@ -158,10 +156,7 @@ def run_parallel(args: argparse.Namespace) -> int:
         print(report.table() if args.report else "\n".join(report.notes), file=sys.stderr)
     except KeyboardInterrupt:
         interrupted = True
-    if args.json:
-        print(_as_json(rows, interrupted=interrupted))
-    elif rows:
-        print(parallel_table.table(rows))
+    _print(args, rows, parallel_table.table, interrupted=interrupted)
     return _status(rows, interrupted=interrupted)
 
 
@@ -195,17 +190,24 @@ def run_spec(args: argparse.Namespace) -> int:
         )
     except KeyboardInterrupt:
         interrupted = True
-    if args.json:
-        print(_as_json(rows, interrupted=interrupted))
-    elif rows:
-        print(spec_table.table(rows))
+    _print(args, rows, spec_table.table, interrupted=interrupted)
     if args.plot and rows:
         spec_table.plot(rows, args.plot)
     return _status(rows, interrupted=interrupted)
 
 
-def _as_json(rows: list[dict[str, Any]], *, interrupted: bool) -> str:
-    return json.dumps({"interrupted": True, "rows": rows} if interrupted else rows)
+def _print(
+    args: argparse.Namespace,
+    rows: list[dict[str, Any]],
+    table: Callable[[list[dict[str, Any]]], str],
+    *,
+    interrupted: bool,
+) -> None:
+    """Print the rows as JSON or as a table; without rows there is no table."""
+    if args.json:
+        print(json.dumps({"interrupted": True, "rows": rows} if interrupted else rows))
+    elif rows:
+        print(table(rows))
 
 
 def _status(rows: list[dict[str, Any]], *, interrupted: bool) -> int:

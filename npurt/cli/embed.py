@@ -19,12 +19,7 @@ def add(verbs: Any) -> None:
         description="Prints the embedding of each line of text, a line of numbers each.  Flags are "
         "those of llama-embedding.",
     )
-    source = parser.add_mutually_exclusive_group()
-    source.add_argument("-p", "--prompt", type=options.words, metavar="TEXT",
-                        help="the texts (default: standard input, if that is "
-                        "no terminal)")  # fmt: skip
-    source.add_argument("-f", "--file", metavar="FILE",
-                        help="read the texts from a file; -: from standard input")  # fmt: skip
+    options.add_text(parser, "the texts", "read the texts from a file")
     parser.add_argument("--embd-separator", type=options.words, default="\n", metavar="TEXT",
                         help="what is between two texts (default: the end of a line)")  # fmt: skip
     parser.add_argument("--pooling", choices=POOLING,

@@ -225,6 +225,15 @@ def add_draft(group: Any) -> None:
                         help="draft with a smaller model of a hub repository")  # fmt: skip
 
 
+def add_text(parser: argparse.ArgumentParser, what: str, file: str) -> None:
+    """Add the flags that give *what*: on the command line, or in a file (help text *file*)."""
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("-p", "--prompt", type=words, metavar="TEXT",
+                        help=f"{what} (default: standard input, if that is "
+                        "no terminal)")  # fmt: skip
+    source.add_argument("-f", "--file", metavar="FILE", help=f"{file}; -: from standard input")
+
+
 def add_model(parser: argparse.ArgumentParser, context: str = TRAINED) -> Any:
     """Add what opens a model; return the group of the options of which one names it."""
     group = parser.add_argument_group("model")

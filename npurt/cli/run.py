@@ -24,13 +24,7 @@ def add(verbs: Any) -> None:
         description="Answers a prompt by the model's chat template; continues it where the model "
         "has none, and with --raw.  Ctrl-C ends the text, and the account of it follows.",
     )
-    source = parser.add_mutually_exclusive_group()
-    source.add_argument("-p", "--prompt", type=options.words, metavar="TEXT",
-                        help="the prompt (default: standard input, if that is "
-                        "no terminal)")  # fmt: skip
-    source.add_argument("-f", "--file", metavar="FILE",
-                        help="read the prompt from a file, without its last line end; "
-                        "-: from standard input")  # fmt: skip
+    options.add_text(parser, "the prompt", "read the prompt from a file, without its last line end")
     options.add_model(parser)
     options.add_conversation(parser, raw="continue the prompt as it is")
     add_sampling(parser)

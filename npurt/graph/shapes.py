@@ -135,14 +135,9 @@ def _rope(op: ops.Rope) -> str | None:
 
 @_rule(ops.Attention)
 def _attention(op: ops.Attention) -> str | None:
-    if op.heads % op.kv_heads:
-        return f"{op.heads} heads do not share {op.kv_heads} key heads evenly"
-    kv = op.q.columns // op.heads * op.kv_heads
+    kv = op.k.columns
     return _first(
-        _same(op.q, op.out),
-        _divides(op.heads, op.q),
-        _is(op.k, _rows(op.q), kv),
-        _is(op.v, _rows(op.q), kv),
+        _encoder_attention(op),
         _is(op.keys, "P", kv),
         _is(op.values, "P", kv),
         _is(op.sinks, op.heads),
@@ -150,7 +145,7 @@ def _attention(op: ops.Attention) -> str | None:
 
 
 @_rule(ops.EncoderAttention)
-def _encoder_attention(op: ops.EncoderAttention) -> str | None:
+def _encoder_attention(op: ops.EncoderAttention | ops.Attention) -> str | None:
     if op.heads % op.kv_heads:
         return f"{op.heads} heads do not share {op.kv_heads} key heads evenly"
     kv = op.q.columns // op.heads * op.kv_heads

@@ -20,7 +20,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import torch
-from tiny_models import build
+from tiny_models import build, write_tensors
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModel
 from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
@@ -145,17 +145,7 @@ def make(name, out, tokens):
     if name == "nomic-bert":
         writer.add_rope_freq_base(settings["rope_parameters"]["rope_theta"])
     add_vocabulary(writer, tokens)
-    for key, array in tensors(model).items():
-        if array.ndim > 1:
-            bits = np.ascontiguousarray(array, np.float32).view(np.uint32) >> 16
-            data = bits.astype(np.uint16).view(np.uint8)
-            writer.add_tensor(key, data, raw_dtype=gguf.GGMLQuantizationType.BF16)
-        else:
-            writer.add_tensor(key, np.ascontiguousarray(array, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_tensors(writer, tensors(model).items())
     np.save(folder / "ids.npy", ids.astype(np.int32))
     np.save(folder / "types.npy", types.astype(np.int32))
     np.save(folder / "hf_f32_hidden.npy", np.stack(hidden))

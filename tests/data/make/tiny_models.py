@@ -189,6 +189,21 @@ def extra(writer, name, arch, config, rope):
             writer.add_tensor(f"rope_factors_{length}.weight", factors)
 
 
+def write_tensors(writer, named):
+    """Write the file: matrices in bfloat16, convolutions, biases and vectors in float32."""
+    for key, array in named:
+        if array.ndim > 1 and "conv" not in key and not key.endswith(".bias"):
+            bits = np.ascontiguousarray(array, np.float32).view(np.uint32) >> 16
+            data = bits.astype(np.uint16).view(np.uint8)
+            writer.add_tensor(key, data, raw_dtype=gguf.GGMLQuantizationType.BF16)
+        else:
+            writer.add_tensor(key, np.ascontiguousarray(array, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def make(name, out, vocabulary):
     """Write the folder of one model."""
     kind, arch, settings = MODELS[name]
@@ -200,17 +215,7 @@ def make(name, out, vocabulary):
         logits = model(torch.tensor(ids[None])).logits[0].numpy()
     writer = gguf.GGUFWriter(folder / f"{name}-bf16.gguf", arch)
     metadata(writer, name, arch, model.config, vocabulary)
-    for key, array in tensors(name, arch, model, model.config):
-        if array.ndim > 1 and "conv" not in key and not key.endswith(".bias"):
-            bits = np.ascontiguousarray(array, np.float32).view(np.uint32) >> 16
-            data = bits.astype(np.uint16).view(np.uint8)
-            writer.add_tensor(key, data, raw_dtype=gguf.GGMLQuantizationType.BF16)
-        else:
-            writer.add_tensor(key, np.ascontiguousarray(array, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_tensors(writer, tensors(name, arch, model, model.config))
     np.save(folder / "ids.npy", ids.astype(np.int32))
     np.save(folder / "hf_f32_prefill.npy", logits.astype(np.float32))
     size = sum(file.stat().st_size for file in folder.iterdir())
