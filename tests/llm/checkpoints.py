@@ -13,7 +13,7 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from npurt.errors import NpurtError
-from npurt.llm.convert.families import FAMILIES, TOP
+from npurt.llm.convert.checkpoint.families import FAMILIES, TOP
 from npurt.llm.convert.folder import convert
 from npurt.llm.file.gguf import GGUF
 from tests.llm import tiny

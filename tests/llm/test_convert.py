@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npurt.errors import ModelFormatError
-from npurt.llm.convert import safetensors
-from npurt.llm.convert.families import FAMILIES, TOP
+from npurt.llm.convert.checkpoint import safetensors
+from npurt.llm.convert.checkpoint.families import FAMILIES, TOP
+from npurt.llm.convert.checkpoint.keys import keys_of, rope_tables
+from npurt.llm.convert.checkpoint.settings import Settings
 from npurt.llm.convert.folder import convert, interleaved
-from npurt.llm.convert.keys import keys_of, rope_tables
-from npurt.llm.convert.settings import Settings
+from npurt.llm.convert.tokenizer.vocabulary import vocabulary_of
 from npurt.llm.convert.types import type_of
-from npurt.llm.convert.vocabulary import vocabulary_of
 from npurt.llm.decode.model import Llama
 from npurt.llm.file.gguf import GGUF
 from npurt.llm.text.tokenizer import Tokenizer

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from npurt.errors import ModelFormatError, NpurtError, NumericsError, SettingError
-from npurt.llm.convert import safetensors
-from npurt.llm.convert.families import FAMILIES
+from npurt.llm.convert.checkpoint import safetensors
+from npurt.llm.convert.checkpoint.families import FAMILIES
+from npurt.llm.convert.checkpoint.keys import keys_of
+from npurt.llm.convert.checkpoint.settings import Settings
 from npurt.llm.convert.folder import convert
-from npurt.llm.convert.keys import keys_of
 from npurt.llm.convert.requantise import requantise
-from npurt.llm.convert.settings import Settings
-from npurt.llm.convert.vocabulary import vocabulary_of
+from npurt.llm.convert.tokenizer.vocabulary import vocabulary_of
 from npurt.llm.file.gguf import GGUF
 from tests.llm import checkpoints
 from tests.llm.checkpoints import CONFIGS, change, folder_of, gguf_path, refused

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from npurt.errors import ModelFormatError
-from npurt.llm.convert.families import FAMILIES
+from npurt.llm.convert.checkpoint.families import FAMILIES
+from npurt.llm.convert.checkpoint.keys import keys_of
+from npurt.llm.convert.checkpoint.settings import DEFAULTS, Settings
 from npurt.llm.convert.folder import convert
-from npurt.llm.convert.keys import keys_of
-from npurt.llm.convert.settings import DEFAULTS, Settings
 from npurt.llm.decode.model import Llama
 from npurt.llm.file.gguf import GGUF
 from tests.llm import checkpoints

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from npurt.errors import ModelFormatError, NpurtError
 from npurt.llm.convert.folder import convert
-from npurt.llm.convert.sentencepiece import read_model
-from npurt.llm.convert.vocabulary import vocabulary_of
+from npurt.llm.convert.tokenizer.sentencepiece import read_model
+from npurt.llm.convert.tokenizer.vocabulary import vocabulary_of
 from npurt.llm.decode.model import Llama
 from npurt.llm.file.gguf import GGUF
 from npurt.llm.text.tokenizer import Tokenizer

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from npurt.errors import ModelFormatError, NpurtError
 from npurt.llm.arch.reading import describe
-from npurt.llm.convert import safetensors
+from npurt.llm.convert.checkpoint import safetensors
 from npurt.llm.convert.folder import convert
 from npurt.llm.file.gguf import GGUF
 from npurt.llm.text.tokenizer import Tokenizer

@@ -12,15 +12,19 @@ import numpy.typing as npt
 
 from npurt.errors import ModelFormatError
 from npurt.llm.arch import families, forward
-from npurt.llm.convert.families import FAMILIES, TOP, Family
-from npurt.llm.convert.fused_experts import names_of_experts, taken_experts, tensors_of_experts
-from npurt.llm.convert.keys import keys_of, rope_tables
+from npurt.llm.convert.checkpoint.families import FAMILIES, TOP, Family
+from npurt.llm.convert.checkpoint.fused_experts import (
+    names_of_experts,
+    taken_experts,
+    tensors_of_experts,
+)
+from npurt.llm.convert.checkpoint.keys import keys_of, rope_tables
+from npurt.llm.convert.checkpoint.safetensors import Stored, files, read
+from npurt.llm.convert.checkpoint.settings import Settings, meaning
 from npurt.llm.convert.mixture import Types
-from npurt.llm.convert.pieces import MODEL
-from npurt.llm.convert.safetensors import Stored, files, read
-from npurt.llm.convert.settings import Settings, meaning
+from npurt.llm.convert.tokenizer.pieces import MODEL
+from npurt.llm.convert.tokenizer.vocabulary import vocabulary_of
 from npurt.llm.convert.types import FILE_TYPES, chosen, new_tensor
-from npurt.llm.convert.vocabulary import vocabulary_of
 from npurt.llm.file.config import read_config
 from npurt.llm.file.header import read_header
 from npurt.llm.file.writer import NewTensor, encoded, header, refuse_source, write

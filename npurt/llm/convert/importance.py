@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from npurt.errors import ModelFormatError, NumericsError
-from npurt.llm.convert.settings import content_of
+from npurt.llm.convert.checkpoint.settings import content_of
 from npurt.llm.file.gguf import GGUF
 from npurt.llm.file.header import MAGIC
 from npurt.quant.canonical import F32

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.errors import ModelFormatError
-from npurt.llm.convert.families import Family, Keys
-from npurt.llm.convert.settings import Settings, bad
+from npurt.llm.convert.checkpoint.families import Family, Keys
+from npurt.llm.convert.checkpoint.settings import Settings, bad
 
 LOCAL = ("gemma3_text",)  # sliding layers have rotary settings of their own; `families` has them
 LARGEST = 1e30  # of a number in rotary settings; float32 holds it

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from npurt.errors import ModelFormatError
-from npurt.llm.convert.settings import Settings
+from npurt.llm.convert.checkpoint.settings import Settings
 
 Keys = dict[str, Any]
 GELU = ("gelu_pytorch_tanh",)

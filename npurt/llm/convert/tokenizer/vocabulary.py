@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from npurt.errors import ModelFormatError
-from npurt.llm.convert.families import Keys
-from npurt.llm.convert.pieces import MODEL, keys_of_pieces, pieces_of
-from npurt.llm.convert.sentencepiece import OTHER
-from npurt.llm.convert.settings import bad, content_of, meaning, read_json
-from npurt.llm.convert.steps import SPECIAL, parts, require_rows
+from npurt.llm.convert.checkpoint.families import Keys
+from npurt.llm.convert.checkpoint.settings import bad, content_of, meaning, read_json
+from npurt.llm.convert.tokenizer.pieces import MODEL, keys_of_pieces, pieces_of
+from npurt.llm.convert.tokenizer.sentencepiece import OTHER
+from npurt.llm.convert.tokenizer.steps import SPECIAL, parts, require_rows
 from npurt.llm.text.pretokenize import RULES
 from npurt.llm.text.vocabulary import BPE, ENDS, SENTENCEPIECE, Kind
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from npurt.errors import ModelFormatError
 from npurt.files import parsed
-from npurt.llm.convert.settings import content_of, opened
+from npurt.llm.convert.checkpoint.settings import content_of, opened
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME, Format
 

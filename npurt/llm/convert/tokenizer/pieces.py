@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from npurt.errors import ModelFormatError
-from npurt.llm.convert.families import Keys
-from npurt.llm.convert.sentencepiece import OTHER, Pieces, read_model
-from npurt.llm.convert.settings import bad, meaning, read_json
-from npurt.llm.convert.steps import SPECIAL, parts, require_rows
+from npurt.llm.convert.checkpoint.families import Keys
+from npurt.llm.convert.checkpoint.settings import bad, meaning, read_json
+from npurt.llm.convert.tokenizer.sentencepiece import OTHER, Pieces, read_model
+from npurt.llm.convert.tokenizer.steps import SPECIAL, parts, require_rows
 from npurt.llm.text.detokenize import SPACE
 from npurt.llm.text.vocabulary import SENTENCEPIECE, Kind
 

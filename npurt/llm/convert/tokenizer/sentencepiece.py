@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from npurt.errors import ModelFormatError
-from npurt.llm.convert.settings import bad, content_of
+from npurt.llm.convert.checkpoint.settings import bad, content_of
 from npurt.llm.text.vocabulary import MAX_TEXT, MAX_TOKENS, Kind
 
 MOST = 1 << 26  # bytes of a file; Gemma's has 4.7 MB

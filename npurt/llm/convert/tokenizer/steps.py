@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from npurt.errors import ModelFormatError
-from npurt.llm.convert.settings import bad
+from npurt.llm.convert.checkpoint.settings import bad
 from npurt.llm.text.vocabulary import MAX_TOKENS
 
 # Tokens that are markup whatever the files say; Gemma has <unused0> and so on.

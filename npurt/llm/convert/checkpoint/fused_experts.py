@@ -14,8 +14,8 @@ from functools import partial
 import numpy as np
 
 from npurt.errors import ModelFormatError
+from npurt.llm.convert.checkpoint.safetensors import AGAIN, Stored
 from npurt.llm.convert.mixture import Types
-from npurt.llm.convert.safetensors import AGAIN, Stored
 from npurt.llm.convert.types import new_tensor
 from npurt.llm.file.writer import NewTensor
 from npurt.quant.tensor import QTensor
