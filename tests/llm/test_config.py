@@ -153,9 +153,10 @@ def test_experts_are_read_as_written():
 
 
 def test_experts_of_no_width_of_their_own_share_that_of_the_model():
-    """llama.cpp's rule, for files of the first mixtures."""
+    """llama.cpp's rule, for files of the first mixtures; those of Mixtral have all of it."""
     keys = MIXTURE | {"expert_feed_forward_length": None}
-    assert read_config(metadata(**keys), 1000).experts.n_ff == 288 // 3
+    assert read_config(metadata("qwen2moe", **keys), 1000).experts.n_ff == 288 // 3
+    assert read_config(metadata("llama", **keys), 1000).experts.n_ff == 288
 
 
 def test_no_experts_are_no_mixture():

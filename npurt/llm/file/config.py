@@ -190,7 +190,9 @@ def _experts(metadata: Metadata, arch: str, number: Number, n_ff: int) -> Expert
     count, top_k = number("expert_count", None, limits().experts), number("expert_used_count")
     if top_k > count:
         raise _bad(f"a token goes to {top_k} of {count} experts")
-    width = number("expert_feed_forward_length", n_ff // top_k)
+    # Source: llama.cpp src/models/llama.cpp and qwen2moe.cpp, MIT: widths without the key.
+    usual = n_ff if arch == "llama" else n_ff // top_k  # llama: Mixtral
+    width = number("expert_feed_forward_length", usual)
     _check_columns("the feed-forward part of an expert", 2 * width)
     scale = optional(metadata, f"{arch}.expert_weights_scale", float, 1.0) or 1.0
     if not (math.isfinite(scale) and scale > 0):

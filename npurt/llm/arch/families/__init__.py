@@ -13,6 +13,7 @@ from npurt.llm.arch.architecture import Architecture
 ARCHITECTURES = {
     "bert": "bert",
     "exaone4": "exaone4",
+    "gemma": "gemma:GEMMA",
     "gemma2": "gemma:GEMMA2",
     "gemma3": "gemma:GEMMA3",
     "glm4": "glm4",

@@ -1,10 +1,11 @@
-"""Gemma 2 and 3: norms before and after each part, GELU, embeddings times the root of the width.
+"""Gemma 1 to 3: GELU, embeddings times the root of the width.
 
-Gemma 2 has soft caps and slides in every second layer; Gemma 3 norms q and k and slides in five of
-six layers, whose rotary base is 10,000.  Which layers slide, that base and the attention scale of
-the largest models are not in the file.  Norm weights are stored with their 1 added.
-Sources: llama.cpp src/models/gemma2.cpp, gemma3.cpp, conversion/gemma.py, MIT; Gemma 2 and 3
-technical reports.
+Gemma 2 and 3 have norms before and after each part.  Gemma 2 has soft caps and slides in every
+second layer; Gemma 3 norms q and k and slides in five of six layers, whose rotary base is 10,000.
+Which layers slide, that base and the attention scale of the largest models are not in the file.
+Norm weights are stored with their 1 added.
+Sources: llama.cpp src/models/gemma.cpp, gemma2.cpp, gemma3.cpp, conversion/gemma.py, MIT; technical
+reports of Gemma, Gemma 2 and 3.
 """
 
 import math
@@ -20,7 +21,7 @@ LARGEST = {"gemma2": 46, "gemma3": 62}  # layers of the 27B, which scales by wid
 
 def _complete(config: Config) -> Config:
     scale = config.attention_scale
-    if config.n_layers == LARGEST[config.architecture]:
+    if config.n_layers == LARGEST.get(config.architecture):
         scale = (config.width / config.n_heads) ** -0.5
     conventions = replace(config.conventions, embedding_scale=math.sqrt(config.width))
     if config.architecture == "gemma3" and conventions.local_rope_base is None:
@@ -30,6 +31,7 @@ def _complete(config: Config) -> Config:
 
 NORMS = Norms(after_mixer="post_attention_norm", after_ffn="post_ffw_norm")
 UNIT = Unit(Activation.GELU)
+GEMMA = Architecture("gemma", Rope.HALVES, unit=UNIT, complete=_complete)
 GEMMA2 = Architecture(
     "gemma2", Rope.HALVES, norms=NORMS, unit=UNIT, layer=sliding(2), complete=_complete
 )

@@ -67,6 +67,12 @@ _EXPERTS = _LAYER | {
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }
+_MIXTRAL = _LAYER | {
+    "block_sparse_moe.gate": "ffn_gate_inp",
+    "block_sparse_moe.experts.*.w1": "ffn_gate_exps",
+    "block_sparse_moe.experts.*.w3": "ffn_up_exps",
+    "block_sparse_moe.experts.*.w2": "ffn_down_exps",
+}
 _CONVOLUTIONS = {
     "operator_norm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -164,6 +170,13 @@ def _experts(settings: Settings) -> Keys:
     return keys
 
 
+def _mixtral(settings: Settings) -> Keys:
+    return {
+        "expert_count": settings.integer("num_local_experts"),
+        "expert_used_count": settings.integer("num_experts_per_tok"),
+    }
+
+
 def _granite(settings: Settings) -> Keys:
     return {
         "embedding_scale": settings.number("embedding_multiplier"),
@@ -210,6 +223,11 @@ def _lfm2(settings: Settings) -> Keys:
             [heads if kind == "full_attention" else 0 for kind in kinds], np.int32
         ),
     }
+
+
+def _gemma(settings: Settings) -> Keys:
+    settings.require("use_bidirectional_attention", None, False)
+    return {}
 
 
 def _gemma2(settings: Settings) -> Keys:
@@ -295,6 +313,7 @@ def _ministral3(settings: Settings) -> Keys:
 FAMILIES = {
     "llama": Family("llama", permuted=True),
     "mistral": Family("llama", permuted=True),
+    "mixtral": Family("llama", _MIXTRAL, permuted=True, extra=_mixtral),
     "qwen2": Family("qwen2", extra=_qwen2),
     "qwen2_moe": Family("qwen2moe", _EXPERTS, extra=_experts),
     "qwen3": Family("qwen3", extra=_qwen2),
@@ -307,6 +326,7 @@ FAMILIES = {
     "exaone4": Family("exaone4", _NORMS_AFTER, windows=True, extra=_every_fourth_global),
     "phi3": Family("phi3", _FUSED, windows=True, extra=_sliding),
     "lfm2": Family("lfm2", _CONVOLUTIONS, extra=_lfm2, width=_lfm2_width),
+    "gemma": Family("gemma", activations=GELU, added_one=True, extra=_gemma),
     "gemma2": Family("gemma2", _GEMMA, windows=True, activations=GELU, added_one=True,
                      extra=_gemma2),
     "gemma3_text": Family("gemma3", _GEMMA, windows=True, activations=GELU, added_one=True,
