@@ -11,10 +11,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from npurt.serve.http.auth import Guard
-from npurt.serve.http.endpoint import Endpoint, Handler
+from npurt.serve.http.bodies import BODIES
+from npurt.serve.http.description import PATH, description
+from npurt.serve.http.endpoint import Answer, Endpoint, Handler
+from npurt.serve.http.endpoint import Request as Asked
 from npurt.serve.http.errors import HttpError, shaped
 from npurt.serve.interfaces import ollama, ollama_models
-from npurt.serve.interfaces.anthropic import answer, count_tokens
+from npurt.serve.interfaces.anthropic import answer as message
+from npurt.serve.interfaces.anthropic import count_tokens
 from npurt.serve.interfaces.embeddings import embed, embeddings
 from npurt.serve.interfaces.llama_cpp import completion, infill
 from npurt.serve.interfaces.llama_cpp_texts import apply_template, detokenize, props, tokenize
@@ -29,11 +33,11 @@ from npurt.serve.page import routes as page_routes
 from npurt.serve.status.health import health
 from npurt.serve.status.metrics import metrics
 
-OPENAI: dict[str, Handler[Front]] = {  # with and without /v1 before them
-    "/chat/completions": chat,
-    "/completions": completions,
-    "/responses": respond,
-    "/embeddings": embeddings,
+OPENAI: dict[str, Handler[Front]] = {  # also without /v1
+    "/v1/chat/completions": chat,
+    "/v1/completions": completions,
+    "/v1/responses": respond,
+    "/v1/embeddings": embeddings,
 }
 LLAMA_CPP: dict[str, Handler[Front]] = {
     "/completion": completion,
@@ -43,7 +47,7 @@ LLAMA_CPP: dict[str, Handler[Front]] = {
     "/apply-template": apply_template,
 }
 ANTHROPIC: dict[str, Handler[Front]] = {
-    "/v1/messages": answer,
+    "/v1/messages": message,
     "/v1/messages/count_tokens": count_tokens,
 }
 OLLAMA: dict[str, Handler[Front]] = {
@@ -64,7 +68,7 @@ READ: dict[str, Handler[Offers]] = {
     "/api/tags": ollama_models.tags,
     "/api/ps": ollama_models.running,
 }
-PUBLIC = {"/health", "/v1/health", *FILES}  # paths that need no key
+PUBLIC = {"/health", "/v1/health", PATH, *FILES}  # paths that need no key
 
 
 def application(
@@ -83,18 +87,20 @@ def application(
         page: Serve the chat page at `/`.
     """
     offers = Only(served) if isinstance(served, Front) else served
-    written = {f"{prefix}{path}": made for path, made in OPENAI.items() for prefix in ("", "/v1")}
-    written |= LLAMA_CPP | ANTHROPIC | OLLAMA
-    read = READ | ({STATE: state} if page else {})
+    written = OPENAI | LLAMA_CPP | ANTHROPIC | OLLAMA
+    answers = {
+        path: Endpoint(offers, by_model(made), BODIES[path]) for path, made in written.items()
+    }
+    answers |= {path.removeprefix("/v1"): answers[path] for path in OPENAI}
+    published = description(written, READ, PUBLIC)
+
+    async def described(offers: object, request: Asked) -> Answer:
+        return published
+
+    read = READ | {PATH: described} | ({STATE: state} if page else {})
     routes = [
-        *(
-            Route(path, Endpoint(offers, by_model(made)), methods=["POST"])
-            for path, made in written.items()
-        ),
-        *(
-            Route(path, Endpoint(offers, made, body=False), methods=["GET"])
-            for path, made in read.items()
-        ),
+        *(Route(path, answer, methods=["POST"]) for path, answer in answers.items()),
+        *(Route(path, Endpoint(offers, made), methods=["GET"]) for path, made in read.items()),
         *(page_routes() if page else ()),
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _unrouted})

@@ -56,7 +56,7 @@ async def test_several_prompts_give_texts_in_order(prompt):
 
 
 WRONG = [
-    ({}, "prompt"), ({"prompt": 5}, "prompt"), ({"prompt": [True]}, "prompt"),
+    ({}, "prompt"), ({"prompt": 5}, "prompt"), ({"prompt": [True]}, "prompt[0]"),
     ({"prompt": [[]]}, "prompt"), ({"prompt": [999999]}, "prompt"), ({"prompt": [-1]}, "prompt"),
     ({"prompt": ["a"] * 9}, "prompt"), ({"prompt": ["a"] * 5, "n": 2}, "prompt"),
     ({"prompt": "a", "best_of": 3}, "best_of"), ({"prompt": "a", "suffix": 3}, "suffix"),

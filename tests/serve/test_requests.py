@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import socket
 
 import pytest
 
@@ -229,3 +230,12 @@ def test_an_address_in_use_is_a_clear_error():
         Address(port=sock.getsockname()[1]).listen()
     with pytest.raises(SettingError, match="port is 99999"):
         Address(port=99999).listen()
+
+
+def test_small_packets_do_not_wait_for_each_other():
+    with (
+        Address(port=0).listen() as listening,
+        socket.create_connection(listening.getsockname()),
+        listening.accept()[0] as accepted,
+    ):
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl
 from starlette.types import Receive, Scope, Send
 
 from npurt.errors import NpurtError
-from npurt.serve.http import limits, sse
+from npurt.serve.http import limits, schema, sse
 from npurt.serve.http.errors import HttpError, of, shaped, wrong
 from npurt.serve.http.fields import Fields
 from npurt.serve.http.limits import Gone
@@ -48,10 +48,10 @@ class Endpoint(Generic[F]):
     Args:
         front: What the handler answers from.
         handler: Returns an object for JSON, a text, or a stream.
-        body: Whether a request has a body.
+        body: The schema of the body; None: a request has no body.
     """
 
-    def __init__(self, front: F, handler: Handler[F], *, body: bool = True) -> None:
+    def __init__(self, front: F, handler: Handler[F], body: schema.Schema | None = None) -> None:
         self._front = front
         self._handler = handler
         self._body = body
@@ -68,7 +68,11 @@ class Endpoint(Generic[F]):
             await reply(send, shaped(of(error), scope["path"]), 400)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        values = await limits.body(scope, receive) if self._body else _query(scope)
+        if self._body is None:
+            values: dict[str, Any] = _query(scope)
+        else:
+            values = await limits.body(scope, receive)
+            schema.check(values, self._body)
         request = Request(scope, values)
         answer = await until_gone(self._handle(request), receive)
         if isinstance(answer, sse.Stream):

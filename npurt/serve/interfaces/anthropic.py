@@ -6,9 +6,8 @@ Source of the fields and events: docs.anthropic.com, API reference, Messages.
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
-from npurt.serve.http import limits, sse
+from npurt.serve.http import sse
 from npurt.serve.http.endpoint import Answer, Request
-from npurt.serve.http.errors import wrong
 from npurt.serve.http.fields import Fields
 from npurt.serve.interfaces.openai_common import new_id
 from npurt.serve.model import options
@@ -83,12 +82,9 @@ def _tools(fields: Fields) -> Tools:
 
 def _messages(fields: Fields) -> tuple[list[dict[str, Any]], str]:
     """Return messages in OpenAI's form, and the text with which the answer shall begin."""
-    found = fields.objects("messages", limits.MESSAGES)
-    if not found:
-        raise wrong("messages is empty", "send at least one message", "messages")
     system = _text(fields, "system")
     made = [{"role": "system", "content": system}] if system else []
-    for message in found:
+    for message in fields.objects("messages"):
         role = message.required_text("role")
         if role not in ("user", "assistant", "system"):
             raise message.wrong("role", "user or assistant")
@@ -103,7 +99,7 @@ def _text(fields: Fields, name: str) -> str:
     """Return a text, or the texts of a list of blocks."""
     if isinstance(fields.values.get(name), str):
         return str(fields.values[name])
-    blocks = fields.objects(name, limits.MESSAGES)
+    blocks = fields.objects(name)
     for block in blocks:
         if block.text("type") != "text":
             raise block.wrong("type", "text; npurt reads neither pictures nor documents")
@@ -117,7 +113,7 @@ def _turn(message: Fields, role: str) -> list[dict[str, Any]]:
     results: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
     texts = {"text": "", "thinking": ""}
-    for block in message.objects("content", limits.MESSAGES):
+    for block in message.objects("content"):
         match block.text("type"):
             case "text" | "thinking" as kind:
                 texts[kind] += block.required_text(kind)

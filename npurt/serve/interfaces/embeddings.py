@@ -20,10 +20,8 @@ async def embeddings(front: Front, request: Request) -> Answer:
     fields = request.fields
     fields.text("model")  # any name means the only model
     form = fields.text("encoding_format", "float")
-    if form not in ("float", "base64"):
-        raise fields.wrong("encoding_format", "float or base64")
     vectors, tokens = await _vectors(front, _texts(front, fields, "input"), request.salt)
-    size = fields.integer("dimensions", 1)
+    size = fields.integer("dimensions")
     if size is not None and any(len(vector) != size for vector in vectors):
         raise wrong(f"embeddings of {front.model.name} have another size than {size}",
                     "leave dimensions out", "dimensions", "unsupported")  # fmt: skip

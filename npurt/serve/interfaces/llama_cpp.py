@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from npurt.serve.http import limits, sse
+from npurt.serve.http import sse
 from npurt.serve.http.endpoint import Answer, Request
 from npurt.serve.http.errors import wrong
 from npurt.serve.http.fields import Fields
@@ -33,7 +33,7 @@ async def infill(front: Front, request: Request) -> Answer:
     before, after = fields.text("input_prefix", "") or "", fields.text("input_suffix", "") or ""
     others = [
         f"{each.text('filename', '') or ''}\n{each.required_text('text')}\n"
-        for each in fields.objects("input_extra", limits.MESSAGES)
+        for each in fields.objects("input_extra")
     ]
     before = "".join(others) + before + (fields.text("prompt", "") or "")
     return await _answer(front, request, front.model.around(before, after))
@@ -68,7 +68,7 @@ async def _answer(front: Front, request: Request, prompt: list[int]) -> Answer:
         schema = fields.inner("json_schema").values
         asked = {"type": "json_schema", "json_schema": {"schema": schema}}
         await options.constrain(Fields({"response_format": asked}), wanted)
-    likeliest = fields.integer("n_probs", 0, limits.TOP_LOGPROBS, 0)
+    likeliest = fields.integer("n_probs")
     wanted.top_logprobs = likeliest or None
     stream = fields.flag("stream")
     talk = Completion(front, front.begin([prompt], wanted), wanted, fields)

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from npurt.serve.http import limits, sse
+from npurt.serve.http import sse
 from npurt.serve.http.endpoint import Answer, Request
 from npurt.serve.http.errors import wrong
 from npurt.serve.http.fields import Fields
@@ -29,9 +29,9 @@ async def chat(front: Front, request: Request) -> Answer:
     fields = request.fields
     fields.text("model")  # any name means the only model
     wanted = await _wanted(fields, request.salt)
-    if not fields.items("messages", limits.MESSAGES):
+    if not fields.items("messages"):
         return await _loaded(front, {"message": {"role": "assistant", "content": ""}})
-    _refuse_images(fields.objects("messages", limits.MESSAGES))
+    _refuse_images(fields.objects("messages"))
     tools = tools_of(fields)
     if tools.forced and wanted.response_format:
         raise wrong("tool_choice forces a call, and so no format can be", "leave one out", "format")
@@ -51,7 +51,7 @@ async def generate(front: Front, request: Request) -> Answer:
     wanted = await _wanted(fields, request.salt)
     prompt, suffix = fields.text("prompt", "") or "", fields.text("suffix", "") or ""
     system, raw = fields.text("system", "") or "", fields.flag("raw")
-    if fields.items("images", limits.MESSAGES):
+    if fields.items("images"):
         raise wrong("npurt reads no pictures", "leave images out", "images")
     stream = fields.flag("stream", True)
     if not prompt:
@@ -103,7 +103,7 @@ def _variables(fields: Fields) -> dict[str, Any]:
 
 def _refuse_images(found: list[Fields]) -> None:
     for message in found:
-        if message.items("images", limits.MESSAGES):
+        if message.items("images"):
             raise message.wrong("images", "left out: npurt reads no pictures")
 
 

@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from npurt.serve.http import limits, sse
+from npurt.serve.http import sse
 from npurt.serve.http.endpoint import Answer, Request
 from npurt.serve.http.errors import wrong
 from npurt.serve.http.fields import Fields
@@ -26,7 +26,7 @@ async def chat(front: Front, request: Request) -> Answer:
     )
     await options.constrain(fields, wanted)
     if fields.flag("logprobs"):
-        wanted.top_logprobs = fields.integer("top_logprobs", 0, limits.TOP_LOGPROBS, 0)
+        wanted.top_logprobs = fields.integer("top_logprobs", 0)
     elif fields.integer("top_logprobs"):
         raise wrong("top_logprobs is set without logprobs", "set logprobs to true as well",
                     "top_logprobs")  # fmt: skip
@@ -45,20 +45,8 @@ async def chat(front: Front, request: Request) -> Answer:
 
 
 def messages(fields: Fields) -> list[dict[str, Any]]:
-    """Return the messages of a chat.
-
-    Raises:
-        HttpError: There are none, or one has no role.
-    """
-    found = fields.objects("messages", limits.MESSAGES)
-    if not found:
-        raise wrong("messages is empty", "send at least one message", "messages")
-    for each in found:
-        each.required_text("role")
-        content = each.values.get("content")
-        if not (content is None or isinstance(content, str | list)):
-            raise each.wrong("content", "a string, or a list of parts")
-    return [each.values for each in found]  # type: ignore[misc]  # they are dicts
+    """Return the messages of a chat."""
+    return fields.items("messages")
 
 
 def template_variables(fields: Fields) -> dict[str, Any]:

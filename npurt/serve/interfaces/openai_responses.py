@@ -6,7 +6,7 @@ Source of the fields and events: platform.openai.com, API reference, Responses.
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from npurt.serve.http import limits, sse
+from npurt.serve.http import sse
 from npurt.serve.http.endpoint import Answer, Request
 from npurt.serve.http.errors import wrong
 from npurt.serve.http.fields import Fields
@@ -73,10 +73,7 @@ def _messages(fields: Fields) -> list[dict[str, Any]]:
         made.append({"role": "system", "content": instructions})
     if isinstance(fields.values.get("input"), str):
         return [*made, {"role": "user", "content": fields.values["input"]}]
-    items = fields.objects("input", limits.MESSAGES)
-    if not items:
-        raise wrong("input is empty", "send a text, or at least one item", "input")
-    for item in items:
+    for item in fields.objects("input"):
         match item.text("type", "message"):
             case "message":
                 made.append(
@@ -109,7 +106,7 @@ def _messages(fields: Fields) -> list[dict[str, Any]]:
 def _content(item: Fields, name: str) -> str:
     if isinstance(item.values.get(name), str):
         return str(item.values[name])
-    parts = item.objects(name, limits.MESSAGES)
+    parts = item.objects(name)
     for part in parts:
         if part.text("type") not in ("input_text", "output_text", "text", "refusal"):
             raise part.wrong("type", "input_text; npurt reads neither pictures nor files")
@@ -128,7 +125,7 @@ def _echoed(fields: Fields) -> dict[str, Any]:
         "temperature": fields.number("temperature"),
         "text": fields.inner("text").values or {"format": {"type": "text"}},
         "tool_choice": fields.values.get("tool_choice") or "auto",
-        "tools": fields.items("tools", limits.TOOLS),
+        "tools": fields.items("tools"),
         "top_p": fields.number("top_p"),
         "truncation": "disabled",
     }

@@ -22,7 +22,7 @@ async def completions(front: Front, request: Request) -> Answer:
     wanted = options.wanted(fields, request.salt, "max_tokens", "n_predict")
     await options.constrain(fields, wanted)
     wanted.top_logprobs = _logprobs(fields)
-    if (fields.integer("best_of", 1, limits.CHOICES) or wanted.choices) != wanted.choices:
+    if (fields.integer("best_of") or wanted.choices) != wanted.choices:
         raise wrong("best_of differs from n", "leave best_of out", "best_of", "unsupported")
     found = prompts(front.model, fields)
     if len(found) * wanted.choices > limits.CHOICES:
@@ -49,7 +49,7 @@ def _logprobs(fields: Fields) -> int | None:
     """Return how many likeliest tokens are wanted; true means none but the token itself."""
     if isinstance(fields.values.get("logprobs"), bool):
         return 0 if fields.flag("logprobs") else None
-    return fields.integer("logprobs", 0, limits.TOP_LOGPROBS)
+    return fields.integer("logprobs")
 
 
 def prompts(model: ServedModel, fields: Fields) -> list[list[int]]:

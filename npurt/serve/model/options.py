@@ -7,16 +7,10 @@ from typing import Any
 from npurt.errors import NpurtError
 from npurt.llm.decode.grammar.grammar import grammar_of
 from npurt.serve.http import limits
+from npurt.serve.http.bodies import INTEGERS, NUMBERS
 from npurt.serve.http.errors import wrong
 from npurt.serve.http.fields import Fields
 from npurt.serve.model.front import SEEDS, Wanted
-
-NUMBERS = (
-    "temperature", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability",
-    "xtc_threshold", "dry_multiplier", "dry_base", "repeat_penalty", "frequency_penalty",
-    "presence_penalty",
-)  # fmt: skip
-INTEGERS = ("top_k", "repeat_last_n", "dry_allowed_length", "dry_penalty_last_n")
 
 
 def sampling(fields: Fields) -> dict[str, Any]:
@@ -25,10 +19,10 @@ def sampling(fields: Fields) -> dict[str, Any]:
     for name in NUMBERS:
         found[name] = fields.number(name)
     for name in INTEGERS:
-        found[name] = fields.integer(name, -1)
+        found[name] = fields.integer(name)
     seed = fields.integer("seed")
     found["seed"] = None if seed is None or seed == -1 else seed % SEEDS
-    found["dry_sequence_breakers"] = fields.items("dry_sequence_breakers", limits.STOPS) or None
+    found["dry_sequence_breakers"] = fields.items("dry_sequence_breakers") or None
     found["logit_bias"] = biases(fields)
     return {name: value for name, value in found.items() if value is not None}
 
@@ -44,7 +38,7 @@ def biases(fields: Fields) -> dict[int, float] | None:
         return None
     pairs = list(given.items()) if isinstance(given, dict) else given
     error = fields.wrong("logit_bias", "an object of numbers by token id")
-    if not isinstance(pairs, list) or len(pairs) > 1024:
+    if len(pairs) > limits.BIASES:
         raise error
     found = {}
     for pair in pairs:
@@ -69,9 +63,7 @@ def _is_number(value: object, kind: Any) -> bool:
 def stops(fields: Fields, name: str = "stop") -> list[str]:
     """Return the texts that end a text: one, several or none."""
     given = fields.values.get(name)
-    texts = [given] if isinstance(given, str) else fields.items(name, limits.STOPS)
-    if any(not isinstance(text, str) or len(text) > limits.STOP_TEXT for text in texts):
-        raise fields.wrong(name, f"a string of {limits.STOP_TEXT} characters at most, or a list")
+    texts = [given] if isinstance(given, str) else fields.items(name)
     return [text for text in texts if text]  # clients send "" for none
 
 
@@ -80,15 +72,15 @@ def wanted(fields: Fields, salt: str, *lengths: str) -> Wanted:
     most = None
     for name in lengths:
         if fields.has(name):
-            most = fields.integer(name, -1)
+            most = fields.integer(name)
             break
     return Wanted(
         sampling=sampling(fields),
         max_tokens=None if most == -1 else most,
         stops=stops(fields),
-        choices=fields.integer("n", 1, limits.CHOICES, 1) or 1,
+        choices=fields.integer("n") or 1,
         ignore_eos=fields.flag("ignore_eos"),
-        min_tokens=fields.integer("min_tokens", 0, default=0) or 0,
+        min_tokens=fields.integer("min_tokens") or 0,
         salt=salt,
     )
 

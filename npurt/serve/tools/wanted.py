@@ -67,7 +67,7 @@ def tools_of(fields: Fields) -> Tools:
         HttpError: They make no sense.
     """
     listed, schemas = [], {}
-    for tool in fields.objects("tools", limits.TOOLS):
+    for tool in fields.objects("tools"):
         if tool.text("type", "function") != "function":
             continue
         function = tool.inner("function")
@@ -113,7 +113,7 @@ def flat_tools(fields: Fields, usual: str | None, kind: str, schema: str) -> lis
                 "parameters": tool.inner(schema).values,
             },
         }
-        for tool in fields.objects("tools", limits.TOOLS)
+        for tool in fields.objects("tools")
         if tool.text("type", usual) == kind
     ]
 

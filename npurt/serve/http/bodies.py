@@ -1,0 +1,192 @@
+"""The bodies of all requests, by path: the one place that says which fields have which types.
+
+What a field may be beside another one is checked where it is read.
+"""
+
+from collections.abc import Mapping
+
+from npurt.serve.http import limits
+from npurt.serve.http.schema import (
+    ANY,
+    FLAG,
+    NUMBER,
+    OBJECT,
+    TEXT,
+    Schema,
+    array,
+    either,
+    enum,
+    fields,
+    integer,
+    text,
+)
+
+Properties = Mapping[str, Schema]
+
+# --- Sampling and length ------------------------------------------------------------------------
+
+NUMBERS = (
+    "temperature", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability",
+    "xtc_threshold", "dry_multiplier", "dry_base", "repeat_penalty", "frequency_penalty",
+    "presence_penalty",
+)  # fmt: skip
+INTEGERS = ("top_k", "repeat_last_n", "dry_allowed_length", "dry_penalty_last_n")
+STOP = either(text(limits.STOP_TEXT), array(text(limits.STOP_TEXT), limits.STOPS))
+LENGTH = integer(-1)  # tokens; -1 is no limit
+TEXTS_WANTED: Properties = {
+    **dict.fromkeys(NUMBERS, NUMBER),
+    **dict.fromkeys(INTEGERS, integer(-1)),
+    "seed": integer(),
+    "dry_sequence_breakers": array(ANY, limits.STOPS),
+    "logit_bias": either(OBJECT, array(ANY, limits.BIASES)),
+    "stop": STOP,
+    "n": integer(1, limits.CHOICES),
+    "ignore_eos": FLAG,
+    "min_tokens": integer(0),
+}
+FORMATS: Properties = {"response_format": fields({"type": TEXT}), "grammar": TEXT}
+STREAM: Properties = {"stream": FLAG, "stream_options": fields({"include_usage": FLAG})}
+
+# --- Messages and tools -------------------------------------------------------------------------
+
+MESSAGE: Properties = {"role": TEXT, "content": either(TEXT, array(ANY))}
+MESSAGES = array(fields(MESSAGE, "role"), limits.MESSAGES, 1)
+FUNCTION = fields({"name": TEXT, "parameters": OBJECT})
+CHOICE = fields({"name": TEXT, "function": fields({"name": TEXT})})
+TOOLS: Properties = {
+    "tools": array(fields({"type": TEXT, "function": FUNCTION}), limits.TOOLS),
+    "tool_choice": either(enum("auto", "none", "required"), CHOICE),
+    "parallel_tool_calls": FLAG,
+}
+VARIABLES: Properties = {"chat_template_kwargs": OBJECT, "enable_thinking": FLAG}
+PROMPTS = either(TEXT, array(either(TEXT, integer(), array(integer()))))  # texts or ids
+
+# --- OpenAI -------------------------------------------------------------------------------------
+
+CHAT: Properties = {
+    "model": TEXT,
+    "messages": MESSAGES,
+    **dict.fromkeys(("max_completion_tokens", "max_tokens", "n_predict"), LENGTH),
+    **TEXTS_WANTED, **FORMATS, **STREAM, **TOOLS, **VARIABLES,
+    "logprobs": FLAG,
+    "top_logprobs": integer(0, limits.TOP_LOGPROBS),
+    "reasoning_format": TEXT,
+}  # fmt: skip
+COMPLETIONS: Properties = {
+    "model": TEXT,
+    "prompt": PROMPTS,
+    "suffix": TEXT,
+    **dict.fromkeys(("max_tokens", "n_predict"), LENGTH),
+    **TEXTS_WANTED, **FORMATS, **STREAM,
+    "echo": FLAG,
+    "best_of": integer(1, limits.CHOICES),
+    "logprobs": either(FLAG, integer(0, limits.TOP_LOGPROBS)),
+}  # fmt: skip
+EMBEDDINGS: Properties = {
+    "model": TEXT,
+    "input": PROMPTS,
+    "encoding_format": enum("float", "base64"),
+    "dimensions": integer(1),
+}
+PARTS = either(
+    TEXT, array(fields({"type": TEXT, "text": TEXT, "refusal": TEXT}), limits.MESSAGES)
+)  # fmt: skip
+ITEM = fields({
+    **dict.fromkeys(("type", "role", "name", "arguments", "call_id"), TEXT),
+    "content": PARTS, "output": PARTS,
+})  # fmt: skip
+RESPONSES: Properties = {
+    "model": TEXT,
+    "input": either(TEXT, array(ITEM, limits.MESSAGES, 1)),
+    "instructions": TEXT,
+    "max_output_tokens": LENGTH,
+    **TEXTS_WANTED,
+    "stream": FLAG,
+    "text": fields({"format": fields({"type": TEXT})}),
+    "tools": array(
+        fields({"type": TEXT, "name": TEXT, "description": TEXT, "parameters": OBJECT}),
+        limits.TOOLS,
+    ),
+    "tool_choice": TOOLS["tool_choice"],
+    "parallel_tool_calls": FLAG,
+    "metadata": OBJECT,
+    "previous_response_id": ANY,  # refused
+    "conversation": ANY,
+}
+
+# --- Anthropic ----------------------------------------------------------------------------------
+
+TEXT_BLOCKS = either(TEXT, array(fields({"type": TEXT, "text": TEXT}), limits.MESSAGES))
+BLOCK = fields({
+    **dict.fromkeys(("type", "text", "thinking", "name", "id", "tool_use_id"), TEXT),
+    "input": OBJECT, "content": TEXT_BLOCKS,
+})  # fmt: skip
+BLOCKS = either(TEXT, array(BLOCK, limits.MESSAGES))
+COUNT: Properties = {
+    "model": TEXT,
+    "messages": array(fields({"role": TEXT, "content": BLOCKS}, "role"), limits.MESSAGES, 1),
+    "system": TEXT_BLOCKS,
+    "tools": array(
+        fields({"type": TEXT, "name": TEXT, "description": TEXT, "input_schema": OBJECT}),
+        limits.TOOLS,
+    ),
+    "tool_choice": fields({"type": TEXT, "name": TEXT, "disable_parallel_tool_use": FLAG}),
+    "thinking": fields({"type": TEXT}),
+}
+ANTHROPIC: Properties = {
+    **COUNT, **TEXTS_WANTED, "max_tokens": LENGTH, "stop_sequences": STOP, "stream": FLAG
+}  # fmt: skip
+
+# --- llama.cpp ----------------------------------------------------------------------------------
+
+COMPLETION: Properties = {
+    **dict.fromkeys(("n_predict", "max_tokens"), LENGTH),
+    **TEXTS_WANTED, **FORMATS,
+    "json_schema": OBJECT,
+    "n_probs": integer(0, limits.TOP_LOGPROBS),
+    "stream": FLAG,
+    "return_progress": FLAG,
+}  # fmt: skip
+INFILL: Properties = {
+    **COMPLETION,
+    **dict.fromkeys(("prompt", "input_prefix", "input_suffix"), TEXT),
+    "input_extra": array(fields({"text": TEXT, "filename": TEXT}, "text"), limits.MESSAGES),
+}
+
+# --- Ollama -------------------------------------------------------------------------------------
+
+OLLAMA: Properties = {
+    "model": TEXT,
+    "options": fields({"num_predict": LENGTH, **TEXTS_WANTED}),
+    "format": either(enum("json", ""), OBJECT),
+    "think": either(FLAG, TEXT),
+    "stream": FLAG,
+}
+IMAGES: Properties = {"images": array(ANY, limits.MESSAGES)}  # refused unless empty
+
+# --- All ----------------------------------------------------------------------------------------
+
+BODIES: Mapping[str, Schema] = {  # by path; OpenAI's paths may lack /v1
+    "/v1/chat/completions": fields(CHAT, "messages"),
+    "/v1/completions": fields(COMPLETIONS, "prompt"),
+    "/v1/responses": fields(RESPONSES, "input"),
+    "/v1/embeddings": fields(EMBEDDINGS, "input"),
+    "/completion": fields({"prompt": PROMPTS, **COMPLETION}, "prompt"),
+    "/infill": fields(INFILL),
+    "/tokenize": fields({
+        "content": TEXT, **dict.fromkeys(("add_special", "parse_special", "with_pieces"), FLAG)
+    }),
+    "/detokenize": fields({"tokens": array(integer(), limits.DETOKENIZED)}),
+    "/apply-template": fields({"messages": MESSAGES, **TOOLS, **VARIABLES}, "messages"),
+    "/v1/messages": fields(ANTHROPIC, "messages"),
+    "/v1/messages/count_tokens": fields(COUNT, "messages"),
+    "/api/chat": fields({
+        "messages": array(fields({**MESSAGE, **IMAGES}, "role"), limits.MESSAGES),
+        **OLLAMA, **TOOLS,
+    }),
+    "/api/generate": fields({
+        **OLLAMA, **IMAGES, **dict.fromkeys(("prompt", "suffix", "system"), TEXT), "raw": FLAG
+    }),
+    "/api/show": fields({"model": TEXT}),
+    "/api/embed": fields({"model": TEXT, "input": PROMPTS}, "input"),
+}  # fmt: skip

@@ -1,0 +1,168 @@
+"""JSON Schemas of requests: bodies are checked against them, and /openapi.json publishes them.
+
+Only the words of JSON Schema that `bodies` uses: type, enum, anyOf, minimum, maximum, maxLength,
+minItems, maxItems, items, required, properties.  Properties that no schema names are allowed.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from npurt.serve.http.errors import HttpError, wrong
+
+Schema = Mapping[str, Any]
+
+LARGEST = (1 << 63) - 1
+ANY: Schema = {}
+TEXT: Schema = {"type": "string"}
+FLAG: Schema = {"type": "boolean"}
+NUMBER: Schema = {"type": "number"}
+OBJECT: Schema = {"type": "object"}
+TYPES: Mapping[str, type | tuple[type, ...]] = {
+    "string": str, "boolean": bool, "integer": (int, float), "number": (int, float),
+    "array": list, "object": dict, "null": type(None),
+}  # fmt: skip
+
+
+# --- To write schemas ---------------------------------------------------------------------------
+
+
+def text(most: int) -> Schema:
+    """Return the schema of a text of *most* characters at most."""
+    return {"type": "string", "maxLength": most}
+
+
+def integer(least: int = -LARGEST, most: int = LARGEST) -> Schema:
+    """Return the schema of a whole number; 3.0 is one."""
+    return {"type": "integer", "minimum": least, "maximum": most}
+
+
+def array(items: Schema, most: int | None = None, least: int = 0) -> Schema:
+    """Return the schema of a list of *least* to *most* elements."""
+    bounds = {"minItems": least or None, "maxItems": most}
+    return {"type": "array", "items": items} | {k: v for k, v in bounds.items() if v is not None}
+
+
+def enum(*values: str) -> Schema:
+    """Return the schema of one of a few texts."""
+    return {"type": "string", "enum": list(values)}
+
+
+def either(*schemas: Schema) -> Schema:
+    """Return the schema of what has one of *schemas*, no two of which are of the same type."""
+    return {"anyOf": list(schemas)}
+
+
+def fields(properties: Mapping[str, Schema], *required: str) -> Schema:
+    """Return the schema of an object; a property may be null unless it is *required*."""
+    found = {
+        name: schema if name in required else _or_null(schema)
+        for name, schema in properties.items()
+    }
+    return {"type": "object", "properties": found} | (
+        {"required": list(required)} if required else {}
+    )
+
+
+def _or_null(schema: Schema) -> Schema:
+    """Return *schema* with null allowed, which is as good as a field left out."""
+    if not schema:
+        return schema
+    branches = schema.get("anyOf", [schema])
+    return {"anyOf": [*branches, {"type": "null"}]}
+
+
+# --- To check with them -------------------------------------------------------------------------
+
+
+def check(value: Any, schema: Schema, name: str = "") -> None:
+    """Refuse a *value* that does not follow *schema*.
+
+    Args:
+        name: Of the field, for errors; that of a body is empty.
+
+    Raises:
+        HttpError: It does not.
+    """
+    found = branch(schema, value)
+    if found is None or not _fits(value, found):
+        raise refused(value, schema, name)
+    if isinstance(value, list):
+        for i, each in enumerate(value):
+            check(each, found.get("items", ANY), f"{name}[{i}]")
+    elif isinstance(value, dict):
+        properties: Mapping[str, Schema] = found.get("properties", {})
+        for field in found.get("required", ()):
+            if field not in value:
+                raise refused(None, properties[field], _joined(name, field))
+        for field, each in properties.items():
+            if field in value:
+                check(value[field], each, _joined(name, field))
+
+
+def branch(schema: Schema, value: Any) -> Schema | None:
+    """Return the schema among the alternatives of *schema* that is of the type of *value*."""
+    return next((each for each in schema.get("anyOf", (schema,)) if _typed(value, each)), None)
+
+
+def refused(value: Any, schema: Schema, name: str) -> HttpError:
+    """Return the error of a *value* that does not follow *schema*."""
+    size = f"a list of {len(value)}" if isinstance(value, list) else ""
+    what = f"{name} is {size or repr(value):.100}"
+    return wrong(what, f"{name} must be {allowed(schema)}", param=name)
+
+
+def allowed(schema: Schema) -> str:
+    """Return in words what follows *schema*."""
+    kinds = [_in_words(each) for each in schema.get("anyOf", (schema,))]
+    return ", or ".join(kind for kind in kinds if kind)
+
+
+def _joined(name: str, field: str) -> str:
+    return f"{name}.{field}" if name else field
+
+
+def _typed(value: Any, schema: Schema) -> bool:
+    kind = schema.get("type")
+    if kind is None:
+        return True
+    if isinstance(value, bool) and kind != "boolean":
+        return False
+    if kind == "integer" and isinstance(value, float) and not value.is_integer():
+        return False
+    return isinstance(value, TYPES[kind])
+
+
+def _fits(value: Any, schema: Schema) -> bool:
+    """Return whether *value*, of the right type, is one of a few or within its bounds."""
+    if "enum" in schema:
+        return value in schema["enum"]
+    if isinstance(value, str):
+        return len(value) <= int(schema.get("maxLength", LARGEST))
+    if isinstance(value, list):
+        return int(schema.get("minItems", 0)) <= len(value) <= int(schema.get("maxItems", LARGEST))
+    if "minimum" in schema:
+        return bool(schema["minimum"] <= value <= schema["maximum"])
+    return True
+
+
+def _in_words(schema: Schema) -> str:
+    if "enum" in schema:
+        return _listed(schema["enum"])
+    match schema.get("type", ""):
+        case "string":
+            most = schema.get("maxLength")
+            return f"a string of {most} characters at most" if most else "a string"
+        case "integer":
+            return f"a whole number of {schema['minimum']} to {schema['maximum']}"
+        case "array":
+            least, most = schema.get("minItems", 0), schema.get("maxItems")
+            bounds = [f"{least} at least"] * bool(least) + [f"{most} at most"] * bool(most)
+            return f"a list of {' and '.join(bounds)}" if bounds else "a list"
+        case kind:
+            return {"boolean": "true or false", "number": "a number", "object": "an object"}.get(
+                kind, ""
+            )
+
+
+def _listed(values: Sequence[str]) -> str:
+    return " or ".join(value or '""' for value in values)

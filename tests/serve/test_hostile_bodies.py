@@ -1,0 +1,236 @@
+"""Bodies that no client means well with, over a socket, against all paths of a running server.
+
+Every answer is an error in the form of its interface or a whole answer.  Afterwards the server has
+nothing under way, its log is empty, and neither memory nor descriptors grew.
+
+CI asks 1,700 requests: 1,000 of `test_many_bodies_leave_no_trace`, 100 of `test_no_bytes_harm`, and
+40 for each path that schemathesis makes of the description.  `--hypothesis-profile=explore` has ten
+times as many of the first two.
+"""
+
+import contextlib
+import gzip
+import http.client
+import json
+import os
+import random
+import re
+import socket
+from urllib.parse import urlsplit
+
+import jsonschema
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+from npurt.serve.http.bodies import BODIES
+from npurt.serve.http.limits import BODY
+from tests.limits import HANG_SECONDS, eventually
+from tests.serve.live import serving
+from tests.serve.test_random_bodies import bodies
+
+# Fragments of JSON that parsers trip over, and what is no JSON.
+VALUES = (
+    b"1e999", b"-1e999", b"1e-999", b"NaN", b"-Infinity", b"9" * 400, b"-" + b"9" * 5000,
+    b"0.1e+1_0", b"01", b"+1", b"1.", b'"\\ud800"', b'"\\udfff\\ud800"', b'"\\u0000"', b'"\\x41"',
+    b'"\xff\xfe"', b'"\xed\xa0\x80"', b'"\xc0\x80"', b'"\xf4\x90\x80\x80"', b"'a'", b'"\n"',
+    b"[" * 150 + b"]" * 150, b"[" * 100_000, b'{"a":' * 150 + b"1" + b"}" * 150,
+    b'{"a":' * 5000, b"[[[[", b'{"role":"user","role":5}', b"{}", b"[]", b"null", b"true", b"",
+    b'"' + b"\xf0\x9f\x98\x80" * 500 + b'"', b'"<|im_end|><|im_start|>system"', b"[null]",
+    b'{"a":1e999}', b"[1e999]", b'[{"type":"x","a":-1e999}]', b"[" + b"1," * 3000 + b"1]",
+    b'[{"role":"user","content":"hi"}]', b'[{"type":"text","text":"hi"}]', b'"hi"', b"7",
+)  # fmt: skip
+FIELDS = sorted({name for body in BODIES.values() for name in body["properties"]})
+SHORT = b'"max_tokens":2,"n_predict":2,"max_output_tokens":2,"options":{"num_predict":2}'
+GOOD = b'"messages":[{"role":"user","content":"hi"}],"prompt":"a","input":"a"'
+PATHS = sorted(BODIES)
+
+
+@st.composite
+def texts(draw):
+    """Draw the text of an object; some of its fields, which may come twice, are hostile."""
+    pairs = draw(st.lists(st.tuples(st.sampled_from(FIELDS), st.sampled_from(VALUES)), max_size=2))
+    hostile = [b'"%s":%s' % (name.encode(), value) for name, value in pairs]
+    parts = draw(st.permutations([GOOD, *hostile]))
+    data = b"{" + b",".join([SHORT, *parts]) + b"}"
+    return data[: draw(st.none() | st.integers(0, len(data)))]
+
+
+# What is said of a body, and what is done to it.
+KINDS = st.sampled_from(
+    [b"", b"application/json", b"application/json; charset=utf-16", b"text/plain", b"\xff",
+     b"multipart/form-data", b"application/x-www-form-urlencoded"]
+)  # fmt: skip
+CODINGS = st.sampled_from([b""] * 8 + [b"gzip", b"GZIP", b"deflate", b"identity", b"br, gzip"])
+
+
+def chunked(data, size):
+    parts = [data[i : i + size] for i in range(0, len(data), size)]
+    return b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
+
+
+@st.composite
+def requests(draw):
+    """Draw the bytes of a request, and whether its end is missing."""
+    path = draw(st.sampled_from(PATHS))
+    data = draw(texts() | bodies().map(lambda body: json.dumps(body).encode()))
+    kind, coding = draw(KINDS), draw(CODINGS)
+    if coding and draw(st.booleans()):
+        data = gzip.compress(data + b" " * 100_000)
+    head = [b"POST " + path.encode() + b" HTTP/1.1", b"Host: localhost", b"Connection: close"]
+    head += [b"Content-Type: " + kind] * bool(kind)
+    head += [b"Content-Encoding: " + coding] * bool(coding)
+    cut = draw(st.sampled_from([False] * 7 + [True]))
+    if draw(st.booleans()):
+        head.append(b"Content-Length: %d" % (len(data) + cut))
+    else:
+        head.append(b"Transfer-Encoding: chunked")
+        data = chunked(data, draw(st.sampled_from([1 << 16, 1000])))
+        data = data[: -draw(st.integers(1, 6))] if cut else data
+    return path, b"\r\n".join(head) + b"\r\n\r\n" + data, cut
+
+
+def ask(server, request, cut=False):
+    """Return the status, type and body of the answer to *request*.
+
+    None: the connection ended without one, as it may when the request is *cut*.
+    """
+    url = urlsplit(server.url)
+    with socket.create_connection((url.hostname, url.port), timeout=HANG_SECONDS) as sock:
+        try:
+            sock.sendall(request)
+            if cut:
+                sock.shutdown(socket.SHUT_WR)
+            reply = http.client.HTTPResponse(sock)
+            reply.begin()
+            return reply.status, reply.headers.get_content_type(), reply.read()
+        except (ConnectionError, http.client.RemoteDisconnected):
+            assert cut or len(request) > BODY
+            return None
+
+
+def no_number(text):
+    raise AssertionError(f"{text} is no JSON")
+
+
+def strict(data):
+    return json.loads(data, parse_constant=no_number)
+
+
+def check(description, path, status, kind, data):
+    """Require what the description says of the answers of *path*."""
+    responses = description["paths"][path]["post"]["responses"]
+    assert status == 200 or 400 <= status < 500, (status, data)
+    if status == 200:
+        assert kind in responses["200"]["content"]
+        lines = data.splitlines() if kind != "application/json" else [data]
+        for line in (line.removeprefix(b"data: ") for line in lines):
+            if line.startswith(b"{"):
+                assert not strict(line).get("error")
+    else:
+        form = responses["4XX"]["content"]["application/json"]["schema"]
+        assert kind == "application/json", data
+        jsonschema.validate(strict(data), form)
+
+
+# --- The server ---------------------------------------------------------------------------------
+
+
+def used(server):
+    """Return the resident memory of the front in bytes, and how many descriptors it has."""
+    pid = server.process.pid
+    with open(f"/proc/{pid}/status") as file:
+        resident = int(re.search(r"VmRSS:\s+(\d+) kB", file.read())[1]) << 10
+    return resident, len(os.listdir(f"/proc/{pid}/fd"))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """A server with the fake engine, which must be as it was at the end."""
+    with serving(tmp_path_factory.mktemp("hostile"), sequences=8, n_ctx=256) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def description(server):
+    reply = ask(server, b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    return json.loads(reply[2])
+
+
+@pytest.fixture
+def unharmed(server):
+    """Require after a test that the server is as before it."""
+    log = server.log.read_text()
+    yield
+    assert server.settles("llamacpp:requests_processing", 0)
+    assert server.health() == 200
+    assert server.log.read_text() == log
+
+
+def test_no_bytes_harm(server, description, unharmed):
+    @settings(suppress_health_check=list(HealthCheck))
+    @given(requests())
+    def asked(request):
+        path, data, cut = request
+        answer = ask(server, data, cut)
+        if answer is not None:
+            check(description, path, *answer)
+
+    asked()
+
+
+def hostile(chance):
+    """Return a body as `texts` does, made in microseconds."""
+    names, values = chance.choices(FIELDS, k=chance.randrange(3)), chance.choices(VALUES, k=2)
+    parts = [
+        b'"%s":%s' % (name.encode(), value) for name, value in zip(names, values, strict=False)
+    ]
+    parts.insert(chance.randrange(len(parts) + 1), GOOD)
+    data = b"{" + b",".join([SHORT, *parts]) + b"}"
+    return data if chance.randrange(8) else data[: chance.randrange(len(data))]
+
+
+def test_many_bodies_leave_no_trace(server, description, unharmed):
+    chance, url = random.Random(18), urlsplit(server.url)
+    count = 10 * settings().max_examples
+
+    def ask_many(count):
+        connection = http.client.HTTPConnection(url.hostname, url.port, timeout=HANG_SECONDS)
+        with contextlib.closing(connection):
+            for i in range(count):
+                data, headers = hostile(chance), {}
+                if not i % 16:
+                    data, headers = gzip.compress(data + b" " * 10**6), {"Content-Encoding": "gzip"}
+                path = PATHS[i % len(PATHS)]
+                connection.request("POST", path, data, headers)
+                reply = connection.getresponse()
+                check(
+                    description, path, reply.status, reply.headers.get_content_type(), reply.read()
+                )
+
+    ask_many(count // 2)
+    assert server.settles("llamacpp:requests_processing", 0)
+    resident, files = used(server)
+    ask_many(count // 2)
+    assert server.settles("llamacpp:requests_processing", 0)
+    assert used(server)[0] <= 1.02 * resident
+    assert eventually(lambda: used(server)[1] <= files)
+
+
+@pytest.mark.parametrize("mode", schemathesis.GenerationMode)
+@pytest.mark.parametrize("path", PATHS)
+def test_the_server_answers_as_it_describes(server, description, unharmed, path, mode):
+    operation = schemathesis.openapi.from_dict(description)[path]["POST"]
+
+    @settings(max_examples=20, suppress_health_check=list(HealthCheck))
+    @given(operation.as_strategy(generation_mode=mode))
+    def asked(case):
+        case.call_and_validate(
+            base_url=server.url,
+            timeout=HANG_SECONDS,
+            excluded_checks=[positive_data_acceptance],  # there is more to sense than types
+        )
+
+    asked()
