@@ -171,3 +171,10 @@ def test_openais_client_reads_it(real):
     assert whole.output_text == last.response.output_text
     assert isinstance(parsed.output_parsed, Answer)
     Answer.model_validate_json(called.output[0].arguments)
+
+
+@asking
+async def test_numbers_that_no_answer_could_repeat_are_refused():
+    reply = await Client("x")("/v1/responses", b'{"input":"a","metadata":{"a":[-1e999]}}')
+    assert reply.status == 400
+    assert reply.json["error"]["message"].startswith("the body is no JSON: -1e999 is too large")

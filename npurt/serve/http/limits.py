@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -78,7 +79,7 @@ def parsed(data: bytes) -> dict[str, Any]:
         HttpError: It is something else.
     """
     try:
-        value = json.loads(data.decode(), parse_constant=_no_number)
+        value = json.loads(data.decode(), parse_constant=_no_number, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise wrong(f"the body is no JSON: {error!s:.100}", "send a JSON object in UTF-8") from None
     if not isinstance(value, Mapping):
@@ -105,3 +106,10 @@ def too_deep(value: Any) -> bool:
 
 def _no_number(text: str) -> NoReturn:
     raise ValueError(f"{text} is no number of JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):  # an answer that repeats it would be no JSON
+        raise ValueError(f"{text:.100} is too large")
+    return value
