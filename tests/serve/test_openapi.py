@@ -125,7 +125,7 @@ def names_of(form):
 
 
 def test_the_fields_that_are_read_are_those_of_the_schemas():
-    rooms = ("interfaces", "model", "tools")
+    rooms = ("interfaces", "model", "models", "tools")
     files = [path for room in rooms for path in (PROJECT / "npurt/serve" / room).glob("*.py")]
     source = "\n".join(path.read_text() for path in files).replace("'", '"')
     reads = "text|required_text|flag|integer|number|items|inner|objects|has|get"
