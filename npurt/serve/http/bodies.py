@@ -175,10 +175,13 @@ BODIES: Mapping[str, Schema] = {  # by path; OpenAI's paths may lack /v1
     "/completion": fields({"prompt": PROMPTS, **COMPLETION}, "prompt"),
     "/infill": fields(INFILL),
     "/tokenize": fields({
-        "model": TEXT, "content": TEXT, **dict.fromkeys(("add_special", "parse_special", "with_pieces"), FLAG)
+        "model": TEXT, "content": TEXT,
+        **dict.fromkeys(("add_special", "parse_special", "with_pieces"), FLAG),
     }),
     "/detokenize": fields({"model": TEXT, "tokens": array(integer(), limits.DETOKENIZED)}),
-    "/apply-template": fields({"model": TEXT, "messages": MESSAGES, **TOOLS, **VARIABLES}, "messages"),
+    "/apply-template": fields(
+        {"model": TEXT, "messages": MESSAGES, **TOOLS, **VARIABLES}, "messages"
+    ),
     "/v1/messages": fields(ANTHROPIC, "messages"),
     "/v1/messages/count_tokens": fields(COUNT, "messages"),
     "/api/chat": fields({
