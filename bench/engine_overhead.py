@@ -10,6 +10,8 @@ import npurt
 from npurt.llm.batch.scheduler import Scheduler
 from npurt.llm.batch.sequence import Sequence
 from npurt.llm.decode.options import Request
+from npurt.llm.spec.lookup import Lookup
+from npurt.llm.spec.opening import Drafts
 
 NOW = time.thread_time  # waiting for the pool's threads counts little, other processes nothing
 
@@ -23,7 +25,9 @@ def main():
     with npurt.Llama(
         args.model, "cpu", n_ctx=512, max_sequences=args.texts + 2, progress=False, verify="off"
     ) as llm:
-        scheduler = Scheduler(llm.model, sequences=args.texts, prefixes=0, guesses=True)
+        scheduler = Scheduler(
+            llm.model, sequences=args.texts, prefixes=0, drafts=Drafts(lambda context: Lookup(), 8)
+        )
         options = {"temperature": 0, "max_tokens": args.tokens, "ignore_eos": True}
         for number in range(args.texts):
             prompt = llm.tokenize(f"Fact {number}:")

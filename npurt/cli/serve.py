@@ -135,14 +135,10 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     """
     if args.context_shift:
         raise SettingError("--context-shift is for one text", remedy="use a larger -c instead")
-    if args.draft not in (None, "lookup"):
-        raise SettingError(
-            f"-md {args.draft} drafts for one text",
-            remedy="leave it out; many texts draft by lookup",
-        )
     given = options.model(args)
-    for name in ("context_shift", "draft", "draft_max", "draft_device"):
-        del given[name]
+    del given["context_shift"]
+    if args.draft:
+        given["draft"] = str(given["draft"])
     chosen = {name: value for name, value in given.items() if value is not None}
     if args.embeddings:
         return chosen | {"embeddings": True}

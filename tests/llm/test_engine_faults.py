@@ -34,7 +34,7 @@ def generate(model, device, strike=lambda: None, texts=range(TEXTS), **options):
     """Return the tokens of eight texts, or some of them, after a fault, and the report."""
     path = tiny.path(*model)
     with npurt.Llama(path, device, max_sequences=TEXTS + 2, **(OPTIONS | options)) as llm:
-        scheduler = Scheduler(llm.model, sequences=TEXTS, prefixes=0, guesses=False)
+        scheduler = Scheduler(llm.model, sequences=TEXTS, prefixes=0)
         asked = Request.of({"max_tokens": COUNT, "ignore_eos": True, "temperature": 0}, None)
         for number in texts:
             scheduler.submit(Sequence(number, prompts(model)[number], asked, llm.tokenizer))
@@ -129,7 +129,7 @@ def test_an_error_of_a_step_ends_its_texts_and_no_others(monkeypatch):
     """Such as a result that was wrong twice: all texts of the step have it; later ones do not."""
     path = tiny.path(*DENSE)
     with npurt.Llama(path, max_sequences=4, **OPTIONS) as llm:
-        scheduler = Scheduler(llm.model, sequences=2, prefixes=0, guesses=False)
+        scheduler = Scheduler(llm.model, sequences=2, prefixes=0)
         for number in range(3):
             asked = Request.of({"max_tokens": 2, "temperature": 0, "ignore_eos": True}, None)
             scheduler.submit(Sequence(number, [1, 2, number], asked, llm.tokenizer))

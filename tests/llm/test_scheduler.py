@@ -20,6 +20,8 @@ from npurt.llm.batch.sequence import Sequence
 from npurt.llm.decode.generate import Generation
 from npurt.llm.decode.options import Request
 from npurt.llm.decode.sampler import Sampler
+from npurt.llm.spec.lookup import Lookup
+from npurt.llm.spec.opening import Drafts
 from tests.llm import tiny
 
 # Devices, and how many pages there are; 0: as many as can be needed.  A text has at most three.
@@ -27,6 +29,7 @@ DEVICES = (("cpu", 0), ("cpu", 5), ("hexagon:sim", 5), ("rknpu:sim", 5))
 MODELS = (("llama3", "q8_0"), ("qwen3moe", "q8_0"), ("qwen35", "q8_0"))
 OPTIONS = {"n_ctx": 192, "n_batch": 32, "n_threads": 2, "progress": False, "verify": "off"}
 TEXTS = 8
+LOOKUP = Drafts(lambda context: Lookup(), 8)
 SAMPLINGS = (
     {"temperature": 0.0},
     {"temperature": 1.5, "top_k": 0, "seed": 7},
@@ -92,7 +95,7 @@ class Schedules(RuleBasedStateMachine):
 
     @initialize(texts=st.integers(2, TEXTS), kept=st.integers(0, 6))
     def begin(self, texts, kept):
-        self.scheduler = Scheduler(self.llm.model, sequences=texts, prefixes=kept, guesses=True)
+        self.scheduler = Scheduler(self.llm.model, sequences=texts, prefixes=kept, drafts=LOOKUP)
         self.asked, self.events, self.number = {}, {}, 0
 
     @rule(

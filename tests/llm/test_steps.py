@@ -8,6 +8,8 @@ from npurt.llm.batch.costs import RowCosts
 from npurt.llm.batch.scheduler import Scheduler
 from npurt.llm.batch.sequence import Sequence
 from npurt.llm.decode.options import Request
+from npurt.llm.spec.lookup import Lookup
+from npurt.llm.spec.opening import Drafts
 from tests.llm import tiny
 from tests.llm.test_scheduler import page_bytes
 
@@ -15,6 +17,7 @@ PATH = tiny.path("llama3", "q8_0")
 IDS = tiny.ids("llama3")
 OPTIONS = {"n_ctx": 320, "n_batch": 48, "n_threads": 2, "progress": False, "verify": "off"}
 PAGES = 5
+LOOKUP = Drafts(lambda context: Lookup(), 8)
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +40,8 @@ def roomy():
         yield made
 
 
-def begin(llm, texts=8, prefixes=0, guesses=False):
-    return Scheduler(llm.model, sequences=texts, prefixes=prefixes, guesses=guesses)
+def begin(llm, texts=8, prefixes=0, drafts=None):
+    return Scheduler(llm.model, sequences=texts, prefixes=prefixes, drafts=drafts)
 
 
 def text(llm, number, prompt, count=8, **options):
@@ -119,7 +122,7 @@ def test_a_prompt_slows_a_step_down_by_2_5_at_most(roomy, monkeypatch):
 
 def test_no_text_waits_while_others_go_on(roomy):
     """Each has a token in each step, from its first one on, while long prompts are read."""
-    scheduler = begin(roomy, guesses=True)
+    scheduler = begin(roomy, drafts=LOOKUP)
     seen, steps = {}, 0
     for number in range(8):
         scheduler.submit(text(roomy, number, IDS[number : number + 150 * (number % 2) + 4], 30))

@@ -19,6 +19,7 @@ from npurt.llm.batch.sequence import Sequence
 from npurt.llm.decode.model import Llama
 from npurt.llm.decode.options import Request as Asked
 from npurt.llm.decode.samplers.settings import Sampling
+from npurt.llm.spec.opening import Drafts, open_drafts, require_draft
 from npurt.runtime.execute.executor import runs_graphs
 from npurt.runtime.open.arguments import integer, optional_integer
 
@@ -41,7 +42,9 @@ class Engine:
         prefixes: The most texts that are kept for requests that begin with the same tokens.
         snapshot_bytes: Bytes for copies of states that only go forward, which bounds *prefixes* of
             such models; by default half of *kv_bytes*.
-        draft: ``"lookup"``: draft tokens from each text itself, while that pays; None: do not.
+        draft: As for `Llama`, for each text while that pays; None: do not draft.  An open model
+            that has a draft of its own uses that.
+        draft_max, draft_device: As for `Llama`.
         on_step: Called after each step, by the engine's thread, with what it did for all texts.
         options: Other arguments of `Llama`.
 
@@ -62,12 +65,18 @@ class Engine:
         kv_bytes: int | None = None,
         prefixes: int = PREFIXES,
         snapshot_bytes: int | None = None,
-        draft: str | None = "lookup",
+        draft: str | os.PathLike[str] | None = "lookup",
+        draft_max: int | None = None,
+        draft_device: str | None = None,
         on_step: Listener | None = None,
         **options: Any,
     ) -> None:
-        if draft not in (None, "lookup"):
-            raise SettingError(f"draft is {draft!r}", remedy='use "lookup", or None for no drafts')
+        require_draft(draft, draft_max=draft_max, draft_device=draft_device)
+        drafting: dict[str, Any] = {
+            "draft": draft,
+            "draft_max": draft_max,
+            "draft_device": draft_device,
+        }
         wanted = optional_integer("max_sequences", max_sequences, 1)
         most = USUAL_SEQUENCES if wanted is None else wanted
         kept = integer("prefixes", prefixes, 0)
@@ -77,7 +86,8 @@ class Engine:
                 self.llm = model
                 count = model.model.setup.limits.sequences
                 running = min(most, count - SPARE)
-                if running < 1 or options or kv_bytes is not None:
+                own = (*options.values(), kv_bytes, draft_max, draft_device)
+                if running < 1 or any(value is not None for value in own):
                     raise SettingError(
                         f"an engine of a model that was opened for {count} sequences",
                         remedy="open it with max_sequences=40 or more and all other options, or "
@@ -91,7 +101,7 @@ class Engine:
                 self.llm = opened.enter_context(
                     Llama(
                         model, device, max_sequences=running + kept + SPARE,
-                        kv_bytes=budget, **options,
+                        kv_bytes=budget, **({} if draft == "lookup" else drafting), **options,
                     )
                 )  # fmt: skip
             if running > self.llm.n_batch:
@@ -104,8 +114,8 @@ class Engine:
                 kept = min(kept, snapshots // each)
             self.sizes = _sizes(self.llm, running, kept)
             self.llm.model.ledger.notes.append(self.sizes)
-            drafts = draft is not None and not runs_graphs(self.llm.device)
-            scheduler = Scheduler(self.llm.model, sequences=running, prefixes=kept, guesses=drafts)
+            drafts = None if draft is None else _drafts(self.llm, opened, **drafting)
+            scheduler = Scheduler(self.llm.model, sequences=running, prefixes=kept, drafts=drafts)
             self._loop = Loop(scheduler, self.llm.lock, on_step)
             self._loop.start(opened.pop_all())
         self._close = weakref.finalize(self, Loop.close, self._loop)
@@ -184,6 +194,24 @@ class Engine:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _drafts(
+    llm: Llama, opened: contextlib.ExitStack, draft: str | os.PathLike[str],
+    draft_max: int | None, draft_device: str | None,
+) -> Drafts | None:  # fmt: skip
+    """Return what drafts for the texts of *llm*: its own draft, or lookup where that can be."""
+    if llm.generator.drafts:
+        return llm.generator.drafts
+    if draft != "lookup":
+        raise SettingError(
+            f"{draft} cannot draft for a model that is open already",
+            remedy="open the model with this draft",
+        )
+    model = llm.model
+    if runs_graphs(llm.device) or not llm.config.causal or model.setup.limits.rows < 2:
+        return None
+    return open_drafts("lookup", None, model, opened, most=draft_max, device=draft_device)
 
 
 def _sizes(llm: Llama, running: int, kept: int) -> str:

@@ -22,17 +22,17 @@ from npurt.device import F32
 from npurt.errors import ContextFull, NpurtError, OutOfPages
 from npurt.llm.batch.costs import RowCosts
 from npurt.llm.batch.events import Counts, Event, Stats
-from npurt.llm.batch.guesses import price
+from npurt.llm.batch.guesses import StepPrice
 from npurt.llm.batch.prefixes import PAGE, Entry, Prefixes
 from npurt.llm.batch.sequence import Sequence
 from npurt.llm.session.context import Context, Piece, run_together
 from npurt.llm.session.model import Model
 from npurt.llm.spec.assistant import shared
+from npurt.llm.spec.opening import Drafts
 
 SLOWDOWN = 2.5  # the most that prompts may slow a step down
-MOST_GUESSES = 8  # of one text in a step
 
-Drafts = dict[Sequence, list[int]]  # of the texts that go on
+Decoded = dict[Sequence, list[int]]  # texts that go on, with their draft tokens
 Prompts = list[tuple[Sequence, Piece]]  # texts, and the part of each that is read
 
 by_order = attrgetter("order")
@@ -45,14 +45,16 @@ class Scheduler:
         model: It is used by nobody else.
         sequences: The most texts that are evaluated at a time.
         prefixes: The most texts that are kept for requests that begin with the same tokens.
-        guesses: Whether to draft tokens.
+        drafts: What drafts tokens; None: nothing.
 
     Attributes:
         longest: The most positions of a text.
         counts: See `Counts`.
     """
 
-    def __init__(self, model: Model, *, sequences: int, prefixes: int, guesses: bool) -> None:
+    def __init__(
+        self, model: Model, *, sequences: int, prefixes: int, drafts: Drafts | None = None
+    ) -> None:
         room = model.executor.room()
         self.longest = min(model.n_ctx, room.page * room.total if room else model.n_ctx)
         self.counts = Counts()
@@ -60,14 +62,16 @@ class Scheduler:
         self._model = model
         self._sequences = sequences
         self._rows = model.decoder.rows
-        self._guesses = guesses
+        self._drafts = drafts
         self._recurrent = model.executor.recurrent
         self._costs = RowCosts(self._rows)
+        self._price = StepPrice(self._costs)
         self._prefixes = Prefixes(prefixes, recurrent=self._recurrent)
         self._waiting: list[Sequence] = []  # in order
         self._running: list[Sequence] = []  # in order
         self._arrivals = 0
         self._claimed: dict[Sequence, int] = {}  # pages that the step will take
+        self._seconds = 0.0  # of the latest run
         self._losses = model.executor.losses
         self._out: F32 = np.empty((0, model.config.n_vocab), np.float32)
 
@@ -151,7 +155,7 @@ class Scheduler:
             events += [self._ended(text, text.end("error", error)) for text in going_on]
         return events
 
-    def _run(self, drafts: Drafts, prompts: Prompts) -> bool:
+    def _run(self, drafts: Decoded, prompts: Prompts) -> bool:
         """Run the model; return False when that did not succeed, and the next step tries again."""
         pieces = [Piece(text.context, [text.history[-1], *draft], 1 + len(draft))
                   for text, draft in drafts.items() if text.context]  # fmt: skip
@@ -169,6 +173,7 @@ class Scheduler:
             self._free_a_page()
             return False
         seconds = time.perf_counter() - start
+        self._seconds = seconds
         self.counts.seconds += seconds
         if not done:
             self._begin_again()
@@ -192,28 +197,25 @@ class Scheduler:
 
     # --- What a step evaluates ------------------------------------------------------------------
 
-    def _decoded(self) -> Drafts:
+    def _decoded(self) -> Decoded:
         """Return the texts that go on, with their draft tokens; their pages are free."""
         texts = [text for text in self._running if not text.reading]
         for text in texts:
             self._require_pages(text, 1)
         texts = [text for text in texts if text.context]
-        drafts: Drafts = {text: [] for text in texts}
-        if not self._guesses:
+        drafts: Decoded = {text: [] for text in texts}
+        if not self._drafts:
             return drafts
-        rows = len(texts)
+        self._price.begin(len(texts))
         most = self._rows - any(text.reading for text in self._running)  # a prompt gets one
         for text in texts:
-            room = min(MOST_GUESSES, self.longest - len(text.history), most - rows)
-            if text.left is not None:
-                room = min(room, text.left - 1)
+            room = min(self.longest - len(text.history), most - self._price.rows)
             draft = text.draft(room)
-            count = text.guesses.worth(len(draft), price(self._costs, rows, len(texts)))
-            more = self._growth(text, 1 + count) - self._growth(text, 1)
-            if more <= self._free():
+            more = self._growth(text, 1 + len(draft)) - self._growth(text, 1) if draft else 0
+            if draft and more <= self._free():
                 self._claimed[text] += more
-                drafts[text] = draft[:count]
-                rows += count
+                drafts[text] = draft
+                self._price.add(len(draft))
         return drafts
 
     def _read(self, rows: int, texts: int) -> Prompts:
@@ -238,15 +240,15 @@ class Scheduler:
             found.append((text, piece))
         return found
 
-    def _results(self, drafts: Drafts, prompts: Prompts) -> Iterator[Event]:
+    def _results(self, drafts: Decoded, prompts: Prompts) -> Iterator[Event]:
         """Choose tokens by the logits of the step; yield the events."""
         row = 0
         for text, draft in drafts.items():
-            drafted, accepted = text.guesses.drafted, text.guesses.accepted
-            event = text.go_on(self._out[row : row + 1 + len(draft)], draft, self.longest)
+            rows = self._out[row : row + 1 + len(draft)]
+            event = text.go_on(rows, draft, self.longest, self._seconds)
             row += 1 + len(draft)
-            self.counts.drafted += text.guesses.drafted - drafted
-            self.counts.accepted += text.guesses.accepted - accepted
+            self.counts.drafted += len(draft)
+            self.counts.accepted += text.right
             yield self._advanced(text, event)
         for text, piece in prompts:
             if self._recurrent and piece.context.n_tokens in text.marks:
@@ -270,8 +272,7 @@ class Scheduler:
             self._waiting.remove(text)
             return event
         self._running.remove(text)
-        context, text.context = text.context, None
-        if context:
+        if context := text.leave():
             context.settle()
             self._prefixes.add(context, text.salt, prompt=text.prompt)
         return event
@@ -303,7 +304,7 @@ class Scheduler:
                 pass
             if self._free() < self._needed(text) and self._running:
                 return
-            text.context = Context(self._model)
+            text.begin(Context(self._model), self._drafts, self._price)
             self._waiting.remove(text)
             bisect.insort(self._running, text, key=by_order)
 
@@ -339,9 +340,8 @@ class Scheduler:
         self.counts.preempted += 1
         self._running.remove(text)
         self._claimed.pop(text, None)
-        if text.context:
-            text.context.release()
-        text.context = None
+        if context := text.leave():
+            context.release()
         bisect.insort(self._waiting, text, key=by_order)
 
     # --- Prefixes -------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """A text that an engine generates: what the scheduler knows of it, and the events of its steps."""
 
+import functools
 import math
 import numbers
 import time
@@ -10,10 +11,14 @@ from typing import Any
 from npurt.device import F32
 from npurt.errors import SettingError, brief
 from npurt.llm.batch.events import Event, Usage
-from npurt.llm.batch.guesses import Guesses
+from npurt.llm.batch.guesses import Guesses, StepPrice
 from npurt.llm.decode.generated import GeneratedText, NewToken
 from npurt.llm.decode.options import Request as Asked
 from npurt.llm.decode.sampler import Sampler
+from npurt.llm.session.context import Context
+from npurt.llm.spec.drafter import Drafter
+from npurt.llm.spec.opening import Drafts
+from npurt.llm.spec.speculation import Speculation
 from npurt.llm.text.tokenizer import Tokenizer
 from npurt.runtime.open.arguments import integer
 
@@ -67,7 +72,7 @@ class Sequence(GeneratedText):
         self.deadline = None if deadline is None else time.monotonic() + _seconds(deadline)
         self.cached: int | None = None
         self.marks: list[int] = []
-        self.guesses = Guesses()
+        self._guesses: Guesses | None = None
         self.arrival = 0
 
     @property
@@ -86,28 +91,55 @@ class Sequence(GeneratedText):
         done = self.context.n_tokens if self.context else 0
         return done < self.prompt or done < len(self.history) - 1
 
+    def begin(self, context: Context, drafts: Drafts | None, step: StepPrice) -> None:
+        """Begin to be evaluated in *context*, with *drafts* as far as they pay in a step."""
+        self.context = context
+        if drafts:
+            self.speculator = drafts.speculator(context, functools.partial(self._control, step))
+
+    def _control(self, step: StepPrice, drafter: Drafter, most: int) -> Guesses:
+        if self._guesses is None:  # otherwise the text was preempted
+            self._guesses = Guesses(step, drafter, most, self.limit)
+        return self._guesses
+
     def draft(self, most: int) -> list[int]:
-        """Return up to *most* tokens that may follow, as far as the grammar allows them."""
-        drafted = self.guesses.propose(self.history, most)
-        if not drafted or self._choose.fits is None:
-            return drafted
+        """Do as `GeneratedText.draft`; when the draft fails, go on without."""
         try:
-            return drafted[: self._choose.fits(self.history, drafted)]
-        except Exception:  # noqa: BLE001
-            return []  # `advance` raises it again
+            return super().draft(most)
+        except Exception as error:  # noqa: BLE001  if a grammar's, `advance` raises it again
+            assert self.context, "a text that waits has no draft"
+            self.context.model.ledger.notes.append(f"a text goes on without drafts: {error}")
+            self._drop_draft()
+            return []
+
+    def _drop_draft(self) -> None:
+        speculator, self.speculator = self.speculator, None
+        if speculator:
+            speculator.drafter.release()
+
+    def leave(self) -> Context | None:
+        """Release what the draft has of the text; return its context, which it has no more."""
+        self._drop_draft()
+        context, self.context = self.context, None
+        return context
 
     def late(self, now: float) -> bool:
         """Return whether its deadline has passed."""
         return self.deadline is not None and now >= self.deadline
 
-    def go_on(self, rows: F32, draft: Tokens[int], longest: int) -> Event:
+    def go_on(
+        self, rows: F32, draft: Tokens[int], longest: int, seconds: float | None = None
+    ) -> Event:
         """Choose the tokens that follow, as `advance` does.
 
         An error of the request, such as one of its own functions, ends it.
 
         Args:
             longest: The most tokens that can be evaluated.
+            seconds: The time of the run, after a call of `draft`.
         """
+        new: Tokens[NewToken] = ()
+        failed: BaseException | None = None
         try:
             new = self.advance(rows, draft)
         except KeyboardInterrupt:
@@ -116,35 +148,39 @@ class Sequence(GeneratedText):
             # The frames would refer to the error's event, and stay until garbage is collected.
             where = "".join(traceback.format_tb(error.__traceback__))
             error.add_note(f"It was raised in the engine's thread:\n{where}")
-            return self.end("error", error.with_traceback(None))
-        if draft:
-            self.guesses.observe(len(draft), self.right)
+            self.finish, failed = "error", error.with_traceback(None)
+        if self.speculator and seconds is not None:
+            self.speculator.observe(len(draft), self.right, seconds, rows[0])
         if len(self.history) > longest and not self.finish:
             self.finish = "context"
-        return self._event(new)
+        return self._event(new, failed)
 
     def end(self, finish: str, error: BaseException | None = None) -> Event:
         """End the text."""
         self.finish = finish
-        return self._event([], error)
+        return self._event((), error)
 
     def progress(self) -> Event:
         """Say how much of the prompt was read."""
-        return self._event([])
+        return self._event()
 
-    def _event(self, new: Tokens[NewToken], error: BaseException | None = None) -> Event:
-        text, usage = "".join(each.text for each in new), None
+    def _event(self, new: Tokens[NewToken] = (), error: BaseException | None = None) -> Event:
+        ids: list[int] = []
+        text, logprobs, usage = "", [], None
+        for id, piece, logprob in new:
+            ids.append(id)
+            text += piece
+            if logprob:
+                logprobs.append(logprob)
         if self.finish:
             text += self.rest()
+            said = self._guesses.text if self._guesses else Speculation()
             usage = Usage(
-                self.prompt, self.cached or 0, self.generated,
-                self.guesses.drafted, self.guesses.accepted,
+                self.prompt, self.cached or 0, self.generated, said.drafted,
+                said.accepted,
             )  # fmt: skip
-        return Event(
-            self.id, [each.id for each in new], text,
-            tuple(each.logprob for each in new if each.logprob), self.finish, error,
-            min(self.context.n_tokens, self.prompt) if self.context else 0, usage,
-        )  # fmt: skip
+        read = min(self.context.n_tokens, self.prompt) if self.context else 0
+        return Event(self.id, ids, text, tuple(logprobs), self.finish, error, read, usage)
 
 
 def _seconds(deadline: Any) -> float:

@@ -1,5 +1,6 @@
 """Generate text: evaluate the prompt, then sample token by token until an end."""
 
+import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from npurt.llm.decode.sampler import Sampler
 from npurt.llm.session.context import Context
 from npurt.llm.spec.assistant import shared
 from npurt.llm.spec.controller import Controller
+from npurt.llm.spec.opening import Drafts
 from npurt.llm.spec.speculation import Speculation
 from npurt.llm.spec.speculator import Speculator
 
@@ -54,18 +56,26 @@ class Generator:
 
     Args:
         context: The context.
-        speculator: Drafts tokens; None: plain decoding.
 
     Attributes:
         timing: Of the latest generation.
         timings: Of the texts of the latest generation, in order.
+        drafts: What drafts for the texts of the model; None: nothing.
+        speculator: Drafts tokens for this context; None: plain decoding.
     """
 
-    def __init__(self, context: Context, speculator: Speculator | None = None) -> None:
+    def __init__(self, context: Context) -> None:
         self.context = context
-        self.speculator = speculator
         self.timing = Timing()
         self.timings: tuple[Timing, ...] = (self.timing,)
+        self.drafts: Drafts | None = None
+        self.speculator: Speculator | None = None
+
+    def draft_with(self, drafts: Drafts, opened: contextlib.ExitStack) -> None:
+        """Draft tokens from now on; *opened* releases the memory for it."""
+        self.drafts = drafts
+        self.speculator = drafts.speculator(self.context)
+        opened.callback(self.speculator.drafter.release)
 
 
 class Generation:

@@ -114,7 +114,7 @@ class GeneratedText:
         Raises:
             Exception: What functions of the caller raise.
         """
-        used = 1
+        used, self.right = 1, 0
         new: list[NewToken] = []
         try:
             chosen = self._choose(rows, draft, self.history)

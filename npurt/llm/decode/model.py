@@ -21,7 +21,7 @@ from npurt.llm.session.lock import Lock, locked
 from npurt.llm.session.model import Model
 from npurt.llm.session.setup import set_up
 from npurt.llm.spec.diffusion import open_network
-from npurt.llm.spec.opening import open_speculator, require_draft, require_verifies
+from npurt.llm.spec.opening import open_drafts, require_draft, require_verifies
 from npurt.llm.spec.speculator import Speculator
 from npurt.llm.state.hidden_states import HiddenStates
 from npurt.llm.state.state import State
@@ -155,9 +155,10 @@ class Llama:
             self.embedder = Embedder(self.context)
             self._texts = TextGenerator(self.generator, seed=seed, template=template)
             if draft is not None:
-                self.speculator = open_speculator(
-                    draft, network, self.context, opened, most=draft_max, device=draft_device
+                drafts = open_drafts(
+                    draft, network, self.model, opened, most=draft_max, device=draft_device
                 )
+                self.generator.draft_with(drafts, opened)
             self._opened = contextlib.ExitStack()
             if devices.device is device:
                 self._opened.callback(device.close)
@@ -332,7 +333,7 @@ class Llama:
         Raises:
             SettingError: Another thread is using the model; nothing is released.
         """
-        self.speculator = None
+        self.speculator = self.generator.drafts = None
         self._opened.close()
 
     def __enter__(self) -> Self:

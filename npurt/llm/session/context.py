@@ -272,6 +272,11 @@ class Context:
         return self._hidden_states
 
     @locked
+    def drop_hidden_states(self) -> None:
+        """Capture no hidden states any more, and release those that were captured."""
+        self._hidden_states = None
+
+    @locked
     def snapshot(self) -> Snapshot:
         """Return a copy of the state, for `restore`."""
         self.model.require_open()

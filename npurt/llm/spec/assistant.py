@@ -21,18 +21,19 @@ class Assistant(Drafter):
     Args:
         draft: A context of the draft model.
         target: The model that it drafts for.
+        head: The draft model's, if several texts share one.
 
     Raises:
         ModelFormatError: The vocabularies differ.
     """
 
-    def __init__(self, draft: Context, target: Model) -> None:
+    def __init__(self, draft: Context, target: Model, head: TruncatedHead | None = None) -> None:
         model = draft.model
         require_same_vocabulary(model.file, target.file)
         self.name = f"draft model {model.file.path.name}"
         self._draft = draft
         self._n_vocab = min(model.config.n_vocab, target.config.n_vocab)
-        self._head = TruncatedHead(model, functools.partial(model.head, "output"))
+        self._head = head or output_head(model)
         spared = model.output_matrix(model.config.n_vocab).nbytes - self._head.nbytes
         self.share = (model.weight_bytes - spared) / target.weight_bytes
 
@@ -41,12 +42,12 @@ class Assistant(Drafter):
         count = len(self._ahead(history)) - 1
         return count if count > FEW and len(history) <= self._draft.n_ctx else 0
 
-    def prepare(self, history: Sequence[int]) -> None:
-        """Evaluate all of *history* but its last token."""
+    def prepare(self, history: Sequence[int], most: int) -> None:
+        """Evaluate *most* tokens of *history* that were not evaluated yet, but not its last."""
         ahead = self._ahead(history)[:-1]
         if ahead:
             self._draft.rewind(len(history) - 1 - len(ahead))
-            self._draft.read(ahead)
+            self._draft.read(ahead[:most])
 
     def draft(self, history: Sequence[int], most: int) -> Iterator[DraftToken]:
         """Yield up to *most* tokens, each the most likely after those before it."""
@@ -68,6 +69,15 @@ class Assistant(Drafter):
     def forget(self) -> None:
         """Empty the draft model's cache."""
         self._draft.reset()
+
+    def release(self) -> None:
+        """Release the draft model's context."""
+        self._draft.release()
+
+
+def output_head(model: Model) -> TruncatedHead:
+    """Return the truncated output matrix of a draft model."""
+    return TruncatedHead(model, functools.partial(model.head, "output"))
 
 
 def shared(a: Sequence[int], b: Sequence[int]) -> int:

@@ -153,6 +153,10 @@ class Controller:
             left = min(left, AGAIN * self.text.seconds - lost)
         return min(1, self._affordable(left))
 
+    def reading(self, behind: int) -> int:
+        """Return how many of the *behind* tokens the drafter may read now."""
+        return behind
+
     def observe(
         self,
         proposed: int,

@@ -8,7 +8,9 @@ Sources: llama.cpp src/models/dflash.cpp and gguf-py constants (tensors, keys), 
 model.py (equations).
 """
 
+import copy
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
@@ -144,9 +146,18 @@ class Network:
         self.fill_size = sum(size for name, size in sizes.items() if name.startswith("blk."))
         self.read_size = sum(size for name, size in sizes.items() if name.endswith(READERS))
         self._cos, self._sin = tables(config, n_ctx)
-        size = (config.n_layers, config.n_kv_heads, n_ctx, config.head_width)
-        self._keys: F32 = np.empty(size, np.float32)
-        self._values: F32 = np.empty(size, np.float32)
+        self._size = (config.n_layers, config.n_kv_heads, n_ctx, config.head_width)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._keys: F32 = np.empty(self._size, np.float32)
+        self._values: F32 = np.empty(self._size, np.float32)
+
+    def another(self) -> Self:
+        """Return the same network for another text."""
+        network = copy.copy(self)
+        network._forget()
+        return network
 
     @property
     def output_norm(self) -> F32:

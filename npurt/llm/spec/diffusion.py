@@ -11,6 +11,7 @@ import numpy as np
 from npurt.device import F32
 from npurt.llm.file.gguf import GGUF
 from npurt.llm.session.context import Context
+from npurt.llm.session.model import Model
 from npurt.llm.session.setup import Setup
 from npurt.llm.spec.assistant import FEW, require_same_vocabulary
 from npurt.llm.spec.dflash import NAME, Network
@@ -39,23 +40,24 @@ class Diffusion(Drafter):
         name: The name of the draft's file.
         network: The network.
         target: A context that captures the hidden states that *network* reads.
+        head: The output matrix, if several texts share one.
     """
 
     at_once = True
 
-    def __init__(self, name: str, network: Network, target: Context) -> None:
+    def __init__(
+        self, name: str, network: Network, target: Context, head: TruncatedHead | None = None
+    ) -> None:
         self.name = f"block draft {name}"
         assert target.hidden_states is not None, "the target captures no hidden states"
         model = target.model
         self._network = network
+        self._target = target
         self._model = model
         self._hidden_states = target.hidden_states
         self._row = model.account("draft_layers")
         self._hidden_states.reader = functools.partial(_read, network, self._row)
-        norm, eps = network.output_norm, network.shape.config.eps
-        self._head = TruncatedHead(
-            model, lambda columns: model.head("draft_output", columns, norm=norm, eps=eps)
-        )
+        self._head = head or block_head(model, network)
         layers = network.fill_size * np.dtype(np.float32).itemsize
         self.share = (layers + self._head.nbytes) / model.weight_bytes
 
@@ -64,9 +66,9 @@ class Diffusion(Drafter):
         del history
         return self._hidden_states.unread if self._hidden_states.unread > FEW else 0
 
-    def prepare(self, history: Sequence[int]) -> None:
-        """Read the hidden states that were not read yet."""
-        del history
+    def prepare(self, history: Sequence[int], most: int) -> None:
+        """Read the hidden states that were not read yet, no more than those of a run."""
+        del history, most
         self._hidden_states.flush()
 
     def draft(self, history: Sequence[int], most: int) -> Iterator[DraftToken]:
@@ -85,6 +87,19 @@ class Diffusion(Drafter):
         if not np.isfinite(filled).all():
             return
         yield from map(likeliest, self._head.fit(history)(filled))
+
+    def release(self) -> None:
+        """Release the text's keys and values in the network, and capture nothing any more."""
+        self._target.drop_hidden_states()
+        del self._network, self._hidden_states
+
+
+def block_head(model: Model, network: Network) -> TruncatedHead:
+    """Return the truncated output matrix of *model* after the last norm of *network*."""
+    norm, eps = network.output_norm, network.shape.config.eps
+    return TruncatedHead(
+        model, lambda columns: model.head("draft_output", columns, norm=norm, eps=eps)
+    )
 
 
 def _read(network: Network, row: Row, streams: F32, position: int) -> None:

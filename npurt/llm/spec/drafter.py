@@ -23,8 +23,8 @@ class Drafter(abc.ABC):
         del history
         return 0
 
-    def prepare(self, history: Sequence[int]) -> None:  # noqa: B027  most drafts read nothing
-        """Read all tokens of *history* but the last."""
+    def prepare(self, history: Sequence[int], most: int) -> None:  # noqa: B027  most read nothing
+        """Read tokens of *history* that were not read yet, but not the last; about *most*."""
 
     @abc.abstractmethod
     def draft(self, history: Sequence[int], most: int) -> Iterator[DraftToken]:
@@ -36,6 +36,9 @@ class Drafter(abc.ABC):
 
     def forget(self) -> None:  # noqa: B027  most drafts read nothing
         """Forget the text that was read."""
+
+    def release(self) -> None:  # noqa: B027  most drafts have nothing
+        """Release what this text has of the draft's memory, for good."""
 
 
 def likeliest(logits: F32) -> DraftToken:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from npurt.cpu.kernels.abi import limits
@@ -13,11 +14,13 @@ from npurt.llm.session.context import Context
 from npurt.llm.session.devices import Devices
 from npurt.llm.session.model import Model
 from npurt.llm.session.setup import set_up
-from npurt.llm.spec.assistant import Assistant
+from npurt.llm.spec.assistant import Assistant, output_head, require_same_vocabulary
+from npurt.llm.spec.controller import Controller
 from npurt.llm.spec.dflash import Network
-from npurt.llm.spec.diffusion import Diffusion
+from npurt.llm.spec.diffusion import Diffusion, block_head
 from npurt.llm.spec.drafter import Drafter
 from npurt.llm.spec.lookup import Lookup
+from npurt.llm.spec.speculation import Speculation
 from npurt.llm.spec.speculator import Speculator
 from npurt.runtime.execute.executor import runs_graphs
 from npurt.verify import Sampler as Checks
@@ -44,21 +47,54 @@ def require_verifies(devices: Devices) -> None:
         )
 
 
-def open_speculator(
+class Drafts:
+    """What drafts for the texts of a model.
+
+    Args:
+        make: A function that makes a drafter for the text in a context of the model.
+        most: The most tokens to draft at once.
+
+    Attributes:
+        most: As given.
+        speculation: The counts of all texts.
+    """
+
+    def __init__(self, make: Callable[[Context], Drafter], most: int) -> None:
+        self.most = most
+        self.speculation = Speculation()
+        self._make = make
+
+    def speculator(
+        self, context: Context, control: Callable[[Drafter, int], Controller] | None = None
+    ) -> Speculator:
+        """Return what drafts for the text in *context*.
+
+        Args:
+            control: A function that returns the controller for a drafter that drafts so many tokens
+                at most; by default one for a text alone.
+        """
+        drafter = self._make(context)
+        controller = control(drafter, self.most) if control else None
+        speculator = Speculator(drafter, self.most, controller=controller)
+        speculator.controller.speculation = self.speculation
+        return speculator
+
+
+def open_drafts(
     draft: str | os.PathLike[str],
     network: Network | None,
-    target: Context,
+    target: Model,
     opened: contextlib.ExitStack,
     *,
-    most: int | None,
-    device: str | None,
-) -> Speculator:
+    most: int | None = None,
+    device: str | None = None,
+) -> Drafts:
     """Open a draft for *target*.
 
     Args:
         draft: See `Llama`.
         network: What `open_network` made of it.
-        target: A context of the model that verifies.
+        target: The model that verifies.
         opened: Closes what is opened here.
         most: The most tokens to draft at once; by default `USUAL_DRAFT` or as many as can be.
         device: Where a draft model runs; by default the CPU.
@@ -67,17 +103,17 @@ def open_speculator(
         ModelFormatError: npurt cannot draft with it.
         SettingError: *most* or *device* makes no sense.
     """
-    target.model.setup.description.require_decoder()
+    target.setup.description.require_decoder()
     most = _most_drafted(target, most)
-    speculator = Speculator(_drafter(draft, network, target, opened, device or "cpu"), most)
-    target.model.ledger.add_status_note(speculator.controller.speculation.line)
-    return speculator
+    drafts = Drafts(_maker(draft, network, target, opened, device or "cpu"), most)
+    target.ledger.add_status_note(drafts.speculation.line)
+    return drafts
 
 
-def _most_drafted(target: Context, wanted: int | None) -> int:
+def _most_drafted(target: Model, wanted: int | None) -> int:
     """Return the most draft tokens of a pass; a rollback of all of them needs no pass."""
-    room = target.model.setup.limits.rows - 1
-    if not target.state.shifts:
+    room = target.setup.limits.rows - 1
+    if not target.executor.shifts:
         room = min(room, SPACING)
     if room < 1:
         raise SettingError(
@@ -93,30 +129,40 @@ def _most_drafted(target: Context, wanted: int | None) -> int:
     return most
 
 
-def _drafter(
+def _maker(
     draft: str | os.PathLike[str],
     network: Network | None,
-    target: Context,
+    target: Model,
     opened: contextlib.ExitStack,
     device: str,
-) -> Drafter:
+) -> Callable[[Context], Drafter]:
     if draft != "lookup" and network is None:
-        return _assistant(draft, target.model, opened, device)
+        model = _draft_model(draft, target, opened, device)
+        output = output_head(model)
+        return lambda context: Assistant(Context(model), target, output)
     if device != "cpu":
         raise SettingError(
             f"{Path(draft).name} cannot draft on {device}",
             remedy="leave draft_device (-devd) out: lookup and block drafts run on the host",
         )
-    return Lookup() if network is None else Diffusion(Path(draft).name, network, target)
+    if network is None:
+        return lambda context: Lookup()
+    name, head = Path(draft).name, block_head(target, network)
+    return lambda context: Diffusion(name, network.another(), context, head)
 
 
-def _assistant(
+def _draft_model(
     path: str | os.PathLike[str], target: Model, opened: contextlib.ExitStack, device: str
-) -> Assistant:
+) -> Model:
     with errors_of(path):
         file = opened.enter_context(GGUF(path))
         describe(file).require_decoder()
-        setup = set_up(file, target.n_ctx, limits().rows, "f16")
+        require_same_vocabulary(file, target.file)
+        room = target.setup.limits
+        setup = set_up(
+            file, target.n_ctx, limits().rows, "f16", sequences=room.sequences,
+            kv_bytes=room.kv_bytes,
+        )  # fmt: skip
         devices = opened.enter_context(Devices(device, target.devices.threads))
         if runs_graphs(devices.device):
             raise SettingError(
@@ -128,8 +174,5 @@ def _assistant(
                 strict=target.ledger.strict, progress=target.progress,
             )
         )  # fmt: skip
-    context = Context(model)
-    opened.callback(context.release)
-    assistant = Assistant(context, target)
     target.ledger.include("draft_", model.ledger)
-    return assistant
+    return model

@@ -27,11 +27,15 @@ class Speculator:
         drafter: The source of draft tokens.
         most: The most tokens to draft at once.
         fixed: Draft that many at each step, whatever they cost; for measurements.
+        controller: Decides how far drafts go; by default one for a text alone.
     """
 
-    def __init__(self, drafter: Drafter, most: int, *, fixed: bool = False) -> None:
+    def __init__(
+        self, drafter: Drafter, most: int, *, fixed: bool = False,
+        controller: Controller | None = None,
+    ) -> None:  # fmt: skip
         self.drafter = drafter
-        self.controller = Controller(
+        self.controller = controller or Controller(
             most, fixed=fixed, at_once=drafter.at_once, share=drafter.share
         )
         self._step = _Step()
@@ -53,12 +57,15 @@ class Speculator:
         wanted = min(most, self.controller.choose(behind))
         if wanted <= 0:
             return []
-        if behind:
-            self.drafter.prepare(history)
+        read = min(behind, self.controller.reading(behind))
+        if read:
+            self.drafter.prepare(history, read)
         ready = time.perf_counter()
-        self._step = _Step(0, 0.0, behind, ready - start)
+        self._step = _Step(0, 0.0, read, ready - start)
+        if read < behind:
+            return []
         tokens, drawn = self._draft(history, wanted, fits)
-        self._step = _Step(drawn, time.perf_counter() - ready, behind, ready - start)
+        self._step = _Step(drawn, time.perf_counter() - ready, read, ready - start)
         return tokens
 
     def observe(self, drafted: int, right: int, seconds: float, row: F32) -> None:
