@@ -120,6 +120,24 @@ def test_each_text_is_what_it_is_without_drafts(llm, alone):
         assert scheduler.counts.accepted > 0
 
 
+def test_a_stop_text_within_a_draft_ends_the_text_and_is_taken_back(llm, alone):
+    """The context that is kept has what plain decoding evaluates: all but the last token."""
+    scheduler = begin(llm, prefixes=4)
+    ended = {}
+    for number, prompt in enumerate(PROMPTS):
+        stop = alone[number][10]
+        first = alone[number].index(stop)
+        settings = SAMPLINGS[number % 3] | {"max_tokens": COUNT, "stop": stop, "ignore_eos": True}
+        request = Request.of(settings, None)
+        scheduler.submit(Sequence(number, list(prompt), request, llm.tokenizer))
+        ended[number] = alone[number][:first]
+    texts = scheduler.texts
+    assert finished(scheduler) == ended
+    kept = [entry for text in texts if (entry := scheduler._prefixes.has(text.history, ""))]
+    assert len(kept) == len(texts)
+    scheduler.close()
+
+
 def test_texts_that_lose_their_pages_or_are_cancelled_release_their_drafts(llm, alone):
     before = free_sequences(llm)
     scheduler = begin(llm)

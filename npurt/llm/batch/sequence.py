@@ -108,7 +108,9 @@ class Sequence(GeneratedText):
             return super().draft(most)
         except Exception as error:  # noqa: BLE001  if a grammar's, `advance` raises it again
             assert self.context, "a text that waits has no draft"
-            self.context.model.ledger.notes.append(f"a text goes on without drafts: {error}")
+            notes, note = self.context.model.ledger.notes, f"a text goes on without drafts: {error}"
+            if note not in notes:
+                notes.append(note)
             self._drop_draft()
             return []
 
