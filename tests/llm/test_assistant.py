@@ -72,7 +72,7 @@ def test_nothing_is_drafted_after_a_token_that_the_draft_does_not_know(target, t
         drafter = Assistant(small.context, target.model)
 
         assert drafted(drafter, [1, 2, 603, 4], 3) == []
-        drafter.prepare([1, 2, 603, 4])
+        drafter.prepare([1, 2, 603, 4], 9)
         assert len(drafted(drafter, [1, 2, 3, 4], 3)) == 3
 
 

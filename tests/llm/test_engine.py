@@ -311,7 +311,8 @@ def test_an_open_model_can_be_used(llm):
 
 
 @pytest.mark.parametrize(
-    "options", [{"max_sequences": 33}, {"draft": "model.gguf"}, {"kv_bytes": 0}, {"prefixes": -1}]
+    "options",
+    [{"max_sequences": 33}, {"draft": 5}, {"draft_max": 0}, {"kv_bytes": 0}, {"prefixes": -1}],
 )
 def test_engines_that_cannot_be_are_refused(options):
     with pytest.raises(SettingError):

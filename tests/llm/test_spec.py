@@ -309,7 +309,7 @@ def test_a_draft_model_reads_a_prompt_once(llm):
         history = tiny.ids(count=40)
 
         assert drafter.behind(history) == 39
-        drafter.prepare(history)
+        drafter.prepare(history, len(history))
         assert drafter.behind([*history, 1]) == 0  # few are read beside the last
         assert drafter.behind([*history, *[1] * 20]) == 20
         drafter.forget()

@@ -54,7 +54,9 @@ def test_each_run_reads_the_prompt_anew(monkeypatch):
     read = []
     prepare = Assistant.prepare
     monkeypatch.setattr(
-        Assistant, "prepare", lambda self, ids: (read.append(len(ids)), prepare(self, ids))
+        Assistant,
+        "prepare",
+        lambda self, ids, most: (read.append(len(ids)), prepare(self, ids, most)),
     )
     long = ITSELF | {"prompts": {"one": "a b c d e f g h i j k l m n o p"}}
     _, one, three, _ = bench_spec(MODEL, MODEL, **long, **OPTIONS)
