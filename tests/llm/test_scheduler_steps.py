@@ -12,7 +12,7 @@ from npurt.llm.batch.scheduler import Scheduler
 from npurt.llm.batch.sequence import Sequence
 from npurt.llm.decode.options import Request
 from tests.llm import tiny
-from tests.llm.test_scheduler import page_bytes
+from tests.llm.test_scheduler import LOOKUP, page_bytes
 
 DENSE, HYBRID = ("llama3", "q8_0"), ("qwen35", "q8_0")
 OPTIONS = {"n_ctx": 512, "n_batch": 32, "n_threads": 2, "progress": False, "verify": "off"}
@@ -22,11 +22,9 @@ GREEDY = {"temperature": 0.0, "ignore_eos": True}
 class Steps:
     """A scheduler whose texts are numbered, with the events of each."""
 
-    def __init__(self, llm, sequences=4, prefixes=0, guesses=False):
+    def __init__(self, llm, sequences=4, prefixes=0, drafts=None):
         self.llm, self.events = llm, {}
-        self.scheduler = Scheduler(
-            llm.model, sequences=sequences, prefixes=prefixes, guesses=guesses
-        )
+        self.scheduler = Scheduler(llm.model, sequences=sequences, prefixes=prefixes, drafts=drafts)
 
     def add(self, number, tokens, count=50, priority=0, **options):
         asked = Request.of(GREEDY | {"max_tokens": count} | options, None)
@@ -153,13 +151,13 @@ def with_times(scheduler, seconds):
     costs = RowCosts(scheduler._rows)
     add = costs.add
     costs.add = lambda rows, _: add(rows, seconds(rows))
-    scheduler._costs = costs
+    scheduler._costs = scheduler._price.costs = costs
 
 
 def test_drafts_leave_a_row_to_a_prompt(opened):
     """Where rows cost nothing, as on an NPU, drafts could have all of them."""
     llm, ids = opened(n_batch=8), tiny.ids("llama3")
-    steps = Steps(llm, guesses=True)
+    steps = Steps(llm, drafts=LOOKUP)
     with_times(steps.scheduler, lambda rows: 1.0)
     for number in (1, 2):
         steps.add(number, CYCLE * 2, 90, logits_processor=cycle)
@@ -262,7 +260,7 @@ def test_counts_are_of_requests_however_often_they_are_evaluated(opened):
 def test_tokens_that_were_accepted_are_those_of_the_requests(opened):
     """Also where a draft reached beyond the end of its text."""
     llm = opened()
-    steps = Steps(llm, guesses=True)
+    steps = Steps(llm, drafts=LOOKUP)
     with_times(steps.scheduler, lambda rows: 1.0)
     for number in range(3):
         steps.add(number, CYCLE * 2, 30 + number, logits_processor=cycle)
@@ -291,7 +289,7 @@ def test_an_error_comes_after_the_tokens_before_it(opened, kind):
             raise GrammarError("of the caller", remedy="none")
         return cycle(ids, logits) if kind == "logits_processor" else False
 
-    steps = Steps(llm, guesses=True)
+    steps = Steps(llm, drafts=LOOKUP)
     with_times(steps.scheduler, lambda rows: 1.0)
     functions = {"logits_processor": cycle} | {kind: raises}
     steps.add(1, CYCLE * 2, 60, **functions)
