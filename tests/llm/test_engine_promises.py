@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import npurt
 from tests.llm import tiny
-from tests.llm.test_scheduler import page_bytes
+from tests.llm.test_scheduler import LOOKUP, page_bytes
 from tests.llm.test_scheduler_steps import CYCLE, Steps, cycle, with_times
 
 OPTIONS = {"n_ctx": 192, "n_batch": 32, "n_threads": 2, "progress": False}
@@ -126,7 +126,7 @@ def test_no_text_waits_for_more_than_two_steps_while_others_decode(roomy, arriva
     Texts wait only for others to end, where all places are taken, and prompts for older prompts.
     """
     ids = tiny.ids("llama3")
-    steps = Steps(roomy, sequences=5, guesses=True)
+    steps = Steps(roomy, sequences=5, drafts=LOOKUP)
     with_times(steps.scheduler, lambda rows: 1 + cost * rows)
     texts, waited = [], {}
     for number, (pause, length) in enumerate([*arrivals, (60, 1)]):
