@@ -197,13 +197,15 @@ def test_pydantic_ai_waits_when_the_queue_is_full(tmp_path):
         assert len(asyncio.run(run())) == 8
 
 
-def test_a_cancelled_agent_frees_the_server(live):
-    async def work(asked):
-        task = asyncio.create_task(asked.run("hi"))
-        await asyncio.sleep(0.1)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+def test_a_cancelled_agent_frees_the_server(tmp_path):
+    with serving(tmp_path, step_seconds=0.05, n_ctx=512) as server:
 
-    with_agent(live, work, model_settings={"max_tokens": 400})
-    assert live.settles("llamacpp:requests_processing", 0)
+        async def work(asked):
+            task = asyncio.create_task(asked.run("hi"))
+            await asyncio.to_thread(server.settles, "llamacpp:requests_processing", 1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        with_agent(server, work, model_settings={"max_tokens": 400})
+        assert server.settles("llamacpp:requests_processing", 0)
