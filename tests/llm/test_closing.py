@@ -127,7 +127,7 @@ CALLS = {
 HARMLESS = {"account", "apply_chat_template", "can_shift", "chat", "close", "config",
             "context_shift", "detokenize", "device", "file", "from_pretrained", "history",
             "n_tokens", "report", "seed", "speculator", "state", "template", "tensors", "threads",
-            "timing", "tokenize", "trace"}  # fmt: skip
+            "timing", "timings", "tokenize", "trace"}  # fmt: skip
 RENAMED = {"taps", "turn"}  # the new names are tested
 
 
