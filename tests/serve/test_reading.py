@@ -159,3 +159,21 @@ ALPHABET = '<>/{}[]()"\\,:;= \ntool_callfunction=parameter=nameargumentsthinkTOO
 def test_pieces_make_no_difference(kind, pieces):
     whole = "".join(pieces)
     assert read(pieces, kind(), thinks=True) == read([whole], kind(), thinks=True)
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "12", "12"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "null", None),
+        ({"oneOf": [{"type": "integer"}, {"type": "null"}]}, "12", 12),
+        ({"enum": ["1", "2"]}, "1", "1"),
+        ({"enum": [1, 2]}, "1", 1),
+        ({"type": "number"}, "NaN", "NaN"),
+        ({"type": "number"}, "1e400", "1e400"),
+    ],
+)
+def test_values_without_quotes_have_the_type_of_their_schema(schema, text, value):
+    body = f"<function=f><parameter=a>\n{text}\n</parameter></function>"
+    (call,) = Coder().parse(body, {"f": {"properties": {"a": schema}}})
+    assert json.loads(call.arguments) == {"a": value}

@@ -1,9 +1,11 @@
 """Tools and thoughts in chats; texts that must have a form."""
 
 import json
+import time
 
 import pytest
 
+from npurt.serve.model.front import Settings
 from tests.serve.client import SAY_HI, TEMPLATE, Client, asking, served
 
 CHAT = "/v1/chat/completions"
@@ -201,3 +203,41 @@ async def test_a_form_reaches_the_engine(form):
 async def test_a_form_that_makes_no_sense_is_refused_before_the_stream(body, param):
     reply = await client("x")(CHAT, SAY_HI | body | {"stream": True})
     assert (reply.status, reply.json["error"]["param"]) == (400, param)
+
+
+LONG = '<tool_call>{"name": "weather", "arguments": {"city": "' + "x" * 60 + '"}}</tool_call>'
+
+
+@asking
+async def test_a_call_that_takes_long_shows_signs_of_life():
+    """Tokens of a call are held back until it is whole: to the client that is silence."""
+    asked = client(LONG, settings=Settings(ping=0.02))
+    step = asked.backend.step
+
+    def slowly():
+        time.sleep(0.005)
+        return step()
+
+    asked.backend.step = slowly
+    events = (await asked(CHAT, ASK | {"stream": True})).events
+    assert sum(delta == {} for delta in deltas(events)) >= 4
+
+
+@pytest.mark.parametrize("text", ["what does <think> mean?", "<think>", "<think>\n"])
+@asking
+async def test_a_user_who_writes_of_thoughts_begins_none(text):
+    asked = client("Yes", THINKING)
+    body = {"messages": [{"role": "user", "content": text}]}
+    message = (await asked(CHAT, body)).json["choices"][0]["message"]
+    assert message["content"] == "Yes"
+    assert "reasoning_content" not in message
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e400"])
+@asking
+async def test_arguments_are_always_json(number):
+    text = f'<tool_call>{{"name": "weather", "arguments": {{"city": {number}}}}}</tool_call>'
+    choice = (await client(text)(CHAT, ASK)).json["choices"][0]
+    assert "tool_calls" not in choice["message"]
+    assert choice["message"]["content"] == text
+    assert choice["finish_reason"] == "stop"

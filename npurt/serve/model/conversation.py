@@ -1,5 +1,6 @@
 """Answers to messages, for every interface that has them: prompts, thoughts, calls."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -83,8 +84,11 @@ class Conversation:
         Raises:
             HttpError: A choice failed.
         """
+        time = asyncio.get_running_loop().time
+        last = time()  # when something was yielded
         async for piece in self.texts.pieces(self._ping if signs else None):
             if piece is None:
+                last = time()
                 yield None
                 continue
             reader = self._readers[piece.choice]
@@ -103,6 +107,11 @@ class Conversation:
                 piece.likely = []
             if piece.likely or finish:
                 yield News(piece.choice, None, piece.likely, finish)
+            if parts or finish:
+                last = time()
+            elif signs and time() - last >= self._ping:  # tokens of a call are held back
+                last = time()
+                yield None
 
 
 def _to_first_call(parts: list[Part]) -> list[Part]:

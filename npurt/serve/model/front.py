@@ -236,7 +236,7 @@ class Front:
             self._ended(texts, loop.time() - began)
 
         texts = Texts(self.engine, submits, choices, sum(map(len, prompts)), done)
-        timer = loop.call_later(self.settings.deadline, texts.fail, late)
+        timer = loop.call_later(self.settings.deadline, texts.give_up, late)
         self._under_way.add(texts)
         self.counts.requests += 1
         return texts

@@ -83,22 +83,31 @@ class Choice:
     def take(self, event: Event) -> Piece:
         """Return what *event* adds."""
         self.read, self.cached = max(self.read, event.read), max(self.cached, event.cached)
-        self.count += len(event.tokens)
-        for i, token in enumerate(event.tokens):
+        text = ""
+        for i, token in enumerate(event.tokens):  # a stop text may come before the last one
             if i < len(event.logprobs):
                 start = self._given + len(self._held)
                 self._likely.append((start, (token, event.logprobs[i])))
-            self._held += self._text(token)
-        if event.finish:
-            self._held += self._stream.finish()
-        text, held, stopped = split_at_stop(self._held, self._stops)
-        if stopped:
-            self.stopped = next(s for s in self._stops if self._held.startswith(s, len(text)))
-            self.finish = "stop"
-        elif event.finish:
-            text, held, self.finish = text + held, "", event.finish
-        self._held, self._given = held, self._given + len(text)
+            self.count += 1
+            text += self._shown_of(self._text(token))
+            if self.finish:
+                break
+        if event.finish and not self.finish:
+            text += self._shown_of(self._stream.finish())
+        if event.finish and not self.finish:
+            text, self.finish = text + self._held, event.finish
+            self._given, self._held = self._given + len(self._held), ""
         return Piece(self.number, text, self._released(), self.finish, event.vector)
+
+    def _shown_of(self, text: str) -> str:
+        """Return what is final with *text*, and hold back what may begin a stop text."""
+        whole = self._held + text
+        shown, self._held, stopped = split_at_stop(whole, self._stops)
+        self._given += len(shown)
+        if stopped:
+            self.stopped = next(s for s in self._stops if whole.startswith(s, len(shown)))
+            self.finish = "stop"
+        return shown
 
     def _text(self, token: int) -> str:
         if token in self._shown:
@@ -125,6 +134,7 @@ class Texts:
     Attributes:
         choices: As given.
         prompt_tokens: Of all prompts; that of several choices counts once.
+        progress: Whether `pieces` yields None also when more of a prompt was read.
     """
 
     def __init__(
@@ -137,11 +147,14 @@ class Texts:
     ) -> None:
         self.choices = list(choices)
         self.prompt_tokens = prompt_tokens
+        self.progress = False
+        self._prompts: dict[tuple[int, ...], list[Choice]] = {}  # choices by prompt
         self._engine = engine
         self._done = done
         self._news: asyncio.Queue[tuple[int, Event] | HttpError | None] = asyncio.Queue()
         self._open: dict[int, int] = {}  # id of the engine by choice
         for i, submit in enumerate(submits):
+            self._prompts.setdefault(tuple(submit.tokens), []).append(self.choices[i])
             self._open[i] = engine.submit(submit, functools.partial(self._put, i))
 
     @property
@@ -151,8 +164,14 @@ class Texts:
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of prompts that were not read again."""
-        return min(self.prompt_tokens, max(choice.cached for choice in self.choices))
+        """Tokens of prompts that were not read: no choice of the prompt had to."""
+        found = sum(min(each.cached for each in same) for same in self._prompts.values())
+        return min(self.prompt_tokens, found)
+
+    @property
+    def read(self) -> int:
+        """Tokens of prompts that have been read, or were in the cache."""
+        return sum(max(each.read for each in same) for same in self._prompts.values())
 
     async def pieces(self, every: float | None = None) -> AsyncIterator[Piece | None]:
         """Yield what is new until all choices have ended; None after *every* seconds of silence.
@@ -169,10 +188,13 @@ class Texts:
                     continue
                 if isinstance(news, HttpError):
                     raise news
+                before = self.read if self.progress else 0
                 piece = self._taken(*news)
                 if piece is not None:
                     silence.over()
                     yield piece
+                elif self.progress and self.read > before:
+                    yield None
         finally:
             silence.end()
             self.cancel()
@@ -193,8 +215,7 @@ class Texts:
         for sequence in self._open.values():
             self._engine.cancel(sequence)
         self._open.clear()
-        done, self._done = self._done, lambda _: None
-        done(self)
+        self._over()
 
     def stop(self, number: int) -> None:
         """End one text."""
@@ -206,6 +227,15 @@ class Texts:
         for sequence in self._open.values():
             self._engine.cancel(sequence)
         self._news.put_nowait(error)
+
+    def give_up(self, error: HttpError) -> None:
+        """End all texts as `fail` does; a client that reads nothing keeps no place."""
+        self.fail(error)
+        self._over()
+
+    def _over(self) -> None:
+        done, self._done = self._done, lambda _: None
+        done(self)
 
     def _put(self, number: int, event: Event) -> None:
         self._news.put_nowait((number, event))

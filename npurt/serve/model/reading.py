@@ -7,7 +7,6 @@ from npurt.llm.decode.stops import split_at_stop
 from npurt.serve.tools.calls import Call, Format, Schemas
 
 BEGIN, END = "<think>", "</think>"  # around what a model thinks
-TAIL = 200  # characters of a prompt in which a thought may begin
 BLANK = " \t\r\n"
 
 
@@ -29,9 +28,11 @@ Part = Said | Thought | Call
 
 
 def begins_in_thought(prompt: str) -> bool:
-    """Return whether *prompt* ends within a thought that the template began."""
-    tail = prompt[-TAIL:]
-    return tail.rfind(BEGIN) > tail.rfind(END)
+    """Return whether *prompt* ends with the beginning of a thought, which the template wrote.
+
+    What a user writes is not at the end: the markup of the answer follows it.
+    """
+    return prompt.rstrip(BLANK).endswith(BEGIN)
 
 
 class Reader:

@@ -54,7 +54,16 @@ def call_of(value: Any, *names: str) -> Call:
         arguments = json.loads(arguments or "{}")
     if not isinstance(arguments, dict):
         raise ValueError("arguments that are no object")
-    return Call(value["name"], json.dumps(arguments, ensure_ascii=False))
+    return Call(value["name"], written(arguments))
+
+
+def written(arguments: Mapping[str, Any]) -> str:
+    """Return *arguments* as JSON.
+
+    Raises:
+        ValueError: There is a number that JSON does not have, such as NaN.
+    """
+    return json.dumps(arguments, ensure_ascii=False, allow_nan=False)
 
 
 def objects(text: str, separators: str = "") -> list[Any]:

@@ -9,10 +9,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from npurt.serve.tools.calls import Call, Schemas
+from npurt.serve.tools.calls import Call, Schemas, written
 
 FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*?)</function>", re.S)
 PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.S)
+
+
+DEPTH = 4  # of schemas within schemas that are looked at
 
 
 class Coder:
@@ -45,16 +48,46 @@ def _call(name: str, body: str, schemas: Schemas) -> Call:
         arguments[key] = _value(match[2], properties.get(key))
     if body[at:].strip():
         raise ValueError("something that is no parameter")
-    return Call(name, json.dumps(arguments, ensure_ascii=False))
+    return Call(name, written(arguments))
 
 
 def _value(text: str, schema: Any) -> Any:
     """Return *text* as what *schema* says; text where it says nothing, or the text is no JSON."""
-    kinds = schema.get("type") if isinstance(schema, Mapping) else "string"
-    if kinds == "string" or (isinstance(kinds, list) and "string" in kinds):
-        return None if text == "null" and isinstance(kinds, list) and "null" in kinds else text
+    kinds = _kinds(schema) if isinstance(schema, Mapping) else {"string"}
+    if "string" in kinds:
+        return None if text == "null" and "null" in kinds else text
     try:
-        return json.loads(text)
+        value = json.loads(text)
+        json.dumps(value, allow_nan=False)
     except (ValueError, RecursionError):
         literal = {"True": True, "False": False, "None": None}  # models write Python as well
         return literal.get(text.strip(), text)
+    return value
+
+
+def _kinds(schema: Mapping[str, Any]) -> set[str]:
+    """Return the types that *schema* allows, as far as it names them, down to `DEPTH`."""
+    found, level = set(), [schema]
+    for _ in range(DEPTH):
+        for each in level:
+            kinds = each.get("type")
+            found |= {
+                kind
+                for kind in (kinds if isinstance(kinds, list) else [kinds])
+                if isinstance(kind, str)
+            }
+            if any(isinstance(value, str) for value in _listed(each, "enum")):
+                found.add("string")
+        level = [
+            inner
+            for each in level
+            for name in ("anyOf", "oneOf")
+            for inner in _listed(each, name)
+            if isinstance(inner, Mapping)
+        ]
+    return found
+
+
+def _listed(schema: Mapping[str, Any], name: str) -> list[Any]:
+    value = schema.get(name)
+    return value if isinstance(value, list) else []

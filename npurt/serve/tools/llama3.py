@@ -5,10 +5,9 @@ Source: the chat templates of Llama 3.1 and 3.2: ``{"name": ..., "parameters": {
 """
 
 import ast
-import json
 from collections.abc import Sequence
 
-from npurt.serve.tools.calls import Call, Schemas, call_of, objects
+from npurt.serve.tools.calls import Call, Schemas, call_of, objects, written
 
 
 class Llama3:
@@ -50,7 +49,7 @@ def _python_call(node: ast.expr) -> Call:
     arguments = {str(each.arg): ast.literal_eval(each.value) for each in node.keywords}
     if any(each.arg is None for each in node.keywords):
         raise ValueError("arguments without names")
-    return Call(ast.unparse(node.func), json.dumps(arguments, ensure_ascii=False))
+    return Call(ast.unparse(node.func), written(arguments))
 
 
 def _known(calls: Sequence[Call], schemas: Schemas) -> Sequence[Call]:
