@@ -7,11 +7,12 @@ import asyncio
 import logging
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -88,23 +89,57 @@ class Address:
         return listening
 
 
+class Timer:
+    """Calls *call* some seconds after `start`, unless `stop` comes before."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+        self._handle: asyncio.TimerHandle | None = None
+
+    def start(self, seconds: float) -> None:
+        """Begin to wait, if it does not wait already."""
+        if self._handle is None:
+            self._handle = asyncio.get_running_loop().call_later(seconds, self._call)
+
+    def stop(self) -> None:
+        """Stop to wait."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+
 class Protocol(H11Protocol):
-    """HTTP of a connection, which is closed when a request does not arrive in time."""
+    """HTTP of a connection, which ends when headers do not arrive, or answers are not taken."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for a request."""
         super().connection_made(transport)
-        self._late = self.loop.call_later(limits.HEAD_SECONDS, transport.abort)
+        self._late = Timer(transport.abort)  # runs while headers are to arrive
+        self._stalled = Timer(transport.abort)  # runs while the client takes nothing
+        self._late.start(limits.HEAD_SECONDS)
 
     def data_received(self, data: bytes) -> None:
-        """Take *data*; stop to wait at the end of the headers."""
+        """Take *data*; wait for the end of headers that have begun, of any request."""
         super().data_received(data)
-        if self.cycle is not None:
-            self._late.cancel()
+        if self.conn.their_state is not h11.IDLE:
+            self._late.stop()
+        elif self.conn.trailing_data[0]:
+            self._late.start(limits.HEAD_SECONDS)
+
+    def pause_writing(self) -> None:
+        """Wait until the client takes what was sent."""
+        super().pause_writing()
+        self._stalled.start(limits.SEND_SECONDS)
+
+    def resume_writing(self) -> None:
+        """Stop to wait: it did."""
+        self._stalled.stop()
+        super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop to wait."""
-        self._late.cancel()
+        self._late.stop()
+        self._stalled.stop()
         super().connection_lost(exc)
 
 

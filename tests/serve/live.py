@@ -27,6 +27,7 @@ if given["models_dir"]:
 else:
     model = ServedModel(__import__("pathlib").Path(given["path"]), "tiny", given["template"])
 limits.HEAD_SECONDS = given["head"]
+limits.SEND_SECONDS = given["send"]
 command = [sys.executable, "-m", given["engine"]]
 sys.exit(run(Start(model, Address(port=0, **given["address"]), given["options"],
                    Settings(**given["settings"]), 120.0, command)))
@@ -90,6 +91,7 @@ def serving(
     settings=None,
     head_seconds=30.0,
     models_dir=None,
+    send_seconds=30.0,
     **options,
 ):  # fmt: skip
     """Yield a `Live` server."""
@@ -97,6 +99,7 @@ def serving(
         "path": str(tiny.path(model, "q8_0")), "template": template, "engine": engine,
         "options": options, "address": address or {}, "settings": settings or {},
         "head": head_seconds, "models_dir": models_dir and str(models_dir),
+        "send": send_seconds,
     }  # fmt: skip
     log = folder / "log.txt"
     with log.open("w") as file:

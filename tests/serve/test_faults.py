@@ -4,8 +4,10 @@ import asyncio
 import json
 import random
 import re
+import select
 import signal
 import socket
+from pathlib import Path
 
 import httpx
 import pytest
@@ -185,6 +187,32 @@ def test_headers_that_do_not_arrive_end_the_connection(tmp_path):
         sock.sendall(b"GET /health HTTP/1.1\r\nHost: loc")
         assert answer(sock) == b""
         assert server.health() == 200
+
+
+def test_headers_of_a_later_request_have_to_arrive_as_well(tmp_path):
+    with serving(tmp_path, head_seconds=0.3) as server, connected(server) as sock:
+        sock.settimeout(5)  # seconds; the connection may else stay for ever
+        sock.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        reply = b""
+        while not reply.endswith(b"}"):
+            reply += sock.recv(1 << 12)
+        assert reply.startswith(b"HTTP/1.1 200")
+        sock.sendall(b"GET /health HTTP/1.1\r\nHost: loc")
+        assert answer(sock) == b""
+
+
+def test_a_client_that_takes_nothing_loses_its_connection(tmp_path):
+    """Its answer is larger than all buffers on the way, and would wait for it for ever."""
+    body = json.dumps({"content": "a b " * 100_000, "with_pieces": True}).encode()
+    with serving(tmp_path, send_seconds=0.3) as server:
+        folder = Path(f"/proc/{server.process.pid}/fd")
+        count = len(list(folder.iterdir()))
+        with connected(server) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.sendall(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n")
+            sock.sendall(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+            assert eventually(lambda: select.select([sock], [], [], 0)[0])  # the answer began
+            assert eventually(lambda: len(list(folder.iterdir())) <= count, 20)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

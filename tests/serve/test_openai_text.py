@@ -2,6 +2,7 @@
 
 import pytest
 
+from npurt.serve.interfaces.openai_common import text_logprobs
 from npurt.serve.model.served_model import ServedModel
 from tests.llm import gguf_files as raw
 from tests.llm import tiny
@@ -137,3 +138,10 @@ async def test_models_are_listed_and_described():
     assert (one["id"], one["object"]) == ("tiny", "model")
     assert unknown.status == 404
     assert unknown.json["error"]["code"] == "model_not_found"
+
+
+def test_offsets_of_many_tokens_take_linear_time():
+    likely = [(100, (-0.5, []))] * 20_000
+    found = text_logprobs(served(), likely, 3)
+    length = len(found["tokens"][0])
+    assert found["text_offset"] == [3 + i * length for i in range(len(likely))]

@@ -29,7 +29,7 @@ async def test_a_path_may_lack_v1_and_end_with_a_slash(path):
         ("/v1/chat/completions/api/tags", "POST", 404),
         ("/nothing", "GET", 404),
         (CHAT, "GET", 405),
-        ("/health", "POST", 405),
+        ("/v1/health", "POST", 405),
         ("/v1/models", "DELETE", 405),
     ],
 )
@@ -53,9 +53,11 @@ async def test_head_and_options_are_answered():
     assert "POST" in options.headers["allow"]
 
 
+SAID = b'{"messages":[{"role":"user","content":"a"}],'
 BAD = [
     (b"", 400), (b"{", 400), (b"[]", 400), (b"null", 400), (b'"a"', 400), (b"\xff\xfe{}", 400),
-    (b'{"messages": NaN}', 400), (b'{"n": Infinity}', 400), (b"[" * 100_000, 400),
+    (b'{"messages": NaN}', 400), (b'{"n": Infinity}', 400), (SAID + b'"x":1e400}', 400),
+    (SAID + b'"x":[{"y":-1e999}]}', 400), (b"[" * 100_000, 400),
     (b'{"a":' * 300 + b"1" + b"}" * 300, 400), (b'{"n": ' + b"9" * 5000 + b"}", 400),
     (b'{"messages":[{"role":"user","content":"hi"}],"x":1e999}', 400), (b"[-1e999]", 400),
     (b"x" * (limits.BODY + 1), 413), (b'{"messages":[],"messages":5}', 400),
@@ -240,3 +242,100 @@ def test_small_packets_do_not_wait_for_each_other():
         listening.accept()[0] as accepted,
     ):
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+SHAPES = {
+    "/v1/chat/completions": {"message", "type", "param", "code"},
+    "/v1/responses": {"message", "type", "param", "code"},
+    "/completion": {"message", "type", "code"},
+    "/tokenize": {"message", "type", "code"},
+    "/props": {"message", "type", "code"},
+    "/health": {"message", "type", "code"},
+}
+
+
+@pytest.mark.parametrize("path", [*SHAPES, "/v1/messages", "/api/chat"])
+@pytest.mark.parametrize("stream", [False, True])
+@asking
+async def test_a_mistake_of_npurt_is_an_error_in_the_form_of_the_interface(path, stream, caplog):
+    """It says nothing of the inside, and a stream ends with it."""
+    client = Client("x")
+
+    def broken(*_):
+        raise KeyError("secret")
+
+    client.front.begin = client.front.ready = broken
+    body = SAY_HI | {"input": "a", "prompt": "a", "content": "a", "stream": stream}
+    if path == "/tokenize":
+        client.front.model = None
+    reply = await client(path, None if path in ("/props", "/health") else body)
+    assert reply.status == 500
+    assert b"secret" not in reply.body
+    error = reply.json["error"]
+    if path in SHAPES:
+        assert error.keys() == SHAPES[path]
+        assert error["type"] == "server_error"
+    elif path == "/v1/messages":
+        assert (reply.json["type"], error["type"]) == ("error", "api_error")
+    else:
+        assert isinstance(error, str)
+
+
+@pytest.mark.parametrize("path", ["/completion", "/infill", "/detokenize", "/apply-template"])
+@asking
+async def test_errors_of_llama_cpps_paths_have_a_number_as_code(path):
+    error = (await Client("x")(path, b"[]")).json["error"]
+    assert error.keys() == {"message", "type", "code"}
+    assert (error["code"], error["type"]) == (400, "invalid_request_error")
+
+
+@asking
+async def test_a_prompt_that_is_too_long_is_llama_cpps_own_error():
+    client = Client("x", n_ctx=8)
+    error = (await client("/completion", {"prompt": "Hello " * 30})).json["error"]
+    assert (error["type"], error["n_ctx"]) == ("exceed_context_size_error", 8)
+    assert error["n_prompt_tokens"] > 8
+
+
+@pytest.mark.parametrize(
+    ("path", "last"),
+    [
+        ("/v1/chat/completions", "error"), ("/v1/completions", "error"),
+        ("/completion", "error"), ("/v1/messages", "error"), ("/v1/responses", "response.failed"),
+        ("/api/chat", "error"), ("/api/generate", "error"),
+    ],
+)  # fmt: skip
+@asking
+async def test_a_mistake_within_a_stream_ends_it_with_an_error(path, last, caplog):
+    client = Client("Hello World", n_ctx=1 << 20)
+    decode = client.front.model.tokenizer.stream
+
+    class Stream:
+        def __init__(self):
+            self.stream, self.left = decode(special=False, continued=True), 2
+
+        def push(self, token):
+            self.left -= 1
+            if not self.left:
+                raise KeyError("secret")
+            return self.stream.push(token)
+
+    begin = client.front.begin
+
+    def begun(*args):
+        texts = begin(*args)
+        for choice in texts.choices:
+            choice._stream = Stream()
+        return texts
+
+    client.front.begin = begun
+    reply = await client(path, SAY_HI | {"input": "a", "prompt": "a", "stream": True})
+    assert reply.status == 200
+    assert b"secret" not in reply.body
+    assert not client.backend.busy
+    if path.startswith("/api/"):
+        assert reply.lines[-1].keys() == {last}
+    elif path in ("/v1/messages", "/v1/responses"):
+        assert reply.events[-1][0] == last
+    else:
+        assert reply.events[-1].keys() == {last}

@@ -146,7 +146,7 @@ async def test_what_is_wrong_is_named(change, param):
 @asking
 async def test_an_error_in_a_stream_is_an_event():
     events = (await client("x")(PATH, {"input": "hi", "seed": 666, "stream": True})).events
-    name, data = events[-1]
+    name, data = events[-2]
     assert (name, data["type"]) == ("error", "error")
     assert "666" in data["message"]
 
@@ -178,3 +178,31 @@ async def test_numbers_that_no_answer_could_repeat_are_refused():
     reply = await Client("x")("/v1/responses", b'{"input":"a","metadata":{"a":[-1e999]}}')
     assert reply.status == 400
     assert reply.json["error"]["message"].startswith("the body is no JSON: -1e999 is too large")
+
+
+@asking
+async def test_a_response_that_fails_says_so_last():
+    client = Client(n_ctx=1 << 20, settings=Settings(deadline=0.02))
+    events = (await client(PATH, {"input": "hi", "stream": True})).events
+    name, last = events[-1]
+    assert name == "response.failed"
+    assert last["response"]["status"] == "failed"
+    assert last["response"]["error"].keys() == {"code", "message"}
+    assert events[-2][0] == "error"
+    assert [each["sequence_number"] for _, each in events] == list(range(len(events)))
+
+
+@asking
+async def test_a_text_and_its_calls_are_one_message():
+    """As the model wrote them: what was evaluated then is not evaluated again."""
+    client = Client("x")
+    call = {"type": "function_call", "name": "f", "arguments": "{}"}
+    said = {"type": "message", "role": "assistant",
+            "content": [{"type": "output_text", "text": "Well."}]}  # fmt: skip
+    calls = [call | {"call_id": "1"}, call | {"call_id": "2"}]
+    items = [{"role": "user", "content": "a"}, said, *calls,
+             {"type": "function_call_output", "call_id": "1", "output": "ok"}]  # fmt: skip
+    await client(PATH, {"input": items})
+    prompt = client.model.tokenizer.decode(client.backend.submitted[0].tokens)
+    assert prompt.count("<assistant>") == 2
+    assert "<assistant>Well.[CALL]f{}[CALL]f{}<tool>ok" in prompt

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Generic, TypeVar
 from urllib.parse import parse_qsl
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from npurt.errors import NpurtError
 from npurt.serve.http import limits, schema, sse
-from npurt.serve.http.errors import HttpError, of, shaped, wrong
+from npurt.serve.http.errors import HttpError, mistake, of, shaped, wrong
 from npurt.serve.http.fields import Fields
 from npurt.serve.http.limits import Gone
 
@@ -58,14 +58,26 @@ class Endpoint(Generic[F]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
+        began = False
+
+        async def sending(message: Message) -> None:
+            nonlocal began
+            began = True
+            await send(message)
+
         try:
-            await self._answer(scope, receive, send)
+            await self._answer(scope, receive, sending)
         except Gone:
             return
         except HttpError as error:
             await reply(send, shaped(error, scope["path"]), error.status, error.headers)
         except NpurtError as error:
             await reply(send, shaped(of(error), scope["path"]), 400)
+        except Exception as error:
+            if began:
+                raise
+            found = mistake(error)
+            await reply(send, shaped(found, scope["path"]), found.status)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._body is None:
@@ -93,8 +105,9 @@ class Endpoint(Generic[F]):
             async with contextlib.aclosing(stream.parts) as parts:
                 async for part in parts:
                     await send(_part(part))
-        except NpurtError as error:
-            await send(_part(stream.packed(shaped(of(error, 500), scope["path"]))))
+        except Exception as error:  # noqa: BLE001  a stream never ends without an event
+            known = of(error, 500) if isinstance(error, NpurtError) else mistake(error)
+            await send(_part(stream.packed(shaped(known, scope["path"]))))
         await send({"type": "http.response.body", "body": b""})
 
 

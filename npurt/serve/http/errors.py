@@ -1,8 +1,12 @@
 """Errors as HTTP answers, and the shape that each interface gives them."""
 
+import logging
+import traceback
 from typing import Any
 
 from npurt.errors import NpurtError
+
+log = logging.getLogger("npurt.serve")
 
 TYPES = {  # of OpenAI's interface, by status; others are invalid_request_error
     401: "authentication_error",
@@ -14,6 +18,10 @@ TYPES = {  # of OpenAI's interface, by status; others are invalid_request_error
     503: "unavailable_error",
     504: "timeout_error",
 }
+LLAMA_CPP = {  # paths of llama.cpp's interface
+    "/apply-template", "/completion", "/detokenize", "/health", "/infill", "/metrics", "/props",
+    "/tokenize",
+}  # fmt: skip
 ANTHROPIC = TYPES | {413: "request_too_large", 500: "api_error", 503: "overloaded_error"}
 
 
@@ -25,6 +33,7 @@ class HttpError(NpurtError):
         code: A word that programs read.
         param: The field of the request that is wrong.
         headers: Of the answer.
+        counts: Numbers that llama.cpp's interface gives as fields of their own.
     """
 
     def __init__(
@@ -42,6 +51,7 @@ class HttpError(NpurtError):
         self.code = code
         self.param = param
         self.headers = headers or {}
+        self.counts: dict[str, int] = {}
 
     @property
     def message(self) -> str:
@@ -61,6 +71,21 @@ def of(error: NpurtError, status: int = 400) -> HttpError:
     return HttpError(status, error.what, remedy=error.remedy)
 
 
+def mistake(error: Exception) -> HttpError:
+    """Return the answer to a request at which npurt itself failed, and log where.
+
+    Neither has the text of *error*, which may hold a prompt.
+    """
+    log.error(
+        "a mistake of npurt: %s\n%s",
+        type(error).__name__, "".join(traceback.format_tb(error.__traceback__)),
+    )  # fmt: skip
+    return HttpError(
+        500, f"npurt failed with {type(error).__name__}",
+        remedy="report it with what the server logged", code="internal_error",
+    )  # fmt: skip
+
+
 def shaped(error: HttpError, path: str) -> dict[str, Any]:
     """Return the body of *error* in the shape of the interface that *path* belongs to."""
     if path.startswith("/v1/messages"):
@@ -69,6 +94,12 @@ def shaped(error: HttpError, path: str) -> dict[str, Any]:
     if path.startswith("/api/"):
         return {"error": error.message}
     kind = TYPES.get(error.status, "invalid_request_error")
+    if path in LLAMA_CPP:
+        if error.code == "context_length_exceeded":
+            kind = "exceed_context_size_error"
+        return {
+            "error": {"code": error.status, "message": error.message, "type": kind, **error.counts}
+        }
     return {
         "error": {
             "message": error.message,

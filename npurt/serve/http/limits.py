@@ -14,6 +14,7 @@ BODY = 4 << 20  # bytes
 BODY_SECONDS = 30.0  # in which a body has to arrive
 HEAD = 64 << 10  # bytes of request line and headers
 HEAD_SECONDS = 30.0  # in which they have to arrive
+SEND_SECONDS = 60.0  # that a client may take nothing of an answer
 MESSAGES = 1000
 CHOICES = 8  # texts of one request
 STOPS = 16
@@ -102,6 +103,11 @@ def too_deep(value: Any) -> bool:
         if not level:
             return False
     return True
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _no_number(text)
 
 
 def _no_number(text: str) -> NoReturn:

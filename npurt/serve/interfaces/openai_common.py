@@ -1,5 +1,6 @@
 """What the objects of OpenAI's interface share."""
 
+import itertools
 import secrets
 import time
 from collections.abc import Sequence
@@ -84,7 +85,7 @@ def chat_logprobs(model: ServedModel, likely: Sequence[Likely]) -> dict[str, Any
 def text_logprobs(model: ServedModel, likely: list[Likely], offset: int) -> dict[str, Any]:
     """Return log probabilities as completions have them; the first token begins at *offset*."""
     texts = [token_text(model, token)[0] for token, _ in likely]
-    offsets = [offset + len("".join(texts[:i])) for i in range(len(texts))]
+    offsets = list(itertools.accumulate(map(len, texts), initial=offset))[:-1]
     return {
         "tokens": texts,
         "token_logprobs": [logprob for _, (logprob, _) in likely],

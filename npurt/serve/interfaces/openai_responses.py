@@ -85,8 +85,8 @@ def _messages(fields: Fields) -> list[dict[str, Any]]:
                     "arguments": item.text("arguments", "{}"),
                 }
                 call = {"id": item.text("call_id", ""), "type": "function", "function": function}
-                if made and "tool_calls" in made[-1]:
-                    made[-1]["tool_calls"].append(call)
+                if made and made[-1]["role"] == "assistant":  # what the model wrote at once
+                    made[-1].setdefault("tool_calls", []).append(call)
                 else:
                     made.append({"role": "assistant", "content": "", "tool_calls": [call]})
             case "function_call_output":
@@ -161,11 +161,13 @@ class Response:
         return self._made
 
     def error(self, body: Any) -> bytes:
-        """Return the event of an error; *body* is its object in OpenAI's form."""
+        """Return the events of an error; *body* is its object in OpenAI's form."""
         found = body["error"]
-        return self._event("error", **{
-            name: found[name] for name in ("code", "message", "param")
-        })  # fmt: skip
+        told = {name: found[name] for name in ("code", "message", "param")}
+        self._made["status"] = "failed"
+        self._made["error"] = {"code": found["code"] or found["type"], "message": found["message"]}
+        self._made["output"] = [item.whole() for item in self._items]
+        return self._event("error", **told) + self._event("response.failed", response=self._made)
 
     async def events(self, *, signs: bool = True) -> AsyncGenerator[bytes, None]:
         """Yield the events of a stream; afterwards the response is whole."""

@@ -247,11 +247,13 @@ class Front:
         if not prompt:
             raise wrong("the prompt is empty", "send at least one token of text", "prompt")
         if len(prompt) >= n_ctx + wanted.embed:  # a text needs room for one token more
-            raise wrong(
+            error = wrong(
                 f"the prompt has {len(prompt)} tokens, and the context {n_ctx}",
                 "send less, or start the server with a larger -c",
                 "messages", "context_length_exceeded",
             )  # fmt: skip
+            error.counts = {"n_prompt_tokens": len(prompt), "n_ctx": n_ctx}
+            raise error
         sampling = {**self.settings.sampling, **wanted.sampling}
         self._check(sampling)
         seed = sampling.get("seed")
