@@ -40,6 +40,7 @@ class Event:
         error: What ended the request.
         read: How many tokens of the prompt have been evaluated.
         usage: With *finish*.
+        cached: How many tokens of the prompt had been evaluated for another request.
     """
 
     id: int
@@ -50,6 +51,7 @@ class Event:
     error: BaseException | None = None
     read: int = 0
     usage: Usage | None = None
+    cached: int = 0
 
 
 @dataclass(slots=True)

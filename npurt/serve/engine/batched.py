@@ -90,7 +90,7 @@ class Batched:
             finish=event.finish or None,
             logprobs=[(found.logprob, found.top) for found in event.logprobs],
             read=event.read,
-            cached=event.usage.cached if event.usage else 0,
+            cached=event.cached,
         )
 
     def stats(self) -> Mapping[str, float]:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 from urllib.parse import parse_qsl
 
@@ -19,6 +20,8 @@ T = TypeVar("T")
 F = TypeVar("F")
 QUERY_FIELDS = 16
 Answer = dict[str, Any] | bytes | sse.Stream
+
+ASIDE = ThreadPoolExecutor(2, "npurt aside")  # as many large requests are read at a time
 
 log = logging.getLogger("npurt.serve")
 
@@ -37,6 +40,17 @@ class Request:
         self.path: str = scope["path"]
         self.salt: str = scope.get("state", {}).get("salt", "")
         self.parameters: dict[str, Any] = scope.get("path_params", {})
+        length = dict(scope["headers"]).get(b"content-length")
+        self._large = length is None or int(length) >= limits.LARGE
+
+    async def aside(self, work: Callable[[], T]) -> T:
+        """Return the result of *work*, which takes long when the request is large.
+
+        A thread does it then, so that the answers to others go on.
+        """
+        if not self._large:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(ASIDE, work)
 
 
 Handler = Callable[[F, Request], Awaitable[Answer]]  # of what F answers from

@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope
 from npurt.serve.http.errors import HttpError, wrong
 
 BODY = 4 << 20  # bytes
+LARGE = 32 << 10  # bytes of a body from which its texts are tokenized in a thread
 BODY_SECONDS = 30.0  # in which a body has to arrive
 HEAD = 64 << 10  # bytes of request line and headers
 HEAD_SECONDS = 30.0  # in which they have to arrive
@@ -103,11 +104,6 @@ def too_deep(value: Any) -> bool:
         if not level:
             return False
     return True
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    return value if math.isfinite(value) else _no_number(text)
 
 
 def _no_number(text: str) -> NoReturn:

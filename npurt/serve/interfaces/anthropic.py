@@ -37,7 +37,9 @@ async def answer(front: Front, request: Request) -> Answer:
     wanted.stops, wanted.choices = options.stops(fields, "stop_sequences"), 1
     stream = fields.flag("stream")
     given, before = _messages(fields)
-    talk = Conversation(front, given, wanted, _tools(fields), _variables(fields), before=before)
+    talk = await Conversation.of(
+        front, request, given, wanted, _tools(fields), _variables(fields), before=before
+    )
     if stream:
         return sse.Stream(_parts(front, talk), talk.texts.cancel, packed=_error)
     return await _whole(front, talk)
@@ -48,8 +50,12 @@ async def count_tokens(front: Front, request: Request) -> Answer:
     fields = request.fields
     given, before = _messages(fields)
     tools, variables = _tools(fields), _variables(fields)
-    prompt = front.model.prompt(given, tools=tools.listed, variables=variables)
-    return {"input_tokens": len(front.model.encode_prompt(prompt + before))}
+
+    def count() -> int:
+        prompt = front.model.prompt(given, tools=tools.listed, variables=variables)
+        return len(front.model.encode_prompt(prompt + before))
+
+    return {"input_tokens": await request.aside(count)}
 
 
 def _error(body: Any) -> bytes:

@@ -22,9 +22,9 @@ STOP_TYPES = {"end": "eos", "length": "limit", "context": "limit", "stop": "word
 
 async def completion(front: Front, request: Request) -> Answer:
     """Continue a prompt."""
-    return await _answer(
-        front, request, prompt_of(front.model, request.fields.values.get("prompt"))
-    )
+    given = request.fields.values.get("prompt")
+    ids = await request.aside(lambda: prompt_of(front.model, given))
+    return await _answer(front, request, ids)
 
 
 async def infill(front: Front, request: Request) -> Answer:
@@ -36,7 +36,8 @@ async def infill(front: Front, request: Request) -> Answer:
         for each in fields.objects("input_extra")
     ]
     before = "".join(others) + before + (fields.text("prompt", "") or "")
-    return await _answer(front, request, front.model.around(before, after))
+    ids = await request.aside(lambda: front.model.around(before, after))
+    return await _answer(front, request, ids)
 
 
 def prompt_of(model: ServedModel, given: Any) -> list[int]:

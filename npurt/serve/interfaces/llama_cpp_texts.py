@@ -21,7 +21,8 @@ async def tokenize(front: Front, request: Request) -> Answer:
     fields, model = request.fields, front.model
     content = fields.text("content", "") or ""
     add = None if fields.flag("add_special") else False
-    ids = model.encode(content, add_bos=add, special=fields.flag("parse_special", True))
+    special = fields.flag("parse_special", True)
+    ids = await request.aside(lambda: model.encode(content, add_bos=add, special=special))
     if not fields.flag("with_pieces"):
         return {"tokens": ids}
     return {"tokens": [{"id": i, "piece": _piece(model.tokenizer.piece(i))} for i in ids]}
@@ -45,8 +46,9 @@ async def apply_template(front: Front, request: Request) -> Answer:
     """Return the prompt that messages make."""
     fields: Fields = request.fields
     tools = tools_of(fields)
-    prompt = front.model.prompt(
-        messages(fields), tools=tools.listed, variables=template_variables(fields)
+    given, variables = messages(fields), template_variables(fields)
+    prompt = await request.aside(
+        lambda: front.model.prompt(given, tools=tools.listed, variables=variables)
     )
     return {"prompt": prompt}
 

@@ -37,7 +37,7 @@ async def chat(front: Front, request: Request) -> Answer:
         raise wrong("tool_choice forces a call, and so no format can be", "leave one out", "format")
     given = messages(fields)
     stream = fields.flag("stream", True)
-    talk = Conversation(front, given, wanted, tools, _variables(fields))
+    talk = await Conversation.of(front, request, given, wanted, tools, _variables(fields))
     said = _Talk(front, talk.texts)
     if not stream:
         return await said.whole(_chat_parts(talk, said, signs=False), _joined_messages)
@@ -57,14 +57,16 @@ async def generate(front: Front, request: Request) -> Answer:
     if not prompt:
         return await _loaded(front, {"response": ""})
     if raw or suffix:
-        ids = front.model.around(prompt, suffix) if suffix else front.model.encode(prompt)
+        ids = await request.aside(
+            lambda: front.model.around(prompt, suffix) if suffix else front.model.encode(prompt)
+        )
         texts = front.begin([ids], wanted)
         said = _Talk(front, texts)
         parts = _raw_parts(texts, said, front.settings.ping if stream else None)
     else:
         turns = [{"role": "system", "content": system}] if system else []
         turns.append({"role": "user", "content": prompt})
-        talk = Conversation(front, turns, wanted, None, _variables(fields))
+        talk = await Conversation.of(front, request, turns, wanted, None, _variables(fields))
         texts, said = talk.texts, _Talk(front, talk.texts)
         parts = _generate_parts(talk, said, signs=stream)
     if not stream:

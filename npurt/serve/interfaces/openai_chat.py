@@ -37,7 +37,9 @@ async def chat(front: Front, request: Request) -> Answer:
     chosen = stream_options(fields)
     apart = fields.text("reasoning_format", "auto") != "none"
     given = messages(fields)
-    talk = Conversation(front, given, wanted, tools, template_variables(fields), apart=apart)
+    talk = await Conversation.of(
+        front, request, given, wanted, tools, template_variables(fields), apart=apart
+    )
     logged = wanted.top_logprobs is not None
     if chosen is None:
         return await _whole(front, talk, logged)

@@ -43,7 +43,7 @@ async def respond(front: Front, request: Request) -> Answer:
                     "tool_choice")  # fmt: skip
     stream = fields.flag("stream")
     echoed = _echoed(fields)
-    talk = Conversation(front, _messages(fields), wanted, tools)
+    talk = await Conversation.of(front, request, _messages(fields), wanted, tools)
     response = Response(front, talk, echoed)
     if stream:
         return sse.Stream(response.events(), talk.texts.cancel, packed=response.error)

@@ -24,7 +24,7 @@ async def completions(front: Front, request: Request) -> Answer:
     wanted.top_logprobs = _logprobs(fields)
     if (fields.integer("best_of") or wanted.choices) != wanted.choices:
         raise wrong("best_of differs from n", "leave best_of out", "best_of", "unsupported")
-    found = prompts(front.model, fields)
+    found = await request.aside(lambda: prompts(front.model, fields))
     if len(found) * wanted.choices > limits.CHOICES:
         raise wrong(f"{len(found)} prompts with n = {wanted.choices} are too many texts",
                     f"ask for {limits.CHOICES} texts at most", "prompt")  # fmt: skip

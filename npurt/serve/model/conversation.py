@@ -3,8 +3,9 @@
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
+from npurt.serve.http.endpoint import Request
 from npurt.serve.model.front import Front, Wanted
 from npurt.serve.model.generation import Likely, Texts
 from npurt.serve.model.reading import BEGIN, END, Part, Reader, begins_in_thought
@@ -37,9 +38,11 @@ class Conversation:
         texts: What is generated.
     """
 
-    def __init__(
-        self,
+    @classmethod
+    async def of(
+        cls,
         front: Front,
+        request: Request,
         messages: Sequence[Mapping[str, Any]],
         wanted: Wanted,
         tools: Tools | None = None,
@@ -47,7 +50,7 @@ class Conversation:
         *,
         apart: bool = True,
         before: str = "",
-    ) -> None:
+    ) -> Self:
         """Begin to answer *messages*.
 
         Args:
@@ -58,14 +61,29 @@ class Conversation:
             HttpError: There is no room, or something makes no sense.
         """
         tools = tools or Tools()
+        front.require_room(wanted.choices)  # before the work
+
+        def prepared() -> tuple[str, list[int]]:
+            prompt = front.model.prompt(messages, tools=tools.listed, variables=variables) + before
+            return prompt, front.model.encode_prompt(prompt)
+
+        prompt, ids = await request.aside(prepared)
+        return cls(front, prompt, ids, wanted, tools, apart=apart and not before)
+
+    def __init__(
+        self,
+        front: Front,
+        prompt: str,
+        ids: Sequence[int],
+        wanted: Wanted,
+        tools: Tools,
+        *,
+        apart: bool,
+    ) -> None:
+        """Begin to continue *prompt*, whose tokens are *ids*; see `of`."""
         model = front.model
-        prompt = model.prompt(messages, tools=tools.listed, variables=variables) + before
         calls = reader_format(tools, format_of(model.source))
-        thinks = (
-            apart
-            and (BEGIN in model.source or END in model.source)
-            and not (tools.forced or before)
-        )
+        thinks = apart and (BEGIN in model.source or END in model.source) and not tools.forced
         markup = (BEGIN, END) if thinks else ()
         wanted.shown = model.markup((*markup, *(calls.markup if calls else ())))
         if tools.forced:
@@ -76,7 +94,7 @@ class Conversation:
             for _ in range(wanted.choices)
         ]
         self._ping = front.settings.ping
-        self.texts: Texts = front.begin([model.encode_prompt(prompt)], wanted)
+        self.texts: Texts = front.begin([ids], wanted)
 
     async def news(self, *, signs: bool = True) -> AsyncGenerator[News | None, None]:
         """Yield what is new; with *signs*, None after a while of silence.
