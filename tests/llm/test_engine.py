@@ -213,7 +213,9 @@ def test_what_was_evaluated_is_not_evaluated_again(model):
     with open_engine(tiny.path(model, "q8_0"), n_ctx=192) as engine:
         first = engine.submit(ids[:100], max_tokens=5, ignore_eos=True).result()
         text = [*ids[:100], *first.tokens, 7, 8]
-        second = engine.submit(text, max_tokens=1).result()
+        second = engine.submit(text, max_tokens=1)
+        assert [event.cached for event in second] == [104]  # whoever cancels it knows as well
+        second = second.result()
         other = engine.submit([*ids[:100], 9], max_tokens=1, salt="other").result()
         stats = engine.stats()
 

@@ -158,3 +158,16 @@ def test_a_cancelled_request_frees_the_server(live):
 
     asyncio.run(run())
     assert live.settles("llamacpp:requests_processing", 0)
+
+
+def test_usage_of_a_text_that_a_stop_text_ended_has_its_cached_tokens(client):
+    """The front ends such a text itself, before the engine's last word on it."""
+    asked = {"model": "any", "prompt": "Once upon a time, " * 12, "seed": 7, "max_tokens": 20,
+             "extra_body": {"ignore_eos": True}}  # fmt: skip
+    whole = client.completions.create(**asked)
+    text = whole.choices[0].text
+    stopped = client.completions.create(**asked, stop=text[3:5])
+
+    assert stopped.choices[0].text == text[: text.find(text[3:5])]
+    assert stopped.usage.completion_tokens < 20
+    assert stopped.usage.prompt_tokens_details.cached_tokens > 64

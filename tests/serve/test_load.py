@@ -2,12 +2,15 @@
 
 import asyncio
 import re
+import threading
 
 import pytest
 
+from npurt.serve.http import limits
 from npurt.serve.model import front
 from npurt.serve.model.front import Settings
-from tests.serve.client import SAY_HI, Client, asking
+from npurt.serve.model.served_model import ServedModel
+from tests.serve.client import SAY_HI, TEMPLATE, Client, asking
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -212,3 +215,56 @@ async def test_metrics_count():
 
 def test_a_server_says_how_much_memory_keys_and_values_have(real):
     assert re.search(r"pages of 64 positions for keys and values, \d+ bytes", real.log.read_text())
+
+
+LONG = "a" * 300
+ALL = [
+    (CHAT, {}), (TEXT, {"prompt": LONG}), ("/completion", {"prompt": LONG}),
+    ("/v1/responses", {"input": LONG}), ("/v1/messages", {}), ("/api/chat", {}),
+    ("/api/generate", {"prompt": LONG}), ("/api/generate", {"prompt": LONG, "raw": True}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "body"), ALL)
+@asking
+async def test_progress_is_told_on_every_interface_as_the_prompt_is_read(path, body):
+    client = Client("x", n_ctx=1 << 10, chunk=64, settings=Settings(ping=60.0))
+    asked = {"messages": [{"role": "user", "content": LONG}], "stream": True} | body
+    reply = await client(path, asked | {"return_progress": True})
+    objects = reply.lines if path.startswith("/api/") else reply.events
+    objects = [each[1] if isinstance(each, tuple) else each for each in objects]
+    told = [each["prompt_progress"] for each in objects if "prompt_progress" in each]
+    (submit,) = client.backend.submitted
+    reads = [min(submit.prompt, end) for end in range(64, submit.prompt + 64, 64)]
+
+    assert [each["processed"] for each in told] == reads
+    assert all(each.keys() == {"total", "cache", "processed", "time_ms"} for each in told)
+    assert {each["total"] for each in told} == {submit.prompt}
+    assert b"prompt_progress" not in (await client(path, asked)).body
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [*ALL, ("/v1/messages/count_tokens", {}), ("/tokenize", {"content": "a"}),
+     ("/apply-template", {})],
+)  # fmt: skip
+@asking
+async def test_a_large_prompt_does_not_keep_others_waiting(path, body, monkeypatch):
+    """While its text is worked on, the loop goes on: it sets what that waits for."""
+    client, begun, went_on, waited = Client("x"), threading.Event(), threading.Event(), []
+
+    def slow(*_, **__):
+        begun.set()
+        waited.append(went_on.wait(1.0))  # seconds that pass only when this blocks the loop
+        return "a" if path == "/apply-template" else [50]
+
+    model = ServedModel(client.model.path, "tiny", TEMPLATE)
+    client.front.model = model
+    for name in ("prompt",) if path == "/apply-template" else ("encode", "encode_prompt"):
+        monkeypatch.setattr(model, name, slow)
+    filler = {"filler": "a" * limits.LARGE}
+    task = asyncio.create_task(client(path, SAY_HI | {"max_tokens": 1} | body | filler))
+    await settle(begun.is_set)
+    went_on.set()
+    assert (await task).status == 200
+    assert waited == [True]

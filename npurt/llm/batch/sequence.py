@@ -182,7 +182,8 @@ class Sequence(GeneratedText):
                 said.accepted,
             )  # fmt: skip
         read = min(self.context.n_tokens, self.prompt) if self.context else 0
-        return Event(self.id, ids, text, tuple(logprobs), self.finish, error, read, usage)
+        cached = min(self.cached or 0, self.prompt)
+        return Event(self.id, ids, text, tuple(logprobs), self.finish, error, read, usage, cached)
 
 
 def _seconds(deadline: Any) -> float:

@@ -37,9 +37,9 @@ async def answer(front: Front, request: Request) -> Answer:
     wanted.stops, wanted.choices = options.stops(fields, "stop_sequences"), 1
     stream = fields.flag("stream")
     given, before = _messages(fields)
-    talk = await Conversation.of(
-        front, request, given, wanted, _tools(fields), _variables(fields), before=before
-    )
+    tools, variables = _tools(fields), _variables(fields)
+    talk = await Conversation.of(front, request, given, wanted, tools, variables, before=before)
+    talk.texts.progress = stream and fields.flag("return_progress")
     if stream:
         return sse.Stream(_parts(front, talk), talk.texts.cancel, packed=_error)
     return await _whole(front, talk)
@@ -248,7 +248,7 @@ async def _parts(front: Front, talk: Conversation) -> AsyncGenerator[bytes, None
     blocks, finish = _Blocks(), "end"
     async for news in talk.news():
         if news is None:
-            yield sse.event("ping", {"type": "ping"})
+            yield sse.event("ping", {"type": "ping", **talk.texts.progress_now()})
             continue
         finish = news.finish or finish
         if news.part is not None:

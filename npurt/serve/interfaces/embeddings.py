@@ -20,9 +20,8 @@ async def embeddings(front: Front, request: Request) -> Answer:
     fields = request.fields
     fields.text("model")  # any name means the only model
     form = fields.text("encoding_format", "float")
-    vectors, tokens = await _vectors(
-        front, await request.aside(lambda: _texts(front, fields, "input")), request.salt
-    )
+    texts = await request.aside(lambda: _texts(front, fields, "input"))
+    vectors, tokens = await _vectors(front, texts, request.salt)
     size = fields.integer("dimensions")
     if size is not None and any(len(vector) != size for vector in vectors):
         raise wrong(f"embeddings of {front.model.name} have another size than {size}",
@@ -45,9 +44,8 @@ async def embed(front: Front, request: Request) -> Answer:
     """Embed texts, in Ollama's words."""
     fields, began = request.fields, time.perf_counter_ns()
     fields.text("model")
-    vectors, tokens = await _vectors(
-        front, await request.aside(lambda: _texts(front, fields, "input")), request.salt
-    )
+    texts = await request.aside(lambda: _texts(front, fields, "input"))
+    vectors, tokens = await _vectors(front, texts, request.salt)
     return {
         "model": front.model.name,
         "embeddings": [vector.tolist() for vector in vectors],

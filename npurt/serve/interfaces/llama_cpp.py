@@ -73,6 +73,7 @@ async def _answer(front: Front, request: Request, prompt: list[int]) -> Answer:
     wanted.top_logprobs = likeliest or None
     stream = fields.flag("stream")
     talk = Completion(front, front.begin([prompt], wanted), wanted, fields)
+    talk.texts.progress = stream and fields.flag("return_progress")
     if not stream:
         return await talk.whole()
     return sse.Stream(talk.parts(), talk.texts.cancel)
@@ -85,7 +86,6 @@ class Completion:
         self.texts = texts
         self._front = front
         self._wanted = wanted
-        self._progress = fields.flag("return_progress")
         self._prompt = fields.values.get("prompt", "")
         self._began = time.perf_counter()
         self._first: float | None = None
@@ -104,25 +104,12 @@ class Completion:
         """Yield the events of a stream; the last one has ``stop``."""
         async for piece in self.texts.pieces(self._front.settings.ping):
             if piece is None:
-                yield sse.data(self._event("", []) | self._progress_of())
+                yield sse.data(self._event("", []) | self.texts.progress_now())
                 continue
             self._first = self._first or time.perf_counter()
             if piece.text or piece.likely:
                 yield sse.data(self._event(piece.text, piece.likely))
         yield sse.data(self.final("", []))
-
-    def _progress_of(self) -> dict[str, Any]:
-        choice = self.texts.choices[0]
-        if not self._progress or choice.count:
-            return {}
-        return {
-            "prompt_progress": {
-                "total": self.texts.prompt_tokens,
-                "cache": choice.cached,
-                "processed": choice.read,
-                "time_ms": round(1e3 * (time.perf_counter() - self._began)),
-            }
-        }
 
     def _event(self, text: str, likely: Sequence[Likely]) -> dict[str, Any]:
         choice = self.texts.choices[0]

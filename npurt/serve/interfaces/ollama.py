@@ -16,7 +16,7 @@ from npurt.serve.interfaces.openai_chat import messages
 from npurt.serve.model import options
 from npurt.serve.model.conversation import Conversation, News
 from npurt.serve.model.front import Front, Wanted
-from npurt.serve.model.generation import Piece, Texts
+from npurt.serve.model.generation import Texts
 from npurt.serve.model.reading import Said, Thought
 from npurt.serve.tools.calls import Call, parsed_arguments
 from npurt.serve.tools.wanted import tools_of
@@ -39,6 +39,7 @@ async def chat(front: Front, request: Request) -> Answer:
     stream = fields.flag("stream", True)
     talk = await Conversation.of(front, request, given, wanted, tools, _variables(fields))
     said = _Talk(front, talk.texts)
+    talk.texts.progress = stream and fields.flag("return_progress")
     if not stream:
         return await said.whole(_chat_parts(talk, said, signs=False), _joined_messages)
     return _lines(_chat_parts(talk, said, signs=True), talk.texts)
@@ -69,6 +70,7 @@ async def generate(front: Front, request: Request) -> Answer:
         talk = await Conversation.of(front, request, turns, wanted, None, _variables(fields))
         texts, said = talk.texts, _Talk(front, talk.texts)
         parts = _generate_parts(talk, said, signs=stream)
+    texts.progress = stream and fields.flag("return_progress")
     if not stream:
         return await said.whole(parts, _joined_responses)
     return _lines(parts, texts)
@@ -142,6 +144,10 @@ class _Talk:
         head = {"model": self._front.model.name, "created_at": stamp()}
         return head | values | {"done": False}
 
+    def sign(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Return an object that only shows that the answer goes on."""
+        return self.object(values) | self._texts.progress_now()
+
     def end(self, values: dict[str, Any], finish: str) -> dict[str, Any]:
         """Return the last object; durations are in ns, as the client would measure them."""
         now, texts = time.perf_counter_ns(), self._texts
@@ -188,9 +194,12 @@ def _message(news: News | None) -> dict[str, Any]:
 
 async def _chat_parts(talk: Conversation, said: _Talk, *, signs: bool) -> Parts:
     async for news in talk.news(signs=signs):
-        if news is None or news.part is not None:
+        if news is None:
+            yield said.sign({"message": _message(None)})
+            continue
+        if news.part is not None:
             yield said.object({"message": _message(news)})
-        if news and news.finish:
+        if news.finish:
             yield said.end({"message": _message(None)}, news.finish)
 
 
@@ -208,22 +217,27 @@ def _joined_messages(parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 async def _generate_parts(talk: Conversation, said: _Talk, *, signs: bool) -> Parts:
     async for news in talk.news(signs=signs):
-        match news.part if news else Said(""):
+        if news is None:
+            yield said.sign({"response": ""})
+            continue
+        match news.part:
             case Said(text):
                 yield said.object({"response": text})
             case Thought(text):
                 yield said.object({"response": "", "thinking": text})
-        if news and news.finish:
+        if news.finish:
             yield said.end({"response": ""}, news.finish)
 
 
 async def _raw_parts(texts: Texts, said: _Talk, ping: float | None) -> Parts:
     async for piece in texts.pieces(ping):
-        found = piece or Piece(0)
-        if piece is None or found.text:
-            yield said.object({"response": found.text})
-        if found.finish:
-            yield said.end({"response": ""}, found.finish)
+        if piece is None:
+            yield said.sign({"response": ""})
+            continue
+        if piece.text:
+            yield said.object({"response": piece.text})
+        if piece.finish:
+            yield said.end({"response": ""}, piece.finish)
 
 
 def _joined_responses(parts: list[dict[str, Any]]) -> dict[str, Any]:

@@ -37,9 +37,9 @@ async def chat(front: Front, request: Request) -> Answer:
     chosen = stream_options(fields)
     apart = fields.text("reasoning_format", "auto") != "none"
     given = messages(fields)
-    talk = await Conversation.of(
-        front, request, given, wanted, tools, template_variables(fields), apart=apart
-    )
+    variables = template_variables(fields)
+    talk = await Conversation.of(front, request, given, wanted, tools, variables, apart=apart)
+    talk.texts.progress = chosen is not None and fields.flag("return_progress")
     logged = wanted.top_logprobs is not None
     if chosen is None:
         return await _whole(front, talk, logged)
@@ -118,7 +118,11 @@ async def _parts(front: Front, talk: Conversation, chosen: Fields) -> AsyncGener
     called = [0] * len(talk.texts.choices)
 
     def chunk(
-        number: int, delta: dict[str, Any], likely: Sequence[Likely] = (), finish: str | None = None
+        number: int,
+        delta: dict[str, Any],
+        likely: Sequence[Likely] = (),
+        finish: str | None = None,
+        **others: Any,
     ) -> bytes:
         choice = {
             "index": number,
@@ -127,13 +131,14 @@ async def _parts(front: Front, talk: Conversation, chosen: Fields) -> AsyncGener
             "finish_reason": FINISH[finish] if finish else None,
         }
         unset = {"usage": None} if with_usage else {}
-        return sse.data(made | {"choices": [choice]} | unset)
+        return sse.data(made | {"choices": [choice]} | unset | others)
 
     for choice in talk.texts.choices:
         yield chunk(choice.number, {"role": "assistant", "content": ""})
     async for news in talk.news():
         if news is None:
-            yield chunk(0, {})  # clients take no comment for a sign of life
+            # Clients take no comment for a sign of life.
+            yield chunk(0, {}, **talk.texts.progress_now())
             continue
         match news.part:
             case Said(text):

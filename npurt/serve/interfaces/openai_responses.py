@@ -44,6 +44,7 @@ async def respond(front: Front, request: Request) -> Answer:
     stream = fields.flag("stream")
     echoed = _echoed(fields)
     talk = await Conversation.of(front, request, _messages(fields), wanted, tools)
+    talk.texts.progress = stream and fields.flag("return_progress")
     response = Response(front, talk, echoed)
     if stream:
         return sse.Stream(response.events(), talk.texts.cancel, packed=response.error)
@@ -176,7 +177,8 @@ class Response:
         finish = "end"
         async for news in self._talk.news(signs=signs):
             if news is None:
-                yield self._event("response.in_progress", response=self._made)
+                told = self._talk.texts.progress_now()
+                yield self._event("response.in_progress", response=self._made, **told)
                 continue
             finish = news.finish or finish
             if news.part is not None:

@@ -38,6 +38,7 @@ async def completions(front: Front, request: Request) -> Answer:
         echoes = [front.model.tokenizer.decode(ids, special=False) for ids in found]
     chosen = stream_options(fields)
     texts = front.begin(found, wanted)
+    texts.progress = chosen is not None and fields.flag("return_progress")
     before = [echo for echo in echoes for _ in range(wanted.choices)]
     if chosen is None:
         return await _whole(front, texts, before, wanted.top_logprobs is not None)
@@ -102,7 +103,7 @@ async def _parts(
     with_usage = chosen.flag("include_usage")
     offsets = [0] * len(before)
 
-    def chunk(number: int, text: str, piece: Piece | None = None) -> bytes:
+    def chunk(number: int, text: str, piece: Piece | None = None, **others: Any) -> bytes:
         given = piece.likely if piece else []
         likely = text_logprobs(front.model, given, offsets[number]) if given else None
         offsets[number] += len(text)
@@ -113,13 +114,16 @@ async def _parts(
             "finish_reason": FINISH[piece.finish] if piece and piece.finish else None,
         }
         unset = {"usage": None} if with_usage else {}
-        return sse.data(made | {"choices": [choice]} | unset)
+        return sse.data(made | {"choices": [choice]} | unset | others)
 
     for number, text in enumerate(before):
         if text:
             yield chunk(number, text)
     async for piece in texts.pieces(front.settings.ping):  # silence counts as a text, too
-        yield chunk(0, "") if piece is None else chunk(piece.choice, piece.text, piece)
+        if piece is None:
+            yield chunk(0, "", **texts.progress_now())
+        else:
+            yield chunk(piece.choice, piece.text, piece)
     if with_usage:
         yield sse.data(made | {"choices": [], "usage": usage(texts)})
     yield sse.DONE

@@ -148,6 +148,7 @@ class Texts:
         self.choices = list(choices)
         self.prompt_tokens = prompt_tokens
         self.progress = False
+        self._began = asyncio.get_running_loop().time()
         self._prompts: dict[tuple[int, ...], list[Choice]] = {}  # choices by prompt
         self._engine = engine
         self._done = done
@@ -198,6 +199,23 @@ class Texts:
         finally:
             silence.end()
             self.cancel()
+
+    def progress_now(self) -> dict[str, Any]:
+        """Return llama.cpp's field of how far the prompts are read; {} if that is not wanted.
+
+        It is wanted until the first token.
+        """
+        if not self.progress or self.completion_tokens:
+            return {}
+        spent = asyncio.get_running_loop().time() - self._began
+        return {
+            "prompt_progress": {
+                "total": self.prompt_tokens,
+                "cache": self.cached_tokens,
+                "processed": self.read,
+                "time_ms": round(1e3 * spent),
+            }
+        }
 
     async def whole(self) -> list[Piece]:
         """Return each text when all have ended."""
