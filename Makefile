@@ -134,5 +134,6 @@ clean:
 	@touch $@
 
 .venv/dev: .venv/made pyproject.toml
+	$(BIN)/python -m pip install --upgrade 'pip>=25'  # older ones do not find versions that go together
 	$(BIN)/pip install --editable '.[dev]'
 	@touch $@ .venv/installed
