@@ -169,9 +169,10 @@ class Guard:
             )
         for weight in self._indexed.get(tensor.name, ()):
             size = weight.shape[0].size or 0
-            wrong = array[(array < 0) | (array >= size)]
-            if len(wrong):
+            numbers = array.ravel().tolist()
+            if numbers and not 0 <= min(numbers) <= max(numbers) < size:
+                wrong = next(number for number in numbers if not 0 <= number < size)
                 raise LayoutError(
-                    f"there is no {tensor.name} {wrong[0]} in {weight.name}, which has {size}",
+                    f"there is no {tensor.name} {wrong} in {weight.name}, which has {size}",
                     remedy=f"pass numbers from 0 to {size - 1}",
                 )

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[1] / "npurt"
 # Functions that may have `functools.cache`: their results are plain values, as good made twice.
 VALUES = {
     ("cpu/kernels/layout.py", "table"),
+    ("graph/rows.py", "_constants"),
     ("hexagon/layout/formats.py", "_formats"),
     ("hexagon/layout/formats.py", "_kernels"),
     ("hexagon/layout/quantise.py", "_reciprocals"),

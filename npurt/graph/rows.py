@@ -1,5 +1,6 @@
 """The row table: which sequence and position each row of a run belongs to."""
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -49,15 +50,12 @@ class Rows:
         Args:
             wanted: The number of last rows whose logits are wanted; None: all.
         """
-        index = np.arange(count)
-        flags = index >= (0 if wanted is None else count - wanted)
-        sequences = np.empty(count, np.intp)
-        sequences.fill(sequence)  # which is in C, unlike np.full
-        made = cls(sequences, index + start, flags)
+        index, sequences, flags = _constants(count, sequence, count if wanted is None else wanted)
+        positions = index + start
+        positions.setflags(write=False)
+        made = cls(sequences, positions, flags)
         if count:
             made._spans.append(Span(sequence, index, start, start + count))
-        for array in (made.sequences, made.positions, made.wanted):
-            array.setflags(write=False)
         return made
 
     def __len__(self) -> int:
@@ -83,6 +81,18 @@ class Rows:
                     remedy="pass the rows of a sequence in order, one for each position",
                 )
             yield Span(sequence, index, int(positions[0]), int(positions[-1]) + 1)
+
+
+@functools.lru_cache(64)  # a text asks for the same row at each token
+def _constants(
+    count: int, sequence: int, wanted: int
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
+    """Return the index, sequence and `wanted` of rows of one sequence; they cannot be changed."""
+    index = np.arange(count)
+    made = index, np.full(count, sequence, np.intp), index >= count - wanted
+    for array in made:
+        array.setflags(write=False)
+    return made
 
 
 class Span(NamedTuple):
