@@ -32,7 +32,7 @@ BLOCKS: dict[type[Part], tuple[str, dict[str, str], str, str]] = {
 async def answer(front: Front, request: Request) -> Answer:
     """Answer messages."""
     fields = request.fields
-    fields.text("model")  # any name means the only model
+    fields.text("model")  # the model was chosen by it
     wanted = options.wanted(fields, request.salt, "max_tokens")
     wanted.stops, wanted.choices = options.stops(fields, "stop_sequences"), 1
     stream = fields.flag("stream")

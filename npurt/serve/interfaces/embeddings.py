@@ -18,7 +18,7 @@ MOST_TEXTS = 2048
 async def embeddings(front: Front, request: Request) -> Answer:
     """Embed a text, token ids, or several of these."""
     fields = request.fields
-    fields.text("model")  # any name means the only model
+    fields.text("model")  # the model was chosen by it
     form = fields.text("encoding_format", "float")
     texts = await request.aside(lambda: _texts(front, fields, "input"))
     vectors, tokens = await _vectors(front, texts, request.salt)

@@ -20,7 +20,7 @@ from npurt.serve.tools.wanted import tools_of
 async def chat(front: Front, request: Request) -> Answer:
     """Answer messages."""
     fields = request.fields
-    fields.text("model")  # any name means the only model
+    fields.text("model")  # the model was chosen by it
     wanted = options.wanted(
         fields, request.salt, "max_completion_tokens", "max_tokens", "n_predict"
     )

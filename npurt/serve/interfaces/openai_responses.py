@@ -22,7 +22,7 @@ from npurt.serve.tools.wanted import Tools, flat_tools, tools_of
 async def respond(front: Front, request: Request) -> Answer:
     """Answer an input."""
     fields = request.fields
-    fields.text("model")  # any name means the only model
+    fields.text("model")  # the model was chosen by it
     if fields.has("previous_response_id") or fields.has("conversation"):
         raise wrong(
             "this server keeps no earlier responses",

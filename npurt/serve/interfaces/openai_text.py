@@ -18,7 +18,7 @@ from npurt.serve.model.served_model import ServedModel
 async def completions(front: Front, request: Request) -> Answer:
     """Continue one prompt or several."""
     fields = request.fields
-    fields.text("model")  # any name means the only model
+    fields.text("model")  # the model was chosen by it
     wanted = options.wanted(fields, request.salt, "max_tokens", "n_predict")
     await options.constrain(fields, wanted)
     wanted.top_logprobs = _logprobs(fields)
