@@ -2,6 +2,8 @@
 
 import base64
 import contextlib
+import queue
+from unittest import mock
 
 import numpy as np
 import ollama
@@ -9,6 +11,9 @@ import openai
 import pytest
 
 import npurt
+from npurt.serve.engine.embeddings import Embeddings
+from npurt.serve.engine.protocol import Submit
+from npurt.serve.engine.worker import _obey
 from tests.limits import HANG_SECONDS
 from tests.llm import tiny
 from tests.serve.client import SAY_HI, Client, asking
@@ -81,3 +86,29 @@ async def test_a_server_of_texts_embeds_none():
     reply = await client("/v1/embeddings", {"input": "a"})
     assert (reply.status, reply.json["error"]["code"]) == (400, "unsupported")
     assert (await client("/v1/chat/completions", SAY_HI)).status == 200
+
+
+@pytest.mark.parametrize("error", [ValueError("odd"), MemoryError()])
+def test_a_mistake_of_one_text_leaves_the_others_alone(error):
+    events = queue.Queue()
+    engine = Embeddings(str(tiny.path("llama3", "q8_0")), {"n_ctx": 64}, events.put)
+    each = engine._llm.embedder.each
+    with contextlib.closing(engine):
+        with mock.patch.object(engine._llm.embedder, "each", side_effect=error):
+            engine.submit(Submit(1, [1, 2], 2, {}, embed=True))
+            (failed,) = events.get(timeout=HANG_SECONDS)
+        with mock.patch.object(engine._llm.embedder, "each", side_effect=each):
+            engine.submit(Submit(2, [1, 2], 2, {}, embed=True))
+            (made,) = events.get(timeout=HANG_SECONDS)
+
+    assert (failed.id, failed.finish, failed.error[0]) == (1, "error", repr(error))
+    assert (made.id, made.finish) == (2, "end")
+
+
+def test_a_mistake_while_a_text_is_taken_ends_that_text_alone():
+    engine = mock.Mock(**{"submit.side_effect": ValueError("odd")})
+    sent = []
+
+    _obey(Submit(1, [1], 1, {}), engine, sent.append)
+
+    assert [event.error[0] for event in sent[0].events] == ["ValueError('odd')"]

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from npurt.errors import NpurtError, UnsupportedOp
+from npurt.errors import UnsupportedOp
 from npurt.llm.decode.model import Llama
 from npurt.serve.engine.protocol import Event, Submit
 from npurt.serve.engine.worker import Emit, failure
@@ -56,7 +56,7 @@ class Embeddings:
                 submit = self._waiting.popleft()
             try:
                 (made,) = self._llm.embedder.each([list(submit.tokens)])
-            except NpurtError as error:
+            except Exception as error:  # noqa: BLE001  others go on
                 self._emit([failure(submit.id, error)])
                 continue
             self._done += 1

@@ -89,7 +89,7 @@ def _obey(
         case protocol.Submit():
             try:
                 backend.submit(command)
-            except NpurtError as error:
+            except Exception as error:  # noqa: BLE001  others go on
                 send(protocol.Step([failure(command.id, error)]))
         case protocol.Cancel():
             backend.cancel(command.id)
