@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from npurt.errors import GrammarError
 from npurt.llm.decode.grammar.gbnf import lark_of
 from npurt.llm.decode.grammar.grammar import MAX_RULES, MAX_TEXT, Grammar
-from tests.llm.test_grammar import EXPRESSIONS, is_of, tokenizer_of, written
+from tests.llm.grammars import EXPRESSIONS, is_of, tokenizer_of, written
 
 
 def allowed(gbnf, *texts):

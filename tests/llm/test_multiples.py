@@ -7,7 +7,7 @@ import pytest
 from npurt.errors import GrammarError
 from npurt.llm.decode.grammar.grammar import Grammar
 from npurt.llm.decode.grammar.multiples import check_multiples
-from tests.llm.test_grammar import is_of, tokenizer_of
+from tests.llm.grammars import is_of, tokenizer_of
 
 
 def integer(multiple):
