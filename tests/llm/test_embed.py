@@ -280,7 +280,7 @@ def test_an_interruption_leaves_the_context_as_it_was(llm, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(type(llm.context._decoder), "run", fails)
+        patched.setattr(type(llm.context.model.decoder), "run", fails)
         with pytest.raises(KeyboardInterrupt):
             llm.embed("Hello")
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import npurt
 from tests.llm import tiny
+from tests.llm.test_engine_drafts import eager  # noqa: F401  a fixture: drafts whatever rows cost
 from tests.llm.test_scheduler import LOOKUP, page_bytes
 from tests.llm.test_scheduler_steps import CYCLE, Steps, cycle, with_times
 
@@ -66,7 +67,7 @@ WILD = {"temperature": 2.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "max_tokens"
 
 
 @pytest.mark.parametrize("model", [DENSE, ("qwen35", "q8_0")], ids="-".join)
-def test_a_grammar_gives_the_text_that_it_gives_alone(model):
+def test_a_grammar_gives_the_text_that_it_gives_alone(model, eager):  # noqa: F811
     """With drafts, while texts lose their pages, and with prefixes of other texts."""
     path, ids = tiny.path(*model), tiny.ids(model[0])
     grammar = npurt.Grammar.from_regex(RULES)

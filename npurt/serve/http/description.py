@@ -81,6 +81,8 @@ def _operation(
 
 def _schema_of(example: Any) -> Schema:
     """Return the schema of what has the fields of *example*; None is a text or null."""
+    if isinstance(example, int):
+        return {"type": "integer"}
     if isinstance(example, dict):
         found = {name: _schema_of(value) for name, value in example.items()}
         return {"type": "object", "properties": found, "required": list(found)}
