@@ -83,6 +83,13 @@ static unsigned char *guarded(int64_t size)
     return p + inside - size;
 }
 
+/* Gives back what `guarded` returned. */
+static void drop(const void *bytes, int64_t size)
+{
+    const unsigned char *end = (const unsigned char *) bytes + size;
+    munmap((void *) (uintptr_t) (end - pages(size)), pages(size) + PAGE);
+}
+
 static void read_memory(FILE *in, const header *h, npurt_op *ops, buffer *buffers)
 {
     pointer *pointers = room(h->pointers, sizeof *pointers);
@@ -127,6 +134,16 @@ static npurt_table read_table(FILE *in, const header *h)
     return table;
 }
 
+static void drop_table(const npurt_table *table)
+{
+    for (int64_t i = 0; i < table->count; i++) {
+        const npurt_span *span = &table->spans[i];
+        drop(span->pages, span->listed * (int64_t) sizeof *span->pages);
+    }
+    drop(table->selected, table->selects * (int64_t) sizeof *table->selected);
+    free((void *) (uintptr_t) table->spans);
+}
+
 static void run_program(FILE *in, FILE *out, const header *h, int force)
 {
     npurt_op *ops = room(h->ops, sizeof *ops);
@@ -148,9 +165,9 @@ static void run_program(FILE *in, FILE *out, const header *h, int force)
     fwrite(&done, sizeof done, 1, out);
     for (int64_t i = 0; i < h->buffers; i++) {
         fwrite(buffers[i].bytes, 1, (size_t) buffers[i].size, out);
-        munmap(buffers[i].bytes + buffers[i].size - pages(buffers[i].size),
-               pages(buffers[i].size) + PAGE);
+        drop(buffers[i].bytes, buffers[i].size);
     }
+    drop_table(&table);
     free(buffers);
     free(ops);
 }
