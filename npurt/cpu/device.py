@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.cpu.kernels import abi, layout
-from npurt.cpu.lowering.part import pack_each
+from npurt.cpu.lowering.constants import pack_each
 from npurt.cpu.lowering.segment import CpuSegment
 from npurt.cpu.lowering.steps import Steps
 from npurt.cpu.pool.engine import Engine

@@ -87,7 +87,7 @@ class Rows:
 def _constants(
     count: int, sequence: int, wanted: int
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
-    """Return the index, sequence and `wanted` of rows of one sequence; they cannot be changed."""
+    """Return read-only arrays: row numbers, the sequence of each row, which rows are wanted."""
     index = np.arange(count)
     made = index, np.full(count, sequence, np.intp), index >= count - wanted
     for array in made:

@@ -5,7 +5,7 @@ import pytest
 
 import npurt
 from npurt.cpu.device import CpuDevice
-from npurt.cpu.lowering.part import NumpyStep
+from npurt.cpu.lowering.numpy_step import NumpyStep
 from npurt.graph.builder import Builder
 from npurt.graph.ops import Gating
 from npurt.graph.rows import Rows

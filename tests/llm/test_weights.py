@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import npurt
-from npurt.cpu.lowering.part import products
+from npurt.cpu.lowering.constants import products
 from npurt.errors import ModelFormatError, NumericsError
 from npurt.graph.tensor import Kind
 from npurt.llm.arch import weights

@@ -69,7 +69,7 @@ def test_log_probabilities_are_read(client):
     assert all(entry.logprob <= entry.top_logprobs[0].logprob <= 0 for entry in content)
 
 
-class Answer(pydantic.BaseModel, extra="forbid"):  # a model of chance may add keys for ever
+class Answer(pydantic.BaseModel, extra="forbid"):  # random weights may write keys without end
     kind: Literal["cat", "dog"]
     legs: Literal[2, 4]
 

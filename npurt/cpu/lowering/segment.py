@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from npurt.cpu.lowering.part import MakeSteps, PartProgram, Place
+from npurt.cpu.lowering.constants import Place
+from npurt.cpu.lowering.part import MakeSteps, PartProgram
 from npurt.cpu.pool.table import RowTable
 from npurt.cpu.pool.table import Span as TableSpan
 from npurt.cpu.state.states import SequenceStates

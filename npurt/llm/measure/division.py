@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from npurt.cpu.lowering.part import products
+from npurt.cpu.lowering.constants import products
 from npurt.device import MatMul
 from npurt.graph.ops import Precision
 from npurt.hexagon.device.weights import why_not

@@ -14,7 +14,7 @@ from statistics import fmean
 
 import numpy as np
 
-from npurt.cpu.lowering.part import products
+from npurt.cpu.lowering.constants import products
 from npurt.device import F32, F64, Caps, Device, Packed
 from npurt.device import MatMul as Product
 from npurt.graph.ops import ExpertMatMul, MatMul, Precision

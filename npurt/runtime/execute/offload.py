@@ -8,7 +8,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 
 from npurt.cpu.device import CpuDevice
-from npurt.cpu.lowering.part import products
+from npurt.cpu.lowering.constants import products
 from npurt.cpu.lowering.segment import CpuSegment
 from npurt.device import F32, Caps, Device
 from npurt.graph import ops

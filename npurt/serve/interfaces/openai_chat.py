@@ -137,7 +137,7 @@ async def _parts(front: Front, talk: Conversation, chosen: Fields) -> AsyncGener
         yield chunk(choice.number, {"role": "assistant", "content": ""})
     async for news in talk.news():
         if news is None:
-            # Clients take no comment for a sign of life.
+            # Comments do not reset the timeouts of clients.
             yield chunk(0, {}, **talk.texts.progress_now())
             continue
         match news.part:

@@ -1,0 +1,112 @@
+"""An op that no kernel runs, computed in numpy between the programs."""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple, Self
+
+import numpy as np
+
+from npurt.cpu.lowering.buffers import row_multiplier_of
+from npurt.cpu.lowering.constants import Constants
+from npurt.cpu.pool.table import RowTable
+from npurt.device import F32
+from npurt.graph.meaning import by_row
+from npurt.graph.ops import Fused, Op
+from npurt.graph.rows import Rows
+from npurt.graph.state import Run, States
+from npurt.graph.tensor import SELECTED, Tensor
+from npurt.segment import Array, Counter
+from npurt.verify import Sampler
+
+
+class TensorView(NamedTuple):
+    """Where programs have a tensor.
+
+    Attributes:
+        view: ``[rows, columns]`` of the most rows.
+        selected: It has a row for each row that the run selects.
+        row_multiplier: Its rows for each of the run, otherwise.
+        row: The shape of a row in the graph.
+    """
+
+    name: str
+    view: F32
+    selected: bool
+    row_multiplier: int
+    row: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: Tensor, view: F32) -> Self:
+        """Return it for a tensor of the graph."""
+        row = tuple(dim.size or -1 for dim in tensor.shape[1:])
+        return cls(tensor.name, view, tensor.shape[0] == SELECTED, row_multiplier_of(tensor), row)
+
+    def take(self, table: RowTable) -> Array:
+        """Return a copy of what programs left, in the graph's shape."""
+        rows = len(table.selected) if self.selected else table.rows * self.row_multiplier
+        return self.view[:rows].copy().reshape(-1, *self.row)
+
+    def put(self, values: Array) -> None:
+        """Write *values* where programs read them."""
+        values = values.reshape(-1, self.view.shape[1])
+        self.view[: len(values)] = values
+
+
+@dataclass(slots=True)
+class Current:
+    """The run that is going on, as ops without a kernel see it."""
+
+    values: dict[str, Array] = field(default_factory=dict)
+    rows: Rows = field(default_factory=lambda: Rows.of(0))
+
+
+class NumpyStep:
+    """An op that no kernel runs, by its function in `npurt.graph.meaning`, row by row.
+
+    Attributes:
+        makes: What it makes.
+        sources: Where programs leave what it reads.
+        targets: Where programs want what it makes; known once all ops are added.
+    """
+
+    def __init__(self, constants: Constants, current: Current, states: States, op: Op) -> None:
+        self._constants, self._current, self._states = constants, current, states
+        self._parts = op.parts if isinstance(op, Fused) else (op,)
+        self.makes = op.writes
+        self._counters = [Counter.of(part) for part in self._parts]
+        self.sources: list[TensorView] = []
+        self.targets: list[TensorView] = []
+
+    def run(self, table: RowTable) -> None:
+        """Compute it."""
+        current = self._current
+        for source in self.sources:
+            current.values[source.name] = source.take(table)
+        run = Run(np.float32, current.values, self._constants.load, self._load_rows, current.rows,
+                  self._states)  # fmt: skip
+        for part, counter in zip(self._parts, self._counters, strict=True):
+            start = time.perf_counter()
+            with np.errstate(over="ignore", invalid="ignore"):  # as in kernels
+                results = by_row(part, run)
+            current.values |= {t.name: v for t, v in zip(part.writes, results, strict=True)}
+            counter.count(part, len(results[0]), time.perf_counter() - start)
+        for target in self.targets:
+            target.put(current.values[target.name])
+
+    def about(self) -> tuple[str, str]:
+        """Return what it is and where it runs."""
+        return ", ".join(counter.op for counter in self._counters), "cpu"
+
+    def verify(self, sampler: Sampler) -> None:
+        """Nothing is verified, and counters say so: what numpy multiplies by was not packed."""
+
+    def redirect_last(self, array: F32) -> None:
+        """It has no product."""
+
+    def counters(self) -> Iterable[Counter]:
+        """Return what it did so far."""
+        return self._counters
+
+    def _load_rows(self, name: str, index: Array) -> Array:
+        return self._constants.source.quantised(name)[index].dequantize()
