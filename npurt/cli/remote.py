@@ -256,14 +256,14 @@ class Remote:
                            "message once more")  # fmt: skip
 
     def _shown(self, text: str, most: int) -> str:
-        """Return what a server said for an error: without the key, and what controls terminals."""
+        """Return a server's error message without the API key and control characters."""
         if self._key:
             text = text.replace(self._key, "[key]")
         return "".join(c if c.isprintable() else " " for c in text[:most])
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Add what names a server."""
+    """Add the flags that name a server."""
     group = parser.add_argument_group("server")
     group.add_argument("--url", metavar="URL",
                        help="talk to a model of an OpenAI-compatible server, such as "
@@ -351,7 +351,7 @@ def _parts(url: str) -> tuple[bool, str, int | None, str]:
 
 
 def _text(value: Any) -> str:
-    """Return a text of a server without what controls a terminal; "" if it is none."""
+    """Return a server's text without control characters; "" if it is no text."""
     if not isinstance(value, str):
         return ""
     return "".join(c for c in value if c.isprintable() or c in "\n\t ")

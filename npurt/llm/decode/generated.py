@@ -142,13 +142,13 @@ class GeneratedText:
 
     @property
     def within(self) -> int:
-        """How many tokens that `advance` chose have text before the stop text that came."""
+        """How many of the tokens that `advance` chose have text before the stop text."""
         if not self._stream.stopped:
             return len(self._starts)
         return bisect_left(self._starts, self._stream.length)
 
     def rest(self) -> str:
-        """Return the text that was held back, after the end; it may end at a stop text there."""
+        """Return the text that was held back, cut at a stop text; called after the end."""
         if self._stream.stopped:
             return ""
         text = self._stream.finish()

@@ -48,7 +48,7 @@ def require_verifies(devices: Devices) -> None:
 
 
 class Drafts:
-    """What drafts for the texts of a model.
+    """Makes a speculator for each text of a model.
 
     Args:
         make: A function that makes a drafter for the text in a context of the model.
@@ -67,7 +67,7 @@ class Drafts:
     def speculator(
         self, context: Context, control: Callable[[Drafter, int], Controller] | None = None
     ) -> Speculator:
-        """Return what drafts for the text in *context*.
+        """Return a speculator for the text in *context*.
 
         Args:
             control: A function that returns the controller for a drafter that drafts so many tokens

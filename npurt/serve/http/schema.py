@@ -112,7 +112,7 @@ def refused(value: Any, schema: Schema, name: str) -> HttpError:
 
 
 def allowed(schema: Schema) -> str:
-    """Return in words what follows *schema*."""
+    """Describe in words the values that *schema* allows."""
     kinds = [_in_words(each) for each in schema.get("anyOf", (schema,))]
     return ", or ".join(kind for kind in kinds if kind)
 

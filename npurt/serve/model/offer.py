@@ -56,7 +56,7 @@ class Offers(Protocol):
 
 
 class Only:
-    """A server of one model, which is meant by any name; see `Offers`."""
+    """A server with one model, which answers to any name; see `Offers`."""
 
     def __init__(self, front: Front) -> None:
         self._front = front

@@ -303,7 +303,7 @@ def _take_note(opening: "asyncio.Task[Front]") -> None:
 
 
 def _require_no_bug(instance: Instance, loading: asyncio.Task[None]) -> None:
-    """End the texts of an instance whose task ended with what is no `NpurtError`."""
+    """End the texts of an instance whose task failed with an unexpected exception."""
     error = None if loading.cancelled() else loading.exception()
     if error is not None and instance.front is not None:
         log.error("%s ends by a bug", instance.model.name, exc_info=error)

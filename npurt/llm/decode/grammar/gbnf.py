@@ -49,7 +49,7 @@ class Symbol:
 
 @dataclass(slots=True)
 class Rule:
-    """Sequences of symbols, one of which a text must be; without any before it is defined.
+    """The alternatives of a rule, each a sequence of symbols; none until the rule is defined.
 
     Attributes:
         name: Empty for a group in brackets.
@@ -224,7 +224,7 @@ class _Reader:
 
 
 def _reached(needs: Sequence[Sequence[set[int]]]) -> set[int]:
-    """Return the rules of which one option needs none but rules that are returned.
+    """Return the rules that produce a finite text: some alternative uses only such rules.
 
     Args:
         needs: Of each rule the options, and of each option the rules that it needs.

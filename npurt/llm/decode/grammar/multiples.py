@@ -1,4 +1,4 @@
-"""The keyword multipleOf of JSON schemas: how large a parser of the numbers is.
+"""The cost of multipleOf in JSON schemas: how many states a parser of the numbers has.
 
 A parser of the multiples of N has a state for each remainder.  Where several schemas may apply to
 one number, it has the states of their least common multiple.
@@ -90,7 +90,7 @@ def _members(keyword: str, value: Any) -> list[Any]:
 
 
 def _targets(root: Any, reference: Any) -> list[Any]:
-    """Return what *reference* may name: if it is no pointer, any definition."""
+    """Return the schemas that *reference* may name: all definitions if it is not a pointer."""
     found = root
     try:
         start, *steps = str(reference).split("/")
@@ -106,7 +106,7 @@ def _targets(root: Any, reference: Any) -> list[Any]:
 
 
 def _parts(schema: dict[str, Any]) -> int:
-    """Return how many schemas apply to the same as *schema*, itself included if it says a thing."""
+    """Return how many schemas constrain the same value as *schema*, itself included."""
     lists = [schema[name] for name in IN_PLACE if isinstance(schema.get(name), list)]
     patterns = schema.get("patternProperties")
     return (
