@@ -229,16 +229,24 @@ class QTensor(QuantisedArray):
         whole = len(index) == self.ndim and _is_whole(index[axis], self.shape[axis])
         keys = index[:axis] + index[axis + 1 :]
         if not whole or not all(map(_selects_rows, keys)):
-            raise LayoutError(
-                f"{self!r} cannot be indexed with {brief(rows)}: its blocks lie along K",
-                remedy="choose along N, w[2:4] or w.T[:, 2:4], or index the array w.dequantize()",
-            )
+            raise cannot_be_cut(self, rows)
         chosen = QTensor(self.blocks[tuple(map(_as_numpys, keys))], self.format)
         return chosen.T if self.transposed else chosen
 
     def __repr__(self) -> str:
         flag = ", transposed" if self.transposed else ""
-        return f"QTensor({self.dtype}, shape={self.shape}, {_bytes(self.nbytes)}{flag})"
+        return f"QTensor({self.dtype}, shape={self.shape}, {readable_bytes(self.nbytes)}{flag})"
+
+
+def cannot_be_cut(weight: QuantisedArray, index: Any) -> LayoutError:
+    """Return the error that *index* would cut the blocks of *weight*."""
+    before = ":, " * (weight.sum_axis + 1 if weight.sum_axis < weight.ndim - 1 else 0)
+    along_n = "" if weight.ndim == 1 else f"choose along N, for example w[{before}2:4], or "
+    return LayoutError(
+        f"{weight!r} cannot be indexed with {brief(index)}: its blocks lie along axis "
+        f"{weight.sum_axis}",
+        remedy=f"{along_n}index the array w.dequantize()",
+    )
 
 
 def _sizes(shape: Sequence[int]) -> list[int]:
@@ -296,7 +304,7 @@ def _as_numpys(key: Any) -> Any:
     return np.zeros(0, np.intp) if isinstance(key, list) and not key else key
 
 
-def _bytes(count: int) -> str:
+def readable_bytes(count: int) -> str:
     """Return *count* in the largest unit that leaves at least 1."""
     thousands = min((len(str(count)) - 1) // 3, 3)
     unit = ("B", "kB", "MB", "GB")[thousands]

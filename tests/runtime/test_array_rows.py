@@ -3,6 +3,7 @@
 import copy
 import operator
 import pickle
+import re
 import subprocess
 import sys
 
@@ -40,7 +41,7 @@ def test_a_packed_weight_has_the_attributes_of_an_array(packed):
     assert w.T.T is w
     assert (w.T.nbytes, w.T.device) == (w.nbytes, w.device)
     np.testing.assert_array_equal(w.T.dequantize(), w.dequantize().T)
-    assert repr(w.T).endswith(f"MB on {w.device}, transposed)")
+    assert repr(w.T).endswith(f"kB on {w.device}, transposed)")
     assert w != w.T
     assert len({w, w.T.T}) == 1
 
@@ -78,6 +79,20 @@ def test_what_would_cut_k_is_refused(weight, index):
     with pytest.raises(LayoutError) as caught:
         weight[index]
     assert caught.value.remedy
+
+
+def test_the_remedy_of_an_index_that_would_cut_k_can_be_carried_out(packed):
+    stack = QTensor.quantize(numbers(0, 5, N, K), "q8_0")
+    for w in (packed, packed.T, packed.tensor, packed.tensor.T, stack):
+        index = (*[slice(None)] * w.sum_axis, 1)
+        with pytest.raises(LayoutError, match=f"axis {w.sum_axis}") as caught:
+            w[index]
+        assert caught.value.what.startswith(repr(w))
+        example = re.search(r"w\[.*\]", caught.value.remedy.partition(", or ")[0]).group()
+        assert 2 in eval(example, {"w": w}).shape  # noqa: S307  our own text
+    with pytest.raises(LayoutError) as caught:
+        packed.tensor[0][1]
+    assert caught.value.remedy == "index the array w.dequantize()"
 
 
 @pytest.mark.parametrize("index", [slice(None), ..., (slice(None), slice(None)), (..., slice(K))])

@@ -48,6 +48,7 @@ def use(monkeypatch):
     def shared(device):
         products = Products(device)
         monkeypatch.setattr("npurt.runtime.api.packed_weight.shared", lambda name: products)
+        monkeypatch.setattr("npurt.runtime.api.packed_weight._used", {products: None})
         return device
 
     return shared
@@ -275,6 +276,28 @@ def test_threads_that_share_a_weight_get_right_products(use):
     assert len(results) == 40
     for y in results:
         np.testing.assert_array_equal(y, wanted)
+
+
+def test_a_report_has_the_products_of_every_device_under_whatever_name(monkeypatch):
+    monkeypatch.setattr("npurt.runtime.api.packed_weight._used", {})
+    assert "nothing ran" in npurt.report().line()
+    x, b = numbers(0, 3, K), numbers(1, K, N)
+    for name in ("auto", "cpu", "rknpu:sim"):
+        npurt.matmul(x, npurt.pack(b, "q8_0", device=name))
+        npurt.matmul(x, b) if name == "auto" else None  # numpy's own product, which has no row
+
+    assert counts_of(npurt.report()) == {"cpu": 2, "rknpu:sim": 1}
+    assert "cpu: " in npurt.report().line()
+    assert "rknpu:sim: " in npurt.report().line()
+    for name in ("auto", "cpu"):
+        assert counts_of(npurt.report(name)) == {"cpu": 2}
+        assert "rknpu" not in npurt.report(name).table()
+    assert counts_of(npurt.report("rknpu:sim")) == {"rknpu:sim": 1}
+
+
+def counts_of(report):
+    """Return the number of products by device."""
+    return {total["device"]: total["calls"] for total in report.totals()}
 
 
 @pytest.mark.parametrize("device", ["cpu", "hexagon:sim", "rknpu:sim", "rknpu:sim-vendor"])

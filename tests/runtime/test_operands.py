@@ -132,6 +132,12 @@ def test_narrow_numbers_of_ml_dtypes_are_refused_with_a_conversion_that_works(na
     assert npurt.matmul(np.asarray(a, np.float32), np.ones((4, 3), np.float32))[0, 0] == 4
 
 
+def test_a_conversion_that_would_drop_imaginary_parts_is_not_the_remedy():
+    with pytest.raises(LayoutError, match="a is complex64") as caught:
+        npurt.matmul(np.ones((2, 4), np.complex64), GOOD)
+    assert caught.value.remedy == "multiply its real and imaginary parts apart"
+
+
 def test_tensors_of_torch_are_operands_and_bfloat16_too():
     torch = pytest.importorskip("torch", reason="torch is large; CI does not install it")
     a, w = torch.randn(3, 64), npurt.pack(numbers(0, (64, 5)), "q8_0")
@@ -181,6 +187,7 @@ NO_OPERANDS = {
     "records": np.zeros((4, 4), [("x", "f4")]),
     "a tensor that needs its gradient": Arraylike(error=RuntimeError("requires grad")),
     "a tensor on another device": Arraylike(error=TypeError("cuda:0")),
+    "an array that is being traced": Arraylike(error=AttributeError("__dlpack_device__")),
 }
 
 

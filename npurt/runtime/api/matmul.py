@@ -228,7 +228,8 @@ def _packed(
         if name == "b":
             row, column = column, row
         raise NumericsError(
-            f"{name} holds {value} in row {row}, column {column}, which int8 cannot",
+            f"{name} holds {value} in row {row}, column {column}; products with quantised "
+            "weights take finite numbers",
             remedy="mend the input: look for what overflowed or divided by zero",
         )
     if len(rows) and w.n and w.k:
@@ -268,7 +269,7 @@ def _float(a: F32, b: F32, device: str) -> Array:
     if not isinstance(target, CpuDevice):
         raise UnsupportedOp(
             f"{target.caps.name} multiplies packed weights only",
-            remedy="pack b first: npurt.pack(b, 'q8_0', device=...)",
+            remedy=f"pack b first: npurt.pack(b, 'q8_0', device={target.caps.name!r})",
         )
     with np.errstate(all="ignore"):  # infinities and NaN are valid results
         return np.asarray(np.matmul(a, b))
@@ -302,7 +303,7 @@ def _deliver(result: Array, out: Array | None) -> Array | np.generic:
         have = f"{out.dtype} {out.shape}" if isinstance(out, np.ndarray) else type(out).__name__
         raise LayoutError(
             f"out is {have}, the result {result.dtype} {result.shape}",
-            remedy="pass an array of exactly that dtype and shape, or leave out away",
+            remedy="pass an array of exactly that dtype and shape, or call it without out",
         )
     if not out.flags.writeable:
         raise LayoutError("out is read-only", remedy="pass an array that can be written")

@@ -10,12 +10,12 @@ from npurt.device import F32, Packed
 from npurt.errors import LayoutError, NumericsError, UnknownDevice, brief
 from npurt.once import once
 from npurt.quant.array import QuantisedArray, refused
-from npurt.quant.tensor import QTensor
+from npurt.quant.tensor import QTensor, cannot_be_cut, readable_bytes
 from npurt.runtime.api.products import Products, Weight
 from npurt.runtime.open.arguments import encodable
 from npurt.runtime.open.arrays import as_array, as_float
 from npurt.runtime.open.devices import open_device
-from npurt.runtime.report.ledger import Report
+from npurt.runtime.report.ledger import Report, joined
 
 
 class PackedWeight(QuantisedArray):
@@ -112,10 +112,13 @@ class PackedWeight(QuantisedArray):
             LayoutError: The index would cut K, or leave one axis.
             IndexError: There is no such row, or a mask is of another length than N.
         """
-        rows = (self.tensor if self.transposed else self.tensor.T)[index]
+        try:
+            rows = (self.tensor if self.transposed else self.tensor.T)[index]
+        except LayoutError as error:
+            raise cannot_be_cut(self, index) from error
         if rows.ndim != 2:
             raise LayoutError(
-                f"{self!r}[{index!r}] is a vector, which is not packed",
+                f"an int leaves one axis of {self!r}, and a vector is not packed",
                 remedy="choose with a slice, for example 3:4",
             )
         every, some = self.tensor.blocks, rows.blocks
@@ -146,11 +149,9 @@ class PackedWeight(QuantisedArray):
         return _restored, (self.tensor, self.weight.planned, self.transposed)
 
     def __repr__(self) -> str:
-        size = self.nbytes / 1e6
+        size = readable_bytes(self.nbytes)
         flag = ", transposed" if self.transposed else ""
-        return (
-            f"PackedWeight({self.dtype}, shape={self.shape}, {size:.1f} MB on {self.device}{flag})"
-        )
+        return f"PackedWeight({self.dtype}, shape={self.shape}, {size} on {self.device}{flag})"
 
 
 def _restored(tensor: QTensor, device: str, transposed: bool) -> PackedWeight:
@@ -166,7 +167,12 @@ def shared(name: str) -> Products:
             f"{brief(name)} is not a device name",
             remedy="use auto, or a name as in npurt.devices()",
         )
-    return _shared(name)
+    products = _shared(name)
+    _used.setdefault(products)
+    return products
+
+
+_used: dict[Products, None] = {}  # what `shared` returned, in order
 
 
 @once
@@ -176,13 +182,22 @@ def _shared(name: str) -> Products:
     return products
 
 
-def report(device: str = "auto") -> Report:
-    """Return what `npurt.matmul` did on *device* in this process: how often, and what was verified.
+def report(device: str | None = None) -> Report:
+    """Return what `npurt.matmul` did in this process: how often, where, and what was verified.
+
+    Args:
+        device: Report on the weights of this device only; by default on those of every device.
 
     Raises:
         DeviceNotFound: There is no such device.
     """
-    return shared(device).report()
+    asked = shared("auto" if device is None else device)  # may be open twice: as auto and as cpu
+    reports = [
+        products.report()
+        for products in _used
+        if device is None or products.device.caps.name == asked.device.caps.name
+    ]
+    return joined([each for each in reports if each.rows] or [asked.report()])
 
 
 def pack(

@@ -25,7 +25,13 @@ def as_array(x: Any, name: str) -> Array:
     """
     try:
         array = _read(x)
-    except (ValueError, TypeError, BufferError, RuntimeError) as error:  # torch raises the last
+    except (
+        AttributeError,  # from an array of JAX inside jit, which has no values
+        BufferError,
+        RuntimeError,  # from torch
+        TypeError,
+        ValueError,
+    ) as error:
         raise LayoutError(
             f"{name} cannot be read as an array: {error}",
             remedy="pass a rectangular numpy array in memory of the host; of a torch tensor, "
@@ -38,8 +44,11 @@ def as_array(x: Any, name: str) -> Array:
         narrow = array.dtype.kind == "V" and not issubclass(array.dtype.type, np.void)  # ml_dtypes
         if narrow or array.dtype.kind in "biufc":
             raise LayoutError(
-                f"{name} is {array.dtype}; npurt multiplies int8, bfloat16 and float16, 32, 64",
-                remedy=f"convert it, for example np.asarray({name}, np.float32)",
+                f"{name} is {array.dtype}; npurt multiplies int8, bfloat16, float16, float32 and "
+                "float64",
+                remedy="multiply its real and imaginary parts apart"
+                if array.dtype.kind == "c"
+                else f"convert it, for example np.asarray({name}, np.float32)",
             )
         raise LayoutError(
             f"{name} is {what}, which holds no numbers to multiply",

@@ -164,6 +164,15 @@ class Report:
         return self.table()
 
 
+def joined(reports: Sequence[Report]) -> Report:
+    """Return one report of all *reports*, such as those of several devices."""
+    return Report(
+        tuple(row for each in reports for row in each.rows),
+        "; ".join(dict.fromkeys(each.device for each in reports)),
+        tuple(note for each in reports for note in each.notes),
+    )
+
+
 def _which(rows: Sequence[Row]) -> str:
     """Name one op; of several, how many there are, the first and the last."""
     names = ", ".join(row.tensor or row.op for row in rows)
