@@ -1,6 +1,6 @@
 """Read the text of a model as it comes: what it thinks, what it says, what it calls."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from npurt.llm.decode.stops import split_at_stop
@@ -136,27 +136,33 @@ class Reader:
 
     def _in_call(self, last: bool) -> Iterator[Part]:
         assert self._calls is not None
-        end = self._calls.end
-        text, _, ended = split_at_stop(self._held, [end] if end else [])
-        if not ended and not last:
+        first = self._held.find(self._calls.end) if self._calls.end else -1
+        at = self._calls.find_end(self._held) if first >= 0 else -1
+        if at < 0 and not last:
             return
-        body = text if ended else self._held
-        self._held = self._held[len(text) + len(end) :] if ended else ""
         self._state = "text"
-        yield from self._parsed(body, self._calls.start + body + (end if ended else ""))
+        found = self._parsed(self._held if at < 0 else self._held[:at])
+        if not found:  # it only looked like a call, up to what looked like its end
+            at = first
+        whole = len(self._held) if at < 0 else at + len(self._calls.end)
+        if not found:
+            yield Said(self._calls.start + self._held[:whole])
+        self._held = self._held[whole:]
+        yield from found
 
     def _in_bare(self, last: bool) -> Iterator[Part]:
         """Wait for the end: only then can be known whether all of the text is a call."""
         if last:
             body, self._held, self._state, self._bare = self._held, "", "text", ""
-            yield from self._parsed(body, body)
+            found: Sequence[Part] = self._parsed(body) or [Said(body)]
+            yield from found
 
-    def _parsed(self, body: str, whole: str) -> Iterator[Part]:
+    def _parsed(self, body: str) -> Sequence[Call]:
+        """Return the calls that *body* is; none if it only looks like one."""
         assert self._calls is not None
         try:
             found = self._calls.parse(body, self._schemas)
         except ValueError:
-            yield Said(whole)  # it only looked like a call
-            return
+            return ()
         self.called += len(found)
-        yield from found
+        return found

@@ -33,6 +33,13 @@ class Format(Protocol):
     bare: str
     markup: tuple[str, ...]
 
+    def find_end(self, text: str) -> int:
+        """Return where *end* begins in *text*, which follows *start*; -1: it has not come yet.
+
+        Arguments may hold the text of *end* as well.
+        """
+        return -1
+
     def parse(self, body: str, schemas: Schemas) -> Sequence[Call]:
         """Return the calls in *body*, the text between start and end.
 
@@ -54,7 +61,7 @@ def call_of(value: Any, *names: str) -> Call:
         arguments = json.loads(arguments or "{}")
     if not isinstance(arguments, dict):
         raise ValueError("arguments that are no object")
-    return Call(value["name"], written(arguments))
+    return Call(without_surrogates(value["name"]), written(arguments))
 
 
 def written(arguments: Mapping[str, Any]) -> str:
@@ -63,7 +70,12 @@ def written(arguments: Mapping[str, Any]) -> str:
     Raises:
         ValueError: There is a number that JSON does not have, such as NaN.
     """
-    return json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    return without_surrogates(json.dumps(arguments, ensure_ascii=False, allow_nan=False))
+
+
+def without_surrogates(text: str) -> str:
+    """Return *text* with pairs of surrogates as one character, and others replaced."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def objects(text: str, separators: str = "") -> list[Any]:

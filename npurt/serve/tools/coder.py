@@ -2,6 +2,7 @@ r"""Calls in tags for each parameter: Qwen3-Coder, Qwen3.5.
 
 Source: the chat templates of these models: ``<tool_call>\n<function=NAME>\n<parameter=NAME>\n
 VALUE\n</parameter>\n</function>\n</tool_call>``.  A value is text; its type is in the schema.
+Nothing in a value is escaped.  So a tag ends something only where the next tag follows it.
 """
 
 import json
@@ -9,16 +10,20 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from npurt.serve.tools.calls import Call, Schemas, written
+from npurt.serve.tools.calls import Call, Format, Schemas, written
 
-FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*?)</function>", re.S)
-PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.S)
-
-
+FUNCTION = re.compile(r"\s*<function=([^<>\n]+)>")
+FUNCTION_END = re.compile(r"\s*</function>")
+PARAMETER = re.compile(
+    r"\s*<parameter=([^<>\n]+)>\n?(.*?)\n?</parameter>"
+    r"(?=\s*(?:<parameter=|</function>\s*(?:<function=|\Z)))",
+    re.S,
+)
+LAST_TAGS = re.compile(r"(?:<function=[^<>\n]+>|</parameter>)\s*</function>\s*(?=</tool_call>)")
 DEPTH = 4  # of schemas within schemas that are looked at
 
 
-class Coder:
+class Coder(Format):
     """See `Format`."""
 
     start = "<tool_call>"
@@ -26,29 +31,37 @@ class Coder:
     bare = ""
     markup: tuple[str, ...] = ("<tool_call>", "</tool_call>")
 
+    def find_end(self, text: str) -> int:
+        """Return where the end begins: the first one after the tags with which a call ends."""
+        if not FUNCTION.match(text):
+            return text.find(self.end)
+        found = LAST_TAGS.search(text)
+        return found.end() if found else -1
+
     def parse(self, body: str, schemas: Schemas) -> Sequence[Call]:
         """Return the calls in *body*."""
         calls, at = [], 0
         while match := FUNCTION.match(body, at):
-            at = match.end()
-            calls.append(_call(match[1].strip(), match[2], schemas))
+            call, at = _call(match[1].strip(), body, match.end(), schemas)
+            calls.append(call)
         if not calls or body[at:].strip():
             raise ValueError("no function, or something after it")
         return calls
 
 
-def _call(name: str, body: str, schemas: Schemas) -> Call:
+def _call(name: str, body: str, at: int, schemas: Schemas) -> tuple[Call, int]:
+    """Return the call of *name* whose parameters begin at *at*, and where it ends."""
     properties = schemas.get(name, {}).get("properties")
     properties = properties if isinstance(properties, Mapping) else {}
     arguments: dict[str, Any] = {}
-    at = 0
     while match := PARAMETER.match(body, at):
         at = match.end()
         key = match[1].strip()
         arguments[key] = _value(match[2], properties.get(key))
-    if body[at:].strip():
+    end = FUNCTION_END.match(body, at)
+    if end is None:
         raise ValueError("something that is no parameter")
-    return Call(name, written(arguments))
+    return Call(name, written(arguments)), end.end()
 
 
 def _value(text: str, schema: Any) -> Any:

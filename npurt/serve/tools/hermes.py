@@ -4,18 +4,29 @@ Source: the chat templates of these models: ``<tool_call>\n{"name": ..., "argume
 </tool_call>``.
 """
 
+import re
 from collections.abc import Sequence
 
-from npurt.serve.tools.calls import Call, Schemas, call_of, objects
+from npurt.serve.tools.calls import Call, Format, Schemas, call_of, objects
+
+# A string of JSON, as far as it has come.  A control character breaks it off.
+STRING = r'"(?:[^"\\\x00-\x1f]|\\[^\x00-\x1f])*+\\?(?:["\x00-\x1f]|\Z)'
+BEFORE_END = re.compile(rf'(?:[^"<]++|{STRING}|<(?!/tool_call>))*+')
 
 
-class Hermes:
+class Hermes(Format):
     """See `Format`."""
 
     start = "<tool_call>"
     end = "</tool_call>"
     bare = ""
     markup: tuple[str, ...] = ("<tool_call>", "</tool_call>")
+
+    def find_end(self, text: str) -> int:
+        """Return where the end begins: the first one that is not in a string."""
+        found = BEFORE_END.match(text)
+        assert found, "it matches the empty text"
+        return found.end() if found.end() < len(text) else -1
 
     def parse(self, body: str, schemas: Schemas) -> Sequence[Call]:
         """Return the calls in *body*."""

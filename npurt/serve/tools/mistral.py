@@ -7,14 +7,15 @@ import json
 import re
 from collections.abc import Sequence
 
-from npurt.serve.tools.calls import Call, Schemas, call_of, objects
+from npurt.serve.tools.calls import Call, Format, Schemas, call_of, objects
 
+LISTED = re.compile(r"\s*(?:\[\s*)?\{")
 NAMED = re.compile(
     r"(?:\s*\[TOOL_CALLS\])?\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*"
 )
 
 
-class Mistral:
+class Mistral(Format):
     """See `Format`."""
 
     start = "[TOOL_CALLS]"
@@ -24,10 +25,12 @@ class Mistral:
 
     def parse(self, body: str, schemas: Schemas) -> Sequence[Call]:
         """Return the calls in *body*."""
-        if body.lstrip().startswith(("[{", "{")):
-            values = objects(body)
-            listed = values[0] if isinstance(values[0], list) else values
-            return [call_of(value, "arguments", "parameters") for value in listed]
+        if LISTED.match(body):
+            calls = []
+            for value in objects(body):
+                listed = value if isinstance(value, list) else [value]
+                calls += [call_of(each, "arguments", "parameters") for each in listed]
+            return calls
         calls, at, decoder = [], 0, json.JSONDecoder()
         while body[at:].strip():
             match = NAMED.match(body, at)

@@ -47,7 +47,7 @@ class Tools:
         return {"type": "json_schema", "json_schema": {"schema": {"anyOf": calls} | named}}
 
 
-class Forced:
+class Forced(Format):
     """A text that is a call by construction, as JSON.  See `Format`."""
 
     start = "\0"  # never
