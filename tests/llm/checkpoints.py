@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from npurt.errors import NpurtError
 from npurt.llm.convert.checkpoint.families import FAMILIES, TOP
+from npurt.llm.convert.checkpoint.orders import permuted
 from npurt.llm.convert.folder import convert
 from npurt.llm.file.gguf import GGUF
 from tests.llm import tiny
@@ -57,7 +58,7 @@ def weights(model):
             layer, stem, suffix = match.groups()
             tensor = file[name]
             array, dtype = np.array(tensor.blocks), LAYOUTS[tensor.dtype]
-            if family.permuted and stem in heads:
+            if family.orders is permuted and stem in heads:
                 array = halves(array, heads[stem])
             if stem == "shortconv.conv":
                 array = array[:, None]

@@ -1,6 +1,6 @@
-"""Checkpoints of random numbers from a seed, of models that tests/data/models has no file of.
+"""Checkpoints of random numbers from a seed: tests/data/checkpoints/seeded says of which tensors.
 
-tests/data/checkpoints/seeded has their settings and transformers' logits, made by its script.
+It has transformers' settings, names and shapes, and its logits, made by the script there.
 """
 
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 FOLDER = Path(__file__).parents[1] / "data/checkpoints/seeded"
-MODELS = ("gemma", "mixtral")
+MODELS = ("gemma", "mixtral", "qwen3_next", "qwen3_5", "qwen3_5_moe")
 IDS = [(7 * i * i + 3 * i) % 400 for i in range(24)]
 
 
@@ -19,42 +19,28 @@ def config_of(model):
     return json.loads((FOLDER / f"{model}.json").read_text())
 
 
-def weights(config):
-    """Return name -> (dtype, array) of a checkpoint, in transformers' names."""
-    model, d, f = config["model_type"], config["hidden_size"], config["intermediate_size"]
-    head = config["head_dim"] or d // config["num_attention_heads"]
-    q, kv = (head * config[f"num_{name}_heads"] for name in ("attention", "key_value"))
-    shapes = {"model.embed_tokens.weight": (config["vocab_size"], d), "model.norm.weight": (d,)}
-    if not config["tie_word_embeddings"]:
-        shapes["lm_head.weight"] = config["vocab_size"], d
-    for i in range(config["num_hidden_layers"]):
-        layer = f"model.layers.{i}."
-        shapes |= {f"{layer}{n}_layernorm.weight": (d,) for n in ("input", "post_attention")}
-        sizes = {"q": (q, d), "k": (kv, d), "v": (kv, d), "o": (d, q)}
-        shapes |= {f"{layer}self_attn.{n}_proj.weight": size for n, size in sizes.items()}
-        if model == "mixtral":
-            shapes[f"{layer}block_sparse_moe.gate.weight"] = config["num_local_experts"], d
-            for expert in range(config["num_local_experts"]):
-                start = f"{layer}block_sparse_moe.experts.{expert}."
-                sizes = {"w1": (f, d), "w2": (d, f), "w3": (f, d)}
-                shapes |= {f"{start}{n}.weight": size for n, size in sizes.items()}
-        else:
-            sizes = {"gate": (f, d), "up": (f, d), "down": (d, f)}
-            shapes |= {f"{layer}mlp.{n}_proj.weight": size for n, size in sizes.items()}
+def shapes_of(model):
+    """Return name -> shape of the tensors, as transformers saves them."""
+    return json.loads((FOLDER / "shapes.json").read_text())[model]
+
+
+def weights(model, shapes):
+    """Return name -> (dtype, array) of a checkpoint with these *shapes*."""
     rng = np.random.default_rng(20261123)
     made = {}
     for name in sorted(shapes):
         numbers = rng.standard_normal(shapes[name]) / math.sqrt(shapes[name][-1])
-        if len(shapes[name]) == 1 and model != "gemma":  # whose norms lack the 1
+        is_norm = len(shapes[name]) == 1 and name.endswith(".weight")
+        if is_norm and (model == "mixtral" or "linear_attn" in name):  # others lack the 1
             numbers += 1
         made[name] = "F32", numbers.astype(np.float32)
     return made
 
 
-def write(model, folder):
-    """Write settings and weights of *model* to *folder*."""
+def write(model, folder, change=dict):
+    """Write the settings of *model* to *folder*, and what *change* makes of its tensors."""
     from tests.llm.checkpoints import encode  # whose packages the script does without
 
-    config = config_of(model)
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "model.safetensors").write_bytes(encode(weights(config)))
+    (folder / "config.json").write_text(json.dumps(config_of(model)))
+    tensors = weights(model, shapes_of(model))
+    (folder / "model.safetensors").write_bytes(encode(change(tensors)))

@@ -17,8 +17,9 @@ from npurt.errors import ModelFormatError
 from npurt.llm.convert.checkpoint import safetensors
 from npurt.llm.convert.checkpoint.families import FAMILIES, TOP
 from npurt.llm.convert.checkpoint.keys import keys_of, rope_tables
+from npurt.llm.convert.checkpoint.orders import interleaved
 from npurt.llm.convert.checkpoint.settings import Settings
-from npurt.llm.convert.folder import convert, interleaved
+from npurt.llm.convert.folder import convert
 from npurt.llm.convert.tokenizer.vocabulary import vocabulary_of
 from npurt.llm.convert.types import type_of
 from npurt.llm.decode.model import Llama

@@ -182,7 +182,7 @@ def _projections(
     Beta and alpha may be rows of one tensor, and q, k, v and z of another.
     """
     inner = net.heads * net.width
-    rows = _joined_rows(net)
+    rows = joined_rows(net)
     sizes = {"ssm_ba": 2 * net.heads, "ssm_in": net.channels + inner}
     joined = {
         name: b.weight(f"{block}.{name}.weight", Dim("N", n), x.shape[-1])
@@ -205,7 +205,7 @@ def _projections(
     )
 
 
-def _joined_rows(net: DeltaHeads) -> dict[str, npt.NDArray[np.intp]]:
+def joined_rows(net: DeltaHeads) -> dict[str, npt.NDArray[np.intp]]:
     """Return which rows of a joined tensor each weight has.
 
     For each key head, ssm_ba has its betas, then its alphas; ssm_in its q, k, v and z.

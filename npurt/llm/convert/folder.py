@@ -18,7 +18,9 @@ from npurt.llm.convert.checkpoint.fused_experts import (
     taken_experts,
     tensors_of_experts,
 )
+from npurt.llm.convert.checkpoint.joined import taken_apart
 from npurt.llm.convert.checkpoint.keys import keys_of, rope_tables
+from npurt.llm.convert.checkpoint.orders import Order, Orders
 from npurt.llm.convert.checkpoint.safetensors import Stored, files, read
 from npurt.llm.convert.checkpoint.settings import Settings, meaning
 from npurt.llm.convert.mixture import Types
@@ -29,10 +31,12 @@ from npurt.llm.file.config import read_config
 from npurt.llm.file.header import read_header
 from npurt.llm.file.writer import NewTensor, encoded, header, refuse_source, write
 from npurt.llm.text.tokenizer import Tokenizer
+from npurt.quant.canonical import F32
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME
 
-IGNORED = ("*.rotary_emb.inv_freq", "*.attn.masked_bias")  # which old versions saved
+# Tables that old versions saved, and blocks that predict further tokens, which npurt does not run.
+IGNORED = ("*.rotary_emb.inv_freq", "*.attn.masked_bias", "mtp.*")
 HEAD = "lm_head.weight"
 # Beginnings of names in models of several parts: of the text model, in older and newer files and
 # what they are in a text model alone; and of the others.
@@ -43,9 +47,12 @@ TEXT_PART = {
 }
 OTHER_PARTS = tuple(
     f"{before}{name}." for before in ("", "model.")
-    for name in ("vision_tower", "multi_modal_projector")
+    for name in ("vision_tower", "multi_modal_projector", "visual")
 )  # fmt: skip
 NUMBER = r"(?:0|[1-9]\d{0,4})"  # of a layer or an expert; transformers writes no zeros before it
+# Parameters that are no weight or bias of a module -> what their names in GGUF end with.
+BARE = {"sinks": ".weight", "A_log": "", "dt_bias": ".bias"}
+CONVOLUTIONS = ("shortconv.conv.weight", "ssm_conv1d.weight")
 SHOWN = 5  # names that an error lists
 
 
@@ -192,17 +199,19 @@ def _tensors(
     groups = _groups(family, stored)
     types = types_of([*groups, *names_of_experts(experts)])
     found = tensors_of_experts(experts, types)
+    orders = family.orders(settings)
     for name, members in groups.items():
-        shape, order = _shape(name, members[0]), _order(family, settings, name, members[0])
-        added = float(family.added_one and name.endswith("norm.weight"))
+        shape, order = _shape(name, members[0]), _order(orders, name, members[0])
         if any(each.shape != members[0].shape or not each.format for each in members):
             shapes = " and ".join(sorted({str(each.shape) for each in members})[:SHOWN])
             raise ModelFormatError(
                 f"the experts of {name} have shapes {shapes}", remedy="download the folder again"
             )
+        values = partial(_values, members, shape, order, _change(family, name))
+        if order:
+            shape = *shape[: order.axis], len(order.indices), *shape[order.axis + 1 :]
         whole = (len(members),) * (len(members) > 1) + shape
-        fmt = types.of(name, whole)
-        found.append(new_tensor(name, whole, fmt, partial(_values, members, shape, order, added)))
+        found.append(new_tensor(name, whole, types.of(name, whole), values))
     return sorted(found, key=_place_in_file)
 
 
@@ -215,7 +224,7 @@ def _groups(family: Family, stored: Mapping[str, Stored]) -> dict[str, list[Stor
     """Return the tensors of each name in the file: one, or one of each expert in order."""
     groups: dict[str, dict[int, Stored]] = {}
     unknown = []
-    for name, each in stored.items():
+    for name, each in taken_apart(stored):
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in IGNORED):
             continue
         place = _place(family, name)
@@ -249,12 +258,15 @@ def _in_order(name: str, members: Mapping[int, Stored]) -> list[Stored]:
 
 def _place(family: Family, name: str) -> tuple[str, int] | None:
     """Return the name of a tensor in the GGUF file, and the number of the expert."""
-    name += ".weight" * name.endswith(".sinks")
     stem, _, suffix = name.rpartition(".")
-    if suffix not in ("weight", "bias"):
+    if suffix in BARE:
+        stem, suffix = name, BARE[suffix]
+    elif suffix in ("weight", "bias"):
+        suffix = f".{suffix}"
+    else:
         return None
     if stem in TOP:
-        return f"{TOP[stem]}.{suffix}", 0
+        return f"{TOP[stem]}{suffix}", 0
     match = re.fullmatch(rf"model\.layers\.({NUMBER})\.(.+)", stem, re.ASCII)
     if match is None:
         return None
@@ -265,28 +277,35 @@ def _place(family: Family, name: str) -> tuple[str, int] | None:
     if inner not in family.names or "*" in match[2]:
         return None
     number = int(expert[0]) if expert else 0
-    return f"blk.{int(match[1])}.{family.names[inner]}.{suffix}", number
+    return f"blk.{int(match[1])}.{family.names[inner]}{suffix}", number
 
 
 def _values(
     members: Sequence[Stored],
     shape: tuple[int, ...],
-    order: npt.NDArray[np.intp] | None,
-    added: float,
+    order: Order | None,
+    change: Callable[[F32], F32] | None,
 ) -> Iterator[QTensor]:
-    """Yield the values as GGUF has them."""
+    """Yield the values as GGUF has them.
+
+    Args:
+        shape: Of each in the checkpoint, without axes of length 1.
+        change: Returns other values, before they are reordered.
+    """
     for each in members:
         tensor = each.tensor(shape)
-        if added:
-            tensor = QTensor(tensor.dequantize() + np.float32(added), "f32")
-        yield tensor if order is None else QTensor(tensor.blocks[order], tensor.format)
+        if change:
+            tensor = QTensor(change(tensor.dequantize()), "f32")
+        if order:
+            tensor = QTensor(tensor.blocks.take(order.indices, order.axis), tensor.format)
+        yield tensor
 
 
 def _shape(name: str, stored: Stored) -> tuple[int, ...]:
-    """Return the shape that a tensor has in GGUF."""
+    """Return the shape of a tensor; convolutions are [D, 1, taps] in the checkpoint."""
     shape = stored.shape
-    if name.endswith("shortconv.conv.weight") and len(shape) == 3:
-        return shape[0], shape[2]  # [D, 1, taps]: one channel each
+    if name.endswith(CONVOLUTIONS) and len(shape) == 3:
+        shape = shape[0], shape[2]
     if 0 in (shape or (0,)):
         raise ModelFormatError(
             f"{stored.name} has shape {shape}", remedy="download the folder again"
@@ -294,23 +313,29 @@ def _shape(name: str, stored: Stored) -> tuple[int, ...]:
     return shape
 
 
-def _order(
-    family: Family, settings: Settings, name: str, stored: Stored
-) -> npt.NDArray[np.intp] | None:
-    """Return the order of the rows in GGUF where it is another one."""
-    heads = settings.integer("num_attention_heads")
-    counts = {"attn_q": heads, "attn_k": settings.integer("num_key_value_heads", heads)}
-    part = name.split(".")[-2]
-    if not family.permuted or part not in counts:
-        return None
-    if stored.shape[0] % (2 * counts[part]):
+def _order(orders: Orders, name: str, stored: Stored) -> Order | None:
+    """Return the order of the rows or columns in GGUF where it is another one."""
+    order = orders.get(name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2])
+    if order and stored.shape[order.axis : order.axis + 1] != (order.size,):
         raise ModelFormatError(
-            f"{stored.name} has {stored.shape[0]} rows for {counts[part]} heads",
-            remedy="check num_attention_heads and num_key_value_heads in config.json",
+            f"{stored.name} has shape {stored.shape}; config.json says that it has {order.size} "
+            + ("columns" if order.axis else "rows"),
+            remedy="check the numbers and widths of heads in config.json",
         )
-    return interleaved(stored.shape[0], counts[part])
+    return order
 
 
-def interleaved(rows: int, heads: int) -> npt.NDArray[np.intp]:
-    """Return which row of q or k comes where, so that the halves of a head are adjacent pairs."""
-    return np.arange(rows).reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1)
+def _change(family: Family, name: str) -> Callable[[F32], F32] | None:
+    """Return what GGUF does to the values of a tensor."""
+    if name.endswith(".ssm_a"):
+        return _rate
+    norm = name.endswith("norm.weight") and not name.endswith("ssm_norm.weight")
+    return _with_one if family.added_one and norm else None
+
+
+def _rate(logarithms: F32) -> F32:
+    return -np.exp(logarithms)
+
+
+def _with_one(values: F32) -> F32:
+    return values + np.float32(1)

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from npurt.errors import ModelFormatError
+from npurt.llm.convert.checkpoint import delta_nets
+from npurt.llm.convert.checkpoint.orders import Orders, permuted, unchanged
 from npurt.llm.convert.checkpoint.settings import Settings
 
 Keys = dict[str, Any]
@@ -67,6 +69,7 @@ _EXPERTS = _LAYER | {
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }
+_HYBRID = _EXPERTS | delta_nets.NAMES | {"post_attention_layernorm": "post_attention_norm"}
 _MIXTRAL = _LAYER | {
     "block_sparse_moe.gate": "ffn_gate_inp",
     "block_sparse_moe.experts.*.w1": "ffn_gate_exps",
@@ -100,6 +103,10 @@ def _width(settings: Settings) -> int:
     return settings.integer("intermediate_size")
 
 
+def _width_if_any(settings: Settings) -> int:
+    return _width(settings) if settings.get("intermediate_size") else 0
+
+
 def _lfm2_width(settings: Settings) -> int:
     """Return the width of the feed-forward blocks, which config.json says before adjustment.
 
@@ -121,23 +128,23 @@ class Family:
     Attributes:
         arch: What GGUF calls it.
         names: Name in a layer of the checkpoint -> name in a block of the GGUF file.
-        permuted: Rows of q and k are interleaved: halves of a head become adjacent pairs.
         windows: Its layers may attend to the last positions only.
         activations: Names in config.json of the activation that it has.
         added_one: To the weights of norms, which the checkpoint has without it.
+        orders: Returns which rows and columns come in another order.
         fused_experts: Each projection of all experts is one tensor: see `fused_experts`.
         methods: Kinds of quantisation that stay as they are.
         rotary: Rotary settings of YaRN that `extra` takes care of.
         extra: Returns the keys that only it has, without the architecture before them.
-        width: Returns the width of its dense feed-forward blocks.
+        width: Returns the width of its dense feed-forward blocks; 0 when there are none.
     """
 
     arch: str
     names: Mapping[str, str] = field(default_factory=lambda: _LAYER)
-    permuted: bool = False
     windows: bool = False
     activations: tuple[str, ...] = ("silu", "swish")
     added_one: bool = False
+    orders: Callable[[Settings], Orders] = unchanged
     fused_experts: bool = False
     methods: tuple[str, ...] = ()
     rotary: tuple[str, ...] = ()
@@ -164,10 +171,25 @@ def _experts(settings: Settings) -> Keys:
     shared = settings.get("shared_expert_intermediate_size")
     if shared is None:  # Qwen3: llama.cpp takes it for granted there
         settings.require("norm_topk_prob", True)
-    else:
-        settings.require("norm_topk_prob", None, False)
-        keys["expert_shared_feed_forward_length"] = int(shared)
+    else:  # Qwen2 leaves the shares of its experts as they are, and Qwen3-Next makes their sum 1
+        settings.require("norm_topk_prob", None, settings.get("linear_num_key_heads") is not None)
+        keys["expert_shared_feed_forward_length"] = settings.integer(
+            "shared_expert_intermediate_size"
+        )
     return keys
+
+
+def _qwen3_next(settings: Settings) -> Keys:
+    return _experts(settings) | delta_nets.delta_keys(settings)
+
+
+def _qwen3_5(settings: Settings) -> Keys:
+    settings.require("attn_output_gate", None, True)
+    return delta_nets.delta_keys(settings) | delta_nets.sections(settings)
+
+
+def _qwen3_5_moe(settings: Settings) -> Keys:
+    return _experts(settings) | _qwen3_5(settings)
 
 
 def _mixtral(settings: Settings) -> Keys:
@@ -311,15 +333,22 @@ def _ministral3(settings: Settings) -> Keys:
 
 # By the model_type of config.json.
 FAMILIES = {
-    "llama": Family("llama", permuted=True),
-    "mistral": Family("llama", permuted=True),
-    "mixtral": Family("llama", _MIXTRAL, permuted=True, extra=_mixtral),
+    "llama": Family("llama", orders=permuted),
+    "mistral": Family("llama", orders=permuted),
+    "mixtral": Family("llama", _MIXTRAL, orders=permuted, extra=_mixtral),
     "qwen2": Family("qwen2", extra=_qwen2),
     "qwen2_moe": Family("qwen2moe", _EXPERTS, extra=_experts),
     "qwen3": Family("qwen3", extra=_qwen2),
     "qwen3_moe": Family("qwen3moe", _EXPERTS, extra=_experts),
-    "granite": Family("granite", permuted=True, extra=_granite),
-    "smollm3": Family("smollm3", permuted=True, extra=_smollm3),
+    "qwen3_next": Family("qwen3next", _HYBRID, added_one=True, orders=delta_nets.grouped_heads,
+                         extra=_qwen3_next, width=_width_if_any),
+    "qwen3_5_text": Family("qwen35", _HYBRID, added_one=True, orders=delta_nets.tiled_heads,
+                           extra=_qwen3_5),
+    "qwen3_5_moe_text": Family("qwen35moe", _HYBRID, added_one=True,
+                               orders=delta_nets.tiled_heads, extra=_qwen3_5_moe,
+                               width=_width_if_any),
+    "granite": Family("granite", orders=permuted, extra=_granite),
+    "smollm3": Family("smollm3", orders=permuted, extra=_smollm3),
     "olmo2": Family("olmo2", _NORMS_AFTER),
     "olmo3": Family("olmo2", _NORMS_AFTER, windows=True, extra=_every_fourth_global),
     "glm4": Family("glm4", _NORMS_AROUND),
@@ -333,6 +362,6 @@ FAMILIES = {
                           extra=_gemma3),
     "gpt_oss": Family("gpt-oss", _GPT_OSS, windows=True, fused_experts=True, methods=("mxfp4",),
                       rotary=("truncate",), extra=_gpt_oss),
-    "ministral3": Family("mistral3", permuted=True, rotary=("mscale", "mscale_all_dim"),
+    "ministral3": Family("mistral3", orders=permuted, rotary=("mscale", "mscale_all_dim"),
                          extra=_ministral3),
 }  # fmt: skip

@@ -47,6 +47,8 @@ def keys_of(family: Family, settings: Settings) -> Keys:
             "rms_norm_eps" if settings.get("rms_norm_eps") else "norm_eps"
         ),
     }
+    if not keys["feed_forward_length"]:
+        del keys["feed_forward_length"]
     keys |= _rope_keys(settings, head, family) | family.extra(settings)
     return {f"{family.arch}.{key}": value for key, value in keys.items()}
 

@@ -14,9 +14,18 @@ from npurt.files import parsed
 
 # Models of several parts, what all parts have in common, and what transformers leaves out of the
 # settings of a text part because it is the default.
-# Source: transformers 5.23 models/gemma3, models/ministral3, configuration_*.py, Apache-2.0.
-SEVERAL = ("gemma3", "mistral3")
+# Source: transformers 5.23 models/gemma3, ministral3, qwen3_next, qwen3_5 and qwen3_5_moe,
+# configuration_*.py, Apache-2.0.
+SEVERAL = ("gemma3", "mistral3", "qwen3_5", "qwen3_5_moe")
 COMMON = ("tie_word_embeddings", "quantization_config")
+_QWEN3_NEXT: dict[str, Any] = {
+    "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 16,
+    "num_key_value_heads": 2, "head_dim": 256, "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "partial_rotary_factor": 0.25,
+    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16, "linear_num_value_heads": 32, "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512, "num_experts_per_tok": 10, "num_experts": 512,
+}  # fmt: skip
 DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma3_text": {
         "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
@@ -33,6 +42,14 @@ DEFAULTS: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 16384, "beta_fast": 32.0, "beta_slow": 1.0,
             "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
         },
+    },
+    "qwen3_next": _QWEN3_NEXT,
+    "qwen3_5_text": {
+        **_QWEN3_NEXT, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 32,
+        "num_key_value_heads": 4,
+    },
+    "qwen3_5_moe_text": {
+        **_QWEN3_NEXT, "num_hidden_layers": 40, "num_experts_per_tok": 8, "num_experts": 256,
     },
 }  # fmt: skip
 
@@ -123,10 +140,11 @@ class Settings:
             )
         values = read_json(path)
         text = values.get("text_config")
-        if values.get("model_type") not in SEVERAL or not isinstance(text, dict):
-            return cls(values)
-        common = {key: values[key] for key in COMMON if key in values}
-        return cls(DEFAULTS.get(str(text.get("model_type")), {}) | common | text, is_part=True)
+        is_part = False
+        if values.get("model_type") in SEVERAL and isinstance(text, dict):
+            is_part = True
+            values = {key: values[key] for key in COMMON if key in values} | text
+        return cls(DEFAULTS.get(str(values.get("model_type")), {}) | values, is_part=is_part)
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a value; *default* when it is missing or null."""

@@ -1,0 +1,45 @@
+"""Tensors of a checkpoint that GGUF has as several, taken apart under the names of the parts.
+
+The experts of newer Qwen models are ``gate_up_proj`` [E, 2F, D], gate first, and ``down_proj``
+[E, D, F].  q, k, v and z of a Qwen3-Next are one matrix.
+Sources: transformers models/qwen3_5_moe, models/qwen3_next, Apache-2.0 (layouts).
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+
+from npurt.errors import ModelFormatError
+from npurt.llm.convert.checkpoint.safetensors import AGAIN, Stored
+
+EXPERTS = re.compile(r"(.+\.mlp\.experts)\.(gate_up|down)_proj(?:\.weight)?", re.ASCII)
+JOINED = ".linear_attn.in_proj_qkvz.weight"
+
+
+def taken_apart(stored: Mapping[str, Stored]) -> Iterator[tuple[str, Stored]]:
+    """Yield the tensors by name; those of a joined one under the names of its parts.
+
+    Parts of `JOINED` are the whole tensor: `delta_nets.grouped_heads` has their rows.
+
+    Raises:
+        ModelFormatError: The experts are no stack of matrices.
+    """
+    for name, each in stored.items():
+        if match := EXPERTS.fullmatch(name):
+            yield from _experts(match[1], match[2].split("_"), each)
+        elif name.endswith(JOINED):
+            yield name.replace("qkvz", "qkv"), each
+            yield name.replace("qkvz", "z"), each
+        else:
+            yield name, each
+
+
+def _experts(stem: str, parts: list[str], each: Stored) -> Iterator[tuple[str, Stored]]:
+    if len(each.shape) != 3 or 0 in each.shape or each.shape[1] % len(parts):
+        raise ModelFormatError(f"{each.name} has shape {each.shape}", remedy=AGAIN)
+    count, rows, columns = each.shape
+    size = len(each.data) // (count * len(parts))  # bytes of a matrix
+    for i in range(count * len(parts)):
+        expert, part = divmod(i, len(parts))
+        name = f"{stem}.{expert}.{parts[part]}_proj.weight"
+        shape, data = (rows // len(parts), columns), each.data[i * size : (i + 1) * size]
+        yield name, Stored(name, each.dtype, shape, data)
