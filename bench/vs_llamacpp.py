@@ -1,12 +1,18 @@
 """Compare npurt with llama.cpp on this machine: same files, same threads, taking turns.
 
     python bench/vs_llamacpp.py --peer llama.cpp/build/bin --models models --rounds 5
+    python bench/vs_llamacpp.py --peer llama.cpp/build/bin --models models --parallel 1 4 8
 
 The folder of the peer holds llama-bench, and llama-simple for the first token.  In each round both
 programs do each test once, so that what disturbs the machine disturbs both; the peer does so with
 its repacked kernels and without, because which is faster depends on the machine and the model.  The
 ratio of a round is npurt / llama.cpp, whichever variant has the better median; reported are the
 median of the rounds and their range.
+
+With --parallel, `npurt bench --parallel` and llama-batched-bench evaluate several texts at once.
+The latter is the peer without the sampling and the requests that its server has, and that npurt's
+figures include.  "Times one" is the gain over one text in the same process.  "Spread" is the time
+of the slowest text by that of the fastest; the peer's texts all end in the same step.
 """
 
 import argparse
@@ -31,6 +37,8 @@ TESTS = ["pp512", "tg128", "rss", "first", "spin"]
 TESTS_HELP = """ppN prefill and tgN decode, in tokens/s; rss: peak memory of the process that did
 these; first: seconds from starting a program to the end of its first token; spin: tgN while another
 process spins.  Default: %(default)s"""
+VARIANTS = ("", "--repack 0")  # flags of llama-bench
+PARALLEL_VARIANTS = ("", "--no-repack")  # the same, of llama-batched-bench
 PROMPT = "The capital of France is"
 FIRST_TOKEN = """
 import sys, npurt
@@ -49,6 +57,15 @@ class Npurt:
 
     def rates(self, output: str) -> dict[str, float]:
         return {row["test"]: row["tokens_per_second"] for row in json.loads(output)}
+
+    def parallel(
+        self, model: Path, threads: int, texts: list[int], prompt: int, tokens: int
+    ) -> list[str]:
+        counts = ",".join(map(str, texts))
+        return [*self.bench(model, threads, prompt, tokens), "--parallel", counts]
+
+    def rows(self, output: str) -> list[dict[str, float]]:
+        return json.loads(output)
 
     def first(self, model: Path, threads: int) -> list[str]:
         return [sys.executable, "-c", FIRST_TOKEN, str(model), str(threads), PROMPT]
@@ -72,6 +89,19 @@ class LlamaCpp:
             f"pp{row['n_prompt']}" if row["n_prompt"] else f"tg{row['n_gen']}": row["avg_ts"]
             for row in json.loads(output)
         }
+
+    def parallel(
+        self, model: Path, threads: int, texts: list[int], prompt: int, tokens: int
+    ) -> list[str]:
+        room, counts = max(texts) * (prompt + tokens), ",".join(map(str, texts))
+        flags = f"-t {threads} -c {room} -npp {prompt} -ntg {tokens} -npl {counts} {self.flags}"
+        bench = [str(self.folder / "llama-batched-bench"), "-m", str(model)]
+        return [*bench, *flags.split(), "--output-format", "jsonl"]
+
+    def rows(self, output: str) -> list[dict[str, float]]:
+        rows = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+        names = {"parallel": "pl", "pp_tokens_per_s": "speed_pp", "tg_tokens_per_s": "speed_tg"}
+        return [{ours: row[theirs] for ours, theirs in names.items()} for row in rows]
 
     def first(self, model: Path, threads: int) -> list[str]:
         # llama-simple is the quickest of the peer's programs, but has no flag for threads.
@@ -122,8 +152,26 @@ def spinning() -> Iterator[None]:
             process.kill()
 
 
-def one_round(program: Npurt | LlamaCpp, model: Path, threads: int, tests: list[str]) -> dict:
+def parallel_round(program: Npurt | LlamaCpp, model: Path, args: argparse.Namespace) -> dict:
+    """Evaluate several texts at once, for each number of texts; return the same as `one_round`."""
+    texts = sorted({1, *args.parallel})
+    done = run(program.parallel(model, args.threads, texts, args.prompt, args.gen))
+    figures, alone = {}, 0.0
+    for row in program.rows(done.output):
+        count, rate = row["parallel"], row["tg_tokens_per_s"]
+        alone = alone or rate
+        figures[f"prompts of {count}, tokens/s"] = row["pp_tokens_per_s"]
+        figures[f"decode of {count}, tokens/s"] = rate
+        if count > 1:
+            figures[f"decode of {count}, times one"] = rate / alone
+            if "spread" in row:
+                figures[f"spread of {count}"] = row["spread"]
+    return {"model": model.name, "program": program.name, "figures": figures, "others": done.others}
+
+
+def one_round(program: Npurt | LlamaCpp, model: Path, args: argparse.Namespace) -> dict:
     """Do each test once; return the figures, and the CPUs that others used during the first."""
+    threads, tests = args.threads, args.tests
     sizes = {test[:2]: int(test[2:]) for test in tests if re.fullmatch(r"(pp|tg)\d+", test)}
     tokens = sizes.get("tg", 0)
     done = run(program.bench(model, threads, sizes.get("pp", 0), tokens))
@@ -151,15 +199,15 @@ def table(rounds: list[dict[str, Any]]) -> str:
     names = list(dict.fromkeys(each["program"] for each in rounds))
     lines = [f"| model | figure | {' | '.join(names)} | ratio |", "|---" * (3 + len(names)) + "|"]
     for (model, figure), of in values.items():
-        medians = [f"{statistics.median(of[name]):.4g}" for name in names]
+        medians = [f"{statistics.median(of[name]):.4g}" if of[name] else "" for name in names]
         lines.append(f"| {' | '.join([model, figure, *medians, ratio(figure, of)])} |")
     return "\n".join(lines)
 
 
 def ratio(figure: str, of: dict[str, list[float]]) -> str:
     """Return the median and range of npurt / the best of the others, round by round."""
-    peers = [values for name, values in of.items() if name != Npurt.name]
-    if not peers or len(peers) == len(of):
+    peers = [values for name, values in of.items() if name != Npurt.name and values]
+    if not peers or not of[Npurt.name]:
         return ""
     best = (min if figure.endswith((", s", ", MB")) else max)(peers, key=statistics.median)
     ratios = [a / b for a, b in zip(of[Npurt.name], best, strict=True)]
@@ -168,15 +216,19 @@ def ratio(figure: str, of: dict[str, list[float]]) -> str:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Compare npurt with llama.cpp.")
-    parser.add_argument("--peer", type=Path, help="folder with llama-bench; none: npurt alone")
-    parser.add_argument("--peer-flags", nargs="+", default=["", "--repack 0"], metavar="FLAGS",
-                        help="variants of the peer: flags for llama-bench, quoted, and ''"
-                        " for none; default: %(default)s")  # fmt: skip
+    parser.add_argument("--peer", type=Path, help="folder with its benchmarks; none: npurt alone")
+    parser.add_argument("--peer-flags", nargs="+", metavar="FLAGS",
+                        help="variants of the peer: flags for its benchmark, quoted, and ''"
+                        " for none; default: with its repacked kernels and without")  # fmt: skip
     parser.add_argument("--peer-alone", action="store_true", help="do not measure npurt")
     parser.add_argument("--models", type=Path, default=Path("models"), help="a folder or a file")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--tests", nargs="+", default=TESTS, metavar="TEST", help=TESTS_HELP)
+    parser.add_argument("--parallel", nargs="+", type=int, metavar="N",
+                        help="not --tests, but so many texts at once, and one")  # fmt: skip
+    parser.add_argument("--prompt", type=int, default=512, help="tokens of each text's prompt")
+    parser.add_argument("--gen", type=int, default=128, help="tokens that each text has then")
     parser.add_argument("--json", action="store_true", help="every round instead of the table")
     args = parser.parse_args()
     unknown = [t for t in args.tests if not re.fullmatch(r"(pp|tg)[1-9]\d*|rss|first|spin", t)]
@@ -184,8 +236,12 @@ def arguments() -> argparse.Namespace:
         parser.error(f"--tests: give ppN or tgN, and any of rss, first, spin; not {unknown}")
     if "spin" in args.tests and not any(test.startswith("tg") for test in args.tests):
         parser.error("--tests: spin needs tgN")
-    if (args.peer_alone or args.peer) and not (args.peer and (args.peer / "llama-bench").exists()):
-        parser.error(f"--peer: {args.peer} is not a folder with llama-bench in it")
+    if args.parallel and min(*args.parallel, args.prompt - 1, args.gen) < 1:
+        parser.error("--parallel: give numbers of 1 or more, a --prompt of 2 or more, and --gen")
+    name = "llama-batched-bench" if args.parallel else "llama-bench"
+    if (args.peer_alone or args.peer) and not (args.peer and (args.peer / name).exists()):
+        parser.error(f"--peer: {args.peer} is not a folder with {name} in it")
+    args.peer_flags = args.peer_flags or (PARALLEL_VARIANTS if args.parallel else VARIANTS)
     args.models = sorted(args.models.glob("*.gguf")) if args.models.is_dir() else [args.models]
     if not all(path.is_file() for path in args.models) or not args.models:
         parser.error("--models: there is no model; run `make models`")
@@ -198,8 +254,9 @@ def main() -> None:
     programs += [LlamaCpp(args.peer, flags) for flags in args.peer_flags if args.peer]
     rounds = []
     turns = [(m, p) for m in args.models for _ in range(args.rounds) for p in programs]
+    measure = parallel_round if args.parallel else one_round
     for model, program in tqdm(turns):
-        rounds.append(one_round(program, model, args.threads, args.tests))
+        rounds.append(measure(program, model, args))
     if args.json:
         print(json.dumps(rounds))
         return

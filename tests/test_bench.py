@@ -1,0 +1,78 @@
+"""Scripts of bench/ whose figures are compared with a peer or a target: what they run and print."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.llm import tiny
+
+PROJECT = Path(__file__).parents[1]
+MODEL = tiny.path("llama3", "q8_0")
+
+# In place of llama-batched-bench: N texts get 10 N tokens/s; without repacking twice as many.
+PEER = """#!/usr/bin/env python3
+import json, sys
+asked = dict(zip(sys.argv[1:], sys.argv[2:]))
+assert int(asked["-c"]) == 3 * (int(asked["-npp"]) + int(asked["-ntg"]))
+assert asked["--output-format"] == "jsonl" and asked["-t"] == "1"
+print("what a library says")
+for count in map(int, asked["-npl"].split(",")):
+    rate = 10 * count * (2 if "--no-repack" in sys.argv else 1)
+    print(json.dumps({"pl": count, "speed_pp": 100, "speed_tg": rate}))
+"""
+
+
+def output_of(script, *arguments):
+    command = [sys.executable, PROJECT / "bench" / script, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def peer(tmp_path):
+    """A folder with a benchmark of the peer."""
+    program = tmp_path / "llama-batched-bench"
+    program.write_text(PEER)
+    program.chmod(0o755)
+    return tmp_path
+
+
+def test_several_texts_are_compared_with_the_peer_round_by_round(peer):
+    flags = ("--peer", peer, "--models", MODEL, "--threads", 1, "--rounds", 3, "--prompt", 8,
+             "--gen", 4, "--parallel", 3)  # fmt: skip
+
+    rounds = json.loads(output_of("vs_llamacpp.py", *flags, "--json"))
+
+    programs = ["npurt", "llama.cpp", "llama.cpp --no-repack"]
+    assert [each["program"] for each in rounds] == 3 * programs
+    own, repacked, plain = (each["figures"] for each in rounds[:3])
+    assert own["spread of 3"] >= 1
+    assert (
+        own["decode of 3, times one"] == own["decode of 3, tokens/s"] / own["decode of 1, tokens/s"]
+    )
+    assert repacked == {
+        "prompts of 1, tokens/s": 100, "decode of 1, tokens/s": 10, "prompts of 3, tokens/s": 100,
+        "decode of 3, tokens/s": 30, "decode of 3, times one": 3,
+    }  # fmt: skip
+    assert plain["decode of 3, tokens/s"] == 60
+
+
+def test_the_table_compares_with_the_better_variant_of_the_peer(peer):
+    flags = ("--peer", peer, "--models", MODEL, "--threads", 1, "--rounds", 2, "--prompt", 8,
+             "--gen", 4, "--parallel", 1, 3)  # fmt: skip
+
+    lines = output_of("vs_llamacpp.py", *flags).splitlines()
+
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:-2]]
+    rows = {figure: rest for _, figure, *rest in cells}
+    own, *peers, ratio = rows["decode of 3, tokens/s"]
+    assert peers == ["30", "60"]
+    middle, low, high = map(float, re.fullmatch(r"(.*) \[(.*)-(.*)\]", ratio).groups())
+    assert low <= middle <= high
+    assert middle == pytest.approx(float(own) / 60, rel=1e-3, abs=0.01)
+    assert rows["spread of 3"][1:] == ["", "", ""]
