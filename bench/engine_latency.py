@@ -1,25 +1,30 @@
 """How long requests of an engine wait: after a prefix that is known, and beside a long prompt.
 
-python bench/engine_latency.py models/SmolLM2-135M-Instruct.Q4_1.gguf [--prefix 400 --rounds 7]
+    python bench/engine_latency.py models/SmolLM2-135M-Instruct.Q4_1.gguf
+    python bench/engine_latency.py MODEL --prefix 400 --prompt 1000 --rounds 7 --json
 
 The first ratio is the time to the first token of a known prefix and 20 tokens, by that of the 20
 tokens alone.  The second one is the 95th percentile of the time between tokens of eight texts while
-a prompt of the prefix's length is read, by that without.
+a prompt is read, by that without.
 """
 
 import argparse
 import itertools
+import json
 import statistics
 import time
+
+from tqdm import tqdm
 
 import npurt
 
 GREEDY = {"temperature": 0, "ignore_eos": True}
-TEXTS, TOKENS, NEW = 8, 200, 20
+TEXTS, NEW = 8, 20
+GAPS = 100  # between tokens, before the long prompt comes
 
 
-def ids(count, seed):
-    return [(seed + i * 7919) % 40000 for i in range(count)]
+def ids(engine, count, seed):
+    return [(seed + i * 7919) % engine.llm.config.n_vocab for i in range(count)]
 
 
 def first_token(engine, prompt, salt=""):
@@ -28,58 +33,83 @@ def first_token(engine, prompt, salt=""):
     return time.perf_counter() - start
 
 
-def known_prefix(engine, prefix, rounds):
-    cold = first_token(engine, prefix)
-    known, alone = [], []
-    for i in range(rounds):
-        new = ids(NEW, i)
+def known_prefix(engine, count, rounds):
+    """Return the seconds of a prefix, and of each round with the prefix known and without it."""
+    prefix = ids(engine, count, 0)
+    cold, known, alone = first_token(engine, prefix), [], []
+    for i in tqdm(range(rounds), "known prefix", leave=False):
+        new = ids(engine, NEW, 1 + i)
         known.append(first_token(engine, [*prefix, *new]))
         alone.append(first_token(engine, new, salt=f"round {i}"))
-    ratio = statistics.median(a / b for a, b in zip(known, alone, strict=True))
-    print(f"{len(prefix)} tokens cold: {1000 * cold:.0f} ms; known and {NEW} new: "
-          f"{1000 * statistics.median(known):.0f} ms, {ratio:.2f} times {NEW} alone")  # fmt: skip
+    return {
+        "prefix": count, "new": NEW, "cold_s": cold, "known_s": statistics.median(known),
+        "alone_s": statistics.median(alone),
+        "ratio": statistics.median(a / b for a, b in zip(known, alone, strict=True)),
+        "samples": [known, alone],
+    }  # fmt: skip
 
 
-def beside_a_prompt(engine, steps, prompt):
+def beside_a_prompt(engine, steps, count):
+    """Return percentiles of the time between tokens while a prompt is read, and before."""
     steps.clear()
-    requests = [engine.submit([1 + i] * 3, GREEDY, max_tokens=TOKENS) for i in range(TEXTS)]
-    while len(steps) < TOKENS // 2:
+    room = engine.llm.n_ctx - 3
+    requests = [engine.submit([1 + i] * 3, GREEDY, max_tokens=room) for i in range(TEXTS)]
+    numbers = {request.id for request in requests}
+    while sum(having >= numbers for _, having in steps) <= GAPS:
         time.sleep(0.01)
     start = time.perf_counter()
-    first_token(engine, prompt, salt="beside")
+    first_token(engine, ids(engine, count, 12345), salt="beside")
     end = time.perf_counter()
-    numbers = {request.id for request in requests if request.result()}
-    times = [at for at, having in steps if having >= numbers][5:]
-    gaps = [(b, b - a) for a, b in itertools.pairwise(times)]
-    reading = p95([gap for at, gap in gaps if start <= at <= end])
-    others = p95([gap for at, gap in gaps if not start <= at <= end])
-    print(f"95th percentile between tokens of {TEXTS} texts: {1000 * others:.0f} ms; beside a "
-          f"prompt of {len(prompt)} tokens {1000 * reading:.0f} ms, {reading / others:.2f} times "
-          "as long")  # fmt: skip
+    for request in requests:
+        request.cancel()
+        request.result()
+    times = [at for at, having in steps if having >= numbers]
+    gaps = [(b, b - a) for a, b in itertools.pairwise(times) if b <= end]
+    before = [gap for at, gap in gaps if at < start][5:]
+    beside = [gap for at, gap in gaps if at >= start]
+    return {
+        "prompt": count, "texts": TEXTS, "prompt_s": end - start, "gaps_before": len(before),
+        "gaps_beside": len(beside), "p95_before_s": p95(before), "p95_beside_s": p95(beside),
+        "ratio": p95(beside) / p95(before),
+    }  # fmt: skip
 
 
 def p95(values):
     return sorted(values)[int(0.95 * (len(values) - 1))]
 
 
+def say(known, beside):
+    print(f"{known['prefix']} tokens cold: {1000 * known['cold_s']:.0f} ms; known and {NEW} new: "
+          f"{1000 * known['known_s']:.0f} ms, {known['ratio']:.2f} times {NEW} alone\n"
+          f"95th percentile between tokens of {TEXTS} texts: {1000 * beside['p95_before_s']:.0f} "
+          f"ms; beside a prompt of {beside['prompt']} tokens {1000 * beside['p95_beside_s']:.0f} "
+          f"ms ({beside['gaps_beside']} gaps), {beside['ratio']:.2f} times as long")  # fmt: skip
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model")
-    parser.add_argument("--prefix", type=int, default=400)
+    parser.add_argument("--prefix", type=int, default=2000, help="tokens that are known")
+    parser.add_argument("--prompt", type=int, default=4000, help="tokens that eight texts wait for")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--json", action="store_true", help="one object instead of sentences")
     args = parser.parse_args()
     steps = []
 
     def stepped(events):
         steps.append((time.perf_counter(), {event.id for event in events if event.tokens}))
 
-    n_ctx = max(args.prefix + NEW, TOKENS + 3) + 8
+    n_ctx = max(args.prefix + NEW, args.prompt) + 1024
     with npurt.Engine(
         args.model, "cpu", n_ctx=n_ctx, max_sequences=TEXTS + 1, draft=None, on_step=stepped
     ) as engine:
-        first_token(engine, ids(NEW, 99), "warm-up")
-        known_prefix(engine, ids(args.prefix, 0), args.rounds)
-        beside_a_prompt(engine, steps, ids(args.prefix, 12345))
+        first_token(engine, ids(engine, NEW, 99), "warm-up")
+        known = known_prefix(engine, args.prefix, args.rounds)
+        beside = beside_a_prompt(engine, steps, args.prompt)
+    if args.json:
+        print(json.dumps({"model": args.model, "known prefix": known, "beside a prompt": beside}))
+    else:
+        say(known, beside)
 
 
 if __name__ == "__main__":

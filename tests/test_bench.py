@@ -1,4 +1,4 @@
-"""Scripts of bench/ whose figures are compared with a peer or a target: what they run and print."""
+"""Scripts of bench/ that compare with a peer or a target: what they run and print."""
 
 import json
 import re
@@ -76,3 +76,15 @@ def test_the_table_compares_with_the_better_variant_of_the_peer(peer):
     assert low <= middle <= high
     assert middle == pytest.approx(float(own) / 60, rel=1e-3, abs=0.01)
     assert rows["spread of 3"][1:] == ["", "", ""]
+
+
+def test_waits_of_an_engine_are_measured_with_a_prompt_of_its_own_length():
+    flags = ("--prefix", 70, "--prompt", 300, "--rounds", 2)
+
+    told = json.loads(output_of("engine_latency.py", MODEL, *flags, "--json"))
+
+    known, beside = told["known prefix"], told["beside a prompt"]
+    assert (known["prefix"], beside["prompt"], beside["texts"]) == (70, 300, 8)
+    assert min(beside["gaps_before"], beside["gaps_beside"]) > 0
+    assert beside["ratio"] == beside["p95_beside_s"] / beside["p95_before_s"]
+    assert all(len(times) == 2 for times in known["samples"])

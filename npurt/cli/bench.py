@@ -50,7 +50,8 @@ def _add_spec(group: Any) -> None:
     group.add_argument("-devd", "--device-draft", metavar="NAME",
                        help="device of a draft model (default: cpu)")  # fmt: skip
     group.add_argument("--draft-n", type=_counts, metavar="N[,N]",
-                       help="tokens to draft at once (default: 1,2,3,4,6,8)")  # fmt: skip
+                       help="tokens to draft at once (default: 1,2,3,4,6,8; with --parallel: up "
+                       "to 8)")  # fmt: skip
     group.add_argument("--plot", metavar="FILE", help="draw speedups, as PNG, SVG or PDF")
 
 
@@ -95,10 +96,10 @@ def run(args: argparse.Namespace) -> int:
 
     if not args.model:
         args.usage_error("the following arguments are required: -m/--model")
-    if args.spec or args.draft or args.plot or args.device_draft or args.draft_n is not None:
-        return run_spec(args)
     if args.parallel is not None or args.shared_prefix is not None:
         return run_parallel(args)
+    if args.spec or args.draft or args.plot or args.device_draft or args.draft_n is not None:
+        return run_spec(args)
     before = rows_of(args.compare) if args.compare else {}
     rows: list[dict[str, Any]] = []
     interrupted = False
@@ -134,8 +135,10 @@ def run_parallel(args: argparse.Namespace) -> int:
     prompts = PROMPTS if args.n_prompt is None else args.n_prompt
     if args.parallel is None or (len(args.model), len(prompts), len(args.n_gen)) != (1, 1, 1):
         args.usage_error("--parallel needs one -m/--model, one -p/--n-prompt and one -n/--n-gen")
-    if args.compare or args.n_depth:
-        args.usage_error("--parallel knows no --compare and -d/--n-depth")
+    if args.compare or args.n_depth or args.spec or args.plot:
+        args.usage_error("--parallel knows no --compare, -d/--n-depth, --spec and --plot")
+    if args.draft_n is not None and len(args.draft_n) != 1:
+        args.usage_error("--parallel needs one --draft-n: the most tokens to draft at once")
     rows: list[dict[str, Any]] = []
     interrupted = False
     try:
@@ -146,6 +149,9 @@ def run_parallel(args: argparse.Namespace) -> int:
             generated=args.n_gen[0],
             shared=args.shared_prefix or 0,
             repetitions=args.repetitions,
+            draft=args.draft and options.draft_path(args.draft),
+            draft_max=args.draft_n[0] if args.draft_n else None,
+            draft_device=args.device_draft,
             on_row=rows.append,
             device=options.device(args),
             n_threads=args.threads,

@@ -1,9 +1,9 @@
-"""What `npurt bench --parallel` shows: the columns of llama-batched-bench, and the spread."""
+"""What `npurt bench --parallel` shows: llama-batched-bench's columns, spread, and drafts."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from npurt.cli.tables import markdown
+from npurt.cli.tables import DRAFTED, drafted, markdown
 
 COLUMNS = ("PP", "TG", "B", "S_PP t/s", "S_TG t/s", "S t/s", "S_TG x", "spread")
 
@@ -22,8 +22,10 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
                 f"{row['tokens_per_s']:.2f}",
                 f"{row['tg_tokens_per_s'] / first['tg_tokens_per_s']:.2f}",
                 f"{row['spread']:.2f}",
+                *(drafted(row) if "draft" in row else ()),
             )
         )
     shared = f", {first['shared_prefix']} tokens shared" if first["shared_prefix"] else ""
-    about = f"{first['model']}, {first['device']}, {first['threads']} threads{shared}"
-    return f"{about}\n\n{markdown(COLUMNS, lines)}"
+    draft = f", draft {first['draft']}" if "draft" in first else ""
+    about = f"{first['model']}, {first['device']}, {first['threads']} threads{shared}{draft}"
+    return f"{about}\n\n{markdown(COLUMNS + DRAFTED if draft else COLUMNS, lines)}"

@@ -7,12 +7,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from npurt.cli.tables import markdown
+from npurt.cli.tables import DRAFTED, drafted, markdown
 from npurt.errors import NpurtError
 from npurt.files import replacing
 
-COLUMNS = ("prompt", "n", "drafted / accepted", "accept rate", "mean accepted", "t/s", "speedup",
-           "with prompt")  # fmt: skip
+COLUMNS = ("prompt", "n", *DRAFTED, "t/s", "speedup", "with prompt")
 FORMATS = (".png", ".svg", ".pdf")
 
 Rows = Sequence[dict[str, Any]]
@@ -24,9 +23,7 @@ def table(rows: Rows) -> str:
         (
             row["prompt"],
             "plain" if row["n"] == 0 else str(row["n"]),
-            f"{row['drafted']} / {row['accepted']}" if row["n"] else "",
-            "" if row["accept_rate"] is None else f"{100 * row['accept_rate']:.1f} %",
-            f"{row['accepted_length']:.3f}" if row["n"] else "",
+            *(drafted(row) if row["n"] else ("", "", "")),
             f"{row['tokens_per_second']:.2f}",
             f"{_speedup(row)}{'' if row['same_text'] else ', another text'}",
             f"{row['total_speedup']:.2f}x",

@@ -1,6 +1,9 @@
 """Tables in markdown, their columns lined up."""
 
 from collections.abc import Sequence
+from typing import Any
+
+DRAFTED = ("drafted / accepted", "accept rate", "mean accepted")
 
 
 def markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -10,4 +13,14 @@ def markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(
         "| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |"
         for line in lines
+    )
+
+
+def drafted(row: dict[str, Any]) -> tuple[str, ...]:
+    """Return what the columns `DRAFTED` say of a measurement with a draft."""
+    rate = row["accept_rate"]
+    return (
+        f"{row['drafted']} / {row['accepted']}",
+        "" if rate is None else f"{100 * rate:.1f} %",
+        f"{row['accepted_length']:.3f}",
     )

@@ -6,6 +6,8 @@ import re
 import gguf
 import pytest
 
+from npurt.llm.batch.guesses import Guesses
+from npurt.llm.spec.controller import Thresholds
 from tests.cli.conftest import assert_failed
 from tests.llm import tiny
 
@@ -189,11 +191,52 @@ def test_bench_prints_a_table_of_several_texts(npurt):
     assert [line[:3] for line in cells[2:]] == [["12", "4", "1"], ["12", "4", "3"]]
 
 
+def drafting(draft):
+    folder = tiny.MODELS / "spec"
+    path = draft if draft == "lookup" else folder / f"spec-{draft}-qwen3-q8_0.gguf"
+    return ("bench", "-m", folder / "spec-target-qwen3-q8_0.gguf", "-dev", "cpu", "-md", path)
+
+
+@pytest.mark.parametrize("draft", ["lookup", "draft", "dflash"])
+def test_bench_measures_several_texts_with_a_draft(npurt, draft):
+    result = npurt(*drafting(draft), "--parallel", "1,2", "-p", 24, "-n", 16, "-r", 2, "--json")
+    rows = json.loads(result.out)
+
+    assert result.code == 0
+    for row in rows:
+        assert row["draft"].startswith("lookup" if draft == "lookup" else f"spec-{draft}-")
+        assert 0 <= row["accepted"] <= row["drafted"]
+        assert row["accept_rate"] == (row["accepted"] / row["drafted"] if row["drafted"] else None)
+        tokens = 2 * 16 * row["parallel"]
+        assert row["accepted_length"] == tokens / (tokens - row["accepted"])
+
+
+def test_right_drafts_of_several_texts_are_counted(npurt, monkeypatch):
+    """A draft model that is the model itself is always right."""
+    monkeypatch.setattr(Guesses, "choose", lambda self, behind=0: 2)
+    monkeypatch.setattr(Guesses, "thresholds", Thresholds())
+    monkeypatch.setattr(Guesses, "reading", lambda self, behind: behind)
+    _, flag, model, *_ = drafting("lookup")
+    command = ("bench", flag, model, "-dev", "cpu", "-md", model, "--draft-n", 2)
+    result = npurt(*command, "--parallel", "2", "-p", 24, "-n", 16, "-r", 2, "--json")
+    (row,) = json.loads(result.out)
+
+    assert row["drafted"] > 0
+    assert row["accept_rate"] == 1
+
+
 @pytest.mark.parametrize(
     "arguments",
-    [("--parallel", "2", "-p", "4,5"), ("--shared-prefix", 3), ("--parallel", "2", "-d", 4)],
+    [
+        ("--parallel", "2", "-p", "4,5"), ("--shared-prefix", 3), ("--parallel", "2", "-d", 4),
+        ("--parallel", "2", "--spec", "-md", "lookup"),
+        ("--parallel", "2", "-md", "lookup", "--plot", "a.png"),
+        ("--parallel", "2", "-md", "lookup", "--draft-n", "2,3"),
+        ("--parallel", "2", "-md", "lookup", "--draft-n", "0"),
+        ("--parallel", "2", "--draft-n", "2"), ("--parallel", "2", "-devd", "cpu"),
+    ],
     ids=str,
-)
+)  # fmt: skip
 def test_wrong_usage_of_several_texts_is_refused(npurt, arguments):
     assert npurt("bench", "-m", MODEL, *arguments).code == 2
 

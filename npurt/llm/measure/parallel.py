@@ -1,20 +1,23 @@
 """Measure tokens per second of several texts at once, as llama-batched-bench does.
 
 The tokens of prompts are random.  First all prompts are read, without their last token; then all
-texts go on together, from what was read.
+texts go on together, from what was read.  With a draft, each prompt ends with one of the tasks of
+`bench_spec`: what is accepted depends on the text.  A draft model reads prompts as texts go on.
 """
 
 import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from npurt.errors import SettingError
 from npurt.llm.batch.engine import Engine
-from npurt.llm.batch.events import Event
+from npurt.llm.batch.events import Counts, Event
+from npurt.llm.measure.speculation import PROMPTS
 from npurt.runtime.report.ledger import Report
 
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
@@ -28,6 +31,7 @@ def bench_parallel(
     generated: int = 128,
     shared: int = 0,
     repetitions: int = 3,
+    draft: str | os.PathLike[str] | None = None,
     on_row: Callable[[dict[str, Any]], object] | None = None,
     **options: Any,
 ) -> tuple[list[dict[str, Any]], Report]:
@@ -39,7 +43,8 @@ def bench_parallel(
         generated: Tokens that each text has then.
         shared: First tokens that are the same in all prompts.
         on_row: Called with each row as soon as it is measured.
-        options: Those of `Engine`.
+        draft: As for `Engine`; rows then say how many tokens were drafted and accepted.
+        options: Others of `Engine`.
 
     Raises:
         SettingError: There is nothing to measure.
@@ -51,14 +56,20 @@ def bench_parallel(
         )
     most = max(parallel)
     ended = _Ends()
-    options = {"n_ctx": prompt + generated, "draft": None, "prefixes": most + 1} | options
-    with Engine(path, max_sequences=most, on_step=ended, **options) as engine:
+    options = {"n_ctx": prompt + generated, "prefixes": most + 1} | options
+    with Engine(path, max_sequences=most, on_step=ended, draft=draft, **options) as engine:
         rows = []
         for count in parallel:
             prompts = [_ids(engine, prompt, shared, i) for i in range(count)]
+            if draft:
+                prompts = [_with_task(engine, ids, shared, i) for i, ids in enumerate(prompts)]
             _measure(engine, ended, [ids[-8:] for ids in prompts], 4)  # a warm-up
+            before = engine.stats().counts
             samples = [_measure(engine, ended, prompts, generated) for _ in range(repetitions)]
-            rows.append(_row(engine, samples, count, prompt, generated, shared))
+            row = _row(engine, samples, count, prompt, generated, shared)
+            if draft:
+                row |= {"draft": Path(draft).name} | _accepted(before, engine.stats().counts, row)
+            rows.append(row)
             if on_row:
                 on_row(rows[-1])
         return rows, engine.llm.report()
@@ -81,6 +92,16 @@ def _ids(engine: Engine, count: int, shared: int, number: int) -> list[int]:
     first = np.random.default_rng(0).integers(0, n_vocab, shared)
     rest = np.random.default_rng(1 + number).integers(0, n_vocab, count - shared)
     return [*first.tolist(), *rest.tolist()]
+
+
+def _with_task(engine: Engine, ids: list[int], shared: int, number: int) -> list[int]:
+    """Return *ids* with a task at the end, as far as there is room after the *shared* ones."""
+    llm, task = engine.llm, list(PROMPTS.values())[number % len(PROMPTS)]
+    if "tokenizer.chat_template" in llm.metadata:
+        end = llm.apply_chat_template([{"role": "user", "content": task}])
+    else:
+        end = llm.tokenize(task)
+    return ids[: max(shared, len(ids) - len(end))] + end[-(len(ids) - shared) :]
 
 
 def _measure(
@@ -121,4 +142,16 @@ def _row(
         "tokens_per_s": count * (prompt + generated) / (reading + writing),
         "spread": spread,
         "samples": samples,
+    }
+
+
+def _accepted(before: Counts, after: Counts, row: dict[str, Any]) -> dict[str, float | None]:
+    """Return what was drafted and accepted between two counts, for the samples of *row*."""
+    drafted, accepted = after.drafted - before.drafted, after.accepted - before.accepted
+    tokens = row["parallel"] * row["generated"] * len(row["samples"])
+    return {
+        "drafted": drafted,
+        "accepted": accepted,
+        "accept_rate": accepted / drafted if drafted else None,
+        "accepted_length": tokens / (tokens - accepted),
     }
