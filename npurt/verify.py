@@ -41,6 +41,7 @@ Sources: Freivalds 1977; Higham & Mary 2019 (probabilistic rounding analysis); I
 """
 
 import math
+import os
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -92,9 +93,13 @@ class Probe:
 
 
 def probe_vector(n: int) -> F64:
-    """Return r: random signs times random sizes in [1, 2), exact in float32."""
-    sizes = np.random.default_rng().uniform(-1, 1, n)
-    return (sizes + np.copysign(1, sizes)).astype(np.float32).astype(np.float64)
+    """Return r: random signs times random sizes in [1, 2), exact in float32.
+
+    The bits of a float32 are a sign, an exponent, which is that of 1 here, and a mantissa.
+    Importing numpy's generators would take longer than loading a small model's weights.
+    """
+    bits = np.frombuffer(os.urandom(4 * n), np.uint32)
+    return (bits & 0x807FFFFF | 0x3F800000).view(np.float32).astype(np.float64)
 
 
 def make_probe(

@@ -6,7 +6,6 @@ import hashlib
 import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
 import numpy as np
@@ -18,6 +17,7 @@ from npurt.llm.arch.decoder import Decoder, output, residual
 from npurt.llm.arch.encoder import Encoder
 from npurt.llm.arch.head import Head
 from npurt.llm.arch.weights import FileWeights
+from npurt.llm.session.background import Background
 from npurt.llm.session.devices import Devices
 from npurt.llm.session.lock import Lock
 from npurt.llm.session.progress import Progress
@@ -82,9 +82,10 @@ class Model:
         self._free = list(reversed(range(setup.limits.sequences)))
         self._embedding = self.file[EMBEDDING]
         self._offload: Offload | None = None  # None of a device that runs graphs
-        with contextlib.ExitStack() as opened, ThreadPoolExecutor(1) as beside:
+        with contextlib.ExitStack() as opened:
             # The vocabulary takes as long as the weights.
-            tokenizer = beside.submit(Tokenizer.from_gguf, self.file.metadata)
+            metadata = self.file.metadata
+            tokenizer = Background(lambda: Tokenizer.from_gguf(metadata), "npurt vocabulary")
             self.executor = self._compile()
             opened.callback(self.executor.close)
             rows = setup.limits.rows

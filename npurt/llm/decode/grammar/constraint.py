@@ -1,7 +1,6 @@
 """Which tokens may come next in a text, so that the whole will be in a grammar."""
 
 from collections.abc import Sequence
-from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -9,8 +8,9 @@ import numpy.typing as npt
 
 from npurt.errors import GrammarError
 from npurt.llm.decode.grammar.grammar import Grammar
-from npurt.llm.decode.grammar.library import check, dead_end, later, limits, llguidance, no_panic
+from npurt.llm.decode.grammar.library import check, dead_end, limits, llguidance, no_panic
 from npurt.llm.decode.grammar.vocabulary import vocabulary_of
+from npurt.llm.session.background import Background
 from npurt.llm.text.tokenizer import Tokenizer
 
 SECONDS = 10.0  # for a grammar; those within the limits take less than one
@@ -37,7 +37,7 @@ class Constraint:
         self._begins = begins
         self._text: list[int] = []  # what the matcher has read
         self._vocabulary = vocabulary_of(tokenizer)
-        self._matcher: Future[Any] = later(self._new_matcher)
+        self._matcher: Background[Any] = Background(self._new_matcher, "npurt grammar")
 
     @property
     def ready(self) -> bool:

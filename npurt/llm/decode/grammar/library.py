@@ -2,15 +2,11 @@
 
 import contextlib
 import importlib
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
 from npurt.errors import GrammarError, UnsupportedOp
 from npurt.once import once
-
-T = TypeVar("T")
 
 
 def llguidance() -> Any:
@@ -90,17 +86,3 @@ def check(matcher: Any, kind: str, count: int) -> None:
         f"the {kind} failed after {count} tokens: {said:.300}",
         remedy="use a simpler one, with shorter repetitions",
     )
-
-
-def later(make: Callable[[], T]) -> Future[T]:
-    """Return the future result of *make*, which a thread computes; the process does not wait."""
-    future: Future[T] = Future()
-
-    def work() -> None:
-        try:
-            future.set_result(make())
-        except BaseException as error:  # noqa: BLE001  handed to the thread that waits
-            future.set_exception(error)
-
-    threading.Thread(target=work, name="npurt grammar", daemon=True).start()
-    return future

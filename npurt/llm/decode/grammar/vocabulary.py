@@ -2,18 +2,18 @@
 
 import threading
 import weakref
-from concurrent.futures import Future
 from typing import Any
 
-from npurt.llm.decode.grammar.library import later, llguidance
+from npurt.llm.decode.grammar.library import llguidance
+from npurt.llm.session.background import Background
 from npurt.llm.text.tokenizer import Tokenizer
 from npurt.once import once
 
-_known: weakref.WeakKeyDictionary[Tokenizer, Future[Any]] = weakref.WeakKeyDictionary()
+_known: weakref.WeakKeyDictionary[Tokenizer, Background[Any]] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
-def vocabulary_of(tokenizer: Tokenizer) -> Future[Any]:
+def vocabulary_of(tokenizer: Tokenizer) -> Background[Any]:
     """Return the future tokenizer of llguidance for *tokenizer*, which a thread builds.
 
     That takes half a second for 150,000 tokens (bench/RESULTS.md).  Kernels run meanwhile; Python
@@ -21,7 +21,7 @@ def vocabulary_of(tokenizer: Tokenizer) -> Future[Any]:
     """
     with _lock:
         if tokenizer not in _known:
-            _known[tokenizer] = later(lambda: _build(tokenizer))
+            _known[tokenizer] = Background(lambda: _build(tokenizer), "npurt grammar")
         return _known[tokenizer]
 
 

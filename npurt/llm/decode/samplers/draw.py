@@ -16,8 +16,8 @@ class Draws:
 
     def __init__(self, seed: int) -> None:
         self._key = seed
-        self._next = -1  # the position whose words the generator returns next
-        self._philox = np.random.Philox(key=seed)
+        self._next: int | None = None  # the position whose words the generator returns next
+        self._philox: np.random.Philox  # made when it is needed: greedy texts draw nothing
 
     def words(self, position: int) -> npt.NDArray[np.uint64]:
         """Return the four words of *position*."""
