@@ -7,7 +7,8 @@
  *         query head there multiplies its result: out * sigmoid(gate).
  * K       pages of 64 positions, each [64/16][width][16]: sixteen positions lie side by side, so
  *         scores need no transposition; V pages [64][width].  float16 or float32.
- * Why     eight query rows share each vector of K and V.  The softmax runs online over blocks of 64
+ * Why     eight query rows share each vector of K and V, and sixteen times eight each page, which the
+ *         level 1 cache holds meanwhile.  The softmax runs online over blocks of 64
  *         positions counted from 0, so a row's result is the same alone or in a batch: positions it
  *         must not see add exact zeros.  A block is a page: where pages lie changes no bit.
  * Source  Milakov & Gimelshein 2018 (online softmax); Dao et al. 2022 (tiling).
@@ -15,18 +16,27 @@
 #include "kernels.h"
 #include <math.h>
 
-enum { SPAN = NPURT_PAGE, TILE = 8 };
+enum { SPAN = NPURT_PAGE, TILE = 8, TILES = 16 };
+
+/* Panels of 16 keys for which an element of a query is loaded once.  On Arm the sums of eight rows
+ * and one panel are 32 registers, which is all there are. */
+#ifdef __aarch64__
+enum { PANELS = 1 };
+#else
+enum { PANELS = 2 };
+#endif
 
 typedef struct {
     const npurt_attention *op;
     const npurt_span *span;
-    int kv_head;
+    int kv_head, rows;
+    int64_t row, first; /* query rows [first, first + rows) of a block from row `row` of the span */
     float q[TILE][NPURT_MOST_HEAD], out[TILE][NPURT_MOST_HEAD], p[TILE][SPAN];
     float most[TILE], sum[TILE];
     int64_t from[TILE], seen[TILE]; /* each row sees positions [from, seen) */
 } npurt_tile_state;
 
-_Static_assert(sizeof(npurt_tile_state) <= SCRATCH_BYTES, "a tile does not fit");
+_Static_assert(TILES * sizeof(npurt_tile_state) <= SCRATCH_BYTES, "the tiles do not fit");
 
 INLINE f32x16 load_cache(const void *cache, int64_t at, int bytes)
 {
@@ -41,27 +51,42 @@ INLINE int64_t page_start(const npurt_tile_state *s, int64_t first)
     return (s->kv_head * s->op->pages + page) * SPAN * s->op->width;
 }
 
-INLINE void scores(npurt_tile_state *s, int rows, int bytes, int64_t start, int count)
+/* Scores of `panels` times 16 positions from position `first` of a page on. */
+INLINE void panel_scores(npurt_tile_state *s, int rows, int bytes, int64_t start, int first,
+                         int panels)
 {
     const int width = s->op->width;
-    for (int j = 0; j < count; j += 16) {
-        const int64_t panel = start + (int64_t) j * width;
-        f32x16 dot[TILE];
+    f32x16 dot[TILE][PANELS];
 #pragma clang loop unroll(full)
-        for (int r = 0; r < rows; r++) {
-            dot[r] = 0.0f;
-        }
-        for (int d = 0; d < width; d++) {
-            const f32x16 k = load_cache(s->op->k_cache, panel + d * 16, bytes);
+    for (int i = 0; i < rows * panels; i++) {
+        dot[i / panels][i % panels] = 0.0f;
+    }
+    for (int d = 0; d < width; d++) {
+        f32x16 k[PANELS];
 #pragma clang loop unroll(full)
-            for (int r = 0; r < rows; r++) {
-                dot[r] = fma16(k, (f32x16) (s->q[r][d]), dot[r]);
-            }
+        for (int j = 0; j < panels; j++) {
+            k[j] = load_cache(s->op->k_cache, start + (first + 16 * j) * width + d * 16, bytes);
         }
 #pragma clang loop unroll(full)
-        for (int r = 0; r < rows; r++) {
-            store_f32(s->p[r] + j, dot[r]);
+        for (int i = 0; i < rows * panels; i++) {
+            const int r = i / panels, j = i % panels;
+            dot[r][j] = fma16(k[j], (f32x16) (s->q[r][d]), dot[r][j]);
         }
+    }
+#pragma clang loop unroll(full)
+    for (int i = 0; i < rows * panels; i++) {
+        store_f32(s->p[i / panels] + first + 16 * (i % panels), dot[i / panels][i % panels]);
+    }
+}
+
+INLINE void scores(npurt_tile_state *s, int rows, int bytes, int64_t start, int count)
+{
+    int j = 0;
+    for (; j + 16 * (PANELS - 1) < count; j += 16 * PANELS) {
+        panel_scores(s, rows, bytes, start, j, PANELS);
+    }
+    for (; j < count; j += 16) {
+        panel_scores(s, rows, bytes, start, j, 1);
     }
 }
 
@@ -102,18 +127,21 @@ INLINE void softmax(npurt_tile_state *s, int rows, int64_t first)
             top = larger(top, load_f32(s->p[r] + j));
         }
         const float most = fmaxf(s->most[r], max16(top));
-        const f32x16 shrink = exp16((f32x16) (s->most[r] - most));
         f32x16 sum = 0.0f;
         for (int j = 0; j < SPAN; j += 16) {
             const f32x16 e = exp16(load_f32(s->p[r] + j) - most);
             store_f32(s->p[r] + j, e);
             sum += e;
         }
-        s->sum[r] = fmaf(s->sum[r], shrink.x, sum16(sum));
-        s->most[r] = most;
-        for (int d = 0; d < width; d += 16) {
-            store_f32(s->out[r] + d, load_f32(s->out[r] + d) * shrink);
+        f32x16 shrink = 1.0f;
+        if (most != s->most[r]) {
+            shrink = exp16((f32x16) (s->most[r] - most));
+            s->most[r] = most;
+            for (int d = 0; d < width; d += 16) {
+                store_f32(s->out[r] + d, load_f32(s->out[r] + d) * shrink);
+            }
         }
+        s->sum[r] = fmaf(s->sum[r], shrink.x, sum16(sum));
     }
 }
 
@@ -176,18 +204,16 @@ static void one_span(npurt_tile_state *s, int rows, int64_t first, int count)
     }
 }
 
-/* Query rows [first, first + rows) of a block that begins at row `row` of the span: query row i is
- * token i / group, head i % group. */
-static void tile(npurt_tile_state *s, int64_t row, int first, int rows)
+/* Fills a tile.  Query row i is token i / group, head i % group. */
+static void begin(npurt_tile_state *s)
 {
     const npurt_attention *op = s->op;
     const int group = op->heads / op->kv_heads, width = op->width;
     const int step = op->gated ? 2 * width : width;
-    int64_t visible = 0;
-    for (int r = 0; r < rows; r++) {
-        const int64_t at = row + (first + r) / group, position = s->span->position + at;
+    for (int r = 0; r < s->rows; r++) {
+        const int64_t at = s->row + (s->first + r) / group, position = s->span->position + at;
         const int64_t token = s->span->first + at;
-        const int head = s->kv_head * group + (first + r) % group;
+        const int64_t head = s->kv_head * group + (s->first + r) % group;
         const float *q = op->qkv + token * op->stride + head * step;
         const float scale = op->temperature ? op->temperature[position] * op->scale : op->scale;
         for (int d = 0; d < width; d++) {
@@ -196,16 +222,19 @@ static void tile(npurt_tile_state *s, int64_t row, int first, int rows)
         }
         s->most[r] = op->sinks ? op->sinks[head] : -INFINITY;
         s->sum[r] = op->sinks ? 1.0f : 0.0f;
-        s->seen[r] = visible = position + 1;
-        s->from[r] = op->window && visible > op->window ? visible - op->window : 0;
+        s->seen[r] = position + 1;
+        s->from[r] = op->window && s->seen[r] > op->window ? s->seen[r] - op->window : 0;
     }
-    for (int64_t at = s->from[0] / SPAN * SPAN; at < visible; at += SPAN) {
-        const int64_t left = visible - at;
-        one_span(s, rows, at, left < SPAN ? (int) left : SPAN);
-    }
-    for (int r = 0; r < rows; r++) {
-        const int64_t token = s->span->first + row + (first + r) / group;
-        const int head = s->kv_head * group + (first + r) % group;
+}
+
+static void end(const npurt_tile_state *s)
+{
+    const npurt_attention *op = s->op;
+    const int group = op->heads / op->kv_heads, width = op->width;
+    const int step = op->gated ? 2 * width : width;
+    for (int r = 0; r < s->rows; r++) {
+        const int64_t token = s->span->first + s->row + (s->first + r) / group;
+        const int64_t head = s->kv_head * group + (s->first + r) % group;
         float *out = op->out + (token * op->heads + head) * width;
         const float *gate = op->qkv + token * op->stride + head * step + width;
         for (int d = 0; d < width; d += 16) {
@@ -215,16 +244,41 @@ static void tile(npurt_tile_state *s, int64_t row, int first, int rows)
     }
 }
 
+/* Positions of later rows are later, so a tile sees from where its first row does, to where its
+ * last one does. */
+static void tiles(npurt_tile_state *s, int count)
+{
+    const int64_t visible = s[count - 1].seen[s[count - 1].rows - 1];
+    for (int64_t at = s->from[0] / SPAN * SPAN; at < visible; at += SPAN) {
+        for (int i = 0; i < count; i++) {
+            const int64_t left = s[i].seen[s[i].rows - 1] - at;
+            if (left > 0 && at + SPAN > s[i].from[0]) {
+                one_span(&s[i], s[i].rows, at, left < SPAN ? (int) left : SPAN);
+            }
+        }
+    }
+}
+
 /* Rows [row, row + rows) of a span, and the query heads of one key head. */
 void AT_LEVEL(npurt_attend)(const npurt_attention *op, int kv_head, const npurt_span *span,
                             int64_t row, int rows, float *scratch)
 {
     npurt_tile_state *s = (npurt_tile_state *) scratch;
-    const int total = rows * (op->heads / op->kv_heads);
-    s->op = op;
-    s->span = span;
-    s->kv_head = kv_head;
-    for (int r = 0; r < total; r += TILE) {
-        tile(s, row, r, total - r < TILE ? total - r : TILE);
+    const int64_t total = (int64_t) rows * (op->heads / op->kv_heads);
+    for (int64_t first = 0; first < total;) {
+        int count = 0;
+        for (; count < TILES && first < total; count++, first += TILE) {
+            s[count].op = op;
+            s[count].span = span;
+            s[count].kv_head = kv_head;
+            s[count].row = row;
+            s[count].first = first;
+            s[count].rows = total - first < TILE ? (int) (total - first) : TILE;
+            begin(&s[count]);
+        }
+        tiles(s, count);
+        for (int i = 0; i < count; i++) {
+            end(&s[i]);
+        }
     }
 }
