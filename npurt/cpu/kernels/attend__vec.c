@@ -7,10 +7,10 @@
  *         query head there multiplies its result: out * sigmoid(gate).
  * K       pages of 64 positions, each [64/16][width][16]: sixteen positions lie side by side, so
  *         scores need no transposition; V pages [64][width].  float16 or float32.
- * Why     eight query rows share each vector of K and V, and sixteen times eight each page, which the
- *         level 1 cache holds meanwhile.  The softmax runs online over blocks of 64
- *         positions counted from 0, so a row's result is the same alone or in a batch: positions it
- *         must not see add exact zeros.  A block is a page: where pages lie changes no bit.
+ * Why     eight query rows, a tile, share each vector of K and V.  Up to 16 tiles read a page one
+ *         after another, while the level 1 cache holds it.  The softmax runs online over blocks of
+ *         64 positions counted from 0, so a row's result is the same alone or in a batch: positions
+ *         it must not see add exact zeros.  A block is a page: where pages lie changes no bit.
  * Source  Milakov & Gimelshein 2018 (online softmax); Dao et al. 2022 (tiling).
  */
 #include "kernels.h"
@@ -244,8 +244,8 @@ static void end(const npurt_tile_state *s)
     }
 }
 
-/* Positions of later rows are later, so a tile sees from where its first row does, to where its
- * last one does. */
+/* Later rows have later positions: the first row of a tile sees the first position that the tile
+ * sees, and the last row the last one. */
 static void tiles(npurt_tile_state *s, int count)
 {
     const int64_t visible = s[count - 1].seen[s[count - 1].rows - 1];
