@@ -14,6 +14,8 @@ RANDOM_SEED = 0xFFFFFFFF  # its LLAMA_DEFAULT_SEED; -1 means the same
 
 # Its names of chat formats -> npurt's, where they differ.
 FORMATS = {"llama-2": "llama2", "llama-3": "llama3", "mistral-instruct": "mistral"}
+# Its format for calls of functions, whose template is in its code: npurt takes that of the file.
+CALLING = "chatml-function-calling"
 # The texts that end an answer in a format, for files that do not know them as end tokens.
 STOPS = {
     "chatml": "<|im_end|>", "gemma": "<end_of_turn>\n", "llama-3": "<|eot_id|>",
@@ -29,7 +31,7 @@ MODEL_DEFAULTS: dict[str, Any] = {
 # The same of completions.  Mirostat's constants have no effect while it is off.
 DEFAULTS: dict[str, Any] = {
     "function_call": None, "functions": None, "idx": None, "mirostat_mode": 0,
-    "suffix": None, "tfs_z": 1.0, "tool_choice": "auto",
+    "suffix": None, "tfs_z": 1.0,
 }  # fmt: skip
 # What of completions `Llama` hands on to its sampler.
 SAMPLING = (
@@ -85,10 +87,10 @@ class ChatOptions(Options, total=False):
     top_logprobs: int | None
 
 
-def missing(name: str) -> UnsupportedOp:
+def missing(name: str, remedy: str = "") -> UnsupportedOp:
     """Return the error about something that npurt does not have."""
     return UnsupportedOp(
-        f"npurt.compat.llama_cpp does not have {name} yet", remedy=f"do without {name}"
+        f"npurt.compat.llama_cpp does not have {name} yet", remedy=remedy or f"do without {name}"
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any, Self
 import numpy as np
 
 from npurt.compat.llama_cpp.arguments import (
+    CALLING,
     FORMATS,
     MODEL_DEFAULTS,
     RANDOM_SEED,
@@ -84,6 +85,11 @@ class OpenModel:
         if not isinstance(chat_format, str | None):
             raise SettingError(
                 f"chat_format is {brief(chat_format)}", remedy="pass a name such as chatml"
+            )
+        if chat_format == CALLING:
+            raise missing(
+                f"chat_format={CALLING!r}",
+                "leave it out: tools and tool_choice work with the template of the file",
             )
         self.chat_format = chat_format
         self.verbose = flag("verbose", verbose)

@@ -15,10 +15,12 @@ from npurt.compat.llama_cpp.arguments import (
     sampling,
 )
 from npurt.compat.llama_cpp.context import Messages, OpenModel, Prompt
+from npurt.compat.llama_cpp.demanded import Demanded, demanded_call
 from npurt.compat.llama_cpp.results import (
     FINISH,
     Logprobs,
     Result,
+    called,
     delta_choice,
     head,
     message_choice,
@@ -249,8 +251,11 @@ class Llama(OpenModel):
         Args:
             messages: As for `npurt.Llama.chat`.
             tools: As for `npurt.Llama.chat`: calls are part of the content, as the model writes
-                them.
-            tool_choice: None or ``"auto"``.
+                them, unless *tool_choice* demands one.
+            tool_choice: The function that is called, ``{"type": "function", "function": {"name":
+                ...}}``: the message has *tool_calls*, whose arguments are of its schema.
+                ``"required"`` demands the only one of *tools*, ``"none"`` hides them; None and
+                ``"auto"`` leave the choice to the model.
             response_format: As for `npurt.Llama.chat`.
             functions, function_call: Refused unless None.
             logprobs: Whether the result has log probabilities, with those of the *top_logprobs*
@@ -264,8 +269,13 @@ class Llama(OpenModel):
             ContextFull: The prompt does not fit.
             UnsupportedOp: npurt does not have an option.
         """
-        request = self._request(temperature, seed, **sampling(locals()))
-        ids = self._llm.apply_chat_template(messages, tools=tools)
+        given = sampling(locals())
+        call = demanded_call(tools, tool_choice)
+        if call:
+            given |= {"grammar": None, "response_format": call.response_format}
+        request = self._request(temperature, seed, **given)
+        hidden = isinstance(tool_choice, str) and tool_choice == "none"
+        ids = self._llm.apply_chat_template(messages, tools=None if hidden else tools)
         stops = all_stops(stop, self.chat_format)
         alone = logprobs is None or logprobs is False
         top = top_logprobs_of(logprobs, None if alone else top_logprobs)
@@ -275,11 +285,13 @@ class Llama(OpenModel):
         name = self._name(model)
         if flag("stream", stream):
             common = head("chatcmpl", "chat.completion.chunk", name)
-            return self._chat_chunks(common, pieces, read)
+            return self._chat_chunks(common, pieces, read, call)
         with self._llm.lock:
             text = "".join(pieces)
-            choice = message_choice(text, self._finish, read and read(self._llm.timing))
             common = head("chatcmpl", "chat.completion", name)
+            part = call.part(common["id"], text) if call else {"content": text}
+            finish = called(self._finish) if call else self._finish
+            choice = message_choice(part, finish, read and read(self._llm.timing))
             return common | {"choices": [choice], "usage": usage(self._llm.timing)}
 
     def create_chat_completion_openai_v1(self, *args: Any, **kwargs: Any) -> Any:
@@ -309,14 +321,16 @@ class Llama(OpenModel):
         yield common | {"choices": [text_choice("", self._finish, logprobs)]}
 
     def _chat_chunks(
-        self, common: Result, pieces: Iterable[str], read: Read | None
+        self, common: Result, pieces: Iterable[str], read: Read | None, call: Demanded | None
     ) -> Iterator[Result]:  # fmt: skip
         yield common | {"choices": [delta_choice({"role": "assistant"})]}
         for piece in pieces:
             logprobs = read and read(self._llm.timing)
-            yield common | {"choices": [delta_choice({"content": piece}, None, logprobs)]}
+            part = call.delta(common["id"], piece) if call else {"content": piece}
+            yield common | {"choices": [delta_choice(part, None, logprobs)]}
         logprobs = read and read(self._llm.timing)
-        yield common | {"choices": [delta_choice({}, self._finish, logprobs)]}
+        finish = called(self._finish) if call else self._finish
+        yield common | {"choices": [delta_choice({}, finish, logprobs)]}
 
     def _piece(self, token: int) -> str:
         return self._tokenizer.piece(token).decode("utf-8", "replace")

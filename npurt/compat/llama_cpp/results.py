@@ -24,14 +24,19 @@ def text_choice(text: str, finish: str | None = None, logprobs: Result | None = 
     return {"text": text, "index": 0, "logprobs": logprobs, "finish_reason": finish}
 
 
-def message_choice(text: str, finish: str, logprobs: Result | None = None) -> Result:
-    """Return the choice of an answer."""
-    return {"index": 0, "message": {"role": "assistant", "content": text}, "logprobs": logprobs,
+def message_choice(part: Result, finish: str, logprobs: Result | None = None) -> Result:
+    """Return the choice of an answer, whose message has *part*: content or a call."""
+    return {"index": 0, "message": {"role": "assistant", **part}, "logprobs": logprobs,
             "finish_reason": finish}  # fmt: skip
 
 
+def called(finish: str) -> str:
+    """Return why a call ended, where a text would have ended with *finish*."""
+    return "tool_calls" if finish == "stop" else finish
+
+
 def delta_choice(
-    delta: dict[str, str], finish: str | None = None, logprobs: Result | None = None
+    delta: Result, finish: str | None = None, logprobs: Result | None = None
 ) -> Result:
     """Return the choice of a chunk of an answer."""
     return {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
