@@ -1,5 +1,6 @@
 """What scripts for llama-cpp-python do gives results of its shapes, with npurt's text."""
 
+import importlib
 import inspect
 import itertools
 import pickle
@@ -15,7 +16,7 @@ from npurt.compat.llama_cpp import (
     Llama,
 )
 from npurt.compat.llama_cpp.arguments import RANDOM_SEED
-from npurt.errors import SettingError, UnsupportedOp
+from npurt.errors import ModelFormatError, SettingError, UnsupportedOp
 from tests.compat.questions import GREEDY, MESSAGES, PATH, PROMPT, RECORDED
 
 # --- The interface -------------------------------------------------------------------------------
@@ -152,6 +153,37 @@ def test_a_seed_gives_one_series_of_texts(llm):
         llm.set_seed(seed)
         assert len({text() for _ in range(4)}) > 1
         assert len({text(seed=seed) for _ in range(4)}) > 1
+
+
+def test_an_empty_prompt_is_bos(llm):
+    options = {"max_tokens": 5, **GREEDY}
+    empty, begun = llm("", **options), llm([llm.token_bos()], **options)
+    assert empty["choices"] == begun["choices"]
+    assert empty["usage"]["prompt_tokens"] == 1
+
+
+def test_a_model_is_opened_from_a_folder(tmp_path):
+    (tmp_path / "a-q8_0.gguf").symlink_to(PATH)
+    (tmp_path / "b-q4_0.gguf").symlink_to(PATH)
+    for place in ({"repo_id": str(tmp_path)}, {"repo_id": "user/repo", "local_dir": tmp_path}):
+        with Llama.from_pretrained(**place, filename="*Q8_0.gguf".lower(), verbose=False) as model:
+            assert model.model_path.endswith("a-q8_0.gguf")
+        for filename, count in ((None, 2), ("*", 2), ("c.gguf", 0), ("../*", 0)):
+            with pytest.raises(ModelFormatError, match=f"has {count} GGUF models"):
+                Llama.from_pretrained(**place, filename=filename)
+
+
+def test_names_are_in_the_modules_of_there():
+    for name, names in {
+        "llama": "Llama LlamaGrammar LlamaState LogitsProcessorList StoppingCriteriaList",
+        "llama_cache": "LlamaCache LlamaDiskCache LlamaRAMCache",
+        "llama_grammar": "LlamaGrammar",
+        "llama_speculative": "LlamaPromptLookupDecoding",
+        "llama_tokenizer": "LlamaTokenizer",
+    }.items():
+        module = importlib.import_module(f"npurt.compat.llama_cpp.{name}")
+        for each in names.split():
+            assert getattr(module, each) is getattr(llama_cpp, each, getattr(module, each))
 
 
 def test_too_long_a_prompt_is_a_value_error(llm):

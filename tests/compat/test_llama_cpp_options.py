@@ -174,12 +174,6 @@ def test_typical_p_is_a_setting_of_completions(llm):
     assert len(texts) == 2
 
 
-@pytest.mark.parametrize("name", ["set_cache"])
-def test_methods_that_npurt_does_not_have_are_refused(llm, name):
-    with pytest.raises(UnsupportedOp, match=f"does not have {name} yet"):
-        getattr(llm, name)("x")
-
-
 def test_names_that_never_were_are_type_errors(llm):
     with pytest.raises(TypeError, match="max_token"):
         llm(PROMPT, max_token=3)

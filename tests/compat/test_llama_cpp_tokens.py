@@ -8,6 +8,8 @@ import pytest
 
 from npurt.compat.llama_cpp import (
     Llama,
+    LlamaDiskCache,
+    LlamaRAMCache,
     LlamaState,
     LogitsProcessorList,
     MinTokensLogitsProcessor,
@@ -59,6 +61,58 @@ def test_a_state_comes_back(llm):
     assert llm._llm.timing.reused_tokens == 3
     with pytest.raises(LayoutError, match="is no state"):
         llm.load_state(None)
+
+
+def test_prompts_go_on_from_the_states_of_a_cache(llm):
+    """Two texts in turn, neither of which begins the other."""
+    prompts = [[1, *range(5, 25)], [1, *range(30, 50)]]
+    wanted = [llm([*prompt, 7], max_tokens=5, **GREEDY)["choices"] for prompt in prompts]
+    cache = LlamaRAMCache()
+    llm.set_cache(cache)
+    try:
+        for prompt in prompts:
+            llm(prompt, max_tokens=1, **GREEDY)
+        for chunk in llm(prompts[1], max_tokens=1, stream=True, **GREEDY):
+            assert chunk["choices"]
+        assert len(cache.cache_state) == 2
+        assert cache.cache_size == sum(s.llama_state_size for s in cache.cache_state.values())
+        llm.set_seed(4)
+        for prompt, text in zip(prompts, wanted, strict=True):
+            assert llm([*prompt, 7], max_tokens=5, **GREEDY)["choices"] == text
+            assert llm._llm.timing.reused_tokens == len(prompt)
+        seed = llm._seed
+    finally:
+        llm.set_cache(None)
+    llm.set_seed(4)
+    for prompt in prompts:
+        llm(prompt, max_tokens=1, **GREEDY)
+    assert llm._seed == seed  # the seeds of the states did not come back
+    for refused in ("x", {}):
+        with pytest.raises(UnsupportedOp, match="does not have set_cache"):
+            llm.set_cache(refused)
+    with pytest.raises(UnsupportedOp, match="LlamaDiskCache"):
+        LlamaDiskCache()
+
+
+def test_a_cache_drops_what_was_used_longest_ago(llm):
+    states = []
+    for ids in ([1, 5, 9], [1, 5, 8], [2, 7]):
+        llm.reset()
+        llm.eval(ids)
+        states.append(llm.save_state())
+    cache = LlamaRAMCache(capacity_bytes=sum(s.llama_state_size for s in states[:2]))
+    for state in states[:2]:
+        cache[state.input_ids.tolist()] = state
+    assert cache[[1, 5, 9, 4]] is states[0]
+    assert [3] not in cache
+    with pytest.raises(KeyError):
+        cache[[3]]
+
+    cache[[2, 7]] = states[2]
+
+    assert list(cache.cache_state.values()) == [states[0], states[2]]
+    with pytest.raises(SettingError, match="capacity_bytes"):
+        LlamaRAMCache(capacity_bytes=None)
 
 
 def test_a_state_has_fields_and_is_pickled(llm):

@@ -16,24 +16,39 @@ from npurt.compat.llama_cpp.lists import (
     StoppingCriteria,
     StoppingCriteriaList,
 )
+from npurt.compat.llama_cpp.llama_cache import LlamaCache, LlamaDiskCache, LlamaRAMCache
 from npurt.compat.llama_cpp.model import Llama
 
 __version__ = "0.3.36"  # of the interface
 
 # Numbers of its C interface that arguments of `Llama` take.
 GGML_TYPE_F32, GGML_TYPE_F16 = 0, 1
+GGML_TYPE_Q4_0, GGML_TYPE_Q8_0 = 2, 8  # refused by name: see docs/llama-cpp-python.md
+LLAMA_POOLING_TYPE_UNSPECIFIED, LLAMA_POOLING_TYPE_NONE, LLAMA_POOLING_TYPE_MEAN = -1, 0, 1
+LLAMA_POOLING_TYPE_CLS, LLAMA_POOLING_TYPE_LAST, LLAMA_POOLING_TYPE_RANK = 2, 3, 4
 LLAMA_DEFAULT_SEED = 0xFFFFFFFF
 LLAMA_SPLIT_MODE_NONE, LLAMA_SPLIT_MODE_LAYER, LLAMA_SPLIT_MODE_ROW = 0, 1, 2
 
 __all__ = [
     "GGML_TYPE_F16",
     "GGML_TYPE_F32",
+    "GGML_TYPE_Q4_0",
+    "GGML_TYPE_Q8_0",
     "LLAMA_DEFAULT_SEED",
+    "LLAMA_POOLING_TYPE_CLS",
+    "LLAMA_POOLING_TYPE_LAST",
+    "LLAMA_POOLING_TYPE_MEAN",
+    "LLAMA_POOLING_TYPE_NONE",
+    "LLAMA_POOLING_TYPE_RANK",
+    "LLAMA_POOLING_TYPE_UNSPECIFIED",
     "LLAMA_SPLIT_MODE_LAYER",
     "LLAMA_SPLIT_MODE_NONE",
     "LLAMA_SPLIT_MODE_ROW",
     "Llama",
+    "LlamaCache",
+    "LlamaDiskCache",
     "LlamaGrammar",
+    "LlamaRAMCache",
     "LlamaState",
     "LlamaTokenizer",
     "LogitsProcessor",

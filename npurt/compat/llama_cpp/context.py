@@ -2,11 +2,13 @@
 
 import operator
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
+from npurt.compat.folders import model_in
 from npurt.compat.llama_cpp.arguments import (
     CALLING,
     FORMATS,
@@ -19,10 +21,12 @@ from npurt.compat.llama_cpp.arguments import (
     seed_of,
 )
 from npurt.compat.llama_cpp.lists import LlamaPromptLookupDecoding, LlamaState
+from npurt.compat.llama_cpp.llama_cache import LlamaRAMCache
 from npurt.compat.sampling import F32, Ids
 from npurt.errors import LayoutError, NumericsError, SettingError, brief
 from npurt.llm.decode.model import Llama as Model
 from npurt.llm.file.gguf import GGUF, errors_of
+from npurt.llm.spec.assistant import shared
 from npurt.llm.text.detokenize import as_ids
 from npurt.llm.text.tokenizer import Tokenizer
 from npurt.llm.text.vocabulary import token_texts
@@ -98,6 +102,7 @@ class OpenModel:
         self.last_n_tokens_size = integer("last_n_tokens_size", last_n_tokens_size, -1)
         self._seed = seed_of(seed)
         self._pooling = pooling(pooling_type)
+        self.cache: LlamaRAMCache | None = None
         self._row: F32 | None = None  # the logits after the last token, if `eval` computed them
         self._model: Model | None = None
         if flag("vocab_only", vocab_only):
@@ -126,24 +131,30 @@ class OpenModel:
         local_dir: Any = None, local_dir_use_symlinks: Any = "auto", cache_dir: Any = None,
         **kwargs: Any,
     ) -> Self:  # fmt: skip
-        """Open a model of a Hugging Face hub; *filename* may be a pattern.
+        """Open a model of a Hugging Face hub, or of a folder; *filename* may be a pattern.
 
         Args:
-            repo_id: ``user/repo``.
+            repo_id: ``user/repo``, or a folder.
             filename: The file, or a pattern such as ``*q8_0.gguf``.
             additional_files: Refused unless None.
-            local_dir: Refused unless None.
+            local_dir: A folder that has the file; refused if it is not there.
             cache_dir: Refused unless None.
             local_dir_use_symlinks: No effect.
             kwargs: Those of the class.
 
         Raises:
             DownloadError: The model cannot be downloaded.
+            ModelFormatError: The folder has no such model, or several.
             UnsupportedOp: npurt does not have what an argument asks for.
         """
         from npurt.models.hub import Hub
         from npurt.models.reference import Reference
 
+        pattern = "*.gguf" if filename is None else filename
+        for place in (local_dir, repo_id):
+            folder = None if place is None else Path(require_path(place))
+            if folder and isinstance(pattern, str) and folder.is_dir():
+                return cls(str(model_in(folder, pattern)), **kwargs)
         refuse(locals(), dict.fromkeys(("additional_files", "local_dir", "cache_dir")))
         path = Hub.usual().fetch(
             Reference.of(repo_id, filename, None), progress=kwargs.get("verbose", True)
@@ -297,6 +308,34 @@ class OpenModel:
         self._row = state.scores[0].copy() if len(state.scores) else None
         self._seed = state.seed
 
+    def set_cache(self, cache: LlamaRAMCache | None) -> None:
+        """Keep the state after each completion in *cache*; None: in none.
+
+        A prompt goes on from the state there with which it shares most, if that is more than it
+        shares with the context.
+
+        Raises:
+            UnsupportedOp: It is no `LlamaRAMCache`.
+        """
+        if not isinstance(cache, LlamaRAMCache | None):
+            raise missing(f"set_cache({brief(cache)})", "pass a LlamaRAMCache")
+        self.cache = cache
+
+    def _recall(self, prompt: Sequence[int]) -> None:
+        """Take the state of the cache that has more of *prompt* than the context has."""
+        if self.cache is not None and prompt in self.cache:
+            state = self.cache[prompt]
+            kept = state.llama_state
+            if shared(kept.tokens, prompt) > shared(self._llm.history, prompt):
+                self._llm.restore(kept)
+
+    def _remembered(self, pieces: Iterable[str]) -> Iterator[str]:
+        """Yield *pieces*, then keep the state after them in the cache."""
+        yield from pieces
+        if self.cache is not None:
+            state = self.save_state()
+            self.cache[state.input_ids.tolist()] = state
+
     def close(self) -> None:
         """Release the model."""
         if self._model is not None:
@@ -342,8 +381,7 @@ class OpenModel:
         Raises:
             LayoutError: One of them are no token ids.
         """
-        same = [x == y for x, y in zip(as_ids(a), as_ids(b), strict=False)]
-        return same.index(False) if False in same else len(same)
+        return shared(as_ids(a), as_ids(b))
 
 
 class LlamaTokenizer:

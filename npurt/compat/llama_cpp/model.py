@@ -99,6 +99,10 @@ class Llama(OpenModel):
         sampler = self._sampler(request, prompt)
         return self._tokens(self._generation(prompt, sampler, (), None), sampler)
 
+    def _beginning(self) -> list[int]:
+        """Return the prompt that an empty text is: BOS, if there is one."""
+        return [] if self._tokenizer.bos is None else [self._tokenizer.bos]
+
     def _tokens(self, generation: Generation, sampler: LastSampler) -> Iterator[int]:
         yield from generation.tokens()
         if sampler.last in self._tokenizer.eog:
@@ -113,6 +117,7 @@ class Llama(OpenModel):
         top_logprobs: int | None = None,
     ) -> Generation:
         self._row = None  # what `eval` computed is not after the last token any more
+        self._recall(prompt)
         return Generation(
             self._llm.generator, prompt, sampler, stop_texts(stop), limit(max_tokens),
             top_logprobs=top_logprobs,
@@ -195,7 +200,7 @@ class Llama(OpenModel):
         """
         request = self._request(temperature, seed, **sampling(locals()))
         if isinstance(prompt, str):
-            ids, begin = self._llm.tokenize(prompt), prompt
+            ids, begin = self._llm.tokenize(prompt) or self._beginning(), prompt
         else:
             ids = self._llm.model.valid(prompt)
             begin = self.detokenize(ids).decode(errors="replace")
@@ -204,7 +209,7 @@ class Llama(OpenModel):
         if echo and top is not None:
             raise missing("logprobs with echo")
         sampler = self._sampler(request, ids)
-        pieces = iter(self._generation(ids, sampler, stop, max_tokens, top))
+        pieces = self._remembered(self._generation(ids, sampler, stop, max_tokens, top))
         read = None if top is None else Logprobs(self._piece, len(begin)).of_completion
         if echo:
             pieces = _chain(begin, pieces)
@@ -280,7 +285,7 @@ class Llama(OpenModel):
         alone = logprobs is None or logprobs is False
         top = top_logprobs_of(logprobs, None if alone else top_logprobs)
         sampler = self._sampler(request, ids)
-        pieces = iter(self._generation(ids, sampler, stops, max_tokens, top))
+        pieces = self._remembered(self._generation(ids, sampler, stops, max_tokens, top))
         read = None if top is None else Logprobs(self._piece).of_chat
         name = self._name(model)
         if flag("stream", stream):
@@ -398,13 +403,6 @@ class Llama(OpenModel):
         if not isinstance(model, str | None):
             raise SettingError(f"model is {brief(model)}", remedy="model must be a text")
         return model or self.model_path
-
-    # --- What is not there yet ------------------------------------------------------------------
-
-    def set_cache(self, cache: Any) -> None:
-        """Refuse a cache of states; the prefix that prompts share is kept anyway."""
-        if cache is not None:
-            raise missing("set_cache")
 
 
 def _chain(text: str, pieces: Iterable[str]) -> Iterator[str]:

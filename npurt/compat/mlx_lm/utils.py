@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, overload
 
+from npurt.compat.folders import model_in
 from npurt.compat.mlx_lm.missing import missing, refuse
 from npurt.compat.mlx_lm.tokenizer_utils import TokenizerWrapper
-from npurt.errors import ModelFormatError, SettingError
+from npurt.errors import SettingError
 from npurt.llm.decode.model import Llama
 from npurt.runtime.open.arguments import flag, require_path
 
@@ -84,14 +85,7 @@ def load(
 def _file(place: str | os.PathLike[str], revision: str | None) -> Path:
     path = Path(require_path(place))
     if path.is_dir():
-        found = sorted(path.glob("*.gguf"))
-        first = [file for file in found if "-of-" not in file.name or "-00001-of-" in file.name]
-        if len(first) != 1:
-            raise ModelFormatError(
-                f"the folder {path} has {len(first)} GGUF models",
-                remedy="name the file; npurt convert makes one of safetensors",
-            )
-        return first[0]
+        return model_in(path)
     if path.exists() or path.suffix == ".gguf":
         return path
     if str(place).count("/") != 1:

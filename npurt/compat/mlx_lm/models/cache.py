@@ -18,13 +18,14 @@ from npurt.compat.mlx_lm.missing import refuse
 from npurt.errors import SettingError, StateFormatError, brief
 from npurt.files import replacing
 from npurt.llm.decode.model import Llama
+from npurt.llm.spec.assistant import shared
 from npurt.llm.state.state import Snapshot
 from npurt.runtime.open.arguments import integer, listed, require_path
 
 FORM = 1  # of the files
 
 
-@dataclass
+@dataclass(repr=False)
 class PromptCache:
     """The tokens of a context, and a copy of its state after the first of them.
 
@@ -33,6 +34,10 @@ class PromptCache:
 
     tokens: tuple[int, ...] = ()
     snapshot: Snapshot | None = None
+
+    def __repr__(self) -> str:
+        state = "no state" if self.snapshot is None else f"a state of {self.snapshot.nbytes} bytes"
+        return f"PromptCache({len(self.tokens)} tokens, {state})"
 
     @property
     def offset(self) -> int:
@@ -64,15 +69,15 @@ class PromptCache:
             LayoutError: The state is of another model, or does not fit.
         """
         if self.snapshot is not None:
-            here = _shared(model.history, self.tokens)
-            if here < _shared(self.snapshot.tokens, self.tokens):
+            here = shared(model.history, self.tokens)
+            if here < shared(self.snapshot.tokens, self.tokens):
                 model.restore(self.snapshot)
 
     def leave(self, model: Llama, tokens: Sequence[int]) -> None:
         """Keep *tokens*, and the state of *model* if it is one of their beginnings."""
         self.tokens = tuple(tokens)
         with contextlib.suppress(SettingError):  # closed, or in use by another thread
-            if _shared(model.history, self.tokens) == model.n_tokens:
+            if shared(model.history, self.tokens) == model.n_tokens:
                 self.snapshot = model.snapshot()
 
 
@@ -167,11 +172,3 @@ def _states(cache: Sequence[PromptCache]) -> list[PromptCache]:
             f"cache is {brief(cache)}", remedy="cache must be what make_prompt_cache returned"
         )
     return found
-
-
-def _shared(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return how many first tokens *a* and *b* share."""
-    for i, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return i
-    return min(len(a), len(b))

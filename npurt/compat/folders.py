@@ -1,0 +1,22 @@
+"""The model in a folder."""
+
+from fnmatch import fnmatch
+from pathlib import Path
+
+from npurt.errors import ModelFormatError
+
+
+def model_in(folder: Path, pattern: str = "*.gguf") -> Path:
+    """Return the only GGUF model in *folder* whose name matches; of a split one, its first file.
+
+    Raises:
+        ModelFormatError: There is none, or more than one.
+    """
+    names = [file.name for file in folder.glob("*.gguf") if fnmatch(file.name, pattern)]
+    first = [name for name in names if "-of-" not in name or "-00001-of-" in name]
+    if len(first) != 1:
+        raise ModelFormatError(
+            f"the folder {folder} has {len(first)} GGUF models {pattern}",
+            remedy="name the file; npurt convert makes one of safetensors",
+        )
+    return folder / first[0]
