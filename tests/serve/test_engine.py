@@ -15,6 +15,7 @@ from npurt.serve.engine.client import MOST_DEATHS, Engine
 from npurt.serve.engine.protocol import Open, Submit
 from tests.limits import HANG_SECONDS
 from tests.llm import tiny
+from tests.serve.client import served
 from tests.serve.fake_engine import drawn
 
 FAKE = [sys.executable, "-m", "tests.serve.fake_engine"]
@@ -141,6 +142,18 @@ def test_a_real_model_goes_on_with_the_same_text():
             return [text.tokens for text in texts]
 
     assert asyncio.run(run()) == expected
+
+
+def test_a_grammar_in_lark_reaches_the_model():
+    prompt = tiny.ids("qwen35", 20)
+
+    async def run():
+        async with running(REAL, tiny.path("qwen35", "q8_0"), n_ctx=128) as engine:
+            (text,) = await texts_of(engine, [submit(prompt, lark='start: "ab" /c{3}/')])
+            return text.tokens
+
+    tokenizer = served("qwen35").tokenizer
+    assert tokenizer.decode(asyncio.run(run()), special=False) == "abccc"
 
 
 def test_a_stuck_engine_is_replaced():

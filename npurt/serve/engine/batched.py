@@ -11,6 +11,7 @@ from npurt.llm.batch.engine import USUAL_SEQUENCES
 from npurt.llm.batch.engine import Engine as Batches
 from npurt.llm.batch.events import Event as Given
 from npurt.llm.batch.request import Request
+from npurt.llm.decode.grammar.grammar import Grammar
 from npurt.serve.engine.protocol import Event, Submit
 from npurt.serve.engine.worker import Emit, failure
 
@@ -51,7 +52,7 @@ class Batched:
             ignore_eos=submit.ignore_eos,
             min_tokens=submit.min_tokens,
             logprobs=submit.top_logprobs,
-            grammar=submit.grammar,
+            grammar=Grammar.from_lark(submit.lark) if submit.lark else submit.grammar,
             response_format=submit.response_format,
         )
         with self._lock:

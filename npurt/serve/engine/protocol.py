@@ -51,6 +51,7 @@ class Submit:
         top_logprobs: How many of the likeliest tokens to report with each; None: nothing.
         salt: Prompts of different salts share no cache.
         grammar, response_format: What the text must be; see `Llama.generate`.
+        lark: The same as a grammar in Lark, with llguidance's extensions.
         embed: Embed the tokens instead, which are all of a text.
     """
 
@@ -67,6 +68,7 @@ class Submit:
     grammar: str | None = None
     response_format: Mapping[str, Any] | None = None
     embed: bool = False
+    lark: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

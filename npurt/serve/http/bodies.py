@@ -51,7 +51,15 @@ STREAM: Properties = {"stream": FLAG, "stream_options": fields({"include_usage":
 
 MESSAGE: Properties = {"role": TEXT, "content": either(TEXT, array(ANY))}
 MESSAGES = array(fields(MESSAGE, "role"), limits.MESSAGES, 1)
-FUNCTION = fields({"name": TEXT, "parameters": OBJECT})
+FUNCTION = fields({"name": TEXT, "parameters": OBJECT, "strict": FLAG})
+
+
+def flat_tools(schema: str) -> Schema:
+    """Return the schema of tools whose functions have no object of their own."""
+    texts = dict.fromkeys(("type", "name", "description"), TEXT)
+    return array(fields({**texts, schema: OBJECT, "strict": FLAG}), limits.TOOLS)
+
+
 CHOICE = fields({"name": TEXT, "function": fields({"name": TEXT})})
 TOOLS: Properties = {
     "tools": array(fields({"type": TEXT, "function": FUNCTION}), limits.TOOLS),
@@ -103,10 +111,7 @@ RESPONSES: Properties = {
     **TEXTS_WANTED,
     "stream": FLAG,
     "text": fields({"format": fields({"type": TEXT})}),
-    "tools": array(
-        fields({"type": TEXT, "name": TEXT, "description": TEXT, "parameters": OBJECT}),
-        limits.TOOLS,
-    ),
+    "tools": flat_tools("parameters"),
     "tool_choice": TOOLS["tool_choice"],
     "parallel_tool_calls": FLAG,
     "metadata": OBJECT,
@@ -126,10 +131,7 @@ COUNT: Properties = {
     "model": TEXT,
     "messages": array(fields({"role": TEXT, "content": BLOCKS}, "role"), limits.MESSAGES, 1),
     "system": TEXT_BLOCKS,
-    "tools": array(
-        fields({"type": TEXT, "name": TEXT, "description": TEXT, "input_schema": OBJECT}),
-        limits.TOOLS,
-    ),
+    "tools": flat_tools("input_schema"),
     "tool_choice": fields({"type": TEXT, "name": TEXT, "disable_parallel_tool_use": FLAG}),
     "thinking": fields({"type": TEXT}),
 }

@@ -5,12 +5,17 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from npurt.errors import NpurtError
+from npurt.llm.decode.grammar.grammar import Grammar
 from npurt.serve.http.endpoint import Request
+from npurt.serve.http.errors import wrong
 from npurt.serve.model.front import Front, Wanted
 from npurt.serve.model.generation import Likely, Texts
 from npurt.serve.model.reading import BEGIN, END, Part, Reader, begins_in_thought
+from npurt.serve.model.served_model import ServedModel
 from npurt.serve.tools.calls import Call
 from npurt.serve.tools.choose import format_of
+from npurt.serve.tools.strict import Markers, grammar
 from npurt.serve.tools.wanted import Tools, reader_format
 
 
@@ -65,6 +70,9 @@ class Conversation:
 
         def prepared() -> tuple[str, list[int]]:
             prompt = front.model.prompt(messages, tools=tools.listed, variables=variables) + before
+            if tools.strict and not (wanted.grammar or wanted.response_format):
+                thinks = apart and not before and front.model.thinks
+                wanted.lark = _grammar(front.model, tools, prompt, thinks=thinks)
             return prompt, front.model.encode_prompt(prompt)
 
         prompt, ids = await request.aside(prepared)
@@ -83,7 +91,7 @@ class Conversation:
         """Begin to continue *prompt*, whose tokens are *ids*; see `of`."""
         model = front.model
         calls = reader_format(tools, format_of(model.source))
-        thinks = apart and (BEGIN in model.source or END in model.source) and not tools.forced
+        thinks = apart and model.thinks and not tools.forced
         markup = (BEGIN, END) if thinks else ()
         wanted.shown = model.markup((*markup, *(calls.markup if calls else ())))
         if tools.forced:
@@ -130,6 +138,23 @@ class Conversation:
             elif signs and time() - last >= self._ping:  # tokens of a call are held back
                 last = time()
                 yield None
+
+
+def _grammar(model: ServedModel, tools: Tools, prompt: str, *, thinks: bool) -> str:
+    """Return the grammar of answers to *prompt* whose calls of strict functions are as they must.
+
+    Raises:
+        HttpError: A schema makes no sense, or is too large.
+    """
+    markers = Markers(lambda text: next(iter(model.markup([text])), None))
+    try:
+        rules = format_of(model.source).rules(tools.checked, markers)
+        thought = (BEGIN, END) if thinks else None
+        return Grammar.from_lark(
+            grammar(rules, markers, thought, within=begins_in_thought(prompt))
+        ).text
+    except NpurtError as error:
+        raise wrong(error.what, error.remedy, "tools") from error
 
 
 def _to_first_call(parts: list[Part]) -> list[Part]:

@@ -51,7 +51,7 @@ class Wanted:
         choices: How many texts.
         shown: Ids of markup that are part of the text.
         salt: What separates the caches of different keys.
-        grammar, response_format: What a text must be; see `Llama.generate`.
+        grammar, response_format, lark: What a text must be; see `Submit`.
         embed: Whether the prompts are texts to be embedded.
     """
 
@@ -66,6 +66,7 @@ class Wanted:
     salt: str = ""
     grammar: str | None = None
     response_format: Mapping[str, Any] | None = None
+    lark: str | None = None
     embed: bool = False
 
 
@@ -265,7 +266,7 @@ class Front:
                 self.settings.max_tokens if wanted.max_tokens is None else wanted.max_tokens,
                 ignore_eos=wanted.ignore_eos, min_tokens=wanted.min_tokens,
                 top_logprobs=wanted.top_logprobs, salt=wanted.salt, grammar=wanted.grammar,
-                response_format=wanted.response_format, embed=wanted.embed,
+                response_format=wanted.response_format, embed=wanted.embed, lark=wanted.lark,
             ))  # fmt: skip
         return submits
 

@@ -12,6 +12,7 @@ from npurt.llm.text.chat import ChatTemplate, joined_parts
 from npurt.llm.text.tokenizer import Tokenizer
 from npurt.serve.http.errors import of, wrong
 from npurt.serve.model.model_file import ModelFile
+from npurt.serve.model.reading import BEGIN, END
 
 # Keys of the tokens around a gap, as llama.cpp's gguf-py writes them and wrote them before, and the
 # texts of such tokens in files that have no key.
@@ -54,6 +55,11 @@ class ServedModel(ModelFile):
         return frozenset(ids[0] for ids in spelt if len(ids) == 1) & self.tokenizer.control
 
     # --- Chat -----------------------------------------------------------------------------------
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the model thinks aloud, as its template says."""
+        return BEGIN in self.source or END in self.source
 
     @functools.cached_property
     def template(self) -> ChatTemplate:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from npurt.serve.tools.strict import Functions, Markers
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -39,6 +41,14 @@ class Format(Protocol):
         Arguments may hold the text of *end* as well.
         """
         return -1
+
+    def rules(self, functions: Functions, markers: Markers) -> str:
+        """Return rules of Lark: ``answer``, a text whose calls are of *functions*; see `strict`.
+
+        Raises:
+            GrammarError: A schema makes no sense, or is too large.
+        """
+        return "answer: TEXT\n"
 
     def parse(self, body: str, schemas: Schemas) -> Sequence[Call]:
         """Return the calls in *body*, the text between start and end.

@@ -10,7 +10,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from npurt.serve.tools import strict
 from npurt.serve.tools.calls import Call, Format, Schemas, written
+from npurt.serve.tools.strict import Functions, Markers
 
 FUNCTION = re.compile(r"\s*<function=([^<>\n]+)>")
 FUNCTION_END = re.compile(r"\s*</function>")
@@ -38,6 +40,19 @@ class Coder(Format):
         found = LAST_TAGS.search(text)
         return found.end() if found else -1
 
+    def rules(self, functions: Functions, markers: Markers) -> str:
+        """Return rules of Lark."""
+        calls = [
+            f"{strict.quoted(f'<function={name}>')} SPACE {_parameters(schema)}"
+            for name, schema in functions.items()
+        ]
+        return (
+            "answer: call* TEXT\n"
+            f'call: begin SPACE function SPACE "</function>" SPACE {markers.one(self.end)}\n'
+            f"{markers.up_to('begin', self.start)}{strict.either('function', calls)}"
+            'up_to_end[lazy]: TEXT "</parameter>"\n'
+        )
+
     def parse(self, body: str, schemas: Schemas) -> Sequence[Call]:
         """Return the calls in *body*."""
         calls, at = [], 0
@@ -62,6 +77,28 @@ def _call(name: str, body: str, at: int, schemas: Schemas) -> tuple[Call, int]:
     if end is None:
         raise ValueError("something that is no parameter")
     return Call(name, written(arguments)), end.end()
+
+
+def _parameters(schema: Mapping[str, Any]) -> str:
+    """Return what matches the parameters of a call, in the order of *schema*."""
+    found = strict.properties(schema)
+    if found is None:
+        return '("<parameter=" /[^<>\\n]+/ ">" up_to_end SPACE)*'
+    return " ".join(
+        f"({strict.quoted(f'<parameter={name}>')} {_written(value)} SPACE){'' if needed else '?'}"
+        for name, value, needed in found
+    )
+
+
+def _written(schema: Any) -> str:
+    """Return what matches a value of *schema* as `_value` reads it, up to its end."""
+    kinds = _kinds(schema) if isinstance(schema, Mapping) else {"string"}
+    if "string" not in kinds:
+        return f'SPACE {strict.value(schema)} SPACE "</parameter>"'
+    texts = _listed(schema, "enum") if isinstance(schema, Mapping) else []
+    if texts and all(isinstance(text, str) for text in texts):
+        return f'LINE ({" | ".join(map(strict.quoted, texts))}) LINE "</parameter>"'
+    return "up_to_end"
 
 
 def _value(text: str, schema: Any) -> Any:

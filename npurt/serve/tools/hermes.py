@@ -7,7 +7,9 @@ Source: the chat templates of these models: ``<tool_call>\n{"name": ..., "argume
 import re
 from collections.abc import Sequence
 
+from npurt.serve.tools import strict
 from npurt.serve.tools.calls import Call, Format, Schemas, call_of, objects
+from npurt.serve.tools.strict import Functions, Markers
 
 # A string of JSON, as far as it has come.  A control character breaks it off.
 STRING = r'"(?:[^"\\\x00-\x1f]|\\[^\x00-\x1f])*+\\?(?:["\x00-\x1f]|\Z)'
@@ -27,6 +29,14 @@ class Hermes(Format):
         found = BEFORE_END.match(text)
         assert found, "it matches the empty text"
         return found.end() if found.end() < len(text) else -1
+
+    def rules(self, functions: Functions, markers: Markers) -> str:
+        """Return rules of Lark."""
+        return (
+            "answer: call* TEXT\n"
+            f"call: begin SPACE object SPACE {markers.one(self.end)}\n"
+            f"{markers.up_to('begin', self.start)}{strict.objects(functions, 'arguments')}"
+        )
 
     def parse(self, body: str, schemas: Schemas) -> Sequence[Call]:
         """Return the calls in *body*."""

@@ -5,10 +5,15 @@ Source: the chat templates of Llama 3.1 and 3.2: ``{"name": ..., "parameters": {
 """
 
 import ast
+import keyword
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from npurt.errors import GrammarError
+from npurt.serve.tools import strict
 from npurt.serve.tools.calls import Call, Format, Schemas, call_of, objects, written
+from npurt.serve.tools.strict import Functions, Markers
 
 
 class Llama3(Format):
@@ -18,6 +23,20 @@ class Llama3(Format):
     end = ""
     bare = "{"
     markup: tuple[str, ...] = ("<|python_tag|>",)
+
+    def rules(self, functions: Functions, markers: Markers) -> str:
+        """Return rules of Lark: an object that names a function first is a call of it."""
+        heads = "".join(
+            f"head_{i}[lazy]: SPACE {strict.spaced(strict.head(name, 'parameters'))}\n"
+            for i, name in enumerate(functions)
+        )
+        firsts = [f'head_{i} SPACE arguments_{i} SPACE "}}"' for i in range(len(functions))]
+        return (
+            "answer: (first | begin SPACE object) more | TEXT\n"
+            'more: (SPACE ";" SPACE object)*\n'
+            f"{markers.up_to('begin', self.start)}{heads}{strict.either('first', firsts)}"
+            f"{strict.objects(functions, 'parameters')}"
+        )
 
     def parse(self, body: str, schemas: Schemas) -> Sequence[Call]:
         """Return the calls in *body*, of functions that there are."""
@@ -33,6 +52,24 @@ class Pythonic(Format):
     bare = "["
     markup: tuple[str, ...] = ("<|python_tag|>",)
 
+    def rules(self, functions: Functions, markers: Markers) -> str:
+        """Return rules of Lark: a list that begins with a call of a function consists of calls.
+
+        Values are those of JSON, all of which `parse` reads.
+        """
+        names = [strict.spaced([name, "("]) for name in functions]
+        heads = "".join(f'head_{i}[lazy]: SPACE "[" SPACE {name}\n' for i, name in enumerate(names))
+        firsts = [f"head_{i} parameters_{i}" for i in range(len(names))]
+        calls = [f"{name} parameters_{i}" for i, name in enumerate(names)]
+        keywords = "".join(_keywords(f"p{i}", each) for i, each in enumerate(functions.values()))
+        return (
+            'answer: (first | begin SPACE "[" SPACE call) more | TEXT\n'
+            'more: (SPACE "," SPACE call)* SPACE "]"\n'
+            f"{markers.up_to('begin', self.start)}{heads}{strict.either('first', firsts)}"
+            f"{strict.either('call', calls)}{keywords}"
+            + strict.either("parameters", [f'SPACE p{i} SPACE ")"' for i in range(len(names))])
+        )
+
     def parse(self, body: str, schemas: Schemas) -> Sequence[Call]:
         """Return the calls in *body*, of functions that there are."""
         try:
@@ -44,6 +81,34 @@ class Pythonic(Format):
             return _known([_python_call(each) for each in tree.elts], schemas)
         except (SyntaxError, RecursionError, MemoryError, TypeError) as error:
             raise ValueError("no list of calls") from error
+
+
+def _keywords(rule: str, schema: Mapping[str, Any]) -> str:
+    """Return *rule*, which matches the arguments of a call, and what it needs.
+
+    The properties come in the order of *schema*.  Of each there is a rule for when another one
+    was before it, which begins with a comma, and one for when none was.
+
+    Raises:
+        GrammarError: A property has a name that is none in Python.
+    """
+    found = strict.properties(schema)
+    if found is None:
+        any_one = f'/[A-Za-z_][A-Za-z0-9_]*/ SPACE "=" SPACE {strict.value({})}'
+        return f'{rule}: ({rule}_any (SPACE "," SPACE {rule}_any)*)?\n{rule}_any: {any_one}\n'
+    lines = [f"{rule}: {rule}_first_0\n"]
+    for i, (name, value, required) in enumerate(found):
+        if not name.isidentifier() or keyword.iskeyword(name):
+            raise GrammarError(
+                f"the parameter {name!r:.60} of a strict function is no name in Python",
+                remedy="rename it, or leave strict out: this model writes calls in Python",
+            )
+        lines.append(f"{rule}_{i}: {strict.spaced([name, '='])} SPACE {strict.value(value)}\n")
+        for place, comma in (("first", ""), ("next", 'SPACE "," SPACE ')):
+            skip = "" if required else f" | {rule}_{place}_{i + 1}"
+            lines.append(f"{rule}_{place}_{i}: {comma}{rule}_{i} {rule}_next_{i + 1}{skip}\n")
+    lines += [f'{rule}_{place}_{len(found)}: ""\n' for place in ("first", "next")]
+    return "".join(lines)
 
 
 def _python_call(node: ast.expr) -> Call:

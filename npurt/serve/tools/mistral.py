@@ -7,7 +7,9 @@ import json
 import re
 from collections.abc import Sequence
 
+from npurt.serve.tools import strict
 from npurt.serve.tools.calls import Call, Format, Schemas, call_of, objects
+from npurt.serve.tools.strict import Functions, Markers
 
 LISTED = re.compile(r"\s*(?:\[\s*)?\{")
 NAMED = re.compile(
@@ -22,6 +24,20 @@ class Mistral(Format):
     end = ""
     bare = ""
     markup: tuple[str, ...] = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
+
+    def rules(self, functions: Functions, markers: Markers) -> str:
+        """Return rules of Lark."""
+        calls = [
+            f"{strict.quoted(name)} SPACE ({markers.one('[ARGS]')} SPACE)? arguments_{i}"
+            for i, name in enumerate(functions)
+        ]
+        return (
+            "answer: begin SPACE (list | call more*) | TEXT\n"
+            f"more: SPACE {markers.one(self.start)} SPACE call\n"
+            'list: "[" SPACE object (SPACE "," SPACE object)* SPACE "]"\n'
+            f"{markers.up_to('begin', self.start)}{strict.either('call', calls)}"
+            f"{strict.objects(functions, 'arguments')}"
+        )
 
     def parse(self, body: str, schemas: Schemas) -> Sequence[Call]:
         """Return the calls in *body*."""

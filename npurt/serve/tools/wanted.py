@@ -9,6 +9,7 @@ from npurt.serve.http import limits
 from npurt.serve.http.errors import wrong
 from npurt.serve.http.fields import Fields
 from npurt.serve.tools.calls import Call, Format, Schemas, call_of, objects
+from npurt.serve.tools.strict import Functions
 
 
 @dataclass(slots=True)
@@ -20,12 +21,21 @@ class Tools:
         schemas: Of the parameters of each function.
         forced: Names of which one must be called; none: the model decides.
         several: Whether there may be more than one call.
+        strict: Names of functions whose calls must be of their schemas.
     """
 
     listed: Sequence[Mapping[str, Any]] = ()
     schemas: Schemas = field(default_factory=dict)
     forced: Sequence[str] = ()
     several: bool = True
+    strict: frozenset[str] = frozenset()
+
+    @property
+    def checked(self) -> Functions:
+        """The functions as a grammar gets them: calls of others have any arguments."""
+        return {
+            name: schema if name in self.strict else {} for name, schema in self.schemas.items()
+        }
 
     def response_format(self) -> dict[str, Any] | None:
         """Return what makes the text one call of a forced function; None: nothing is forced."""
@@ -66,7 +76,7 @@ def tools_of(fields: Fields) -> Tools:
     Raises:
         HttpError: They make no sense.
     """
-    listed, schemas = [], {}
+    listed, schemas, strict = [], {}, set()
     for tool in fields.objects("tools"):
         if tool.text("type", "function") != "function":
             continue
@@ -75,6 +85,8 @@ def tools_of(fields: Fields) -> Tools:
         if not name or len(name) > limits.TOOL_NAME:
             raise function.wrong("name", f"a name of up to {limits.TOOL_NAME} characters")
         schemas[name] = function.inner("parameters").values
+        if function.flag("strict"):
+            strict.add(name)
         listed.append(tool.values)
     if sum(len(json.dumps(schema)) for schema in schemas.values()) > limits.SCHEMA:
         raise wrong(f"schemas of tools have more than {limits.SCHEMA} characters",
@@ -82,7 +94,7 @@ def tools_of(fields: Fields) -> Tools:
     several = fields.flag("parallel_tool_calls", True)
     choice = fields.values.get("tool_choice")
     if choice is None or choice == "auto":
-        return Tools(listed, schemas, (), several)
+        return Tools(listed, schemas, (), several, frozenset(strict))
     if choice == "none":
         return Tools()
     if choice == "required":
@@ -111,6 +123,7 @@ def flat_tools(fields: Fields, usual: str | None, kind: str, schema: str) -> lis
                 "name": tool.required_text("name"),
                 "description": tool.text("description", ""),
                 "parameters": tool.inner(schema).values,
+                **({"strict": True} if tool.flag("strict") else {}),
             },
         }
         for tool in fields.objects("tools")
