@@ -6,7 +6,7 @@ returns what it counted, and raises `DriverError` when its device fails.
 """
 
 import abc
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -268,8 +268,12 @@ class Segment(abc.ABC):
         if moving is not None:
             self.restore(target, moving)
 
-    def room(self) -> Room | None:
-        """Return how many pages there are; None where each sequence has memory of its own."""
+    def room(self, without: Collection[int] = ()) -> Room | None:
+        """Return how many pages there are; None where each sequence has memory of its own.
+
+        Args:
+            without: Pages that only these sequences have count as free.
+        """
         return None
 
     @abc.abstractmethod

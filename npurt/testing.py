@@ -281,6 +281,8 @@ class DeviceSuite(abc.ABC):
             for segment in segments:
                 if room := segment.room():
                     assert room.total - room.free == room.pages(20) + room.pages(3)
+                    assert (left := segment.room(without=[1])) is not None
+                    assert left.free == room.free + room.pages(3)
                 segment.rewind(0, segment.reach(0, 1))
                 segment.forget(1)
                 if room := segment.room():

@@ -118,9 +118,12 @@ class Sequences(RuleBasedStateMachine):
     @precondition(lambda self: self.lists)
     @rule(data=st.data())
     def forget(self, data):
-        sequence = data.draw(self.sequences())
-        self.lists[sequence].truncate(0)
-        del self.lists[sequence], self.written[sequence]
+        going = data.draw(st.sets(self.sequences(), min_size=1))
+        free = self.pages.free_without(self.lists[sequence] for sequence in going)
+        for sequence in going:
+            self.lists[sequence].truncate(0)
+            del self.lists[sequence], self.written[sequence]
+        assert self.pages.free == free
 
     @invariant()
     def sequences_read_what_they_wrote(self):

@@ -205,6 +205,19 @@ def test_a_text_whose_draft_fails_goes_on_without(llm, alone, monkeypatch):
     assert "a text goes on without drafts: no page is free" in "".join(llm.model.ledger.notes)
 
 
+def test_a_text_begins_without_a_draft_when_there_is_no_memory_for_one(llm, alone, monkeypatch):
+    scheduler = begin(llm)
+
+    def fail(context):
+        raise MemoryError
+
+    monkeypatch.setattr(llm.generator.drafts, "_make", fail)
+    submitted(scheduler, llm)
+
+    assert finished(scheduler) == alone
+    assert "a text goes on without drafts: MemoryError" in "".join(llm.model.ledger.notes)
+
+
 def test_an_engine_opens_the_drafts_of_llama(pair, alone):
     draft, path = pair
     with npurt.Engine(path, draft=draft, draft_max=5, max_sequences=4, **OPTIONS) as engine:

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 import npurt
 from tests.llm import tiny
+from tests.llm.stepping import CYCLE, LOOKUP, Steps, cycle, page_bytes, with_times
 from tests.llm.test_engine_drafts import eager  # noqa: F401  a fixture: drafts whatever rows cost
-from tests.llm.test_scheduler import LOOKUP, page_bytes
-from tests.llm.test_scheduler_steps import CYCLE, Steps, cycle, with_times
 
 OPTIONS = {"n_ctx": 192, "n_batch": 32, "n_threads": 2, "progress": False}
 GREEDY = {"temperature": 0.0, "ignore_eos": True}

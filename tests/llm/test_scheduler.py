@@ -20,16 +20,14 @@ from npurt.llm.batch.sequence import Sequence
 from npurt.llm.decode.generate import Generation
 from npurt.llm.decode.options import Request
 from npurt.llm.decode.sampler import Sampler
-from npurt.llm.spec.lookup import Lookup
-from npurt.llm.spec.opening import Drafts
 from tests.llm import tiny
+from tests.llm.stepping import LOOKUP, page_bytes
 
 # Devices, and how many pages there are; 0: as many as can be needed.  A text has at most three.
 DEVICES = (("cpu", 0), ("cpu", 5), ("hexagon:sim", 5), ("rknpu:sim", 5))
 MODELS = (("llama3", "q8_0"), ("qwen3moe", "q8_0"), ("qwen35", "q8_0"))
 OPTIONS = {"n_ctx": 192, "n_batch": 32, "n_threads": 2, "progress": False, "verify": "off"}
 TEXTS = 8
-LOOKUP = Drafts(lambda context: Lookup(), 8)
 SAMPLINGS = (
     {"temperature": 0.0},
     {"temperature": 1.5, "top_k": 0, "seed": 7},
@@ -63,13 +61,6 @@ def pool(model):
     cuts = [(0, 1), (0, 3), (0, 70), (0, 100), (0, 150), (5, 40), (5, 9)]
     prompts = [ids[a:b] for a, b in cuts]
     return [*prompts, ids[:70] + [3, 4, 5] * 4, [*ids[:90], 9], ids[:64], ids[:128]]
-
-
-def page_bytes(llm):
-    """Return the bytes of a page: 64 positions of the keys and values of all layers, in float16."""
-    config = llm.config
-    layers = sum(not config.is_recurrent(i) for i in range(config.n_layers))
-    return 2 * layers * config.n_kv_heads * config.head_width * 64 * 2
 
 
 @pytest.fixture(scope="module", params=[(d, m) for d in DEVICES for m in MODELS], ids=str)

@@ -11,7 +11,7 @@ from npurt.llm.decode.options import Request
 from npurt.llm.spec.lookup import Lookup
 from npurt.llm.spec.opening import Drafts
 from tests.llm import tiny
-from tests.llm.test_scheduler import page_bytes
+from tests.llm.stepping import page_bytes
 
 PATH = tiny.path("llama3", "q8_0")
 IDS = tiny.ids("llama3")

@@ -4,7 +4,7 @@ Weights are read once a run, whatever the number of sequences.  Keys and values 
 sequences take as they grow; recurrent states lie in a slot for each sequence.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -196,13 +196,14 @@ class CpuSegment(Segment):
             self._of(target).begin_as(states, length)
             self._guard.end_fork(target, length)
 
-    def room(self) -> Room | None:
-        """Return how many pages there are; None without attention."""
+    def room(self, without: Collection[int] = ()) -> Room | None:
+        """Return how many pages there are; None without attention: see `Segment.room`."""
         if self._opened is None or not self._opened.memory.kv:
             return None
         memory = self._opened.memory
         pages = memory.pages
-        return Room(pages.size, pages.free, pages.total, memory.kv_bytes)
+        lists = [self._sequences[each].pages for each in without if each in self._sequences]
+        return Room(pages.size, pages.free_without(lists), pages.total, memory.kv_bytes)
 
     def forget(self, sequence: int) -> None:
         """Drop all states of a sequence; another one gets its pages and its slot."""

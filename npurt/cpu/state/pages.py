@@ -6,7 +6,7 @@ has several owners is never written: a sequence that has to write there gets a c
 
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,11 @@ class Pages:
     def free(self) -> int:
         """Pages that no sequence has."""
         return self.total - len(self._owners)
+
+    def free_without(self, lists: Iterable["PageList"]) -> int:
+        """Return how many pages would be free if *lists* had none."""
+        gone = Counter(page for each in lists for page in each.numbers.tolist())
+        return self.free + sum(self._owners[page] == count for page, count in gone.items())
 
     def count(self, length: int) -> int:
         """Return how many pages *length* positions take."""

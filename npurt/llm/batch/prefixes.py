@@ -63,6 +63,9 @@ class Prefixes:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries)
+
     def find(self, tokens: Sequence[int], salt: str) -> tuple[Entry | None, int, int]:
         """Return the best entry for *tokens*, which needs a token after it.
 

@@ -12,14 +12,14 @@ import bisect
 import contextlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from operator import attrgetter
 
 import numpy as np
 
 from npurt.device import F32
-from npurt.errors import ContextFull, NpurtError, OutOfPages
+from npurt.errors import ContextFull, NpurtError, OutOfPages, SettingError
 from npurt.llm.batch.costs import RowCosts
 from npurt.llm.batch.events import Counts, Event, Stats
 from npurt.llm.batch.guesses import StepPrice
@@ -139,7 +139,7 @@ class Scheduler:
         if self._losses != self._model.executor.losses:
             self._begin_again()
         self._claimed.clear()
-        self._admit()
+        events += self._admit()
         texts = self._running[:1]
         try:
             drafts = self._decoded()
@@ -279,12 +279,15 @@ class Scheduler:
 
     # --- Pages ----------------------------------------------------------------------------------
 
-    def _free(self) -> float:
+    def _free(self, without: Iterable[Entry] = ()) -> float:
         """Return the number of free pages that the step does not need yet.
 
         It is infinite where each text has memory of its own.
+
+        Args:
+            without: Pages that only these kept prefixes have count as free.
         """
-        room = self._model.executor.room()
+        room = self._model.executor.room([each.context.state.sequence for each in without])
         return room.free - sum(self._claimed.values()) if room else math.inf
 
     def _pages(self, length: int) -> int:
@@ -295,27 +298,68 @@ class Scheduler:
         length = text.context.n_tokens if text.context else 0
         return self._pages(length + rows) - self._pages(length)
 
-    def _admit(self) -> None:
-        """Let waiting texts begin, in order, while there is room for them."""
+    def _admit(self) -> list[Event]:
+        """Let waiting texts begin, in order, while there is room; return the ends of others.
+
+        A text that runs alone begins in any case: nothing else will make room for it.
+        """
+        failed = []
         for text in [text for text in self._waiting if text.ready]:
-            if len(self._running) == self._sequences:
-                return
-            while self._free() < self._needed(text) and self._prefixes.evict():
-                pass
-            if self._free() < self._needed(text) and self._running:
-                return
-            text.begin(Context(self._model), self._drafts, self._price)
+            if len(self._running) == self._sequences or (self._running and not self._fits(text)):
+                break
+            try:
+                context = self._new_context()
+            except NpurtError as error:
+                if self._running:
+                    break
+                failed.append(self._ended(text, text.end("error", error)))
+                continue
+            self._make_room(text)
+            text.begin(context, self._drafts, self._price)
             self._waiting.remove(text)
             bisect.insort(self._running, text, key=by_order)
+        return failed
 
-    def _needed(self, text: Sequence) -> int:
+    def _new_context(self) -> Context:
+        """Return a context; where other contexts have all sequences, that of a kept prefix goes.
+
+        Raises:
+            SettingError: None is kept.
+        """
+        while True:
+            try:
+                return Context(self._model)
+            except SettingError:
+                if not self._prefixes.evict():
+                    raise
+
+    def _fits(self, text: Sequence) -> bool:
+        """Return whether *text* can begin, if need be after kept prefixes have gone."""
+        needed, shared, entry = self._needed(text)
+        if needed - shared <= self._free():
+            return True
+        others = [each for each in self._prefixes if each is not entry]
+        return needed - shared <= self._free(others) or needed <= self._free(self._prefixes)
+
+    def _make_room(self, text: Sequence) -> None:
+        """Free the pages of a text that begins; the prefix that it begins with goes last."""
+        while True:
+            needed, shared, entry = self._needed(text)
+            if entry:
+                self._prefixes.use(entry)
+            if needed - shared <= self._free() or not self._prefixes.evict():
+                return
+
+    def _needed(self, text: Sequence) -> tuple[int, int, Entry | None]:
         """Return how many pages must be free for *text* to begin.
 
-        They are its own, one more, and those of prompts that are being read.
+        Returns:
+            Its own pages, one more, and those of prompts that are being read; how many of them some
+            other text has already; the entry of that text, if it is kept.
         """
         promised = sum(self._growth(each, each.pending) for each in self._running)
-        _, _, shared, _ = self._beginning(text)
-        return promised + self._pages(len(text.history)) - shared // PAGE + 1
+        _, entry, shared, _ = self._beginning(text)
+        return promised + self._pages(len(text.history)) + 1, shared // PAGE, entry
 
     def _require_pages(self, text: Sequence, rows: int) -> bool:
         """Free the pages for *rows* more tokens; return False if *text* had to give up its own."""
@@ -393,7 +437,10 @@ class Scheduler:
         """Keep the states of a prompt's part for other requests."""
         if self._prefixes.has(context.history, text.salt):
             return
-        copy = Context(self._model)
+        try:
+            copy = self._new_context()
+        except SettingError:
+            return  # contexts of the caller have all sequences
         if self._fork(context, copy, context.n_tokens):
             self._prefixes.add(copy, text.salt, fixed=context.n_tokens != text.prompt)
         else:

@@ -9,7 +9,7 @@ from collections.abc import Sequence as Tokens
 from typing import Any
 
 from npurt.device import F32
-from npurt.errors import SettingError, brief
+from npurt.errors import NpurtError, SettingError, brief
 from npurt.llm.batch.events import Event, Usage
 from npurt.llm.batch.guesses import Guesses, StepPrice
 from npurt.llm.decode.generated import GeneratedText, NewToken
@@ -95,7 +95,10 @@ class Sequence(GeneratedText):
         """Begin to be evaluated in *context*, with *drafts* as far as they pay in a step."""
         self.context = context
         if drafts:
-            self.speculator = drafts.speculator(context, functools.partial(self._control, step))
+            try:
+                self.speculator = drafts.speculator(context, functools.partial(self._control, step))
+            except (NpurtError, MemoryError) as error:
+                self._go_on_without(error)
 
     def _control(self, step: StepPrice, drafter: Drafter, most: int) -> Guesses:
         if self._guesses is None:  # otherwise the text was preempted
@@ -107,12 +110,16 @@ class Sequence(GeneratedText):
         try:
             return super().draft(most)
         except Exception as error:  # noqa: BLE001  if a grammar's, `advance` raises it again
-            assert self.context, "a text that waits has no draft"
-            notes, note = self.context.model.ledger.notes, f"a text goes on without drafts: {error}"
-            if note not in notes:
-                notes.append(note)
-            self._drop_draft()
+            self._go_on_without(error)
             return []
+
+    def _go_on_without(self, error: Exception) -> None:
+        """Note that there are no drafts any more, because of *error*."""
+        assert self.context, "a text that waits has no draft"
+        note = f"a text goes on without drafts: {str(error) or type(error).__name__}"
+        if note not in (notes := self.context.model.ledger.notes):
+            notes.append(note)
+        self._drop_draft()
 
     def _drop_draft(self) -> None:
         speculator, self.speculator = self.speculator, None

@@ -158,12 +158,13 @@ class Model:
         Raises:
             SettingError: All are in use.
         """
-        if not self._free:
+        try:
+            return self._free.pop()
+        except IndexError:
             raise SettingError(
                 f"this model has room for {self.setup.limits.sequences} sequences, all in use",
                 remedy="release a context, or open the model with a larger max_sequences",
-            )
-        return self._free.pop()
+            ) from None
 
     def give_back(self, sequence: int) -> None:
         """Let another context have a sequence, whose states were dropped."""

@@ -7,7 +7,7 @@ segment had states, the caller has to evaluate the tokens so far again.
 import math
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
@@ -333,9 +333,13 @@ class Executor:
             raise
         return True
 
-    def room(self) -> Room | None:
-        """Return the pages of the segment that has the fewest free ones; None: none has pages."""
-        rooms = [room for part in self._parts if (room := part.segment.room())]
+    def room(self, without: Collection[int] = ()) -> Room | None:
+        """Return the pages of the segment that has the fewest free ones; None: none has pages.
+
+        Args:
+            without: As for `Segment.room`.
+        """
+        rooms = [room for part in self._parts if (room := part.segment.room(without))]
         return min(rooms, key=lambda room: room.free, default=None)
 
     def read(self, sequence: int) -> dict[str, Array]:
