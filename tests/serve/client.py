@@ -36,7 +36,7 @@ class LocalEngine:
     def __init__(self, backend):
         self.backend = backend
         self.ready = Ready(1, backend.n_ctx, backend.sequences, backend.device)
-        self.alive, self.restarts = True, 0
+        self.alive, self.restarts, self.failure = True, 0, None
         self.go = asyncio.Event()
         self.go.set()
         self.sinks = {}

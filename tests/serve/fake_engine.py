@@ -6,6 +6,7 @@ misbehaves.
 
 import hashlib
 import os
+import pathlib
 import socket
 import sys
 import threading
@@ -141,6 +142,9 @@ def open_fake(path, options):
     name = os.path.basename(path)
     options.pop("max_sequences", None)  # of which the front reads how many texts may wait
     time.sleep(options.pop("open_seconds", 0.0))
+    for stuck in sorted(pathlib.Path(options.pop("stuck_opens", "/nonexistent")).glob("*"))[:1]:
+        stuck.unlink()  # a file for each process that does not open
+        time.sleep(1e6)
     if name == "broken.gguf" or options.pop("broken", False):
         raise NpurtError(f"{name} is broken", remedy="take another file")
     if name == "mute.gguf":

@@ -11,7 +11,7 @@ import pytest
 
 import npurt
 from npurt.errors import NpurtError
-from npurt.serve.engine.client import MOST_DEATHS, Engine
+from npurt.serve.engine.client import MOST_DEATHS, MOST_OPENINGS, Engine, opening_seconds
 from npurt.serve.engine.protocol import Open, Submit
 from tests.limits import HANG_SECONDS
 from tests.llm import tiny
@@ -47,8 +47,8 @@ class Text:
 
 
 @contextlib.asynccontextmanager
-async def running(command=FAKE, path="model.gguf", stuck=120.0, **options):
-    engine = Engine(command, Open(0, str(path), options), stuck=stuck)
+async def running(command=FAKE, path="model.gguf", stuck=120.0, opens=None, **options):
+    engine = Engine(command, Open(0, str(path), options), stuck=stuck, opens=opens)
     async with asyncio.timeout(HANG_SECONDS):
         await engine.start()
         try:
@@ -164,6 +164,61 @@ def test_a_stuck_engine_is_replaced():
             assert engine.restarts == 1
 
     asyncio.run(run())
+
+
+def stuck_opens(folder, count):
+    for i in range(count):
+        (folder / str(i)).touch()
+
+
+def test_an_engine_that_hangs_while_it_opens_is_replaced(tmp_path):
+    async def run():
+        stuck_opens(tmp_path, 2)
+        async with running(opens=2.0, stuck_opens=str(tmp_path)) as engine:
+            assert engine.restarts == 2
+            (text,) = await texts_of(engine, [submit(PROMPTS[0])])
+            assert text.tokens == alone(submit(PROMPTS[0]))
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_never_opens_is_an_error_of_the_start(tmp_path):
+    async def run():
+        stuck_opens(tmp_path, 9)
+        async with running(opens=0.2, stuck_opens=str(tmp_path)):
+            pass
+
+    with pytest.raises(NpurtError, match="not open after 0 s, 3 times"):
+        asyncio.run(run())
+    assert len(list(tmp_path.iterdir())) >= 6
+
+
+def test_texts_end_when_the_model_cannot_be_opened_again_and_it_is_tried_further(tmp_path):
+    async def run():
+        async with running(opens=1.5, stuck_opens=str(tmp_path), step_seconds=0.01) as engine:
+            text = Text()
+            engine.submit(submit(PROMPTS[0], max_tokens=200), text)
+            while not text.tokens:
+                await asyncio.sleep(0.001)
+            stuck_opens(tmp_path, MOST_OPENINGS)
+            os.kill(engine.pid, signal.SIGKILL)
+            await text.ended.wait()
+            assert text.finish == "unavailable"
+            assert "not open after" in text.events[-1].error[0]
+            assert engine.failure is not None
+            while engine.failure:
+                await asyncio.sleep(0.01)
+            (again,) = await texts_of(engine, [submit(PROMPTS[1])])
+            assert again.tokens == alone(submit(PROMPTS[1]))
+
+    asyncio.run(run())
+
+
+def test_a_large_file_has_more_time_to_open(tmp_path):
+    (tmp_path / "a.gguf").touch()
+    os.truncate(tmp_path / "a.gguf", 1 << 30)
+    small = opening_seconds(str(tmp_path / "none.gguf"))
+    assert opening_seconds(str(tmp_path / "a.gguf")) > small + 200
 
 
 def test_an_idle_engine_is_not_taken_for_stuck():

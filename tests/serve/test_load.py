@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from npurt.serve.engine.wire import EngineLost
 from npurt.serve.http import limits
 from npurt.serve.model import front
 from npurt.serve.model.front import Settings
@@ -181,6 +182,17 @@ async def test_a_client_that_reads_nothing_does_not_keep_the_server(monkeypatch)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert client.front.active == 0
+
+
+@asking
+async def test_a_model_that_cannot_be_opened_again_answers_503():
+    client = Client("x")
+    client.engine.failure = EngineLost("the model was not open after 300 s", remedy="look")
+    reply = await client(CHAT, SAY_HI)
+    assert (reply.status, reply.headers["retry-after"]) == (503, "30")
+    assert "not open after 300 s" in reply.json["error"]["message"]
+    client.engine.failure = None
+    assert (await client(CHAT, SAY_HI)).status == 200
 
 
 @asking

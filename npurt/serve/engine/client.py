@@ -7,12 +7,14 @@ submitted with the tokens that it has.
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from npurt.errors import NpurtError
+from npurt.gguf_parts import part_names
 from npurt.serve.engine.protocol import (
     VERSION,
     AskStats,
@@ -31,10 +33,18 @@ from npurt.serve.engine.protocol import (
 from npurt.serve.engine.wire import EngineLost, read
 
 MOST_DEATHS = 3  # of engines in a row, without a token of a sequence: then the sequence ends
+MOST_OPENINGS = 3  # attempts in a row to open the model: then all sequences end
+# What opening a model may take at most: a board may have to quantise it again for its NPU.
+OPEN_SECONDS = 300.0
+OPEN_BYTES = 4e6  # of the file a second
 LONGEST_PAUSE = 30.0  # seconds between attempts to start an engine
 CLOSE_SECONDS = 15.0  # what an engine gets to end by itself
 
 log = logging.getLogger("npurt.serve")
+
+
+class StuckOpening(EngineLost):
+    """An engine took too long to open its model."""
 
 
 class OpenSequence:
@@ -58,6 +68,16 @@ class OpenSequence:
         return replace(self.submit, tokens=[*self.submit.tokens, *self.tokens])
 
 
+def opening_seconds(path: str) -> float:
+    """Return how long an engine may take to open the model of the file *path*."""
+    try:
+        folder, name = os.path.split(path)
+        size = sum(os.path.getsize(os.path.join(folder, part)) for part in part_names(name))
+    except OSError:  # the engine says what is wrong
+        size = 0
+    return OPEN_SECONDS + size / OPEN_BYTES
+
+
 class Engine:
     """An engine, and its sequences.
 
@@ -65,18 +85,31 @@ class Engine:
         command: What starts the process; the number of its socket follows.
         opening: The first message.
         stuck: Seconds after which a process that has work and says nothing is killed.
+        opens: Seconds after which a process that still opens its model is killed; by default
+            `OPEN_SECONDS`, and more by the size of the file.
 
     Attributes:
+        failure: Why the model could not be opened again, several times in a row; or None.
         ready: What the engine last said of itself; None until the model is open.
         restarts: How often a process was started in place of another.
     """
 
-    def __init__(self, command: Sequence[str], opening: Open, *, stuck: float = 120.0) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        opening: Open,
+        *,
+        stuck: float = 120.0,
+        opens: float | None = None,
+    ) -> None:
         self.ready: Ready | None = None
+        self.failure: NpurtError | None = None
         self.restarts = 0
         self._command = list(command)
         self._opening = replace(opening, version=VERSION)
         self._stuck = stuck
+        self._opens = opening_seconds(opening.path) if opens is None else opens
+        self._openings = 0  # in a row, without success
         self._sequences: dict[int, OpenSequence] = {}
         self._ids = 0
         self._heard = 0.0
@@ -128,7 +161,8 @@ class Engine:
             try:
                 await self._session(opened)
             except NpurtError as error:
-                if not opened.done():
+                again = isinstance(error, StuckOpening) and self._openings < MOST_OPENINGS
+                if not opened.done() and not again:
                     opened.set_exception(error)
                     return
                 log.error("the engine is lost: %s", error.what)
@@ -159,7 +193,15 @@ class Engine:
         reader, writer = await asyncio.open_connection(sock=ours)
         try:
             writer.write(frame(self._opening))
-            answer = await read(reader)
+            self._openings += 1
+            try:
+                async with asyncio.timeout(self._opens):
+                    answer = await read(reader)
+            except TimeoutError as error:
+                raise StuckOpening(
+                    f"the model was not open after {self._opens:.0f} s, {self._openings} times",
+                    remedy="see with npurt doctor whether the device answers, or use another one",
+                ) from error
             if isinstance(answer, Failed):
                 raise NpurtError(answer.what, remedy=answer.remedy)
             if not isinstance(answer, Ready) or answer.version != VERSION:
@@ -168,6 +210,7 @@ class Engine:
                     remedy="run the same npurt on both sides",
                 )
             self.ready, self._writer = answer, writer
+            self._openings, self.failure = 0, None
             self._heard = asyncio.get_running_loop().time()
             for sequence in self._sequences.values():
                 writer.write(frame(sequence.again()))
@@ -228,6 +271,8 @@ class Engine:
         An engine runs the oldest sequences.  To blame are those of them without a new token.
         """
         if self._writer is None or self.ready is None:
+            if self._openings >= MOST_OPENINGS:
+                self._give_up(error)
             return  # it died before it knew a sequence
         for sequence in list(self._sequences.values())[: self.ready.sequences]:
             sequence.deaths += 1  # which its next token makes 0 again
@@ -236,6 +281,12 @@ class Engine:
                     f"the engine died {sequence.deaths} times at this request: {error.what}",
                     error.remedy,
                 )))  # fmt: skip
+
+    def _give_up(self, error: NpurtError) -> None:
+        """End all sequences: the model cannot be opened again now."""
+        self.failure = error
+        for sequence in list(self._sequences):
+            self._take(Event(sequence, finish="unavailable", error=(error.what, error.remedy)))
 
     # --- Sequences ------------------------------------------------------------------------------
 

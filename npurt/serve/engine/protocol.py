@@ -116,11 +116,12 @@ class Event:
         id: Of the sequence.
         tokens: The new tokens.
         finish: How it ended: ``"end"``, ``"stop"`` (a stop id), ``"length"``, ``"context"``,
-            ``"refused"`` (what was asked for makes no sense) or ``"error"``; None: it goes on.
+            ``"refused"`` (what was asked for makes no sense), ``"unavailable"`` (there is no
+            engine) or ``"error"``; None: it goes on.
         logprobs: Of the new tokens, if wanted.
         read: How many tokens of the prompt have been read.
         cached: How many of these were in the cache.
-        error: What went wrong, and a remedy, with the last two.
+        error: What went wrong, and a remedy, with the last three.
         vector: The embedding: float32, little endian, in base64.
     """
 

@@ -147,6 +147,11 @@ class Front:
                 503, "the server is about to end", remedy="ask another one",
                 code="shutting_down", headers={"Retry-After": "30"},
             )  # fmt: skip
+        if (failure := self.engine.failure) is not None:
+            raise HttpError(
+                503, f"the engine is lost: {failure.what}", remedy=failure.remedy,
+                code="engine_lost", headers={"Retry-After": "30"},
+            )  # fmt: skip
         ready = self.engine.ready
         if ready is None and self._on_demand is not None:
             ready = self._on_demand.expected

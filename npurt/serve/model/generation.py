@@ -11,6 +11,7 @@ from npurt.llm.text.tokenizer import Tokenizer
 from npurt.serve.engine.protocol import Event, Logprob, Submit
 from npurt.serve.http.errors import HttpError
 
+STATUSES = {"refused": 400, "unavailable": 503}  # of errors, by how a text ended
 Likely = tuple[int, Logprob]  # a token and its log probability
 
 
@@ -264,7 +265,8 @@ class Texts:
             return None
         if event.error is not None:
             what, remedy = event.error
-            raise HttpError(400 if event.finish == "refused" else 500, what, remedy=remedy)
+            status = STATUSES.get(event.finish or "", 500)
+            raise HttpError(status, what, remedy=remedy)
         piece = self.choices[number].take(event)
         if piece.finish:
             sequence = self._open.pop(number)

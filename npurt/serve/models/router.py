@@ -20,6 +20,7 @@ from npurt.errors import NpurtError
 from npurt.llm.batch.engine import USUAL_SEQUENCES
 from npurt.serve.engine.client import Engine
 from npurt.serve.engine.protocol import VERSION, Open, Ready
+from npurt.serve.engine.wire import EngineLost
 from npurt.serve.http.endpoint import Request
 from npurt.serve.http.errors import HttpError, wrong
 from npurt.serve.model.front import DRAIN_SECONDS, Counts, Front, OnDemand, Settings
@@ -319,6 +320,7 @@ def _unloadable(model: FolderModel, error: Exception) -> HttpError:
         what, remedy = error.what, error.remedy
     folder = f"{model.path.parent}/"  # which clients need not know
     return HttpError(
-        500, f"{model.name} cannot be loaded: {what.replace(folder, '')}",
+        503 if isinstance(error, EngineLost) else 500,
+        f"{model.name} cannot be loaded: {what.replace(folder, '')}",
         remedy=remedy.replace(folder, ""), code="model_load_failed",
     )  # fmt: skip
