@@ -34,6 +34,14 @@ ZSH = """\
 autoload -U +X compinit && compinit
 autoload -U +X bashcompinit && bashcompinit
 """
+FISH = """\
+function __npurt_verb -d "Is this the verb of the command line, such as 'bench matmul'?"
+    set -l words (commandline -opc)
+    set -l verb "$words[2..3]"
+    contains -- $verb {nested}; or set verb "$words[2]"
+    test "$verb" = "$argv"
+end
+"""
 USE = """\
 Bash: eval "$(npurt completion bash)" in ~/.bashrc; zsh: the same with zsh in ~/.zshrc; fish:
 npurt completion fish > ~/.config/fish/completions/npurt.fish"""
@@ -85,25 +93,26 @@ def bash(verbs: Any) -> str:
 
 
 def fish(verbs: Any) -> str:
-    """Return the script for fish."""
+    """Return the script for fish; where it has no word, fish completes names of files."""
+    parsers = dict(_parsers(verbs))
     lines = []
     for about in verbs._choices_actions:
         said = f"-a {about.dest} -d {_quoted(about.help)}"
-        lines.append(f"complete -c npurt -f -n __fish_use_subcommand {said}")
-    for verb, parser in verbs.choices.items():
-        condition = f"complete -c npurt -n '__fish_seen_subcommand_from {verb}'"
+        lines.append(f"complete -c npurt -f -n __npurt_verb {said}")
+    for verb, parser in parsers.items():
         for action in _visible(parser):
-            choices = " ".join(map(str, action.choices or ()))
-            parts = [condition, *(_fish_name(name) for name in action.option_strings)]
-            if choices:
-                parts.append(f"-x -a {_quoted(choices)}")
+            parts = [f"complete -c npurt -n '__npurt_verb {verb}'"]
+            parts += [_fish_name(name) for name in action.option_strings]
+            if action.choices:
+                parts.append(f"-x -a {_quoted(' '.join(map(str, action.choices)))}")
             elif action.option_strings and action.nargs is None:
                 parts.append("-r")
             if action.option_strings:
                 parts.append(f"-d {_quoted((action.help or '').partition(' (default')[0])}")
             if len(parts) > 1:
                 lines.append(" ".join(parts))
-    return "\n".join(lines) + "\n"
+    nested = " ".join(_quoted(name) for name in parsers if " " in name)
+    return FISH.format(nested=nested) + "\n".join(lines) + "\n"
 
 
 def _parsers(verbs: Any, before: str = "") -> Iterator[tuple[str, argparse.ArgumentParser]]:
@@ -119,10 +128,11 @@ def _visible(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def _fish_name(name: str) -> str:
-    """Return how fish is told of an option: long, of one letter, or of several after one dash."""
-    if name.startswith("--"):
-        return f"-l {name[2:]}"
-    return f"-s {name[1:]}" if len(name) == 2 else f"-o {name[1:]}"
+    """Return how fish is told of an option: with two dashes, or with one, which -o stands for.
+
+    With -s, the usual one for a letter, fish would join letters, as in `-hn`.
+    """
+    return f"-l {name[2:]}" if name.startswith("--") else f"-o {name[1:]}"
 
 
 def _quoted(text: str) -> str:
