@@ -1,5 +1,6 @@
 """The examples run, on the simulators."""
 
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -7,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.llm import tiny
+from tests.serve.client import TEMPLATE
+from tests.serve.live import serving
 
 FOLDER = Path(__file__).resolve().parents[1] / "examples"
 
@@ -35,3 +38,13 @@ def test_texts_at_once(capsys, monkeypatch):
     runpy.run_path(str(FOLDER / "batch.py"), run_name="__main__")
 
     assert "6 texts" in capsys.readouterr().out
+
+
+def test_a_client_of_the_server(capsys, monkeypatch, tmp_path):
+    with serving(tmp_path, engine="npurt.serve.engine", template=TEMPLATE, n_ctx=512) as server:
+        monkeypatch.setattr(sys, "argv", ["client", "--url", f"{server.url}/v1"])
+        runpy.run_path(str(FOLDER / "client.py"), run_name="__main__")
+
+    said = capsys.readouterr().out
+    assert re.search(r"^get_time\('(Bern|Lima|Tokyo)'\) = '", said, re.M)
+    assert re.search(r"^Animal\(kind='\w+', legs=[0246]\)$", said, re.M)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import yaml
 
 import npurt
+from tests.blocks import blocks
 
 PROJECT = Path(__file__).resolve().parents[1]
 CONTAINER = PROJECT / "container"
@@ -143,3 +145,16 @@ def test_instructions_are_whole_lines():
         ("FROM", "x AS y"),
         ("RUN", "a &&    b"),
     ]
+
+
+def test_systemd_knows_every_line_of_the_unit(tmp_path):
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("there is no systemd-analyze: apt-get install systemd")
+    bodies = [block.body for block in blocks(PROJECT / "docs/server-setup.md")]
+    (unit,) = (body for body in bodies if "[Service]" in body)
+    path = tmp_path / "npurt.service"
+    path.write_text(unit.replace("/opt/npurt/bin/npurt", "/bin/true"))  # a program that is there
+
+    done = subprocess.run(["systemd-analyze", "verify", path], capture_output=True, text=True)
+
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")

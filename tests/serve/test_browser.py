@@ -6,6 +6,8 @@ import pytest
 from selenium.webdriver.common.keys import Keys
 
 from tests.limits import eventually
+from tests.llm import tiny
+from tests.serve import screenshot
 from tests.serve.browser import Page, chromium
 from tests.serve.client import served
 from tests.serve.live import serving
@@ -335,3 +337,10 @@ def test_the_user_chooses_one_of_several_models(browser, tmp_path):
                 "return document.querySelector('#choice').value") == name)  # fmt: skip
         assert not logged(page)
         page.forget()
+
+
+def test_the_picture_of_the_page_can_be_drawn_again():
+    drawn, kept = screenshot.draw(tiny.path("qwen3", "q8_0")), screenshot.PICTURE.read_bytes()
+
+    assert drawn[:24] == kept[:24]  # both are PNGs, of the same width and height
+    assert len(kept) < 150_000
