@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -53,6 +54,24 @@ def test_every_command_of_a_block_parses(path):
             parser().parse_args(command)
         except SystemExit:
             pytest.fail(f"npurt {shlex.join(command)}")
+
+
+@pytest.mark.parametrize(
+    "path", sorted((PROJECT / "docs/boards").glob("*.md")), ids=lambda p: p.name
+)
+def test_a_text_to_be_compared_with_the_simulators_is_not_drawn(path):
+    for command in (each for each in commands(path) if each[0] == "run"):
+        assert parser().parse_args(command).temperature == 0
+
+
+def test_a_service_that_was_stopped_has_not_failed():
+    (unit,) = [
+        block.body
+        for block in blocks.blocks(PROJECT / "docs/server-setup.md")
+        if "[Service]" in block.body
+    ]
+
+    assert f"SuccessExitStatus={128 + signal.SIGTERM}\n" in unit
 
 
 def test_the_page_of_the_command_line_has_all_verbs():

@@ -215,11 +215,6 @@ class Chat:
             raise NpurtError(
                 f"cannot write {path}: {error.strerror}", remedy="name a file that can be written"
             ) from error
-        except UnicodeError as error:
-            raise NpurtError(
-                f"cannot write {path}: a message is no text: {error}",
-                remedy="replace the system message with /system, or /clear the conversation",
-            ) from error
 
     def _load(self, path: str) -> None:
         self._messages = _conversation(str(_named(path, "/load")))

@@ -78,6 +78,31 @@ class FlashAttention(argparse.Action):
               f"{'cannot be turned off' if off else 'is always on'}", file=sys.stderr)  # fmt: skip
 
 
+class Unneeded(argparse.Action):
+    """A flag of llama-cli for what npurt does anyway, or has not; *const* says which."""
+
+    def __init__(self, option_strings: list[str], dest: str, const: str) -> None:
+        super().__init__(
+            option_strings, argparse.SUPPRESS, 0, const, argparse.SUPPRESS, help=argparse.SUPPRESS
+        )
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Say why the option changes nothing."""
+        del parser, namespace, values
+        print(f"npurt: {option_string} changes nothing: {self.const}", file=sys.stderr)
+
+
+def add_unneeded(group: Any, *names: str, why: str) -> None:
+    """Accept the flags *names* of llama-cli, which change nothing."""
+    group.add_argument(*names, action=Unneeded, const=why)
+
+
 def add_device(group: Any) -> None:
     """Add what says where a model runs."""
     group.add_argument("-dev", "--device", metavar="NAME", help=DEVICE)
@@ -87,6 +112,10 @@ def add_device(group: Any) -> None:
     group.add_argument("-fa", "--flash-attn", nargs="?", action=FlashAttention,
                        choices=("on", "off", "auto", "1", "0"), default=argparse.SUPPRESS,
                        help="accepted, as it is always on")  # fmt: skip
+    add_unneeded(group, "--mmap", "--no-mmap", why="weights are copied out of the file once")
+    add_unneeded(group, "--mlock", why="npurt locks no memory")
+    add_unneeded(group, "--warmup", "--no-warmup", why="there is no warm-up")
+    add_unneeded(group, "--jinja", why="chat templates are always rendered by Jinja")
 
 
 def add_compute(group: Any) -> None:
@@ -307,8 +336,8 @@ def words(text: str) -> str:
     """Return an argument that is UTF-8 as text, also where the locale is another."""
     try:
         return os.fsencode(text).decode()
-    except UnicodeError:
-        return text  # the tokenizer says what is wrong
+    except (UnicodeEncodeError, UnicodeDecodeError) as error:
+        raise argparse.ArgumentTypeError(f"byte {error.start} is not UTF-8") from error
 
 
 def number(text: str) -> int | None:
@@ -361,4 +390,7 @@ def text_of(path: str) -> str:
     try:
         return io.TextIOWrapper(io.BytesIO(data), "utf-8").read()
     except UnicodeDecodeError as error:
-        raise NpurtError(f"{path} is no text: {error}", remedy="write it in UTF-8") from error
+        raise NpurtError(
+            f"{path} is no text: byte {error.start} is not UTF-8",
+            remedy="give a text in UTF-8; iconv makes one of other encodings",
+        ) from error

@@ -6,6 +6,10 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+CLOSE = 0.7  # likeness from which a name may be a mistyped one; "color" and "lora" have 2/3
+OLLAMA = {"list": "models", "ls": "models", "pull": "models fetch"}  # its verbs, and ours
+MOST_LINES = 6  # of a usage that stands before an error; a longer one would hide it
+
 
 class Help(argparse.HelpFormatter):
     """Help that ends with the default of an option, where that has a value."""
@@ -40,14 +44,24 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unrecognized arguments: {' '.join(extra)}")
         return found, []
 
+    def print_usage(self, file: Any = None) -> None:
+        """Print the usage before an error: the first line and where the rest is, if it is long."""
+        usage = self.format_usage()
+        if usage.count("\n") > MOST_LINES:
+            usage = f"usage: {self.prog} [OPTION ...]; {self.prog} --help lists the options\n"
+        self._print_message(usage, file)
+
     def _refuse_unknown(self, args: list[str]) -> None:
         """Refuse an unknown option before argparse misses what it was meant to be."""
-        words = iter(enumerate(args))
+        words, optional = iter(enumerate(args)), False
         for i, written in words:
             plain = not written.startswith("-")
             if written == "--" or (plain and self._subparsers is not None):
                 return  # what follows belongs to a program, or to a verb
+            if plain and not optional and not self._get_positional_actions():
+                self.error(f"unrecognized arguments: {written}{self._where()}")
             action = self._option_string_actions.get(written)
+            optional = action is not None and action.nargs == "?"
             if action is not None and action.nargs is None:
                 _, value = next(words, (i, ""))
                 if self._is_unknown(value):
@@ -64,6 +78,12 @@ class Parser(argparse.ArgumentParser):
                 ]
                 self.error(f"unrecognized arguments: {shown}{like(written, names)}")
 
+    def _where(self) -> str:
+        """Return which options take what other programs take without one."""
+        takes = {"-m": "a model is named with -m", "-p": "a prompt follows -p"}
+        known = [said for name, said in takes.items() if name in self._option_string_actions]
+        return "".join(f"; {said}" for said in known)
+
     def _is_unknown(self, written: str) -> bool:
         name = written.partition("=")[0]
         return (
@@ -79,7 +99,9 @@ class Parser(argparse.ArgumentParser):
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
-            error.message += like(str(value), map(str, action.choices or ()))
+            question = like(str(value), map(str, action.choices or ()))
+            verb = OLLAMA.get(value) if isinstance(action, argparse._SubParsersAction) else None
+            error.message += f"; did you mean {verb}?" if verb else question
             raise
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
@@ -91,7 +113,9 @@ def like(written: str, names: Iterable[str]) -> str:
     """Return a question for those of *names* that *written* begins or almost is."""
     name, known = written.partition("=")[0], list(names)
     begun = [each for each in known if name.strip("-") and each.startswith(name)]
-    near = begun or difflib.get_close_matches(name, known, 3)
+    bare = {each.lstrip("-"): each for each in known}  # dashes would make all names alike
+    close = difflib.get_close_matches(name.lstrip("-"), bare, 3, CLOSE)
+    near = begun or [bare[each] for each in close]
     return f"; did you mean {' or '.join(near)}?" if near else ""
 
 

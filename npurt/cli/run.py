@@ -28,6 +28,8 @@ def add(verbs: Any) -> None:
     options.add_model(parser)
     options.add_conversation(parser, raw="continue the prompt as it is")
     add_sampling(parser)
+    options.add_unneeded(parser, "-st", "--single-turn", why="run answers once")
+    options.add_unneeded(parser, "--no-display-prompt", why="the prompt is not printed")
     parser.add_argument("--report", action="store_true", help="print the ledger at the end")
     parser.add_argument("--trace", metavar="FILE", help="write a timeline to FILE, for Perfetto")
     parser.add_argument("--json", action="store_true", help="one JSON object at the end, no stream")
@@ -111,9 +113,7 @@ def _pieces(
         continued: Iterator[str] = llm.generate(prompt, stream=True, **wanted)
         return continued
     if not prompt:
-        raise LayoutError(
-            "the prompt is empty", remedy="write something after -p; --raw begins with nothing"
-        )
+        raise LayoutError("the prompt is empty", remedy="write a message")
     messages = [{"role": "user", "content": prompt}]
     if args.system:
         messages.insert(0, {"role": "system", "content": args.system})

@@ -115,7 +115,7 @@ async def _unrouted(request: Request, error: Exception) -> Response:
     known = HttpError(
         error.status_code,
         f"there is no {what:.200}" if error.status_code == 404 else f"{what:.200} is not possible",
-        remedy="the paths are listed in docs/serving.md",
+        remedy="GET /openapi.json lists the paths",
         code="not_found" if error.status_code == 404 else "method_not_allowed",
     )
     body = shaped(known, request.url.path)

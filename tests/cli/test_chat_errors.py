@@ -76,15 +76,6 @@ def test_half_of_a_surrogate_pair_is_no_text_of_a_conversation(npurt, tmp_path):
     assert json.loads(again.read_text()) == []
 
 
-def test_a_system_message_that_is_no_text_cannot_be_saved(npurt, tmp_path):
-    path = tmp_path / "said.json"
-    result = npurt("chat", *QUICK, "-sys", "\udcff", stdin=f"/save {path}\n".encode())
-
-    assert result.code == 0
-    assert f"cannot write {path}" in result.err
-    assert not path.exists()
-
-
 @pytest.mark.parametrize(("verb", "said"), [("save", "cannot write"), ("load", "cannot read")])
 def test_a_name_that_the_locale_cannot_write_is_said(verb, said):
     result = spawn("chat", *QUICK, stdin=f"/{verb} é.json\n".encode(), **PLAIN_LOCALE)

@@ -89,9 +89,15 @@ def test_types_of_the_kv_cache_that_npurt_lacks_are_refused(npurt, flags, said):
         ("-fa on", "always on"),
         ("-fa 1", "always on"),
         ("--flash-attn off", "--flash-attn changes nothing: flash attention cannot be turned off"),
+        ("--no-mmap", "--no-mmap changes nothing: weights are copied"),
+        ("--mlock", "--mlock changes nothing"),
+        ("--no-warmup", "--no-warmup changes nothing"),
+        ("--jinja", "--jinja changes nothing"),
+        ("-st", "-st changes nothing: run answers once"),
+        ("--no-display-prompt", "--no-display-prompt changes nothing"),
     ],
 )
-def test_flash_attention_is_accepted_and_changes_nothing(flags, said, capsys):
+def test_flags_for_what_is_so_anyway_are_accepted_and_change_nothing(flags, said, capsys):
     with_flag, without = (vars(given(written)) for written in (flags, ""))
     for held in (with_flag, without):
         del held["usage_error"]  # a method of the parser that was made for this line
@@ -115,12 +121,19 @@ def test_the_version_is_the_packages(npurt):
     [
         ("run -m x -p x --fi y", "unrecognized arguments: --fi y; did you mean --file?"),
         ("run --modle x", "did you mean --model"),
-        ("chat -m x --temprature=0", "did you mean --temperature or --temp?"),
+        ("chat -m x --temprature=0", "did you mean --temperature?"),
         ("devices --jsno", "did you mean --json?"),
         ("bench matmul --m 1 --k 32 --n 8 --repetition 3", "did you mean --repetitions?"),
         ("chta -m x", "did you mean chat?"),
         ("models fetc", "did you mean fetch?"),
         ("run -m x -p x -ctk f61", "use f16 or f32"),
+        ("list", "did you mean models?"),
+        ("pull smollm2-135m", "did you mean models fetch?"),
+        ("run smollm2-135m hi", "arguments: smollm2-135m; a model is named with -m; a prompt"),
+        ("run -m x -fa on hi", "arguments: hi; a model is named with -m; a prompt follows -p"),
+        ("chat x", "arguments: x; a model is named with -m\n"),
+        ("run -m x -p caf\udce9", "-p/--prompt: byte 3 is not UTF-8"),
+        ("chat -m x -sys \udcff", "byte 0 is not UTF-8"),
     ],
 )
 def test_an_unknown_option_is_answered_with_one_that_is_like_it(npurt, written, said):
@@ -131,10 +144,20 @@ def test_an_unknown_option_is_answered_with_one_that_is_like_it(npurt, written, 
     assert result.err.startswith(f"usage: npurt {verb}".rstrip())
 
 
-def test_an_error_shows_the_usage_of_its_verb_and_invents_no_option(npurt):
-    result = npurt("chat", "-m", "x", "--zzz")
+def test_an_error_is_not_hidden_below_a_long_usage(npurt):
+    said = npurt("run", "-m", "x", "--tempp", 3).err.splitlines()
 
-    assert_usage(result, "usage: npurt chat ", "npurt chat: error: unrecognized arguments: --zzz\n")
+    assert len(said) == 2
+    assert said[0] == "usage: npurt run [OPTION ...]; npurt run --help lists the options"
+    assert said[1].endswith("--tempp 3; did you mean --temp?")
+
+
+@pytest.mark.parametrize("written", ["--color", "--zzz"])
+def test_an_error_shows_the_usage_of_its_verb_and_invents_no_option(npurt, written):
+    result = npurt("chat", "-m", "x", written)
+
+    said = f"npurt chat: error: unrecognized arguments: {written}\n"
+    assert_usage(result, "usage: npurt chat ", said)
     assert "did you mean" not in result.err
     assert_usage(npurt("devices", "here"), "usage: npurt devices ", "here")
 

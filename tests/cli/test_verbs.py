@@ -192,17 +192,19 @@ def test_minus_one_is_no_limit_and_a_random_seed_as_in_llama_cli(npurt, monkeypa
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("-m", "/nowhere.gguf", "-p", "x"), "/nowhere.gguf"),
+        (("-m", "/nowhere.gguf", "-p", "x"), "/nowhere.gguf: No such file or directory\n"),
         (("-m", "", "-p", "x"), "cannot open '':"),
-        (("-m", PROJECT, "-p", "x"), "not a regular file"),
+        (("-m", PROJECT, "-p", "x"), f"{PROJECT}: it is a folder"),
+        (("-m", "/dev/null", "-p", "x"), "not a regular file"),
         (("-m", __file__, "-p", "x"), "not a GGUF file"),
         (("-m", MODEL, "-f", "/nowhere.txt"), "/nowhere.txt"),
-        (("-m", MODEL, "-f", MODEL), "UTF-8"),
+        (("-m", MODEL, "-f", MODEL), "is not UTF-8\n  remedy: give a text in UTF-8"),
         (("-m", MODEL, "-f", "/dev/zero"), "more than"),
         (("-m", MODEL, "-p", "x", "-dev", "hexagon"), "hexagon"),
         (("-m", MODEL, "-p", "x " * 600), "do not fit"),
+        (("-m", MODEL, "-p", "x " * 600), "raise n_ctx (-c), or shorten the prompt\n"),
         (("-m", tiny.path("qwen2", "q8_0"), "-p", ""), "empty"),
-        (("-m", MODEL, "-p", "\udcff"), "surrogate"),
+        (("-m", MODEL, "-cnv", "-p", ""), "the prompt is empty\n  remedy: write a message\n"),
     ],
 )
 def test_what_cannot_be_run_is_an_error_with_a_remedy(npurt, arguments, said):

@@ -1,5 +1,7 @@
 """GGUF files: what is in them, and that no damage or malice does more than raise."""
 
+import errno
+import mmap
 import os
 import struct
 
@@ -326,6 +328,18 @@ def test_what_is_no_file_with_content_is_refused(tmp_path, what):
         GGUF(path)
 
     assert caught.value.remedy
+
+
+def test_a_file_for_which_there_is_no_memory_is_not_called_unreadable(path, monkeypatch):
+    def refuse(*arguments, **options):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    with pytest.raises(ModelFormatError, match=f"cannot open {path}: Cannot allocate") as caught:
+        GGUF(path)
+
+    assert "smaller model" in caught.value.remedy
+    assert "may read" not in caught.value.remedy
 
 
 def test_a_refused_file_leaves_no_descriptor_open(tmp_path):

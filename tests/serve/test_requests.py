@@ -39,6 +39,7 @@ async def test_an_unknown_path_is_an_error_in_json(path, method, status):
 
     assert reply.status == status
     assert reply.json["error"].keys() == {"message", "type", "param", "code"}
+    assert reply.json["error"]["message"].endswith("GET /openapi.json lists the paths")
 
 
 @asking

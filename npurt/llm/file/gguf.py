@@ -6,6 +6,7 @@ Source: llama.cpp tools/gguf-split (keys of parts), MIT.
 """
 
 import contextlib
+import errno
 import mmap
 import os
 import stat
@@ -203,7 +204,8 @@ def _map(path: str | os.PathLike[str]) -> mmap.mmap:
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_size == 0:
-            raise _unreadable(path, "it is empty or not a regular file")
+            what = "a folder" if stat.S_ISDIR(status.st_mode) else "empty or not a regular file"
+            raise _unreadable(path, f"it is {what}")
         return mmap.mmap(fd, status.st_size, access=mmap.ACCESS_READ)
     except OSError as error:
         raise _unreadable(path, error) from error
@@ -212,7 +214,10 @@ def _map(path: str | os.PathLike[str]) -> mmap.mmap:
 
 
 def _unreadable(path: str | os.PathLike[str], why: object) -> ModelFormatError:
+    remedy = "pass the path of a .gguf file that you may read"
+    if isinstance(why, OSError) and why.errno == errno.ENOMEM:
+        remedy = "close other programs, raise the limit (ulimit -v), or take a smaller model"
     return ModelFormatError(
-        f"cannot open {os.fspath(path) or repr('')}: {why}",
-        remedy="pass the path of a .gguf file that you may read",
+        f"cannot open {os.fspath(path) or repr('')}: {getattr(why, 'strerror', None) or why}",
+        remedy=remedy,
     )

@@ -134,9 +134,10 @@ class State:
         if self.length + count > self.n_ctx:
             raise ContextFull(
                 f"{count} more tokens do not fit: {self.length} of {self.n_ctx} positions are used",
-                remedy="raise n_ctx (-c), shorten the prompt, call reset(), or allow "
-                "context_shift=True to forget the oldest tokens",
-            )
+                remedy="raise n_ctx (-c), or shorten the prompt" if count > self.n_ctx
+                else "raise n_ctx (-c), shorten the prompt, call reset(), or forget the oldest "
+                "tokens with context_shift=True (--context-shift)",
+            )  # fmt: skip
 
     # --- Going forward --------------------------------------------------------------------------
 
