@@ -267,6 +267,14 @@ def test_a_cache_comes_back_from_a_file(pair, tmp_path):
     assert [f.name for f in tmp_path.iterdir()] == ["prompt.safetensors"]
 
 
+def test_a_cache_prints_its_size(pair):
+    cache = make_prompt_cache(pair[0])
+    assert repr(cache) == "[PromptCache(0 tokens, no state)]"
+    generate(*pair, PROMPT, max_tokens=2, prompt_cache=cache)
+    assert len(repr(cache)) < 80
+    assert f"{cache[0].offset} tokens, a state of " in repr(cache)
+
+
 def test_an_empty_cache_is_saved_too(pair, tmp_path):
     caches.save_prompt_cache(tmp_path / "x", make_prompt_cache(pair[0]))
     assert caches.load_prompt_cache(tmp_path / "x")[0].empty()
@@ -363,9 +371,45 @@ def test_a_template_gives_ids_or_text(pair, own):
     assert text.startswith(short)
     assert len(short) < len(text)
     assert tokenizer.chat_template == own.template.source
-    for options in ({"tools": [{"type": "function"}]}, {"continue_final_message": True}):
-        with pytest.raises(SettingError, match="does not read"):
-            tokenizer.apply_chat_template(MESSAGES, **options)
+    with pytest.raises(SettingError, match="does not read tools"):
+        tokenizer.apply_chat_template(MESSAGES, tools=[{"type": "function"}])
+
+
+@pytest.mark.parametrize("tokenize", [False, True])
+def test_what_a_template_does_not_read_changes_nothing_as_in_transformers(pair, tokenize):
+    unset = {"continue_final_message": False, "return_dict": False, "chat_template": None,
+             "documents": None, "return_tensors": None, "enable_thinking": False}  # fmt: skip
+    options = {"tokenize": tokenize, "add_generation_prompt": True}
+
+    plain = pair[1].apply_chat_template(MESSAGES, **options)
+
+    assert pair[1].apply_chat_template(MESSAGES, **unset, **options) == plain
+    for name in ("chat_template", "documents", "return_dict", "return_tensors"):
+        with pytest.raises(UnsupportedOp, match=f"does not have {name}="):
+            pair[1].apply_chat_template(MESSAGES, **{name: "x"})
+
+
+def test_an_answer_that_was_begun_goes_on(pair, own):
+    tokenizer = pair[1]
+    begun = [*MESSAGES, {"role": "assistant", "content": [{"type": "text", "text": "The Hello "}]}]
+    whole = tokenizer.apply_chat_template(begun, tokenize=False)
+
+    text = tokenizer.apply_chat_template(begun, tokenize=False, continue_final_message=True)
+
+    assert text.endswith("The Hello")
+    assert whole.startswith(text)
+    assert len(text) < len(whole)
+    ids = tokenizer.apply_chat_template(begun, continue_final_message=True)
+    assert ids == tokenizer.encode(text)
+    assert tokenizer.apply_chat_template(begun)[: len(ids) - 1] == ids[:-1]
+    for messages, prompted in (
+        (begun, True),
+        ([*MESSAGES, {"role": "user", "content": ""}], False),
+    ):
+        with pytest.raises(SettingError, match="continue_final_message"):
+            tokenizer.apply_chat_template(
+                messages, add_generation_prompt=prompted, continue_final_message=True
+            )
 
 
 def test_detokenizers_show_whole_characters(pair):

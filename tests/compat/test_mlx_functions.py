@@ -1,0 +1,85 @@
+"""Python functions as tools, as transformers takes them."""
+
+import json
+from typing import Any, Literal
+
+import pytest
+
+from npurt.compat.mlx_lm import load
+from npurt.compat.mlx_lm.functions import as_schema
+from npurt.errors import SettingError
+from tests.llm import tiny
+
+MESSAGES = [{"role": "user", "content": "Hello"}]
+
+
+def multiply(a: float, b: Literal[1, 2], c: list[int] | None = None, d: int | str = 0, e: Any = 0):
+    """Multiply two numbers.
+
+    And more.
+
+    Args:
+        a: The first number: it may
+            be negative.
+        b (int): The second number.
+
+    Returns:
+        The product.
+    """
+
+
+def test_a_function_is_a_tool_with_the_schema_of_its_hints_and_docstring():
+    assert as_schema(multiply) == {
+        "type": "function",
+        "function": {
+            "name": "multiply",
+            "description": "Multiply two numbers. And more.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "a": {"type": "number", "description": "The first number: it may be negative."},
+                    "b": {"type": "integer", "enum": [1, 2], "description": "The second number."},
+                    "c": {"type": "array", "items": {"type": "integer"}, "nullable": True},
+                    "d": {"anyOf": [{"type": "integer"}, {"type": "string"}]},
+                    "e": {},
+                },
+                "required": ["a", "b"],
+            },
+        },
+    }
+
+
+def test_functions_are_tools_of_a_template_that_reads_them():
+    template = "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{{ messages[0].content }}"
+    model, tokenizer = load(
+        tiny.path(), tokenizer_config={"chat_template": template}, progress=False
+    )
+    with model:
+        text = tokenizer.apply_chat_template(MESSAGES, [multiply, GIVEN], tokenize=False)
+        assert text == json.dumps(as_schema(multiply)) + json.dumps(GIVEN) + "Hello"
+        for wrong, said in (
+            (lambda x: x, "no docstring"),
+            (untyped, "its argument x is None"),
+            (odd, "its argument x is <class 'bytes'>"),
+            (lost, "Missing"),
+        ):
+            with pytest.raises(SettingError, match=said) as caught:
+                tokenizer.apply_chat_template(MESSAGES, [wrong])
+            assert caught.value.remedy
+        assert not tokenizer.has_tool_calling  # its vocabulary has no such tokens
+        assert tokenizer.tool_call_start is tokenizer.tool_call_end is None
+
+
+GIVEN = {"type": "function", "function": {"name": "given"}}
+
+
+def untyped(x):
+    """Say nothing."""
+
+
+def odd(x: bytes):
+    """Say nothing."""
+
+
+def lost(x: "Missing"):  # noqa: F821  a name that is not there
+    """Say nothing."""
