@@ -1,6 +1,7 @@
 """`Engine`: requests from any thread, their events, their ends and their errors."""
 
 import gc
+import itertools
 import threading
 import weakref
 
@@ -100,6 +101,34 @@ def test_limits_end_a_text(engine, llm, count, finish):
     found = engine.submit(IDS[:100], **options).result()
 
     assert (found.text, found.finish) == (alone(llm, IDS[:100], **options), finish)
+
+
+def logprobs_of(llm, ids):
+    """Return the log probability of each id after the first, by the logits of the ids before it."""
+    llm.reset()
+    found = []
+    for before, id in itertools.pairwise(ids):
+        logits = llm.eval([before])[-1].astype(np.float64)
+        found.append(logits[id] - logits.max() - np.log(np.exp(logits - logits.max()).sum()))
+    return found
+
+
+@pytest.mark.parametrize("count", [0, 5])
+def test_log_probabilities_of_the_prompt(engine, llm, count):
+    engine.submit(IDS[:40], max_tokens=1).result()  # keeps the prompt
+    asked = [
+        engine.submit(IDS[:n], GREEDY, max_tokens=count, logprobs=2, prompt_logprobs=True)
+        for n in (40, 17, 1)
+    ]
+    for request, n in zip(asked, (40, 17, 1), strict=True):
+        result = request.result()
+        assert [each.token for each in result.prompt_logprobs] == IDS[1:n]
+        wanted = logprobs_of(llm, IDS[:n])
+        assert [each.logprob for each in result.prompt_logprobs] == pytest.approx(wanted, abs=1e-9)
+        assert all(len(each.top) == 2 for each in result.prompt_logprobs)
+        assert result.text == alone(llm, IDS[:n], max_tokens=count, temperature=0.0)
+        assert result.finish == "length"
+        assert len(result.logprobs) == count
 
 
 def test_chat_uses_the_template(engine, llm):

@@ -92,8 +92,10 @@ class FakeBackend:
     def advance(self, running):
         submit, done = running.submit, running.done
         if running.read < submit.prompt:
-            running.read = min(submit.prompt, running.read + self.chunk)
-            return Event(submit.id, read=running.read)
+            before, running.read = running.read, min(submit.prompt, running.read + self.chunk)
+            ids = submit.tokens[max(1, before) : running.read] if submit.prompt_logprobs else ()
+            scores = [(-i / 8, [(i, -i / 8)]) for i in ids]
+            return Event(submit.id, read=running.read, prompt_logprobs=scores)
         if submit.max_tokens is not None and len(done) >= submit.max_tokens:
             return Event(submit.id, finish="length")
         if submit.prompt + len(done) > self.n_ctx:

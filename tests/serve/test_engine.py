@@ -7,6 +7,7 @@ import random
 import signal
 import sys
 
+import numpy as np
 import pytest
 
 import npurt
@@ -164,6 +165,41 @@ def test_a_stuck_engine_is_replaced():
             assert engine.restarts == 1
 
     asyncio.run(run())
+
+
+def test_log_probabilities_of_a_prompt_come_once_when_engines_are_killed():
+    prompt = list(range(1, 60))
+
+    async def run():
+        async with running(chunk=4, step_seconds=0.02) as engine:
+            text = Text()
+            engine.submit(submit(prompt, max_tokens=5, prompt_logprobs=True), text)
+            for kills in (1, 2):
+                while sum(len(event.prompt_logprobs) for event in text.events) < 10 * kills:
+                    await asyncio.sleep(0.001)
+                os.kill(engine.pid, signal.SIGKILL)
+                while engine.restarts < kills or not engine.alive:
+                    await asyncio.sleep(0.001)
+            await text.ended.wait()
+            return [found[0] for event in text.events for found in event.prompt_logprobs]
+
+    assert asyncio.run(run()) == [-i / 8 for i in prompt[1:]]
+
+
+def test_a_real_model_says_how_likely_the_prompt_is():
+    path, prompt = tiny.path("qwen35", "q8_0"), tiny.ids("qwen35", 20)
+
+    async def run():
+        async with running(REAL, path, n_ctx=128) as engine:
+            asked = submit(prompt, max_tokens=0, prompt_logprobs=True, top_logprobs=1)
+            (text,) = await texts_of(engine, [asked])
+            assert text.tokens == []
+            return [found[0] for event in text.events for found in event.prompt_logprobs]
+
+    with npurt.Llama(path, n_ctx=128, seed=0) as llm:
+        logits = [llm.eval([i])[-1].astype("f8") for i in prompt[:-1]]
+    wanted = [row[i] - np.log(np.exp(row).sum()) for row, i in zip(logits, prompt[1:], strict=True)]
+    assert asyncio.run(run()) == pytest.approx(wanted, abs=1e-6)
 
 
 def stuck_opens(folder, count):

@@ -33,6 +33,34 @@ async def test_echo_puts_the_prompt_before_the_text():
     assert events[-2]["choices"][0]["finish_reason"] == "stop"
 
 
+@pytest.mark.parametrize("most", [0, 9])
+@pytest.mark.parametrize("chunk", [1, 3, 64])
+@asking
+async def test_echo_with_log_probabilities_scores_the_prompt(most, chunk):
+    """The form that lm-eval-harness reads: null for the first token, and then all of them."""
+    client = Client(" world", chunk=chunk)
+    tokenizer = client.model.tokenizer
+    ids = tokenizer.encode("Hello, you")
+    body = {"prompt": ids, "echo": True, "logprobs": 1, "max_tokens": most}
+    choice = (await client(TEXT, body)).json["choices"][0]
+    events = (await client(TEXT, body | {"stream": True})).events[:-1]
+    pieces = [each["choices"][0] for each in events]
+    found = choice["logprobs"]
+    rest = tokenizer.encode(" world", add_bos=False) if most else []
+
+    assert choice["text"] == "Hello, you" + (" world" if most else "")
+    assert choice["finish_reason"] == ("stop" if most else "length")
+    assert found["tokens"] == [tokenizer.piece(i).decode() for i in ids + rest]
+    assert found["token_logprobs"] == [None, *(-i / 8 for i in ids[1:]), *(-0.5 for _ in rest)]
+    assert found["top_logprobs"][0] is None
+    assert len(found["top_logprobs"]) == len(found["text_offset"]) == len(ids + rest)
+    assert found["text_offset"][len(ids) :][:1] == ([len("Hello, you")] if rest else [])
+    assert "".join(piece["text"] for piece in pieces) == choice["text"]
+    for name, whole in found.items():
+        streamed = [x for piece in pieces if piece["logprobs"] for x in piece["logprobs"][name]]
+        assert streamed == whole
+
+
 @asking
 async def test_a_prompt_may_be_ids():
     client = Client("x")
@@ -61,7 +89,6 @@ WRONG = [
     ({"prompt": [[]]}, "prompt"), ({"prompt": [999999]}, "prompt"), ({"prompt": [-1]}, "prompt"),
     ({"prompt": ["a"] * 9}, "prompt"), ({"prompt": ["a"] * 5, "n": 2}, "prompt"),
     ({"prompt": "a", "best_of": 3}, "best_of"), ({"prompt": "a", "suffix": 3}, "suffix"),
-    ({"prompt": "a", "echo": True, "logprobs": 1}, "echo"),
     ({"prompt": "a", "logprobs": 99}, "logprobs"),
 ]  # fmt: skip
 

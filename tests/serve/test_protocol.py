@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from npurt.serve.engine import protocol
 
-EVENT = protocol.Event(7, [1, 2], "end", [[-0.5, [[1, -0.5]]]], 10, 3, ["what", "remedy"], "AAAA")
+EVENT = protocol.Event(
+    7, [1, 2], "end", [[-0.5, [[1, -0.5]]]], 10, 3, ["what", "remedy"], "AAAA", [[-1.5, []]]
+)
 MESSAGES = [
     protocol.Open(1, "m.gguf", {"n_ctx": 128}),
     protocol.Submit(
@@ -36,7 +38,7 @@ def test_a_message_arrives_as_it_was_sent(message):
 def test_a_step_has_these_bytes():
     sent = protocol.frame(protocol.Step([protocol.Event(3, [5], read=2)]))
 
-    assert sent == b'\0\0\0\x28["Step",[[3,[5],null,[],2,0,null,null]]]'
+    assert sent == b'\0\0\0\x2b["Step",[[3,[5],null,[],2,0,null,null,[]]]]'
 
 
 def test_every_kind_of_message_is_tried_above():

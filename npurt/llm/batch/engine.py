@@ -21,7 +21,7 @@ from npurt.llm.decode.options import Request as Asked
 from npurt.llm.decode.samplers.settings import Sampling
 from npurt.llm.spec.opening import Drafts, open_drafts, require_draft
 from npurt.runtime.execute.executor import runs_graphs
-from npurt.runtime.open.arguments import integer, optional_integer
+from npurt.runtime.open.arguments import flag, integer, optional_integer
 
 USUAL_SEQUENCES = 8
 PREFIXES = 32  # texts that are kept, by default
@@ -130,6 +130,7 @@ class Engine:
         prompt_tokens: int | None = None,
         reusable: int = 0,
         salt: str = "",
+        prompt_logprobs: bool = False,
         **options: Any,
     ) -> Request:
         """Begin to continue *prompt*, a text or token ids.
@@ -143,6 +144,8 @@ class Engine:
             reusable: How many ids later prompts are likely to begin with; of models with states
                 that only go forward, these are kept there.
             salt: Requests of different salts share nothing that was evaluated.
+            prompt_logprobs: Whether to say how likely the tokens of the prompt are, which is then
+                evaluated even if it is kept; with *max_tokens* 0 that is all.
             options: Those of `Llama.generate`: *max_tokens*, *stop*, *logprobs* and others.
 
         Raises:
@@ -156,6 +159,7 @@ class Engine:
         text = Sequence(
             self._loop.new_id(), ids, asked, self.llm.tokenizer, prompt=prompt_tokens,
             priority=priority, deadline=deadline, salt=salt, reusable=reusable,
+            prompt_logprobs=flag("prompt_logprobs", prompt_logprobs),
         )  # fmt: skip
         request = Request(text.id, self.cancel)
         self._loop.submit(request, text)

@@ -41,6 +41,7 @@ class Event:
         read: How many tokens of the prompt have been evaluated.
         usage: With *finish*.
         cached: How many tokens of the prompt had been evaluated for another request.
+        prompt_logprobs: Of the next tokens of the prompt, from the second one on, if wanted.
     """
 
     id: int
@@ -52,6 +53,7 @@ class Event:
     read: int = 0
     usage: Usage | None = None
     cached: int = 0
+    prompt_logprobs: Sequence[TokenLogprob] = ()
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ class Result:
     logprobs: tuple[TokenLogprob, ...]
     finish: str
     usage: Usage
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Request:
@@ -38,7 +39,7 @@ class Request:
 
     def put(self, event: Event) -> None:
         """Add an event; the engine does that."""
-        if event.tokens or event.text or event.finish:
+        if event.tokens or event.text or event.finish or event.prompt_logprobs:
             self._events.put(event)
 
     def __iter__(self) -> Iterator[Event]:
@@ -77,6 +78,7 @@ class Request:
                 tuple(each for event in events for each in event.logprobs),
                 events[-1].finish,
                 usage or Usage(0),
+                tuple(each for event in events for each in event.prompt_logprobs),
             )
         finally:
             del self  # an error's traceback has this frame, and the request has the error

@@ -31,6 +31,7 @@ from npurt.llm.spec.assistant import shared
 from npurt.llm.spec.opening import Drafts
 
 SLOWDOWN = 2.5  # the most that prompts may slow a step down
+SCORED_ROWS = 16  # of prompts whose logits are wanted, in a step; a row of them may have 600 kB
 
 Decoded = dict[Sequence, list[int]]  # texts that go on, with their draft tokens
 Prompts = list[tuple[Sequence, Piece]]  # texts, and the part of each that is read
@@ -97,8 +98,10 @@ class Scheduler:
         self._arrivals += 1
         self.counts.prompt += text.prompt
         bisect.insort(self._waiting, text, key=by_order)
-        if text.left == 0 or len(text.history) > self.longest:
+        if len(text.history) > self.longest:
             return self.cancel(text, "length" if text.left == 0 else "context")
+        if text.left == 0 and not text.scoring:
+            return self.cancel(text, "length")
         return None
 
     def cancel(self, text: Sequence, finish: str = "cancelled") -> Event | None:
@@ -224,6 +227,7 @@ class Scheduler:
         if texts:
             most = self._costs.rows_within(SLOWDOWN * self._costs.seconds(rows), rows + 1)
         found: Prompts = []
+        scored = 0
         for text in [text for text in self._running if text.reading]:
             if rows >= most or not text.context:
                 continue
@@ -232,11 +236,15 @@ class Scheduler:
             start = text.context.n_tokens
             mark = next((mark for mark in text.marks if mark > start), len(text.history))
             count = min(mark - start, most - rows)
-            if not self._require_pages(text, count):
+            if text.scoring:
+                count = min(count, SCORED_ROWS - scored)
+            if not count or not self._require_pages(text, count):
                 continue
             rows += count
             ids = text.history[start : start + count]
-            piece = Piece(text.context, ids, int(start + count == len(text.history)))
+            wanted = count if text.scoring else int(start + count == len(text.history))
+            scored += count if text.scoring else 0
+            piece = Piece(text.context, ids, wanted)
             found.append((text, piece))
         return found
 
@@ -253,11 +261,14 @@ class Scheduler:
         for text, piece in prompts:
             if self._recurrent and piece.context.n_tokens in text.marks:
                 self._keep_copy(text, piece.context)
-            if not piece.wanted:
+            rows = self._out[row : row + piece.wanted]
+            row += piece.wanted
+            if text.scoring:
+                text.score(rows, piece.context.n_tokens - len(rows))
+            if piece.context.n_tokens < len(text.history):
                 yield text.progress()
                 continue
-            event = text.go_on(self._out[row : row + 1], [], self.longest)
-            row += 1
+            event = text.go_on(rows[-1:], [], self.longest)
             yield self._advanced(text, event)
 
     def _advanced(self, text: Sequence, event: Event) -> Event:
@@ -397,6 +408,8 @@ class Scheduler:
             A context to fork; its entry, if it is kept; how many tokens of it to fork; how many
             tokens of *text* some kept text begins with.
         """
+        if text.scoring:  # all of it is evaluated
+            return None, None, 0, 0
         entry, length, equal = self._prefixes.find(text.history, text.salt)
         source = entry.context if entry else None
         for other in self._running if not self._recurrent else ():

@@ -13,6 +13,7 @@ from npurt.errors import NpurtError, SettingError, brief
 from npurt.llm.batch.events import Event, Usage
 from npurt.llm.batch.guesses import Guesses, StepPrice
 from npurt.llm.decode.generated import GeneratedText, NewToken
+from npurt.llm.decode.logprobs import TokenLogprob, logprob_of
 from npurt.llm.decode.options import Request as Asked
 from npurt.llm.decode.sampler import Sampler
 from npurt.llm.session.context import Context
@@ -38,6 +39,7 @@ class Sequence(GeneratedText):
         deadline: Seconds from now after which the text ends.
         salt: Sequences of different salts share no prefixes.
         reusable: The number of first tokens that later prompts are likely to begin with, if known.
+        prompt_logprobs: Whether log probabilities of the prompt's tokens are wanted.
 
     Attributes (others are those of `GeneratedText`):
         cached: First tokens that had been evaluated for another sequence; None before it begins.
@@ -52,7 +54,7 @@ class Sequence(GeneratedText):
     def __init__(
         self, id: int, tokens: list[int], asked: Asked, tokenizer: Tokenizer, *,
         prompt: int | None = None, priority: int = 0, deadline: float | None = None,
-        salt: str = "", reusable: int = 0,
+        salt: str = "", reusable: int = 0, prompt_logprobs: bool = False,
     ) -> None:  # fmt: skip
         if prompt is None:
             prompt = len(tokens)
@@ -73,6 +75,9 @@ class Sequence(GeneratedText):
         self.cached: int | None = None
         self.marks: list[int] = []
         self._guesses: Guesses | None = None
+        self._top = asked.top_logprobs or 0
+        self._scored = 1 if prompt_logprobs else prompt  # tokens of the prompt
+        self._scores: list[TokenLogprob] = []  # for the next event
         self.arrival = 0
 
     @property
@@ -90,6 +95,18 @@ class Sequence(GeneratedText):
         """Whether tokens before the last one are to be evaluated first, or all of the prompt."""
         done = self.context.n_tokens if self.context else 0
         return done < self.prompt or done < len(self.history) - 1
+
+    @property
+    def scoring(self) -> bool:
+        """Whether the log probability of some token of the prompt is still to be found."""
+        return self._scored < self.prompt
+
+    def score(self, rows: F32, start: int) -> None:
+        """Take the logits ``[n, V]`` after the tokens from *start* on."""
+        for at, logits in enumerate(rows, start + 1):
+            if self._scored == at < self.prompt:
+                self._scores.append(logprob_of(logits, self.history[at], self._top))
+                self._scored += 1
 
     def begin(self, context: Context, drafts: Drafts | None, step: StepPrice) -> None:
         """Begin to be evaluated in *context*, with *drafts* as far as they pay in a step."""
@@ -147,6 +164,8 @@ class Sequence(GeneratedText):
             longest: The most tokens that can be evaluated.
             seconds: The time of the run, after a call of `draft`.
         """
+        if self.left == 0:  # only the prompt was to be evaluated
+            return self.end("length")
         new: Tokens[NewToken] = ()
         failed: BaseException | None = None
         try:
@@ -190,7 +209,10 @@ class Sequence(GeneratedText):
             )  # fmt: skip
         read = min(self.context.n_tokens, self.prompt) if self.context else 0
         cached = min(self.cached or 0, self.prompt)
-        return Event(self.id, ids, text, tuple(logprobs), self.finish, error, read, usage, cached)
+        scores, self._scores = tuple(self._scores), []
+        return Event(
+            self.id, ids, text, tuple(logprobs), self.finish, error, read, usage, cached, scores
+        )
 
 
 def _seconds(deadline: Any) -> float:

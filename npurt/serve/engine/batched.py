@@ -47,6 +47,7 @@ class Batched:
             submit.sampling,
             prompt_tokens=submit.prompt,
             salt=submit.salt,
+            prompt_logprobs=submit.prompt_logprobs,
             max_tokens=submit.max_tokens,
             stop=list(submit.stop_ids),
             ignore_eos=submit.ignore_eos,
@@ -92,6 +93,7 @@ class Batched:
             logprobs=[(found.logprob, found.top) for found in event.logprobs],
             read=event.read,
             cached=event.cached,
+            prompt_logprobs=[(found.logprob, found.top) for found in event.prompt_logprobs],
         )
 
     def stats(self) -> Mapping[str, float]:

@@ -55,16 +55,28 @@ class OpenSequence:
         self.sink = sink
         self.tokens: list[int] = []
         self.deaths = 0
+        self._scored = 0  # log probabilities of the prompt that were passed on
+        self._repeated = 0  # those of them that the process of now says again
 
     def take(self, event: Event) -> None:
         """Remember what *event* gave, and pass it on."""
         if event.tokens:
             self.tokens += event.tokens
             self.deaths = 0
+        if event.prompt_logprobs:
+            event = self._without_repeated(event)
         self.sink(event)
+
+    def _without_repeated(self, event: Event) -> Event:
+        count = len(event.prompt_logprobs)
+        known = min(count, self._repeated)
+        self._repeated -= known
+        self._scored += count - known
+        return replace(event, prompt_logprobs=event.prompt_logprobs[known:])
 
     def again(self) -> Submit:
         """Return what continues the sequence at its next token."""
+        self._repeated = self._scored
         return replace(self.submit, tokens=[*self.submit.tokens, *self.tokens])
 
 

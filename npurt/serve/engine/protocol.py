@@ -52,6 +52,7 @@ class Submit:
         salt: Prompts of different salts share no cache.
         grammar, response_format: What the text must be; see `Llama.generate`.
         lark: The same as a grammar in Lark, with llguidance's extensions.
+        prompt_logprobs: Whether to report the log probabilities of the prompt's tokens as well.
         embed: Embed the tokens instead, which are all of a text.
     """
 
@@ -69,6 +70,7 @@ class Submit:
     response_format: Mapping[str, Any] | None = None
     embed: bool = False
     lark: str | None = None
+    prompt_logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,7 @@ class Event:
         cached: How many of these were in the cache.
         error: What went wrong, and a remedy, with the last three.
         vector: The embedding: float32, little endian, in base64.
+        prompt_logprobs: Of the next tokens of the prompt, from its second one on, if wanted.
     """
 
     id: int
@@ -133,6 +136,7 @@ class Event:
     cached: int = 0
     error: tuple[str, str] | None = None
     vector: str | None = None
+    prompt_logprobs: Sequence[Logprob] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,8 +82,21 @@ def chat_logprobs(model: ServedModel, likely: Sequence[Likely]) -> dict[str, Any
     return {"content": content, "refusal": None}
 
 
-def text_logprobs(model: ServedModel, likely: list[Likely], offset: int) -> dict[str, Any]:
-    """Return log probabilities as completions have them; the first token begins at *offset*."""
+def text_logprobs(
+    model: ServedModel, likely: Sequence[Likely], offset: int, first: int | None = None
+) -> dict[str, Any]:
+    """Return log probabilities as completions have them; the first token begins at *offset*.
+
+    Args:
+        first: A token before these, of which there is none.
+    """
+    if first is not None:
+        text = token_text(model, first)[0]
+        shown = 0 if first in model.tokenizer.control else len(text)
+        rest = text_logprobs(model, likely, offset + shown)
+        begin = {"tokens": text, "token_logprobs": None, "top_logprobs": None,
+                 "text_offset": offset}  # fmt: skip
+        return {name: [value, *rest[name]] for name, value in begin.items()}
     texts = [token_text(model, token)[0] for token, _ in likely]
     offsets = list(itertools.accumulate(map(len, texts), initial=offset))[:-1]
     return {

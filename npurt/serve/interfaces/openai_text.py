@@ -1,8 +1,10 @@
 """OpenAI's interface: /v1/completions, with echo, and suffix to fill in a gap."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from npurt.serve.engine.protocol import Logprob
 from npurt.serve.http import limits, sse
 from npurt.serve.http.endpoint import Answer, Request
 from npurt.serve.http.errors import wrong
@@ -11,8 +13,28 @@ from npurt.serve.interfaces.openai_chat import stream_options
 from npurt.serve.interfaces.openai_common import FINISH, head, known, text_logprobs, usage
 from npurt.serve.model import options
 from npurt.serve.model.front import Front
-from npurt.serve.model.generation import Piece, Texts
+from npurt.serve.model.generation import Likely, Texts
 from npurt.serve.model.served_model import ServedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """What stands before a text.
+
+    Attributes:
+        text: The prompt, or nothing.
+        ids: Its tokens, if their log probabilities are wanted.
+    """
+
+    text: str = ""
+    ids: Sequence[int] = ()
+
+    def logprobs(self, model: ServedModel, prompt: Sequence[Logprob], rest: list[Likely]) -> Any:
+        """Return log probabilities of the prompt, if wanted, and of the *rest*."""
+        if not self.ids:
+            return text_logprobs(model, rest, 0)
+        likely = [*zip(self.ids[1:], prompt, strict=True), *rest]
+        return text_logprobs(model, likely, 0, self.ids[0])
 
 
 async def completions(front: Front, request: Request) -> Answer:
@@ -28,14 +50,18 @@ async def completions(front: Front, request: Request) -> Answer:
     if len(found) * wanted.choices > limits.CHOICES:
         raise wrong(f"{len(found)} prompts with n = {wanted.choices} are too many texts",
                     f"ask for {limits.CHOICES} texts at most", "prompt")  # fmt: skip
-    echoes = [""] * len(found)
+    echoes = [Echo()] * len(found)
     if fields.flag("echo"):
-        if wanted.top_logprobs is not None:
-            raise wrong("npurt has no log probabilities of prompts", "leave echo or logprobs out",
-                        "echo", "unsupported")  # fmt: skip
+        wanted.prompt_logprobs = wanted.top_logprobs is not None
         if fields.text("suffix") is not None:
             raise wrong("echo cannot stand with suffix", "leave one of them out", "echo")
-        echoes = [front.model.tokenizer.decode(ids, special=False) for ids in found]
+        echoes = [
+            Echo(
+                front.model.tokenizer.decode(ids, special=False),
+                ids if wanted.prompt_logprobs else (),
+            )
+            for ids in found
+        ]
     chosen = stream_options(fields)
     texts = front.begin(found, wanted)
     texts.progress = chosen is not None and fields.flag("return_progress")
@@ -82,48 +108,63 @@ def _is_id(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-async def _whole(front: Front, texts: Texts, before: list[str], logged: bool) -> Answer:
-    choices = [
-        {
+async def _whole(front: Front, texts: Texts, before: list[Echo], logged: bool) -> Answer:
+    choices = []
+    for text in await texts.whole():
+        echo = before[text.choice]
+        likely = echo.logprobs(front.model, text.prompt, text.likely) if logged else None
+        choices.append({
             "index": text.choice,
-            "text": before[text.choice] + text.text,
-            "logprobs": text_logprobs(front.model, text.likely, 0) if logged else None,
+            "text": echo.text + text.text,
+            "logprobs": likely,
             "finish_reason": FINISH[text.finish or "end"],
-        }
-        for text in await texts.whole()
-    ]
+        })  # fmt: skip
     made = head(front, "cmpl", "text_completion")
     return made | {"choices": choices, "usage": usage(texts)}
 
 
 async def _parts(
-    front: Front, texts: Texts, before: list[str], chosen: Fields
+    front: Front, texts: Texts, before: list[Echo], chosen: Fields
 ) -> AsyncGenerator[bytes, None]:
     made = head(front, "cmpl", "text_completion")
     with_usage = chosen.flag("include_usage")
     offsets = [0] * len(before)
+    scores: list[list[Logprob]] = [[] for _ in before]  # of prompts, until all are there
 
-    def chunk(number: int, text: str, piece: Piece | None = None, **others: Any) -> bytes:
-        given = piece.likely if piece else []
-        likely = text_logprobs(front.model, given, offsets[number]) if given else None
+    def chunk(
+        number: int, text: str, likely: Any = None, finish: str | None = None, **others: Any
+    ) -> bytes:
         offsets[number] += len(text)
         choice: dict[str, Any] = {
             "index": number,
             "text": text,
             "logprobs": likely,
-            "finish_reason": FINISH[piece.finish] if piece and piece.finish else None,
+            "finish_reason": FINISH[finish] if finish else None,
         }
         unset = {"usage": None} if with_usage else {}
         return sse.data(made | {"choices": [choice]} | unset | others)
 
-    for number, text in enumerate(before):
-        if text:
-            yield chunk(number, text)
+    def echoed(number: int) -> bytes:
+        echo = before[number]
+        likely = echo.logprobs(front.model, scores[number], []) if echo.ids else None
+        return chunk(number, echo.text, likely)
+
+    for number, echo in enumerate(before):
+        if len(echo.ids) == 1 or (echo.text and not echo.ids):  # else its scores come first
+            yield echoed(number)
     async for piece in texts.pieces(front.settings.ping):  # silence counts as a text, too
         if piece is None:
             yield chunk(0, "", **texts.progress_now())
-        else:
-            yield chunk(piece.choice, piece.text, piece)
+            continue
+        number = piece.choice
+        if piece.prompt:
+            scores[number] += piece.prompt
+            if len(scores[number]) == len(before[number].ids) - 1:
+                yield echoed(number)
+        if piece.text or piece.likely or piece.finish:
+            given = piece.likely
+            likely = text_logprobs(front.model, given, offsets[number]) if given else None
+            yield chunk(number, piece.text, likely, piece.finish)
     if with_usage:
         yield sse.data(made | {"choices": [], "usage": usage(texts)})
     yield sse.DONE

@@ -49,6 +49,7 @@ class Wanted:
         max_tokens: The most tokens of a text.
         stops: Texts that end it.
         choices: How many texts.
+        prompt_logprobs: Whether log probabilities of the prompt's tokens are wanted.
         shown: Ids of markup that are part of the text.
         salt: What separates the caches of different keys.
         grammar, response_format, lark: What a text must be; see `Submit`.
@@ -67,6 +68,7 @@ class Wanted:
     grammar: str | None = None
     response_format: Mapping[str, Any] | None = None
     lark: str | None = None
+    prompt_logprobs: bool = False
     embed: bool = False
 
 
@@ -272,6 +274,7 @@ class Front:
                 ignore_eos=wanted.ignore_eos, min_tokens=wanted.min_tokens,
                 top_logprobs=wanted.top_logprobs, salt=wanted.salt, grammar=wanted.grammar,
                 response_format=wanted.response_format, embed=wanted.embed, lark=wanted.lark,
+                prompt_logprobs=wanted.prompt_logprobs,
             ))  # fmt: skip
         return submits
 

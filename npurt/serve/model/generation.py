@@ -34,7 +34,7 @@ class Piece:
         text: New text, which is final.
         likely: Tokens of the text with their log probabilities, if wanted.
         finish: How the text ended: as in `Event`; ``"stop"`` also for a stop text.
-        vector: Of `Event`.
+        vector, prompt: Of `Event`: the embedding, log probabilities of the prompt.
     """
 
     choice: int
@@ -42,6 +42,7 @@ class Piece:
     likely: list[Likely] = field(default_factory=list)
     finish: str | None = None
     vector: str | None = None
+    prompt: Sequence[Logprob] = ()
 
 
 class Choice:
@@ -98,7 +99,9 @@ class Choice:
         if event.finish and not self.finish:
             text, self.finish = text + self._held, event.finish
             self._given, self._held = self._given + len(self._held), ""
-        return Piece(self.number, text, self._released(), self.finish, event.vector)
+        return Piece(
+            self.number, text, self._released(), self.finish, event.vector, event.prompt_logprobs
+        )
 
     def _shown_of(self, text: str) -> str:
         """Return what is final with *text*, and hold back what may begin a stop text."""
@@ -226,6 +229,7 @@ class Texts:
                 text = texts[piece.choice]
                 text.text += piece.text
                 text.likely += piece.likely
+                text.prompt = [*text.prompt, *piece.prompt]
                 text.finish = piece.finish
         return texts
 
@@ -272,7 +276,7 @@ class Texts:
             sequence = self._open.pop(number)
             if not event.finish:
                 self._engine.cancel(sequence)
-        return piece if piece.text or piece.likely or piece.finish else None
+        return piece if piece.text or piece.likely or piece.finish or piece.prompt else None
 
 
 class _Silence:
