@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npurt.errors import ModelFormatError
+from npurt.llm.arch.families import ARCHITECTURES
 from npurt.llm.convert.checkpoint import safetensors
 from npurt.llm.convert.checkpoint.families import FAMILIES, TOP
 from npurt.llm.convert.checkpoint.keys import keys_of, rope_tables
@@ -131,6 +132,10 @@ def test_the_weights_of_the_checkpoint_are_those_that_transformers_rotates_by_ha
 
 
 # --- Names and keys -------------------------------------------------------------------------------
+
+
+def test_every_architecture_that_runs_is_converted():
+    assert {family.arch for family in FAMILIES.values()} == set(ARCHITECTURES)
 
 
 @pytest.mark.parametrize("kind", sorted(FAMILIES))

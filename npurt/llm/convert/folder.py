@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.errors import ModelFormatError
-from npurt.llm.arch import families, forward
-from npurt.llm.convert.checkpoint.families import FAMILIES, TOP, Family
+from npurt.llm.arch import encoder, families, forward
+from npurt.llm.convert.checkpoint.encoders import renamed
+from npurt.llm.convert.checkpoint.families import FAMILIES, Family
 from npurt.llm.convert.checkpoint.fused_experts import (
     names_of_experts,
     taken_experts,
@@ -21,6 +22,7 @@ from npurt.llm.convert.checkpoint.fused_experts import (
 from npurt.llm.convert.checkpoint.joined import taken_apart
 from npurt.llm.convert.checkpoint.keys import keys_of, rope_tables
 from npurt.llm.convert.checkpoint.orders import Order, Orders
+from npurt.llm.convert.checkpoint.pooling import pooling_of
 from npurt.llm.convert.checkpoint.safetensors import Stored, files, read
 from npurt.llm.convert.checkpoint.settings import Settings, meaning
 from npurt.llm.convert.mixture import Types
@@ -38,6 +40,8 @@ from npurt.quant.types import BY_NAME
 # Tables that old versions saved, and blocks that predict further tokens, which npurt does not run.
 IGNORED = ("*.rotary_emb.inv_freq", "*.attn.masked_bias", "mtp.*")
 HEAD = "lm_head.weight"
+CLASSES = ("ForCausalLM", "Model", "BertForMaskedLM")  # what names of their classes end with
+BARE_MODEL = ("layers.", "embed_tokens.", "norm.")  # names in models saved without their head
 # Beginnings of names in models of several parts: of the text model, in older and newer files and
 # what they are in a text model alone; and of the others.
 TEXT_PART = {
@@ -83,7 +87,8 @@ def convert(folder: Path, target: Path, kind: str = "f16", *, progress: bool = T
         tables = rope_tables(settings)
         tensors = _tables(tables)
         known = {"general.architecture": family.arch} | keys_of(family, settings)
-        tensors += _tensors(family, settings, _with_head(settings, _read(folder, settings)),
+        stored = _read(folder, settings, family)
+        tensors += _tensors(family, settings, _with_head(settings, stored),
                             partial(Types, kind, metadata=known))  # fmt: skip
     refuse_source(target, [*files(folder), *folder.glob("*.json"), *folder.glob("*.jinja"),
                             folder / MODEL])  # fmt: skip
@@ -96,6 +101,7 @@ def convert(folder: Path, target: Path, kind: str = "f16", *, progress: bool = T
         "general.quantization_version": 2,
         **known,
         f"{family.arch}.vocab_size": rows,
+        **pooling_of(folder, family.arch),
         **vocabulary_of(folder, family.arch, rows),
     }
     with meaning("config.json"):
@@ -112,7 +118,7 @@ def family_of(settings: Settings) -> Family:
     """
     name = settings.get("model_type")
     classes = settings.get("architectures") or []
-    if name not in FAMILIES or any(not str(each).endswith("ForCausalLM") for each in classes):
+    if name not in FAMILIES or any(not str(each).endswith(CLASSES) for each in classes):
         raise ModelFormatError(
             f"npurt does not convert models of type {name!r}"
             + (f" ({', '.join(map(str, classes))})" if classes else ""),
@@ -139,21 +145,30 @@ def _check(
     """
     metadata = read_header(header(pairs.values())).metadata
     architecture = families.find(metadata["general.architecture"])
-    config = architecture.complete(read_config(metadata, _rows(tensors)))
+    encodes = architecture.encoder is not None
+    config = architecture.complete(read_config(metadata, _rows(tensors), encoder=encodes))
     forward.check(architecture, config)
-    for divisors in tables or (None,):
-        forward.build(architecture, config, {each.name: each for each in tensors}, divisors)
+    by_name = {each.name: each for each in tensors}
+    if encodes:
+        encoder.build(architecture, config, by_name)
+    else:
+        for divisors in tables or (None,):
+            forward.build(architecture, config, by_name, divisors)
     Tokenizer.from_gguf(metadata)
 
 
 # --- Tensors --------------------------------------------------------------------------------------
 
 
-def _read(folder: Path, settings: Settings) -> dict[str, Stored]:
+def _read(folder: Path, settings: Settings, family: Family) -> dict[str, Stored]:
     """Return the tensors of the text model, by the names that it has alone."""
     stored = read(folder)
+    if family.is_encoder:
+        return {new: each for name, each in stored.items() if (new := renamed(name))}
     if not settings.is_part:
-        return stored
+        return {
+            "model." * name.startswith(BARE_MODEL) + name: each for name, each in stored.items()
+        }
     found = {}
     for name, each in stored.items():
         if not name.startswith(OTHER_PARTS):
@@ -265,8 +280,8 @@ def _place(family: Family, name: str) -> tuple[str, int] | None:
         suffix = f".{suffix}"
     else:
         return None
-    if stem in TOP:
-        return f"{TOP[stem]}{suffix}", 0
+    if stem in family.top:
+        return f"{family.top[stem]}{suffix}", 0
     match = re.fullmatch(rf"model\.layers\.({NUMBER})\.(.+)", stem, re.ASCII)
     if match is None:
         return None

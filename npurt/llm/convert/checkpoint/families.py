@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from npurt.errors import ModelFormatError
-from npurt.llm.convert.checkpoint import delta_nets
+from npurt.llm.convert.checkpoint import delta_nets, encoders
 from npurt.llm.convert.checkpoint.orders import Orders, permuted, unchanged
 from npurt.llm.convert.checkpoint.settings import Settings
 
@@ -128,6 +128,8 @@ class Family:
     Attributes:
         arch: What GGUF calls it.
         names: Name in a layer of the checkpoint -> name in a block of the GGUF file.
+        top: The same of tensors that apply everywhere.
+        is_encoder: It is no decoder: see `encoders`.
         windows: Its layers may attend to the last positions only.
         activations: Names in config.json of the activation that it has.
         added_one: To the weights of norms, which the checkpoint has without it.
@@ -141,6 +143,8 @@ class Family:
 
     arch: str
     names: Mapping[str, str] = field(default_factory=lambda: _LAYER)
+    top: Mapping[str, str] = field(default_factory=lambda: TOP)
+    is_encoder: bool = False
     windows: bool = False
     activations: tuple[str, ...] = ("silu", "swish")
     added_one: bool = False
@@ -362,6 +366,9 @@ FAMILIES = {
                           extra=_gemma3),
     "gpt_oss": Family("gpt-oss", _GPT_OSS, windows=True, fused_experts=True, methods=("mxfp4",),
                       rotary=("truncate",), extra=_gpt_oss),
+    "bert": Family("bert", encoders.BERT, top=encoders.TOP, is_encoder=True, activations=("gelu",)),
+    "nomic_bert": Family("nomic-bert", encoders.NOMIC, top=encoders.TOP, is_encoder=True,
+                         activations=("silu", "swish", "swiglu"), extra=encoders.nomic_keys),
     "ministral3": Family("mistral3", orders=permuted, rotary=("mscale", "mscale_all_dim"),
                          extra=_ministral3),
 }  # fmt: skip

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.errors import ModelFormatError
+from npurt.llm.convert.checkpoint.encoders import encoder_keys
 from npurt.llm.convert.checkpoint.families import Family, Keys
 from npurt.llm.convert.checkpoint.settings import Settings, bad
 
@@ -29,6 +30,8 @@ def keys_of(family: Family, settings: Settings) -> Keys:
         settings.require("quantization_config", None)
     name = "hidden_act" if settings.get("hidden_activation") is None else "hidden_activation"
     settings.require(name, None, *family.activations)
+    if family.is_encoder:
+        return _prefixed(family, encoder_keys(settings) | family.extra(settings))
     if not family.windows and family.arch == "llama":
         _refuse_window(settings)
     heads = settings.integer("num_attention_heads")
@@ -50,6 +53,10 @@ def keys_of(family: Family, settings: Settings) -> Keys:
     if not keys["feed_forward_length"]:
         del keys["feed_forward_length"]
     keys |= _rope_keys(settings, head, family) | family.extra(settings)
+    return _prefixed(family, keys)
+
+
+def _prefixed(family: Family, keys: Keys) -> Keys:
     return {f"{family.arch}.{key}": value for key, value in keys.items()}
 
 

@@ -53,6 +53,13 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
+# Other names of settings, in the config.json that came with nomic's own code.
+OTHER_NAMES = {
+    "n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size", "n_positions": "max_position_embeddings",
+    "layer_norm_epsilon": "layer_norm_eps", "activation_function": "hidden_act",
+}  # fmt: skip
+
 MOST = 1 << 28  # bytes of a JSON file; tokenizer.json has some 10 MB
 
 
@@ -140,6 +147,8 @@ class Settings:
             )
         values = read_json(path)
         text = values.get("text_config")
+        if values.get("model_type") == "nomic_bert":
+            values = {OTHER_NAMES.get(key, key): value for key, value in values.items()}
         is_part = False
         if values.get("model_type") in SEVERAL and isinstance(text, dict):
             is_part = True

@@ -1,8 +1,8 @@
 """The metadata of a tokenizer: its tokenizer.json and tokenizer_config.json.
 
-There are two kinds: BPE over the bytes of UTF-8, here, and BPE over pieces of text (`pieces`).  The
-pre-tokenizer of the first is recognised by its patterns: llama.cpp names it by a hash of what it
-makes of a text, which is the same question asked in another way.
+There are three kinds: BPE over the bytes of UTF-8, here, BPE over pieces of text (`pieces`), and
+WordPiece (`wordpiece`).  The pre-tokenizer of the first is recognised by its patterns: llama.cpp
+names it by a hash of what it makes of a text, which is the same question asked in another way.
 Sources: tokenizers 0.23 (tokenizer.json), Apache-2.0; llama.cpp conversion/base.py
 (`get_vocab_base`: kinds of tokens), gguf-py/gguf/vocab.py (special ids), MIT.
 """
@@ -19,9 +19,10 @@ from npurt.llm.convert.checkpoint.families import Keys
 from npurt.llm.convert.checkpoint.settings import bad, content_of, meaning, read_json
 from npurt.llm.convert.tokenizer.pieces import MODEL, keys_of_pieces, pieces_of
 from npurt.llm.convert.tokenizer.sentencepiece import OTHER
-from npurt.llm.convert.tokenizer.steps import SPECIAL, parts, require_rows
+from npurt.llm.convert.tokenizer.steps import parts, tokens_of
+from npurt.llm.convert.tokenizer.wordpiece import keys_of_words
 from npurt.llm.text.pretokenize import RULES
-from npurt.llm.text.vocabulary import BPE, ENDS, SENTENCEPIECE, Kind
+from npurt.llm.text.vocabulary import BPE, ENDS, SENTENCEPIECE
 
 GPT2 = RULES["gpt-2"].patterns[0]  # what ByteLevel splits by when it is told to split
 DIGIT = r"\p{N}"
@@ -47,6 +48,10 @@ def vocabulary_of(folder: Path, arch: str, rows: int) -> Keys:
     config = read_json(folder / "tokenizer_config.json")
     with meaning("tokenizer.json"):
         ends = _template(described.get("post_processor"))
+        if described.get("model", {}).get("type") == "WordPiece":
+            keys = keys_of_words(described, rows)
+            keys["token_type_count"] = read_json(folder / "config.json").get("type_vocab_size", 1)
+            return {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
         if _is_of_pieces(described):
             found = pieces_of(folder, described)
             tokens, keys = keys_of_pieces(found, rows)
@@ -76,7 +81,7 @@ def _byte_level(described: dict[str, Any], arch: str, rows: int) -> tuple[list[s
     """Return the tokens of a BPE over bytes, and the keys that hold them."""
     model = described["model"]
     _require_bytes(described, model)
-    tokens, kinds = _tokens(model["vocab"], described.get("added_tokens") or [], rows)
+    tokens, kinds = tokens_of(model["vocab"], described.get("added_tokens") or [], rows)
     return tokens, {
         "model": BPE,
         "pre": _rule(described, model, arch),
@@ -98,23 +103,6 @@ def _require_bytes(described: dict[str, Any], model: dict[str, Any]) -> None:
     if any(part["type"] != "NFC" for part in normal):  # llama.cpp leaves NFC out as well
         kinds = ", ".join(str(part["type"]) for part in normal)
         raise ModelFormatError(f"tokenizer.json normalises text by {kinds:.80}", remedy=OTHER)
-
-
-def _tokens(
-    vocab: dict[str, int], added: list[dict[str, Any]], rows: int
-) -> tuple[list[str], list[int]]:
-    """Return the text and the kind of each id."""
-    texts = {i: (text, Kind.NORMAL) for text, i in vocab.items()}
-    for token in added:
-        markup = token.get("special") or SPECIAL.fullmatch(token["content"])
-        texts[token["id"]] = token["content"], Kind.CONTROL if markup else Kind.USER_DEFINED
-    require_rows(max(texts, default=-1), rows)
-    if not texts or min(texts) < 0:
-        raise bad("tokenizer.json has no tokens, or one with an id below 0")
-    found = [texts.get(i, (f"[PAD{i}]", Kind.UNUSED)) for i in range(rows)]
-    if not all(isinstance(text, str) for text, _ in found):
-        raise bad("tokenizer.json: a token is no text")
-    return [text for text, _ in found], [int(kind) for _, kind in found]
 
 
 def _rule(described: dict[str, Any], model: dict[str, Any], arch: str) -> str:
