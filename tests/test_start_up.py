@@ -56,6 +56,21 @@ def test_the_verbs_load_no_other_package():
     assert {"npurt.cli.run", "npurt.cli.regcmd_run"} <= new
 
 
+def test_a_verb_loads_no_other_verb():
+    new = loaded("import npurt.cli; npurt.cli.main(['run', '-m', '/nothing', '-p', 'x'])")
+
+    assert "npurt.cli.run" in new
+    assert not {"npurt.cli.devices", "npurt.cli.serve"} & new
+
+
+def test_a_server_of_one_model_loads_no_engine():
+    """The front has neither weights nor kernels; metrics are loaded when they are asked for."""
+    new = loaded("import npurt.serve.run, npurt.serve.model.served_model")
+
+    assert "npurt.llm.text.tokenizer" in new
+    assert not {"npurt.cpu", "npurt.llm.arch", "npurt.serve.models", "prometheus_client"} & new
+
+
 def test_models_load_nothing_for_grammars():
     """What reads grammars is loaded when one is asked for."""
     heavy = {"npurt.llm.decode.grammar.gbnf", "npurt.llm.decode.grammar.schemas", "decimal"}

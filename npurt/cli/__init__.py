@@ -43,14 +43,14 @@ VERBS = (
 VERSION = f"npurt {__version__}"
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of all verbs."""
+def parser(only: Sequence[str] = VERBS) -> argparse.ArgumentParser:
+    """Return the parser of all verbs, or of some *only*."""
     top = Parser(
         prog="npurt", description="Quantised products and small language models on edge NPUs."
     )
     top.add_argument("--version", action="version", version=VERSION)
     verbs = top.add_subparsers(required=True, metavar="VERB")
-    for verb in VERBS:
+    for verb in only:
         importlib.import_module(f"npurt.cli.{verb}").add(verbs)
     return top
 
@@ -70,10 +70,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
     """Run one verb; print what went wrong with it."""
     _open_streams()
-    if list(sys.argv[1:] if argv is None else argv) == ["--version"]:
+    given = list(sys.argv[1:] if argv is None else argv)
+    if given == ["--version"]:
         print(VERSION)  # without the import of the verbs
         return 0
-    args = parser().parse_args(argv)
+    named = given[:1] if given[:1] != ["completion"] else []  # which prints all verbs
+    args = parser([verb for verb in VERBS if verb in named] or VERBS).parse_args(given)
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # what is not text becomes U+FFFD, or a "?"

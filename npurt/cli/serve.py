@@ -75,12 +75,7 @@ def add(verbs: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal."""
     require_installed()
-    from npurt.serve.http.auth import read_keys
-    from npurt.serve.model.front import Settings
-    from npurt.serve.model.served_model import ServedModel
-    from npurt.serve.models.policy import Policy
-    from npurt.serve.run import Address, Start
-    from npurt.serve.run import run as serve
+    from npurt.serve.http.address import Address
 
     logging.basicConfig(level=logging.WARNING, format="npurt: %(message)s", stream=sys.stderr)
     defaults = sampling(args)
@@ -96,20 +91,33 @@ def run(args: argparse.Namespace) -> int:
         args.usage_error("--idle-seconds and --models-max are 0 or more")
     if args.models_bytes is not None and args.models_bytes < 1:
         args.usage_error("--models-bytes is 1 or more")
-    address = Address(
-        args.host, args.port, read_keys(args.api_key_file) if args.api_key_file else (),
-        args.allow_host, args.cors_origin, args.insecure,
-    )  # fmt: skip
+    keys: list[str] = []
+    if args.api_key_file:
+        from npurt.serve.http.auth import read_keys
+
+        keys = read_keys(args.api_key_file)
+    address = Address(args.host, args.port, keys, args.allow_host, args.cors_origin, args.insecure)
     address.require_safe()
+    model: Any
+    if args.models_dir:
+        from npurt.serve.models.policy import Policy
+
+        model = models(args)
+        policy = Policy(args.idle_seconds, args.models_max or None, args.models_bytes)
+    else:
+        from npurt.serve.model.served_model import ServedModel
+
+        model = ServedModel(options.model_path(args), args.alias, args.chat_template)
+        policy = None
+    # Imported after the model is read, these modules take memory that reading it left free.
+    from npurt.serve.model.front import Settings
+    from npurt.serve.run import Start
+    from npurt.serve.run import run as serve
+
     settings = Settings(defaults, most, args.timeout, embeddings=args.embeddings)
-    model = (
-        models(args) if args.models_dir
-        else ServedModel(options.model_path(args), args.alias, args.chat_template)
-    )  # fmt: skip
     return serve(Start(
         model, address, engine_options(args), settings, args.engine_timeout,
-        page=not args.no_page,
-        policy=Policy(args.idle_seconds, args.models_max or None, args.models_bytes),
+        page=not args.no_page, policy=policy,
     ))  # fmt: skip
 
 

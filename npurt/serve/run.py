@@ -10,83 +10,31 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import h11
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from npurt.errors import NpurtError, SettingError
-from npurt.runtime.open.arguments import integer
+from npurt.errors import NpurtError
 from npurt.serve.app import application
 from npurt.serve.engine.client import Engine
 from npurt.serve.engine.protocol import VERSION, Open
 from npurt.serve.http import limits
+from npurt.serve.http.address import Address
 from npurt.serve.model.front import DRAIN_SECONDS, Front, Settings
 from npurt.serve.model.offer import Offers, Only
 from npurt.serve.model.served_model import ServedModel
-from npurt.serve.models.folder import FolderModel
-from npurt.serve.models.policy import Policy
-from npurt.serve.models.router import Launch, Router
+
+if TYPE_CHECKING:
+    from npurt.serve.models.folder import FolderModel
+    from npurt.serve.models.policy import Policy
 
 IDLE_SECONDS = 30  # that a connection may be idle between two requests
 ENGINE = (sys.executable, "-m", "npurt.serve.engine")
 
 log = logging.getLogger("npurt.serve")
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where the server listens, and to whom.
-
-    Attributes:
-        keys: API keys; none: everyone may ask.
-        hosts, origins: See `Guard`.
-        insecure: Listen beyond this machine without keys.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8080
-    keys: Sequence[str] = ()
-    hosts: Sequence[str] = ()
-    origins: Sequence[str] = ()
-    insecure: bool = False
-
-    def require_safe(self) -> None:
-        """Refuse to listen beyond this machine without a key.
-
-        Raises:
-            SettingError: That is so, and not wanted.
-        """
-        if self.keys or self.host in ("127.0.0.1", "::1", "localhost"):
-            return
-        if not self.insecure:
-            raise SettingError(
-                f"everyone who reaches {self.host} could use the model",
-                remedy="give --api-key-file FILE, or --insecure if that is what you want",
-            )
-        log.warning("everyone who reaches %s can use the model: there is no key", self.host)
-
-    def listen(self) -> socket.socket:
-        """Return a socket that listens.
-
-        Raises:
-            SettingError: The address cannot be had.
-        """
-        integer("port", self.port, 0, 65535)
-        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-        try:
-            listening = socket.create_server((self.host, self.port), family=family, backlog=1024)
-        except OSError as error:
-            raise SettingError(
-                f"cannot listen on {self.host} port {self.port}: {error}",
-                remedy="choose another --port, or end what uses it",
-            ) from error
-        # Connections inherit this.  Without it a small packet waits until the client confirms the
-        # one before it, which a client on Linux does after 40 ms.
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return listening
 
 
 class Timer:
@@ -184,21 +132,21 @@ class Start:
 
     Attributes:
         model: The front's view of the model; or several, which are loaded when they are used.
-        policy: When several are loaded and unloaded.
+        policy: When several are loaded and unloaded; needed for them alone.
         options: Arguments of `npurt.Llama`.
         stuck: Seconds after which an engine that says nothing is replaced.
         command: What starts an engine.
         page: Serve the chat page at `/`.
     """
 
-    model: ServedModel | Sequence[FolderModel]
+    model: "ServedModel | Sequence[FolderModel]"
     address: Address = field(default_factory=Address)
     options: Mapping[str, Any] = field(default_factory=dict)
     settings: Settings = field(default_factory=Settings)
     stuck: float = 120.0
     command: Sequence[str] = ENGINE
     page: bool = True
-    policy: Policy = field(default_factory=Policy)
+    policy: "Policy | None" = None
 
 
 def run(start: Start) -> int:
@@ -222,6 +170,8 @@ async def _serve(start: Start, listening: socket.socket) -> int:
         offers = Only(Front(start.model, engine, start.settings))
         named = start.model.name
     else:
+        from npurt.serve.models.router import Launch, Router  # 10 MB that one model does not need
+
         launch = Launch(start.command, start.options, start.stuck)
         offers = Router(start.model, launch, start.settings, start.policy)
         named = f"{len(start.model)} models"

@@ -15,7 +15,8 @@ from tests.llm import tiny
 
 START = """
 import json, logging, sys
-from npurt.serve.run import Address, Start, run
+from npurt.serve.http.address import Address
+from npurt.serve.run import Start, run
 from npurt.serve.model.front import Settings
 from npurt.serve.http import limits
 from npurt.serve.model.served_model import ServedModel

@@ -8,8 +8,8 @@ import pytest
 
 from npurt.errors import SettingError
 from npurt.serve.http import limits
+from npurt.serve.http.address import Address
 from npurt.serve.http.auth import read_keys
-from npurt.serve.run import Address
 from tests.serve.client import SAY_HI, Client, asking
 
 CHAT = "/v1/chat/completions"

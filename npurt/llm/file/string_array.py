@@ -78,7 +78,9 @@ class StringArray(Sequence[str]):
         begins = np.frombuffer(data, np.uint8) & 0xC0 != 0x80  # a character, not within one
         if not begins[at[at < len(begins)]].all():
             return one_by_one
-        characters = np.concatenate([[0], np.cumsum(begins)])[at].tolist()
+        # A call of np.cumsum leaves a small block of Python's memory, and with it a whole arena.
+        counts = np.add.accumulate(begins, dtype=np.intp)
+        characters = np.concatenate([[0], counts])[at].tolist()
         return map(text.__getitem__, map(slice, characters, characters[1:]))
 
     def __eq__(self, other: object) -> bool:

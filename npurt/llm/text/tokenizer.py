@@ -220,7 +220,11 @@ def _pairs(metadata: Metadata, ids: dict[str, int]) -> list[tuple[str, str]]:
         raise ModelFormatError(
             f"the merges have {given.nbytes} bytes, above {MAX_MERGE_TEXT}", remedy=CONVERT_AGAIN
         )
-    return [(left, right) for left, _, right in map(str.partition, given, repeat(" "))]
+    own = dict(zip(ids, ids, strict=True)).get  # a text is one object, however many merges have it
+    return [
+        (own(left, left), own(right, right))
+        for left, _, right in map(str.partition, given, repeat(" "))
+    ]
 
 
 def _require_merges(count: int, ids: dict[str, int]) -> None:
@@ -308,7 +312,7 @@ def _merges(
                 lefts.append(left)
                 rights.append(right)
         _require_merges(len(made), ids)
-    tokens = vocabulary.tokens
+    tokens = list(vocabulary.tokens)
     lengths = [np.array([len(tokens[i]) for i in side], np.int64) for side in (lefts, rights)]
     scores = given.astype(np.float64)[np.array(made, np.int64)]
     order = np.lexsort(
@@ -333,8 +337,8 @@ def _letters(vocabulary: Vocabulary, ids: dict[str, int]) -> dict[int, list[int]
 def _ids(vocabulary: Vocabulary) -> dict[str, int]:
     """Return text -> id, without texts that are not UTF-8, to which no text encodes."""
     ids = dict(zip(vocabulary.tokens, range(len(vocabulary.tokens)), strict=True))
-    if SURROGATE.search("".join(vocabulary.tokens)):
-        for text in filter(SURROGATE.search, vocabulary.tokens):
+    if SURROGATE.search("".join(ids)):
+        for text in [*filter(SURROGATE.search, ids)]:
             del ids[text]
     return ids
 

@@ -76,8 +76,8 @@ class Vocabulary:
     """
 
     model: str
-    tokens: list[str]
-    kinds: npt.NDArray[np.int64]
+    tokens: StringArray
+    kinds: npt.NDArray[np.int8]
     roles: dict[str, int]
     control: frozenset[int]
     ends: frozenset[int]
@@ -99,9 +99,10 @@ class Vocabulary:
                 f"{WORDPIECE}",
             )
         tokens = _distinct(token_texts(metadata))
-        kinds = per_token(metadata, "token_type", "iu", len(tokens)).astype(np.int64)
-        if not np.isin(kinds, list(Kind)).all():
+        given = per_token(metadata, "token_type", "iu", len(tokens))
+        if not np.isin(given, list(Kind)).all():
             raise ModelFormatError("a token's type is not one of 0 to 6", remedy=CONVERT_AGAIN)
+        kinds = given.astype(np.int8)
         roles = _roles(metadata, model, len(tokens))
         control = _control(tokens, kinds)
         ends = {i for i in control if ENDS.fullmatch(tokens[i])}
@@ -134,14 +135,15 @@ def per_token(metadata: Metadata, name: str, kinds: str, count: int) -> npt.NDAr
     return values
 
 
-def _distinct(texts: StringArray) -> list[str]:
+def _distinct(texts: StringArray) -> StringArray:
     """Return *texts*, with a name for empty ones; refuse a text that occurs twice."""
-    tokens = list(texts)
-    if "" in tokens:
-        tokens = [text or f"[EMPTY_{i}]" for i, text in enumerate(tokens)]
-    if not tokens or len(set(tokens)) < len(tokens):
+    distinct = set(texts)
+    if "" in distinct:
+        texts = StringArray.of(text or f"[EMPTY_{i}]" for i, text in enumerate(texts))
+        distinct = set(texts)
+    if not texts or len(distinct) < len(texts):
         raise ModelFormatError("the vocabulary is empty or has a token twice", remedy=CONVERT_AGAIN)
-    return tokens
+    return texts
 
 
 def _roles(metadata: Metadata, model: str, count: int) -> dict[str, int]:
@@ -161,7 +163,7 @@ def _roles(metadata: Metadata, model: str, count: int) -> dict[str, int]:
     return roles
 
 
-def _control(tokens: list[str], kinds: npt.NDArray[np.int64]) -> frozenset[int]:
+def _control(tokens: StringArray, kinds: npt.NDArray[np.int8]) -> frozenset[int]:
     """Return the ids of markup.  Some converters mark it user-defined; its text identifies it."""
     marked = np.flatnonzero(np.isin(kinds, (Kind.UNKNOWN, Kind.CONTROL))).tolist()
     user = np.flatnonzero(kinds == Kind.USER_DEFINED).tolist()
@@ -169,7 +171,7 @@ def _control(tokens: list[str], kinds: npt.NDArray[np.int64]) -> frozenset[int]:
     return frozenset(marked + known)
 
 
-def _never(metadata: Metadata, kinds: npt.NDArray[np.int64]) -> frozenset[int]:
+def _never(metadata: Metadata, kinds: npt.NDArray[np.int8]) -> frozenset[int]:
     never = kinds == Kind.UNUSED
     key = "tokenizer.ggml.suppress_tokens"
     given = numbers(metadata, key, "iu") if key in metadata else np.empty(0, np.int64)

@@ -1,9 +1,12 @@
 """What the front knows of a model: its tokenizer and chat template, not its weights."""
 
 import contextlib
+import ctypes
 import functools
+import gc
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from npurt.errors import LayoutError, ModelFormatError, NpurtError
@@ -25,6 +28,10 @@ FILL_IN = {
 
 class ServedModel(ModelFile):
     """A model whose texts the front can write and read.  Arguments and errors as `ModelFile`."""
+
+    def __init__(self, path: Path, name: str | None = None, template: str | None = None) -> None:
+        super().__init__(path, name, template)
+        _give_back()
 
     def _read(self, file: GGUF) -> None:
         super()._read(file)
@@ -163,6 +170,14 @@ class ServedModel(ModelFile):
             marks["suffix"], *self.encode(after, add_bos=False, special=False),
             marks["middle"],
         ]  # fmt: skip
+
+
+def _give_back() -> None:
+    """Give memory that is free back to the system: a vocabulary takes far more while it is read."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+    if trim is not None:
+        trim(0)
 
 
 def _readable(message: Mapping[str, Any], source: str) -> dict[str, Any]:
