@@ -261,6 +261,20 @@ def test_a_part_of_a_page_is_reused(engine):
     assert (first.usage.cached, second.usage.cached) == (0, 68)
 
 
+def test_states_are_kept_where_short_requests_diverged():
+    """Such as requests for titles, which have an instruction in common."""
+    ids = tiny.ids("qwen35")
+    begin = ids[:23]
+    with open_engine(tiny.path("qwen35", "q8_0")) as made:
+        cached = [
+            made.submit([*begin, i, *ids[30:60]], max_tokens=1).result().usage.cached
+            for i in range(200, 205)
+        ]
+        evaluated = made.stats().counts.prompt - made.stats().counts.cached
+    assert cached == [0, 0, 23, 23, 23]
+    assert evaluated == 5 * 54 - 3 * 23
+
+
 def test_states_are_kept_where_a_second_request_diverged():
     """And before the last message, if the caller says where that begins."""
     ids = tiny.ids("qwen35")

@@ -31,6 +31,7 @@ from npurt.llm.spec.assistant import shared
 from npurt.llm.spec.opening import Drafts
 
 SLOWDOWN = 2.5  # the most that prompts may slow a step down
+LEAST_COPIED = 16  # tokens that a copy of states must save; copying takes as long as some tokens
 SCORED_ROWS = 16  # of prompts whose logits are wanted, in a step; a row of them may have 600 kB
 
 Decoded = dict[Sequence, list[int]]  # texts that go on, with their draft tokens
@@ -432,7 +433,7 @@ class Scheduler:
             self.counts.misses += not length
             self.counts.cached += text.cached
         if self._recurrent and self._prefixes.most:
-            diverged = equal if equal - length >= PAGE else 0
+            diverged = equal if equal - length >= LEAST_COPIED else 0
             marks = {diverged, text.reusable // PAGE * PAGE, text.prompt}
             text.marks = sorted(mark for mark in marks if length < mark <= len(text.history))
 
