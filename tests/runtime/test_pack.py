@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import npurt
-from npurt.errors import DeviceNotFound, LayoutError
+from npurt.errors import DeviceNotFound, LayoutError, UnsupportedOp
 from npurt.quant.tensor import QTensor
 from npurt.runtime.api.products import Products
 from tests.runtime.fake import FakeDevice
@@ -36,6 +36,17 @@ def test_a_packed_weight_is_multiplied_by_where_it_is_and_nowhere_else(monkeypat
         for wrong in (other, "rknpu", "gpu", "", 5, None):
             with pytest.raises(LayoutError, match=f"packed for {own}, not for {wrong!r}"):
                 npurt.matmul(x, packed, device=wrong)
+
+
+@pytest.mark.parametrize("device", ["hexagon:sim", "rknpu:sim"])
+@pytest.mark.parametrize("shape", [(64, 0), (0, 64)])
+def test_a_weight_without_elements_is_for_the_cpu(device, shape):
+    empty = np.ones(shape, np.float32)
+    with pytest.raises(UnsupportedOp, match="no elements") as caught:
+        npurt.pack(empty, "q8_0", device=device)
+    assert caught.value.remedy == "use device 'cpu' for it"
+    x = np.ones((2, shape[0]), np.float32)
+    np.testing.assert_array_equal(x @ npurt.pack(empty, "q8_0", device="cpu"), x @ empty)
 
 
 @pytest.mark.parametrize("name", [5, None, b"cpu", ["cpu"]])

@@ -84,7 +84,7 @@ class HexagonDevice(ProductDevice, DeltaNets):
         if reason:
             raise UnsupportedOp(
                 f"{self.caps.name} cannot pack {tensor!r}: {reason}",
-                remedy="use device 'cpu' for it, or requantise it",
+                remedy="use device 'cpu' for it" + (", or requantise it" if tensor.size else ""),
             )
         return self._upload(HexagonPacked(self, tensor, next(self._numbers), tensor.dtype))
 
