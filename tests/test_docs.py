@@ -30,7 +30,7 @@ MOST_THAT_DO_NOT_RUN = {
     "Docker or Podman": 6,
     "the network": 16,
     "a program of yours": 2,
-    "a server that runs": 7,
+    "a server that runs": 10,
     "clang 19": 1,
     "ten minutes": 1,
     "a reranker": 1,
