@@ -261,6 +261,16 @@ def test_a_part_of_a_page_is_reused(engine):
     assert (first.usage.cached, second.usage.cached) == (0, 68)
 
 
+def test_choices_of_a_prompt_share_its_pages():
+    prompt = (IDS * 2)[:100]
+    with open_engine(n_batch=128) as made:
+        requests = [made.submit(prompt, max_tokens=2, temperature=1.0, seed=i) for i in range(4)]
+        cached = [request.result().usage.cached for request in requests]
+        read = made.stats().counts.prompt - made.stats().counts.cached
+    assert sorted(cached) == [0, 99, 99, 99]
+    assert read == 100 + 3
+
+
 def test_states_are_kept_where_short_requests_diverged():
     """Such as requests for titles, which have an instruction in common."""
     ids = tiny.ids("qwen35")

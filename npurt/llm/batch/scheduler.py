@@ -233,6 +233,8 @@ class Scheduler:
             if rows >= most or not text.context:
                 continue
             if not text.context.n_tokens:
+                if any(self._being_read(text, other, piece) for other, piece in found):
+                    continue  # it begins with a fork of that in the next step
                 self._begin_with_prefix(text, text.context)
             start = text.context.n_tokens
             mark = next((mark for mark in text.marks if mark > start), len(text.history))
@@ -248,6 +250,14 @@ class Scheduler:
             piece = Piece(text.context, ids, wanted)
             found.append((text, piece))
         return found
+
+    def _being_read(self, text: Sequence, other: Sequence, piece: Piece) -> bool:
+        """Return whether *piece* of *other*, read in this step, is of the prompt of *text* too."""
+        if self._recurrent or text.scoring or other.salt != text.salt:
+            return False
+        start = piece.context.n_tokens
+        same = shared(other.history[: start + len(piece.ids)], text.history[:-1])
+        return same - start >= LEAST_COPIED
 
     def _results(self, drafts: Decoded, prompts: Prompts) -> Iterator[Event]:
         """Choose tokens by the logits of the step; yield the events."""
