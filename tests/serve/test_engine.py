@@ -250,6 +250,26 @@ def test_texts_end_when_the_model_cannot_be_opened_again_and_it_is_tried_further
     asyncio.run(run())
 
 
+def test_a_model_that_is_gone_ends_texts_without_the_name_of_its_folder(tmp_path):
+    async def run():
+        path = tmp_path / "model.gguf"
+        path.symlink_to(tiny.path("qwen35", "q8_0"))
+        async with running(REAL, path, n_ctx=128) as engine:
+            text = Text()
+            engine.submit(submit(tiny.ids("qwen35", 9), max_tokens=100), text)
+            while not text.tokens:
+                await asyncio.sleep(0.001)
+            path.unlink()
+            os.kill(engine.pid, signal.SIGKILL)
+            await text.ended.wait()
+            assert text.finish == "unavailable"
+            assert "model.gguf" in text.events[-1].error[0]
+            assert str(tmp_path) not in repr(text.events[-1].error)
+            assert str(tmp_path) not in str(engine.failure)
+
+    asyncio.run(run())
+
+
 def test_a_large_file_has_more_time_to_open(tmp_path):
     (tmp_path / "a.gguf").touch()
     os.truncate(tmp_path / "a.gguf", 1 << 30)

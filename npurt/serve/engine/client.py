@@ -296,9 +296,11 @@ class Engine:
 
     def _give_up(self, error: NpurtError) -> None:
         """End all sequences: the model cannot be opened again now."""
-        self.failure = error
+        folder = os.path.join(os.path.dirname(self._opening.path), "")  # no client's business
+        what, remedy = (text.replace(folder, "") for text in (error.what, error.remedy))
+        self.failure = NpurtError(what, remedy=remedy)
         for sequence in list(self._sequences):
-            self._take(Event(sequence, finish="unavailable", error=(error.what, error.remedy)))
+            self._take(Event(sequence, finish="unavailable", error=(what, remedy)))
 
     # --- Sequences ------------------------------------------------------------------------------
 

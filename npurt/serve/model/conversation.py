@@ -70,12 +70,14 @@ class Conversation:
 
         def prepared() -> tuple[str, list[int]]:
             prompt = front.model.prompt(messages, tools=tools.listed, variables=variables) + before
-            if tools.strict and not (wanted.grammar or wanted.response_format):
-                thinks = apart and not before and front.model.thinks
-                wanted.lark = _grammar(front.model, tools, prompt, thinks=thinks)
             return prompt, front.model.encode_prompt(prompt)
 
         prompt, ids = await request.aside(prepared)
+        if tools.strict and not (wanted.grammar or wanted.response_format):
+            thinks = apart and not before and front.model.thinks
+            wanted.lark = await asyncio.to_thread(  # it may take a second
+                _grammar, front.model, tools, prompt, thinks=thinks
+            )
         return cls(front, prompt, ids, wanted, tools, apart=apart and not before)
 
     def __init__(
