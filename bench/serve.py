@@ -3,10 +3,15 @@
     python bench/serve.py --model models/SmolLM2-135M-Instruct.Q4_1.gguf --peer llama.cpp/build/bin
     python bench/serve.py --tests memory connections requests agent     # counts alone
 
-The folder of the peer holds llama-server.  Both servers run all the time, and answer in turn.
+The folder of the peer holds llama-server.  All servers run all the time, and answer in turn, after
+a pause in which the threads of the one before go to sleep.  They have the same threads, slots and
+context for each text, and their own defaults otherwise.  npurt drafts from the text by default and
+the peer does not, and which of its kernels are faster depends on the machine, so several variants
+of the peer run (--peer-flags): as it is, without its repacked kernels, with its own drafts.  The
+ratio is npurt / llama.cpp, whichever variant has the better median of a figure.
 
-rates         aggregate tokens/s of N clients, time to the first token, and, of npurt, CPU time of
-              the front's process for each token
+rates         aggregate tokens/s of N clients, time to the first text, tokens of the prompts, and,
+              of npurt, CPU time of the front's process for each token
 memory        PSS of the front, which is what Linux says in /proc/PID/smaps_rollup
 connections   PSS and descriptors that idle keep-alive connections add, and descriptors after them
 requests      PSS and descriptors after a tenth of many short requests, and after all of them
@@ -41,6 +46,8 @@ TESTS = ("rates", "memory", "connections", "requests", "agent")
 HOST = "127.0.0.1"
 SLOTS = 8
 START_SECONDS = 120
+PAUSE = 1.0  # seconds: threads of OpenMP go on spinning for 0.2 after their work
+PEER_FLAGS = ("", "--no-repack", "--spec-default")
 WORDS = ["amber", "basin", "cedar", "delta", "ember", "fjord", "glade", "heath", "inlet", "joist"]
 
 # --- Servers --------------------------------------------------------------------------------------
@@ -92,7 +99,8 @@ def command(name: str, args: argparse.Namespace, port: int) -> list[str]:
     if name == "npurt":
         return [sys.executable, "-m", "npurt", "serve", *shared, *template, "-c", str(args.context)]
     whole = str(SLOTS * args.context)  # it divides the context among the slots
-    return [str(args.peer / "llama-server"), *shared, *template, "-c", whole, "--log-disable"]
+    own = ["-c", whole, "--log-disable", *name.removeprefix("llama.cpp").split()]
+    return [str(args.peer / "llama-server"), *shared, *template, *own]
 
 
 @contextlib.contextmanager
@@ -207,32 +215,36 @@ def prompt_of(number: int, words: int) -> str:
     )
 
 
-async def one_stream(port: int, number: int, tokens: int) -> tuple[float, float, int]:
-    """Return the seconds to the first token and to the end, and the tokens of one text."""
+async def one_stream(port: int, number: int, tokens: int) -> tuple[float, int]:
+    """Return the seconds to the first text, and the tokens of the prompt."""
     body = {
         "prompt": prompt_of(number, 40), "max_tokens": tokens, "temperature": 0, "stream": True,
         "ignore_eos": True, "stream_options": {"include_usage": True},
     }  # fmt: skip
-    first, count = 0.0, 0
+    first, usage = 0.0, {}
     start = time.perf_counter()
     async with Connection(port) as connection:
         async for event in connection.stream("/v1/completions", body):
-            if not first and event.get("choices"):
+            if not first and any(choice["text"] for choice in event.get("choices", ())):
                 first = time.perf_counter() - start
-            count = (event.get("usage") or {}).get("completion_tokens", count)
-    return first, time.perf_counter() - start, count
+            usage = event.get("usage") or usage
+    if usage["completion_tokens"] != tokens:
+        sys.exit(f"a text of {usage['completion_tokens']} tokens, and {tokens} were asked for")
+    return first, usage["prompt_tokens"]
 
 
 async def rates(server: Server, clients: int, round_: int, tokens: int) -> dict[str, float]:
     """Return the figures of *clients* texts at once."""
     numbers = [1000 * round_ + 10 * clients + i for i in range(clients)]
+    await asyncio.sleep(PAUSE)
     before, start = server.cpu_seconds(), time.perf_counter()
     told = await asyncio.gather(*[one_stream(server.port, n, tokens) for n in numbers])
     seconds, cpu = time.perf_counter() - start, server.cpu_seconds() - before
-    count = sum(each for _, _, each in told)
+    count = clients * tokens
     found = {
         f"tokens/s, {clients} clients": count / seconds,
-        f"first token, s, {clients} clients": statistics.median(first for first, _, _ in told),
+        f"first token, s, {clients} clients": statistics.median(first for first, _ in told),
+        f"prompt tokens, {clients} clients": sum(prompt for _, prompt in told),
     }
     if server.split:
         found[f"front CPU, us a token, {clients} clients"] = 1e6 * cpu / count
@@ -357,6 +369,7 @@ def measure(servers: list[Server], args: argparse.Namespace) -> list[dict[str, A
 
     for server in servers:
         asyncio.run(rates(server, 1, -1, 4))  # what is imported or made on first use
+    for server in servers[:2]:  # without variants of the peer
         if "memory" in args.tests:
             add(server, "memory", {"PSS, MB": server.pss() / 1e6})
         if "agent" in args.tests:
@@ -373,7 +386,7 @@ def measure(servers: list[Server], args: argparse.Namespace) -> list[dict[str, A
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Return medians with their ranges, and ratios of npurt to the peer in one round."""
+    """Return medians with their ranges, and ratios of npurt to the best peer, round by round."""
     names = list(dict.fromkeys(row["server"] for row in rows))
     values: dict[str, dict[str, list[float]]] = {}
     for row in rows:
@@ -382,8 +395,10 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines = [f"| figure | {' | '.join(names)} | ratio |", "|---" * (len(names) + 2) + "|"]
     for figure, of in values.items():
         cells = [spread(of.get(name, [])) for name in names]
-        pairs = zip(*of.values(), strict=True) if len(of) == len(names) == 2 else ()
-        ratios = [a / b for a, b in pairs if b]
+        own, *peers = (of.get(name, []) for name in names)
+        better = max if figure.startswith("tokens/s") else min
+        peer = better(filter(None, peers), key=statistics.median, default=())
+        ratios = [a / b for a, b in zip(own, peer, strict=False) if b]
         lines.append(f"| {' | '.join([figure, *cells, spread(ratios)])} |")
     return "\n".join(lines)
 
@@ -399,6 +414,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Compare servers under load.")
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--peer", type=Path, help="folder with llama-server; none: npurt alone")
+    parser.add_argument("--peer-flags", nargs="+", default=PEER_FLAGS, metavar="FLAGS",
+                        help="variants of the peer: flags for llama-server, quoted, and '' for"
+                        " none; others than the first do rates alone")  # fmt: skip
     parser.add_argument("--tests", nargs="+", default=list(TESTS), choices=TESTS)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--context", type=int, default=4096, help="of each text")
@@ -413,7 +431,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="every figure instead of the table")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and the servers end, too
-    names = ["npurt", *(["llama.cpp"] if args.peer else [])]
+    peers = [f"llama.cpp {flags}".strip() for flags in args.peer_flags if args.peer]
+    names = ["npurt", *(peers if "rates" in args.tests else peers[:1])]
     with contextlib.ExitStack() as stack:
         servers = [
             stack.enter_context(running(name, args))

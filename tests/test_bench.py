@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -88,3 +89,29 @@ def test_waits_of_an_engine_are_measured_with_a_prompt_of_its_own_length():
     assert min(beside["gaps_before"], beside["gaps_beside"]) > 0
     assert beside["ratio"] == beside["p95_beside_s"] / beside["p95_before_s"]
     assert all(len(times) == 2 for times in known["samples"])
+
+
+def test_the_server_is_measured_by_texts_of_equal_length():
+    flags = ("--model", MODEL, "--tests", "rates", "--clients", 2, "--rounds", 1, "--tokens", 4)
+
+    (row,) = json.loads(output_of("serve.py", *flags, "--context", 400, "--threads", 1, "--json"))
+
+    assert row["server"] == "npurt"
+    assert row["figures"]["tokens/s, 2 clients"] > 0
+    assert row["figures"]["prompt tokens, 2 clients"] > 2 * 40  # as many words
+
+
+def test_a_figure_of_the_server_is_compared_with_the_peer_that_has_the_better_one():
+    table = runpy.run_path(str(PROJECT / "bench/serve.py"))["table"]
+    rates = {"npurt": (6, 2.0), "llama.cpp": (2, 4.0), "llama.cpp --no-repack": (3, 5.0)}
+    rows = [
+        {"server": name, "test": "rates", "figures": {"tokens/s": rate, "first token, s": first}}
+        for name, (rate, first) in rates.items()
+    ]
+    rows += [{"server": "npurt", "test": "memory", "figures": {"PSS, MB": 1.0}}]
+
+    *_, rate, first, memory = table(rows).splitlines()
+
+    assert rate == "| tokens/s | 6 | 2 | 3 | 2 |"
+    assert first == "| first token, s | 2 | 4 | 5 | 0.5 |"
+    assert memory == "| PSS, MB | 1 |  |  |  |"
