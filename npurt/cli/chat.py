@@ -33,6 +33,8 @@ COMMANDS = {
 }
 MULTILINE = 'A line that ends with \\ goes on in the next; """ stands around many lines.'
 ALIASES = {"/reset": "/clear", "/exit": "/quit"}
+FULL = "/clear, or start again with a larger -c"
+UNSET = {"n_predict": -1, "seed": -1}  # what /set shows, and takes, for no value
 QUOTES = '"""'
 
 Messages = list[dict[str, str]]
@@ -149,14 +151,14 @@ class Chat:
         except KeyboardInterrupt:
             print(" [stopped]", end="")
         except ContextFull as error:
-            print(f"{error}\n(or /reset)", file=sys.stderr)
+            print(f"{error.what}\n  remedy: {FULL}", file=sys.stderr)
             return
         print(flush=True)
         timing = self.llm.timing
         print(f"[{timing.generated_tokens} tokens, {timing.decode_rate:.1f} tokens/s]",
               file=sys.stderr)  # fmt: skip
         if timing.finish == "context":
-            print("[the context is full; /reset, or start with a larger -c]", file=sys.stderr)
+            print(f"[the context is full; {FULL}]", file=sys.stderr)
         self._messages = [*asked, {"role": "assistant", "content": "".join(pieces)}]
 
     def _set_system(self, text: str) -> None:
@@ -194,11 +196,16 @@ class Chat:
         add_sampling(settings)
         if not text:
             for attribute, name in settings.names().items():
-                value = getattr(self._args, attribute)
-                print(f"{name:21} {-1 if value is None else value}")
+                value, unset = getattr(self._args, attribute), UNSET.get(attribute, "default")
+                print(f"{name:21} {unset if value is None else value}")
             return
         name, _, value = text.partition(" ")
         flag = f"{'-' if len(name) == 1 else '--'}{name.replace('_', '-')}"
+        if flag not in settings._option_string_actions:
+            raise SettingError(
+                f"there is no setting {name}{like(name, settings.names().values())}",
+                remedy="/set alone lists the settings and their values",
+            )
         changed = argparse.Namespace(**vars(self._args))
         settings.parse_args([f"{flag}={value.strip()}"], changed)
         self._settings(changed)
@@ -215,9 +222,11 @@ class Chat:
             raise NpurtError(
                 f"cannot write {path}: {error.strerror}", remedy="name a file that can be written"
             ) from error
+        print(f"[{len(self._messages)} messages are in {target}]", file=sys.stderr)
 
     def _load(self, path: str) -> None:
         self._messages = _conversation(str(_named(path, "/load")))
+        print(f"[the conversation has {len(self._messages)} messages]", file=sys.stderr)
 
 
 class _Settings(Parser):

@@ -65,19 +65,20 @@ def run(args: argparse.Namespace) -> int:
 def _lines(
     found: "list[Diagnosis]", settings: list[dict[str, Any]], page: str | None = None
 ) -> Iterator[str]:
-    """Yield the report."""
+    """Yield the report, whose last lines say what to do."""
+    if settings:
+        yield "settings"
+    for row in settings:
+        value = "" if row["value"] is None else f" = {row['value']}"
+        yield f"  {row['name']}{value}  (default {row['default']!r}) {row['help']}"
+    if settings:
+        yield ""
     for diagnosis in found:
         yield from _diagnosis(diagnosis)
     if not any(diagnosis.runs or diagnosis.simulated for diagnosis in found):
         yield SIMULATOR
     if page:
         yield f"from the flashed card to the first text on this board: see {page}"
-    if settings:
-        yield ""
-        yield "settings"
-    for row in settings:
-        value = "" if row["value"] is None else f" = {row['value']}"
-        yield f"  {row['name']}{value}  (default {row['default']!r}) {row['help']}"
 
 
 def _diagnosis(diagnosis: "Diagnosis") -> Iterator[str]:

@@ -80,9 +80,9 @@ class Parser(argparse.ArgumentParser):
 
     def _where(self) -> str:
         """Return which options take what other programs take without one."""
-        takes = {"-m": "a model is named with -m", "-p": "a prompt follows -p"}
-        known = [said for name, said in takes.items() if name in self._option_string_actions]
-        return "".join(f"; {said}" for said in known)
+        takes = {"model": "a model is named with -m", "prompt": "a prompt follows -p"}
+        known = {action.dest for action in self._actions}
+        return "".join(f"; {said}" for dest, said in takes.items() if dest in known)
 
     def _is_unknown(self, written: str) -> bool:
         name = written.partition("=")[0]

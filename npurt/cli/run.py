@@ -39,8 +39,10 @@ def add(verbs: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Stream the text to stdout and the account to stderr."""
     from npurt.llm.decode.model import Llama
+    from npurt.llm.decode.options import Request
 
     prompt, wanted = _prompt(args), sampling(args)
+    Request.of(wanted, None)  # refuses what makes no sense before the model is opened
     path = options.model_path(args)
     if args.trace:
         options.require_apart(args.trace, *options.models_of(args, path), args.file)

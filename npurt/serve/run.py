@@ -157,6 +157,8 @@ def run(start: Start) -> int:
     """
     address = start.address
     address.require_safe()
+    if address.is_open:
+        log.warning("everyone who reaches %s can use the model: there is no key", address.host)
     with address.listen() as listening:
         return asyncio.run(_serve(start, listening))
 

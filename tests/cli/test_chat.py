@@ -84,7 +84,7 @@ def test_a_conversation_that_outgrows_the_context_says_so_and_goes_on(npurt):
     hello, hi = answers("Hello", "Hi")
     assert (result.code, result.out) == (0, f"{hello}\n{hi}\n{hello}\n")
     assert "do not fit" in result.err
-    assert "(or /reset)" in result.err
+    assert "remedy: /clear, or start again with a larger -c\n" in result.err
 
 
 def test_an_answer_that_fills_the_context_says_so(npurt):
@@ -161,7 +161,8 @@ def test_help_lists_every_command_and_all_of_them_exist(npurt):
         ("/regen", "there is no answer to replace"),
         ("/set temp hot", "hot"),
         ("/set temp -1", "temperature is -1.0"),
-        ("/set tmep 1", "did you mean --temp"),
+        ("/set tmep 1", "there is no setting tmep; did you mean temp?"),
+        ("/set zzz 1", "there is no setting zzz\n  remedy: /set alone lists"),
         ("/set stop", "a stop text is empty"),
         ("/set n -7", "neither -1 nor 0 or more"),
     ],
@@ -183,13 +184,16 @@ def test_a_path_is_no_command(npurt):
 def test_a_conversation_is_saved_and_goes_on_elsewhere(npurt, tmp_path):
     path = tmp_path / "said.json"
     hello, now = answers("Hello", "And now?")
-    npurt("chat", *QUICK, stdin=f"Hello\n/save {path}\n".encode())
+    saved = npurt("chat", *QUICK, stdin=f"Hello\n/save {path}\n".encode())
 
+    assert f"[2 messages are in {path}]" in saved.err
     assert json.loads(path.read_text()) == [
         {"role": "user", "content": "Hello"},
         {"role": "assistant", "content": hello},
     ]
-    assert npurt("chat", *QUICK, stdin=f"/load {path}\nAnd now?\n".encode()).out == now + "\n"
+    loaded = npurt("chat", *QUICK, stdin=f"/load {path}\nAnd now?\n".encode())
+    assert loaded.out == now + "\n"
+    assert "[the conversation has 2 messages]" in loaded.err
 
 
 @pytest.mark.parametrize("text", ["", "7", "{}x", '["a"]', '[{"role": "user"}]',
@@ -241,7 +245,8 @@ def test_settings_are_shown_and_set_by_the_names_of_the_command_line(npurt, monk
     assert asked[0].items() >= wanted.items()
     shown = dict(line.split(None, 1) for line in result.out.splitlines() if line)
     assert (shown["top_k"], shown["min_p"], shown["seed"]) == ("7", "0.5", "-1")
-    assert (shown["temp"], shown["n_predict"], shown["grammar"]) == ("0.0", "5", "-1")
+    assert (shown["temp"], shown["n_predict"], shown["grammar"]) == ("0.0", "5", "default")
+    assert shown["dry_sequence_breaker"] == shown["logit_bias"] == "default"
 
 
 def test_a_grammar_is_set_and_taken_back(npurt):

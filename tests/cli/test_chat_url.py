@@ -113,7 +113,7 @@ def test_what_the_server_refuses_leaves_the_conversation(live, npurt):
     assert result.code == 0
     assert result.out == f"{TEXT}\n{TEXT}\n"
     assert "and the context 512" in result.err
-    assert "/reset" in result.err
+    assert "remedy: /clear" in result.err
 
 
 def test_a_schema_goes_to_the_server(monkeypatch):

@@ -12,6 +12,7 @@ import urllib.request
 import pytest
 
 from npurt.cli import main, parser, serve
+from tests.cli.conftest import spawn
 from tests.limits import HANG_SECONDS, eventually
 from tests.llm import tiny
 from tests.serve.several import fill
@@ -42,6 +43,14 @@ def test_it_serves_until_a_signal(tmp_path):
         process.send_signal(signal.SIGTERM)
     assert process.wait(HANG_SECONDS) == 128 + signal.SIGTERM
     assert not [pid for pid in os.listdir("/proc") if pid == str(process.pid)]
+
+
+def test_a_server_without_a_key_warns_once():
+    result = spawn("serve", "-m", MODEL, "--host", "192.0.2.1", "--insecure")
+
+    assert result.code == 2
+    assert result.err.count("there is no key") == 1
+    assert "cannot listen on 192.0.2.1" in result.err
 
 
 def test_a_folder_of_models_is_served_until_a_signal(tmp_path):

@@ -228,6 +228,12 @@ def test_a_request_that_makes_no_sense_has_a_status_of_its_own(npurt, arguments,
     assert_failed(npurt("run", "-m", MODEL, "-p", "x", *arguments), said, code=2)
 
 
+def test_a_request_that_makes_no_sense_opens_no_model(npurt):
+    result = npurt("run", "-m", "/nowhere.gguf", "-p", "x", "--temp", -1)
+
+    assert_failed(result, "temperature is -1.0", code=2)
+
+
 def test_an_npu_that_cannot_be_opened_is_a_failure():
     command = ("run", "-m", MODEL, "-p", "x", "-dev", "rknpu:sim")
 

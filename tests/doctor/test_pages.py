@@ -142,7 +142,8 @@ def test_a_machine_without_a_page_is_not_sent_to_one(npurt, tmp_path):
     assert json.loads(npurt("doctor", "--from", path, "--json").out)["page"] is None
 
 
-def test_the_line_comes_before_the_settings():
-    lines = list(verb._lines([], [], "docs/boards/rock-5.md"))
+def test_the_line_comes_after_the_settings():
+    lines = list(verb._lines([], doctor.settings(), "docs/boards/rock-5.md"))
 
+    assert lines[0] == "settings"
     assert lines[-1].endswith("see docs/boards/rock-5.md")

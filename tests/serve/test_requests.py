@@ -220,18 +220,27 @@ async def test_web_pages_of_others_are_refused(origin, status, allowed):
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "board.lan"])
-def test_another_address_needs_keys_or_the_word_insecure(host, caplog):
+def test_another_address_needs_keys_or_the_word_insecure(host):
     with pytest.raises(SettingError, match="everyone who reaches"):
         Address(host).require_safe()
     Address(host, keys=["k"]).require_safe()
-    assert not caplog.records
     Address(host, insecure=True).require_safe()
-    assert "can use the model" in caplog.text
+    assert [Address(host, keys=keys).is_open for keys in ((), ("k",))] == [True, False]
+
+
+def test_an_address_of_another_machine_is_a_clear_error():
+    with pytest.raises(SettingError) as caught:
+        Address("192.0.2.1", port=0).listen()
+    assert caught.value.what.endswith("192.0.2.1 port 0: Cannot assign requested address")
+    assert caught.value.remedy == "give --host an address of this machine"
 
 
 def test_an_address_in_use_is_a_clear_error():
-    with Address(port=0).listen() as sock, pytest.raises(SettingError, match="cannot listen on"):
+    with Address(port=0).listen() as sock, pytest.raises(SettingError) as caught:
         Address(port=sock.getsockname()[1]).listen()
+    assert "cannot listen on" in caught.value.what
+    assert caught.value.what.endswith(": Address already in use")
+    assert "choose another --port" in caught.value.remedy
     with pytest.raises(SettingError, match="port is 99999"):
         Address(port=99999).listen()
 

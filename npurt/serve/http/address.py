@@ -1,6 +1,6 @@
 """Where the server listens."""
 
-import logging
+import errno
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from npurt.errors import SettingError
 from npurt.runtime.open.arguments import integer
 
-log = logging.getLogger("npurt.serve")
+REMEDIES = {  # when a socket cannot listen
+    errno.EADDRINUSE: "choose another --port, or end what uses it",
+    errno.EACCES: "choose a --port above 1023",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,20 +31,22 @@ class Address:
     origins: Sequence[str] = ()
     insecure: bool = False
 
+    @property
+    def is_open(self) -> bool:
+        """Whether other machines can ask without a key."""
+        return not self.keys and self.host not in ("127.0.0.1", "::1", "localhost")
+
     def require_safe(self) -> None:
         """Refuse to listen beyond this machine without a key.
 
         Raises:
             SettingError: That is so, and not wanted.
         """
-        if self.keys or self.host in ("127.0.0.1", "::1", "localhost"):
-            return
-        if not self.insecure:
+        if self.is_open and not self.insecure:
             raise SettingError(
                 f"everyone who reaches {self.host} could use the model",
                 remedy="give --api-key-file FILE, or --insecure if that is what you want",
             )
-        log.warning("everyone who reaches %s can use the model: there is no key", self.host)
 
     def listen(self) -> socket.socket:
         """Return a socket that listens.
@@ -54,9 +59,10 @@ class Address:
         try:
             listening = socket.create_server((self.host, self.port), family=family, backlog=1024)
         except OSError as error:
+            why = str(error.strerror).partition(" (while")[0]  # what follows repeats the address
             raise SettingError(
-                f"cannot listen on {self.host} port {self.port}: {error}",
-                remedy="choose another --port, or end what uses it",
+                f"cannot listen on {self.host} port {self.port}: {why}",
+                remedy=REMEDIES.get(error.errno or 0, "give --host an address of this machine"),
             ) from error
         # Connections inherit this.  Without it a small packet waits until the client confirms the
         # one before it, which a client on Linux does after 40 ms.
