@@ -95,6 +95,57 @@ def test_a_request_of_another_engine_is_not_cancelled():
         assert outcome(own) == "length"
 
 
+# --- Requests that are dropped --------------------------------------------------------------------
+
+
+def steps_that_wait(gate):
+    """Return options of a text that goes on for long, and waits for *gate* before each token."""
+
+    def waits(ids, logits):
+        gate.wait(HANG_SECONDS)
+        return logits
+
+    return {"max_tokens": 100, "logits_processor": waits} | GREEDY
+
+
+def read_one_event(engine, options):
+    for _ in engine.submit(IDS[:5], **options):
+        return
+
+
+@pytest.mark.parametrize("drop", ["unread", "while it is read"])
+def test_a_request_that_is_dropped_is_cancelled(drop):
+    gate = threading.Event()
+    with open_engine() as engine:
+        if drop == "unread":
+            engine.submit(IDS[:5], **steps_that_wait(gate))
+            gate.set()
+        else:
+            gate.set()
+            read_one_event(engine, steps_that_wait(gate))
+        good = engine.submit(IDS[:5], max_tokens=110, **GREEDY)
+        assert outcome(good) == "length"
+        counts = engine.stats().counts
+
+    assert counts.finished == 2
+    assert counts.generated < 110 + 100
+
+
+def test_a_listener_gets_all_of_a_request_that_is_dropped():
+    told, ended = [], threading.Event()
+
+    def listen(events):
+        told.extend(events)
+        if any(event.finish for event in events):
+            ended.set()
+
+    with open_engine(on_step=listen) as engine:
+        engine.submit(IDS[:5], max_tokens=9, **GREEDY)
+        assert ended.wait(HANG_SECONDS)
+
+    assert sum(len(event.tokens) for event in told) == 9
+
+
 # --- An engine that cannot go on ------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -34,7 +35,7 @@ class Loop:
         self._scheduler, self._lock, self._on_step = scheduler, lock, on_step
         self._changed = threading.Condition()
         self._calls: deque[Call] = deque()  # for the thread, before its next step
-        self._requests: dict[int, tuple[Request, Text]] = {}
+        self._requests: dict[int, tuple[weakref.ref[Request], Text]] = {}
         self._ids = itertools.count(1)
         self._closing = False
         self._ready = threading.Event()
@@ -61,15 +62,20 @@ class Loop:
         return next(self._ids)
 
     def submit(self, request: Request, text: Text) -> None:
-        """Begin a text.
+        """Begin a text.  It is cancelled when *request* is dropped and there is no listener.
 
         Raises:
             NpurtError: It can never be evaluated; or the engine is closed.
         """
         self._scheduler.require_fit(text)
 
+        def dropped(_: object) -> None:
+            self._try_to_call(lambda: self._scheduler.cancel(text))
+
+        unread = None if self._on_step else dropped
+
         def begin() -> Event | None:
-            self._requests[request.id] = request, text
+            self._requests[request.id] = weakref.ref(request, unread), text
             return self._scheduler.submit(text)
 
         self._call(begin)
@@ -79,10 +85,14 @@ class Loop:
 
         def end() -> Event | None:
             own, text = self._requests.get(request.id, (None, None))
-            return self._scheduler.cancel(text) if text and own is request else None
+            return self._scheduler.cancel(text) if own and text and own() is request else None
 
-        with contextlib.suppress(SettingError):  # closed: all texts have ended
-            self._call(end)
+        self._try_to_call(end)
+
+    def _try_to_call(self, call: Call) -> None:
+        """Do as `_call`; do nothing when the engine is closed, for then all texts have ended."""
+        with contextlib.suppress(SettingError):
+            self._call(call)
 
     def stats(self) -> Stats:
         """Return the scheduler's, between two steps.
@@ -195,7 +205,7 @@ class Loop:
 
     def _tell_requests(self, events: Sequence[Event]) -> None:
         for event in events:
-            request, _ = self._requests[event.id]
-            request.put(event)
+            if request := self._requests[event.id][0]():
+                request.put(event)
             if event.finish:
                 del self._requests[event.id]

@@ -23,6 +23,8 @@ class Result:
 class Request:
     """A request to an engine: an iterator of its events, for one thread.
 
+    A request that is dropped is cancelled, unless the engine's *on_step* gets its events.
+
     Args:
         id: Its number in the engine.
         cancel: Cancels it.
