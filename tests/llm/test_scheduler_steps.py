@@ -17,7 +17,8 @@ def test_a_text_begins_without_a_prefix_when_no_page_is_free_for_the_copy(opened
     steps.add(0, ids[:70], 1)
     steps.finish()
     steps.add(1, ids[1:97], 3)
-    second = steps.add(2, [*ids[:70], 5, 6], 3)
+    rest = [*ids[:70], *ids[5:35]]
+    second = steps.add(2, rest, 3)
     for _ in range(3):
         steps.step()  # the first text has all rows
     assert second.context is not None
@@ -28,7 +29,7 @@ def test_a_text_begins_without_a_prefix_when_no_page_is_free_for_the_copy(opened
     steps.finish()
 
     assert steps.tokens(1) == alone(tuple(ids[1:97]), 3)
-    assert steps.tokens(2) == alone((*ids[:70], 5, 6), 3)
+    assert steps.tokens(2) == alone(tuple(rest), 3)
     steps.scheduler.close()
 
 
@@ -37,6 +38,7 @@ def test_a_text_that_loses_its_pages_needs_none_for_the_step(opened):
     llm, ids = opened(9, n_batch=192), tiny.ids("llama3")
     prompt = [7, *ids * 3][:300]
     steps = Steps(llm)
+    with_times(steps.scheduler, lambda rows: 1.0)
     steps.add(1, ids[:20])
     youngest = steps.add(2, ids[5:68])  # 63 tokens
     steps.step()
@@ -71,6 +73,57 @@ def test_drafts_leave_a_row_to_a_prompt(opened):
         assert reader.pending < before
     assert len(steps.scheduler.texts) == 3
     steps.finish()
+    steps.scheduler.close()
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one(opened):
+    """It has half of the rows for prompts, and the long one the other half."""
+    llm, ids = opened(), [7, *tiny.ids("llama3") * 4]
+    steps = Steps(llm)
+    long = steps.add(1, ids[:400], 3)
+    steps.step()
+    steps.add(2, ids[5:25], 3)
+    steps.add(3, ids[3:13], 3)
+    similar = steps.add(4, ids[1:200], 3)
+    before = long.pending
+    assert steps.step().keys() >= {1, 3}
+    assert before - long.pending == 16
+    assert len(steps.tokens(3)) == 1
+    steps.step()
+    assert len(steps.tokens(2)) == 1
+    assert similar.context.n_tokens == 0
+    steps.finish()
+
+    for number, (start, end) in enumerate([(0, 400), (5, 25), (3, 13), (1, 200)], 1):
+        assert steps.tokens(number) == alone(tuple(ids[start:end]), 3)
+    steps.scheduler.close()
+
+
+def test_what_a_kept_text_has_makes_a_prompt_short(opened):
+    llm, ids = opened(), [7, *tiny.ids("llama3") * 4]
+    steps = Steps(llm, prefixes=2)
+    steps.add(0, ids[5:250], 1)
+    steps.finish()
+    steps.add(1, ids[:400], 3)
+    steps.step()
+    steps.add(2, [*ids[5:250], 9], 3)
+    steps.step()
+
+    assert len(steps.tokens(2)) == 1
+    steps.finish()
+    steps.scheduler.close()
+
+
+def test_a_short_prompt_waits_for_what_it_shares_with_a_long_one(opened):
+    """That is evaluated once."""
+    llm, ids = opened(), [7, *tiny.ids("llama3") * 4]
+    steps = Steps(llm)
+    steps.add(1, ids[:400], 3)
+    steps.add(2, [*ids[:70], 9], 3)
+    steps.finish()
+
+    assert steps.end(2).usage.cached == 70
+    assert steps.tokens(2) == alone((*ids[:70], 9), 3)
     steps.scheduler.close()
 
 

@@ -1,8 +1,9 @@
 """Which tokens of which texts are evaluated in a step.
 
 A step has one row of every text that goes on, then draft tokens that are worth it, then tokens of
-the oldest prompts.  The last are so many that the step takes no longer than `SLOWDOWN` times a step
-without them, by the times measured so far; where no text goes on, as many as a run can have.
+the oldest prompts, and of short ones beside them.  The last are so many that the step takes no
+longer than `SLOWDOWN` times a step without them, by the times measured so far; where no text goes
+on, as many as a run can have.
 
 A prompt begins when its pages and one more are free.  When a text needs a page and none is free,
 kept prefixes go first; then the youngest text loses its pages, and is evaluated again later.
@@ -33,6 +34,7 @@ from npurt.llm.spec.opening import Drafts
 SLOWDOWN = 2.5  # the most that prompts may slow a step down
 LEAST_COPIED = 16  # tokens that a copy of states must save; copying takes as long as some tokens
 SCORED_ROWS = 16  # of prompts whose logits are wanted, in a step; a row of them may have 600 kB
+SHORT = 4  # a prompt is short if it has this part left of what the oldest one has, or less
 
 Decoded = dict[Sequence, list[int]]  # texts that go on, with their draft tokens
 Prompts = list[tuple[Sequence, Piece]]  # texts, and the part of each that is read
@@ -223,14 +225,22 @@ class Scheduler:
         return drafts
 
     def _read(self, rows: int, texts: int) -> Prompts:
-        """Return parts of prompts, oldest first, for a step of *rows* rows of *texts* texts."""
+        """Return parts of prompts for a step of *rows* rows of *texts* texts.
+
+        Short prompts come first, but leave half of the rows to the oldest one; then they come in
+        order.
+        """
         most = self._rows
         if texts:
             most = self._costs.rows_within(SLOWDOWN * self._costs.seconds(rows), rows + 1)
+        reading = [text for text in self._running if text.reading]
+        short, half = self._short(reading), rows + (most - rows) // 2
+        order = short + [text for text in reading if text not in short]
         found: Prompts = []
         scored = 0
-        for text in [text for text in self._running if text.reading]:
-            if rows >= most or not text.context:
+        for text in order:
+            end = half if text in short else most
+            if rows >= end or not text.context:
                 continue
             if not text.context.n_tokens:
                 if any(self._being_read(text, other, piece) for other, piece in found):
@@ -238,7 +248,7 @@ class Scheduler:
                 self._begin_with_prefix(text, text.context)
             start = text.context.n_tokens
             mark = next((mark for mark in text.marks if mark > start), len(text.history))
-            count = min(mark - start, most - rows)
+            count = min(mark - start, end - rows)
             if text.scoring:
                 count = min(count, SCORED_ROWS - scored)
             if not count or not self._require_pages(text, count):
@@ -258,6 +268,21 @@ class Scheduler:
         start = piece.context.n_tokens
         same = shared(other.history[: start + len(piece.ids)], text.history[:-1])
         return same - start >= LEAST_COPIED
+
+    def _short(self, reading: list[Sequence]) -> list[Sequence]:
+        """Return the prompts that are short beside the oldest one, the shortest first.
+
+        Not those that begin with tokens that are about to be evaluated for the oldest one.
+        """
+        left: dict[Sequence, int] = {}
+        for text in reading[1:]:
+            oldest = reading[0]
+            same = shared(oldest.history, text.history) if oldest.salt == text.salt else 0
+            if oldest.context and text.context and same <= oldest.context.n_tokens:
+                known = text.context.n_tokens or self._beginning(text)[2]
+                if SHORT * (len(text.history) - known) <= oldest.pending:
+                    left[text] = len(text.history) - known
+        return sorted(left, key=left.__getitem__)
 
     def _results(self, drafts: Decoded, prompts: Prompts) -> Iterator[Event]:
         """Choose tokens by the logits of the step; yield the events."""
@@ -377,11 +402,14 @@ class Scheduler:
 
         Returns:
             Its own pages, one more, and those of prompts that are being read; how many of them some
-            other text has already; the entry of that text, if it is kept.
+            other text has already; the entry of that text, if it is kept.  Each time that the text
+            lost its pages doubles the one page more: otherwise it could be evaluated again for each
+            older text that ends.
         """
         promised = sum(self._growth(each, each.pending) for each in self._running)
         _, entry, shared, _ = self._beginning(text)
-        return promised + self._pages(len(text.history)) + 1, shared // PAGE, entry
+        needed = promised + self._pages(len(text.history)) + (1 << text.preempted)
+        return needed, shared // PAGE, entry
 
     def _require_pages(self, text: Sequence, rows: int) -> bool:
         """Free the pages for *rows* more tokens; return False if *text* had to give up its own."""
@@ -404,6 +432,7 @@ class Scheduler:
     def _preempt(self, text: Sequence) -> None:
         """Free the pages of a text, which waits to be evaluated again."""
         self.counts.preempted += 1
+        text.preempted += 1
         self._running.remove(text)
         self._claimed.pop(text, None)
         if context := text.leave():

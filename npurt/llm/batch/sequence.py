@@ -44,6 +44,7 @@ class Sequence(GeneratedText):
     Attributes (others are those of `GeneratedText`):
         cached: First tokens that had been evaluated for another sequence; None before it begins.
         arrival: The number of sequences that came before.
+        preempted: How often it lost its pages.
         marks: Lengths at which states that only go forward are kept, in ascending order.
 
     Raises:
@@ -78,7 +79,7 @@ class Sequence(GeneratedText):
         self._top = asked.top_logprobs or 0
         self._scored = 1 if prompt_logprobs else prompt  # tokens of the prompt
         self._scores: list[TokenLogprob] = []  # for the next event
-        self.arrival = 0
+        self.arrival = self.preempted = 0
 
     @property
     def order(self) -> tuple[int, int]:
