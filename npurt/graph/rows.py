@@ -1,7 +1,7 @@
 """The row table: which sequence and position each row of a run belongs to."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -56,6 +56,23 @@ class Rows:
         made = cls(sequences, positions, flags)
         if count:
             made._spans.append(Span(sequence, index, start, start + count))
+        return made
+
+    @classmethod
+    def joined(cls, parts: Sequence["Rows"]) -> "Rows":
+        """Return the rows of *parts*, which have different sequences, one part after another."""
+        if len(parts) == 1:
+            return parts[0]
+        made = cls(
+            np.concatenate([part.sequences for part in parts]),
+            np.concatenate([part.positions for part in parts]),
+            np.concatenate([part.wanted for part in parts]),
+        )
+        before = 0
+        for part in parts:
+            spans = part.by_sequence()
+            made._spans.extend(span._replace(rows=span.rows + before) for span in spans)
+            before += len(part)
         return made
 
     def __len__(self) -> int:

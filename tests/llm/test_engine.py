@@ -139,6 +139,21 @@ def test_chat_uses_the_template(engine, llm):
         assert other.chat(messages, **options).text() == alone(llm, ids, **options)
 
 
+@pytest.mark.parametrize("prompt", ["Hello", [*IDS[:9]]], ids=["text", "ids"])
+@pytest.mark.parametrize("count", [0, 7])
+def test_echo_begins_with_the_prompt(engine, llm, prompt, count):
+    """As of `Llama.generate`; a stop text in the prompt does not end the text."""
+    asked = GREEDY | {"max_tokens": count, "stop": llm.detokenize(IDS[1:2]), "logprobs": 2}
+
+    found = engine.submit(prompt, echo=True, **asked).result()
+
+    assert found.text == alone(llm, prompt, echo=True, **asked)
+    assert len(found.logprobs) == len(found.tokens) <= count
+    plain = engine.submit(prompt, echo=None, **asked).result()
+    assert found.text.endswith(plain.text)
+    assert found.tokens == plain.tokens
+
+
 # --- Errors and ends ------------------------------------------------------------------------------
 
 

@@ -49,13 +49,11 @@ class Chunk(NamedTuple):
 
 def rows_of(chunks: Sequence[Chunk]) -> Rows:
     """Return the row table of *chunks*, in their order."""
-    if len(chunks) == 1:
-        sequence, position, ids, wanted = chunks[0]
-        return Rows.of(len(ids), position, wanted=wanted, sequence=sequence)
-    return Rows(
-        np.concatenate([np.full(len(c.ids), c.sequence, np.intp) for c in chunks]),
-        np.concatenate([np.arange(c.position, c.position + len(c.ids)) for c in chunks]),
-        np.concatenate([np.arange(len(c.ids)) >= len(c.ids) - c.wanted for c in chunks]),
+    return Rows.joined(
+        [
+            Rows.of(len(ids), position, wanted=wanted, sequence=sequence)
+            for sequence, position, ids, wanted in chunks
+        ]
     )
 
 

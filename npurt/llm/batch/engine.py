@@ -131,6 +131,7 @@ class Engine:
         reusable: int = 0,
         salt: str = "",
         prompt_logprobs: bool = False,
+        echo: bool | None = False,
         **options: Any,
     ) -> Request:
         """Begin to continue *prompt*, a text or token ids.
@@ -146,6 +147,7 @@ class Engine:
             salt: Requests of different salts share nothing that was evaluated.
             prompt_logprobs: Whether to say how likely the tokens of the prompt are, which is then
                 evaluated even if it is kept; with *max_tokens* 0 that is all.
+            echo: Begin the text with the prompt.
             options: Those of `Llama.generate`: *max_tokens*, *stop*, *logprobs* and others.
 
         Raises:
@@ -161,6 +163,9 @@ class Engine:
             priority=priority, deadline=deadline, salt=salt, reusable=reusable,
             prompt_logprobs=flag("prompt_logprobs", prompt_logprobs),
         )  # fmt: skip
+        if flag("echo", echo):
+            read = self.llm.detokenize
+            text.echo = prompt if isinstance(prompt, str) else read(ids[: text.prompt])
         request = Request(text.id, self.cancel)
         self._loop.submit(request, text)
         return request

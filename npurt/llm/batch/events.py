@@ -32,7 +32,7 @@ class Event:
     Attributes:
         id: Of the request.
         tokens: New tokens of the text.
-        text: New text, as far as it is final.
+        text: New text, as far as it is final; with *echo*, the first event has the prompt before.
         logprobs: Of the new tokens, if wanted.
         finish: "" while the text goes on.  ``"end"``: an end token; ``"stop"``: a stop text or id;
             ``"length"``: *max_tokens*; ``"context"``: the context is full; ``"cancelled"``,

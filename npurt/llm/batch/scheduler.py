@@ -230,10 +230,12 @@ class Scheduler:
         Short prompts come first, but leave half of the rows to the oldest one; then they come in
         order.
         """
+        reading = [text for text in self._running if text.reading]
+        if not reading:
+            return []
         most = self._rows
         if texts:
             most = self._costs.rows_within(SLOWDOWN * self._costs.seconds(rows), rows + 1)
-        reading = [text for text in self._running if text.reading]
         short, half = self._short(reading), rows + (most - rows) // 2
         order = short + [text for text in reading if text not in short]
         found: Prompts = []
@@ -413,7 +415,8 @@ class Scheduler:
 
     def _require_pages(self, text: Sequence, rows: int) -> bool:
         """Free the pages for *rows* more tokens; return False if *text* had to give up its own."""
-        while text.context and self._growth(text, rows) > self._free():
+        growth = self._growth(text, rows)
+        while text.context and growth and growth > self._free():
             if self._running == [text] and not len(self._prefixes):
                 raise OutOfPages(
                     f"no page is free for a text of {len(text.history)} tokens alone",
@@ -421,7 +424,7 @@ class Scheduler:
                 )
             self._free_a_page()
         if text.context:
-            self._claimed[text] = self._growth(text, rows)
+            self._claimed[text] = growth
         return text.context is not None
 
     def _free_a_page(self) -> None:

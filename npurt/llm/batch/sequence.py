@@ -45,6 +45,7 @@ class Sequence(GeneratedText):
         cached: First tokens that had been evaluated for another sequence; None before it begins.
         arrival: The number of sequences that came before.
         preempted: How often it lost its pages.
+        echo: Text that the next event begins with.
         marks: Lengths at which states that only go forward are kept, in ascending order.
 
     Raises:
@@ -72,6 +73,7 @@ class Sequence(GeneratedText):
         if not isinstance(salt, str):
             raise SettingError(f"salt is {brief(salt)}", remedy="pass a str")
         self.salt = salt
+        self.echo = ""
         self.deadline = None if deadline is None else time.monotonic() + _seconds(deadline)
         self.cached: int | None = None
         self.marks: list[int] = []
@@ -195,7 +197,8 @@ class Sequence(GeneratedText):
 
     def _event(self, new: Tokens[NewToken] = (), error: BaseException | None = None) -> Event:
         ids: list[int] = []
-        text, logprobs, usage = "", [], None
+        logprobs, usage = [], None
+        text, self.echo = self.echo, ""
         for id, piece, logprob in new:
             ids.append(id)
             text += piece

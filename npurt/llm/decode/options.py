@@ -168,7 +168,7 @@ def without_missing(options: Mapping[str, Any]) -> dict[str, Any]:
     """
     for name in MISSING.keys() & options.keys():
         if not asks_for_nothing(options[name], MISSING[name]):
-            who = "an engine" if name in ("n", "echo") else "npurt"  # Llama.generate has these
+            who = "an engine" if name == "n" else "npurt"  # Llama.generate has it
             raise UnsupportedOp(f"{who} does not have {name} yet", remedy=f"leave {name} out")
     return {name: value for name, value in options.items() if name not in MISSING}
 
