@@ -27,8 +27,8 @@ def failing(ids, logits):
 
 OPTIONS = (
     {"temperature": 0}, {"seed": 1}, {"logprobs": 2}, {"stop": "e"}, {"deadline": 0.0},
-    {"max_tokens": 1000}, {"grammar": 'root ::= "yes"'}, {"logits_processor": [failing]},
-    {"salt": "another"}, {"max_tokens": 0},
+    {"max_tokens": 1000, "ignore_eos": True}, {"grammar": 'root ::= "yes"'},
+    {"logits_processor": [failing]}, {"salt": "another"}, {"max_tokens": 0},
 )  # fmt: skip
 
 
