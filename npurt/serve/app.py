@@ -3,11 +3,9 @@
 import re
 from collections.abc import Sequence
 
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from npurt.serve.http.auth import Guard
@@ -103,22 +101,35 @@ def application(
         *(Route(path, Endpoint(offers, made), methods=["GET"]) for path, made in read.items()),
         *(page_routes() if page else ()),
     ]
-    app = Starlette(routes=routes, exception_handlers={HTTPException: _unrouted})
-    app.router.redirect_slashes = False
+    app = _answering(Router(routes, redirect_slashes=False))
     return _plain_paths(Guard(app, keys, hosts, origins, PUBLIC))
 
 
-async def _unrouted(request: Request, error: Exception) -> Response:
-    """Answer a path or a method that is not known, in the shape of its interface."""
-    assert isinstance(error, HTTPException)
-    what = f"{request.method} {request.url.path}"
+def _answering(router: Router) -> ASGIApp:
+    """Return *router* with answers to what it does not know.
+
+    `Starlette` does that, too, in layers through which each part of a stream passes.
+    """
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await router({**scope, "app": app}, receive, send)  # then it raises what is not known
+        except HTTPException as error:
+            await _unrouted(scope, error)(scope, receive, send)
+
+    return app
+
+
+def _unrouted(scope: Scope, error: HTTPException) -> Response:
+    """Return the answer to a path or a method that is not known, in the shape of its interface."""
+    what = f"{scope['method']} {scope['path']}"
     known = HttpError(
         error.status_code,
         f"there is no {what:.200}" if error.status_code == 404 else f"{what:.200} is not possible",
         remedy="GET /openapi.json lists the paths",
         code="not_found" if error.status_code == 404 else "method_not_allowed",
     )
-    body = shaped(known, request.url.path)
+    body = shaped(known, scope["path"])
     return JSONResponse(body, error.status_code, dict(error.headers or {}))
 
 

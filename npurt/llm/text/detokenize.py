@@ -92,8 +92,11 @@ class Stream:
 
     def push(self, token: int) -> str:
         """Return the text that *token* completes, which may be empty.  Errors as `Pieces`."""
-        data = join(self._pieces, (token,), hidden=self._hidden, strip=self._strip)
-        self._strip = self._strip and token in self._hidden
+        if type(token) is not int or self._strip:
+            data = join(self._pieces, (token,), hidden=self._hidden, strip=self._strip)
+            self._strip = self._strip and token in self._hidden
+        else:  # the same in less time
+            data = b"" if token in self._hidden else self._pieces[token]
         return self._decoder.decode(data)
 
     def finish(self) -> str:

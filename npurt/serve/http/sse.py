@@ -11,11 +11,12 @@ HEADERS = {
 EVENTS = "text/event-stream; charset=utf-8"
 LINES = "application/x-ndjson"
 DONE = b"data: [DONE]\n\n"
+ENCODE = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps makes one for each call
 
 
 def compact(value: Any) -> bytes:
     """Return *value* as JSON in ASCII, which can hold lone surrogates as well."""
-    return json.dumps(value, separators=(",", ":")).encode()
+    return ENCODE(value).encode()
 
 
 def data(value: Any) -> bytes:
