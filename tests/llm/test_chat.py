@@ -2,6 +2,7 @@
 
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jinja2.ext
@@ -12,6 +13,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from npurt.errors import LayoutError, ModelFormatError
 from npurt.llm.text.chat import MAX_SOURCE, ChatTemplate
+from tests.limits import HANG_SECONDS
 
 ORACLE = json.loads(
     (Path(__file__).parents[1] / "data/chat/rendered.json").read_text(encoding="utf-8")
@@ -209,6 +211,26 @@ def test_variables_reach_the_template():
 
     assert render(source, enable_thinking=False) == "FalseTrueTrueFalse"
     assert render(source, add_generation_prompt=False, tools=[]) == "TrueFalseFalse"
+
+
+def test_a_rendering_does_not_wait_for_that_of_another_thread(monkeypatch):
+    began, go_on = threading.Event(), threading.Event()
+
+    def wait(format):
+        began.set()
+        return str(go_on.wait(HANG_SECONDS))
+
+    monkeypatch.setattr("npurt.llm.text.chat._strftime_now", wait)
+    source = "{% if messages[0].content == 'wait' %}{{ strftime_now('') }}{% endif %}done"
+    template = ChatTemplate(source, bos="", eos="")
+    with ThreadPoolExecutor() as threads:
+        slow = threads.submit(template.render, [{"role": "user", "content": "wait"}])
+        assert began.wait(HANG_SECONDS)
+        quick = threads.submit(template.render, [{"role": "user", "content": "hello"}])
+        assert quick.result(HANG_SECONDS) == "done"
+        assert not slow.done()
+        go_on.set()
+        assert slow.result(HANG_SECONDS) == "Truedone"
 
 
 def test_templates_may_be_shared_by_threads():

@@ -94,6 +94,21 @@ def test_tokens_of_several_sequences_arrive():
     asyncio.run(run())
 
 
+def test_who_waits_no_more_for_counts_is_forgotten():
+    async def run():
+        async with running() as engine:
+            os.kill(engine.pid, signal.SIGSTOP)
+            assert await engine.stats(0.01) == {}
+            assert not engine._asked
+            waiting = asyncio.create_task(engine.stats(HANG_SECONDS))
+            await asyncio.sleep(0)
+            os.kill(engine.pid, signal.SIGKILL)
+            assert await waiting == {}
+            assert not engine._asked
+
+    asyncio.run(run())
+
+
 async def kill_at_random(engine, seed, most=20):
     chance = random.Random(seed)
     for _ in range(most):

@@ -6,8 +6,10 @@ import pytest
 
 from npurt.serve.engine.protocol import Event, Submit
 from npurt.serve.http.errors import HttpError
+from npurt.serve.model.front import Settings
 from npurt.serve.model.generation import Choice, Texts
-from tests.serve.client import asking, served
+from tests.serve.client import SAY_HI, Client, asking, served
+from tests.serve.fake_engine import by_seed
 
 IDS = served().tokenizer.encode("Hello World, how are you", add_bos=False)
 
@@ -102,3 +104,24 @@ async def test_progress_is_told_when_it_is_made():
     assert told[2][0].text
     await pieces.aclose()
     assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@asking
+async def test_signs_of_life_are_of_a_choice_that_goes_on(path):
+    """Nothing follows the chunk with which a choice ends."""
+    x = served().tokenizer.encode("x", add_bos=False)
+    client = Client(by_seed([x, 30 * x]), settings=Settings(ping=0.01))
+    body = (SAY_HI if "chat" in path else {"prompt": "hi"}) | {"n": 2, "seed": 0, "stream": True}
+    asked = asyncio.create_task(client(path, body))
+    while 1 in client.backend.all or not client.engine.ids:
+        await asyncio.sleep(0)
+    client.engine.go.clear()
+    await asyncio.sleep(0.1)
+    client.engine.go.set()
+    events = [event["choices"][0] for event in (await asked).events[:-1]]
+
+    end = next(i for i, choice in enumerate(events) if choice["finish_reason"])
+    assert events[end]["index"] == 0
+    assert len(events) > end + 32
+    assert {choice["index"] for choice in events[end + 1 :]} == {1}

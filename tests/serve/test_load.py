@@ -8,9 +8,11 @@ import pytest
 
 from npurt.serve.engine.wire import EngineLost
 from npurt.serve.http import limits
+from npurt.serve.http.endpoint import Aside
 from npurt.serve.model import front
 from npurt.serve.model.front import Settings
 from npurt.serve.model.served_model import ServedModel
+from tests.limits import HANG_SECONDS
 from tests.serve.client import SAY_HI, TEMPLATE, Client, asking
 
 CHAT = "/v1/chat/completions"
@@ -280,3 +282,23 @@ async def test_a_large_prompt_does_not_keep_others_waiting(path, body, monkeypat
     went_on.set()
     assert (await task).status == 200
     assert waited == [True]
+
+
+@asking
+async def test_a_small_request_waits_in_a_thread_for_what_a_large_one_holds():
+    """The loop, which sends all streams, never waits."""
+    began, go_on = threading.Event(), threading.Event()
+
+    def hold():
+        began.set()
+        return go_on.wait(HANG_SECONDS)
+
+    main, aside = threading.current_thread(), Aside()
+    assert await aside.do(threading.current_thread, large=False) is main
+    large = asyncio.create_task(aside.do(hold, large=True))
+    while not began.is_set():
+        await asyncio.sleep(0)
+    assert await aside.do(threading.current_thread, large=False) is not main
+    go_on.set()
+    assert await large
+    assert await aside.do(threading.current_thread, large=False) is main

@@ -5,7 +5,6 @@ The template is a program that may come from a stranger; `sandbox` limits it.
 
 import functools
 import json
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
@@ -50,7 +49,6 @@ class ChatTemplate:
             raise _broken(f"it has {len(source)} characters, above {MAX_SOURCE}")
         self.source = source
         self._tokens = {"bos_token": bos or "", "eos_token": eos or ""}
-        self._lock = threading.Lock()  # the environment can meter one rendering at a time
         self._environment = BoundedEnvironment()
         self._environment.globals["raise_exception"] = _refuse
         self._environment.globals["strftime_now"] = _strftime_now
@@ -94,9 +92,8 @@ class ChatTemplate:
         plain, size = _plain(variables | given)
         _check(plain["messages"])
         try:
-            with self._lock:
-                self._environment.meter = Meter(BUDGET + PER_INPUT * size)
-                return self._template.render(self._tokens | plain)
+            self._environment.meter = Meter(BUDGET + PER_INPUT * size)
+            return self._template.render(self._tokens | plain)
         except _Refusal as error:
             raise LayoutError(
                 f"the chat template refuses these messages: {error!s:.300}",

@@ -19,6 +19,7 @@ lists.  There are no includes, imports or inheritance.  Recursion ends at Python
 import json
 import re
 import string
+import threading
 import time
 from collections.abc import Callable, ItemsView, KeysView, ValuesView
 from functools import wraps
@@ -119,7 +120,7 @@ class Meter:
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
     """The jinja2 environment of chat templates, with a `Meter` on everything.
 
-    It renders one template at a time, because `meter` belongs to the environment.
+    Each thread may render a template with it, and has a `meter` of its own.
     Source: transformers' chat_template_utils.py has these settings; llama.cpp's models/templates
     use them.
     """
@@ -135,7 +136,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             extensions=[jinja2.ext.loopcontrols, _Generation],
             cache_size=0,
         )
-        self.meter = Meter(0)
+        self._of_thread = threading.local()
         self.filters = {}
         self.globals = {
             "range": safe_range,
@@ -162,6 +163,16 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         }
         tests: dict[str, Any] = TESTS
         self.tests = {name: self._metered(test, reads=True) for name, test in tests.items()}
+
+    @property
+    def meter(self) -> Meter:
+        """The meter of the rendering in this thread."""
+        meter: Meter = self._of_thread.meter
+        return meter
+
+    @meter.setter
+    def meter(self, meter: Meter) -> None:
+        self._of_thread.meter = meter
 
     def build(self, source: str) -> Template:
         """Compile *source* with metering."""

@@ -5,7 +5,6 @@ submitted with the tokens that it has.
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 import socket
@@ -128,7 +127,7 @@ class Engine:
         self._steps = 0  # of the process that runs now
         self._writer: asyncio.StreamWriter | None = None  # set while the engine takes messages
         self._process: subprocess.Popen[bytes] | None = None
-        self._asked: list[asyncio.Future[dict[str, float]]] = []
+        self._asked: set[asyncio.Future[dict[str, float]]] = set()
         self._keeper: asyncio.Task[None] | None = None
 
     # --- Life -----------------------------------------------------------------------------------
@@ -337,11 +336,14 @@ class Engine:
         if self._writer is None:
             return {}
         future: asyncio.Future[dict[str, float]] = asyncio.get_running_loop().create_future()
-        self._asked.append(future)
-        self._send(AskStats())
-        with contextlib.suppress(TimeoutError):
-            return await asyncio.wait_for(asyncio.shield(future), seconds)
-        return {}
+        self._asked.add(future)
+        try:
+            self._send(AskStats())
+            return await asyncio.wait_for(future, seconds)
+        except TimeoutError:
+            return {}
+        finally:
+            self._asked.discard(future)
 
     def _answer(self, values: dict[str, float]) -> None:
         for future in self._asked:

@@ -21,9 +21,33 @@ F = TypeVar("F")
 QUERY_FIELDS = 16
 Answer = dict[str, Any] | bytes | sse.Stream
 
-ASIDE = ThreadPoolExecutor(2, "npurt aside")  # as many large requests are read at a time
-
 log = logging.getLogger("npurt.serve")
+
+
+class Aside:
+    """Threads that do the work of large requests, and meanwhile that of small ones.
+
+    A small one may have to wait for what a large one holds, such as the tokenizer.
+    """
+
+    def __init__(self) -> None:
+        self._large = ThreadPoolExecutor(2, "npurt aside")  # as many are read at a time
+        self._small = ThreadPoolExecutor(1, "npurt aside small")
+        self._under_way = 0
+
+    async def do(self, work: Callable[[], T], *, large: bool) -> T:
+        """Return the result of *work*; without a thread if that takes and waits for nothing."""
+        if not large and not self._under_way:
+            return work()
+        self._under_way += large
+        try:
+            threads = self._large if large else self._small
+            return await asyncio.get_running_loop().run_in_executor(threads, work)
+        finally:
+            self._under_way -= large
+
+
+ASIDE = Aside()
 
 
 class Request:
@@ -48,9 +72,7 @@ class Request:
 
         A thread does it then, so that the answers to others go on.
         """
-        if not self._large:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(ASIDE, work)
+        return await ASIDE.do(work, large=self._large)
 
 
 Handler = Callable[[F, Request], Awaitable[Answer]]  # of what F answers from

@@ -138,7 +138,7 @@ async def _parts(front: Front, talk: Conversation, chosen: Fields) -> AsyncGener
     async for news in talk.news():
         if news is None:
             # Comments do not reset the timeouts of clients.
-            yield chunk(0, {}, **talk.texts.progress_now())
+            yield chunk(talk.texts.first_open, {}, **talk.texts.progress_now())
             continue
         match news.part:
             case Said(text):

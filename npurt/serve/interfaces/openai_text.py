@@ -154,7 +154,7 @@ async def _parts(
             yield echoed(number)
     async for piece in texts.pieces(front.settings.ping):  # silence counts as a text, too
         if piece is None:
-            yield chunk(0, "", **texts.progress_now())
+            yield chunk(texts.first_open, "", **texts.progress_now())
             continue
         number = piece.choice
         if piece.prompt:

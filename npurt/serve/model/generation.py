@@ -166,6 +166,11 @@ class Texts:
             self._open[i] = engine.submit(submit, functools.partial(self._put, i))
 
     @property
+    def first_open(self) -> int:
+        """The number of the first choice that goes on, which keep-alive events name."""
+        return next(iter(self._open), 0)
+
+    @property
     def completion_tokens(self) -> int:
         """Tokens of all texts."""
         return sum(choice.count for choice in self.choices)

@@ -58,8 +58,12 @@ class ServedModel(ModelFile):
 
     def markup(self, texts: Sequence[str]) -> frozenset[int]:
         """Return the ids of those of *texts* that are tokens of markup."""
-        spelt = [self.tokenizer.encode(text, add_bos=False) for text in texts]
-        return frozenset(ids[0] for ids in spelt if len(ids) == 1) & self.tokenizer.control
+        return frozenset(self._control[text] for text in texts if text in self._control)
+
+    @functools.cached_property
+    def _control(self) -> dict[str, int]:
+        """Ids of markup by text."""
+        return {self.tokenizer.decode([token]): token for token in self.tokenizer.control}
 
     # --- Chat -----------------------------------------------------------------------------------
 
