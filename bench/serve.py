@@ -261,14 +261,19 @@ async def connections(server: Server, count: int) -> dict[str, float]:
             idle.append(await stack.enter_async_context(Connection(server.port)))
             (await idle[-1].ask("GET", "/health")).json()
         memory, most = server.pss() - before, server.descriptors()
-    for _ in range(100):
-        if server.descriptors() <= opened:
-            break
-        await asyncio.sleep(0.1)
+    await closed(server, opened)
     return {
         f"PSS of {count} idle connections, MB": memory / 1e6,
         "descriptors before": opened, "with them": most, "after": server.descriptors(),
     }  # fmt: skip
+
+
+async def closed(server: Server, opened: int) -> None:
+    """Give the server ten seconds to have no more than *opened* descriptors."""
+    for _ in range(100):
+        if server.descriptors() <= opened:
+            break
+        await asyncio.sleep(0.1)
 
 
 async def requests(server: Server, count: int) -> dict[str, float]:
@@ -287,6 +292,7 @@ async def requests(server: Server, count: int) -> dict[str, float]:
 
     await asyncio.gather(*[some() for _ in range(SLOTS)])
     end = server.pss()
+    await closed(server, opened)
     return {
         f"PSS after {tenth} requests, MB": at_tenth[0] / 1e6,
         f"PSS after {count}, MB": end / 1e6,

@@ -57,7 +57,7 @@ class Timer:
 
 
 class Parts(h11.Connection):
-    """HTTP of a connection that writes the parts of a stream itself, for which h11 takes 10 us."""
+    """HTTP of a connection that writes the parts of a stream itself, in less time than h11."""
 
     _chunked = False
 
