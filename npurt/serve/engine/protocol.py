@@ -112,7 +112,7 @@ class Failed:
     remedy: str
 
 
-@dataclass(slots=True)  # one that is frozen takes four times as long to make
+@dataclass(slots=True)  # one that is frozen takes ten times as long to make
 class Event:
     """What a step did for one sequence.
 

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 from urllib.parse import parse_qsl
 
@@ -33,18 +33,17 @@ class Aside:
     def __init__(self) -> None:
         self._large = ThreadPoolExecutor(2, "npurt aside")  # as many are read at a time
         self._small = ThreadPoolExecutor(1, "npurt aside small")
-        self._under_way = 0
+        self._under_way: list[Future[Any]] = []  # large ones; whoever asked may be gone
 
     async def do(self, work: Callable[[], T], *, large: bool) -> T:
         """Return the result of *work*; without a thread if that takes and waits for nothing."""
+        self._under_way = [each for each in self._under_way if not each.done()]
         if not large and not self._under_way:
             return work()
-        self._under_way += large
-        try:
-            threads = self._large if large else self._small
-            return await asyncio.get_running_loop().run_in_executor(threads, work)
-        finally:
-            self._under_way -= large
+        future = (self._large if large else self._small).submit(work)
+        if large:
+            self._under_way.append(future)
+        return await asyncio.wrap_future(future)
 
 
 ASIDE = Aside()

@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -159,7 +158,7 @@ class Texts:
         self._prompts: dict[tuple[int, ...], list[Choice]] = {}  # choices by prompt
         self._engine = engine
         self._done = done
-        self._news = _News()
+        self._news: asyncio.Queue[tuple[int, Event] | HttpError | None] = asyncio.Queue()
         self._open: dict[int, int] = {}  # id of the engine by choice
         for i, submit in enumerate(submits):
             self._prompts.setdefault(tuple(submit.tokens), []).append(self.choices[i])
@@ -195,7 +194,7 @@ class Texts:
         silence = _Silence(every, self._news)
         try:
             while self._open:
-                news = await self._news.next()
+                news = await self._news.get()
                 if news is None:
                     yield None
                     continue
@@ -257,7 +256,7 @@ class Texts:
         """End all texts with *error*, which the reader learns when it comes for more."""
         for sequence in self._open.values():
             self._engine.cancel(sequence)
-        self._news.add(error)
+        self._news.put_nowait(error)
 
     def give_up(self, error: HttpError) -> None:
         """End all texts as `fail` does; a client that reads nothing keeps no place."""
@@ -269,7 +268,7 @@ class Texts:
         done(self)
 
     def _put(self, number: int, event: Event) -> None:
-        self._news.add((number, event))
+        self._news.put_nowait((number, event))
 
     def _taken(self, number: int, event: Event) -> Piece | None:
         """Return what *event* adds; None: nothing that a client would see."""
@@ -287,33 +286,12 @@ class Texts:
         return piece if piece.text or piece.likely or piece.finish or piece.prompt else None
 
 
-class _News:
-    """What has happened, for one reader: less than an `asyncio.Queue`, and twice as fast."""
-
-    def __init__(self) -> None:
-        self._all: deque[tuple[int, Event] | HttpError | None] = deque()
-        self._waiter: asyncio.Future[None] | None = None
-
-    def add(self, news: tuple[int, Event] | HttpError | None) -> None:
-        """Tell the reader."""
-        self._all.append(news)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def next(self) -> tuple[int, Event] | HttpError | None:
-        """Wait for something new, and return it."""
-        while not self._all:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        return self._all.popleft()
-
-
 class _Silence:
-    """Adds None to the news when nothing was heard for *every* seconds, again and again."""
+    """Puts None into a queue when nothing was heard for *every* seconds, again and again."""
 
-    def __init__(self, every: float | None, news: _News) -> None:
+    def __init__(self, every: float | None, queue: asyncio.Queue[Any]) -> None:
         self._every = every
-        self._news = news
+        self._queue = queue
         self._loop = asyncio.get_running_loop()
         self._since = self._loop.time()
         self._timer = self._loop.call_later(every, self._look) if every else None
@@ -331,6 +309,6 @@ class _Silence:
         assert self._every is not None
         now = self._loop.time()
         if now >= self._since + self._every:
-            self._news.add(None)
+            self._queue.put_nowait(None)
             self._since = now
         self._timer = self._loop.call_at(self._since + self._every, self._look)
