@@ -331,10 +331,8 @@ class Scheduler:
     def _free(self, without: Iterable[Entry] = ()) -> float:
         """Return the number of free pages that the step does not need yet.
 
-        It is infinite where each text has memory of its own.
-
-        Args:
-            without: Pages that only these kept prefixes have count as free.
+        Pages that only the kept prefixes *without* have count as free.  The number is infinite
+        where each text has memory of its own.
         """
         room = self._model.executor.room([each.context.state.sequence for each in without])
         return room.free - sum(self._claimed.values()) if room else math.inf
@@ -404,9 +402,8 @@ class Scheduler:
 
         Returns:
             Its own pages, one more, and those of prompts that are being read; how many of them some
-            other text has already; the entry of that text, if it is kept.  Each time that the text
-            lost its pages doubles the one page more: otherwise it could be evaluated again for each
-            older text that ends.
+            other text has already; the entry of that text, if it is kept.  Each loss of its pages
+            doubles the one more, or else it could be evaluated again for each text that ends.
         """
         promised = sum(self._growth(each, each.pending) for each in self._running)
         _, entry, shared, _ = self._beginning(text)
