@@ -9,7 +9,7 @@ import argparse
 import sys
 
 import npurt
-from npurt.cli import options, sampling
+from npurt.cli.arguments import options, sampling
 
 
 def main() -> int:

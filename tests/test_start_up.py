@@ -20,7 +20,8 @@ STARTS = {
     IMPORT: ({"npurt", "npurt.errors", "npurt.hooks", "npurt.version"}, 10),
     VERSION: (
         {"npurt", "npurt.errors", "npurt.hooks", "npurt.version"}
-        | {"npurt.cli", "npurt.cli.parser", "npurt.cli.signals", "npurt.settings"},
+        | {"npurt.cli", "npurt.cli.arguments", "npurt.cli.arguments.parser", "npurt.cli.signals"}
+        | {"npurt.settings"},
         42,
     ),
 }
@@ -53,14 +54,14 @@ def test_the_verbs_load_no_other_package():
     new = loaded(HELP) - loaded("pass")
 
     assert {name.partition(".")[0] for name in new} <= sys.stdlib_module_names | {"npurt"}
-    assert {"npurt.cli.run", "npurt.cli.regcmd_run"} <= new
+    assert {"npurt.cli.verbs.run", "npurt.cli.verbs.regcmd_run"} <= new
 
 
 def test_a_verb_loads_no_other_verb():
     new = loaded("import npurt.cli; npurt.cli.main(['run', '-m', '/nothing', '-p', 'x'])")
 
-    assert "npurt.cli.run" in new
-    assert not {"npurt.cli.devices", "npurt.cli.serve"} & new
+    assert "npurt.cli.verbs.run" in new
+    assert not {"npurt.cli.verbs.devices", "npurt.cli.verbs.serve"} & new
 
 
 def test_a_server_of_one_model_loads_no_engine():

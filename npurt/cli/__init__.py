@@ -13,7 +13,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from npurt.cli.parser import Parser
+from npurt.cli.arguments.parser import Parser
 from npurt.cli.signals import Unwinding
 from npurt.errors import NpurtError, SettingError, UnknownDevice
 from npurt.settings import DEBUG, read
@@ -51,7 +51,7 @@ def parser(only: Sequence[str] = VERBS) -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=VERSION)
     verbs = top.add_subparsers(required=True, metavar="VERB")
     for verb in only:
-        importlib.import_module(f"npurt.cli.{verb}").add(verbs)
+        importlib.import_module(f"npurt.cli.verbs.{verb}").add(verbs)
     return top
 
 

@@ -1,6 +1,6 @@
 """Signals that ask the program to end: it unwinds, so that files half written go.
 
-The status is 128 and the number of the signal, as shells have it.
+The status is 128 and the number of the signal, as shells have it.  It may import nothing of npurt.
 """
 
 import signal

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from npurt.cli import main
-from npurt.cli.remote import Remote, RemoteError, read_key
+from npurt.cli.verbs.remote import Remote, RemoteError, read_key
 from npurt.errors import ContextFull, SettingError
 from tests.limits import HANG_SECONDS, interrupt
 from tests.serve.client import served

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from npurt.cli import bench
+from npurt.cli.verbs import bench
 from tests.cli.conftest import assert_failed, environment
 from tests.limits import HANG_SECONDS
 from tests.llm import tiny

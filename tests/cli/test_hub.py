@@ -72,7 +72,7 @@ def test_an_error_of_the_system_is_not_one_of_the_output(npurt, monkeypatch):
     def fail(*args, **kwargs):
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr("npurt.cli.devices.run", fail)
+    monkeypatch.setattr("npurt.cli.verbs.devices.run", fail)
 
     result = npurt("devices")
 

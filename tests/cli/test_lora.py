@@ -2,7 +2,7 @@
 
 import pytest
 
-from npurt.cli.options import scaled
+from npurt.cli.arguments.options import scaled
 from tests.llm import tiny
 from tests.llm.test_adapters import merged, pairs_of, write
 

@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from npurt.cli import parser, sampling
+from npurt.cli import parser
+from npurt.cli.arguments import sampling
 from npurt.errors import GrammarError, NpurtError
 from npurt.llm.decode.samplers.settings import Sampling
 from tests.cli.conftest import assert_failed, assert_usage

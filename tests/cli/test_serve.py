@@ -11,7 +11,8 @@ import urllib.request
 
 import pytest
 
-from npurt.cli import main, parser, serve
+from npurt.cli import main, parser
+from npurt.cli.verbs import serve
 from tests.cli.conftest import spawn
 from tests.limits import HANG_SECONDS, eventually
 from tests.llm import tiny

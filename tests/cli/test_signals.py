@@ -37,8 +37,8 @@ def usual(number):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("module", ["npurt.cli", "npurt.cli.run", "npurt.llm.decode.model", "numpy",
-                                    "datetime"])  # fmt: skip
+@pytest.mark.parametrize("module", ["npurt.cli", "npurt.cli.verbs.run", "npurt.llm.decode.model",
+                                    "numpy", "datetime"])  # fmt: skip
 def test_a_signal_at_the_start_ends_the_program_quietly(module, number):
     """numpy imports datetime from C, and makes an ImportError of what that raises."""
     program = ("-c", AT_IMPORT.format(module=module, number=int(number), before=usual(number)))

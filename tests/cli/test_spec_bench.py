@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from npurt.cli import spec_table
+from npurt.cli.output import spec_table
 from npurt.errors import NpurtError
 from tests.cli.conftest import assert_failed, assert_usage
 from tests.llm import tiny

@@ -5,7 +5,7 @@ import platform
 
 import pytest
 
-from npurt.cli import doctor as verb
+from npurt.cli.verbs import doctor as verb
 from npurt.doctor import bundle
 from npurt.doctor.system import Recorder
 from npurt.runtime.api import doctor

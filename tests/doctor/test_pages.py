@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from npurt.cli import doctor as verb
+from npurt.cli.verbs import doctor as verb
 from npurt.doctor import board, bundle
 from npurt.doctor.system import Recorder, Replay
 from npurt.runtime.api import doctor

@@ -4,7 +4,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from npurt.cli import bench
+from npurt.cli.verbs import bench
 from tests.fuzz import jsons
 
 RUNS = 1500

@@ -5,7 +5,7 @@ import json
 import sys
 from typing import Any
 
-from npurt.cli import options
+from npurt.cli.arguments import options
 from npurt.errors import LayoutError
 
 POOLING = ("none", "mean", "cls", "last", "rank")

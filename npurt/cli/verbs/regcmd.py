@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from npurt.cli import regcmd_run
+from npurt.cli.verbs import regcmd_run
 
 
 def add(verbs: Any) -> None:

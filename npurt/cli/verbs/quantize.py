@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from npurt.cli import options
+from npurt.cli.arguments import options
 
 TYPES = (
     "f32, f16, bf16, q8_0, q6_k, q5_k, q5_1, q5_0, q4_k, q4_1, q4_0, iq4_nl or mxfp4; or of mixed "

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from npurt.cli import options
-from npurt.cli.sampling import add_sampling, check_sampling, sampling
+from npurt.cli.arguments import options
+from npurt.cli.arguments.sampling import add_sampling, check_sampling, sampling
 from npurt.errors import ContextFull, NpurtError, SettingError
 
 SECONDS = 300.0  # of silence: a server that reads a long prompt may say nothing until it has

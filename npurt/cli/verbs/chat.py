@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from npurt.cli import options, remote
-from npurt.cli.parser import Parser, like
-from npurt.cli.sampling import add_sampling, check_sampling, sampling
+from npurt.cli.arguments import options
+from npurt.cli.arguments.parser import Parser, like
+from npurt.cli.arguments.sampling import add_sampling, check_sampling, sampling
+from npurt.cli.verbs import remote
 from npurt.errors import ContextFull, NpurtError, SettingError
 from npurt.files import parsed, replacing
 

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npurt.cli import options
-from npurt.cli.sampling import add_sampling, sampling
+from npurt.cli.arguments import options
+from npurt.cli.arguments.sampling import add_sampling, sampling
 from npurt.errors import SettingError
 
 if TYPE_CHECKING:

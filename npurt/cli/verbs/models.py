@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npurt.cli.options import GOES_ON
+from npurt.cli.arguments.options import GOES_ON
 from npurt.errors import NpurtError, SettingError
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from npurt.cli.tables import DRAFTED, drafted, markdown
+from npurt.cli.output.tables import DRAFTED, drafted, markdown
 
 COLUMNS = ("PP", "TG", "B", "S_PP t/s", "S_TG t/s", "S t/s", "S_TG x", "spread")
 

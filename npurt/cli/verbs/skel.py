@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npurt.cli import options
+from npurt.cli.arguments import options
 from npurt.errors import SettingError
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from npurt.cli import options
-from npurt.cli.tables import markdown
+from npurt.cli.arguments import options
+from npurt.cli.output.tables import markdown
 
 PROMPTS = (512,)
 DRAFT_LENGTHS = (1, 2, 3, 4, 6, 8)
@@ -129,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
 
 def run_parallel(args: argparse.Namespace) -> int:
     """Measure one model with several texts at once."""
-    from npurt.cli import parallel_table
+    from npurt.cli.output import parallel_table
     from npurt.llm.measure.parallel import bench_parallel
 
     prompts = PROMPTS if args.n_prompt is None else args.n_prompt
@@ -168,7 +168,7 @@ def run_parallel(args: argparse.Namespace) -> int:
 
 def run_spec(args: argparse.Namespace) -> int:
     """Measure one model with one draft, prompt by prompt."""
-    from npurt.cli import spec_table
+    from npurt.cli.output import spec_table
     from npurt.llm.measure.speculation import bench_spec
 
     if not (args.spec and args.draft) or len(args.model) != 1 or len(args.n_gen) != 1:
@@ -249,7 +249,7 @@ def rows_of(path: str) -> dict[tuple[str, str], float]:
     Raises:
         NpurtError: It cannot be read, or does not hold such rows.
     """
-    from npurt.cli.options import text_of
+    from npurt.cli.arguments.options import text_of
     from npurt.errors import NpurtError
     from npurt.files import parsed
 

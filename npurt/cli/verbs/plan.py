@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npurt.cli import options
+from npurt.cli.arguments import options
 
 if TYPE_CHECKING:
     from npurt.graph.graph import Graph

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npurt.cli import options
+from npurt.cli.arguments import options
 from npurt.errors import LayoutError, NpurtError, SettingError
 from npurt.files import replacing
 

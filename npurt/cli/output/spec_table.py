@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from npurt.cli.tables import DRAFTED, drafted, markdown
+from npurt.cli.output.tables import DRAFTED, drafted, markdown
 from npurt.errors import NpurtError
 from npurt.files import replacing
 

@@ -5,8 +5,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from npurt.cli import options
-from npurt.cli.quantize import TYPES, print_written
+from npurt.cli.arguments import options
+from npurt.cli.verbs.quantize import TYPES, print_written
 from npurt.errors import SettingError
 
 

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from npurt.cli import options
-from npurt.cli.sampling import add_sampling, sampling
+from npurt.cli.arguments import options
+from npurt.cli.arguments.sampling import add_sampling, sampling
 from npurt.errors import LayoutError, SettingError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from npurt.cli.options import number, text_of, words
+from npurt.cli.arguments.options import number, text_of, words
 
 BIAS = re.compile(r"(\d+)([+-](?:inf|[0-9.]+(?:e[+-]?\d+)?))", re.IGNORECASE)
 NOTHING = ("", '""')  # what takes a grammar back in /set

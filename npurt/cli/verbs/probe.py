@@ -5,7 +5,7 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
-from npurt.cli.options import OldName
+from npurt.cli.arguments.options import OldName
 
 if TYPE_CHECKING:
     from npurt.rknpu.doctor.probe import Outcome

@@ -1,0 +1,4 @@
+"""Tables that verbs print.
+
+May import the layers below.  Begin with `tables`.
+"""
