@@ -44,6 +44,16 @@ INLINE f32x16 load_cache(const void *cache, int64_t at, int bytes)
                       : load_f16((const _Float16 *) cache + at);
 }
 
+/* One number in all lanes, in a register: as an operand in memory it would be loaded for each use. */
+INLINE f32x16 broadcast(float x)
+{
+    f32x16 v = x;
+#ifdef __AVX512F__
+    __asm__("" : "+v"(v));
+#endif
+    return v;
+}
+
 /* Where the keys, and the values, of the page with position `first` begin. */
 INLINE int64_t page_start(const npurt_tile_state *s, int64_t first)
 {
@@ -68,9 +78,12 @@ INLINE void panel_scores(npurt_tile_state *s, int rows, int bytes, int64_t start
             k[j] = load_cache(s->op->k_cache, start + (first + 16 * j) * width + d * 16, bytes);
         }
 #pragma clang loop unroll(full)
-        for (int i = 0; i < rows * panels; i++) {
-            const int r = i / panels, j = i % panels;
-            dot[r][j] = fma16(k[j], (f32x16) (s->q[r][d]), dot[r][j]);
+        for (int r = 0; r < rows; r++) {
+            const f32x16 q = broadcast(s->q[r][d]);
+#pragma clang loop unroll(full)
+            for (int j = 0; j < panels; j++) {
+                dot[r][j] = fma16(k[j], q, dot[r][j]);
+            }
         }
     }
 #pragma clang loop unroll(full)
@@ -161,8 +174,9 @@ INLINE void weigh(npurt_tile_state *s, int rows, int bytes, int64_t start, int c
             const f32x16 vb = load_cache(s->op->v_cache, start + j * width + d + second, bytes);
 #pragma clang loop unroll(full)
             for (int r = 0; r < rows; r++) {
-                a[r] = fma16(va, (f32x16) (s->p[r][j]), a[r]);
-                b[r] = fma16(vb, (f32x16) (s->p[r][j]), b[r]);
+                const f32x16 p = broadcast(s->p[r][j]);
+                a[r] = fma16(va, p, a[r]);
+                b[r] = fma16(vb, p, b[r]);
             }
         }
 #pragma clang loop unroll(full)
@@ -244,6 +258,17 @@ static void end(const npurt_tile_state *s)
     }
 }
 
+/* Fetches part i of `parts` equal ones of a page into the level 2 cache. */
+static void fetch(const npurt_tile_state *s, int64_t first, int i, int parts)
+{
+    const int64_t bytes = (int64_t) SPAN * s->op->width * s->op->cache_bytes;
+    const int64_t start = page_start(s, first) * s->op->cache_bytes;
+    for (int64_t at = bytes * i / parts; at < bytes * (i + 1) / parts; at += 64) {
+        __builtin_prefetch((const char *) s->op->k_cache + start + at, 0, 2);
+        __builtin_prefetch((const char *) s->op->v_cache + start + at, 0, 2);
+    }
+}
+
 /* Later rows have later positions: the first row of a tile sees the first position that the tile
  * sees, and the last row the last one. */
 static void tiles(npurt_tile_state *s, int count)
@@ -251,6 +276,9 @@ static void tiles(npurt_tile_state *s, int count)
     const int64_t visible = s[count - 1].seen[s[count - 1].rows - 1];
     for (int64_t at = s->from[0] / SPAN * SPAN; at < visible; at += SPAN) {
         for (int i = 0; i < count; i++) {
+            if (count > 1 && at + SPAN < visible) {
+                fetch(s, at + SPAN, i, count);
+            }
             const int64_t left = s[i].seen[s[i].rows - 1] - at;
             if (left > 0 && at + SPAN > s[i].from[0]) {
                 one_span(&s[i], s[i].rows, at, left < SPAN ? (int) left : SPAN);
