@@ -279,20 +279,32 @@ class _Cursor:
         A vocabulary has up to 300,000: this loop takes most of the time to open a file.
         """
         data, at, unpack = self.data, self.at, _U64.unpack_from
-        end, first = len(data), at + 8  # of the first text
-        ends = array("Q", [0]) * (count + 1)
-        for i in range(count):
-            if at + 8 > end:
-                raise self.cut(at + 8, f"string {i} of {count}")
-            at += 8 + unpack(data, at)[0]
-            if at > end:
-                raise self.cut(at, f"string {i} of {count}")
-            ends[i + 1] = at - first - 8 * i
+        ends = array("Q", [0])
+        for i in range(0, count, CHUNK):
+            n, begin = min(CHUNK, count - i), at
+            try:
+                found = [at := at + 8 + unpack(data, at)[0] for _ in range(n)]
+            except (struct.error, OverflowError):
+                raise self._cut_string(begin, i, count) from None
+            if at > len(data):
+                raise self._cut_string(begin, i, count)
+            lengths = np.arange(i + 1, i + n + 1, dtype=np.uint64) * 8
+            ends.frombytes((np.array(found, np.uint64) - self.at - lengths).tobytes())
         texts = bytearray()
         for i in range(0, count, CHUNK):
             texts += self._texts(np.frombuffer(ends, np.uint64)[i : i + CHUNK + 1], i).data
         self.at = at
         return StringArray(texts, ends)
+
+    def _cut_string(self, at: int, first: int, count: int) -> Exception:
+        """Return the error for the string that is cut off: number *first*, at *at*, or a later."""
+        for i in range(first, count):
+            what, needed = f"string {i} of {count}", at + 8
+            if needed <= len(self.data):
+                at = needed = needed + _U64.unpack_from(self.data, at)[0]
+            if needed > len(self.data):
+                break
+        return self.cut(needed, what)
 
     def _texts(self, ends: npt.NDArray[np.uint64], first: int) -> npt.NDArray[np.uint8]:
         """Return the texts of strings from number *first* on, without the lengths before them.
