@@ -1,5 +1,6 @@
 """`npurt.matmul` verifies what devices compute: a wrong product is mended, and said to be."""
 
+import contextlib
 import threading
 
 import numpy as np
@@ -10,6 +11,7 @@ from npurt.cpu.device import CpuDevice
 from npurt.errors import SettingError, VerificationFailed
 from npurt.quant.tensor import QTensor
 from npurt.runtime.api.products import Products
+from npurt.runtime.open.devices import open_device
 from tests.runtime.fake import FakeDevice
 
 K, N = 64, 40
@@ -278,8 +280,25 @@ def test_threads_that_share_a_weight_get_right_products(use):
         np.testing.assert_array_equal(y, wanted)
 
 
-def test_a_report_has_the_products_of_every_device_under_whatever_name(monkeypatch):
-    monkeypatch.setattr("npurt.runtime.api.packed_weight._used", {})
+@pytest.fixture
+def unused(monkeypatch):
+    """Open devices afresh, as in a process that has multiplied nothing."""
+    opened = {}
+    with contextlib.ExitStack() as stack:
+
+        def fresh(name):
+            if name not in opened:
+                opened[name] = Products(open_device(name))
+                stack.callback(opened[name].close)
+            return opened[name]
+
+        monkeypatch.setattr("npurt.runtime.api.packed_weight._shared", fresh)
+        monkeypatch.setattr("npurt.runtime.api.packed_weight._used", {})
+        yield
+
+
+@pytest.mark.usefixtures("unused")
+def test_a_report_has_the_products_of_every_device_under_whatever_name():
     assert "nothing ran" in npurt.report().line()
     x, b = numbers(0, 3, K), numbers(1, K, N)
     for name in ("auto", "cpu", "rknpu:sim"):

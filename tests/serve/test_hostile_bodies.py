@@ -234,3 +234,15 @@ def test_the_server_answers_as_it_describes(server, description, unharmed, path,
         )
 
     asked()
+
+
+STREAMED = [path for path in PATHS if "stream" in BODIES[path]["properties"]]
+
+
+@pytest.mark.parametrize("path", sorted({*STREAMED} - {"/infill"}))  # the model fills no gaps
+def test_a_stream_is_as_described(server, description, path):
+    operation = schemathesis.openapi.from_dict(description)[path]["POST"]
+    body = json.loads(b"{" + SHORT + b"," + GOOD + b"}") | {"model": "any", "stream": True}
+    case = operation.Case(body=body, media_type="application/json")
+    answer = case.call_and_validate(base_url=server.url, timeout=HANG_SECONDS)
+    assert answer.status_code == 200
