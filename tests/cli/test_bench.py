@@ -232,7 +232,7 @@ def test_right_drafts_of_several_texts_are_counted(npurt, monkeypatch):
         ("--parallel", "2", "--spec", "-md", "lookup"),
         ("--parallel", "2", "-md", "lookup", "--plot", "a.png"),
         ("--parallel", "2", "-md", "lookup", "--draft-n", "2,3"),
-        ("--parallel", "2", "-md", "lookup", "--draft-n", "0"),
+        ("--parallel", "2", "-md", "lookup", "--draft-n", "0"), ("--parallel", "1,0"),
         ("--parallel", "2", "--draft-n", "2"), ("--parallel", "2", "-devd", "cpu"),
     ],
     ids=str,

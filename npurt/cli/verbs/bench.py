@@ -29,7 +29,7 @@ def add(verbs: Any) -> None:
                         help="tokens in the cache before")  # fmt: skip
     parser.add_argument("-r", "--repetitions", type=int, default=5, metavar="N",
                         help="runs of each test")  # fmt: skip
-    parser.add_argument("--parallel", type=_counts, metavar="N[,N]",
+    parser.add_argument("--parallel", type=_positive, metavar="N[,N]",
                         help="measure so many texts at once, such as 1,2,4,8")  # fmt: skip
     parser.add_argument("--shared-prefix", type=int, metavar="N",
                         help="with --parallel: first tokens that all prompts share")  # fmt: skip
@@ -49,7 +49,7 @@ def _add_spec(group: Any) -> None:
     options.add_draft(group)
     group.add_argument("-devd", "--device-draft", metavar="NAME",
                        help="device of a draft model (default: cpu)")  # fmt: skip
-    group.add_argument("--draft-n", type=_counts, metavar="N[,N]",
+    group.add_argument("--draft-n", type=_positive, metavar="N[,N]",
                        help="tokens to draft at once (default: 1,2,3,4,6,8; with --parallel: up "
                        "to 8)")  # fmt: skip
     group.add_argument("--plot", metavar="FILE", help="draw speedups, as PNG, SVG or PDF")
@@ -76,6 +76,13 @@ def _counts(text: str) -> list[int]:
     if not all(part.isdecimal() for part in parts):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of counts such as 128,512")
     return [int(part) for part in parts if int(part)]
+
+
+def _positive(text: str) -> list[int]:
+    """Read ``1,4,8``."""
+    if len(counts := _counts(text)) <= text.count(","):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of counts of at least 1")
+    return counts
 
 
 def _format(text: str) -> str:
