@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import npurt
 from npurt.errors import ModelFormatError
-from npurt.llm.spec.assistant import MAY_DIFFER, Assistant
+from npurt.llm.spec.assistant import MAY_DIFFER, Assistant, shared
 from npurt.llm.spec.controller import Controller
 from npurt.llm.spec.drafter import likeliest
 from npurt.llm.spec.truncated_head import TruncatedHead
@@ -110,3 +112,10 @@ def test_what_a_broken_draft_says_is_not_likely(logits):
 
 def test_logits_far_apart_are_no_fault():
     assert likeliest(np.array([-3e38, 3e38], np.float32)) == (1, 1)
+
+
+@given(st.lists(st.integers(0, 1)), st.lists(st.integers(0, 1)), st.lists(st.integers(0, 1)))
+def test_shared_is_the_length_of_the_common_prefix(beginning, a, b):
+    a, b = (*beginning, *a), (*beginning, *b)
+    equal = [n for n in range(min(len(a), len(b)) + 1) if a[:n] == b[:n]]
+    assert shared(a, list(b)) == max(equal)

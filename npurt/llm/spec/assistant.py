@@ -81,15 +81,16 @@ def output_head(model: Model) -> TruncatedHead:
 
 
 def shared(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return the length of the common prefix of two texts."""
-    count = min(len(a), len(b))
-    if list(a[:count]) == list(b[:count]):  # the usual case, and fast
-        return count
-    count = 0
-    for x, y in zip(a, b, strict=False):
-        if x != y:
-            break
-        count += 1
+    """Return the length of the common prefix of two texts; comparing slices is fast."""
+    a, b = list(a), list(b)
+    count, most = 0, min(len(a), len(b))
+    half = most
+    while count < most:
+        if a[count : count + half] == b[count : count + half]:
+            count += half
+        else:
+            most = count + half - 1
+        half = (most - count + 1) // 2
     return count
 
 
