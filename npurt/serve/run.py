@@ -50,7 +50,7 @@ class Timer:
             self._handle = asyncio.get_running_loop().call_later(seconds, self._call)
 
     def stop(self) -> None:
-        """Stop to wait."""
+        """Stop waiting."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
@@ -99,12 +99,12 @@ class Protocol(H11Protocol):
         self._stalled.start(limits.SEND_SECONDS)
 
     def resume_writing(self) -> None:
-        """Stop to wait: it did."""
+        """Stop waiting: it did."""
         self._stalled.stop()
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop to wait."""
+        """Stop waiting."""
         self._late.stop()
         self._stalled.stop()
         super().connection_lost(exc)
