@@ -57,14 +57,23 @@ class Timer:
 
 
 class Parts(h11.Connection):
-    """HTTP of a connection that writes the parts of a stream itself, in less time than h11."""
+    """HTTP of a connection that writes the parts of a stream itself, in less time than h11.
 
-    _chunked = False
+    Args:
+        gone: Says whether the client has gone: then no part is written.
+    """
+
+    def __init__(self, gone: Callable[[], bool]) -> None:
+        super().__init__(h11.SERVER, limits.HEAD)
+        self._gone = gone
+        self._chunked = False
 
     def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]
         """Return *event* as bytes."""
         if self._chunked and type(event) is h11.Data and self.our_state is h11.SEND_BODY:
-            return b"%x\r\n%b\r\n" % (len(event.data), event.data) if event.data else b""
+            if not event.data or self._gone():
+                return b""
+            return b"%x\r\n%b\r\n" % (len(event.data), event.data)
         sent = super().send(event)
         if type(event) is h11.Response and sent is not None:
             self._chunked = b"\r\ntransfer-encoding: chunked\r\n" in sent.lower()
@@ -74,13 +83,10 @@ class Parts(h11.Connection):
 class Protocol(H11Protocol):
     """HTTP of a connection, which ends when headers do not arrive, or answers are not taken."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.conn = Parts(h11.SERVER, limits.HEAD)
-
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for a request."""
         super().connection_made(transport)
+        self.conn = Parts(transport.is_closing)
         self._late = Timer(transport.abort)  # runs while headers are to arrive
         self._stalled = Timer(transport.abort)  # runs while the client takes nothing
         self._late.start(limits.HEAD_SECONDS)
