@@ -56,7 +56,7 @@ class Timer:
             self._handle = None
 
 
-class Parts(h11.Connection):
+class ChunkedConnection(h11.Connection):
     """HTTP of a connection that writes the parts of a stream itself, in less time than h11.
 
     Args:
@@ -86,7 +86,7 @@ class Protocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for a request."""
         super().connection_made(transport)
-        self.conn = Parts(transport.is_closing)
+        self.conn = ChunkedConnection(transport.is_closing)
         self._late = Timer(transport.abort)  # runs while headers are to arrive
         self._stalled = Timer(transport.abort)  # runs while the client takes nothing
         self._late.start(limits.HEAD_SECONDS)

@@ -19,7 +19,7 @@ from npurt.llm.convert.checkpoint.fused_experts import (
     taken_experts,
     tensors_of_experts,
 )
-from npurt.llm.convert.checkpoint.joined import taken_apart
+from npurt.llm.convert.checkpoint.joined import split_joined
 from npurt.llm.convert.checkpoint.keys import keys_of, rope_tables
 from npurt.llm.convert.checkpoint.orders import Order, Orders
 from npurt.llm.convert.checkpoint.pooling import pooling_of
@@ -239,7 +239,7 @@ def _groups(family: Family, stored: Mapping[str, Stored]) -> dict[str, list[Stor
     """Return the tensors of each name in the file: one, or one of each expert in order."""
     groups: dict[str, dict[int, Stored]] = {}
     unknown = []
-    for name, each in taken_apart(stored):
+    for name, each in split_joined(stored):
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in IGNORED):
             continue
         place = _place(family, name)

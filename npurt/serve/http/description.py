@@ -67,7 +67,8 @@ def _operation(
         made["requestBody"] = {"required": True, "content": {JSON: {"schema": body}}}
         if "stream" in body["properties"]:
             kind = sse.LINES if path.startswith("/api/") else sse.EVENTS.partition(";")[0]
-            answers[kind] = {"schema": {}}  # of the stream, or of an event: readers differ
+            # Some readers apply the schema to the whole stream, others to each event.
+            answers[kind] = {"schema": {}}
     if "{" in path:
         name = path.partition("{")[2].partition(":")[0]
         schema = {"type": "string"}

@@ -15,7 +15,7 @@ EXPERTS = re.compile(r"(.+\.mlp\.experts)\.(gate_up|down)_proj(?:\.weight)?", re
 JOINED = ".linear_attn.in_proj_qkvz.weight"
 
 
-def taken_apart(stored: Mapping[str, Stored]) -> Iterator[tuple[str, Stored]]:
+def split_joined(stored: Mapping[str, Stored]) -> Iterator[tuple[str, Stored]]:
     """Yield the tensors by name; those of a joined one under the names of its parts.
 
     Parts of `JOINED` are the whole tensor: `delta_nets.grouped_heads` has their rows.

@@ -2,14 +2,14 @@
 
 import h11
 
-from npurt.serve.run import Parts
+from npurt.serve.run import ChunkedConnection
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
 def test_parts_are_those_of_h11_until_the_client_has_gone():
     gone = []
-    connection = Parts(lambda: bool(gone))
+    connection = ChunkedConnection(lambda: bool(gone))
     connection.receive_data(REQUEST)
     assert isinstance(connection.next_event(), h11.Request)
     connection.next_event()
