@@ -1,6 +1,6 @@
-# The commands of this project.  Everything they install goes into .venv, but for the emulators and
-# the browser that `make test` needs (.ci/qemu, .ci/chromium) and the compiler of `make sanitize`
-# (.ci/clang).
+# The commands of this project.  Everything they install goes into .venv, but for the emulators, the
+# browser, shells and proxies that `make test` needs (.ci/qemu, .ci/chromium, .ci/programs) and the
+# compiler of `make sanitize` (.ci/clang).
 
 PYTHON ?= python3
 PROMPT ?= Once upon a time, a very small computer
@@ -56,6 +56,7 @@ demo: .venv/installed
 test: .venv/dev lint docs
 	.ci/qemu
 	.ci/chromium
+	.ci/programs
 	$(BIN)/python npurt/build.py && touch .venv/installed
 	$(MAKE) --no-print-directory models
 	$(BIN)/python -m pytest --cov -n 2 --dist loadfile

@@ -1,11 +1,13 @@
 """Every fixture has a row in tests/data/README.md that says how it was made."""
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
-DATA = Path(__file__).parent / "data"
+PROJECT = Path(__file__).parents[1]
+DATA = PROJECT / "tests/data"
 README = DATA / "README.md"
 ROWS = re.findall(r"^\| (`.+?) \| .+ \|$", README.read_text(), re.M)
 PATTERNS = [pattern for row in ROWS for pattern in re.findall("`(.+?)`", row)]
@@ -20,3 +22,18 @@ def test_every_fixture_has_a_row():
     named = {path for pattern in PATTERNS for path in DATA.glob(pattern)}
 
     assert {path for path in DATA.rglob("*") if path.is_file()} - named == {README}
+
+
+@pytest.mark.skipif(not (PROJECT / ".git").exists(), reason="this is no checkout of git")
+def test_what_is_no_text_is_a_fixture_or_a_picture():
+    """What a script left in the checkout was not meant to be committed."""
+    tracked = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=PROJECT, check=True, text=True, capture_output=True
+    ).stdout.split("\0")
+    paths = [PROJECT / name for name in tracked if (PROJECT / name).is_file()]
+
+    assert [
+        path
+        for path in paths
+        if path.suffix != ".png" and DATA not in path.parents and b"\0" in path.read_bytes()
+    ] == []

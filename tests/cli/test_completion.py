@@ -56,7 +56,7 @@ def script(npurt, tmp_path):
 
     def write(shell):
         if not shutil.which(shell):
-            pytest.skip(f"there is no {shell}")
+            pytest.fail(f"there is no {shell}: run .ci/programs")
         path = tmp_path / f"npurt.{shell}"
         path.write_text(npurt("completion", shell).out)
         return path
