@@ -306,6 +306,9 @@ class Device(abc.ABC):
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.caps.name}>"
+
 
 # --- What only some devices can do: ask with isinstance; see also `npurt.delta` -------------------
 

@@ -125,6 +125,8 @@ def test_the_version_is_the_packages(npurt):
         ("devices --jsno", "did you mean --json?"),
         ("bench matmul --m 1 --k 32 --n 8 --repetition 3", "did you mean --repetitions?"),
         ("chta -m x", "did you mean chat?"),
+        ("rnu -m x", "did you mean run?"),
+        ("-hf a/b", "-hf a/b; options of a verb come after it, as in npurt run -m FILE"),
         ("models fetc", "did you mean fetch?"),
         ("run -m x -p x -ctk f61", "use f16 or f32"),
         ("list", "did you mean models?"),

@@ -53,6 +53,7 @@ def test_a_sound_file_is_read_to_its_last_value(path):
         assert file.metadata["tokenizer.ggml.add_bos_token"] is True
         assert list(file) == ["a.weight", "b.weight"]
         assert len(file) == 2
+        assert repr(file) == "GGUF(model.gguf, 2 tensors)"
         assert file.path == path
         assert file.data_offset == len(SOUND) - len(FILE.data)
 

@@ -20,6 +20,7 @@ def test_the_cpu_is_always_there(name):
         assert device.caps.name == "cpu"
         assert device.caps.detail.endswith("1 threads")
         assert not device.caps.simulated
+        assert repr(device) == "<CpuDevice cpu>"
 
 
 @pytest.fixture

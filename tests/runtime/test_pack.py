@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import npurt
-from npurt.errors import DeviceNotFound, LayoutError, UnsupportedOp
+from npurt.errors import DeviceNotFound, LayoutError, NumericsError, UnsupportedOp
 from npurt.quant.tensor import QTensor
 from npurt.runtime.api.products import Products
 from tests.runtime.fake import FakeDevice
@@ -69,3 +69,21 @@ def test_the_axes_that_do_not_fit_are_named():
         npurt.matmul(np.ones((3, 4)), np.ones((5, 6)))
     with pytest.raises(LayoutError, match="a has K = 4, b has 3"):
         npurt.matmul(np.ones((3, 4)), np.ones(3))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("dtype", ["q8_0", "q4_k", "f16", "f32", "auto"])
+def test_what_is_no_number_is_found_where_the_caller_has_it(dtype, bad):
+    b = np.ones((256, 8), np.float32)
+    b[3, 5] = b[4, 0] = bad
+
+    with pytest.raises(NumericsError, match=rf"^b\[3, 5\] is {bad}\b"):
+        npurt.pack(b, dtype)
+
+
+def test_a_block_that_cannot_be_held_is_one_of_b_transposed():
+    b = np.ones((256, 8), np.float32)
+    b[3, 5] = 1e6
+
+    with pytest.raises(NumericsError, match=r"^in x = b\.T, the f16 block at x\[5, 3\] reaches"):
+        npurt.pack(b, "f16")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 CLOSE = 0.7  # likeness from which a name may be a mistyped one; "color" and "lora" have 2/3
+CLOSE_CHOICE = 0.6  # of a verb or a value, of which there are few; "rnu" and "run" have 2/3
 OLLAMA = {"list": "models", "ls": "models", "pull": "models fetch"}  # its verbs, and ours
 MOST_LINES = 6  # of a usage that stands before an error; a longer one would hide it
 
@@ -76,7 +77,10 @@ class Parser(argparse.ArgumentParser):
                     for name, action in self._option_string_actions.items()
                     if action.help is not argparse.SUPPRESS
                 ]
-                self.error(f"unrecognized arguments: {shown}{like(written, names)}")
+                hint = like(written, names)
+                if not hint and " " not in self.prog:  # no verb
+                    hint = "; options of a verb come after it, as in npurt run -m FILE"
+                self.error(f"unrecognized arguments: {shown}{hint}")
 
     def _where(self) -> str:
         """Return which options take what other programs take without one."""
@@ -99,7 +103,7 @@ class Parser(argparse.ArgumentParser):
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
-            question = like(str(value), map(str, action.choices or ()))
+            question = like(str(value), map(str, action.choices or ()), CLOSE_CHOICE)
             verb = OLLAMA.get(value) if isinstance(action, argparse._SubParsersAction) else None
             error.message += f"; did you mean {verb}?" if verb else question
             raise
@@ -109,13 +113,12 @@ class Parser(argparse.ArgumentParser):
         return [each for each in found if _is_number(each[-1])]
 
 
-def like(written: str, names: Iterable[str]) -> str:
+def like(written: str, names: Iterable[str], close: float = CLOSE) -> str:
     """Return a question for those of *names* that *written* begins or almost is."""
     name, known = written.partition("=")[0], list(names)
     begun = [each for each in known if name.strip("-") and each.startswith(name)]
     bare = {each.lstrip("-"): each for each in known}  # dashes would make all names alike
-    close = difflib.get_close_matches(name.lstrip("-"), bare, 3, CLOSE)
-    near = begun or [bare[each] for each in close]
+    near = begun or [bare[x] for x in difflib.get_close_matches(name.lstrip("-"), bare, 3, close)]
     return f"; did you mean {' or '.join(near)}?" if near else ""
 
 

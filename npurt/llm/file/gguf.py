@@ -121,6 +121,9 @@ class GGUF:
     def __len__(self) -> int:
         return len(self.tensors)
 
+    def __repr__(self) -> str:
+        return f"GGUF({self.path.name}, {len(self)} tensors)"
+
     def release(self, name: str) -> None:
         """Let the kernel drop the pages that hold only tensor *name*.
 

@@ -266,5 +266,15 @@ def _quantised(b: npt.ArrayLike | QTensor | PackedWeight, dtype: str) -> QTensor
             f"b has {array.ndim} axes; a weight has two, [K, N]",
             remedy="pack each matrix by itself",
         )
+    bad = ~np.isfinite(array)
+    if bad.any():
+        at = np.unravel_index(bad.argmax(), bad.shape)
+        raise NumericsError(
+            f"b[{at[0]}, {at[1]}] is {array[at]}; a weight has finite numbers",
+            remedy="replace NaN and infinity before packing; a file that has them is damaged",
+        )
     fmt = encodable("q8_0" if isinstance(dtype, str) and dtype.lower() == "auto" else dtype)
-    return QTensor.quantize(np.ascontiguousarray(array.T), fmt)
+    try:
+        return QTensor.quantize(np.ascontiguousarray(array.T), fmt)
+    except NumericsError as error:
+        raise NumericsError(f"in x = b.T, {error.what}", remedy=error.remedy) from None
