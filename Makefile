@@ -31,7 +31,7 @@ NOT_UNDER_ADDRESS = $(patsubst %,tests/cpu/test_%.py, aarch64 amx pool_model top
 	$(patsubst %,tests/rknpu/test_%.py, cost layout long_jobs lower proof quantise regcmd regs shortage \
 	tiling uapi) tests/sim_fastrpc/test_answers.py
 UNDER_THREAD = $(patsubst %,tests/%.py, cpu/test_pool hexagon/test_native_call hexagon/test_transport \
-	rknpu/test_threads sim_fastrpc/test_queue sim_fastrpc/test_threads)
+	rknpu/test_threads sim_fastrpc/test_queue sim_fastrpc/test_threads sim_rknpu/test_threads)
 
 .PHONY: help demo test sanitize foreign kernel soak models wheels docs lint clean
 

@@ -10,6 +10,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,6 +23,7 @@
 static const uint64_t FIRST_OFFSET = 0x100000000, OFFSETS = 1ull << 40;
 
 static struct file *files;
+static atomic_int open_files; /* read without the lock: calls on other descriptors need none */
 static uint64_t last_id;
 static bool dead[DRIVERS];
 
@@ -38,7 +40,7 @@ static bool identity(int fd, struct stat *st)
 static struct file *find(int fd)
 {
     struct stat st;
-    if (!files || !identity(fd, &st)) {
+    if (!open_files || !identity(fd, &st)) {
         return NULL;
     }
     for (struct file *file = files; file; file = file->next) {
@@ -81,18 +83,16 @@ static struct file *new_file(int fd, enum driver driver, const char *path)
         free(file);
         return NULL;
     }
-    file->dev = st.st_dev;
-    file->ino = st.st_ino;
-    file->driver = driver;
+    *file = (struct file){
+        .dev = st.st_dev, .ino = st.st_ino, .driver = driver, .home = -1, .id = ++last_id};
     file->first_offset = file->next_offset = free_offset(driver);
-    file->home = -1;
-    file->id = ++last_id;
     snprintf(file->path, sizeof(file->path), "%s", path);
     if (driver == ROCKET) {
         space_init(&file->own, settings.iova_base, IOVA_END, false);
     }
     file->next = files;
     files = file;
+    open_files++;
     return file;
 }
 
@@ -168,6 +168,7 @@ static void release(struct file *file)
         link = &(*link)->next;
     }
     *link = file->next;
+    open_files--;
     if (file->driver == ROCKET) {
         space_destroy(&file->own);
     }
@@ -177,7 +178,7 @@ static void release(struct file *file)
 
 uint64_t device_id(int fd)
 {
-    if (!files) {
+    if (!open_files) {
         return 0;
     }
     pthread_mutex_lock(&sim_lock);
@@ -189,7 +190,7 @@ uint64_t device_id(int fd)
 
 const char *device_path(int fd)
 {
-    if (!files) {
+    if (!open_files) {
         return NULL;
     }
     pthread_mutex_lock(&sim_lock);
@@ -392,7 +393,7 @@ static int ioctl_locked(struct file *file, uint32_t request, uint64_t argument)
 
 int device_ioctl(int fd, uint32_t request, uint64_t argument)
 {
-    if (!files) {
+    if (!open_files) {
         return NOT_OURS;
     }
     pthread_mutex_lock(&sim_lock);
@@ -430,7 +431,7 @@ static bool any_has(const struct file *file, uint64_t offset)
 /* The rules of drm_gem_mmap: a buffer's own offset, of this file, no more than its pages, shared. */
 int device_mmap(int fd, void *at, size_t size, int access, int flags, uint64_t offset, void **made)
 {
-    if (!files) {
+    if (!open_files) {
         return NOT_OURS;
     }
     pthread_mutex_lock(&sim_lock);

@@ -42,7 +42,8 @@ def ended(command, **options):
 def preloaded(*command, settings="log=1", check=True):
     """Run a command with the simulator preloaded; return what it printed, and stderr."""
     _, _, library = client.simulator()
-    env = {**os.environ, "LD_PRELOAD": str(library), "NPURT_SIM_RKNPU": settings}
+    others = os.environ.get("LD_PRELOAD", "")  # a sanitizer's runtime comes first
+    env = {**os.environ, "LD_PRELOAD": f"{others} {library}", "NPURT_SIM_RKNPU": settings}
     done = ended(command, env=env)
     assert not check or done.returncode == 0, done.stdout + done.stderr
     return done.stdout, done.stderr
