@@ -7,6 +7,7 @@ misbehaves.
 import hashlib
 import os
 import pathlib
+import signal
 import socket
 import sys
 import threading
@@ -123,11 +124,16 @@ class Troubled(FakeBackend):
     """Does what the options of `Open` say.
 
     It fails at the steps *die_at* or *stick_at*, takes *step_seconds*, says the *texts* (ids).
+    A text whose seed is *deadly* ends the process at its token *deadly_at*, by *deadly_signal*.
     """
 
-    def __init__(self, *, die_at=None, stick_at=None, step_seconds=0.0, texts=(), **options):
+    def __init__(
+        self, *, die_at=None, stick_at=None, step_seconds=0.0, texts=(), deadly=None, deadly_at=0,
+        deadly_signal=signal.SIGSEGV, **options
+    ):  # fmt: skip
         super().__init__(by_seed(texts), **options)
         self.die_at, self.stick_at, self.step_seconds = die_at, stick_at, step_seconds
+        self.deadly, self.deadly_at, self.deadly_signal = deadly, deadly_at, deadly_signal
 
     def step(self):
         if self.steps == self.die_at:
@@ -135,6 +141,9 @@ class Troubled(FakeBackend):
         if self.steps == self.stick_at:
             time.sleep(1e6)
         time.sleep(self.step_seconds)
+        for text in self.running:
+            if text.submit.sampling.get("seed") == self.deadly and len(text.done) == self.deadly_at:
+                signal.pthread_kill(threading.get_ident(), self.deadly_signal)
         return super().step()
 
 

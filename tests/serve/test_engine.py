@@ -12,6 +12,7 @@ import pytest
 
 import npurt
 from npurt.errors import NpurtError
+from npurt.serve.engine import client
 from npurt.serve.engine.client import MOST_DEATHS, MOST_OPENINGS, Engine, opening_seconds
 from npurt.serve.engine.protocol import Open, Submit
 from tests.limits import HANG_SECONDS
@@ -135,13 +136,16 @@ def test_a_real_model_goes_on_with_the_same_text():
     path = tiny.path("qwen35", "q8_0")
     prompt = tiny.ids("qwen35", 20)
     asked = [
-        submit(prompt[: 20 - i], i, sampling={"temperature": 1.5, "repeat_penalty": 1.2})
+        submit(
+            prompt[: 20 - i], i, max_tokens=100, ignore_eos=True,
+            sampling={"temperature": 1.5, "repeat_penalty": 1.2},
+        )
         for i in range(4)
-    ]
+    ]  # fmt: skip
     with npurt.Llama(path, n_ctx=128, seed=0) as llm:
         expected = []
         for each in asked:
-            llm.generate(each.tokens, max_tokens=40, logprobs=0, **each.sampling)
+            llm.generate(each.tokens, max_tokens=100, ignore_eos=True, logprobs=0, **each.sampling)
             expected.append([found.token for found in llm.timing.logprobs])
 
     async def run():
@@ -308,6 +312,68 @@ def test_a_sequence_that_kills_every_engine_ends():
             (text,) = await texts_of(engine, [submit(PROMPTS[0])])
             assert text.finish == "error"
             assert text.events[-1].error[0].startswith(f"the engine died {MOST_DEATHS} times at")
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", [signal.SIGSEGV, signal.SIGKILL])
+@pytest.mark.parametrize("at", [0, 5])
+def test_of_many_sequences_only_that_ends_which_kills_every_engine(kind, at, monkeypatch):
+    monkeypatch.setattr(client, "MOST_KILLS", 4)
+
+    async def run():
+        async with running(deadly=2, deadly_at=at, deadly_signal=int(kind)) as engine:
+            asked = [submit(prompt, seed) for seed, prompt in enumerate(PROMPTS[:4])]
+            texts = await texts_of(engine, asked)
+            assert engine.restarts <= 5
+            return texts, [alone(each) for each in asked]
+
+    texts, expected = asyncio.run(run())
+    assert [text.finish for text in texts] == ["length", "length", "error", "length"]
+    expected[2] = expected[2][:at]
+    assert [text.tokens for text in texts] == expected
+
+
+def test_sequences_that_read_their_prompts_do_not_end_when_engines_are_killed():
+    async def run():
+        async with running(chunk=1, step_seconds=0.004) as engine:
+            long = [[*range(40, 100), 40 + i] for i in range(6)]  # two wait for others
+            asked = [submit(prompt, seed) for seed, prompt in enumerate(long)]
+            texts = [Text() for _ in asked]
+            for each, text in zip(asked, texts, strict=True):
+                engine.submit(each, text)
+            for kills in range(1, MOST_DEATHS + 4):
+                while not engine._steps:
+                    await asyncio.sleep(0.001)
+                os.kill(engine.pid, signal.SIGKILL)
+                while engine.restarts < kills:
+                    await asyncio.sleep(0.001)
+            assert not any(text.tokens for text in texts)
+            for text in texts:
+                await text.ended.wait()
+            return [text.tokens for text in texts], [alone(each) for each in asked]
+
+    tokens, expected = asyncio.run(run())
+    assert tokens == expected
+
+
+def test_a_sequence_is_submitted_when_a_suspect_before_it_is_cancelled():
+    async def run():
+        async with running(chunk=1, step_seconds=0.004) as engine:
+            first, second = Text(), Text()
+            suspect = engine.submit(submit([*range(40, 240)]), first)
+            while not engine._steps:
+                await asyncio.sleep(0.001)
+            os.kill(engine.pid, signal.SIGKILL)
+            while not (engine.restarts and engine._steps):
+                await asyncio.sleep(0.001)
+            engine.submit(submit(PROMPTS[1]), second)
+            while first.events[-1].read < 50:  # it is alone
+                await asyncio.sleep(0.001)
+            assert not second.events
+            engine.cancel(suspect)
+            await second.ended.wait()
+            assert second.tokens == alone(submit(PROMPTS[1]))
 
     asyncio.run(run())
 

@@ -1,12 +1,14 @@
 """The front's side of an engine: its process, and its sequences, which outlive the process.
 
 When the process dies, or says nothing for too long, it is started again, and every open sequence is
-submitted with the tokens that it has.
+submitted with the tokens that it has.  Sequences that may have killed it are submitted one at a
+time, each after a token of the one before, so that others do not end with the one that did.
 """
 
 import asyncio
 import logging
 import os
+import signal
 import socket
 import subprocess
 from collections.abc import Callable, Sequence
@@ -31,7 +33,9 @@ from npurt.serve.engine.protocol import (
 )
 from npurt.serve.engine.wire import EngineLost, read
 
-MOST_DEATHS = 3  # of engines in a row, without a token of a sequence: then the sequence ends
+# A sequence ends after so many engines in a row that died before they gave a token of it.
+MOST_DEATHS = 3
+MOST_KILLS = 30  # by signal 9, which somebody else sends, or Linux when memory runs out
 MOST_OPENINGS = 3  # attempts in a row to open the model: then all sequences end
 # What opening a model may take at most: a board may have to quantise it again for its NPU.
 OPEN_SECONDS = 300.0
@@ -53,7 +57,8 @@ class OpenSequence:
         self.submit = submit
         self.sink = sink
         self.tokens: list[int] = []
-        self.deaths = 0
+        self.sent = self.heard = False  # to the process of now; whether it gave a token
+        self.deaths = self.kills = 0  # of processes in a row that gave none
         self._scored = 0  # log probabilities of the prompt that were passed on
         self._repeated = 0  # those of them that the process of now says again
 
@@ -61,7 +66,8 @@ class OpenSequence:
         """Remember what *event* gave, and pass it on."""
         if event.tokens:
             self.tokens += event.tokens
-            self.deaths = 0
+            self.heard = True
+            self.deaths = self.kills = 0
         if event.prompt_logprobs:
             event = self._without_repeated(event)
         self.sink(event)
@@ -72,6 +78,11 @@ class OpenSequence:
         self._repeated -= known
         self._scored += count - known
         return replace(event, prompt_logprobs=event.prompt_logprobs[known:])
+
+    @property
+    def suspect(self) -> bool:
+        """Whether it may be what killed an engine."""
+        return self.deaths + self.kills > 0
 
     def again(self) -> Submit:
         """Return what continues the sequence at its next token."""
@@ -125,6 +136,7 @@ class Engine:
         self._ids = 0
         self._heard = 0.0
         self._steps = 0  # of the process that runs now
+        self._hung = False  # it was killed because it said nothing
         self._writer: asyncio.StreamWriter | None = None  # set while the engine takes messages
         self._process: subprocess.Popen[bytes] | None = None
         self._asked: set[asyncio.Future[dict[str, float]]] = set()
@@ -168,7 +180,7 @@ class Engine:
         """Keep a process running; *opened* learns how the first one did."""
         pause = 0.0
         while True:
-            self._steps = 0
+            self._steps, self._hung = 0, False
             try:
                 await self._session(opened)
             except NpurtError as error:
@@ -223,8 +235,7 @@ class Engine:
             self.ready, self._writer = answer, writer
             self._openings, self.failure = 0, None
             self._heard = asyncio.get_running_loop().time()
-            for sequence in self._sequences.values():
-                writer.write(frame(sequence.again()))
+            self._submit_all()
             if not opened.done():
                 opened.set_result(None)
             await self._listen(reader)
@@ -267,6 +278,7 @@ class Engine:
                 self._send(AskStats())  # a broken engine ends at that
             if silent > self._stuck and self._process:
                 log.error("the engine has said nothing for %.0f s: it is killed", self._stuck)
+                self._hung = True
                 self._process.kill()
 
     def _disconnect(self) -> None:
@@ -279,17 +291,25 @@ class Engine:
     def _mourn(self, error: NpurtError) -> None:
         """Count a death for each sequence that may be to blame; end those that saw too many.
 
-        An engine runs the oldest sequences.  To blame are those of them without a new token.
+        An engine runs the oldest sequences.  To blame are those of them without a token from it.
         """
         if self._writer is None or self.ready is None:
             if self._openings >= MOST_OPENINGS:
                 self._give_up(error)
             return  # it died before it knew a sequence
-        for sequence in list(self._sequences.values())[: self.ready.sequences]:
-            sequence.deaths += 1  # which its next token makes 0 again
-            if sequence.deaths >= MOST_DEATHS:
+        self._disconnect()
+        code = self._process.returncode if self._process else None
+        killed = code == -signal.SIGKILL and isinstance(error, EngineLost) and not self._hung
+        sent = [sequence for sequence in self._sequences.values() if sequence.sent]
+        for sequence in sent[: self.ready.sequences]:
+            if sequence.heard:
+                continue
+            sequence.kills += killed
+            sequence.deaths += not killed
+            if sequence.deaths >= MOST_DEATHS or sequence.kills >= MOST_KILLS:
                 self._take(Event(sequence.submit.id, finish="error", error=(
-                    f"the engine died {sequence.deaths} times at this request: {error.what}",
+                    f"the engine died {sequence.deaths + sequence.kills} times at this request: "
+                    f"{error.what}",
                     error.remedy,
                 )))  # fmt: skip
 
@@ -308,22 +328,45 @@ class Engine:
         self._ids += 1
         if not self._sequences:  # the engine had nothing to say
             self._heard = asyncio.get_running_loop().time()
-        sequence = self._sequences[self._ids] = OpenSequence(replace(submit, id=self._ids), sink)
-        self._send(sequence.submit)
+        self._sequences[self._ids] = OpenSequence(replace(submit, id=self._ids), sink)
+        self._submit_next()
         return self._ids
+
+    def _submit_all(self) -> None:
+        """Submit the sequences to a new process, suspects first."""
+        order = sorted(self._sequences.items(), key=lambda item: not item[1].suspect)
+        self._sequences = dict(order)
+        for sequence in self._sequences.values():
+            sequence.sent = sequence.heard = False
+        self._submit_next()
+
+    def _submit_next(self) -> None:
+        """Submit what the process does not have yet, up to the first suspect without a token."""
+        if self._writer is None:
+            return
+        for sequence in self._sequences.values():
+            if not sequence.sent:
+                sequence.sent = True
+                self._send(sequence.again())
+            if sequence.suspect:
+                return
 
     def cancel(self, sequence: int) -> None:
         """End a sequence without another event, if it is open."""
         if self._sequences.pop(sequence, None):
             self._send(Cancel(sequence))
+            self._submit_next()
 
     def _take(self, event: Event) -> None:
         sequence = self._sequences.get(event.id)
         if sequence is None:  # it was cancelled
             return
+        suspect = sequence.suspect
         if event.finish:
             del self._sequences[event.id]
         sequence.take(event)
+        if suspect and (event.finish or not sequence.suspect):
+            self._submit_next()
 
     def _send(self, message: Message) -> None:
         if self._writer is not None:
