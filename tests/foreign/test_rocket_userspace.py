@@ -17,6 +17,8 @@ from tests.foreign import rocket_userspace
 pytestmark = pytest.mark.foreign
 
 LIMIT = 900  # seconds; the longest takes 40 where it has a core
+# The programs wait 8 s for a job, enough for silicon; a machine that stands still is slower.
+PATIENCE = {"ROCKET_WAIT_MS": "600000"}
 LIST = Path(__file__).with_name("rocket_userspace.tsv")
 EXPECTED = {
     row["test"]: row for row in csv.DictReader(LIST.read_text().splitlines(), delimiter="\t")
@@ -41,7 +43,7 @@ def test_it_does_as_on_silicon(name, built, preload, tmp_path):
     folder, tests = built
     test, expected = tests[name], EXPECTED[name]
     path = tmp_path / "report.json"
-    env = {**os.environ, **test.env, **preload(path)}
+    env = {**os.environ, **PATIENCE, **test.env, **preload(path)}
 
     done = subprocess.run(
         [folder / test.command[0], *test.command[1:]],
@@ -53,7 +55,9 @@ def test_it_does_as_on_silicon(name, built, preload, tmp_path):
     )
 
     outcome = {0: "pass", **dict.fromkeys(test.skipped, "skip")}.get(done.returncode, "fail")
-    said = done.stdout.decode(errors="replace")[-4000:]
+    lines = done.stdout.decode(errors="replace").splitlines()
+    unusual = [line for line in lines if not line.endswith("PASS")][-20:]
+    said = "\n".join((f"exit status {done.returncode}", *unusual, *lines[-20:]))
     report = json.loads(path.read_text())
     assert outcome == expected["outcome"], said
     assert expected["refused"] in {str(report["refused"]), "any"}, said
