@@ -124,7 +124,8 @@ class Troubled(FakeBackend):
     """Does what the options of `Open` say.
 
     It fails at the steps *die_at* or *stick_at*, takes *step_seconds*, says the *texts* (ids).
-    A text whose seed is *deadly* ends the process at its token *deadly_at*, by *deadly_signal*.
+    A text whose seed is *deadly* ends the process at its token *deadly_at*, by *deadly_signal*;
+    0 closes the socket, and the process hangs.
     """
 
     def __init__(
@@ -143,7 +144,10 @@ class Troubled(FakeBackend):
         time.sleep(self.step_seconds)
         for text in self.running:
             if text.submit.sampling.get("seed") == self.deadly and len(text.done) == self.deadly_at:
-                signal.pthread_kill(threading.get_ident(), self.deadly_signal)
+                if self.deadly_signal:
+                    signal.pthread_kill(threading.get_ident(), self.deadly_signal)
+                socket.socket(fileno=int(sys.argv[1])).shutdown(socket.SHUT_RDWR)
+                time.sleep(1e6)
         return super().step()
 
 

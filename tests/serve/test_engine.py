@@ -316,10 +316,11 @@ def test_a_sequence_that_kills_every_engine_ends():
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("kind", [signal.SIGSEGV, signal.SIGKILL])
+@pytest.mark.parametrize("kind", [signal.SIGSEGV, signal.SIGKILL, 0])
 @pytest.mark.parametrize("at", [0, 5])
 def test_of_many_sequences_only_that_ends_which_kills_every_engine(kind, at, monkeypatch):
-    monkeypatch.setattr(client, "MOST_KILLS", 4)
+    monkeypatch.setattr(client, "MOST_KILLS", 4 if kind else 30)
+    monkeypatch.setattr(client, "LINGER_SECONDS", 0.1)
 
     async def run():
         async with running(deadly=2, deadly_at=at, deadly_signal=int(kind)) as engine:

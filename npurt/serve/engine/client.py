@@ -42,6 +42,7 @@ OPEN_SECONDS = 300.0
 OPEN_BYTES = 4e6  # of the file a second
 LONGEST_PAUSE = 30.0  # seconds between attempts to start an engine
 CLOSE_SECONDS = 15.0  # what an engine gets to end by itself
+LINGER_SECONDS = 1.0  # the same, of one that closed its socket
 
 log = logging.getLogger("npurt.serve")
 
@@ -136,7 +137,7 @@ class Engine:
         self._ids = 0
         self._heard = 0.0
         self._steps = 0  # of the process that runs now
-        self._hung = False  # it was killed because it said nothing
+        self._killed = False  # by this front
         self._writer: asyncio.StreamWriter | None = None  # set while the engine takes messages
         self._process: subprocess.Popen[bytes] | None = None
         self._asked: set[asyncio.Future[dict[str, float]]] = set()
@@ -180,7 +181,7 @@ class Engine:
         """Keep a process running; *opened* learns how the first one did."""
         pause = 0.0
         while True:
-            self._steps, self._hung = 0, False
+            self._steps, self._killed = 0, False
             try:
                 await self._session(opened)
             except NpurtError as error:
@@ -247,10 +248,10 @@ class Engine:
         """Wait for the end of *process*, whose socket is closed; kill it if it does not come."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         closing = task is not None and task.cancelling()
-        until = loop.time() + (CLOSE_SECONDS if closing else 0)
+        until = loop.time() + (CLOSE_SECONDS if closing else LINGER_SECONDS)
         while process.poll() is None:
             if loop.time() >= until:
-                process.kill()
+                self._kill()
             await asyncio.sleep(0.01)
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
@@ -276,10 +277,14 @@ class Engine:
             silent = loop.time() - self._heard if self._sequences else 0.0
             if silent > self._stuck / 4:
                 self._send(AskStats())  # a broken engine ends at that
-            if silent > self._stuck and self._process:
+            if silent > self._stuck:
                 log.error("the engine has said nothing for %.0f s: it is killed", self._stuck)
-                self._hung = True
-                self._process.kill()
+                self._kill()
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            self._killed = True
+            self._process.kill()
 
     def _disconnect(self) -> None:
         self._writer = None
@@ -299,7 +304,7 @@ class Engine:
             return  # it died before it knew a sequence
         self._disconnect()
         code = self._process.returncode if self._process else None
-        killed = code == -signal.SIGKILL and isinstance(error, EngineLost) and not self._hung
+        killed = code == -signal.SIGKILL and not self._killed  # by somebody else
         sent = [sequence for sequence in self._sequences.values() if sequence.sent]
         for sequence in sent[: self.ready.sequences]:
             if sequence.heard:
