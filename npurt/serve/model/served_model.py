@@ -12,18 +12,11 @@ from typing import Any
 from npurt.errors import LayoutError, ModelFormatError, NpurtError
 from npurt.llm.file.gguf import GGUF
 from npurt.llm.text.chat import ChatTemplate, joined_parts
+from npurt.llm.text.fill_in import FillIn
 from npurt.llm.text.tokenizer import Tokenizer
 from npurt.serve.http.errors import of, wrong
 from npurt.serve.model.model_file import ModelFile
 from npurt.serve.model.reading import BEGIN, END
-
-# Keys of the tokens around a gap, as llama.cpp's gguf-py writes them and wrote them before, and the
-# texts of such tokens in files that have no key.
-FILL_IN = {
-    "prefix": (("fim_pre", "prefix"), ("<|fim_prefix|>", "<fim_prefix>", "<fim-prefix>", "<PRE>")),
-    "suffix": (("fim_suf", "suffix"), ("<|fim_suffix|>", "<fim_suffix>", "<fim-suffix>", "<SUF>")),
-    "middle": (("fim_mid", "middle"), ("<|fim_middle|>", "<fim_middle>", "<fim-middle>", "<MID>")),
-}
 
 
 class ServedModel(ModelFile):
@@ -139,41 +132,29 @@ class ServedModel(ModelFile):
     # --- Filling a gap --------------------------------------------------------------------------
 
     @functools.cached_property
-    def _fill_in(self) -> dict[str, int]:
-        found = {}
-        for role, (keys, texts) in FILL_IN.items():
-            named = [self.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in keys]
-            spelt = [self.tokenizer.encode(text, add_bos=False) for text in texts]
-            ids = [i for i in named if isinstance(i, int) and 0 <= i < self.tokenizer.n_vocab]
-            ids += [each[0] for each in spelt if len(each) == 1]
-            if ids:
-                found[role] = ids[0]
-        return found
+    def _fill_in(self) -> FillIn | None:
+        return FillIn.of(self.tokenizer, self.metadata)
 
     @property
     def fills_in(self) -> bool:
         """Whether the model can fill a gap."""
-        return self._fill_in.keys() == FILL_IN.keys()
+        return self._fill_in is not None
 
     def around(self, before: str, after: str) -> list[int]:
         """Return a prompt whose continuation stands between *before* and *after*.
 
         Raises:
-            HttpError: The model has no tokens for that.
+            HttpError: The model has no tokens for that, or the texts cannot be read.
         """
-        marks = self._fill_in
-        if not self.fills_in:
+        if self._fill_in is None:
             raise wrong(
                 f"{self.name} cannot fill in text: it has no tokens for prefix, suffix and middle",
                 "leave suffix out, or use a model such as Qwen2.5-Coder", code="unsupported",
             )  # fmt: skip
-        head = [self.tokenizer.bos] if self.tokenizer.add_bos else []
-        return [
-            *(i for i in head if i is not None),
-            marks["prefix"], *self.encode(before, add_bos=False, special=False),
-            marks["suffix"], *self.encode(after, add_bos=False, special=False),
-            marks["middle"],
-        ]  # fmt: skip
+        try:
+            return self._fill_in.around(self.tokenizer, before, after)
+        except NpurtError as error:
+            raise of(error) from error
 
 
 def _give_back() -> None:

@@ -9,14 +9,16 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from npurt.llm.decode.grammar import schemas
+from npurt.llm.decode.grammar.lark import Functions as Functions
+from npurt.llm.decode.grammar.lark import either as either
+from npurt.llm.decode.grammar.lark import quoted as quoted
+from npurt.llm.decode.grammar.lark import value as value
 
 TERMINALS = r"""
 TEXT: /(.|\n)*/
 SPACE: /[ \n\t]{0,20}/
 LINE: /\n?/
 """
-Functions = Mapping[str, Mapping[str, Any]]  # schemas of arguments by name; {}: any arguments
 
 
 class Markers:
@@ -40,30 +42,9 @@ class Markers:
         return f"{rule}{lazy}: {before} {self.one(marker)}\n"
 
 
-def quoted(text: str) -> str:
-    """Return what matches *text*."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\x7f")
-
-
 def spaced(words: Iterable[str]) -> str:
     """Return what matches *words* with space between them."""
     return " SPACE ".join(quoted(word) for word in words)
-
-
-def value(schema: Any) -> str:
-    """Return what matches JSON of *schema*.
-
-    Raises:
-        GrammarError: The schema makes no sense, or is too large.
-    """
-    return f"%json {schemas.lark_of(schemas.json_of(schema))}"
-
-
-def either(rule: str, options: Sequence[str]) -> str:
-    """Return a *rule* that matches one of *options*, each of which is a rule with a number."""
-    names = [f"{rule}_{i}" for i in range(len(options))]
-    lines = [f"{name}: {option}\n" for name, option in zip(names, options, strict=True)]
-    return f"{rule}: {' | '.join(names)}\n" + "".join(lines)
 
 
 def arguments(functions: Functions) -> str:

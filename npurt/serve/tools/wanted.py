@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from npurt.llm.decode.grammar.lark import one_call
 from npurt.serve.http import limits
 from npurt.serve.http.errors import wrong
 from npurt.serve.http.fields import Fields
@@ -41,20 +42,7 @@ class Tools:
         """Return what makes the text one call of a forced function; None: nothing is forced."""
         if not self.forced:
             return None
-        definitions: dict[str, Any] = {}
-        calls = []
-        for name in self.forced:
-            schema = dict(self.schemas[name]) or {"type": "object"}
-            for key in ("$defs", "definitions"):  # references begin at the root
-                definitions.setdefault(key, {}).update(schema.pop(key, None) or {})
-            calls.append({
-                "type": "object",
-                "properties": {"name": {"const": name}, "arguments": schema},
-                "required": ["name", "arguments"],
-                "additionalProperties": False,
-            })  # fmt: skip
-        named = {key: value for key, value in definitions.items() if value}
-        return {"type": "json_schema", "json_schema": {"schema": {"anyOf": calls} | named}}
+        return one_call({name: self.schemas[name] for name in self.forced})
 
 
 class Forced(Format):
