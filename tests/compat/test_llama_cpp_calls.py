@@ -5,6 +5,8 @@ import json
 import pytest
 
 from npurt.compat.llama_cpp import Llama
+from npurt.compat.llama_cpp.calls import FORMAT, _read_marked
+from npurt.compat.llama_cpp.results import message_of
 from npurt.errors import SettingError, UnsupportedOp
 from tests.compat.questions import MESSAGES, PATH
 
@@ -64,9 +66,10 @@ def test_a_stream_has_the_call_in_pieces(caller):
     options = {"tools": TOOLS, "tool_choice": SECOND, "stream": True}
     chunks = list(caller.create_chat_completion(MESSAGES, **options, **WILD))
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-    calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    calls = [call for delta in deltas[1:-1] for call in delta["tool_calls"]]
 
-    assert deltas[0] == {"role": "assistant"}
+    empty = {"content": None, "function_call": None, "tool_calls": None}
+    assert (deltas[0], deltas[-1]) == ({"role": "assistant", **empty}, {"role": None, **empty})
     assert {(call["index"], call["id"], call["function"]["name"]) for call in calls} == {
         (0, f"call__0_second_{chunks[0]['id']}", "second")
     }
@@ -95,7 +98,7 @@ def test_a_template_sees_tools_unless_they_are_hidden(caller):
         (TOOLS, {"function": {"name": "third"}}, SettingError, "'third', which is not among tools"),
         (None, SECOND, SettingError, "'second', which is not among tools"),
         (TOOLS, {"function": {}}, SettingError, "None, which is not among tools"),
-        (TOOLS, "required", UnsupportedOp, "does not have tool_choice='required'"),
+        (None, "required", UnsupportedOp, "does not have tool_choice='required'"),
         (TOOLS, "other", UnsupportedOp, "does not have tool_choice='other'"),
         (TOOLS, 5, UnsupportedOp, "does not have tool_choice=5"),
         (5, SECOND, SettingError, "tools is 5"),
@@ -107,7 +110,173 @@ def test_a_choice_that_makes_no_sense_is_refused(caller, tools, choice, error, s
         caller.create_chat_completion(MESSAGES, tools=tools, tool_choice=choice, max_tokens=1)
 
 
-def test_the_format_for_calls_is_refused_with_what_does_the_same():
-    with pytest.raises(UnsupportedOp, match="chatml-function-calling") as caught:
-        Llama(PATH, chat_format="chatml-function-calling", verbose=False)
-    assert "tool_choice work" in caught.value.remedy
+# --- Any of several functions ---------------------------------------------------------------------
+
+
+def test_one_of_several_functions_is_called_when_that_is_required(caller):
+    options = {"tools": TOOLS, "tool_choice": "required", **WILD, "max_tokens": 300}
+    called = {"first": ({"a": 1}, {"a": 22}), "second": ({"a": 333},)}
+    names = set()
+    for seed in range(8):
+        done = caller.create_chat_completion(MESSAGES, seed=seed, **options)
+        (call,) = done["choices"][0]["message"]["tool_calls"]
+        names.add(call["function"]["name"])
+        assert json.loads(call["function"]["arguments"]) in called[call["function"]["name"]]
+        assert done["choices"][0]["finish_reason"] == "tool_calls"
+        chunks = list(caller.create_chat_completion(MESSAGES, seed=seed, stream=True, **options))
+        (streamed,) = chunks[1]["choices"][0]["delta"]["tool_calls"]
+        assert streamed["function"] == call["function"]
+    assert names == called.keys()
+    cut = caller.create_chat_completion(MESSAGES, **options | {"max_tokens": 3})["choices"][0]
+    assert cut["finish_reason"] == "length"
+    assert "tool_calls" not in cut["message"]
+
+
+def test_functions_have_their_older_names(caller):
+    functions = [tool["function"] for tool in TOOLS]
+    options = {"functions": functions, **WILD}
+    done = caller.create_chat_completion(MESSAGES, function_call={"name": "second"}, **options)
+    assert json.loads(done["choices"][0]["message"]["function_call"]["arguments"]) == {"a": 333}
+    for choice, shown in ((None, True), ("auto", True), ("none", False)):
+        options["max_tokens"] = 1
+        caller.create_chat_completion(MESSAGES, function_call=choice, **options)
+        prompt = caller.detokenize(caller.input_ids.tolist()).decode(errors="replace")
+        assert ("second" in prompt) is shown
+
+
+# --- chatml-function-calling ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def marked():
+    with pytest.warns(UserWarning, match="2048 tokens"):  # the prompt has more than 512
+        model = Llama(PATH, chat_format=FORMAT, n_ctx=2048, verbose=False)
+    with model:
+        yield model
+
+
+def prompt_of(model, count):
+    return model.detokenize(model.input_ids.tolist()[:count], special=True).decode()
+
+
+def pieces_of(text):
+    return [text], list(text), [text[:9], text[9:]]
+
+
+CALL = 'functions.first:\n{"a": 1}'
+BOTH = CALL + '\nfunctions.second:\n{"a": "}\\n"}'
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ("message:\nHi\nyou", "Hi\nyou", []),
+        ("message:\n", "", []),
+        (CALL, None, [("first", '{"a": 1}')]),
+        (BOTH, None, [("first", '{"a": 1}'), ("second", '{"a": "}\\n"}')]),
+        (BOTH[:-1], None, [("first", '{"a": 1}'), ("second", '{"a": "}\\n"')]),  # cut
+        (CALL[:-1], None, [("first", '{"a": 1')]),
+        ("funct", "funct", []),
+    ],
+)
+def test_an_answer_is_a_message_or_calls(text, content, calls):
+    for pieces in pieces_of(text):
+        message = message_of("id", _read_marked(pieces))
+        functions = [call["function"] for call in message.get("tool_calls", ())]
+        assert message["content"] == content
+        assert [(each["name"], each["arguments"]) for each in functions] == calls
+        assert message.get("function_call") == (functions[0] if len(calls) == 1 else None)
+
+
+def test_the_prompt_has_the_functions_where_they_may_be_called(marked):
+    shown = (None, "none"), ("auto", SECOND)
+    for choices, visible in zip(shown, (False, True), strict=True):
+        for choice in choices:
+            done = marked.create_chat_completion(
+                MESSAGES, tools=TOOLS, tool_choice=choice, **WILD | {"max_tokens": 1}
+            )
+            prompt = prompt_of(marked, done["usage"]["prompt_tokens"])
+            assert prompt.count("<|im_start|>") == len(MESSAGES) + 1
+            assert prompt.count("functions.second:\n{") == visible
+            assert "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n" in prompt
+            assert prompt.endswith("functions.second:\n") is (choice is SECOND)
+    alone = marked.create_chat_completion(MESSAGES[1:], tools=TOOLS, tool_choice="auto",
+                                          **WILD | {"max_tokens": 1})  # fmt: skip
+    assert "functions.first" in prompt_of(marked, alone["usage"]["prompt_tokens"])
+
+
+def test_calls_and_their_results_are_in_the_prompt(marked):
+    call = {"id": "1", "type": "function", "function": {"name": "first", "arguments": '{"a": 1}'}}
+    messages = [
+        *MESSAGES,
+        {"role": "assistant", "content": None, "tool_calls": [call, call]},
+        {"role": "tool", "tool_call_id": "1", "content": "Sunny"},
+        {"role": "assistant", "content": "Good"},
+        {"role": "user", "content": "And now?"},
+    ]
+    done = marked.create_chat_completion(messages, tools=TOOLS, tool_choice="auto", max_tokens=1)
+    prompt = prompt_of(marked, done["usage"]["prompt_tokens"])
+    assert f"<|im_start|>assistant\n{CALL}\n{CALL}<|im_end|>\n<|im_start|>tool\nSunny" in prompt
+    assert "<|im_start|>assistant\nmessage:\nGood<|im_end|>" in prompt
+
+
+def test_the_model_chooses_between_a_message_and_calls_of_the_schemas(marked):
+    options = {"tools": TOOLS, "tool_choice": "auto", **WILD, "max_tokens": 200}
+    kinds, several = set(), 0
+    for seed in range(10):
+        (made,) = marked.create_chat_completion(MESSAGES, seed=seed, **options)["choices"]
+        calls = made["message"].get("tool_calls", [])
+        kinds.add(bool(calls))
+        several += len(calls) > 1
+        if calls and made["finish_reason"] == "length":
+            calls.pop()
+        for call in calls:
+            value = json.loads(call["function"]["arguments"])["a"]
+            assert value in {"first": (1, 22), "second": (333,)}[call["function"]["name"]]
+        chunks = list(marked.create_chat_completion(MESSAGES, seed=seed, stream=True, **options))
+        deltas = [chunk["choices"][0]["delta"] for chunk in chunks[1:-1]]
+        content = "".join(delta["content"] or "" for delta in deltas)
+        assert content == (made["message"]["content"] or "")
+        streamed = [call for delta in deltas for call in delta.get("tool_calls") or ()]
+        assert [call["index"] for call in streamed] == list(range(len(streamed)))
+        assert chunks[-1]["choices"][0]["finish_reason"] == made["finish_reason"]
+    assert kinds == {False, True}
+    assert several
+
+
+def test_a_call_can_be_demanded(marked):
+    for choice, names in ((SECOND, {"second"}), ("required", {"first", "second"})):
+        done = marked.create_chat_completion(MESSAGES, tools=TOOLS, tool_choice=choice, **WILD)
+        calls = done["choices"][0]["message"]["tool_calls"]
+        assert {call["function"]["name"] for call in calls} <= names
+
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_real_model_fills_in_the_arguments(real_model, stream):
+    """As in the README of llama-cpp-python; the model is small, but reads the name and the age."""
+    tools = [{"type": "function", "function": {"name": "UserDetail", "parameters": PERSON}}]
+    question = [
+        {"role": "system", "content": "You call functions with what the user says."},
+        {"role": "user", "content": "Extract: Jason is 25 years old"},
+    ]
+    with Llama(
+        str(real_model("smollm2-135m")), chat_format=FORMAT, n_ctx=1024, verbose=False
+    ) as llm:
+        done = llm.create_chat_completion(
+            question, tools=tools, temperature=0.0, max_tokens=64, stream=stream,
+            tool_choice={"type": "function", "function": {"name": "UserDetail"}},
+        )  # fmt: skip
+        if stream:
+            parts = [c["choices"][0]["delta"]["function_call"] for c in done]
+            text = "".join(part["arguments"] for part in parts if part)
+        else:
+            (call,) = done["choices"][0]["message"]["tool_calls"]
+            text = call["function"]["arguments"]
+    assert json.loads(text) == {"name": "Jason", "age": 25}

@@ -118,8 +118,6 @@ def test_log_probabilities_have_the_shape_of_completions(llm, own):
     parts = [chunk["choices"][0]["logprobs"] for chunk in chunks]
     for name, values in given.items():
         assert [value for part in parts for value in part[name]] == values
-    with pytest.raises(UnsupportedOp, match="logprobs with echo"):
-        llm(PROMPT, logprobs=1, echo=True)
 
 
 def test_log_probabilities_have_the_shape_of_chats(llm):
@@ -145,7 +143,7 @@ def test_log_probabilities_have_the_shape_of_chats(llm):
             refused()
 
 
-def test_logits_all_is_taken_and_changes_nothing(llm):
+def test_logits_all_changes_no_text(llm):
     with Llama(PATH, logits_all=True, verbose=False) as other:
         options = {"max_tokens": 2, "logprobs": 1, "temperature": 0.0}
         given, wanted = other(PROMPT, **options), llm(PROMPT, **options)
@@ -177,8 +175,11 @@ def test_typical_p_is_a_setting_of_completions(llm):
 def test_names_that_never_were_are_type_errors(llm):
     with pytest.raises(TypeError, match="max_token"):
         llm(PROMPT, max_token=3)
-    with pytest.raises(TypeError, match="n_gpu_layer"):
-        Llama(PATH, n_gpu_layer=3)
+    for name in ("n_gpu_layer", "f16_kv"):
+        with pytest.raises(TypeError, match=rf"^Llama\.__init__\(\) got .* '{name}'"):
+            Llama(PATH, **{name: True})
+    with pytest.raises(TypeError, match=r"^Llama\.tokenize\(\) missing"):
+        llm.tokenize()
 
 
 def test_formats_have_the_names_of_there():

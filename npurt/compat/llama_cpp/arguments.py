@@ -14,25 +14,20 @@ RANDOM_SEED = 0xFFFFFFFF  # its LLAMA_DEFAULT_SEED; -1 means the same
 
 # Its names of chat formats -> npurt's, where they differ.
 FORMATS = {"llama-2": "llama2", "llama-3": "llama3", "mistral-instruct": "mistral"}
-# Its format for calls of functions, whose template is in its code: npurt takes that of the file.
-CALLING = "chatml-function-calling"
 # The texts that end an answer in a format, for files that do not know them as end tokens.
 STOPS = {
-    "chatml": "<|im_end|>", "gemma": "<end_of_turn>\n", "llama-3": "<|eot_id|>",
-    "mistral-instruct": "</s>", "zephyr": "</s>",
+    "chatml": "<|im_end|>", "chatml-function-calling": "<|im_end|>", "gemma": "<end_of_turn>\n",
+    "llama-3": "<|eot_id|>", "mistral-instruct": "</s>", "zephyr": "</s>",
 }  # fmt: skip
 # Arguments of the constructor that npurt does not have, and the values that change nothing.
 MODEL_DEFAULTS: dict[str, Any] = {
-    "attention_type": -1, "chat_handler": None, "kv_overrides": None,
+    "attention_type": -1, "kv_overrides": None,
     "lora_base": None, "rope_freq_base": 0.0, "rope_freq_scale": 0.0, "rope_scaling_type": -1,
-    "spm_infill": False, "tokenizer": None, "yarn_attn_factor": 1.0, "yarn_beta_fast": 32.0,
+    "tokenizer": None, "yarn_attn_factor": 1.0, "yarn_beta_fast": 32.0,
     "yarn_beta_slow": 1.0, "yarn_ext_factor": -1.0, "yarn_orig_ctx": 0,
 }  # fmt: skip
 # The same of completions.  Mirostat's constants have no effect while it is off.
-DEFAULTS: dict[str, Any] = {
-    "function_call": None, "functions": None, "idx": None, "mirostat_mode": 0,
-    "suffix": None, "tfs_z": 1.0,
-}  # fmt: skip
+DEFAULTS: dict[str, Any] = {"mirostat_mode": 0, "tfs_z": 1.0}
 # What of completions `Llama` hands on to its sampler.
 SAMPLING = (
     "top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "frequency_penalty",

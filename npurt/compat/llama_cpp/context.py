@@ -10,7 +10,6 @@ import numpy as np
 
 from npurt.compat.folders import model_in
 from npurt.compat.llama_cpp.arguments import (
-    CALLING,
     FORMATS,
     MODEL_DEFAULTS,
     RANDOM_SEED,
@@ -20,8 +19,10 @@ from npurt.compat.llama_cpp.arguments import (
     refuse,
     seed_of,
 )
+from npurt.compat.llama_cpp.calls import FORMAT, TEMPLATE
 from npurt.compat.llama_cpp.lists import LlamaPromptLookupDecoding, LlamaState
 from npurt.compat.llama_cpp.llama_cache import LlamaRAMCache
+from npurt.compat.llama_cpp.llama_chat_format import registered
 from npurt.compat.sampling import F32, Ids
 from npurt.errors import LayoutError, NumericsError, SettingError, brief
 from npurt.llm.decode.model import Llama as Model
@@ -51,7 +52,11 @@ class OpenModel:
         pooling_type: Of embeddings: 0 none, 1 mean, 2 cls, 3 last, 4 rank; -1: as the file says.
         embedding: No effect: every model embeds.
         last_n_tokens_size: The number of last tokens that penalties see; -1: all.
-        chat_format: A name of a chat template; by default the file's own template.
+        chat_format: A name of a chat template, or of what a script registered with
+            `llama_chat_format`; by default the file's own template, else that of Llama 2.
+        chat_handler: Answers chats: a function of the model and their arguments.
+        logits_all: Keep the logits after each token that `eval` evaluates.
+        spm_infill: Write the suffix before the prefix, where a text is filled in.
         draft_model: A `LlamaPromptLookupDecoding`: the text stays the same.
         type_k: Element type of the keys in the KV cache: 1 for f16, 0 for f32.
         type_v: The same of the values; both are alike.
@@ -90,20 +95,23 @@ class OpenModel:
             raise SettingError(
                 f"chat_format is {brief(chat_format)}", remedy="pass a name such as chatml"
             )
-        if chat_format == CALLING:
-            raise missing(
-                f"chat_format={CALLING!r}",
-                "leave it out: tools and tool_choice work with the template of the file",
+        if chat_handler is not None and not callable(chat_handler):
+            raise SettingError(
+                f"chat_handler is {brief(chat_handler)}", remedy="chat_handler must be a function"
             )
-        self.chat_format = chat_format
+        self.chat_format, self.chat_handler = chat_format, chat_handler
+        named = None if chat_handler or registered(str(chat_format)) else chat_format
+        if named == FORMAT:
+            named = TEMPLATE
         self.verbose = flag("verbose", verbose)
-        flag("logits_all", logits_all)
+        self._logits_all = flag("logits_all", logits_all)
+        self._suffix_first = flag("spm_infill", spm_infill)
         self.n_batch = min(integer("n_batch", n_batch, 1), 512)
         self.last_n_tokens_size = integer("last_n_tokens_size", last_n_tokens_size, -1)
         self._seed = seed_of(seed)
         self._pooling = pooling(pooling_type)
         self.cache: LlamaRAMCache | None = None
-        self._row: F32 | None = None  # the logits after the last token, if `eval` computed them
+        self._rows: list[F32] = []  # logits after the last tokens, those that `eval` computed
         self._model: Model | None = None
         if flag("vocab_only", vocab_only):
             with errors_of(self.model_path), GGUF(self.model_path) as file:
@@ -117,7 +125,7 @@ class OpenModel:
             n_batch=self.n_batch,
             n_threads=n_threads,
             kv_type=kv_type(type_k, type_v),
-            chat_template=None if chat_format is None else FORMATS.get(chat_format, chat_format),
+            chat_template=None if named is None else FORMATS.get(named, named),
             progress=self.verbose,
             draft=None if draft_model is None else "lookup",
             draft_max=None if draft_model is None else draft_model.num_pred_tokens,
@@ -253,9 +261,29 @@ class OpenModel:
 
     @property
     def eval_logits(self) -> deque[list[float]]:
-        """The logits that `eval` computed last, after the last token of the context."""
-        rows = [] if self._row is None else [self._row.tolist()]
-        return deque(rows, maxlen=1)
+        """The logits that `eval` computed: after the last token, or all with *logits_all*."""
+        rows = (row.tolist() for rows in self._rows for row in rows)
+        return deque(rows, maxlen=self._llm.n_ctx if self._logits_all else 1)
+
+    @property
+    def scores(self) -> F32:
+        """The logits after each token of the context, ``[n_tokens, n_vocab]``.
+
+        Raises:
+            SettingError: The model was not opened with *logits_all*, or others than `eval`
+                evaluated some of the tokens.
+        """
+        scores = self._scores()
+        if not self._logits_all or len(scores) != self.n_tokens:
+            raise SettingError(
+                f"there are logits of {len(scores)} of {self.n_tokens} tokens",
+                remedy="open the model with logits_all=True, reset() it and eval() the tokens",
+            )
+        return scores
+
+    def _scores(self) -> F32:
+        """Return the logits that `eval` computed, as one array."""
+        return np.concatenate([np.empty((0, self.n_vocab()), np.float32), *self._rows])
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -269,7 +297,7 @@ class OpenModel:
 
     def reset(self) -> None:
         """Forget the context."""
-        self._row = None
+        self._rows = []
         self._llm.reset()
 
     def eval(self, tokens: Sequence[int]) -> None:
@@ -280,16 +308,17 @@ class OpenModel:
             LayoutError: They are no token ids.
         """
         ids = self._llm.model.valid(tokens)
-        if ids:
-            self._row = self._llm.eval_last(ids).copy()
+        if ids and self._logits_all:
+            self._rows.append(self._llm.eval(ids))
+        elif ids:
+            self._rows = [self._llm.eval_last(ids)[None].copy()]
 
     def save_state(self) -> LlamaState:
         """Return a copy of the state of the context, which can be pickled."""
         snapshot = self._llm.snapshot()
-        rows = [] if self._row is None else [self._row]
         return LlamaState(
             input_ids=self.input_ids,
-            scores=np.array(rows, np.float32).reshape(-1, self.n_vocab()),
+            scores=self._scores(),
             n_tokens=self.n_tokens,
             llama_state=snapshot,
             llama_state_size=snapshot.nbytes,
@@ -305,7 +334,7 @@ class OpenModel:
         if not isinstance(state, LlamaState):
             raise LayoutError(f"{brief(state)} is no state", remedy="pass what save_state() gave")
         self._llm.restore(state.llama_state)
-        self._row = state.scores[0].copy() if len(state.scores) else None
+        self._rows = [state.scores.copy()]
         self._seed = state.seed
 
     def set_cache(self, cache: LlamaRAMCache | None) -> None:

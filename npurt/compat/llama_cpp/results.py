@@ -2,9 +2,10 @@
 
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from npurt.compat.llama_cpp.calls import CallPart, Part
 from npurt.llm.decode.generate import Timing
 from npurt.llm.decode.logprobs import TokenLogprob
 
@@ -24,15 +25,9 @@ def text_choice(text: str, finish: str | None = None, logprobs: Result | None = 
     return {"text": text, "index": 0, "logprobs": logprobs, "finish_reason": finish}
 
 
-def message_choice(part: Result, finish: str, logprobs: Result | None = None) -> Result:
-    """Return the choice of an answer, whose message has *part*: content or a call."""
-    return {"index": 0, "message": {"role": "assistant", **part}, "logprobs": logprobs,
-            "finish_reason": finish}  # fmt: skip
-
-
-def called(finish: str) -> str:
-    """Return why a call ended, where a text would have ended with *finish*."""
-    return "tool_calls" if finish == "stop" else finish
+def message_choice(message: Result, finish: str, logprobs: Result | None = None) -> Result:
+    """Return the choice of an answer."""
+    return {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": finish}
 
 
 def delta_choice(
@@ -40,6 +35,60 @@ def delta_choice(
 ) -> Result:
     """Return the choice of a chunk of an answer."""
     return {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+
+
+def message_of(completion: str, parts: Iterable[Part]) -> Result:
+    """Return the message of *completion*, an id, whose content or calls have these *parts*."""
+    content, names, arguments = "", list[str](), list[str]()
+    for part in parts:
+        if isinstance(part, str):
+            content += part
+        elif part.number == len(names):
+            names.append(part.name)
+            arguments.append(part.arguments)
+        else:
+            arguments[-1] += part.arguments
+    if not names:
+        return {"role": "assistant", "content": content}
+    calls = [
+        _call(completion, CallPart(i, *call))
+        for i, call in enumerate(zip(names, arguments, strict=True))
+    ]
+    alone = {"function_call": calls[0]["function"]} if len(calls) == 1 else {}
+    return {"role": "assistant", "content": content or None, **alone, "tool_calls": calls}
+
+
+def _call(completion: str, part: CallPart) -> Result:
+    return {
+        "id": f"call__{part.number}_{part.name}_{completion}",
+        "type": "function",
+        "function": {"name": part.name, "arguments": part.arguments},
+    }
+
+
+def delta_of(completion: str, part: Part) -> Result:
+    """Return what a chunk of *completion*, an id, adds to the message."""
+    if isinstance(part, str):
+        return {"content": part}
+    call = _call(completion, part)
+    return {"role": None, "content": None, "function_call": call["function"],
+            "tool_calls": [{"index": part.number, **call}]}  # fmt: skip
+
+
+def edge_of(role: str | None, *, calls: bool) -> Result:
+    """Return what the first chunk of a message adds, which has the *role*, or the last one.
+
+    Args:
+        calls: Whether the message may have calls: all keys are then there.
+    """
+    if calls:
+        return {"role": role, "content": None, "function_call": None, "tool_calls": None}
+    return {"role": role} if role else {}
+
+
+def called(finish: str) -> str:
+    """Return why calls ended, where a text would have ended with *finish*."""
+    return "tool_calls" if finish == "stop" else finish
 
 
 class Logprobs:
@@ -54,17 +103,29 @@ class Logprobs:
         self._piece = piece
         self._offset = offset
         self._given = 0
+        self._before: list[tuple[int, TokenLogprob | None]] = []
+
+    def begin(self, tokens: list[tuple[int, TokenLogprob | None]]) -> None:
+        """Begin with *tokens* of the prompt, the first of which has no log probability."""
+        self._before = tokens
 
     def of_completion(self, timing: Timing) -> Result:
         """Return those of the tokens since the last call; the token itself is among the top."""
-        tokens, offsets, likely = [], [], []
-        for each in self._next(timing):
-            text = self._piece(each.token)
+        tokens, offsets, values, likely = [], [], list[float | None](), list[Any]()
+        new = [(each.token, each) for each in self._next(timing)]
+        for token, each in [*self._before, *new]:
+            text = self._piece(token)
             tokens.append(text)
             offsets.append(self._offset)
             self._offset += len(text)
-            likely.append({self._piece(i): value for i, value in each.top} | {text: each.logprob})
-        values = [top[text] for top, text in zip(likely, tokens, strict=True)]
+            if each is None:
+                values.append(None)
+                likely.append(None)
+                continue
+            top = {self._piece(i): value for i, value in each.top} | {text: each.logprob}
+            values.append(top[text])
+            likely.append(top)
+        self._before = []
         return {"tokens": tokens, "text_offset": offsets, "token_logprobs": values,
                 "top_logprobs": likely}  # fmt: skip
 

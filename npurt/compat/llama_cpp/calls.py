@@ -1,0 +1,235 @@
+"""Calls of functions in a chat: what the model may write, and how calls are read from it."""
+
+import functools
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from npurt.compat.llama_cpp.arguments import missing
+from npurt.errors import SettingError, brief
+from npurt.llm.decode.grammar.lark import Functions, either, one_call, quoted, value
+from npurt.runtime.open.arguments import listed
+
+# The format for calls of functions, with a template of npurt's own.  An answer begins with
+# "message:", or it is one call after another, each of which begins with "functions.NAME:".
+# Source: llama_cpp_python-0.3.36.tar.gz, llama_cpp/llama_chat_format.py, for the names and markers.
+FORMAT = "chatml-function-calling"
+MESSAGE = "message:\n"
+HEAD = re.compile(r"\n?functions\.(.*?):\n")  # of a call
+TEMPLATE = """\
+{%- macro manual() -%}
+You can call these functions:
+{% for tool in tools %}
+functions.{{ tool.function.name }}:
+{% if tool.function.description %}{{ tool.function.description }}
+{% endif %}{{ tool.function.parameters | tojson }}
+{% endfor %}
+Answer with a message, which begins with 'message:':
+
+message:
+<text>
+
+Or answer with one or more calls, each of which begins with 'functions.<name>:':
+
+functions.<name>:
+{"argument": "value"}
+{%- endmacro -%}
+{%- if tools and messages[0].role != 'system' -%}
+<|im_start|>system
+{{ manual() }}<|im_end|>
+{% endif -%}
+{%- for message in messages -%}
+<|im_start|>{{ message.role }}
+{% if message.tool_calls -%}
+{%- for call in message.tool_calls -%}
+{%- set given = call.function.arguments -%}
+{{ '\n' if not loop.first }}functions.{{ call.function.name }}:
+{{ given if given is string else given | tojson }}
+{%- endfor -%}
+{%- else -%}
+{%- if tools and message.role == 'assistant' -%}{{ 'message:\\n' }}{%- endif -%}
+{{ message.content }}
+{%- endif -%}
+{%- if tools and loop.first and message.role == 'system' -%}
+{{ '\\n\\n' + manual() }}
+{%- endif -%}
+<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt -%}
+<|im_start|>assistant
+{{ begin }}
+{%- endif -%}
+"""
+
+
+class CallPart(NamedTuple):
+    """A piece of the arguments of a call, in JSON; the first call has the number 0."""
+
+    number: int
+    name: str
+    arguments: str
+
+
+Part = str | CallPart  # text of the content, or of a call
+Reader = Callable[[Iterable[str]], Iterator[Part]]
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """What a chat says of functions.
+
+    Attributes:
+        tools: Those that the template shows.
+        options: What makes the text a call, or something that can be read as calls.
+        variables: Of the template.
+        read: Returns the parts of an answer from its pieces.
+        possible: Whether the answer may have calls.
+    """
+
+    tools: Sequence[Mapping[str, Any]] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    read: Reader = iter
+    possible: bool = True
+
+
+def calls_of(
+    tools: Sequence[Mapping[str, Any]] | None,
+    tool_choice: Any,
+    functions: Sequence[Mapping[str, Any]] | None,
+    function_call: Any,
+    *,
+    marked: bool,
+) -> Calls:
+    """Return what a chat says of functions.
+
+    Args:
+        tools: Functions.
+        tool_choice: None, ``"none"``, ``"auto"``, ``"required"``, or a function.
+        functions: *tools* by an older name, without the object around each function.
+        function_call: *tool_choice* by an older name.
+        marked: Whether calls are written as `FORMAT` has them; None is then ``"none"``.
+
+    Raises:
+        SettingError: *tool_choice* names none of *tools*.
+        UnsupportedOp: *tool_choice* is something else.
+    """
+    if functions is not None:
+        given = listed("functions", functions, "a list of functions as JSON schemas")
+        tools = [{"type": "function", "function": each} for each in given]
+    if function_call is not None:
+        named = isinstance(function_call, Mapping)
+        tool_choice = {"function": function_call} if named else function_call
+    if tool_choice is None:
+        tool_choice = "none" if marked else "auto"
+    if isinstance(tool_choice, str) and tool_choice == "none":
+        return Calls(possible=False)
+    schemas = _schemas(tools)
+    if isinstance(tool_choice, str) and tool_choice == "auto":
+        if marked and schemas:
+            return Calls(tools, {"grammar": _written(schemas, message=True)}, read=_read_marked)
+        return Calls(tools, possible=False)
+    demanded = _demanded(tool_choice, schemas)
+    if len(demanded) == 1:
+        return _call_of(tools, *demanded.items(), marked=marked)
+    if marked:
+        return Calls(tools, {"grammar": _written(demanded, message=False)}, read=_read_marked)
+    return Calls(tools, {"response_format": one_call(demanded)}, read=_read_object)
+
+
+def _schemas(tools: Any) -> Functions:
+    given = [
+        each.get("function") if isinstance(each, Mapping) else None
+        for each in listed("tools", tools or (), "a list of functions as JSON schemas")
+    ]
+    return {
+        function["name"]: function.get("parameters") or {"type": "object"}
+        for function in given
+        if isinstance(function, Mapping) and isinstance(function.get("name"), str)
+    }
+
+
+def _demanded(tool_choice: Any, schemas: Functions) -> Functions:
+    """Return the functions of which *tool_choice* demands one."""
+    if isinstance(tool_choice, str) and tool_choice == "required" and schemas:
+        return schemas
+    chosen = tool_choice.get("function") if isinstance(tool_choice, Mapping) else None
+    if not isinstance(chosen, Mapping):
+        raise missing(f"tool_choice={brief(tool_choice)}")
+    name = chosen.get("name")
+    if not isinstance(name, str) or name not in schemas:
+        raise SettingError(
+            f"tool_choice names the function {brief(name)}, which is not among tools",
+            remedy=f"name one of {json.dumps(list(schemas))}",
+        )
+    return {name: schemas[name]}
+
+
+def _call_of(tools: Any, function: tuple[str, Any], *, marked: bool) -> Calls:
+    """Return what makes the text the arguments of one *function*."""
+    name, schema = function
+    begin = {"begin": _begin_of(name)} if marked else {}
+    options = {"response_format": {"type": "json_object", "schema": schema}}
+    return Calls(tools, options, begin, functools.partial(_read_arguments, name))
+
+
+def _read_arguments(name: str, pieces: Iterable[str]) -> Iterator[Part]:
+    """Yield the call of *name* whose arguments are *pieces*, of which there may be none."""
+    yield CallPart(0, name, "")
+    for piece in pieces:
+        yield CallPart(0, name, piece)
+
+
+def _begin_of(name: str) -> str:
+    return f"functions.{name}:\n"
+
+
+def _written(functions: Functions, *, message: bool) -> Any:
+    """Return the grammar of an answer as `FORMAT` has it: calls, or also a *message*."""
+    from npurt.llm.decode.grammar.grammar import Grammar
+
+    calls = [
+        f"{quoted(_begin_of(name))} {value({'type': 'object', **schema})}"
+        for name, schema in functions.items()
+    ]
+    text = f" | {quoted(MESSAGE)} /(.|\\n)*/" if message else ""
+    return Grammar.from_lark(f'start: call ("\\n" call)*{text}\n{either("call", calls)}')
+
+
+def _read_marked(pieces: Iterable[str]) -> Iterator[Part]:
+    """Yield the parts of an answer as `FORMAT` has it: a message as it comes, calls when whole."""
+    pieces, index, text = iter(pieces), 0, ""
+    for piece in pieces:
+        text += piece
+        if text.startswith(MESSAGE):
+            yield text.removeprefix(MESSAGE)
+            yield from pieces
+            return
+        while (head := HEAD.match(text)) and (end := _end_of_object(text, head.end())):
+            yield CallPart(index, head[1], text[head.end() : end])
+            index, text = index + 1, text[end:]
+    if head := HEAD.match(text):  # a call that was cut
+        yield CallPart(index, head[1], text[head.end() :])
+    elif not index:
+        yield text
+
+
+def _end_of_object(text: str, start: int) -> int:
+    """Return where the JSON object that begins at *start* ends; 0: further on."""
+    try:
+        return json.JSONDecoder().raw_decode(text, start)[1]
+    except (RecursionError, ValueError):
+        return 0
+
+
+def _read_object(pieces: Iterable[str]) -> Iterator[Part]:
+    """Yield the call that is an object with name and arguments; as text if it was cut."""
+    text = "".join(pieces)
+    try:
+        call = json.loads(text)
+    except ValueError:
+        yield text
+        return
+    yield CallPart(0, call["name"], json.dumps(call["arguments"], ensure_ascii=False))

@@ -1,0 +1,26 @@
+"""Classes and functions of llama-cpp-python that npurt does not have: they can be imported."""
+
+from typing import Any, NoReturn
+
+from npurt.compat.llama_cpp.arguments import missing
+
+
+def refused_class(name: str, remedy: str) -> type[Any]:
+    """Return a class with this *name*, of which no object can be made."""
+
+    def refuse(*arguments: Any, **options: Any) -> NoReturn:
+        raise missing(name, remedy)
+
+    methods = {"__new__": refuse, "from_pretrained": staticmethod(refuse)}
+    return type(name, (), {"__doc__": f"Refused: {remedy}.", **methods})
+
+
+def refused_function(name: str, remedy: str) -> Any:
+    """Return a function with this *name*, which cannot be called."""
+
+    def refuse(*arguments: Any, **options: Any) -> NoReturn:
+        raise missing(name, remedy)
+
+    refuse.__name__ = refuse.__qualname__ = name
+    refuse.__doc__ = f"Refuse: {remedy}."
+    return refuse
