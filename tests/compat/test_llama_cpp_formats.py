@@ -1,21 +1,31 @@
 """Formatters and handlers of a script answer chats, as with llama_cpp.llama_chat_format."""
 
 import itertools
+from typing import Any
 
 import pytest
 
 from npurt.compat.llama_cpp import Llama
 from npurt.compat.llama_cpp.llama_chat_format import (
+    ChatFormatter,
     ChatFormatterResponse,
     Jinja2ChatFormatter,
+    LlamaChatCompletionHandler,
     LlamaChatCompletionHandlerNotFoundException,
     LlamaChatCompletionHandlerRegistry,
     Llava15ChatHandler,
     MoondreamChatHandler,
+    chat_formatter_to_chat_completion_handler,
+    chatml_function_calling,
     format_chatml,
+    format_gemma,
+    format_llama2,
+    format_llama3,
     format_mistral_instruct,
     format_qwen,
+    format_zephyr,
     get_chat_completion_handler,
+    hf_tokenizer_config_to_chat_completion_handler,
     hf_tokenizer_config_to_chat_formatter,
     register_chat_completion_handler,
     register_chat_format,
@@ -114,6 +124,10 @@ def test_a_template_makes_the_prompt():
     assert hf_tokenizer_config_to_chat_formatter(config)(messages=MESSAGES).prompt == made.prompt
     with pytest.raises(SettingError, match="lacks"):
         hf_tokenizer_config_to_chat_formatter(config | {"bos_token": None})
+    hf = hf_tokenizer_config_to_chat_completion_handler(config | {"bos_token": ""})
+    with Llama(PATH, chat_handler=hf, verbose=False) as model:
+        done = model.create_chat_completion(MESSAGES, max_tokens=2, **GREEDY)
+        assert prompt_of(model, done) == "<system>Be brief.<user>Hello"
     with Llama(PATH, chat_handler=formatter.to_chat_handler(), verbose=False) as model:
         done = model.create_chat_completion(MESSAGES, max_tokens=2, **GREEDY)
         assert prompt_of(model, done).endswith("<system>Be brief.<user>Hello")
@@ -125,8 +139,34 @@ def test_formats_of_names_make_prompts():
         "<s>[INST] Hello [/INST]Hi</s>[INST] Hello [/INST]"
     )
     assert format_chatml(MESSAGES).prompt.endswith("<|im_start|>assistant\n")
+    for formatter, mark in (
+        (format_gemma, "<start_of_turn>model\n"),
+        (format_llama2, "<s>[INST] Hello [/INST] Hi </s>"),
+        (format_llama3, "<|begin_of_text|><|start_header_id|>user"),
+        (format_zephyr, "<|assistant|>\n"),
+    ):
+        assert mark in formatter(messages=turns).prompt
     with pytest.raises(UnsupportedOp, match="format_qwen"):
         format_qwen(messages=turns)
+
+
+def test_protocols_describe_formatters_and_handlers():
+    def formatter(*, messages: Any, **options: Any) -> ChatFormatterResponse:
+        return ChatFormatterResponse(f"{messages[-1]['content']}!")
+
+    typed: ChatFormatter = formatter
+    handler: LlamaChatCompletionHandler = chat_formatter_to_chat_completion_handler(typed)
+    with Llama(PATH, verbose=False) as model:
+        done = handler(llama=model, messages=MESSAGES, max_tokens=2, **GREEDY)
+        assert prompt_of(model, done) == "Hello!"
+
+
+def test_the_handler_of_calls_wants_its_format(llm):
+    with pytest.raises(SettingError, match="chat_format is None"):
+        chatml_function_calling(llama=llm, messages=MESSAGES)
+    with Llama(PATH, chat_format="chatml-function-calling", verbose=False) as model:
+        done = chatml_function_calling(llama=model, messages=MESSAGES, max_tokens=2, **GREEDY)
+        assert done["object"] == "chat.completion"
 
 
 def test_a_file_without_a_template_is_asked_as_llama_2_is(tmp_path):

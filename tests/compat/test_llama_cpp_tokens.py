@@ -1,23 +1,30 @@
 """Tokens, states, callbacks and embeddings of llama-cpp-python: its shapes, npurt's values."""
 
 import itertools
+import os
 import pickle
 
 import numpy as np
 import pytest
 
 from npurt.compat.llama_cpp import (
+    BaseLlamaCache,
     Llama,
     LlamaDiskCache,
     LlamaRAMCache,
     LlamaState,
+    LlamaTokenizer,
+    LogitsProcessor,
     LogitsProcessorList,
     MinTokensLogitsProcessor,
+    StoppingCriteria,
     StoppingCriteriaList,
 )
-from npurt.compat.llama_cpp.llama_speculative import LlamaPromptLookupDecoding
-from npurt.errors import LayoutError, SettingError, UnsupportedOp
+from npurt.compat.llama_cpp.llama_speculative import LlamaDraftModel, LlamaPromptLookupDecoding
+from npurt.compat.llama_cpp.llama_tokenizer import BaseLlamaTokenizer
+from npurt.errors import LayoutError, SettingError, StateFormatError, UnsupportedOp
 from tests.compat.questions import GREEDY, MESSAGES, PATH, PROMPT
+from tests.llm import tiny
 
 # --- Tokens and states ----------------------------------------------------------------------------
 
@@ -90,8 +97,102 @@ def test_prompts_go_on_from_the_states_of_a_cache(llm):
     for refused in ("x", {}):
         with pytest.raises(UnsupportedOp, match="does not have set_cache"):
             llm.set_cache(refused)
-    with pytest.raises(UnsupportedOp, match="LlamaDiskCache"):
-        LlamaDiskCache()
+
+
+class FirstAndLast(BaseLlamaCache):
+    """A cache of a script's own: of the first state and the last one."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = []
+
+    @property
+    def cache_size(self):
+        return sum(state.llama_state_size for state in self.kept)
+
+    def __contains__(self, key):
+        return bool(self.kept)
+
+    def __getitem__(self, key):
+        return self.kept[0]
+
+    def __setitem__(self, key, value):
+        self.kept[1:] = [value]
+
+
+def test_a_cache_may_be_the_scripts_own(llm):
+    cache = FirstAndLast()
+    llm.set_cache(cache)
+    try:
+        llm([1, 5, 9], max_tokens=1, **GREEDY)
+        llm.reset()
+        llm([1, 5, 9], max_tokens=1, **GREEDY)
+        assert llm._llm.timing.reused_tokens == 2
+    finally:
+        llm.set_cache(None)
+    assert (len(cache.kept), cache.cache_size > 0) == (2, True)
+
+
+def test_states_on_disk_serve_other_processes(llm, tmp_path):
+    prompts = [[1, *range(5, 25)], [1, *range(30, 50)]]
+    wanted = [llm([*prompt, 7], max_tokens=5, **GREEDY)["choices"] for prompt in prompts]
+    llm.set_cache(LlamaDiskCache(str(tmp_path / "a/b")))
+    for prompt in prompts:
+        llm(prompt, max_tokens=1, **GREEDY)
+    llm.set_cache(None)
+    cache = LlamaDiskCache(str(tmp_path / "a/b"))
+    files = list((tmp_path / "a/b").iterdir())
+    assert cache.cache_size == sum(file.stat().st_size for file in files)
+    assert len(files) == 2
+    with Llama(PATH, seed=4, verbose=False) as other:
+        other.set_cache(cache)
+        for prompt, text in zip(prompts, wanted, strict=True):
+            assert prompt in cache
+            assert other([*prompt, 7], max_tokens=5, **GREEDY)["choices"] == text
+            assert other._llm.timing.reused_tokens == len(prompt)
+    for file in (tmp_path / "a/b").iterdir():
+        file.write_bytes(file.read_bytes()[:-1])
+    with Llama(PATH, verbose=False) as other:
+        other.set_cache(cache)
+        with pytest.raises(StateFormatError, match="damaged"):
+            other(prompts[0], max_tokens=1)
+    with Llama(str(tiny.path("qwen2")), verbose=False) as different:
+        different.set_cache(cache)
+        different(prompts[0], max_tokens=1)  # the states are of another model
+        assert different._llm.timing.reused_tokens == 0
+
+
+def test_a_cache_on_disk_drops_what_was_used_longest_ago(llm, tmp_path):
+    states = []
+    for ids in ([1, 5, 9], [1, 6, 8], [2, 7]):
+        llm.reset()
+        llm.eval(ids)
+        states.append(llm.save_state())
+    cache = LlamaDiskCache(tmp_path)
+    with pytest.raises(KeyError):
+        cache[[1]]
+    for age, state in enumerate(states[:2]):
+        cache[state.input_ids.tolist()] = state
+        for file in tmp_path.iterdir():
+            os.utime(file, ns=(0, age))
+    (size, _) = (file.stat().st_size for file in tmp_path.iterdir())
+    os.utime(next(iter(tmp_path.iterdir())), ns=(0, 0))
+    found = cache[[1, 5, 9, 4]]
+    assert found.input_ids.tolist() == [1, 5, 9]
+    llm.load_state(found)
+    assert llm.input_ids.tolist() == [1, 5, 9]
+    assert [3] not in cache
+
+    cache.capacity_bytes = 2 * size
+    cache[[2, 7]] = states[2]
+
+    assert [1, 5, 9] in cache
+    assert cache[[1, 6, 8]].input_ids.tolist() == [1, 5, 9]
+    with pytest.raises(LayoutError, match="in memory"):
+        cache[[1]] = found
+    (tmp_path / "x.npurt-state").write_bytes(b"no state")
+    with pytest.raises(StateFormatError, match="is not a saved state"):
+        cache[[1]]
 
 
 def test_a_cache_drops_what_was_used_longest_ago(llm):
@@ -193,9 +294,11 @@ def only(token):
 def test_logits_processors_change_logits_in_their_order(llm, own):
     seen = []
 
-    def watch(ids, scores):
+    def plain(ids, scores):
         seen.append(ids.tolist())
         return scores
+
+    watch: LogitsProcessor = plain
 
     word = own.tokenize("abc", add_bos=False)[0]
     text = own.tokenizer.stream(continued=True).push(word) * 3
@@ -231,7 +334,8 @@ def test_stopping_criteria_end_a_text_before_the_next_token(llm, own):
         shapes.add(scores.shape)
         return len(ids) >= len(prompt) + 3
 
-    criteria = StoppingCriteriaList([lambda ids, scores: False, enough])
+    never: StoppingCriteria = lambda ids, scores: False  # noqa: E731
+    criteria = StoppingCriteriaList([never, enough])
     result = llm(prompt, stopping_criteria=criteria, max_tokens=9, **GREEDY)
 
     assert result["choices"][0]["text"] == llm.detokenize(tokens).decode(errors="replace")
@@ -312,3 +416,24 @@ def test_long_texts_are_cut_or_refused():
     for wrong in (5, -2, "mean"):
         with pytest.raises(SettingError, match="pooling_type"):
             Llama(PATH, pooling_type=wrong)
+
+
+def test_drafts_are_what_followed_the_end_before():
+    find = LlamaPromptLookupDecoding.find_candidate_pred_tokens
+    for ids, most, draft in (
+        ([7, 8, 9, 7, 8, 9, 7, 8], 3, [9, 7, 8]),
+        ([5, 8, 1, 2, 8], 2, [1, 2]),
+        ([5, 8, 8], 9, [8]),
+        ([1, 2, 3], 2, []),
+        ([1], 2, []),
+    ):
+        assert find(np.array(ids), max_ngram_size=2, num_pred_tokens=most).tolist() == draft
+    drafter = LlamaPromptLookupDecoding(num_pred_tokens=1)
+    assert isinstance(drafter, LlamaDraftModel)
+    assert drafter(np.array([5, 8, 1, 2, 8])).tolist() == [1]
+
+
+def test_a_tokenizer_is_read_from_a_file(llm):
+    tokenizer = LlamaTokenizer.from_ggml_file(PATH)
+    assert isinstance(tokenizer, BaseLlamaTokenizer)
+    assert tokenizer.encode("abc") == llm.tokenizer().encode("abc")

@@ -6,6 +6,10 @@ and is not here raises UnsupportedOp with its name.  docs/llama-cpp-python.md li
 Source: PyPI, llama_cpp_python-0.3.36.tar.gz, MIT: names, arguments, defaults and shapes only.
 """
 
+from typing import Any
+
+from npurt.compat.llama_cpp import llama_types
+from npurt.compat.llama_cpp.arguments import missing
 from npurt.compat.llama_cpp.context import LlamaTokenizer
 from npurt.compat.llama_cpp.lists import (
     LlamaGrammar,
@@ -16,7 +20,12 @@ from npurt.compat.llama_cpp.lists import (
     StoppingCriteria,
     StoppingCriteriaList,
 )
-from npurt.compat.llama_cpp.llama_cache import LlamaCache, LlamaDiskCache, LlamaRAMCache
+from npurt.compat.llama_cpp.llama_cache import (
+    BaseLlamaCache,
+    LlamaCache,
+    LlamaDiskCache,
+    LlamaRAMCache,
+)
 from npurt.compat.llama_cpp.model import Llama
 
 __version__ = "0.3.36"  # of the interface
@@ -28,6 +37,23 @@ LLAMA_POOLING_TYPE_UNSPECIFIED, LLAMA_POOLING_TYPE_NONE, LLAMA_POOLING_TYPE_MEAN
 LLAMA_POOLING_TYPE_CLS, LLAMA_POOLING_TYPE_LAST, LLAMA_POOLING_TYPE_RANK = 2, 3, 4
 LLAMA_DEFAULT_SEED = 0xFFFFFFFF
 LLAMA_SPLIT_MODE_NONE, LLAMA_SPLIT_MODE_LAYER, LLAMA_SPLIT_MODE_ROW = 0, 1, 2
+
+# What other names of its C interface begin with.
+C_NAMES = ("llama_", "ggml_", "gguf_", "ctypes_", "LLAMA_", "GGML_")
+
+
+def __getattr__(name: str) -> Any:
+    """Return a type of `llama_types`; refuse names of the C interface.
+
+    Raises:
+        UnsupportedOp: It is a name of the C interface.
+    """
+    if not name.startswith("_") and hasattr(llama_types, name):
+        return getattr(llama_types, name)
+    if name.startswith(C_NAMES):
+        raise missing(name, "use the class Llama: npurt has no interface of C functions")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "GGML_TYPE_F16",
@@ -44,6 +70,7 @@ __all__ = [
     "LLAMA_SPLIT_MODE_LAYER",
     "LLAMA_SPLIT_MODE_NONE",
     "LLAMA_SPLIT_MODE_ROW",
+    "BaseLlamaCache",
     "Llama",
     "LlamaCache",
     "LlamaDiskCache",

@@ -214,7 +214,7 @@ class TextModel(OpenModel):
             return self._chunks(common, pieces, read)
         with self._llm.lock:  # another thread cannot end it
             text = "".join(pieces)
-            choice = text_choice(text, self._finish, read and read(self._llm.timing))
+            choice = text_choice(text, self._finish(), read and read(self._llm.timing))
             return common | {"choices": [choice], "usage": usage(self._llm.timing)}
 
     __call__ = create_completion
@@ -232,7 +232,7 @@ class TextModel(OpenModel):
                 f"{self.model_path} has no tokens for prefix, suffix and middle",
                 remedy="leave suffix out, or use a model such as Qwen2.5-Coder",
             )
-        return marks.around(self._tokenizer, prompt, suffix, suffix_first=self._suffix_first)
+        return marks.around(self._tokenizer, prompt, suffix, suffix_first=self.spm_infill)
 
     def _echoed(
         self, begin: str, ids: list[int], likely: Logprobs | None, pieces: Iterable[str],
@@ -255,12 +255,11 @@ class TextModel(OpenModel):
             logprobs = read and read(self._llm.timing)
             yield common | {"choices": [text_choice(piece, None, logprobs)]}
         logprobs = read and read(self._llm.timing)
-        yield common | {"choices": [text_choice("", self._finish, logprobs)]}
+        yield common | {"choices": [text_choice("", self._finish(), logprobs)]}
 
     def _piece(self, token: int) -> str:
         return self._tokenizer.piece(token).decode("utf-8", "replace")
 
-    @property
     def _finish(self) -> str:
         return FINISH[self._llm.timing.finish]
 

@@ -1,5 +1,6 @@
 """The part of llama-cpp-python's `Llama` that writes no text: file, tokens, context, states."""
 
+import abc
 import operator
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,13 +22,15 @@ from npurt.compat.llama_cpp.arguments import (
 )
 from npurt.compat.llama_cpp.calls import FORMAT, TEMPLATE
 from npurt.compat.llama_cpp.lists import LlamaPromptLookupDecoding, LlamaState
-from npurt.compat.llama_cpp.llama_cache import LlamaRAMCache
+from npurt.compat.llama_cpp.llama_cache import BaseLlamaCache
 from npurt.compat.llama_cpp.llama_chat_format import registered
+from npurt.compat.llama_cpp.refused import no_attribute
 from npurt.compat.sampling import F32, Ids
 from npurt.errors import LayoutError, NumericsError, SettingError, brief
 from npurt.llm.decode.model import Llama as Model
 from npurt.llm.file.gguf import GGUF, errors_of
 from npurt.llm.spec.assistant import shared
+from npurt.llm.state.state_file import SavedState
 from npurt.llm.text.detokenize import as_ids
 from npurt.llm.text.tokenizer import Tokenizer
 from npurt.llm.text.vocabulary import token_texts
@@ -88,6 +91,11 @@ class OpenModel:
     ) -> None:  # fmt: skip
         self._arguments = {name: value for name, value in locals().items() if name != "self"}
         refuse(self._arguments, MODEL_DEFAULTS)
+        self.draft_model, self.tokenizer_ = draft_model, tokenizer
+        self.kv_overrides, self.numa, self.tensor_split = kv_overrides, numa, tensor_split
+        self.lora_base, self.lora_path, self.lora_scale = lora_base, lora_path, lora_scale
+        self.n_threads, self.n_threads_batch = n_threads, n_threads_batch
+        self.spm_infill = flag("spm_infill", spm_infill)
         if not (draft_model is None or isinstance(draft_model, LlamaPromptLookupDecoding)):
             raise missing(f"draft_model={brief(draft_model)}")
         self.model_path = require_path(model_path)
@@ -105,12 +113,11 @@ class OpenModel:
             named = TEMPLATE
         self.verbose = flag("verbose", verbose)
         self._logits_all = flag("logits_all", logits_all)
-        self._suffix_first = flag("spm_infill", spm_infill)
         self.n_batch = min(integer("n_batch", n_batch, 1), 512)
         self.last_n_tokens_size = integer("last_n_tokens_size", last_n_tokens_size, -1)
         self._seed = seed_of(seed)
         self._pooling = pooling(pooling_type)
-        self.cache: LlamaRAMCache | None = None
+        self.cache: BaseLlamaCache | None = None
         self._rows: list[F32] = []  # logits after the last tokens, those that `eval` computed
         self._model: Model | None = None
         if flag("vocab_only", vocab_only):
@@ -182,6 +189,10 @@ class OpenModel:
                 "only the vocabulary of this model is open", remedy="leave vocab_only out"
             )
         return self._model
+
+    ctx, model = no_attribute("ctx"), no_attribute("model")
+    context_params = no_attribute("context_params")
+    model_params = no_attribute("model_params")
 
     # --- Tokens ---------------------------------------------------------------------------------
 
@@ -330,33 +341,39 @@ class OpenModel:
 
         Raises:
             LayoutError: It is no state, or not of this model.
+            StateFormatError: Its file is damaged, or not of this model.
         """
         if not isinstance(state, LlamaState):
             raise LayoutError(f"{brief(state)} is no state", remedy="pass what save_state() gave")
-        self._llm.restore(state.llama_state)
-        self._rows = [state.scores.copy()]
+        if isinstance(state.llama_state, SavedState):
+            self._llm.load_state(state.llama_state.path)
+        else:
+            self._llm.restore(state.llama_state)
+        self._rows = [state.scores.copy()] if len(state.scores) else []
         self._seed = state.seed
 
-    def set_cache(self, cache: LlamaRAMCache | None) -> None:
+    def set_cache(self, cache: BaseLlamaCache | None) -> None:
         """Keep the state after each completion in *cache*; None: in none.
 
         A prompt goes on from the state there with which it shares most, if that is more than it
         shares with the context.
 
         Raises:
-            UnsupportedOp: It is no `LlamaRAMCache`.
+            UnsupportedOp: It is no cache.
         """
-        if not isinstance(cache, LlamaRAMCache | None):
-            raise missing(f"set_cache({brief(cache)})", "pass a LlamaRAMCache")
+        if not isinstance(cache, BaseLlamaCache | None):
+            raise missing(f"set_cache({brief(cache)})", "pass a LlamaRAMCache or LlamaDiskCache")
         self.cache = cache
 
     def _recall(self, prompt: Sequence[int]) -> None:
         """Take the state of the cache that has more of *prompt* than the context has."""
         if self.cache is not None and prompt in self.cache:
             state = self.cache[prompt]
-            kept = state.llama_state
-            if shared(kept.tokens, prompt) > shared(self._llm.history, prompt):
-                self._llm.restore(kept)
+            kept, seed = state.llama_state, self._seed
+            more = shared(kept.tokens, prompt) > shared(self._llm.history, prompt)
+            if more and kept.model == self._llm.model.identity:
+                self.load_state(state)
+                self._seed = seed
 
     def _remembered(self, pieces: Iterable[str]) -> Iterator[str]:
         """Yield *pieces*, then keep the state after them in the cache."""
@@ -413,11 +430,30 @@ class OpenModel:
         return shared(as_ids(a), as_ids(b))
 
 
-class LlamaTokenizer:
+class BaseLlamaTokenizer(abc.ABC):
+    """What tokenizes for a model.  npurt takes that of the file alone."""
+
+    @abc.abstractmethod
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = True) -> list[int]:
+        """Return the ids of *text*."""
+
+    @abc.abstractmethod
+    def detokenize(
+        self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
+    ) -> bytes:
+        """Return the bytes of *tokens*."""
+
+
+class LlamaTokenizer(BaseLlamaTokenizer):
     """The tokenizer of a model."""
 
     def __init__(self, llama: OpenModel) -> None:
         self._llama = llama
+
+    @classmethod
+    def from_ggml_file(cls, path: str) -> "LlamaTokenizer":
+        """Return the tokenizer of a GGUF file."""
+        return cls(OpenModel(path, vocab_only=True, verbose=False))
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = True) -> list[int]:
         """As `Llama.tokenize`."""

@@ -1,5 +1,6 @@
 """The classes of llama-cpp-python beside `Llama`."""
 
+import abc
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from npurt.compat.sampling import F32, Criterion, Ids, Processor
 from npurt.llm.decode.grammar.grammar import MAX_TEXT, Grammar
 from npurt.llm.decode.samplers.checks import says_end
 from npurt.llm.state.state import Snapshot
+from npurt.llm.state.state_file import SavedState
 from npurt.runtime.open.arguments import require_path
 
 LogitsProcessor = Processor
@@ -58,9 +60,9 @@ class LlamaState:
 
     Attributes:
         input_ids: The tokens of the context, ``[n_tokens]``.
-        scores: The logits after the last of them, ``[1, n_vocab]``; ``[0, n_vocab]`` if unknown.
+        scores: The logits that are known: of the last token, or of all, ``[tokens, n_vocab]``.
         n_tokens: Their number.
-        llama_state: npurt's copy of the state.
+        llama_state: npurt's copy of the state, in memory or in a file.
         llama_state_size: Its size in bytes.
         seed: Of the completions that follow; None: a different one each time.
     """
@@ -68,17 +70,46 @@ class LlamaState:
     input_ids: Ids
     scores: F32
     n_tokens: int
-    llama_state: Snapshot
+    llama_state: Snapshot | SavedState
     llama_state_size: int
     seed: int | None
 
 
-@dataclass
-class LlamaPromptLookupDecoding:
-    """Drafts from the text itself: npurt's own, which chooses the length of its n-grams."""
+class LlamaDraftModel(abc.ABC):
+    """Drafts tokens.  npurt takes `LlamaPromptLookupDecoding` alone."""
 
-    max_ngram_size: int = 2
-    num_pred_tokens: int = 10
+    @abc.abstractmethod
+    def __call__(self, input_ids: Ids, /, **options: Any) -> Ids:
+        """Return tokens that may follow *input_ids*."""
+
+
+class LlamaPromptLookupDecoding(LlamaDraftModel):
+    """Drafts from the text itself.  In `Llama` npurt chooses the length of the n-grams itself.
+
+    Args:
+        max_ngram_size: Of the end of the text that is looked up.
+        num_pred_tokens: The most tokens to draft.
+    """
+
+    def __init__(self, max_ngram_size: int = 2, num_pred_tokens: int = 10) -> None:
+        self.max_ngram_size = max_ngram_size
+        self.num_pred_tokens = num_pred_tokens
+
+    @staticmethod
+    def find_candidate_pred_tokens(
+        input_ids: Ids, max_ngram_size: int, num_pred_tokens: int
+    ) -> Ids:
+        """Return what followed the first place where the text has the longest n-gram of its end."""
+        ids = np.asarray(input_ids)
+        for size in range(min(max_ngram_size, len(ids) - 1), 0, -1):
+            for start in range(len(ids) - size):
+                if np.array_equal(ids[start : start + size], ids[-size:]):
+                    return ids[start + size : start + size + num_pred_tokens]
+        return np.empty(0, np.intc)
+
+    def __call__(self, input_ids: Ids, /, **options: Any) -> Ids:
+        """Return the draft that `find_candidate_pred_tokens` finds."""
+        return self.find_candidate_pred_tokens(input_ids, self.max_ngram_size, self.num_pred_tokens)
 
 
 class LlamaGrammar(Grammar):

@@ -1,16 +1,26 @@
 """As llama_cpp.llama_cache: states of texts, which later prompts that begin alike go on from."""
 
-from collections.abc import Sequence
-from typing import Any
+import abc
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
-from npurt.compat.llama_cpp.arguments import missing
+import numpy as np
+
 from npurt.compat.llama_cpp.lists import LlamaState
+from npurt.errors import LayoutError, brief
 from npurt.llm.spec.assistant import shared
-from npurt.runtime.open.arguments import integer
+from npurt.llm.state import state_file
+from npurt.llm.state.state import Snapshot
+from npurt.llm.state.state_file import SavedState
+from npurt.runtime.open.arguments import integer, require_path
+
+SUFFIX = ".npurt-state"  # of files
 
 
-class LlamaRAMCache:
-    """States by their tokens; those that were used longest ago go first.
+class BaseLlamaCache(abc.ABC):
+    """States by their tokens.
 
     Args:
         capacity_bytes: The most bytes of all states.
@@ -18,6 +28,30 @@ class LlamaRAMCache:
 
     def __init__(self, capacity_bytes: int = 2 << 30) -> None:
         self.capacity_bytes = integer("capacity_bytes", capacity_bytes, 0)
+
+    @property
+    @abc.abstractmethod
+    def cache_size(self) -> int:
+        """The bytes of all states."""
+
+    @abc.abstractmethod
+    def __contains__(self, key: Sequence[int]) -> bool:
+        """Return whether a state shares its first tokens with *key*."""
+
+    @abc.abstractmethod
+    def __getitem__(self, key: Sequence[int]) -> LlamaState:
+        """Return the state that shares most first tokens with *key*, or raise KeyError."""
+
+    @abc.abstractmethod
+    def __setitem__(self, key: Sequence[int], value: LlamaState) -> None:
+        """Keep a state."""
+
+
+class LlamaRAMCache(BaseLlamaCache):
+    """States in memory; those that were used longest ago go first.  Arguments as there."""
+
+    def __init__(self, capacity_bytes: int = 2 << 30) -> None:
+        super().__init__(capacity_bytes)
         self.cache_state: dict[tuple[int, ...], LlamaState] = {}
 
     @property
@@ -47,16 +81,92 @@ class LlamaRAMCache:
             del self.cache_state[next(iter(self.cache_state))]
 
     def _longest(self, key: Sequence[int]) -> tuple[int, ...] | None:
-        lengths = {kept: shared(kept, key) for kept in self.cache_state}
-        best = max(lengths, key=lengths.__getitem__, default=())
-        return best if lengths.get(best) else None
+        return _longest(self.cache_state, key)
 
 
 LlamaCache = LlamaRAMCache
 
 
-class LlamaDiskCache:
-    """Refused: npurt has `LlamaRAMCache`, and states that can be pickled."""
+class LlamaDiskCache(BaseLlamaCache):
+    """States in files of a folder; those that were used longest ago go first.
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        raise missing("LlamaDiskCache", "use LlamaRAMCache, or pickle what save_state() returns")
+    Several processes may use one folder.  `Llama` passes over states of other models.
+
+    Args:
+        cache_dir: The folder, which is made if there is none.
+        capacity_bytes: The most bytes of all states.
+
+    Raises:
+        OSError: The folder cannot be made.
+    """
+
+    def __init__(
+        self, cache_dir: str = ".cache/llama_cache", capacity_bytes: int = 2 << 30
+    ) -> None:
+        super().__init__(capacity_bytes)
+        self._folder = Path(require_path(cache_dir))
+        self._folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def cache_size(self) -> int:
+        """The bytes of all files."""
+        return sum(state.nbytes for state in self._states())
+
+    def __contains__(self, key: Sequence[int]) -> bool:
+        return self._longest(key) is not None
+
+    def __getitem__(self, key: Sequence[int]) -> LlamaState:
+        """Return the state that shares most first tokens with *key*; it is read when it is loaded.
+
+        Raises:
+            KeyError: None shares any.
+        """
+        found = self._longest(key)
+        if found is None:
+            raise KeyError("no state begins like this")
+        os.utime(found.path)  # now the last one used
+        ids = np.array(found.tokens, np.intc)
+        scores = np.empty((0, 0), np.float32)
+        return LlamaState(ids, scores, len(ids), found, found.nbytes, None)
+
+    def __setitem__(self, key: Sequence[int], value: LlamaState) -> None:
+        """Keep a state that is in memory.
+
+        Raises:
+            LayoutError: *value* is another.
+            StateFormatError: The file cannot be written.
+        """
+        if not isinstance(value.llama_state, Snapshot):
+            raise LayoutError(
+                f"{brief(value)} is no state in memory", remedy="pass what save_state() gave"
+            )
+        name = hashlib.sha256(np.array(key, "<i8").tobytes() + value.llama_state.model).hexdigest()
+        state_file.save(value.llama_state, self._folder / f"{name}{SUFFIX}")
+        states = self._states()
+        used = sum(state.nbytes for state in states)
+        for state in states:
+            if used <= self.capacity_bytes:
+                break
+            state.path.unlink(missing_ok=True)
+            used -= state.nbytes
+
+    def _states(self) -> list[SavedState]:
+        """Return the states in the folder; first those that were used longest ago."""
+        states = []
+        for path in self._folder.glob(f"*{SUFFIX}"):
+            try:
+                states.append((path.stat().st_mtime_ns, state_file.head_of(path)))
+            except FileNotFoundError:  # another process deleted it
+                continue
+        return [state for _, state in sorted(states, key=lambda pair: pair[0])]
+
+    def _longest(self, key: Sequence[int]) -> SavedState | None:
+        states = {state.tokens: state for state in self._states()}
+        return states.get(_longest(states, key) or ())
+
+
+def _longest(kept: Iterable[tuple[int, ...]], key: Sequence[int]) -> tuple[int, ...] | None:
+    """Return that of *kept* which shares most first tokens with *key*; None: none shares any."""
+    lengths = {tokens: shared(tokens, key) for tokens in kept}
+    best = max(lengths, key=lengths.__getitem__, default=())
+    return best if lengths.get(best) else None

@@ -1,5 +1,5 @@
 """As llama_cpp.llama_speculative."""
 
-from npurt.compat.llama_cpp.lists import LlamaPromptLookupDecoding
+from npurt.compat.llama_cpp.lists import LlamaDraftModel, LlamaPromptLookupDecoding
 
-__all__ = ["LlamaPromptLookupDecoding"]
+__all__ = ["LlamaDraftModel", "LlamaPromptLookupDecoding"]

@@ -153,7 +153,7 @@ class Llama(TextModel):
         with self._llm.lock:
             common = head("chatcmpl", "chat.completion", name)
             message = message_of(common["id"], parts)
-            finish = called(self._finish) if "tool_calls" in message else self._finish
+            finish = called(self._finish()) if "tool_calls" in message else self._finish()
             choice = message_choice(message, finish, read and read(self._llm.timing))
             return common | {"choices": [choice], "usage": usage(self._llm.timing)}
 
@@ -184,7 +184,7 @@ class Llama(TextModel):
             logprobs = read and read(self._llm.timing)
             yield common | {"choices": [delta_choice(delta_of(common["id"], part), None, logprobs)]}
         logprobs = read and read(self._llm.timing)
-        finish = called(self._finish) if calling else self._finish
+        finish = called(self._finish()) if calling else self._finish()
         yield common | {"choices": [delta_choice(edge_of(None, calls=calls), finish, logprobs)]}
 
     # --- Embeddings -----------------------------------------------------------------------------

@@ -3,6 +3,23 @@
 from typing import Any, NoReturn
 
 from npurt.compat.llama_cpp.arguments import missing
+from npurt.errors import UnsupportedOp
+
+
+class MissingAttribute(UnsupportedOp, AttributeError):
+    """An attribute that npurt's objects do not have."""
+
+
+def no_attribute(name: str) -> property:
+    """Return a property that refuses: objects have it in llama-cpp-python."""
+
+    def refuse(_: object) -> NoReturn:
+        raise MissingAttribute(
+            f"Llama.{name} is an object of llama.cpp, which npurt does not have",
+            remedy="use the methods of Llama",
+        )
+
+    return property(refuse)
 
 
 def refused_class(name: str, remedy: str) -> type[Any]:

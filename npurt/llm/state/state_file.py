@@ -10,6 +10,7 @@ lengths that could be wrong: its size is known before it is read.
 import hashlib
 import os
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,6 +29,22 @@ FORMS = {0: False, 1: True}  # whether states are integers
 DIGEST = 32  # bytes of a SHA-256
 
 Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedState:
+    """What a file says of the state in it.
+
+    Attributes:
+        tokens: The tokens that the model had seen.
+        model: 32 bytes that identify the model.
+        nbytes: The size of the file.
+    """
+
+    path: Path
+    tokens: tuple[int, ...]
+    model: bytes
+    nbytes: int
 
 
 def save(snapshot: Snapshot, path: str | os.PathLike[str]) -> None:
@@ -73,13 +90,35 @@ def load(state: State, identity: bytes, n_vocab: int, path: str | os.PathLike[st
         ) from error
 
 
-def _read(file: BinaryIO, state: State, identity: bytes, n_vocab: int, path: Path) -> Snapshot:
-    head = file.read(HEADER.size)
+def head_of(path: Path) -> SavedState:
+    """Return what the file *path* says of the state in it, which is not checked.
+
+    Raises:
+        OSError: The file cannot be read.
+        StateFormatError: It is none of ours.
+    """
+    with open(path, "rb", opener=_at_once) as file:
+        _, _, length, _, whose = _header(file.read(HEADER.size), path)
+        size = os.fstat(file.fileno()).st_size
+        if length > size // 4:
+            raise _wrong(path, f"has {size} bytes for {length} tokens", "delete it: it is damaged")
+        tokens = np.frombuffer(file.read(4 * length), "<i4")
+    return SavedState(path, tuple(tokens.tolist()), whose, size)
+
+
+def _header(head: bytes, path: Path) -> tuple[int, int, int, int, bytes]:
+    """Return version, form, number of tokens, how many are their own, and the model."""
     if len(head) < HEADER.size or head[: len(MAGIC)] != MAGIC:
         raise _wrong(path, "is not a saved state", "pass a file that save_state() made")
     _, version, form, length, own, whose = HEADER.unpack(head)
     if version != VERSION:
         raise _wrong(path, f"has version {version}, not {VERSION}", "save it again with this npurt")
+    return version, form, length, own, whose
+
+
+def _read(file: BinaryIO, state: State, identity: bytes, n_vocab: int, path: Path) -> Snapshot:
+    head = file.read(HEADER.size)
+    _, form, length, own, whose = _header(head, path)
     if whose != identity:
         raise _wrong(
             path, "is of another model or kv_type", "open the model that it was saved with"
