@@ -31,7 +31,7 @@ def path(real_model):
 
 
 def test_a_completion_is_made(path):
-    with Llama(model_path=path) as llm:
+    with Llama(model_path=path, seed=1337) as llm:
         output = llm(QUIZ, max_tokens=48, stop=["Q:", "\n"], echo=True)
     assert '"text_completion"' in json.dumps(output, indent=2)
     text = output["choices"][0]["text"]
@@ -40,14 +40,14 @@ def test_a_completion_is_made(path):
 
 
 def test_a_completion_is_streamed(path):
-    with Llama(model_path=path, verbose=False) as llm:
+    with Llama(model_path=path, seed=1337, verbose=False) as llm:
         stream = llm(QUIZ, max_tokens=24, stop=["Q:"], stream=True)
         lines = [json.dumps(output, indent=2) for output in stream]
     assert len(lines) > 4
 
 
 def test_a_chat_has_the_format_of_llama_2(path):
-    with Llama(model_path=path, chat_format="llama-2", verbose=False) as llm:
+    with Llama(model_path=path, chat_format="llama-2", seed=1337, verbose=False) as llm:
         done = llm.create_chat_completion(
             messages=[
                 {"role": "system", "content": "You describe what you are asked for."},
