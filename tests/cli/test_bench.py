@@ -138,8 +138,9 @@ def test_bench_matmul_keeps_its_contract(npurt, kind):
     assert (row["nmse"] == 0) == (kind == "i8")
 
 
-def test_bench_matmul_prints_the_same_for_people(npurt):
-    result = npurt("bench", "matmul", "--m", 1, "--k", 32, "--n", 8, "-r", 1, "-t", 1)
+@pytest.mark.parametrize("threads", [1, -1])  # -1: as many as the machine suggests
+def test_bench_matmul_prints_the_same_for_people(npurt, threads):
+    result = npurt("bench", "matmul", "--m", 1, "--k", 32, "--n", 8, "-r", 1, "-t", threads)
     lines = dict(line.split(None, 1) for line in result.out.splitlines())
 
     assert (lines["macs"], lines["type"], lines["packets"]) == ("256", "q4_0", "None")

@@ -25,11 +25,13 @@ GOES_ON = "{} is not complete; the same command goes on where this one stopped"
 MOST_BYTES = 256 << 20  # of a file that is read whole: a text or a program, not a model
 
 
-class OldName(argparse.Action):
-    """The old name of a flag without a value; *const* is the new name, which it prints."""
+class Notice(argparse.Action):
+    """A hidden flag that prints the sentence *said*, and sets *dest*, where it has one."""
 
-    def __init__(self, option_strings: list[str], dest: str, const: str) -> None:
-        super().__init__(option_strings, dest, nargs=0, const=const, help=argparse.SUPPRESS)
+    def __init__(self, option_strings: list[str], dest: str, said: str, **options: Any) -> None:
+        hidden = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+        super().__init__(option_strings, dest, **{"nargs": 0, **options, **hidden})
+        self._said = said
 
     def __call__(
         self,
@@ -38,10 +40,11 @@ class OldName(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        """Set the flag, and print the new name."""
+        """Print the sentence, and set the flag."""
         del parser, values
-        print(f"npurt: {option_string} is now called {self.const}", file=sys.stderr)
-        setattr(namespace, self.dest, True)
+        print(f"npurt: {option_string} {self._said}", file=sys.stderr)
+        if self.dest != argparse.SUPPRESS:
+            setattr(namespace, self.dest, True)
 
 
 class KvType(argparse.Action):
@@ -61,46 +64,10 @@ class KvType(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-class FlashAttention(argparse.Action):
-    """What llama-cli turns on or off; npurt has one kind of attention."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        """Say that the option changes nothing."""
-        del parser, namespace
-        off = values in ("off", "0")
-        print(f"npurt: {option_string} changes nothing: flash attention "
-              f"{'cannot be turned off' if off else 'is always on'}", file=sys.stderr)  # fmt: skip
-
-
-class Unneeded(argparse.Action):
-    """A flag of llama-cli for what npurt does anyway, or has not; *const* says which."""
-
-    def __init__(self, option_strings: list[str], dest: str, const: str) -> None:
-        super().__init__(
-            option_strings, argparse.SUPPRESS, 0, const, argparse.SUPPRESS, help=argparse.SUPPRESS
-        )
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        """Say why the option changes nothing."""
-        del parser, namespace, values
-        print(f"npurt: {option_string} changes nothing: {self.const}", file=sys.stderr)
-
-
-def add_unneeded(group: Any, *names: str, why: str) -> None:
-    """Accept the flags *names* of llama-cli, which change nothing."""
-    group.add_argument(*names, action=Unneeded, const=why)
+def add_unneeded(group: Any, *names: str, why: str, **options: Any) -> None:
+    """Accept the flags *names* of llama-cli, which change nothing here."""
+    group.add_argument(*names, action=Notice, dest=argparse.SUPPRESS,
+                       said=f"changes nothing: {why}", **options)  # fmt: skip
 
 
 def add_device(group: Any) -> None:
@@ -109,9 +76,8 @@ def add_device(group: Any) -> None:
     group.add_argument("-ngl", "--gpu-layers", "--n-gpu-layers", type=_layers, metavar="N",
                        help="0: device cpu; another number, auto or all: as -dev says, with all "
                        "layers")  # fmt: skip
-    group.add_argument("-fa", "--flash-attn", nargs="?", action=FlashAttention,
-                       choices=("on", "off", "auto", "1", "0"), default=argparse.SUPPRESS,
-                       help="accepted, as it is always on")  # fmt: skip
+    add_unneeded(group, "-fa", "--flash-attn", why="flash attention is always on",
+                 nargs="?", choices=("on", "off", "auto", "1", "0"))  # fmt: skip
     add_unneeded(group, "--mmap", "--no-mmap", why="weights are copied out of the file once")
     add_unneeded(group, "--mlock", why="npurt locks no memory")
     add_unneeded(group, "--warmup", "--no-warmup", why="there is no warm-up")
@@ -125,6 +91,16 @@ def add_compute(group: Any) -> None:
                        help="tokens evaluated at once, at most 512 (default: 512)")  # fmt: skip
     group.add_argument("--verify", choices=("off", "sample", "always"),
                        help="check results (default: NPURT_VERIFY, else sample)")  # fmt: skip
+
+
+def compute(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of `Llama` for the flags of `add_device` and `add_compute`."""
+    return {
+        "device": device(args),
+        "n_batch": args.batch_size,
+        "n_threads": args.threads,
+        "verify": args.verify,
+    }
 
 
 def _kv_type(text: str) -> str:
@@ -295,12 +271,9 @@ def add_model(parser: argparse.ArgumentParser, context: str = TRAINED) -> Any:
 def model(args: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of `Llama` besides the path."""
     return {
-        "device": device(args),
+        **compute(args),
         "n_ctx": args.ctx_size,
-        "n_batch": args.batch_size,
-        "n_threads": args.threads,
         "kv_type": args.kv_type or KV_TYPES[0],
-        "verify": args.verify,
         "strict": args.strict,
         "context_shift": args.context_shift,
         "draft": args.draft and draft_path(args.draft),
@@ -371,12 +344,11 @@ def bytes_of(path: str | Path, most: int = MOST_BYTES) -> bytes:
     return data
 
 
-def _standard_input() -> bytes:
-    data: bytes = sys.stdin.buffer.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
-        raise NpurtError(
-            f"standard input has more than {MOST_BYTES} bytes", remedy="give a smaller text"
-        )
+def standard_input(most: int = MOST_BYTES) -> bytes:
+    """Return the bytes of standard input; NpurtError when there are more than *most*."""
+    data: bytes = sys.stdin.buffer.read(most + 1)
+    if len(data) > most:
+        raise NpurtError(f"standard input has more than {most} bytes", remedy="give it less")
     return data
 
 
@@ -386,7 +358,7 @@ def text_of(path: str) -> str:
     Raises:
         NpurtError: It cannot be read, is too large or not UTF-8.
     """
-    data = _standard_input() if path == "-" else bytes_of(path)
+    data = standard_input() if path == "-" else bytes_of(path)
     try:
         return io.TextIOWrapper(io.BytesIO(data), "utf-8").read()
     except UnicodeDecodeError as error:

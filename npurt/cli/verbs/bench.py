@@ -63,7 +63,8 @@ def _add_matmul(verbs: Any) -> None:
                         help="format of w; i8: int8 by int8, exact on the CPU, while an NPU rounds "
                         "activations to int8 by rows")  # fmt: skip
     parser.add_argument("-dev", "--device", metavar="NAME", help=options.DEVICE)
-    parser.add_argument("-t", "--threads", type=int, metavar="N", help=options.THREADS)
+    parser.add_argument("-t", "--threads", type=options.number, metavar="N",
+                        help=options.THREADS)  # fmt: skip
     parser.add_argument("-r", "--repetitions", type=int, default=20, metavar="N",
                         help="runs of the product")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one JSON object")
@@ -109,8 +110,8 @@ def run(args: argparse.Namespace) -> int:
         return run_spec(args)
     before = rows_of(args.compare) if args.compare else {}
     rows: list[dict[str, Any]] = []
-    interrupted = False
-    try:
+
+    def measure() -> None:
         for name in args.model:
             _, report = bench(
                 options.located(name),
@@ -118,20 +119,16 @@ def run(args: argparse.Namespace) -> int:
                 generations=args.n_gen,
                 depth=args.n_depth,
                 repetitions=args.repetitions,
-                verify=args.verify,
-                device=options.device(args),
-                n_threads=args.threads,
-                n_batch=args.batch_size,
                 on_row=rows.append,
+                **options.compute(args),
             )
             if args.report:
                 print(report.table(), file=sys.stderr)
-    except KeyboardInterrupt:
-        interrupted = True
-    _print(args, rows, table, interrupted=interrupted)
+
+    status = _run(args, measure, rows, table)
     if args.compare:
         print(compare(rows, before), file=sys.stderr if args.json else sys.stdout)
-    return _status(rows, interrupted=interrupted)
+    return status
 
 
 def run_parallel(args: argparse.Namespace) -> int:
@@ -147,8 +144,8 @@ def run_parallel(args: argparse.Namespace) -> int:
     if args.draft_n is not None and len(args.draft_n) != 1:
         args.usage_error("--parallel needs one --draft-n: the most tokens to draft at once")
     rows: list[dict[str, Any]] = []
-    interrupted = False
-    try:
+
+    def measure() -> None:
         _, report = bench_parallel(
             options.located(args.model[0]),
             parallel=args.parallel,
@@ -160,17 +157,12 @@ def run_parallel(args: argparse.Namespace) -> int:
             draft_max=args.draft_n[0] if args.draft_n else None,
             draft_device=args.device_draft,
             on_row=rows.append,
-            device=options.device(args),
-            n_threads=args.threads,
-            n_batch=args.batch_size,
-            verify=args.verify,
             progress=False,
+            **options.compute(args),
         )
         print(report.table() if args.report else "\n".join(report.notes), file=sys.stderr)
-    except KeyboardInterrupt:
-        interrupted = True
-    _print(args, rows, parallel_table.table, interrupted=interrupted)
-    return _status(rows, interrupted=interrupted)
+
+    return _run(args, measure, rows, parallel_table.table)
 
 
 def run_spec(args: argparse.Namespace) -> int:
@@ -186,8 +178,8 @@ def run_spec(args: argparse.Namespace) -> int:
         options.require_apart(args.plot, args.model[0], args.draft)
         spec_table.require_plot(args.plot)
     rows: list[dict[str, Any]] = []
-    interrupted = False
-    try:
+
+    def measure() -> None:
         bench_spec(
             options.located(args.model[0]),
             options.draft_path(args.draft),
@@ -195,36 +187,32 @@ def run_spec(args: argparse.Namespace) -> int:
             tokens=args.n_gen[0],
             repetitions=args.repetitions,
             on_rows=rows.extend,
-            device=options.device(args),
             draft_device=args.device_draft,
-            n_threads=args.threads,
-            n_batch=args.batch_size,
-            verify=args.verify,
+            **options.compute(args),
         )
-    except KeyboardInterrupt:
-        interrupted = True
-    _print(args, rows, spec_table.table, interrupted=interrupted)
+
+    status = _run(args, measure, rows, spec_table.table)
     if args.plot and rows:
         spec_table.plot(rows, args.plot)
-    return _status(rows, interrupted=interrupted)
+    return status
 
 
-def _print(
+def _run(
     args: argparse.Namespace,
+    measure: Callable[[], None],
     rows: list[dict[str, Any]],
     table: Callable[[list[dict[str, Any]]], str],
-    *,
-    interrupted: bool,
-) -> None:
-    """Print the rows as JSON or as a table; without rows there is no table."""
+) -> int:
+    """Call *measure*, print the *rows* that it made until its end or Ctrl-C; return the status."""
+    interrupted = False
+    try:
+        measure()
+    except KeyboardInterrupt:
+        interrupted = True
     if args.json:
         print(json.dumps({"interrupted": True, "rows": rows} if interrupted else rows))
     elif rows:
         print(table(rows))
-
-
-def _status(rows: list[dict[str, Any]], *, interrupted: bool) -> int:
-    """Return the exit status; say how far an interrupted measurement went."""
     if not interrupted:
         return 0
     print(f"[stopped; rows that were finished: {len(rows)}]", file=sys.stderr)

@@ -5,7 +5,7 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
-from npurt.cli.arguments.options import OldName
+from npurt.cli.arguments.options import Notice
 
 if TYPE_CHECKING:
     from npurt.rknpu.doctor.probe import Outcome
@@ -22,7 +22,8 @@ def add(verbs: Any) -> None:
                         help="rknpu, rknpu:sim or rknpu:sim-vendor; default: rknpu")  # fmt: skip
     parser.add_argument("--unsafe", action="store_true",
                         help="also try what may hang the NPU for good")  # fmt: skip
-    parser.add_argument("--risky", action=OldName, dest="unsafe", const="--unsafe")
+    parser.add_argument("--risky", action=Notice, dest="unsafe",
+                        said="is now called --unsafe")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     parser.set_defaults(run=run)
 

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,19 +71,9 @@ def words_of(file: Path) -> list[int]:
     """Return the words of the program in *file*, or of standard input when it is "-"."""
     from npurt.rknpu.isa import regcmd
 
-    return regcmd.parse(_bytes_of(file))
-
-
-def _bytes_of(file: Path) -> bytes:
-    """Return the bytes of *file*, those of standard input when it is "-"."""
-    if str(file) != "-":
-        return options.bytes_of(file, MOST_PROGRAM_BYTES)
-    data = sys.stdin.buffer.read(MOST_PROGRAM_BYTES + 1)
-    if len(data) > MOST_PROGRAM_BYTES:
-        raise NpurtError(
-            f"more than {MOST_PROGRAM_BYTES} bytes came in", remedy="give a smaller program"
-        )
-    return data
+    if str(file) == "-":
+        return regcmd.parse(options.standard_input(MOST_PROGRAM_BYTES))
+    return regcmd.parse(options.bytes_of(file, MOST_PROGRAM_BYTES))
 
 
 def run_check(args: argparse.Namespace) -> int:
