@@ -24,8 +24,9 @@ HUGE = 10**5000  # which Python refuses to print
 WRONG = (
     None, b"x", "x", "", "\ud800", 1.5, float("nan"), float("inf"), -1, 0, 2**70, -HUGE, HUGE, True,
     [], [None], ["x"], [1.5], [HUGE], [[]], [b"x"], {}, {"a": 1}, {1, 2}, (1, 2, 3), object(),
-    [object()], np.zeros((2, 3)), np.full(3, np.nan), np.array([None, 1], object), np.zeros(0),
-    np.zeros((0, 3), np.float32), np.array("x"), np.array([1j]), np.zeros((1,) * 20), 1j,
+    [object()], [[1.0], [1.0, 2.0]], np.zeros((2, 3)), np.full(3, np.nan),
+    np.array([None, 1], object), np.zeros(0), np.zeros((0, 3), np.float32), np.array("x"),
+    np.array([1j]), np.zeros((1,) * 20), 1j,
     bytearray(b"ab"), np.float16(3), range(3), slice(1, 2), ..., NotImplemented,
 )  # fmt: skip
 PATH = str(tiny.path())

@@ -140,9 +140,21 @@ def _across(what: str, w: QuantisedArray) -> UnsupportedOp:
     )
 
 
+def _ndim(x: Any) -> int:
+    """Return the number of axes.
+
+    Raises:
+        LayoutError: *x* is no array, such as lists that differ in length.
+    """
+    try:
+        return np.ndim(x)
+    except (TypeError, ValueError) as error:
+        raise LayoutError(f"an operand is no array: {error}", remedy="pass an array") from error
+
+
 def _last(x: Any, axis: int) -> Any:
     """Return x with that axis last."""
-    ndim = np.ndim(x)
+    ndim = _ndim(x)
     if ndim and not -ndim <= axis < ndim:
         raise LayoutError(
             f"an array of {ndim} axes has no axis {axis}", remedy=f"use -{ndim} to {ndim - 1}"
@@ -152,7 +164,7 @@ def _last(x: Any, axis: int) -> Any:
 
 def _dot(a: Any, b: Any, out: Array | None = None) -> Any:
     """`numpy.dot`: `numpy.matmul`, but of stacks that are right operands."""
-    if not isinstance(a, QuantisedArray) or np.ndim(b) < 3:
+    if not isinstance(a, QuantisedArray) or _ndim(b) < 3:
         return hooks.product(a, b, out=out)
     y = hooks.product(a, b, out=None if out is None else np.moveaxis(out, 0, -2))
     return np.moveaxis(y, -2, 0) if out is None else out
@@ -205,7 +217,7 @@ def _einsum(subscripts: Any, *operands: Any, out: Array | None = None, **options
         len(of_w) != w.ndim
         or "." in of_w
         or not all(map(TERM.fullmatch, terms))
-        or (np.ndim(x) < given if "..." in of_x else np.ndim(x) != given)
+        or (_ndim(x) < given if "..." in of_x else _ndim(x) != given)
     ):
         raise LayoutError(
             f"{subscripts!r} does not fit operands of shapes {np.shape(operands[0])} and "

@@ -55,7 +55,13 @@ def quantize(x: npt.ArrayLike, fmt: Format) -> Blocks:
 
 def _real(x: npt.ArrayLike, fmt: Format) -> F32:
     """Return *x* as contiguous float32 in whole blocks; block formats refuse NaN and infinity."""
-    array = np.asarray(x)
+    try:
+        array = np.asarray(x)
+    except (TypeError, ValueError) as error:  # of lists that differ in length, for example
+        raise LayoutError(
+            f"cannot quantise what is no array: {error}",
+            remedy="pass an array [..., K] of real numbers",
+        ) from error
     if array.dtype.name == "bfloat16":  # of ml_dtypes; numpy itself has none
         array = array.astype(np.float32)
     if array.ndim == 0 or array.dtype.kind not in "fiu":

@@ -293,7 +293,10 @@ def _selects_rows(key: Any) -> bool:
         return True
     if not isinstance(key, int | np.integer | list | tuple | range | np.ndarray):
         return False
-    array = np.asarray(key)
+    try:
+        array = np.asarray(key)
+    except ValueError:  # lists that differ in length
+        return False
     if array.dtype.kind == "b" or (not array.size and not isinstance(key, np.ndarray)):
         return array.ndim == 1
     return array.dtype.kind in "iu" and array.ndim <= 1

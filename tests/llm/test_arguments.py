@@ -35,6 +35,12 @@ def test_a_model_is_opened_with_integers(options):
     assert f"{name} must be an integer" in caught.value.remedy
 
 
+@pytest.mark.parametrize("name", ["strict", "progress", "context_shift"])
+def test_a_text_is_no_flag(name):
+    with pytest.raises(SettingError, match=f"{name} is 'no'"):
+        npurt.Llama(tiny.path(), **{name: "no"})
+
+
 @pytest.mark.parametrize("path", [None, 5, b"model.gguf", ["model.gguf"]])
 def test_a_path_is_text_or_a_path(path):
     for call in (npurt.Llama, npurt.GGUF):

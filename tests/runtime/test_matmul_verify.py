@@ -314,6 +314,19 @@ def test_a_report_has_the_products_of_every_device_under_whatever_name():
     assert counts_of(npurt.report("rknpu:sim")) == {"rknpu:sim": 1}
 
 
+@pytest.mark.usefixtures("unused")
+def test_a_device_may_be_opened_while_a_report_is_made(monkeypatch):
+    npurt.pack(numbers(0, K, N), "q8_0", device="cpu")
+    whole = Products.report
+
+    def report(products):
+        npurt.pack(numbers(0, K, N), "q8_0", device="numpy")  # as another thread may do
+        return whole(products)
+
+    monkeypatch.setattr(Products, "report", report)
+    assert "nothing ran" in npurt.report().line()
+
+
 def counts_of(report):
     """Return the number of products by device."""
     return {total["device"]: total["calls"] for total in report.totals()}

@@ -228,7 +228,7 @@ def unsupported(op: Op, why: str) -> UnsupportedOp:
     """Return the error of an op that no kernel runs."""
     return UnsupportedOp(
         f"{type(op).__name__} {op.name} cannot run on the host: {why}",
-        remedy="use a model whose architecture `npurt models` lists",
+        remedy="run it on the device numpy, which runs every op",
     )
 
 

@@ -123,7 +123,7 @@ class Llama:
         kv_bytes = optional_integer("kv_bytes", kv_bytes, 1)
         most = limits().rows
         self.n_batch = integer("n_batch", most if n_batch is None else n_batch, 1, most)
-        seed = none_at_minus_one("seed", seed)
+        seed, shift = none_at_minus_one("seed", seed), flag("context_shift", context_shift)
         template = None if chat_template is None else named_templates.source(chat_template)
         checks, adapted = Checks(mode(verify)), adapters(lora)
         with contextlib.ExitStack() as opened:  # closed if anything fails, last first
@@ -149,7 +149,7 @@ class Llama:
                         progress=flag("progress", progress),
                     )
                 )
-            self.context = Context(self.model, shift=context_shift)
+            self.context = Context(self.model, shift=shift)
             opened.callback(self.context.release)
             self.generator = Generator(self.context)
             self.embedder = Embedder(self.context)
@@ -281,7 +281,7 @@ class Llama:
 
     @context_shift.setter
     def context_shift(self, shift: bool) -> None:
-        self.context.shift = shift
+        self.context.shift = flag("context_shift", shift)
 
     @property
     def can_shift(self) -> bool:

@@ -194,7 +194,7 @@ def report(device: str | None = None) -> Report:
     asked = shared("auto" if device is None else device)  # may be open twice: as auto and as cpu
     reports = [
         products.report()
-        for products in _used
+        for products in tuple(_used)  # another thread may open a device meanwhile
         if device is None or products.device.caps.name == asked.device.caps.name
     ]
     return joined([each for each in reports if each.rows] or [asked.report()])
