@@ -27,7 +27,7 @@ from npurt.cpu.kernels import abi
 from npurt.cpu.pool.engine import Input, empty
 from npurt.cpu.pool.table import RowTable
 from npurt.delta import DeltaError, DeltaNet, DeltaState
-from npurt.device import FLUSHED, UNIT, Packed
+from npurt.device import FLUSHED, LAMBDA, UNIT, Packed
 from npurt.errors import NumericsError, UnsupportedOp, VerificationFailed
 from npurt.hexagon.device.device import HexagonDevice
 from npurt.hexagon.device.weights import HexagonPacked
@@ -36,7 +36,7 @@ from npurt.hexagon.layout.formats import BY_NAME as HEXAGON_FORMATS
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME
 from npurt.runtime.open.devices import open_device
-from npurt.verify import LAMBDA, OVERFLOW, is_right, make_probe, probe_of
+from npurt.verify import OVERFLOW, is_right, make_probe, probe_of
 from tests.cpu.cases import INTEGER, packed, rng_of
 from tests.cpu.fenv import flush_subnormals
 from tests.cpu.foreign import Foreign, Recorded, compiled, emulated

@@ -27,9 +27,8 @@ from dataclasses import replace
 import numpy as np
 
 from npurt.delta import DeltaError, DeltaNet
-from npurt.device import F32, F64, FLUSHED
+from npurt.device import F32, F64, FLUSHED, LAMBDA
 
-LAMBDA = 8.0  # standard errors, as in `verify`
 OVERFLOW = 2.0**127
 
 

@@ -22,6 +22,7 @@ F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 FLOAT = np.dtype(np.float32)
 UNIT = 2.0**-24  # half an ulp of float32, relative
+LAMBDA = 8.0  # standard errors that a result may be off
 FLUSHED = 2.0**-126  # what is smaller may count as 0, or has fewer bits
 MOST_CODES = 2.0**16  # more than twice the largest code of activations, 255 * 127 + 127
 MOST_SUM = 2.0**27  # more than the sum of 32 products of those with codes of weights, and 4

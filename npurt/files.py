@@ -1,9 +1,10 @@
-"""Files that are written whole or not at all, and JSON that anybody may have written."""
+"""Files that are written whole or not at all, files and JSON that anybody may have written."""
 
 import contextlib
 import errno
 import json
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -53,6 +54,23 @@ def require_file(path: Path) -> None:
     target = Path(os.path.realpath(path))
     if target.is_symlink() or (target.exists() and not target.is_file()):
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """Open a regular file to read it.
+
+    Raises:
+        OSError: It cannot be read, or is no regular file: a FIFO would block for ever.
+    """
+    with open(path, "rb", opener=_without_waiting) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        yield file
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _remove(path: Path) -> None:

@@ -49,11 +49,10 @@ from enum import Enum
 
 import numpy as np
 
-from npurt.device import F32, F64, FLUSHED, MOST_CODES, MOST_SUM, UNIT, Packed
+from npurt.device import F32, F64, FLUSHED, LAMBDA, MOST_CODES, MOST_SUM, UNIT, Packed
 from npurt.errors import NumericsError, SettingError, brief
 from npurt.settings import VERIFY, read
 
-LAMBDA = 8.0
 PROBE_ROUNDINGS = 2 * 64 + 2  # of an element of s, which check__vec.c adds up in float32
 OVERFLOW = 2.0**128 * (1 - 2.0**-7)  # 2^17 roundings may take it to the end of float32
 SLICE = 1024  # rows of a weight that are float64 at a time

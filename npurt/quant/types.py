@@ -64,6 +64,7 @@ FORMATS = (
     Format("mxfp4",     39,  32, _block(("e", "u1"), ("qs", "u1", 16))),
 )  # fmt: skip
 
+FLOATS = ("f32", "f16", "bf16")  # formats of plain numbers
 BY_NAME = {f.name: f for f in FORMATS}
 BY_NUMBER = {f.number: f for f in FORMATS}
 

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import npurt
+from npurt.device import LAMBDA
 from npurt.errors import NumericsError, UnsupportedOp
 from npurt.hexagon.device import delta_memory
 from npurt.hexagon.device.device import HexagonDevice
 from npurt.hexagon.layout import delta
-from npurt.verify import LAMBDA
 from tests.cpu import delta_oracle
 from tests.cpu.delta_nets import CONFIGURATIONS, UPSTREAM, configured, net_of
 from tests.hexagon.delta_nets import OPTIONS, SHAPES, modelled, own, run

@@ -187,7 +187,7 @@ def test_what_is_no_path_is_refused(hybrid, path):
 
 def test_a_pipe_is_no_saved_state(hybrid, tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    refused(hybrid, tmp_path / "pipe", "is not a saved state")
+    refused(hybrid, tmp_path / "pipe", "it is not a regular file")
 
 
 @pytest.mark.parametrize("snapshot", [None, 5, (1, 2)])

@@ -7,8 +7,7 @@ from npurt.cpu.kernels import abi
 from npurt.device import F32
 from npurt.quant.decode import dequantize
 from npurt.quant.tensor import QTensor
-
-FLOATS = ("f32", "f16", "bf16")  # which numpy reads
+from npurt.quant.types import FLOATS
 
 
 class Vectors:

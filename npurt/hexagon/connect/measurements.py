@@ -5,11 +5,10 @@ npurt works without the file: a missing or damaged one counts as empty.
 
 import contextlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
-from npurt.files import parsed, replacing
+from npurt.files import opened, parsed, replacing
 from npurt.hexagon.fastrpc.lib import Library
 from npurt.settings import cache_folder
 
@@ -77,7 +76,7 @@ def remember(identity: str, what: str, value: Any) -> None:
 
 def _load() -> dict[str, dict[str, Any]]:
     try:
-        with open(cache_folder() / NAME, "rb", opener=_at_once) as file:
+        with opened(cache_folder() / NAME) as file:
             known = parsed(file.read(MOST_BYTES))
     except (OSError, ValueError):
         return {}
@@ -87,8 +86,3 @@ def _load() -> dict[str, dict[str, Any]]:
         name: {what: value for what, value in values.items() if isinstance(value, PLAIN)}
         for name, values in known.items()
     }
-
-
-def _at_once(path: str, flags: int) -> int:
-    """Open *path* without waiting, in case it is a pipe."""
-    return os.open(path, flags | os.O_NONBLOCK)

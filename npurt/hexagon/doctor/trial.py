@@ -20,6 +20,7 @@ import numpy as np
 
 from npurt.errors import NpurtError
 from npurt.hexagon.connect.connection import Connection
+from npurt.hexagon.connect.probe import QUEUE_SECONDS
 from npurt.hexagon.doctor import loadable
 from npurt.hexagon.fastrpc import abi, rpcmem
 from npurt.hexagon.fastrpc.abi import SessionRequest
@@ -34,7 +35,6 @@ ECHOES = 100
 COPIED = 1 << 16  # bytes of a buffer that the kernel copies
 SHARED = 1 << 26  # bytes of a block that the DSP reads where it is
 CYCLES = 4  # of mapping and unmapping
-QUEUE_SECONDS = 1
 _START = """
 import sys
 sys.path[:] = {path!r}

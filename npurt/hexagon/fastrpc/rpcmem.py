@@ -19,6 +19,7 @@ from npurt.errors import DeviceFull, DriverError, LayoutError
 from npurt.hexagon.fastrpc import abi
 from npurt.hexagon.fastrpc.abi import SyncFlag
 from npurt.hexagon.fastrpc.lib import Library
+from npurt.ranges import Ranges
 
 U8 = npt.NDArray[np.uint8]
 
@@ -148,32 +149,17 @@ class Arena:
 
     def __init__(self, block: Block) -> None:
         self.block = block
-        self._free = [(0, block.nbytes)]  # from, to; in order
+        self._ranges = Ranges(block.nbytes, ALIGN)
         self._returned: deque[Slice] = deque()
 
     def allocate(self, nbytes: int) -> Slice | None:
         """Return *nbytes* bytes, aligned, or None when they do not fit anywhere."""
-        self._collect()
-        size = aligned(nbytes)
-        for i, (start, end) in enumerate(self._free):
-            if end - start >= size:
-                self._free[i : i + 1] = [(start + size, end)] if end - start > size else []
-                return Slice(self.block, start, nbytes)
-        return None
+        while self._returned:
+            part = self._returned.popleft()
+            self._ranges.free(part.offset, part.nbytes)
+        start = self._ranges.allocate(nbytes)
+        return None if start is None else Slice(self.block, start, nbytes)
 
     def free(self, part: Slice) -> None:
         """Return *part* to the arena.  May be called at any moment, by a finalizer too."""
         self._returned.append(part)
-
-    def _collect(self) -> None:
-        """Merge returned parts into the free ranges."""
-        while self._returned:
-            part = self._returned.popleft()
-            self._free.append((part.offset, part.offset + aligned(part.nbytes)))
-        merged: list[tuple[int, int]] = []
-        for start, end in sorted(self._free):
-            if merged and merged[-1][1] == start:
-                merged[-1] = merged[-1][0], end
-            else:
-                merged.append((start, end))
-        self._free = merged

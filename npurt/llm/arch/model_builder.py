@@ -14,8 +14,7 @@ from npurt.graph.ops import Attention, Precision
 from npurt.graph.tensor import Dim, Kind, Tensor
 from npurt.llm.file.metadata import CONVERT_AGAIN
 from npurt.quant.tensor import QTensor
-
-FLOATS = ("f32", "f16", "bf16")
+from npurt.quant.types import FLOATS
 
 
 class FileTensor(Protocol):

@@ -8,10 +8,11 @@ from pathlib import Path
 from npurt.errors import ModelFormatError
 from npurt.llm.convert.importance import Importance, fitted, read_importance
 from npurt.llm.convert.mixture import Override, Types
-from npurt.llm.convert.types import FILE_TYPES, FLOATS, chosen, new_tensor
+from npurt.llm.convert.types import FILE_TYPES, chosen, new_tensor
 from npurt.llm.file.gguf import GGUF
 from npurt.llm.file.writer import encoded, refuse_source, write
 from npurt.quant.tensor import QTensor
+from npurt.quant.types import FLOATS
 
 MAX_AXES = 3  # a stack of matrices
 DROPPED = ("general.alignment", "split.no", "split.count", "split.tensors.count")

@@ -23,7 +23,7 @@ from npurt.quant.canonical import F32
 from npurt.quant.decode import not_finite
 from npurt.quant.encode import quantize
 from npurt.quant.tensor import QTensor
-from npurt.quant.types import BY_NAME, Blocks, Format
+from npurt.quant.types import BY_NAME, FLOATS, Blocks, Format
 from npurt.quant.weighted import quantize_weighted
 
 # Type -> general.file_type: llama.cpp's enum llama_ftype, include/llama.h.
@@ -32,7 +32,6 @@ FILE_TYPES = {
     "q4_k": 14, "q4_1": 3, "q4_0": 2, "iq4_nl": 25, "mxfp4": 38,
     "q4_k_m": 15, "q4_k_s": 14, "q5_k_m": 17, "q5_k_s": 16, "mxfp4_moe": 38,  # see `mixture`
 }  # fmt: skip
-FLOATS = ("f32", "f16", "bf16")
 SMALL = {"q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}  # for rows without whole blocks
 EXACT = ("ffn_gate_inp", "ssm_conv1d", "shortconv.conv", "rope_f")  # in names; float32 as vectors
 STEP = 1 << 22  # elements that are float32 at a time

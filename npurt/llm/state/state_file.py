@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from npurt.delta import is_state
 from npurt.errors import StateFormatError, brief
-from npurt.files import replacing
+from npurt.files import opened, replacing
 from npurt.llm.state.state import Snapshot, State
 
 MAGIC = b"npurtsta"
@@ -81,7 +81,7 @@ def load(state: State, identity: bytes, n_vocab: int, path: str | os.PathLike[st
     """
     source = _path(path)
     try:
-        with open(source, "rb", opener=_at_once) as file:
+        with opened(source) as file:
             return _read(file, state, identity, n_vocab, source)
     except OSError as error:
         raise StateFormatError(
@@ -97,7 +97,7 @@ def head_of(path: Path) -> SavedState:
         OSError: The file cannot be read.
         StateFormatError: It is none of ours.
     """
-    with open(path, "rb", opener=_at_once) as file:
+    with opened(path) as file:
         _, _, length, _, whose = _header(file.read(HEADER.size), path)
         size = os.fstat(file.fileno()).st_size
         if length > size // 4:
@@ -163,11 +163,6 @@ def _path(path: str | os.PathLike[str]) -> Path:
             f"{brief(path, 40)} is no path of a file", remedy="pass one, a str or a Path"
         )
     return named
-
-
-def _at_once(path: str, flags: int) -> int:
-    """Open *path* without waiting for a writer, if it is a pipe."""
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _nbytes(shape: tuple[int, ...], dtype: npt.DTypeLike) -> int:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from npurt.errors import DeviceLost, DriverError, NpurtError
 from npurt.rknpu.driver.base import CoreTasks, Driver, Job
+from npurt.rknpu.driver.execute import TIMEOUT_S
 from npurt.rknpu.driver.memory import Buffer
 from npurt.rknpu.isa.formats import number_format
 from npurt.rknpu.isa.layout import Layout
@@ -24,7 +25,6 @@ from npurt.rknpu.plan.cost import npu_seconds
 from npurt.rknpu.plan.proof import Role
 from npurt.rknpu.plan.tiling import Plan, plan, plan_weights
 
-TIMEOUT_S = 2.0
 RUNS = 2  # of each product: the second must give the same
 LOST_IN_A_ROW = 3  # then the rest is left out
 GARBAGE = 0x5A  # where results will be

@@ -9,7 +9,7 @@ import numpy as np
 from npurt.serve.http.endpoint import Answer, Request
 from npurt.serve.http.errors import wrong
 from npurt.serve.http.fields import Fields
-from npurt.serve.interfaces.openai_common import known
+from npurt.serve.interfaces.openai_common import is_id, known
 from npurt.serve.model.front import Front, Wanted
 
 MOST_TEXTS = 2048
@@ -58,7 +58,7 @@ async def embed(front: Front, request: Request) -> Answer:
 def _texts(front: Front, fields: Fields, name: str) -> list[list[int]]:
     """Return the ids of each text."""
     given = fields.values.get(name)
-    several = isinstance(given, list) and not all(_is_id(each) for each in given)
+    several = isinstance(given, list) and not all(is_id(each) for each in given)
     found = given if several and isinstance(given, list) else [given]
     if len(found) > MOST_TEXTS:
         raise wrong(f"{name} has {len(found)} texts", f"send {MOST_TEXTS} at most", name)
@@ -66,15 +66,11 @@ def _texts(front: Front, fields: Fields, name: str) -> list[list[int]]:
     for each in found:
         if isinstance(each, str) and each:
             ids.append(front.model.encode_whole(each))
-        elif isinstance(each, list) and each and all(_is_id(i) for i in each):
+        elif isinstance(each, list) and each and all(is_id(i) for i in each):
             ids.append(known(front.model, each, name))
         else:
             raise fields.wrong(name, "a string, token ids, or a list of these; none may be empty")
     return ids
-
-
-def _is_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 async def _vectors(

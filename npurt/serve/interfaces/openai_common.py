@@ -58,6 +58,11 @@ def token_text(model: ServedModel, token: int) -> tuple[str, list[int]]:
     return data.decode("utf-8", "replace"), list(data)
 
 
+def is_id(value: object) -> bool:
+    """Return whether *value* may be a token id: JSON has true and false beside the integers."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def known(model: ServedModel, ids: Sequence[int], param: str) -> list[int]:
     """Return *ids*, all of which must be in the vocabulary."""
     count = model.tokenizer.n_vocab

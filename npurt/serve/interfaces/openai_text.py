@@ -10,7 +10,7 @@ from npurt.serve.http.endpoint import Answer, Request
 from npurt.serve.http.errors import wrong
 from npurt.serve.http.fields import Fields
 from npurt.serve.interfaces.openai_chat import stream_options
-from npurt.serve.interfaces.openai_common import FINISH, head, known, text_logprobs, usage
+from npurt.serve.interfaces.openai_common import FINISH, head, is_id, known, text_logprobs, usage
 from npurt.serve.model import options
 from npurt.serve.model.front import Front
 from npurt.serve.model.generation import Likely, Texts
@@ -86,7 +86,7 @@ def prompts(model: ServedModel, fields: Fields) -> list[list[int]]:
         HttpError: They are something else.
     """
     given = fields.values.get("prompt")
-    several = isinstance(given, list) and not all(_is_id(each) for each in given)
+    several = isinstance(given, list) and not all(is_id(each) for each in given)
     found = given if several and isinstance(given, list) else [given]
     if len(found) > limits.CHOICES:
         raise wrong(f"prompt has {len(found)} texts", f"send {limits.CHOICES} at most", "prompt")
@@ -97,15 +97,11 @@ def prompts(model: ServedModel, fields: Fields) -> list[list[int]]:
             ids.append(model.around(each, suffix))
         elif isinstance(each, str):
             ids.append(model.encode(each))
-        elif isinstance(each, list) and all(_is_id(i) for i in each) and suffix is None:
+        elif isinstance(each, list) and all(is_id(i) for i in each) and suffix is None:
             ids.append(known(model, each, "prompt"))
         else:
             raise fields.wrong("prompt", "a string, token ids, or a list of these")
     return ids
-
-
-def _is_id(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 async def _whole(front: Front, texts: Texts, before: list[Echo], logged: bool) -> Answer:

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from npurt.errors import ModelFormatError
+from npurt.llm.arch.families.gemma import LARGEST, LOCAL_BASE
 from npurt.llm.convert.checkpoint import delta_nets, encoders
 from npurt.llm.convert.checkpoint.orders import Orders, permuted, unchanged
 from npurt.llm.convert.checkpoint.settings import Settings
 
 Keys = dict[str, Any]
 GELU = ("gelu_pytorch_tanh",)
-LOCAL_BASE = 10000.0  # rotary base of Gemma 3's sliding layers, which GGUF takes for granted
 
 TOP = {
     "model.embed_tokens": "token_embd",
@@ -258,7 +258,7 @@ def _gemma(settings: Settings) -> Keys:
 
 def _gemma2(settings: Settings) -> Keys:
     _require_slides(settings, 2)
-    _require_scale(settings, 46)
+    _require_scale(settings, LARGEST["gemma2"])
     return _sliding(settings) | {
         "attn_logit_softcapping": settings.number("attn_logit_softcapping"),
         "final_logit_softcapping": settings.number("final_logit_softcapping"),
@@ -270,7 +270,7 @@ def _gemma3(settings: Settings) -> Keys:
     settings.require("use_bidirectional_attention", None, False)
     settings.require("sliding_window_pattern", None, 6)
     _require_slides(settings, 6)
-    _require_scale(settings, 62)
+    _require_scale(settings, LARGEST["gemma3"])
     keys = _sliding(settings)
     if settings.get("final_logit_softcapping") is not None:
         keys["final_logit_softcapping"] = settings.number("final_logit_softcapping")

@@ -34,16 +34,14 @@ def keys_of(family: Family, settings: Settings) -> Keys:
         return _prefixed(family, encoder_keys(settings) | family.extra(settings))
     if not family.windows and family.arch == "llama":
         _refuse_window(settings)
-    heads = settings.integer("num_attention_heads")
-    width = settings.integer("hidden_size")
-    head = settings.integer("head_dim", max(1, width // heads))
+    head = settings.head_width
     keys: Keys = {
         "block_count": settings.layers,
         "context_length": settings.integer("max_position_embeddings"),
-        "embedding_length": width,
+        "embedding_length": settings.integer("hidden_size"),
         "feed_forward_length": family.width(settings),
-        "attention.head_count": heads,
-        "attention.head_count_kv": settings.integer("num_key_value_heads", heads),
+        "attention.head_count": settings.heads,
+        "attention.head_count_kv": settings.kv_heads,
         "attention.key_length": head,
         "attention.value_length": head,
         "attention.layer_norm_rms_epsilon": settings.number(
@@ -157,8 +155,7 @@ def _rope_keys(settings: Settings, head: int, family: Family) -> Keys:
 def rope_tables(settings: Settings) -> dict[str, npt.NDArray[np.float32]]:
     """Return the tensors that divide rotary frequencies, by name: of Llama 3, and of longrope."""
     rope = rope_of(settings)
-    heads, width = settings.integer("num_attention_heads"), settings.integer("hidden_size")
-    head = settings.integer("head_dim", max(1, width // heads))
+    head = settings.head_width
     if rope["rope_type"] == "longrope":
         lists = {length: rope.get(f"{length}_factor") for length in ("long", "short")}
         tables = {name: _table(name, each, head) for name, each in lists.items()}

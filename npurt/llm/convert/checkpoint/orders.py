@@ -37,12 +37,10 @@ def unchanged(settings: Settings) -> Orders:
 
 def permuted(settings: Settings) -> Orders:
     """Return the orders of q and k whose rotary halves become adjacent pairs."""
-    heads = settings.integer("num_attention_heads")
-    kv_heads = settings.integer("num_key_value_heads", heads)
-    width = settings.integer("head_dim", max(1, settings.integer("hidden_size") // heads))
+    width = settings.head_width
     return {
         name: Order(count * width, interleaved(count * width, count))
-        for name, count in (("attn_q", heads), ("attn_k", kv_heads))
+        for name, count in (("attn_q", settings.heads), ("attn_k", settings.kv_heads))
     }
 
 

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.errors import ModelFormatError
-from npurt.files import parsed
-from npurt.llm.convert.checkpoint.settings import content_of, opened
+from npurt.files import opened, parsed
+from npurt.llm.convert.checkpoint.settings import content_of
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME, Format
 

@@ -1,16 +1,13 @@
 """The settings of a checkpoint: its config.json, read with checks."""
 
 import contextlib
-import errno
-import os
-import stat
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from npurt.errors import ModelFormatError, NpurtError
-from npurt.files import parsed
+from npurt.files import opened, parsed
 
 # Models of several parts, what all parts have in common, and what transformers leaves out of the
 # settings of a text part because it is the default.
@@ -63,25 +60,8 @@ OTHER_NAMES = {
 MOST = 1 << 28  # bytes of a JSON file; tokenizer.json has some 10 MB
 
 
-@contextlib.contextmanager
-def opened(path: Path) -> Iterator[BinaryIO]:
-    """Open a regular file to read it.
-
-    Raises:
-        OSError: It cannot be read, or is none: a FIFO would block for ever.
-    """
-    with open(path, "rb", opener=_at_once) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file")
-        yield file
-
-
-def _at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)
-
-
 def content_of(path: Path) -> bytes:
-    """Return the bytes of a regular file.  Errors as `opened`."""
+    """Return the bytes of a regular file.  Errors as `files.opened`."""
     with opened(path) as file:
         return file.read()
 
@@ -166,6 +146,21 @@ class Settings:
         if type(value) is not int or not 0 < value < 1 << 31:
             raise bad(f"config.json: {name} is {value!r:.40}, not a number from 1")
         return int(value)
+
+    @property
+    def heads(self) -> int:
+        """Heads of attention."""
+        return self.integer("num_attention_heads")
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.integer("num_key_value_heads", self.heads)
+
+    @property
+    def head_width(self) -> int:
+        """Width of a head."""
+        return self.integer("head_dim", max(1, self.integer("hidden_size") // self.heads))
 
     def number(self, name: str, default: float | None = None) -> float:
         """Return a number above 0.  ModelFormatError when it is none."""

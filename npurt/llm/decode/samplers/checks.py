@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.errors import LayoutError, NumericsError, SettingError, brief
+from npurt.llm.decode.samplers.candidates import LARGEST
 from npurt.llm.text.vocabulary import MAX_TOKENS
 from npurt.runtime.open.arguments import integer, listed
 
 LONGEST_ID = 20  # digits of a token id
-MOST = float(np.finfo(np.float32).max)  # the largest finite logit
 
 
 def functions(name: str, given: Any) -> tuple[Callable[..., Any], ...]:
@@ -41,7 +41,7 @@ def finite(name: str, value: Any) -> float:
         SettingError: It is no number, or float32 does not hold it.
     """
     number = as_float(value) if isinstance(value, Real) else math.nan
-    if not -MOST <= number <= MOST:
+    if not -LARGEST <= number <= LARGEST:
         raise SettingError(
             f"{name} is {brief(value)}", remedy=f"{name} must be a number that float32 holds"
         )
@@ -77,7 +77,7 @@ def checked_biases(biases: Any) -> dict[int, float]:
         number = integer(
             "a token id of logit_bias", int(token) if digits else token, 0, MAX_TOKENS - 1
         )
-        if isinstance(bias, Real) and as_float(bias) < -MOST:
+        if isinstance(bias, Real) and as_float(bias) < -LARGEST:
             checked[number] = -np.inf
         else:
             checked[number] = finite(f"logit_bias of token {number}", bias)

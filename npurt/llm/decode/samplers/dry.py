@@ -10,9 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from npurt.llm.decode.samplers.candidates import Candidates, Ids, Tails, Text
-
-LARGEST = float(np.finfo(np.float32).max)
+from npurt.llm.decode.samplers.candidates import LARGEST, Candidates, Ids, Tails, Text
 
 
 def dry(

@@ -2,9 +2,7 @@
 
 import numpy as np
 
-from npurt.llm.decode.samplers.candidates import F64, Candidates, Ids, Text, check_ids
-
-LARGEST = float(np.finfo(np.float32).max)
+from npurt.llm.decode.samplers.candidates import F64, LARGEST, Candidates, Ids, Text, check_ids
 
 
 def logit_bias(candidates: Candidates, _: Text, *, ids: Ids, biases: F64) -> Candidates:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from numbers import Real
 
 from npurt.errors import SettingError, brief
-from npurt.llm.decode.samplers.checks import MOST, as_float, checked_biases
+from npurt.llm.decode.samplers.candidates import LARGEST
+from npurt.llm.decode.samplers.checks import as_float, checked_biases
 from npurt.llm.text.tokenizer import SURROGATE
 from npurt.runtime.open.arguments import integer, listed, optional_integer
 
@@ -24,8 +25,8 @@ RANGES = {
     "dry_multiplier": (0, math.inf, "0 or more"),
     "dry_base": (1, math.inf, "1 or more"),
     "repeat_penalty": (0, math.inf, "above 0"),
-    "frequency_penalty": (-MOST, MOST, "a number that float32 holds"),
-    "presence_penalty": (-MOST, MOST, "a number that float32 holds"),
+    "frequency_penalty": (-LARGEST, LARGEST, "a number that float32 holds"),
+    "presence_penalty": (-LARGEST, LARGEST, "a number that float32 holds"),
 }
 
 
