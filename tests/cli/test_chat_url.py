@@ -282,7 +282,7 @@ def test_what_is_no_url_is_refused(url, capsys):
 @pytest.mark.parametrize(
     "flags",
     [["-c", "64"], ["-dev", "cpu"], ["-t", "1"], ["-md", "lookup"], ["--strict"],
-     ["--timeout", "0"], ["--raw"]],
+     ["--timeout", "0"], ["--timeout", "inf"], ["--timeout", "nan"], ["--raw"]],
 )  # fmt: skip
 def test_flags_of_a_model_here_are_refused(flags):
     with pytest.raises(SystemExit, match="2"):

@@ -109,7 +109,8 @@ def test_what_makes_no_sense_is_refused(flags, said, capfd):
 
 
 @pytest.mark.parametrize(
-    "flags", [["--stop", "x"], ["--ignore-eos"], ["--timeout", "0"], ["-np", "0"]]
+    "flags",
+    [["--stop", "x"], ["--ignore-eos"], ["--timeout", "0"], ["--timeout", "nan"], ["-np", "0"]],
 )
 def test_what_is_for_one_text_is_refused(flags, capsys):
     with pytest.raises(SystemExit, match="2"):

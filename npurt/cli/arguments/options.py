@@ -22,6 +22,7 @@ INTERRUPTED = 130  # exit status after Ctrl-C
 TRAINED = "what the model was trained for, at most 4096"
 KV_TYPES = ("f16", "f32")  # the first is the default
 GOES_ON = "{} is not complete; the same command goes on where this one stopped"
+MOST_SECONDS = 1e8  # of a timeout; the system takes little more
 MOST_BYTES = 256 << 20  # of a file that is read whole: a text or a program, not a model
 
 
@@ -322,6 +323,14 @@ def number(text: str) -> int | None:
     if value < -1:
         raise argparse.ArgumentTypeError(f"{value} is neither -1 nor 0 or more")
     return None if value == -1 else value
+
+
+def seconds(text: str) -> float:
+    """Read a time in seconds, which is finite."""
+    with contextlib.suppress(ValueError):
+        if 0 <= (value := float(text)) <= MOST_SECONDS:
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds up to {MOST_SECONDS:g}")
 
 
 def bytes_of(path: str | Path, most: int = MOST_BYTES) -> bytes:

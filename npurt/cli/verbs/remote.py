@@ -271,7 +271,7 @@ def add(parser: argparse.ArgumentParser) -> None:
                        "leave alone are the server's")  # fmt: skip
     group.add_argument("--api-key-file", type=Path, metavar="FILE",
                        help="file with the API key of the server")  # fmt: skip
-    group.add_argument("--timeout", type=float, default=SECONDS, metavar="SECONDS",
+    group.add_argument("--timeout", type=options.seconds, default=SECONDS, metavar="SECONDS",
                        help="of silence, after which the server is given up")  # fmt: skip
 
 
@@ -284,7 +284,7 @@ def opened(args: argparse.Namespace) -> "Remote":
     for flag, name in LOCAL.items():
         if getattr(args, name):
             args.usage_error(f"{flag} is of a model that runs here; the server decides that")
-    if not args.timeout > 0:
+    if not args.timeout:
         args.usage_error("--timeout is a number above 0")
     key = read_key(args.api_key_file) if args.api_key_file else None
     return Remote(args.url, args.model, key, args.timeout)

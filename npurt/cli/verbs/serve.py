@@ -56,7 +56,7 @@ def add(verbs: Any) -> None:
                        "what is free)")  # fmt: skip
     group.add_argument("--embeddings", "--embedding", action="store_true",
                        help="embed texts, and generate none")  # fmt: skip
-    group.add_argument("--idle-seconds", type=float, default=300.0, metavar="SECONDS",
+    group.add_argument("--idle-seconds", type=options.seconds, default=300.0, metavar="SECONDS",
                        help="after which a model of --models-dir that nobody uses is unloaded; "
                        "0: never (default: 300)")  # fmt: skip
     group.add_argument("--models-max", type=int, default=0, metavar="N",
@@ -65,9 +65,9 @@ def add(verbs: Any) -> None:
     group.add_argument("--models-bytes", type=int, metavar="N",
                        help="memory that loaded models take together (default: what is "
                        "free)")  # fmt: skip
-    group.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS",
+    group.add_argument("--timeout", type=options.seconds, default=600.0, metavar="SECONDS",
                        help="that a request may take")  # fmt: skip
-    group.add_argument("--engine-timeout", type=float, default=120.0, metavar="SECONDS",
+    group.add_argument("--engine-timeout", type=options.seconds, default=120.0, metavar="SECONDS",
                        help="after which an engine that says nothing is replaced")  # fmt: skip
     parser.set_defaults(run=run, usage_error=parser.error)
 
@@ -85,10 +85,10 @@ def run(args: argparse.Namespace) -> int:
             args.usage_error(f"{name} is for one text; a request names its own")
     if args.parallel is not None and args.parallel < 1:
         args.usage_error(f"-np {args.parallel}: at least one text runs at a time")
-    if args.timeout <= 0 or args.engine_timeout <= 0:
+    if not args.timeout or not args.engine_timeout:
         args.usage_error("a timeout is a number above 0")
-    if args.idle_seconds < 0 or args.models_max < 0:
-        args.usage_error("--idle-seconds and --models-max are 0 or more")
+    if args.models_max < 0:
+        args.usage_error("--models-max is 0 or more")
     if args.models_bytes is not None and args.models_bytes < 1:
         args.usage_error("--models-bytes is 1 or more")
     keys: list[str] = []
