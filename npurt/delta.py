@@ -40,7 +40,7 @@ class DeltaNet:
         return replace(self, **{name: getattr(self, name)[:, :tokens] for name in names})
 
     def after(self, tokens: int) -> "DeltaNet":
-        """Return the net of what comes after *tokens* tokens."""
+        """Return the net without its first *tokens* tokens."""
         names = ("q", "k", "v", "decay", "beta", "out")
         return replace(self, **{name: getattr(self, name)[:, tokens:] for name in names})
 

@@ -115,7 +115,7 @@ class Packed(abc.ABC):
         return self
 
     def multiplied(self, rows: slice) -> F64:
-        """Return *rows* ``[n, K']`` of what the device really multiplies by.
+        """Return *rows* ``[n, K']`` of the values that the device really multiplies by.
 
         A device that rounds scales or codes, or rotates K, overrides this method; its
         `Device.multiplied` has the same K'.  This implementation returns the tensor's own values,
@@ -178,7 +178,7 @@ def check_product(
     *,
     strided: bool = False,
 ) -> None:
-    """Make sure that `Device.matmuls` can rely on what it is given.
+    """Check the arguments of `Device.matmuls`, which relies on them.
 
     A product of no rows is valid.  This function runs before every product, so it has to take no
     longer than a microsecond.
@@ -335,7 +335,7 @@ class RowScaledInt8(Protocol):
 
 @runtime_checkable
 class Estimates(Protocol):
-    """A device that knows what it saves."""
+    """A device that estimates how much time it saves."""
 
     def saving(self, op: MatMul, *, int16: bool = False) -> Saving | None:
-        """Return what *op* is expected to save, the same at each call; None when it is unknown."""
+        """Return the expected saving of *op*, the same at each call; None when it is unknown."""

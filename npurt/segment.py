@@ -141,7 +141,7 @@ class Counter:
         return cls(op.role, op.weight.name.removesuffix(".weight"), (n.size or 0, k.size or 0))
 
     def add(self, other: "Counter") -> None:
-        """Add what another counter of the same op counted."""
+        """Add the counts of another counter of the same op."""
         for name in ("calls", "rows", "macs", "nbytes", "seconds", "verified", "failed"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
@@ -282,13 +282,13 @@ class Segment(abc.ABC):
 
     @abc.abstractmethod
     def counters(self) -> Iterable[Counter]:
-        """Return what the ops did so far."""
+        """Return the counts of the ops so far."""
 
     def verify(self, sampler: Sampler) -> None:  # noqa: B027
         """Have products checked that *sampler* chooses.  Here, none are."""
 
     def events(self) -> list[str]:
-        """Return what reports should say since the last call, a sentence each."""
+        """Return the events since the last call that reports show, a sentence each."""
         return []
 
     def close(self) -> None:  # noqa: B027

@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    """Run one verb; print what went wrong with it."""
+    """Run one verb; print its error."""
     _open_streams()
     given = list(sys.argv[1:] if argv is None else argv)
     if given == ["--version"]:
@@ -116,12 +116,12 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _print_warning(message: Warning | str, *where: object, **rest: object) -> None:
-    """Print what a warning says, without the line of npurt that warns."""
+    """Print the text of a warning, without its place in npurt's source."""
     print(f"npurt: {message}", file=sys.stderr)
 
 
 def _is_of_output(error: OSError) -> bool:
-    """Return whether *error* is of writing standard output: then what is buffered fails again."""
+    """Return whether *error* comes from writing standard output: flushing then fails, too."""
     try:
         sys.stdout.flush()
     except OSError:

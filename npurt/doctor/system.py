@@ -98,7 +98,7 @@ class Recorder(System):
         self.asked: list[str] = []  # since the last `begin`
 
     def begin(self) -> None:
-        """Forget what was asked, not what was answered."""
+        """Forget the questions of the last check; their answers stay."""
         self.asked = []
 
     def ask(self, kind: str, *words: str) -> Answer:

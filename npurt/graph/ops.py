@@ -460,7 +460,7 @@ class GatedDeltaNet(Op):
 
 @dataclass(frozen=True, slots=True)
 class Fused(Op):
-    """Several ops that a device does as one; *parts* in order are what it means."""
+    """Several ops that a device does as one: its *parts*, in order."""
 
     READS: ClassVar[tuple[str, ...]] = ("inputs",)
     WRITES: ClassVar[tuple[str, ...]] = ("outs",)

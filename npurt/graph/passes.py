@@ -72,7 +72,7 @@ def apply(graph: Graph, passes: Iterable[tuple[str, Pass]]) -> Graph:
 
 
 def _join(pattern: str, group: list[Op], uses: Uses) -> Fused | None:
-    """Return *group* as one op; None when an op in between needs what a part makes."""
+    """Return *group* as one op; None when an op in between needs the result of a part."""
     parts = sorted(group, key=lambda op: uses.index[id(op)])
     members = {id(op) for op in parts}
     last = uses.index[id(parts[-1])]

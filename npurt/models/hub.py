@@ -208,7 +208,7 @@ class Hub:
 
     @contextlib.contextmanager
     def _explaining(self, wanted: Reference) -> Iterator[None]:
-        """Turn what `huggingface_hub` raises into errors of npurt, or into `Busy`."""
+        """Turn exceptions of `huggingface_hub` into errors of npurt, or into `Busy`."""
         import httpx2
         from huggingface_hub import errors
 

@@ -64,7 +64,7 @@ class Busy(Exception):
 
 
 def no_answer(url: str, error: BaseException) -> Busy:
-    """Return what it means that no answer came from the host of *url*.
+    """Return the error of a request to *url* that got no answer.
 
     A name that cannot be resolved is asked for twice: a machine that is offline stays so.
     """

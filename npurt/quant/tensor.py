@@ -270,7 +270,7 @@ def _view(buf: Any) -> memoryview:
 
 
 def _restored(blocks: Blocks, fmt: str, transposed: bool) -> QTensor:
-    """Return what was copied or pickled."""
+    """Return the tensor that was copied or pickled."""
     tensor = QTensor(blocks, fmt)
     return tensor.T if transposed else tensor
 

@@ -79,7 +79,7 @@ class ReferenceSegment(Segment):
         self._states.forget(sequence)
 
     def counters(self) -> Iterable[Counter]:
-        """Return what each op did so far."""
+        """Return the counts of the ops so far."""
         return self._counters.values()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The application: which path means what.  May import every room but `run`."""
+"""The application: the handler of each path.  May import every room but `run`."""
 
 import re
 from collections.abc import Sequence

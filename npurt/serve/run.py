@@ -239,7 +239,7 @@ async def _run_engine(engine: Engine, serving: asyncio.Task[None]) -> None:
 
 
 def _raise(task: asyncio.Task[None]) -> None:
-    """Raise what the model could not be opened for."""
+    """Raise the error with which opening the model failed, if any."""
     error = task.exception()
     if isinstance(error, NpurtError):
         raise error

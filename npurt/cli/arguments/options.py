@@ -72,7 +72,7 @@ def add_unneeded(group: Any, *names: str, why: str, **options: Any) -> None:
 
 
 def add_device(group: Any) -> None:
-    """Add what says where a model runs."""
+    """Add the flags that choose the device of a model."""
     group.add_argument("-dev", "--device", metavar="NAME", help=DEVICE)
     group.add_argument("-ngl", "--gpu-layers", "--n-gpu-layers", type=_layers, metavar="N",
                        help="0: device cpu; another number, auto or all: as -dev says, with all "
@@ -86,7 +86,7 @@ def add_device(group: Any) -> None:
 
 
 def add_compute(group: Any) -> None:
-    """Add what says how a model is computed."""
+    """Add the flags for threads, batch size and verification."""
     group.add_argument("-t", "--threads", type=number, metavar="N", help=THREADS)
     group.add_argument("-b", "--batch-size", type=int, metavar="N",
                        help="tokens evaluated at once, at most 512 (default: 512)")  # fmt: skip
@@ -140,7 +140,7 @@ def device(args: argparse.Namespace) -> str | None:
 
 
 def add_source(group: Any) -> Any:
-    """Add what says which model, of which one is given; return the group of these options."""
+    """Add the flags that name a model, exactly one of which is needed; return their group."""
     source = group.add_mutually_exclusive_group(required=True)
     source.add_argument("-m", "--model", metavar="FILE", help=MODEL)
     source.add_argument("-hf", "--hf-repo", dest="model", type=of_hub, metavar="REPO", help=REPO)
@@ -148,7 +148,7 @@ def add_source(group: Any) -> Any:
 
 
 def of_hub(text: str) -> str:
-    """Return what ``-hf`` means in the form of ``-m``."""
+    """Return the value of ``-hf`` in the form that ``-m`` takes."""
     return text if text.startswith("hf:") else f"hf:{text}"
 
 
@@ -179,7 +179,7 @@ def require_apart(output: str | Path, *inputs: str | Path | None) -> None:
     """Refuse an *output* that is one of the files to be read; a split model is all its parts.
 
     Raises:
-        SettingError: That is so.
+        SettingError: It is one of them.
     """
     for path in [Path(each) for each in inputs if each]:
         for part in part_names(path.name):
@@ -200,7 +200,7 @@ def require_output(output: str | Path, *inputs: str | Path | None) -> None:
     """Refuse an *output* that is no place for a file, or one of the files to be read.
 
     Raises:
-        NpurtError: That is so.
+        NpurtError: It is.
     """
     try:
         require_file(Path(output))
@@ -223,7 +223,7 @@ def draft_path(draft: str) -> str | Path:
 
 
 def add_draft(group: Any) -> None:
-    """Add what says which model drafts."""
+    """Add the flags that name a draft model."""
     source = group.add_mutually_exclusive_group()
     source.add_argument("-md", "--draft", metavar="FILE",
                         help="draft with a smaller model, or 'lookup': from the text")  # fmt: skip
@@ -241,7 +241,7 @@ def add_text(parser: argparse.ArgumentParser, what: str, file: str) -> None:
 
 
 def add_model(parser: argparse.ArgumentParser, context: str = TRAINED) -> Any:
-    """Add what opens a model; return the group of the options of which one names it."""
+    """Add the flags for opening a model; return the group of those that name it."""
     group = parser.add_argument_group("model")
     source = add_source(group)
     add_device(group)
@@ -294,7 +294,7 @@ def scaled(text: str) -> tuple[str, float]:
 
 
 def add_conversation(parser: argparse.ArgumentParser, raw: str | None = None) -> None:
-    """Add what llama-cli says of a conversation; *raw* is the help of a prompt without one."""
+    """Add llama-cli's flags for a conversation; *raw* is the help of a prompt without one."""
     group = parser.add_argument_group("conversation")
     group.add_argument("-sys", "--system-prompt", "--system", dest="system", type=words,
                        metavar="TEXT", help="system message")  # fmt: skip

@@ -1,4 +1,4 @@
-"""The parser of the command line: an option is what was written, whole."""
+"""The parser of the command line, which accepts only whole names of options."""
 
 import argparse
 import difflib
@@ -53,7 +53,7 @@ class Parser(argparse.ArgumentParser):
         self._print_message(usage, file)
 
     def _refuse_unknown(self, args: list[str]) -> None:
-        """Refuse an unknown option before argparse misses what it was meant to be."""
+        """Refuse an unknown option before argparse reads it as another one."""
         words, optional = iter(enumerate(args)), False
         for i, written in words:
             plain = not written.startswith("-")
@@ -83,7 +83,7 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"unrecognized arguments: {shown}{hint}")
 
     def _where(self) -> str:
-        """Return which options take what other programs take without one."""
+        """Return a hint at the options for values that other programs take without an option."""
         takes = {"model": "a model is named with -m", "prompt": "a prompt follows -p"}
         known = {action.dest for action in self._actions}
         return "".join(f"; {said}" for dest, said in takes.items() if dest in known)

@@ -1,4 +1,4 @@
-"""Flags that decide what is written, named as in llama-cli, and the library's options for them.
+"""Flags of sampling, named as in llama-cli, and the library's options for them.
 
 Source: llama.cpp common/arg.cpp, MIT: names, defaults, and the form of a bias.
 """
@@ -72,7 +72,7 @@ class Form:
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
-    """Add what decides each token."""
+    """Add the flags of sampling."""
     group = parser.add_argument_group("sampling")
     group.add_argument("-n", "--n-predict", type=number, metavar="N",
                        help="most tokens to generate; -1: no limit (default: -1)")  # fmt: skip
@@ -126,10 +126,10 @@ def sampling(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def check_sampling(args: argparse.Namespace) -> None:
-    """Refuse what no text could be sampled with.
+    """Refuse settings of sampling that make no sense.
 
     Raises:
-        NpurtError: It is so.
+        NpurtError: One makes none.
     """
     from npurt.llm.decode.options import Request
 

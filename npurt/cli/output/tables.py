@@ -17,7 +17,7 @@ def markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def drafted(row: dict[str, Any]) -> tuple[str, ...]:
-    """Return what the columns `DRAFTED` say of a measurement with a draft."""
+    """Return the cells of the columns `DRAFTED` for a measurement with a draft."""
     rate = row["accept_rate"]
     return (
         f"{row['drafted']} / {row['accepted']}",

@@ -231,13 +231,13 @@ class Chat:
 
 
 class _Settings(Parser):
-    """The parser of what /set changes."""
+    """The parser of the settings that /set changes."""
 
     def error(self, message: str) -> NoReturn:
         raise SettingError(message, remedy="/set alone lists the settings and their values")
 
     def names(self) -> dict[str, str]:
-        """Return the names of what can be set, by the attributes that have the values."""
+        """Return the names of the settings, by the attributes that have their values."""
         names: dict[str, str] = {}
         for action in self._actions:
             flag = max(action.option_strings, key=lambda flag: flag.startswith("--"))

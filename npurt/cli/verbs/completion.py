@@ -1,4 +1,4 @@
-"""`npurt completion`: what makes a shell complete verbs, options and values."""
+"""`npurt completion`: print a script with which a shell completes verbs, options and values."""
 
 import argparse
 import shlex

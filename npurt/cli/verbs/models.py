@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def row(model: "Stored") -> dict[str, Any]:
-    """Return what a list says of *model*; what a file does not say, or cannot, is None."""
+    """Return the row of *model* in a list; None stands for anything unknown."""
     from npurt.models.catalogue import CATALOGUE
 
     known = CATALOGUE.get(model.name)
@@ -106,7 +106,7 @@ def fetch(args: argparse.Namespace) -> int:
 
 
 def _ask(folder: Path) -> None:
-    """Ask whether to fetch what is missing of the catalogue; return if so.
+    """Ask whether to fetch the missing models of the catalogue; return if the answer is yes.
 
     Raises:
         SettingError: The answer is another than yes.
@@ -157,5 +157,5 @@ def _size(nbytes: int | None) -> str:
 
 
 def _shown(text: str | None) -> str:
-    """Return what a file says of itself, without anything that could control a terminal."""
+    """Return a text of a file without characters that could control a terminal."""
     return "".join(c for c in text if c.isprintable())[:20] if text else "-"

@@ -135,7 +135,7 @@ def _print_table(plan: Plan) -> None:
 
 
 def _print_devices(plan: Plan) -> None:
-    """Print the memory, what each device would multiply by, and the CPU's speed."""
+    """Print the memory, the weights of each device, and the CPU's speed."""
     need = plan.memory
     print(f"memory: {need.weights / 1e9:.2f} GB of weights, {need.kv_cache / 1e9:.2f} GB of KV "
           f"cache for {need.positions} positions; Python and the vocabulary take 0.1 to 0.2 GB "

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def print_written(args: argparse.Namespace, told: dict[str, Any]) -> None:
-    """Print what was written to ``args.output``: a line, or JSON with *told*."""
+    """Print path and size of the new file ``args.output``: a line, or JSON with *told*."""
     nbytes = args.output.stat().st_size
     if args.json:
         print(json.dumps({"path": str(args.output), "bytes": nbytes, **told}))

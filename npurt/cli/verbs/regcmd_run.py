@@ -139,7 +139,7 @@ def run_program(args: argparse.Namespace) -> int:
 
 
 def _about(program: "Checked") -> dict[str, Any]:
-    """Return what was proven, for scripts."""
+    """Return the result of the proof, for scripts."""
 
     def rows(spans: "frozenset[Span]") -> list[dict[str, Any]]:
         ordered = sorted(spans, key=lambda span: span.start)

@@ -112,11 +112,11 @@ class Remote:
                 timing.decode_rate = (timing.generated_tokens - 1) / (last - first)
 
     def report(self) -> "Remote":
-        """Return what says where the texts come from."""
+        """Return this object: printed, it names the model and the server."""
         return self
 
     def line(self) -> str:
-        """Return that in a line."""
+        """Return a line that names the model and the server."""
         return f"answers of {self!r}"
 
     # --- The server -----------------------------------------------------------------------------
@@ -196,7 +196,7 @@ class Remote:
                               remedy="ask again with /regen, or the message once more")  # fmt: skip
 
     def _taken(self, event: dict[str, Any]) -> dict[str, Any]:
-        """Take counts and errors of *event*, and return what the message has new."""
+        """Take the counts of *event*, or raise its error; return the new part of the message."""
         if event.get("error"):
             raise self._error(500, event)
         usage, choices = event.get("usage"), event.get("choices")

@@ -89,7 +89,7 @@ def _is_answered(llm: "Llama", args: argparse.Namespace) -> bool:
 
 
 def _how(llm: "Llama", args: argparse.Namespace) -> str:
-    """Return the line that says what became of the prompt, where the user did not."""
+    """Return a line that says how the prompt was used, unless the user chose."""
     if args.conversation is not None:
         return ""
     if _is_answered(llm, args):

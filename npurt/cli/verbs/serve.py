@@ -122,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def models(args: argparse.Namespace) -> "list[FolderModel]":
-    """Return the models of ``--models-dir``, and print what is left out."""
+    """Return the models of ``--models-dir``, and print which files are left out."""
     from npurt.serve.models.folder import scan
 
     for name in ("alias", "chat_template", "lora"):

@@ -93,7 +93,7 @@ def _verify(file: Path, args: argparse.Namespace) -> int:
 
 
 def _describe(skel: "SharedObject") -> dict[str, Any]:
-    """Return what there is to know, in words."""
+    """Return the properties of a skel in words."""
     segments = [
         f"kind {s.kind:#x} {s.access!s:3} {s.memory_bytes} bytes at {s.address:#x}, align {s.align}"
         for s in skel.segments

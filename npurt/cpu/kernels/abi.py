@@ -41,7 +41,7 @@ def ffi() -> Any:
 
 @once
 def limits() -> Limits:
-    """Return what the kernels can do at most; they refuse more."""
+    """Return the limits of the kernels, which refuse more."""
     found = ffi().typeof("enum npurt_limit").relements
     names = {name: name.removeprefix("NPURT_").removeprefix("MOST_").lower() for name in found}
     return Limits(**{names[name]: value for name, value in found.items()})

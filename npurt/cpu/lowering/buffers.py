@@ -215,7 +215,7 @@ class Buffers:
 
 
 def local(name: str) -> str:
-    """Return *name* without its block: what is alike in all layers."""
+    """Return *name* without its layer: the part that all layers share."""
     return name.rpartition(".")[2]
 
 
@@ -233,7 +233,7 @@ def unsupported(op: Op, why: str) -> UnsupportedOp:
 
 
 def source(op: Fused, tensor: Tensor) -> Tensor:
-    """Return what *tensor* is made of by the parts of *op*: their norms and rotations."""
+    """Return the tensor of which the norms and rotations in *op* make *tensor*."""
     made = {part.writes[0].name: part for part in op.parts if not isinstance(part, ops.Split)}
     while tensor.name in made:
         tensor = made[tensor.name].reads[0]

@@ -135,7 +135,7 @@ class Lowering:
         )  # fmt: skip
 
     def _require_last(self, op: Op, add: ops.Add) -> None:
-        """Refuse a sum in place of what is read again."""
+        """Refuse a sum in place of a tensor that a later op reads."""
         if self.values.is_read_after(add.a):
             raise unsupported(op, f"{add.a.name} is read again after the sum")
 
@@ -414,7 +414,7 @@ _LOWER: dict[str, Callable[[Lowering, Any], None]] = {
 
 
 def _logits(graph: Graph) -> set[str]:
-    """Return the names of what the last op makes and of what only becomes it by scales and caps."""
+    """Return the names of the logits, and of tensors that scales and caps alone turn into them."""
     tensors = {t.name: t for op in graph.ops for t in (*op.reads, *op.writes)}
     selects = any(t.shape and t.shape[0] == SELECTED for t in tensors.values())
     found: set[str] = set()
@@ -463,7 +463,7 @@ def _head_norms(op: Fused) -> tuple[ops.RMSNorm | None, ops.RMSNorm | None]:
 
 
 def _unit(op: ops.GatedUnit) -> Unit:
-    """Return what the host's gated unit does for *op*."""
+    """Return the host's gated unit that computes *op*."""
     if op == ops.GatedUnit(op.name, op.gate, None, op.out, ops.Activation.GELU_ERF):
         return Unit("GELU_ERF")
     if op.up is None:

@@ -43,7 +43,7 @@ class TensorView(NamedTuple):
         return cls(tensor.name, view, tensor.shape[0] == SELECTED, row_multiplier_of(tensor), row)
 
     def take(self, table: RowTable) -> Array:
-        """Return a copy of what programs left, in the graph's shape."""
+        """Return a copy of the values that programs left, in the graph's shape."""
         rows = len(table.selected) if self.selected else table.rows * self.row_multiplier
         return self.view[:rows].copy().reshape(-1, *self.row)
 
@@ -95,17 +95,17 @@ class NumpyStep:
             target.put(current.values[target.name])
 
     def about(self) -> tuple[str, str]:
-        """Return what it is and where it runs."""
+        """Return the label of the step and its device."""
         return ", ".join(counter.op for counter in self._counters), "cpu"
 
     def verify(self, sampler: Sampler) -> None:
-        """Nothing is verified, and counters say so: what numpy multiplies by was not packed."""
+        """Verify nothing, as the counters say: weights that numpy multiplies by are not packed."""
 
     def redirect_last(self, array: F32) -> None:
         """It has no product."""
 
     def counters(self) -> Iterable[Counter]:
-        """Return what it did so far."""
+        """Return the counts of the ops so far."""
         return self._counters
 
     def _load_rows(self, name: str, index: Array) -> Array:

@@ -221,13 +221,13 @@ class CpuSegment(Segment):
             self._opened.steps.verify(sampler)
 
     def events(self) -> list[str]:
-        """Return what reports should say since the last call."""
+        """Return the events since the last call that reports show."""
         found = self._events[:]
         self._events.clear()
         return found
 
     def counters(self) -> Iterable[Counter]:
-        """Return what the ops did so far."""
+        """Return the counts of the ops so far."""
         if self._opened is None:
             return self._counted
         return list(self._opened.steps.counters().values())

@@ -19,27 +19,27 @@ from npurt.verify import Sampler
 
 
 class Step(Protocol):
-    """Consecutive ops, or what runs between them."""
+    """A part of a plan: consecutive ops in one program, or one op that runs outside of programs."""
 
     def run(self, table: RowTable) -> None:
         """Run it on the rows of *table*; ops of logits on those that it selects."""
 
     def about(self) -> tuple[str, str]:
-        """Return what it is and where it runs."""
+        """Return the label of the step and its device."""
 
     def verify(self, sampler: Sampler) -> None:
         """Have results checked that *sampler* chooses."""
 
     def redirect_last(self, array: F32) -> None:
-        """Let the last product, and what follows it, write to *array* from now on."""
+        """Let the last product, and the ops after it, write to *array* from now on."""
 
 
 @runtime_checkable
 class CountingStep(Step, Protocol):
-    """A step that counts what its ops do."""
+    """A step that counts the work of its ops."""
 
     def counters(self) -> Iterable[Counter]:
-        """Return what the ops did so far."""
+        """Return the counts of the ops so far."""
 
 
 class Steps:
@@ -88,7 +88,7 @@ class Steps:
             step.run(table)
 
     def redirect(self, out: F32) -> None:
-        """Let the product that makes the output, and what follows it, work in *out*."""
+        """Let the product that makes the output, and the ops after it, work in *out*."""
         if out is not self._out:
             for step in self._steps[self._output :]:
                 step.redirect_last(out)
@@ -101,7 +101,7 @@ class Steps:
             step.verify(sampler)
 
     def counters(self) -> dict[tuple[int, int], Counter]:
-        """Return what ops did so far, by step and op; nothing of programs that never ran."""
+        """Return the counts by step and op; programs that never ran have none."""
         return {
             (i, j): counter
             for i, step in enumerate(self)
@@ -116,7 +116,7 @@ class Steps:
         self._steps.append(step)
 
     def cap_logits(self, y: F32, *, factor: float = 1.0, cap: float = 0.0) -> None:
-        """``y = cap * tanh(factor * y / cap)``, of what the last product wrote; cap 0 is none."""
+        """Add ``y = cap * tanh(factor * y / cap)`` on results of the last product; cap 0: none."""
         if self._output == -1:
             self._output = len(self._steps) - 1
         self.host().cap_logits(y, factor, cap)

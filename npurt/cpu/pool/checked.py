@@ -74,7 +74,7 @@ class Product:
 
 
 class CheckedProgram:
-    """A program, the products in it, and what its ops are called.
+    """A program, its products, and the labels of its ops.
 
     Args:
         sampler: Chooses the products to verify.
@@ -119,11 +119,11 @@ class CheckedProgram:
         self.products[op] = Product(op, label, tuple(weights), packed, x, y, column, routing)
 
     def cap_logits(self, y: F32, factor: float, cap: float) -> None:
-        """Add ``y = cap * tanh(factor * y / cap)`` of what the last product wrote."""
+        """Add ``y = cap * tanh(factor * y / cap)`` on results of the last product."""
         self._caps.append(self.add("logits", Program.cap, y, factor=factor, cap=cap, selects=True))
 
     def redirect_last(self, array: F32) -> None:
-        """Let the last product, if it is here, and what follows it work in *array* from now on."""
+        """Let the last product, if it is here, and the ops after it work in *array* from now on."""
         address = abi.ffi().cast("float *", array.ctypes.data)
         for op in self._caps:
             self.program.ops[op].u.cap.x = address
@@ -161,7 +161,7 @@ class CheckedProgram:
                 ops[product.op].u.matmul.verify = 0
 
     def about(self) -> tuple[str, str]:
-        """Return what it is and where it runs."""
+        """Return the label of the step and its device."""
         return ", ".join(dict.fromkeys(self._labels)), "cpu"
 
     def verify(self, sampler: Sampler) -> None:
@@ -174,7 +174,7 @@ class CheckedProgram:
             self.program.ops[product.op].u.matmul.verify = 0
 
     def counters(self) -> Iterator[Counter]:
-        """Yield what each op did so far, in their order; none of a program that never ran."""
+        """Yield the counts of each op in order; a program that never ran has none."""
         if not self.program.started:
             return
         for index, label in enumerate(self._labels):
@@ -247,7 +247,7 @@ def probe_of_image(name: str, packed: CpuPacked, bias: F32 | None = None) -> Pro
 
 
 def _is_overflow(product: Product, tokens: int) -> bool:
-    """Say whether a product that C calls wrong is right, but for what float32 cannot hold."""
+    """Say whether a product that C calls wrong is right, except for values beyond float32."""
     start = product.column
     for packed, w, probe in zip(product.packed, product.weights, product.probes, strict=True):
         columns = slice(start, start + packed.n)

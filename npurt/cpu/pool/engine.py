@@ -117,7 +117,7 @@ class Engine:
         self._free.atexit = False  # threads end with the process, whatever they do
 
     def locked(self) -> "Locked":
-        """Return what keeps other threads away from the pool, and yields it, with ``with``."""
+        """Return a context manager that yields the pool, and keeps other threads away from it."""
         return Locked(self)
 
     def acquire(self) -> Any:
@@ -135,7 +135,7 @@ class Engine:
         return self._pool
 
     def release(self) -> None:
-        """Let other threads use the pool, and let go of what was retired."""
+        """Let other threads use the pool, and release the memory of dropped programs."""
         self._lock.release()
         if self._retired:
             self._release()
@@ -166,15 +166,15 @@ class Engine:
                 abi.lib().npurt_pool_settle(pool)
 
     def retire(self, kept: object) -> None:
-        """Keep what a dropped program kept until no thread can read it any more.
+        """Keep the memory of a dropped program until no thread can read it any more.
 
-        Never waits for a run of another thread: that one lets go of it in the end.
+        It never waits for a run of another thread, which releases the memory at its end.
         """
         self._retired.append(kept)
         self._release()
 
     def _release(self) -> None:
-        """Let go of what was retired, unless another thread has the lock and will do so."""
+        """Release the memory of dropped programs, unless another thread has the lock and will."""
         while self._retired and self._lock.acquire(blocking=False):
             try:
                 if self._pool is not None:

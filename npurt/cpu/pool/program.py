@@ -220,7 +220,7 @@ class Program:
         return len(self) - 1
 
     def conv(self, c: Convolution, *, replay: bool = False) -> int:
-        """Convolve and keep what went in; or, in a *replay*, convolve what was kept."""
+        """Convolve and keep the inputs; or, in a *replay*, convolve kept inputs."""
         op = self._add("CONV").conv
         setattr(op, "in", self._address(c.x))
         op.gates, op.weight, op.rate, op.bias, op.kept, op.out, op.out_gates = map(

@@ -1,4 +1,4 @@
-"""Which CPUs to use: what this process may run on, how much of it, and which cores are fast.
+"""Choose CPUs: by affinity, by the quota of the cgroup, and by the speed of the cores.
 
 Reads /proc and /sys only.  `root` lets tests give another machine's tree.
 Sources: Linux Documentation, admin-guide/cgroup-v2.rst (cpu.max), cpu-freq/user-guide.rst

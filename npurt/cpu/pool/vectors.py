@@ -1,4 +1,4 @@
-"""The rows of a quantised matrix as floats: what an embedding takes."""
+"""The rows of a quantised matrix as floats, as an embedding needs them."""
 
 import numpy as np
 import numpy.typing as npt

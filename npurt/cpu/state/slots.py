@@ -84,7 +84,7 @@ class Slots:
         return self._state
 
     def move(self, make: Callable[[], DeltaState]) -> None:
-        """Let a state that *make* returns have them, and be what they were.
+        """Move all values to a state that *make* returns.
 
         It is made when it is first needed: there may be no sequence yet.
         """

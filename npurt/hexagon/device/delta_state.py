@@ -124,7 +124,7 @@ class HexagonState(DeltaState):
 
 
 def _after(version: StateVersion, rows: F32, memory: DeltaMemory) -> StateVersion:
-    """Return what *version* is after *rows*, which *memory* has gone through."""
+    """Return the version that follows *version* by *rows*, which *memory* has computed."""
     count = version.count + rows.shape[0] * rows.shape[1]
     if count > MOST_ROWS:
         return StateVersion(memory.copy())

@@ -195,7 +195,7 @@ class HexagonDevice(ProductDevice, DeltaNets):
         return self._sessions.packets()
 
     def events(self) -> list[str]:
-        """Return what happened since the last call; see `Device.events`."""
+        """Return the events since the last call; see `Device.events`."""
         return self._restarts.events()
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ class Sessions:
         self._packets = 0  # of sessions that are closed
 
     def describe(self) -> str:
-        """Return what the DSP is and how it is reached, for people."""
+        """Return a description of the DSP and its transport, for people."""
         transport = self.opened[0].transport
         info, connection = transport.info, self._connection
         hexagon = "simulated Hexagon" if transport.simulated else "Hexagon"

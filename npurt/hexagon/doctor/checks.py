@@ -44,7 +44,7 @@ def machine(system: System) -> Result:
 
 
 def board(system: System) -> Result:
-    """Say what the board is; an unknown one is no error."""
+    """Name the board; an unknown one is no error."""
     model = system.text(f"{TREE}/model") or "no device tree"
     soc = system.text("/sys/devices/soc0/soc_id")
     kernel = system.text("/proc/sys/kernel/osrelease")
@@ -157,7 +157,7 @@ def heap(system: System) -> Result:
 
 
 def _permit(path: str, group: str) -> str:
-    """Return what lets this user open a node: check with access(2), advise by group."""
+    """Return the command that lets this user open a node: access(2) decides, the group advises."""
     if group not in ("root", "0"):
         return f"sudo usermod -aG {group} $USER, then log in again"
     return (
@@ -217,7 +217,7 @@ SIMULATED = tuple(check for check in CHECKS if check.name in LIVE)
 
 
 def collect(system: System) -> None:
-    """Ask for what no check needs and a reader of a bundle wants to know."""
+    """Collect evidence that no check needs, but a reader of a bundle does."""
     for path in (
         "/etc/os-release",
         "/proc/sys/kernel/osrelease",

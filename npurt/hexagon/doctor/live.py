@@ -21,7 +21,7 @@ _HERE = re.compile("npurt doctor")  # advice to come here, where we are
 
 
 def _step(system: System, name: str) -> dict[str, Any]:
-    """Return what a step saw, {} when it was not made."""
+    """Return the findings of a step, {} when it was not made."""
     steps = system.probe(TRIAL).get("steps")
     step = steps.get(name) if isinstance(steps, dict) else None
     return step if isinstance(step, dict) else {}

@@ -125,7 +125,7 @@ def _tell(said: int, step: str, seen: Seen) -> None:
 
 
 class _Trying:
-    """The steps, and what they hand on."""
+    """The steps of a trial, and the objects that one passes to the next."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -157,7 +157,7 @@ class _Trying:
         }
 
     def capabilities(self) -> Seen:
-        """Ask the DSP what it is."""
+        """Ask the DSP for its properties."""
         return asdict(capabilities(self._connection.load(), self._connection.domain))
 
     def skel(self) -> Seen:

@@ -48,7 +48,7 @@ class _Job(Generic[T]):
         self.done.release()
 
     def outcome(self) -> T:
-        """Return what came of it, or raise it, once: a kept error keeps the frames it went through.
+        """Return the result, or raise the error, once: a kept error keeps its frames.
 
         They keep this job, and all that they were called with, until a garbage collection.
         """
@@ -164,7 +164,7 @@ class Caller:
         self._native.wake()
 
     def _given_up(self, late: Callable[[], bool], deadline: float, what: str) -> DeviceTimeout:
-        """Return the error for what did not end in time, and remember how to ask whether it has."""
+        """Return the error of a call that did not end in time; remember how to ask for its end."""
         self._late = late
         atexit.register(self._limit_exit)
         return DeviceTimeout(

@@ -40,7 +40,7 @@ class SessionSlot:
 
 
 def capabilities(library: Library, domain: str = "cdsp") -> Capabilities:
-    """Ask the DSP what it is; needs no session.  Never raises."""
+    """Ask the DSP for its properties; needs no session.  Never raises."""
     ask = functools.partial(_ask, library, abi.CDSP[domain])
     version = ask(Attribute.ARCH_VER)
     digits = (version or 0) & 0xFF
@@ -169,7 +169,7 @@ class SessionPool:
             raise codes.failed("remote_session_control", code, errno, "an unsigned process")
 
     def uri(self, slot: SessionSlot, module: str) -> str:
-        """Return what to open for *module* in *slot*; *module* names file and entry point."""
+        """Return the URI of *module* in *slot*; *module* names file and entry point."""
         ffi = abi.ffi()
         data = ffi.new("remote_rpc_get_uri *")
         room = len(module) + 64

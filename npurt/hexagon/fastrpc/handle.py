@@ -122,7 +122,7 @@ class Handle:
             self.state, self.why = State.DEAD, why
 
     def close(self) -> None:
-        """Close once, dead or alive; what the library says to it does not matter any more."""
+        """Close once, dead or alive; errors of the library do not matter any more."""
         if self._process != os.getpid():
             return  # a fork's copy: the handle belongs to the parent
         if self.state in (State.OPEN, State.DEAD):

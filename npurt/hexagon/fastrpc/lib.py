@@ -106,7 +106,7 @@ def _ioctl(functions: Any) -> Any:
 
 
 def _remedy() -> str:
-    """Return what helps where the library is missing: boards with a Hexagon are aarch64."""
+    """Return the remedy for a missing library: boards with a Hexagon are aarch64."""
     machine = platform.machine()
     if machine == "aarch64":
         return INSTALL

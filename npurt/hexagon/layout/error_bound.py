@@ -37,7 +37,7 @@ FLOAT_UNIT = 2.0**-24
 
 
 def magnitudes(x: Quantised, group: int = BLOCK) -> F64:
-    """Return what the errors of each row of activations are proportional to, ``[M]``.
+    """Return for each row of activations the factor ``[M]`` that its error is proportional to.
 
     Args:
         group: Columns that share a scale; 0: all of a row, and then no scales are multiplied.

@@ -170,7 +170,7 @@ def check(request: Request, answer: U8, words: Words | None = None) -> int:
 
 
 def _check_of(words: Words) -> int:
-    """Return what a reply says of *words*; see npurt_reply."""
+    """Return the checksum of *words* that a reply has; see npurt_reply."""
     check, factor = 0, _number("CHECK_FACTOR")
     for word in words:
         check ^= word.item()

@@ -225,7 +225,7 @@ class Session(Transport):
         self._synchronise.for_cpu(block.fd)
 
     def packets(self) -> int:
-        """Return what the simulator counted; hardware does not tell."""
+        """Return the packets that the simulator counted; 0 on hardware, which does not tell."""
         if "npurt_sim_total_packets" not in self.library.features:
             return 0
         return int(self.library.c.npurt_sim_total_packets(self.slot.effective))

@@ -91,7 +91,7 @@ class _Rewriting:
         self.weights: dict[str, QTensor] = {}
 
     def add(self, op: Op) -> None:
-        """Add *op*, which reads what adapters made, and what belongs behind it."""
+        """Add *op* with the inputs that adapters changed, and the ops of adapters after it."""
         names = {tensor.name for tensor in op.reads}
         if not names.isdisjoint(product.out.name for product in self._waiting):
             self._flush()
@@ -110,7 +110,7 @@ class _Rewriting:
                 self._flush()
 
     def _flush(self) -> None:
-        """Add what adapters do to the products that wait.
+        """Add the ops with which adapters change the products that wait.
 
         The three ops of a product stay together: the next product's can use their buffers again.
         """

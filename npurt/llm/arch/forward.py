@@ -114,7 +114,7 @@ def _layer(
 
 
 def _ropes(b: ModelBuilder, config: Config, divisors: F32 | None) -> blocks.Ropes:
-    """Return what gives the frequencies of a layer; sliding layers may have a base of their own."""
+    """Return a function that gives each layer its frequencies: sliding layers may have others."""
     made: dict[bool, tuple[Tensor, float]] = {}
 
     def ropes(*, local: bool) -> tuple[Tensor, float]:

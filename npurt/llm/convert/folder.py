@@ -231,7 +231,7 @@ def _tensors(
 
 
 def _place_in_file(tensor: NewTensor) -> list[int]:
-    """Return what tensors are sorted by: those that apply everywhere, then layer by layer."""
+    """Return the sort key of a tensor: layers in order, after tensors that belong to none."""
     return [int(part) if part.isdigit() else -1 for part in tensor.name.split(".")[:2]]
 
 
@@ -341,7 +341,7 @@ def _order(orders: Orders, name: str, stored: Stored) -> Order | None:
 
 
 def _change(family: Family, name: str) -> Callable[[F32], F32] | None:
-    """Return what GGUF does to the values of a tensor."""
+    """Return the change that GGUF makes to the values of a tensor, or None."""
     if name.endswith(".ssm_a"):
         return _rate
     norm = name.endswith("norm.weight") and not name.endswith("ssm_norm.weight")

@@ -87,7 +87,7 @@ def _one(file: GGUF, name: str) -> list[QTensor]:
 
 
 def _about(importance: Path, weights: Importance) -> dict[str, str | int]:
-    """Return what the new file says of the importance matrix, under llama.cpp's keys."""
+    """Return the new file's keys about the importance matrix, which are llama.cpp's."""
     return {
         "quantize.imatrix.file": importance.name,
         "quantize.imatrix.entries_count": len(weights),

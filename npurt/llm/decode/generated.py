@@ -105,7 +105,7 @@ class GeneratedText:
             return []  # `advance` raises it again
 
     def advance(self, rows: F32, draft: Sequence[int]) -> list[NewToken]:
-        """Choose the tokens that follow; take back in the context what is not of the text.
+        """Choose the tokens that follow; take back tokens of the context that are not of the text.
 
         Args:
             rows: Logits ``[1 + draft, V]`` of the last token and of *draft*, which the context has.

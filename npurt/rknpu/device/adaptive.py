@@ -92,7 +92,7 @@ class AdaptivePacked(Packed):
         return self.float16
 
     def multiplied(self, rows: slice) -> F64:
-        """Return *rows* of what is multiplied; see the class."""
+        """Return *rows* of the values that are multiplied; see the class."""
         with np.errstate(over="ignore"):  # then there is no `float16`, and no x to multiply it
             halves = self.tensor[rows].dequantize().astype(np.float16).astype(np.float64)
         halves[~np.isfinite(halves)] = 0

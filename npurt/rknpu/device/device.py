@@ -64,7 +64,7 @@ class RkDevice(ProductDevice):
         self._restarts.surviving(lambda: self._weights.reserve(tuple(uses)), self._reopen)
 
     def saving(self, op: MatMul, *, int16: bool = False) -> Saving:
-        """Compare what the cost model expects of the NPU and of its host."""
+        """Compare the times that the cost model expects of the NPU and of its host."""
         return saving(op, self._driver.name, len(self._driver.spaces), int16=int16)
 
     def why_not(self, op: MatMul) -> str | None:
@@ -114,7 +114,7 @@ class RkDevice(ProductDevice):
         return self.upload(QTensor(codes * scales[:, None].astype(np.float32), "f32"), quantised)
 
     def upload(self, tensor: QTensor, quantised: QuantisedWeight) -> RkPacked:
-        """Upload a quantised weight; raises what `pack` raises."""
+        """Upload a quantised weight; errors as `pack`."""
         packed = RkPacked(self, tensor, quantised, next(self._numbers))
         self._restarts.surviving(lambda: self._weights.upload(packed), self._reopen)
         return packed

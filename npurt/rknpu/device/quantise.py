@@ -84,7 +84,7 @@ class Part:
     scales: F32
 
     def values(self, rows: slice) -> F32:
-        """Return what is multiplied, in the rotated basis: ``[rows, Kp]``."""
+        """Return the values that are multiplied, in the rotated basis: ``[rows, Kp]``."""
         scaled: F32 = self.codes[rows].astype(np.float32) * self.scales[rows, None]
         return scaled
 

@@ -64,7 +64,7 @@ def chip(system: System) -> Result:
 
 
 def board(system: System) -> Result:
-    """Say what the board is; an unknown one is no error."""
+    """Name the board; an unknown one is no error."""
     model = system.text(f"{TREE}/model") or "no model in the device tree"
     kernel = system.text("/proc/sys/kernel/osrelease")
     return ok(", ".join(part for part in (model, f"Linux {kernel}" if kernel else "") if part))
@@ -229,7 +229,7 @@ SIMULATED = tuple(check for check in CHECKS if check.name in ("alone", "open", "
 
 
 def collect(system: System) -> None:
-    """Ask for what no check needs and a reader of a bundle wants to know."""
+    """Collect evidence that no check needs, but a reader of a bundle does."""
     for path in (
         "/etc/os-release",
         "/proc/sys/kernel/osrelease",

@@ -67,7 +67,7 @@ def _nodes(system: System, refused: list[str]) -> Iterator[tuple[str, int]]:
 
 
 def _permit(node: str, group: str) -> str:
-    """Return what lets this user open *node*; nobody should join the group root."""
+    """Return the command that lets this user open *node*; nobody should join the group root."""
     if group == "root":
         return f"run `sudo chgrp render {node} && sudo chmod 660 {node}`; {_permit(node, 'render')}"
     return f"run `sudo usermod -aG {group} $USER`, log in again"

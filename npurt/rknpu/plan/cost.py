@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """One estimate of what a board does.  Sources are below, with the values."""
+    """One estimate of the speed of a board.  Sources are below, with the values."""
 
     mac_share: float  # of the MAC array's peak, while a task multiplies
     core_bytes_s: float  # that one core reads
@@ -100,7 +100,7 @@ class Counts:
 
 
 def count(product: Plan) -> Counts:
-    """Count what *product* moves and multiplies, over all cores."""
+    """Count the bytes and multiply-adds of *product*, over all cores."""
     every = [tile.task for tiles in product.tiles for tile in tiles]
     macs = sum(task.m * task.k * task.n for task in every)
     features, weights, results = map(sum, zip(*map(_bytes, every), strict=True))
@@ -113,7 +113,7 @@ def mac_rate(kind: NumberFormat) -> int:
 
 
 def estimate(driver: str, seconds: Callable[[Speed], float]) -> Estimate[float]:
-    """Return *seconds* by each estimate of what boards with *driver* do."""
+    """Return *seconds* by each estimate of boards with *driver*."""
     return Estimate(*[seconds(speed) for speed in SPEEDS[driver]])
 
 

@@ -155,7 +155,7 @@ class PackedWeight(QuantisedArray):
 
 
 def _restored(tensor: QTensor, device: str, transposed: bool) -> PackedWeight:
-    """Return what was pickled."""
+    """Return the weight that was pickled."""
     weight = pack(tensor.T, device=device)
     return weight.T if transposed else weight
 

@@ -96,7 +96,7 @@ class Guard:
         )  # fmt: skip
 
     def _salt(self, path: str, headers: dict[bytes, str]) -> str:
-        """Return what separates the caches of different keys."""
+        """Return the salt of the cache, which differs from key to key."""
         if not self._keys or path in self._public:
             return ""
         scheme, _, token = headers.get(b"authorization", "").partition(" ")

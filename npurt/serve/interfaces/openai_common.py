@@ -42,7 +42,7 @@ def usage(texts: Texts) -> dict[str, Any]:
 
 
 def head(front: Front, kind: str, of: str) -> dict[str, Any]:
-    """Return what every object of an answer begins with."""
+    """Return the first fields of every object of an answer."""
     return {
         "id": new_id(kind),
         "object": of,

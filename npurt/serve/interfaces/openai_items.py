@@ -77,7 +77,7 @@ class _Text:
         ]
 
     def extra(self) -> dict[str, Any]:
-        """Return what events of text have besides it."""
+        """Return the further fields of events of text."""
         return {}
 
     def whole(self) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class TextItem(_Text):
         }  # fmt: skip
 
     def extra(self) -> dict[str, Any]:
-        """Return what events of text have besides it."""
+        """Return the further fields of events of text."""
         return {"logprobs": []}
 
 

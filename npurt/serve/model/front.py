@@ -250,7 +250,7 @@ class Front:
         return texts
 
     def _submits(self, prompt: Sequence[int], wanted: Wanted) -> list[Submit]:
-        """Return what is asked of the engine for the choices of *prompt*."""
+        """Return the requests to the engine for the choices of *prompt*."""
         n_ctx = self.ready().n_ctx
         if not prompt:
             raise wrong("the prompt is empty", "send at least one token of text", "prompt")

@@ -83,7 +83,7 @@ class Choice:
         self._likely: list[tuple[int, Likely]] = []  # held back, with where each token begins
 
     def take(self, event: Event) -> Piece:
-        """Return what *event* adds."""
+        """Return the new piece of text of *event*."""
         self.read, self.cached = max(self.read, event.read), max(self.cached, event.cached)
         text = ""
         for i, token in enumerate(event.tokens):  # a stop text may come before the last one
@@ -241,7 +241,7 @@ class Texts:
         return texts
 
     def cancel(self) -> None:
-        """End what is still going on."""
+        """End the texts that are still going on."""
         for sequence in self._open.values():
             self._engine.cancel(sequence)
         self._open.clear()
@@ -271,7 +271,7 @@ class Texts:
         self._news.put_nowait((number, event))
 
     def _taken(self, number: int, event: Event) -> Piece | None:
-        """Return what *event* adds; None: nothing that a client would see."""
+        """Return the new piece of *event*; None if a client would see nothing of it."""
         if number not in self._open:  # it stopped at a text
             return None
         if event.error is not None:

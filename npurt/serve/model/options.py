@@ -86,7 +86,7 @@ def wanted(fields: Fields, salt: str, *lengths: str) -> Wanted:
 
 
 async def constrain(fields: Fields, wanted: Wanted) -> None:
-    """Take what a text must be into *wanted*: ``response_format`` or ``grammar``.
+    """Set the constraint of the text in *wanted*: ``response_format`` or ``grammar``.
 
     Raises:
         HttpError: It makes no sense, or is too large.

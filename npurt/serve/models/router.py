@@ -219,7 +219,7 @@ class Router:
     # --- Unloading ------------------------------------------------------------------------------
 
     def _unloading(self, instance: Instance) -> asyncio.Task[None]:
-        """Begin to unload an instance, and return what ends when its memory is free."""
+        """Begin to unload an instance; return the task that ends when its memory is free."""
         self._forget(instance)
         if instance.unloading is None:
             instance.unloading = asyncio.create_task(self._unload(instance))

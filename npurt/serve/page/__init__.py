@@ -59,7 +59,7 @@ def routes() -> list[Route]:
 
 
 def _file(name: str) -> Callable[[HttpRequest], Awaitable[Response]]:
-    """Return what answers with a file."""
+    """Return an endpoint that answers with a file."""
     data = (files(__package__) / name).read_bytes()
     headers = {**HEADERS, "ETag": f'"{hashlib.sha256(data).hexdigest()[:32]}"'}
     kind = TYPES[name.rpartition(".")[2]]

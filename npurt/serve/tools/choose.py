@@ -1,4 +1,4 @@
-"""Which way of writing calls is a model's: what its chat template says."""
+"""Choose the way in which a model writes calls, by its chat template."""
 
 from npurt.serve.tools.calls import Format
 from npurt.serve.tools.coder import Coder

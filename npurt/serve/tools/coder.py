@@ -80,7 +80,7 @@ def _call(name: str, body: str, at: int, schemas: Schemas) -> tuple[Call, int]:
 
 
 def _parameters(schema: Mapping[str, Any]) -> str:
-    """Return what matches the parameters of a call, in the order of *schema*."""
+    """Return a rule for the parameters of a call, in the order of *schema*."""
     found = strict.properties(schema)
     if found is None:
         return '("<parameter=" /[^<>\\n]+/ ">" up_to_end SPACE)*'
@@ -91,7 +91,7 @@ def _parameters(schema: Mapping[str, Any]) -> str:
 
 
 def _written(schema: Any) -> str:
-    """Return what matches a value of *schema* as `_value` reads it, up to its end."""
+    """Return a rule for a value of *schema* as `_value` reads it, up to its end."""
     kinds = _kinds(schema) if isinstance(schema, Mapping) else {"string"}
     if "string" not in kinds:
         return f'SPACE {strict.value(schema)} SPACE "</parameter>"'

@@ -32,18 +32,18 @@ class Markers:
         self._token = token
 
     def one(self, marker: str) -> str:
-        """Return what matches *marker*."""
+        """Return a rule for *marker*."""
         token = self._token(marker)
         return quoted(marker) if token is None else f"<[{token}]>"
 
     def up_to(self, rule: str, marker: str, before: str = "TEXT") -> str:
-        """Return a *rule* that matches what is *before* the first *marker*, and that."""
+        """Return a *rule* for the text *before* the first *marker*, and the marker."""
         lazy = "[lazy]" if self._token(marker) is None else ""
         return f"{rule}{lazy}: {before} {self.one(marker)}\n"
 
 
 def spaced(words: Iterable[str]) -> str:
-    """Return what matches *words* with space between them."""
+    """Return a rule for *words* with space between them."""
     return " SPACE ".join(quoted(word) for word in words)
 
 

@@ -87,7 +87,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def meaning(name: str) -> Iterator[None]:
-    """Have what is wrong with the values in the file *name* be a `ModelFormatError`.
+    """Turn exceptions about values in the file *name* into `ModelFormatError`.
 
     A file has too many places for values of a wrong type to ask for each.
     """
