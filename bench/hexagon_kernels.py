@@ -23,6 +23,7 @@ from npurt.hexagon.layout.formats import BY_NAME, FORMATS
 from tests.cpu import cases, delta_cases
 from tests.hexagon import delta_kernel
 from tests.hexagon.kernels import Driver
+from tests.hexagon.weights import groups
 
 COUNTS = Path(__file__).resolve().parents[1] / "tests/data/hexagon/packets.json"
 DELTA_COUNTS = COUNTS.with_name("delta_packets.json")
@@ -48,11 +49,6 @@ def count(driver: Driver, name: str, m: int, k: int, n: int, group: int) -> dict
         "mac_per_packet": m * k * n / (quantise + multiply),
         "quantise_per_element": quantise / (m * k),
     }  # fmt: skip
-
-
-def groups(name: str) -> tuple[int, ...]:
-    """Groupings of activations that a format takes."""
-    return (0,) if name == "i8" else (32, 128)
 
 
 def small_counts(driver: Driver) -> dict[str, list[int]]:

@@ -16,7 +16,7 @@ from npurt.hexagon.layout.formats import BY_NAME, FORMATS
 from npurt.hexagon.layout.quantise import quantise
 from tests.hexagon import model
 from tests.hexagon.kernels import FILL, Driver
-from tests.hexagon.weights import weight
+from tests.hexagon.weights import columns, groups, weight
 
 COUNTS = Path(__file__).parents[1] / "data/hexagon/packets.json"
 NAMES = [f.name for f in FORMATS]
@@ -37,10 +37,6 @@ def drivers(tmp_path_factory):
         one.close()
 
 
-def groups(name):
-    return (0,) if name == "i8" else (32, 128)
-
-
 def check(driver, name, image, x, n, *, group, **options):
     """Run, and compare activations' results with the model's to the bit; return the answer."""
     answer = driver.run(x, image, name, n, group=group, **options)
@@ -49,12 +45,6 @@ def check(driver, name, image, x, n, *, group, **options):
     assert not answer.failed
     np.testing.assert_array_equal(answer.result(n).view(np.uint32), expected.view(np.uint32))
     return answer
-
-
-def columns(name, k):
-    """The least multiple of the format's block that holds *k* columns."""
-    block = 256 if name.endswith("_k") or name == "iq4_xs" else 32
-    return -(-k // block) * block
 
 
 # --- every build, every format ------------------------------------------------------------------

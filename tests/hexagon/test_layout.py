@@ -11,16 +11,11 @@ from npurt.hexagon.layout import images
 from npurt.hexagon.layout.formats import BY_NAME, FORMATS, ImageFormat, Kernel
 from npurt.hexagon.layout.quantise import multiplied, quantise
 from npurt.quant.tensor import QTensor
-from tests.hexagon.weights import tensor
+from tests.hexagon.weights import columns, tensor
 
 TABLE = build_hexagon.DSP / "formats.inc"
 CODED = [f.name for f in FORMATS if f.kernel not in ("q16", "per_channel")]
 FLOATS = ["f32", "f16", "bf16"]
-
-
-def columns(name, k):
-    block = 256 if name.endswith("_k") or name == "iq4_xs" else 32
-    return -(-k // block) * block
 
 
 def test_a_row_of_the_table_is_read():

@@ -12,7 +12,7 @@ from npurt.hexagon.layout.quantise import quantise
 from tests.hexagon import model
 from tests.hexagon.kernels import FILL, Driver
 from tests.hexagon.reference import Reference
-from tests.hexagon.weights import weight
+from tests.hexagon.weights import groups, weight
 
 NAMES = [f.name for f in FORMATS]
 SOURCES = sorted(build_hexagon.REFERENCE.glob("*.c"))
@@ -62,10 +62,6 @@ def case(name, rows, extreme, m, k, n, seed):
         scales = 2.0 ** (40 if extreme > 0 else -55) * rng.uniform(0.5, 2, n)
         return x, images.pack_i8(codes, scales.astype(np.float32))
     return x, weight(rng, name, n, k, extreme)
-
-
-def groups(name):
-    return (0,) if name == "i8" else (32, 128)
 
 
 def group_of(name, seed):

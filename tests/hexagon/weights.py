@@ -34,3 +34,14 @@ def weight(rng, name, n, k, extreme=0):
         codes = rng.integers(-128, 128, (n, k), dtype=np.int8)
         return images.pack_i8(codes, rng.uniform(0.5, 2, n).astype(np.float32))
     return images.pack(tensor(rng, name, n, k, extreme))
+
+
+def columns(name, k):
+    """The least multiple of the format's block that holds *k* columns."""
+    block = 256 if name.endswith("_k") or name == "iq4_xs" else 32
+    return -(-k // block) * block
+
+
+def groups(name):
+    """Groupings of activations that a format takes."""
+    return (0,) if name == "i8" else (32, 128)

@@ -15,6 +15,7 @@ from npurt.llm.decode.options import Request
 from npurt.llm.session.context import Context
 from npurt.llm.spec.controller import Thresholds
 from tests.llm import tiny
+from tests.llm.test_steps import finished
 
 FOLDER = tiny.MODELS / "spec"
 TARGET = FOLDER / "spec-target-qwen3-q8_0.gguf"
@@ -95,14 +96,6 @@ def submitted(scheduler, llm, count=COUNT):
         texts.append(Sequence(number, list(prompt), asked(number, count), llm.tokenizer))
         scheduler.submit(texts[-1])
     return texts
-
-
-def finished(scheduler):
-    tokens = {}
-    while scheduler.texts:
-        for event in scheduler.step():
-            tokens.setdefault(event.id, []).extend(event.tokens)
-    return tokens
 
 
 def free_sequences(llm):

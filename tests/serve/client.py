@@ -117,6 +117,11 @@ class Client:
             say = script(self.model.tokenizer.encode(say, add_bos=False))
         self._say = say
 
+    @property
+    def prompt(self):
+        """The last prompt that the engine got, as text."""
+        return self.model.tokenizer.decode(self.backend.submitted[-1].tokens)
+
     async def __call__(self, path, body=None, *, method=None, headers=None, gone=None):
         """Return the reply; *gone* is an event after which the client is away."""
         data = (

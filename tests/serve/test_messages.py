@@ -8,8 +8,8 @@ import pytest
 
 from npurt.serve.model.front import Settings
 from tests.limits import HANG_SECONDS
-from tests.serve.client import SAY_HI, Client, asking, served
-from tests.serve.test_tools import CALL, HERMES, PARAMETERS, THINKING, TIME
+from tests.serve.client import SAY_HI, asking
+from tests.serve.test_tools import CALL, PARAMETERS, THINKING, TIME, client
 
 PATH = "/v1/messages"
 HI = SAY_HI | {"max_tokens": 500}
@@ -18,14 +18,6 @@ TOOLS = [
     {"name": "time", "input_schema": {"type": "object"}},
     {"type": "web_search_20250305", "name": "web_search"},
 ]
-
-
-def client(say, template=HERMES, **options):
-    return Client(say, model=served("llama3", template), n_ctx=1024, **options)
-
-
-def prompt_of(asked):
-    return asked.model.tokenizer.decode(asked.backend.submitted[-1].tokens)
 
 
 @asking
@@ -122,7 +114,7 @@ async def test_messages_become_those_of_the_template():
     ]  # fmt: skip
     system = [{"type": "text", "text": "be"}, {"type": "text", "text": " kind"}]
     assert (await asked(PATH, {"messages": messages, "system": system})).status == 200
-    assert prompt_of(asked).endswith(
+    assert asked.prompt.endswith(
         '<system>be kind<user>q<assistant>a[CALL]f{"k": 1}<tool>r<user>go<assistant>'
     )
 
@@ -132,7 +124,7 @@ async def test_the_last_message_may_begin_the_answer():
     asked = client("x")
     messages = [*SAY_HI["messages"], {"role": "assistant", "content": "Well, "}]
     await asked(PATH, {"messages": messages})
-    assert prompt_of(asked).endswith("<user>hi<assistant>Well, ")
+    assert asked.prompt.endswith("<user>hi<assistant>Well, ")
 
 
 @pytest.mark.parametrize(
@@ -143,7 +135,7 @@ async def test_the_last_message_may_begin_the_answer():
 async def test_a_model_thinks_when_it_is_asked_to(thinking, on):
     asked = client("x", THINKING)
     await asked(PATH, HI | {"thinking": thinking})
-    assert ("[THINK]" in prompt_of(asked)) is on
+    assert ("[THINK]" in asked.prompt) is on
 
 
 @asking

@@ -10,21 +10,13 @@ import pytest
 from npurt.serve.model.front import Settings
 from npurt.version import __version__
 from tests.limits import HANG_SECONDS
-from tests.serve.client import SAY_HI, Client, asking, served
+from tests.serve.client import SAY_HI, Client, asking
 from tests.serve.test_clients import HI, Answer
 from tests.serve.test_openai_text import coder  # noqa: F401  a fixture
-from tests.serve.test_tools import CALL, HERMES, THINKING, TOOLS
+from tests.serve.test_tools import CALL, THINKING, TOOLS, client
 
 CHAT = "/api/chat"
 WHOLE = SAY_HI | {"stream": False}
-
-
-def client(say, template=HERMES, **options):
-    return Client(say, model=served("llama3", template), n_ctx=1024, **options)
-
-
-def prompt_of(asked):
-    return asked.model.tokenizer.decode(asked.backend.submitted[-1].tokens)
 
 
 @asking
@@ -91,10 +83,10 @@ async def test_generate_answers_and_continues(coder):  # noqa: F811
     asked = client("Hello")
     body = {"prompt": "hi", "system": "be kind", "stream": False}
     assert (await asked("/api/generate", body)).json["response"] == "Hello"
-    assert prompt_of(asked).endswith("<system>be kind<user>hi<assistant>")
+    assert asked.prompt.endswith("<system>be kind<user>hi<assistant>")
     lines = (await asked("/api/generate", {"prompt": "Once", "raw": True})).lines
     assert "".join(line["response"] for line in lines) == "Hello"
-    assert prompt_of(asked).endswith("Once")
+    assert asked.prompt.endswith("Once")
     filler = Client("x", model=coder)
     await filler("/api/generate", {"prompt": "a", "suffix": "b"})
     assert filler.backend.submitted[0].tokens[-1] == 302

@@ -7,9 +7,9 @@ import openai
 import pytest
 
 from npurt.serve.model.front import Settings
-from tests.serve.client import Client, asking, served
+from tests.serve.client import Client, asking
 from tests.serve.test_clients import Answer, client_of
-from tests.serve.test_tools import CALL, HERMES, PARAMETERS, THINKING
+from tests.serve.test_tools import CALL, PARAMETERS, THINKING, client
 
 PATH = "/v1/responses"
 TOOLS = [
@@ -18,14 +18,6 @@ TOOLS = [
     {"type": "local_shell"},
 ]
 SAY = f"<think>\nhm\n</think>\nWell.{CALL}"
-
-
-def client(say, template=HERMES, **options):
-    return Client(say, model=served("llama3", template), n_ctx=1024, **options)
-
-
-def prompt_of(asked):
-    return asked.model.tokenizer.decode(asked.backend.submitted[-1].tokens)
 
 
 @asking
@@ -99,7 +91,7 @@ async def test_items_become_messages():
         {"type": "message", "role": "user", "content": "go"},
     ]
     assert (await asked(PATH, {"input": items})).status == 200
-    assert prompt_of(asked).endswith(
+    assert asked.prompt.endswith(
         '<system>d<user>q<assistant>[CALL]f{"k": 1}[CALL]g{}<tool>r<assistant>a<user>go<assistant>'
     )
 

@@ -23,7 +23,7 @@ ASK = SAY_HI | {"tools": TOOLS}
 
 
 def client(say, template=HERMES, **options):
-    return Client(say, model=served("llama3", template), **options)
+    return Client(say, model=served("llama3", template), **{"n_ctx": 1024, **options})
 
 
 def deltas(events):

@@ -6,8 +6,6 @@ Random logits write a text.
 import contextlib
 import json
 import re
-from functools import cache
-from pathlib import Path
 
 import jsonschema
 import numpy as np
@@ -16,15 +14,13 @@ from npurt.llm.decode.grammar import grammar
 from npurt.llm.decode.grammar.constraint import Constraint
 from npurt.llm.decode.grammar.grammar import Grammar
 from npurt.llm.decode.sampler import NO_TOKEN, Sampler, Sampling
-from npurt.llm.file.gguf import GGUF
-from npurt.llm.text.tokenizer import Tokenizer
 from tests.fuzz import jsons
+from tests.llm.grammars import tokenizer_of
 
 RUNS = 400
 SECONDS = 5
 TOKENS = 40
 
-FOLDER = Path(__file__).parents[2] / "data/tokenizer"
 TOKENIZERS = ("llama-bpe", "qwen2", "sentencepiece")
 NUMBERS = (0, 1, 2, 3, 7, -1, 64, 999, 4096, 1 << 20, 10**6 + 3, 10**9, 1 << 64, 10**30, 0.5, 0.001,
            0.1234567, 1e308, 1e-9)  # fmt: skip
@@ -134,12 +130,6 @@ def _choice(rng, depth, atoms):
             words.append(word + rng.choice(TIMES[:7]))
         options.append(" ".join(words))
     return " | ".join(options)
-
-
-@cache
-def tokenizer_of(name):
-    with GGUF(FOLDER / f"{name}.gguf") as file:
-        return Tokenizer.from_gguf(file.metadata)
 
 
 def run(value):
