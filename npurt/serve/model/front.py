@@ -214,10 +214,11 @@ class Front:
             HttpError: There is no room, or what is *wanted* makes no sense.
         """
         if wanted.embed != self.settings.embeddings:
+            embeds = self.settings.embeddings
             raise wrong(
-                "this server embeds texts only" if self.settings.embeddings
+                "this server embeds texts only" if embeds
                 else "this server embeds no texts",
-                "start another one, with --embeddings for embeddings and without it for texts",
+                f"ask one that was started {'without' if embeds else 'with'} --embeddings",
                 code="unsupported",
             )  # fmt: skip
         submits = [

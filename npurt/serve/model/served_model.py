@@ -149,7 +149,7 @@ class ServedModel(ModelFile):
         if self._fill_in is None:
             raise wrong(
                 f"{self.name} cannot fill in text: it has no tokens for prefix, suffix and middle",
-                "leave suffix out, or use a model such as Qwen2.5-Coder", code="unsupported",
+                "use a model that can, such as Qwen2.5-Coder", code="unsupported",
             )  # fmt: skip
         try:
             return self._fill_in.around(self.tokenizer, before, after)
