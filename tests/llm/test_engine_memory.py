@@ -12,6 +12,7 @@ from collections import Counter
 import pytest
 
 import npurt
+from npurt.llm.batch import scheduler
 from npurt.llm.batch.engine import Engine
 from npurt.llm.batch.request import Request
 from tests.llm import tiny
@@ -80,6 +81,84 @@ def test_a_request_that_failed_goes_with_its_last_reference(wait):
             assert gc.collect() == 0
         finally:
             gc.enable()
+
+
+OUTCOMES = {
+    "finished": {"max_tokens": 5},
+    "scored": {"max_tokens": 2, "logprobs": 3, "prompt_logprobs": True},
+    "context": {"max_tokens": 10**6, "ignore_eos": True},
+    "grammar": {"grammar": 'root ::= "yes" | "no"'},
+    "wrong grammar": {"grammar": "root ::= "},
+    "deadline": {"deadline": 0.01, "ignore_eos": True},
+    "failed": {"logits_processor": [failing]},
+    "failed run": {},
+    "cancelled": {"max_tokens": 10**6, "ignore_eos": True},
+    "dropped": {"max_tokens": 10**6, "ignore_eos": True},
+}
+
+
+def one_of(engine, outcome):
+    """Have a request with this *outcome*; it is a variable when its error is raised."""
+    try:
+        request = engine.submit([1, 2, 3], **OUTCOMES[outcome])
+        if outcome == "cancelled":
+            request.cancel()
+        return None if outcome == "dropped" else request.result()
+    except (ValueError, MemoryError) as error:
+        return error
+
+
+def no_memory(pieces, out):
+    raise MemoryError
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_no_request_is_garbage(outcome, monkeypatch):
+    """Objects that refer to each other would stay until Python looks for them."""
+    with npurt.Engine(
+        tiny.path("llama3", "q8_0"), n_ctx=POSITIONS, n_threads=2, progress=False, max_sequences=1
+    ) as engine:
+        one_of(engine, outcome)  # modules and tables are made once
+        engine.submit([3, 4], max_tokens=1).result()
+        gc.collect()
+        gc.disable()
+        try:
+            with monkeypatch.context() as patch:
+                if outcome == "failed run":
+                    patch.setattr(scheduler, "run_together", no_memory)
+                for _ in range(5):
+                    one_of(engine, outcome)
+            engine.submit([3, 4], max_tokens=1).result()  # the engine's thread goes on to others
+            assert gc.collect() == 0
+        finally:
+            gc.enable()
+
+
+class Particular(Exception):
+    """An error that cannot be made again of its arguments."""
+
+    def __init__(self, *, why):
+        super().__init__("particular", why)
+
+
+def test_any_error_of_a_function_is_raised_with_its_cause():
+    def failing_so(ids, logits):
+        raise Particular(why=3) from KeyError("cause")
+
+    def failing_with_code(ids, logits):
+        raise OSError(5, "no disk") from KeyError("cause")
+
+    with npurt.Engine(
+        tiny.path("llama3", "q8_0"), n_ctx=POSITIONS, n_threads=2, progress=False, max_sequences=1
+    ) as engine:
+        for function, wanted in ((failing_so, Particular), (failing_with_code, OSError)):
+            request = engine.submit([1, 2], logits_processor=[function])
+            for _ in range(2):
+                with pytest.raises(wanted) as raised:
+                    request.result()
+                assert isinstance(raised.value.__cause__, KeyError)
+                assert f"in {function.__name__}" in raised.value.__notes__[0]
+        assert raised.value.errno == 5
 
 
 @pytest.mark.parametrize("model", ["llama3", "qwen35"])

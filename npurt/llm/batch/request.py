@@ -1,5 +1,6 @@
 """A request to an engine, as the thread sees it that made it."""
 
+import copy
 import queue
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -55,10 +56,7 @@ class Request:
             if self._taken[-1].error is None:
                 yield self._taken[-1]
         if error := self._taken[-1].error:
-            try:
-                raise error
-            finally:
-                del self, error  # as below
+            raise _copied(error)  # whose traceback has frames of callers, which have the request
 
     def cancel(self) -> None:
         """End the text; the engine frees its rows before the next step, and its pages."""
@@ -70,24 +68,31 @@ class Request:
         Raises:
             Exception: What ended the request: see `Event.error`.
         """
-        try:
-            for _ in self:
-                pass
-            events, usage = self._taken, self._taken[-1].usage
-            return Result(
-                tuple(token for event in events for token in event.tokens),
-                "".join(event.text for event in events),
-                tuple(each for event in events for each in event.logprobs),
-                events[-1].finish,
-                usage or Usage(0),
-                tuple(each for event in events for each in event.prompt_logprobs),
-            )
-        finally:
-            del self  # an error's traceback has this frame, and the request has the error
+        for _ in self:
+            pass
+        events, usage = self._taken, self._taken[-1].usage
+        return Result(
+            tuple(token for event in events for token in event.tokens),
+            "".join(event.text for event in events),
+            tuple(each for event in events for each in event.logprobs),
+            events[-1].finish,
+            usage or Usage(0),
+            tuple(each for event in events for each in event.prompt_logprobs),
+        )
 
     def text(self) -> str:
         """Wait for the end; return the text.  Raises as `result` does."""
-        try:
-            return self.result().text
-        finally:
-            del self  # as above
+        return self.result().text
+
+
+def _copied(error: BaseException) -> BaseException:
+    """Return an error like *error*; itself if its class makes none of its arguments."""
+    try:
+        found = copy.copy(error)
+    except Exception:  # noqa: BLE001  of the class of a caller
+        return error
+    if type(found) is not type(error):
+        return error
+    found.__cause__, found.__context__ = error.__cause__, error.__context__
+    found.__suppress_context__ = error.__suppress_context__
+    return found

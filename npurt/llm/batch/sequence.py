@@ -176,10 +176,7 @@ class Sequence(GeneratedText):
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001  SystemExit of a caller's function, too
-            # The frames would refer to the error's event, and stay until garbage is collected.
-            where = "".join(traceback.format_tb(error.__traceback__))
-            error.add_note(f"It was raised in the engine's thread:\n{where}")
-            self.finish, failed = "error", error.with_traceback(None)
+            self.finish, failed = "error", error
         if self.speculator and seconds is not None:
             self.speculator.observe(len(draft), self.right, seconds, rows[0])
         if len(self.history) > longest and not self.finish:
@@ -199,6 +196,11 @@ class Sequence(GeneratedText):
         ids: list[int] = []
         logprobs, usage = [], None
         text, self.echo = self.echo, ""
+        if error and error.__traceback__:
+            # The frames would refer to the error's event, and stay until garbage is collected.
+            where = "".join(traceback.format_tb(error.__traceback__))
+            error.add_note(f"It was raised in the engine's thread:\n{where}")
+            error = error.with_traceback(None)
         for id, piece, logprob in new:
             ids.append(id)
             text += piece
