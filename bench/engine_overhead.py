@@ -1,6 +1,10 @@
-"""CPU time that an engine takes in Python for each token, without the model: eight texts, greedy.
+"""CPU time that an engine takes for each token outside the model, and how much of it in Python.
 
-python bench/engine_overhead.py models/SmolLM2-135M-Instruct.Q4_1.gguf [--texts 8 --tokens 64]
+    python bench/engine_overhead.py models/SmolLM2-135M-Instruct.Q4_1.gguf [--texts 8 --tokens 64]
+
+The rest is in functions of C that read all logits of a row: numpy's argmax and, if texts are not
+greedy (--temperature), npurt's top-k.  They wait for memory, from which a step has displaced the
+row.
 """
 
 import argparse
@@ -9,11 +13,26 @@ import time
 import npurt
 from npurt.llm.batch.scheduler import Scheduler
 from npurt.llm.batch.sequence import Sequence
+from npurt.llm.decode import sampler
 from npurt.llm.decode.options import Request
+from npurt.llm.decode.samplers import top_k
 from npurt.llm.spec.lookup import Lookup
 from npurt.llm.spec.opening import Drafts
 
 NOW = time.thread_time  # waiting for the pool's threads counts little, other processes nothing
+
+
+def timed(function, seconds):
+    """Return *function* so that each call adds its CPU time to *seconds*."""
+
+    def call(*arguments):
+        start = NOW()
+        try:
+            return function(*arguments)
+        finally:
+            seconds.append(NOW() - start)
+
+    return call
 
 
 def main():
@@ -21,6 +40,7 @@ def main():
     parser.add_argument("model")
     parser.add_argument("--texts", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--temperature", type=float, default=0.0)
     args = parser.parse_args()
     with npurt.Llama(
         args.model, "cpu", n_ctx=512, max_sequences=args.texts + 2, progress=False, verify="off"
@@ -28,28 +48,31 @@ def main():
         scheduler = Scheduler(
             llm.model, sequences=args.texts, prefixes=0, drafts=Drafts(lambda context: Lookup(), 8)
         )
-        options = {"temperature": 0, "max_tokens": args.tokens, "ignore_eos": True}
+        options = {
+            "temperature": args.temperature,
+            "seed": 1,
+            "max_tokens": args.tokens,
+            "ignore_eos": True,
+        }
         for number in range(args.texts):
             prompt = llm.tokenize(f"Fact {number}:")
             scheduler.submit(Sequence(number, prompt, Request.of(options, None), llm.tokenizer))
-        run, spent = llm.model.executor.run, []
-
-        def timed(*arguments):
-            start = NOW()
-            try:
-                return run(*arguments)
-            finally:
-                spent.append(NOW() - start)
-
-        llm.model.executor.run = timed
+        in_model, in_c = [], []
+        llm.model.executor.run = timed(llm.model.executor.run, in_model)
+        sampler.best_of = timed(sampler.best_of, in_c)
+        top_k.best = timed(top_k.best, in_c)
         scheduler.step()  # the prompts
-        spent.clear()
+        in_model.clear()
+        in_c.clear()
         before, start = scheduler.counts.generated, NOW()
         while scheduler.texts:
             scheduler.step()
         tokens = scheduler.counts.generated - before
-        python = NOW() - start - sum(spent)
-        print(f"{args.texts} texts, {tokens} tokens: {1e6 * python / tokens:.0f} us a token")
+        seconds = NOW() - start - sum(in_model)
+        print(
+            f"{args.texts} texts, {tokens} tokens: {1e6 * seconds / tokens:.0f} us a token, "
+            f"of which {1e6 * sum(in_c) / tokens:.0f} in C that reads {llm.config.n_vocab} logits"
+        )
 
 
 if __name__ == "__main__":

@@ -2,6 +2,9 @@
 
 import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +15,8 @@ from hypothesis.extra import numpy as hnp
 
 from npurt.errors import LayoutError, NumericsError, SettingError
 from npurt.llm.decode.sampler import Sampler, Sampling, distribution, greedy
-from npurt.llm.decode.samplers.top_k import BLOCK, best
+from npurt.llm.decode.samplers.top_k import BLOCK, FEW, best, best_by_numpy
+from tests.limits import HANG_SECONDS
 
 LLAMA_CPP = json.loads(
     (Path(__file__).parents[1] / "data/sampler/llama_cpp_chain.json").read_text()
@@ -95,16 +99,48 @@ def test_the_distribution_is_that_of_the_chain_done_by_hand(logits, sampling, hi
     np.testing.assert_allclose(probabilities, list(expected.values()), rtol=1e-12)
 
 
+@pytest.mark.parametrize("function", [best, best_by_numpy])
 @given(
-    hnp.arrays(np.float32, st.integers(1, 6 * BLOCK), elements=st.integers(-8, 8)),
-    st.integers(1, 12),
+    hnp.arrays(np.float32, st.integers(1, 6 * BLOCK), elements=st.sampled_from(
+        [-np.inf, -3e38, -2.5, -2.0, -0.0, 0.0, 1e-45, 1.0, 1.5, 3e38]
+    )) | hnp.arrays(np.float32, st.integers(1, 6 * BLOCK), elements=st.integers(-99, 99)),
+    st.integers(1, 12) | st.integers(13, 7 * BLOCK),
     st.integers(0, 8),
-)
-def test_top_k_is_the_start_of_the_whole_order_whatever_the_ties(logits, k, n_ruled_out):
+)  # fmt: skip
+def test_top_k_is_the_start_of_the_whole_order_whatever_the_ties(function, logits, k, n_ruled_out):
     logits[:n_ruled_out] = -np.inf
     order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
 
-    assert best(logits, k).tolist() == [i for i in order[:k] if logits[i] > -np.inf]
+    assert function(logits, k).tolist() == [i for i in order[:k] if logits[i] > -np.inf]
+
+
+@pytest.mark.parametrize("k", [1, 40, FEW + 1])
+def test_top_k_of_a_large_vocabulary_does_not_depend_on_what_was_compiled(k):
+    logits = np.random.default_rng(0).integers(-9999, 9999, 151_936).astype(np.float32) / 64
+
+    assert best(logits, k).tolist() == best_by_numpy(logits, k).tolist()
+    assert best(logits[::-1], k).tolist() == best_by_numpy(logits[::-1].copy(), k).tolist()
+
+
+def test_sampling_needs_nothing_that_is_compiled(tmp_path):
+    """A process without the library draws the tokens of one with it."""
+    code = """if True:
+        import numpy as np
+        from npurt.llm.decode.sampler import Sampler, Sampling
+        rows = np.random.default_rng(0).standard_normal((20, 999), np.float32)
+        sampler = Sampler(Sampling(seed=1))
+        print([sampler.sample(row, [i]) for i, row in enumerate(rows)])
+        print(__import__("npurt.llm.decode.samplers.top_k", fromlist=["x"])._native() is None)
+    """
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", code], env=os.environ | more, capture_output=True, text=True,
+            check=True, timeout=HANG_SECONDS,
+        ).stdout.splitlines()
+        for more in ({}, {"NPURT_LIBRARIES": str(tmp_path)})
+    ]  # fmt: skip
+    assert found[0][0] == found[1][0]
+    assert [lines[1] for lines in found] == ["False", "True"]
 
 
 def test_minus_one_of_top_k_keeps_all():

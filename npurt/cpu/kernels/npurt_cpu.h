@@ -378,6 +378,12 @@ NPURT_API int64_t npurt_image_bytes(int type, int64_t n, int64_t k);
 NPURT_API int npurt_take(int type, const uint8_t *blocks, int64_t n, int64_t k, int64_t row_bytes,
                          const int32_t *index, int64_t count, float *out);
 
+/*
+ * Writes where the k largest of x[0..n) are, the largest and first of equals first.  Neither NaN nor
+ * -inf is among them.  Returns how many there are.
+ */
+NPURT_API int64_t npurt_best(const float *x, int64_t n, int64_t k, int32_t *best);
+
 /* Bytes of this library's structs, to be compared with what cffi computes. */
 NPURT_API int64_t npurt_sizeof_op(void);
 

@@ -144,18 +144,24 @@ class Sampler:
             greedy(logits)  # an error here is the model's
             logits = self._processed(logits, text.history)
         excluded = self._barred(text.history)
+        check_ids("the list of tokens that must not be sampled", excluded, len(logits))
+        if len(excluded) or allowed is not None:
+            logits = self._without(logits, excluded, allowed)
+        candidates = Candidates(logits)
+        for step in self._changes:
+            candidates = step(candidates, text)
+        return candidates.logits
+
+    def _without(self, logits: F32, excluded: Ids, allowed: Mask | None) -> F32:
+        """Return *logits* with -inf for *excluded* and all not *allowed*, until the next call."""
         if self._row.shape != logits.shape:
             self._row = np.empty_like(logits)
-        check_ids("the list of tokens that must not be sampled", excluded, len(logits))
         np.copyto(self._row, logits)
         self._row[excluded] = -np.inf
         if allowed is not None:
             np.copyto(self._row[: len(allowed)], -np.inf, where=~allowed)
             self._row[len(allowed) :] = -np.inf  # rows of the model without a token
-        candidates = Candidates(self._row)
-        for step in self._changes:
-            candidates = step(candidates, text)
-        return candidates.logits
+        return self._row
 
     def _barred(self, history: Sequence[int]) -> Ids:
         return self._early if len(history) < self._begins else self._never

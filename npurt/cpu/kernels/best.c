@@ -1,0 +1,75 @@
+/*
+ * The best numbers of a row, such as the logits of a step.
+ *
+ * A heap holds the best so far, the worst of them at its root.  Most blocks have nothing above that,
+ * which one comparison of their vectors says; so the row is read once, at the speed of memory.
+ * Of equal numbers, the first is better.  NaN and -inf are never among the best.
+ */
+#include "kernels.h"
+#include <math.h>
+
+enum { LANES = 16, BLOCK_LANES = 64 };
+
+INLINE int worse(const float *x, int32_t a, int32_t b)
+{
+    return x[a] < x[b] || (x[a] == x[b] && a > b);
+}
+
+/* Puts `id` at `at` of the heap of `count` ids, or further from its root. */
+static void sink(const float *x, int32_t *heap, int64_t count, int64_t at, int32_t id)
+{
+    for (int64_t child; (child = 2 * at + 1) < count; at = child) {
+        child += child + 1 < count && worse(x, heap[child + 1], heap[child]);
+        if (!worse(x, heap[child], id)) {
+            break;
+        }
+        heap[at] = heap[child];
+    }
+    heap[at] = id;
+}
+
+static void rise(const float *x, int32_t *heap, int64_t at, int32_t id)
+{
+    for (int64_t parent; at > 0 && worse(x, id, heap[parent = (at - 1) / 2]); at = parent) {
+        heap[at] = heap[parent];
+    }
+    heap[at] = id;
+}
+
+INLINE int any_above(const float *x, float floor)
+{
+    const f32x16 least = floor;
+    const i32x16 above = (load_f32(x) > least) | (load_f32(x + LANES) > least) |
+                         (load_f32(x + 2 * LANES) > least) | (load_f32(x + 3 * LANES) > least);
+    return __builtin_reduce_or(above) != 0;
+}
+
+int64_t npurt_best(const float *x, int64_t n, int64_t k, int32_t *best)
+{
+    int64_t count = 0;
+    float floor = -INFINITY;
+    for (int64_t start = 0; start < n; start += BLOCK_LANES) {
+        const int64_t end = start + BLOCK_LANES < n ? start + BLOCK_LANES : n;
+        if (end - start == BLOCK_LANES && !any_above(x + start, floor)) {
+            continue;
+        }
+        for (int64_t i = start; i < end; i++) {
+            if (!(x[i] > floor)) {
+                continue;
+            }
+            if (count < k) {
+                rise(x, best, count, (int32_t) i);
+                count++;
+            } else {
+                sink(x, best, k, 0, (int32_t) i);
+            }
+            floor = count == k ? x[best[0]] : -INFINITY;
+        }
+    }
+    for (int64_t left = count; left-- > 1;) { /* the worst goes last */
+        const int32_t last = best[left];
+        best[left] = best[0];
+        sink(x, best, left, 0, last);
+    }
+    return count;
+}
