@@ -90,7 +90,9 @@ def parts_of(url: str) -> SplitResult:
         _ = parts.port  # is read only here, and may be no number
         (parts.hostname or "").encode("idna")  # refuses empty and overlong labels
     except ValueError as error:
-        raise SettingError(f"the URL is malformed: {error}", remedy="check it") from error
+        raise SettingError(
+            f"the URL is malformed: {error}", remedy="write https://HOST/PATH"
+        ) from error
     return parts
 
 

@@ -36,10 +36,7 @@ def quantize_activations(x: npt.NDArray[np.float32]) -> tuple[I8, F32]:
     finite = np.isfinite(x)
     if not finite.all():
         row, column = (int(i) for i in np.argwhere(~finite)[0])
-        raise NumericsError(
-            f"activation row {row}, column {column} is {x[row, column]}",
-            remedy="look for the op before this one that overflowed or divided by zero",
-        )
+        raise not_finite(f"activation row {row}, column {column} is {x[row, column]}")
     m, k = x.shape
     blocks = x.reshape(m, k // GROUP, GROUP)
     amax = abs(blocks).max(axis=-1)
@@ -49,3 +46,12 @@ def quantize_activations(x: npt.NDArray[np.float32]) -> tuple[I8, F32]:
     scales = np.where(zero, np.float32(0), amax / np.float32(127))
     codes = np.rint(blocks * inverse[..., None]).astype(np.int8)
     return codes.reshape(m, k), scales
+
+
+def not_finite(what: str) -> NumericsError:
+    """Return the error of activations that hold NaN or infinity: *what* says where."""
+    return NumericsError(
+        what,
+        remedy="replace NaN and infinity before the product; in a model, an op before it "
+        "overflowed or divided by zero",
+    )

@@ -216,16 +216,16 @@ def _iq4_xs(b: Any) -> _Parts:
     return _Parts(split(b["qs"], 16, 4), _wide(b["d"]) * _signed(scales, 32))
 
 
-def _book(*values: int) -> I8:
-    book = np.array(values, np.int8)
-    book.flags.writeable = False
-    return book
+def _codebook(*values: int) -> I8:
+    codebook = np.array(values, np.int8)
+    codebook.flags.writeable = False
+    return codebook
 
 
-UNSIGNED = _book(*range(16))
-CENTRED = _book(*range(-8, 8))
-IQ4 = _book(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-E2M1 = _book(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice the value
+UNSIGNED = _codebook(*range(16))
+CENTRED = _codebook(*range(-8, 8))
+IQ4 = _codebook(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+E2M1 = _codebook(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice the value
 
 _LAYOUTS: dict[str, tuple[Form, I8 | None, Callable[[Any], _Parts]]] = {
     "q4_0": ("w4", CENTRED, _nibbles),

@@ -311,7 +311,9 @@ def settings(args: argparse.Namespace) -> dict[str, Any]:
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise SettingError(f"the schema is no JSON: {error}", remedy="check it") from error
+        raise SettingError(
+            f"the schema is no JSON: {error}", remedy='write an object such as {"type": "object"}'
+        ) from error
     named = {"name": "answer", "strict": True, "schema": schema}
     return found | {"response_format": {"type": "json_schema", "json_schema": named}}
 

@@ -143,7 +143,7 @@ class CheckedProgram:
         ops, end = self.program.ops, len(self.program)
         verified = self._choose(table.rows)
         for product in verified:
-            self._arm(product)
+            self._attach_probes(product)
         start = 0
         try:
             while start < end:
@@ -170,7 +170,7 @@ class CheckedProgram:
         if sampler.mode is Mode.OFF:
             return
         for product in self.products.values():
-            self._arm(product)
+            self._attach_probes(product)
             self.program.ops[product.op].u.matmul.verify = 0
 
     def counters(self) -> Iterator[Counter]:
@@ -201,7 +201,7 @@ class CheckedProgram:
             chosen += [p for p in products if self.sampler.is_first((p.kind, rows > 1))]
         return chosen
 
-    def _arm(self, product: Product) -> None:
+    def _attach_probes(self, product: Product) -> None:
         matmul = self.program.ops[product.op].u.matmul
         if not product.probes:
             pairs = zip(product.weights, product.packed, strict=True)

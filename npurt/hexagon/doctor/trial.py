@@ -75,7 +75,7 @@ def trial(connection: Connection, seconds: float = STEP_SECONDS) -> Seen:
             os.killpg(process.pid, signal.SIGKILL)
         code_of_exit = process.wait()
     if not ended and step != "end":
-        ended = f"the process died of {_death(code_of_exit)}: {step}"
+        ended = f"the process died of {_cause_of_exit(code_of_exit)}: {step}"
     return {"steps": steps, "ended": ended}
 
 
@@ -94,7 +94,7 @@ def _lines(process: "subprocess.Popen[bytes]", seconds: float) -> Iterator[bytes
     raise TimeoutError
 
 
-def _death(code: int) -> str:
+def _cause_of_exit(code: int) -> str:
     if code < 0:
         return signal.Signals(-code).name
     return f"exit status {code}"

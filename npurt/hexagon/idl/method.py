@@ -176,10 +176,10 @@ class Call:
         try:
             self.method.sent_struct.pack_into(self._block, 0, *self._cells)
         except (struct.error, TypeError, OverflowError):
-            self._blame()
+            self._raise_first()
             raise
 
-    def _blame(self) -> None:
+    def _raise_first(self) -> None:
         """Raise LayoutError for the first parameter whose value is no number or too large."""
         for param in self.method.params:
             if param.name in self._spans:

@@ -302,9 +302,9 @@ class _Body:
             self.reserve(v, kind, "sent", room)
         if param.comes_out:
             self.answer(v, kind, "answer", answer)
-        self.argue(v, kind, param)
+        self.add_argument(v, kind, param)
 
-    def argue(self, v: str, kind: Type, param: Param) -> None:
+    def add_argument(self, v: str, kind: Type, param: Param) -> None:
         """Pass the variable to the implementation."""
         if isinstance(kind, String) and param.mode == "in":
             self.arguments.append(v)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from npurt.errors import LayoutError, NumericsError
+from npurt.errors import LayoutError
+from npurt.quant.activations import not_finite
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
@@ -66,10 +67,7 @@ def quantise(x: F32, group: int = BLOCK) -> Quantised:
     of_row = greatest.max(axis=1, initial=0)
     if (of_row >= 0x7F800000).any():
         row, column = (int(i) for i in np.argwhere(~np.isfinite(x))[0])
-        raise NumericsError(
-            f"activation row {row}, column {column} is {x[row, column]}",
-            remedy="look for the op before this one that overflowed or divided by zero",
-        )
+        raise not_finite(f"activation row {row}, column {column} is {x[row, column]}")
     small = of_row + ROUND_UP >> 23 < LEAST_TOP
     if small.any():
         blocks[small], greatest[small], of_row[small] = (

@@ -51,7 +51,7 @@ class Session(Transport):
         self.deadline = deadline
         self._synchronise = Synchroniser(owned.library)
         self._finalizer = weakref.finalize(self, owned.release)
-        self.info = self._greet()
+        self.info = self._handshake()
 
     @classmethod
     def open(
@@ -83,7 +83,7 @@ class Session(Transport):
             undo.pop_all()
         return opened
 
-    def _greet(self) -> Info:
+    def _handshake(self) -> Info:
         """Make sure that calls arrive, and that our code is of this version."""
         nonce = secrets.randbits(64)
         (answer,) = self.call("echo", nonce)

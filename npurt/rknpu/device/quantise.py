@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from npurt.device import F32, F64
 from npurt.errors import LayoutError, NumericsError
+from npurt.quant.activations import not_finite
 from npurt.quant.tensor import QTensor
 from npurt.rknpu.driver.native.host import I8, round_rows
 from npurt.rknpu.isa.formats import number_format
@@ -261,10 +262,8 @@ def float16_scales(x: F32, first: int = 0) -> F32:
     """
     most = abs(x).max(axis=1)
     if not np.isfinite(most).all():
-        raise NumericsError(
-            f"row {first + int(np.flatnonzero(~np.isfinite(most))[0])} holds NaN or infinity",
-            remedy="look for the op before this one that overflowed or divided by zero",
-        )
+        row = first + int(np.flatnonzero(~np.isfinite(most))[0])
+        raise not_finite(f"row {row} holds NaN or infinity")
     exponents = np.maximum(np.frexp(most)[1] - HALF_TOP, LEAST_EXPONENT)
     return np.asarray(np.ldexp(np.float32(1), exponents), np.float32)
 

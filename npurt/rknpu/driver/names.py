@@ -17,6 +17,11 @@ DRIVERS = {  # by what follows "rknpu:"
 NAMES = tuple(f"rknpu:{which}".rstrip(":") for which in DRIVERS)  # device strings
 
 
+def unknown(what: str) -> UnknownDevice:
+    """Return the error of a device string that is none of `NAMES`."""
+    return UnknownDevice(what, remedy=f"use {', '.join(NAMES[:-1])} or {NAMES[-1]}")
+
+
 def connection(name: str) -> tuple[System, Callable[[], Driver]]:
     """Return the system (or simulator) of a device string, and a function that opens its driver.
 
@@ -28,13 +33,8 @@ def connection(name: str) -> tuple[System, Callable[[], Driver]]:
     kind, _, which = name.partition(":")
     drivers = DRIVERS.get(which)
     if kind != "rknpu":
-        raise UnknownDevice(
-            f"{name!r} is no NPU of an RK3588", remedy=f"use {', '.join(NAMES[:-1])} or {NAMES[-1]}"
-        )
+        raise unknown(f"{name!r} is no NPU of an RK3588")
     if drivers is None:
-        raise UnknownDevice(
-            f"{name!r} is no device: an RK3588 has one NPU",
-            remedy=f"use {', '.join(NAMES[:-1])} or {NAMES[-1]}",
-        )
+        raise unknown(f"{name!r} is no device: an RK3588 has one NPU")
     system = Simulator() if which.startswith("sim") else System()
     return system, functools.partial(detect.open_driver, system, drivers)

@@ -108,14 +108,11 @@ def _hexagon(device: str) -> Kind:
 def _rknpu(device: str) -> Kind:
     from npurt.rknpu.doctor import checks as doctor
     from npurt.rknpu.doctor import trial as doctor_trial
-    from npurt.rknpu.driver.names import DRIVERS, NAMES
+    from npurt.rknpu.driver.names import DRIVERS, unknown
 
     which = device.partition(":")[2]
     if which not in DRIVERS:
-        raise UnknownDevice(
-            f"the doctor knows nothing of device {device!r}",
-            remedy=f"use {', '.join(NAMES[:-1])} or {NAMES[-1]}",
-        )
+        raise unknown(f"the doctor knows nothing of device {device!r}")
     probes: dict[str, Probe] = {"rknpu": lambda: doctor_trial.trial(device)}
     if which.startswith("sim"):
         return Kind(device, doctor.SIMULATED, lambda system: None, probes, simulated=True)

@@ -12,7 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from npurt.errors import NpurtError
 from npurt.serve.http import limits, schema, sse
-from npurt.serve.http.errors import HttpError, mistake, of, shaped, wrong
+from npurt.serve.http.errors import HttpError, internal_error, of, shaped, wrong
 from npurt.serve.http.fields import Fields
 from npurt.serve.http.limits import Gone
 
@@ -111,7 +111,7 @@ class Endpoint(Generic[F]):
         except Exception as error:
             if began:
                 raise
-            found = mistake(error)
+            found = internal_error(error)
             await reply(send, shaped(found, scope["path"]), found.status)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -141,7 +141,7 @@ class Endpoint(Generic[F]):
                 async for part in parts:
                     await send(_part(part))
         except Exception as error:  # noqa: BLE001  a stream never ends without an event
-            known = of(error, 500) if isinstance(error, NpurtError) else mistake(error)
+            known = of(error, 500) if isinstance(error, NpurtError) else internal_error(error)
             await send(_part(stream.packed(shaped(known, scope["path"]))))
         await send({"type": "http.response.body", "body": b""})
 

@@ -71,13 +71,13 @@ def of(error: NpurtError, status: int = 400) -> HttpError:
     return HttpError(status, error.what, remedy=error.remedy)
 
 
-def mistake(error: Exception) -> HttpError:
+def internal_error(error: Exception) -> HttpError:
     """Return the answer to a request at which npurt itself failed, and log where.
 
     Neither has the text of *error*, which may hold a prompt.
     """
     log.error(
-        "a mistake of npurt: %s\n%s",
+        "an internal error: %s\n%s",
         type(error).__name__, "".join(traceback.format_tb(error.__traceback__)),
     )  # fmt: skip
     return HttpError(

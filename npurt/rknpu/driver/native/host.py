@@ -10,6 +10,7 @@ from npurt import library
 from npurt.device import F32
 from npurt.errors import NumericsError
 from npurt.once import once
+from npurt.quant import activations
 
 HEADER = Path(__file__).with_name("npurt_rk.h")
 LIBRARY = "rknpu/driver/libnpurt_rk.so"
@@ -69,7 +70,4 @@ def round_rows(
 
 def not_finite(row: int) -> NumericsError:
     """Return the error of a row that `npurt_rk_round` refuses."""
-    return NumericsError(
-        f"row {row} holds NaN or infinity, or values too large to add up",
-        remedy="look for the op before this one that overflowed or divided by zero",
-    )
+    return activations.not_finite(f"row {row} holds NaN or infinity, or is too large to add up")
