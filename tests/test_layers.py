@@ -79,6 +79,12 @@ ROOMS: dict[str, list[set[str]]] = {
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 TOP = len(LAYERS) - 1  # a name that is no module, as in `from npurt import matmul`
 SOURCES = sorted(ROOT.rglob("*.py"))
+WITHOUT_NUMPY = [
+    *(ROOT / "llm/text").rglob("*.py"),
+    *(ROOT / "serve").rglob("*.py"),
+    *(ROOT / "llm/file" / f"{name}.py" for name in ("header", "mapped", "metadata", "config")),
+    ROOT / "quant/types.py",
+]
 
 
 def imported(node: ast.AST) -> list[str]:
@@ -204,6 +210,14 @@ def test_an_import_that_points_down_or_within_is_let_through():
     source = "import numpy\nfrom npurt import errors\nfrom npurt.llm.arch import forward\n"
 
     assert wrong_imports("llm", source) == []
+
+
+@pytest.mark.parametrize("path", WITHOUT_NUMPY, ids=lambda p: str(p.relative_to(ROOT)))
+def test_texts_and_the_server_need_no_arrays(path):
+    """The front of the server would take 10 MB more."""
+    names = [name for node in ast.walk(ast.parse(path.read_text())) for name in imported(node)]
+
+    assert "numpy" not in {name.partition(".")[0] for name in names}
 
 
 ROOMED = [(package, name) for package in ROOMS for name in modules(package)]

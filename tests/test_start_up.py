@@ -70,6 +70,7 @@ def test_a_server_of_one_model_loads_no_engine():
 
     assert "npurt.llm.text.tokenizer" in new
     assert not {"npurt.cpu", "npurt.llm.arch", "npurt.serve.models", "prometheus_client"} & new
+    assert "numpy" not in new
 
 
 def test_models_load_nothing_for_grammars():

@@ -22,8 +22,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from npurt.quant.blocks import Blocks, require_blocks
 from npurt.quant.planes import U8, split
-from npurt.quant.types import Blocks, Format, require_blocks
+from npurt.quant.types import Format
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
@@ -94,7 +95,7 @@ class _Parts(NamedTuple):
 
 
 def canonical(blocks: Blocks, fmt: Format) -> Canonical:
-    """Return the canonical form of *blocks*, shape ``[..., K / fmt.block]`` of ``fmt.dtype``.
+    """Return the canonical form of *blocks*, shape ``[..., K / fmt.block]`` of its dtype.
 
     Raises:
         LayoutError: *blocks* is not such an array.

@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from npurt.quant.blocks import Blocks, require_blocks
 from npurt.quant.canonical import F32, canonical
-from npurt.quant.types import Blocks, Format, require_blocks
+from npurt.quant.types import Format
 
 LARGEST_MXFP4 = 253  # exponent of 2^126: with it, the largest code, 6, exceeds float32
 CHUNK = 1 << 18  # elements decoded at a time, so that codes and scales stay small
@@ -18,7 +19,7 @@ def dequantize(blocks: Blocks, fmt: Format) -> F32:
     NaN stays NaN, but its payload may differ.
 
     Raises:
-        LayoutError: *blocks* is not an array of ``fmt.dtype``.
+        LayoutError: *blocks* is not an array of its dtype.
     """
     if blocks.size * fmt.block <= CHUNK:
         return canonical(blocks, fmt).dequantize()

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from npurt.errors import LayoutError, NumericsError, UnsupportedOp
+from npurt.errors import LayoutError, NumericsError, UnsupportedOp, brief
+from npurt.quant.blocks import DTYPES, Blocks
 from npurt.quant.canonical import E2M1, F32, IQ4
 from npurt.quant.planes import U8, join
-from npurt.quant.types import BY_NAME, Blocks, Format
+from npurt.quant.types import Format, find
 
 F16 = npt.NDArray[np.float16]
 F64 = npt.NDArray[np.float64]
@@ -24,7 +25,7 @@ CHUNK = 1 << 18  # elements encoded at a time, so that temporaries stay small
 
 
 def quantize(x: npt.ArrayLike, fmt: Format) -> Blocks:
-    """Encode *x* ``[..., K]`` as blocks ``[..., K / fmt.block]`` of ``fmt.dtype``.
+    """Encode *x* ``[..., K]`` as blocks ``[..., K / fmt.block]`` of its dtype.
 
     Values are taken as float32.  F32, F16 and BF16 carry NaN and infinity over (and round to
     nearest even); block formats have no room for them.
@@ -43,7 +44,7 @@ def quantize(x: npt.ArrayLike, fmt: Format) -> Blocks:
     values = _real(x, fmt)
     *lead, k = values.shape
     rows = values.reshape(-1, fmt.block)
-    blocks: Blocks = np.empty(len(rows), fmt.dtype)
+    blocks: Blocks = np.empty(len(rows), DTYPES[fmt.name])
     step = CHUNK // fmt.block
     with np.errstate(all="ignore"):  # what overflows is refused below, with its position
         for start in range(0, len(rows), step):
@@ -119,7 +120,7 @@ def _first(bad: npt.NDArray[np.bool_]) -> tuple[int, ...]:
 
 def _blocks(name: str, **fields: Any) -> Blocks:
     """Fill blocks of format *name*; float32 scales are rounded to float16 here."""
-    blocks: Any = np.empty(len(next(iter(fields.values()))), BY_NAME[name].dtype)
+    blocks: Any = np.empty(len(next(iter(fields.values()))), DTYPES[name])
     for field, values in fields.items():
         blocks[field] = values
     return np.asarray(blocks)
@@ -320,3 +321,22 @@ _ENCODERS: dict[str, Callable[[F32], Blocks]] = {
     "mxfp4": _mxfp4,
 }
 ENCODABLE = tuple(_ENCODERS)  # names of formats that `quantize` writes
+
+
+def encodable(name: Any, *others: str) -> Format:
+    """Return the format called *name*, which npurt must be able to quantise to.
+
+    Args:
+        others: Further names that the caller accepts, for the remedy.
+
+    Raises:
+        UnsupportedOp: npurt cannot quantise to it.
+    """
+    if isinstance(name, Format):
+        name = name.name
+    if not isinstance(name, str) or name.lower() not in ENCODABLE:
+        raise UnsupportedOp(
+            f"nothing can be quantised to {brief(name)}",
+            remedy=f"use one of {', '.join((*ENCODABLE, *others))}",
+        )
+    return find(name)

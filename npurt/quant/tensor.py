@@ -10,10 +10,11 @@ import numpy.typing as npt
 
 from npurt.errors import LayoutError, brief
 from npurt.quant.array import QuantisedArray, refused
+from npurt.quant.blocks import DTYPES, Blocks, require_blocks
 from npurt.quant.canonical import F32, Canonical, canonical
 from npurt.quant.decode import dequantize, not_finite
 from npurt.quant.encode import quantize
-from npurt.quant.types import Blocks, Format, find, require_blocks
+from npurt.quant.types import Format, find
 
 
 class QTensor(QuantisedArray):
@@ -28,8 +29,8 @@ class QTensor(QuantisedArray):
     other formats have to be asked for, with `dequantize`.
 
     Attributes:
-        blocks: ``[..., K / format.block]`` of ``format.dtype``, in the file's orientation; may be a
-            read-only view of a mapped file.
+        blocks: ``[..., K / format.block]`` of the format's dtype, in the file's orientation; may be
+            a read-only view of a mapped file.
         format: The row of `types.FORMATS`.
         transposed: True for the view ``.T``: `shape` is then the reverse of the file's.
 
@@ -81,7 +82,7 @@ class QTensor(QuantisedArray):
                 f"{view.nbytes}",
                 remedy="pass exactly the tensor's bytes; the file may be truncated",
             )
-        return cls(np.ndarray((*lead, k // fmt.block), fmt.dtype, buffer=view), fmt)
+        return cls(np.ndarray((*lead, k // fmt.block), DTYPES[fmt.name], buffer=view), fmt)
 
     @classmethod
     def quantize(cls, x: npt.ArrayLike, fmt: Format | str) -> Self:
@@ -207,7 +208,7 @@ class QTensor(QuantisedArray):
 
     def _stored(self, name: str) -> npt.NDArray[Any]:
         """Return a view of the values of a format that numpy knows; *name* asks for them."""
-        if self.format.dtype.kind != "f":
+        if self.blocks.dtype.kind != "f":
             raise refused(name, self)
         return self.blocks.T if self.transposed else self.blocks
 

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from npurt.quant.blocks import Blocks
 from npurt.quant.canonical import F32, IQ4
 from npurt.quant.decode import dequantize
 from npurt.quant.encode import IQ4_MIDPOINTS, as_codes, from_codes, packed_scales, quantize
-from npurt.quant.types import Blocks, Format
+from npurt.quant.types import Format
 
 STEP = 1 << 16  # elements encoded at a time: a dozen arrays of that size are alive
 # How many codes more or less than the format has the range of a block is divided into.

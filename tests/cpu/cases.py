@@ -14,6 +14,7 @@ from npurt.cpu.kernels import abi
 from npurt.cpu.pool.engine import Input, empty
 from npurt.cpu.pool.memory import allocate
 from npurt.cpu.pool.operands import SILU, Heads, Image, Unit
+from npurt.quant.blocks import DTYPES
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME, find
 
@@ -38,7 +39,7 @@ def weight(rng, fmt, n, k, scales=SCALES):
     fmt = find(fmt)
     nbytes = n * fmt.row_bytes(k)
     tensor = QTensor.from_bytes(bytearray(rng.bytes(nbytes)), fmt, (n, k))
-    for name in fmt.dtype.names or ():
+    for name in DTYPES[fmt.name].names or ():
         if scales is not None and name in ("d", "m", "dmin"):
             tensor.blocks[name] = rng.choice(scales, tensor.blocks.shape)
         if scales is not None and name == "e":

@@ -10,6 +10,7 @@ from npurt.errors import LayoutError, NumericsError, UnsupportedOp
 from npurt.hexagon.layout import images
 from npurt.hexagon.layout.formats import BY_NAME, FORMATS, ImageFormat, Kernel
 from npurt.hexagon.layout.quantise import multiplied, quantise
+from npurt.quant.blocks import DTYPES
 from npurt.quant.tensor import QTensor
 from tests.hexagon.weights import columns, tensor
 
@@ -95,7 +96,7 @@ def test_one_image_byte_by_byte():
     assert image[10 * 128 :][:4].view(np.int16).tolist() == [16384, 16384]
 
 
-BY_Q4 = QTensor.quantize(np.zeros((1, 32), np.float32), "q4_0").format.dtype
+BY_Q4 = DTYPES["q4_0"]
 
 
 def test_rows_can_be_unpacked_in_parts():
@@ -122,7 +123,7 @@ def test_an_image_can_be_written_in_place():
 
 def spanning(powers):
     """MXFP4: 32 times 12 with one scale, and a single 1 with one 2^powers larger."""
-    blocks = np.zeros((1, 2), tensor(np.random.default_rng(0), "mxfp4", 1, 32).format.dtype)
+    blocks = np.zeros((1, 2), DTYPES["mxfp4"])
     blocks["e"] = [[128 - powers, 128]]
     blocks["qs"][0, 0] = 0x77
     blocks["qs"][0, 1, 0] = 0x01

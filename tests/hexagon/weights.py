@@ -3,6 +3,7 @@
 import numpy as np
 
 from npurt.hexagon.layout import images
+from npurt.quant.blocks import DTYPES
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME as GGUF
 
@@ -18,9 +19,9 @@ def tensor(rng, name, n, k, extreme=0):
     raw = rng.integers(0, 256, (n, k // fmt.block, fmt.block_bytes), dtype=np.uint8)
     if extreme:
         raw[:] = 0xFF if extreme > 0 else 0x00
-    blocks = raw.view(fmt.dtype)[..., 0]
+    blocks = raw.view(DTYPES[fmt.name])[..., 0]
     for field in SCALES:
-        if field in fmt.dtype.names:
+        if field in DTYPES[fmt.name].names:
             size = rng.uniform(0.5, 2, blocks.shape) if not extreme else 1.0
             blocks[field] = size * (-0.125 if field == "m" else 0.125)
     if name == "mxfp4":

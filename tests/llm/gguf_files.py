@@ -4,6 +4,7 @@ Source: ggml docs/gguf.md.
 """
 
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,6 +26,12 @@ def value(kind: int, content: Any) -> bytes:
         body = b"".join(value(element, item) for item in items)
         return struct.pack("<IQ", element, len(items)) + body
     return struct.pack("<" + PACK[kind], content)
+
+
+def view(letter: str, numbers: Iterable[Any]) -> "memoryview[Any]":
+    """Return numbers or flags as the metadata of a header has them."""
+    values = list(numbers)
+    return memoryview(struct.pack(f"{len(values)}{letter}", *values)).cast(letter)
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +15,7 @@ from npurt.llm.file.config import (
     read_config,
     require_context,
 )
+from tests.llm import gguf_files as raw
 
 ARCH = "llama"
 KEYS = {
@@ -97,8 +97,8 @@ def test_without_an_architecture_there_is_no_configuration():
 
 
 def test_dimensions_that_differ_by_layer_are_refused_as_such():
-    refused("differs by layer", attention__head_count=np.array([4, 2, 4], np.int32))
-    refused("differs by layer", feed_forward_length=np.array([288, 0, 288], np.int32))
+    refused("differs by layer", attention__head_count=raw.view("i", [4, 2, 4]))
+    refused("differs by layer", feed_forward_length=raw.view("i", [288, 0, 288]))
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_delta_nets_are_read_as_written_and_counted_off():
     assert config.delta.channels == 2 * 2 * 32 + 6 * 32
     assert config.recurrent == (True, True, True)
 
-    listed = np.array([True, False, True, False])
+    listed = raw.view("?", [True, False, True, False])
     config = read_config(metadata(**DELTA, attention__recurrent_layers=listed), 1000)
     assert [config.is_recurrent(i) for i in range(3)] == [True, False, True]
     config = read_config(metadata(**DELTA, full_attention_interval=3, block_count=7), 1000)
@@ -194,12 +194,12 @@ def test_blocks_that_look_ahead_are_no_layers():
         ("multiple of 16", DELTA | {"ssm__state_size": 24, "ssm__inner_size": 144}),
         ("one width", DELTA | {"ssm__inner_size": 191}),
         ("key heads evenly", DELTA | {"ssm__group_count": 4}),
-        ("1 of 3 layers", DELTA | {"attention__recurrent_layers": np.array([True])}),
+        ("1 of 3 layers", DELTA | {"attention__recurrent_layers": raw.view("?", [True])}),
         ("recurrent_layers", DELTA | {"attention__recurrent_layers": "all"}),
         ("by softmax", {"expert_gating_func": 2}),
         ("by groups", {"expert_group_count": 2}),
         ("causal", {"attention__causal": False}),
-        ("fourth", {"rope__dimension_sections": np.array([3, 3, 1, 1], np.int32)}),
+        ("fourth", {"rope__dimension_sections": raw.view("i", [3, 3, 1, 1])}),
     ],
 )  # fmt: skip
 def test_parts_that_do_not_fit_each_other_or_the_kernels_are_refused(match, changes):
@@ -273,7 +273,7 @@ anything = st.one_of(
     st.text(max_size=3),
     st.booleans(),
     st.lists(st.text(max_size=2), max_size=2),
-    st.lists(st.integers(-9, 9), max_size=3).map(lambda items: np.array(items, np.int32)),
+    st.lists(st.integers(-9, 9), max_size=3).map(lambda items: raw.view("i", items)),
 )
 names = [
     *KEYS,

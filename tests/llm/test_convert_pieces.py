@@ -18,6 +18,8 @@ from npurt.llm.convert.tokenizer.sentencepiece import read_model
 from npurt.llm.convert.tokenizer.vocabulary import vocabulary_of
 from npurt.llm.decode.model import Llama
 from npurt.llm.file.gguf import GGUF
+from npurt.llm.file.header import read_header
+from npurt.llm.file.writer import encoded, header
 from npurt.llm.text.tokenizer import Tokenizer
 from npurt.llm.text.vocabulary import Kind
 from tests.llm import tiny
@@ -46,9 +48,15 @@ def keys(name, form, target):
     return vocabulary_of(folder(name, form, target), name, ROWS)
 
 
+def written(found):
+    """Return the tokenizer of keys, from a file that has them."""
+    data = header(encoded(key, value) for key, value in found.items())
+    return Tokenizer.from_gguf(read_header(data).metadata)
+
+
 @pytest.mark.parametrize(("name", "form"), EVERY)
 def test_ids_are_those_of_the_library(tmp_path, name, form):
-    ours = Tokenizer.from_gguf(keys(name, form, tmp_path))
+    ours = written(keys(name, form, tmp_path))
     for text, ids in zip(STRINGS, KNOWN[name]["ids"], strict=True):
         if not any(mark in text for mark in MARKUP):
             assert ours.encode(text, add_bos=False) == ids, text
@@ -102,7 +110,7 @@ def test_added_tokens_count_wherever_they_stand(tmp_path):
     assert kinds[600:603].tolist() == [Kind.USER_DEFINED, Kind.CONTROL, Kind.USER_DEFINED]
     assert kinds[0] == Kind.UNKNOWN
     assert found["tokenizer.ggml.add_space_prefix"] is False
-    assert Tokenizer.from_gguf(found).encode("  d<|c|>", add_bos=False) == [602, 601]
+    assert written(found).encode("  d<|c|>", add_bos=False) == [602, 601]
 
 
 def test_a_whole_checkpoint_gets_its_tokenizer(tmp_path):

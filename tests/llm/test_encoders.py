@@ -246,7 +246,7 @@ def keys(**others):
     kinds = [3, 3, 3, 3] + [1] * 5
     return {
         "tokenizer.ggml.model": "bert", "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": np.array(kinds), "tokenizer.ggml.unknown_token_id": 1,
+        "tokenizer.ggml.token_type": raw.view("i", kinds), "tokenizer.ggml.unknown_token_id": 1,
         "tokenizer.ggml.cls_token_id": 2, "tokenizer.ggml.seperator_token_id": 3,
     } | {f"tokenizer.ggml.{name}": value for name, value in others.items()}  # fmt: skip
 

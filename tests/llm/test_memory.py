@@ -114,14 +114,14 @@ def keys(tokens, merges=(), kinds=None):
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "qwen2",
         "tokenizer.ggml.tokens": StringArray.of(tokens),
-        "tokenizer.ggml.token_type": np.ones(len(tokens), np.int32) if kinds is None else kinds,
+        "tokenizer.ggml.token_type": raw.view("i", kinds or [1] * len(tokens)),
         "tokenizer.ggml.merges": StringArray.of(merges),
     }
 
 
 def pieces(tokens, merges):
     """Return a vocabulary of SentencePiece's kind, in which tokens can be made in many ways."""
-    scores = np.arange(len(tokens), dtype=np.float32)
+    scores = raw.view("f", range(len(tokens)))
     return keys(tokens, merges) | {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.scores": scores,
@@ -141,10 +141,10 @@ LIMITS = {
     ),
     "text of merges": (tokenizer, "MAX_MERGE_TEXT", 5, keys(WORDS, ["! !", '! "']), "6 bytes"),
     "ways to make a piece": (tokenizer, "MERGES_PER_TOKEN", 18, pieces(ALL_A, ()), "39 tokens"),
-    "markup": (tokenizer, "MAX_MARKUP", 299, keys(WORDS, (), np.full(300, 3)), "300 tokens"),
+    "markup": (tokenizer, "MAX_MARKUP", 299, keys(WORDS, (), [3] * 300), "300 tokens"),
     "text of markup": (
         *(tokenizer, "MAX_MARKUP_TEXT", 505),
-        *(keys(WORDS, (), np.full(300, 4)), "506 bytes are markup"),
+        *(keys(WORDS, (), [4] * 300), "506 bytes are markup"),
     ),
 }
 
@@ -173,9 +173,10 @@ def test_limits_are_well_above_what_models_have():
 
 
 def test_suppressed_tokens_cost_no_list_of_their_own():
-    many = keys(WORDS) | {"tokenizer.ggml.suppress_tokens": np.full(1_000_000, 7, np.uint8)}
+    many = keys(WORDS) | {"tokenizer.ggml.suppress_tokens": raw.view("B", b"\7" * 1_000_000)}
 
-    assert peak(lambda: vocabulary.Vocabulary.read(many)) < 4 * MIB
+    tokens = many["tokenizer.ggml.tokens"]
+    assert peak(lambda: vocabulary.Vocabulary.read(many, tokens)) < 4 * MIB
     assert Tokenizer.from_gguf(many).never_sampled == {7}
 
 

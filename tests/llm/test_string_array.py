@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npurt.llm.file.header import read_header
-from npurt.llm.file.string_array import CHUNK, StringArray
+from npurt.llm.file.string_array import EVERY, StringArray
 from tests.llm import gguf_files as raw
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
@@ -55,7 +55,7 @@ def test_many_are_read_in_order(count):
 
 def test_reading_strings_leaves_no_blocks_behind():
     """A block that stays keeps a megabyte of Python's memory from the system."""
-    texts = StringArray.of(map(str, range(20 * CHUNK)))
+    texts = StringArray.of(map(str, range(5000 * EVERY)))
 
     def left():
         before = sys.getallocatedblocks()

@@ -1,9 +1,9 @@
 """Ids and texts, against llama.cpp's on the vocabularies in tests/data/tokenizer."""
 
 import json
+import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +12,7 @@ from npurt.errors import LayoutError, ModelFormatError, SettingError
 from npurt.llm.file.gguf import GGUF
 from npurt.llm.text.pretokenize import RULES
 from npurt.llm.text.tokenizer import MAX_TEXT, Tokenizer
+from tests.llm import gguf_files as raw
 
 DATA = Path(__file__).parents[1] / "data/tokenizer"
 STRINGS = json.loads((DATA / "strings.json").read_text())
@@ -107,10 +108,10 @@ def test_ends_of_generation_are_those_of_llama_cpp():
 def test_a_message_does_not_end_a_generation_where_messages_have_channels(harmony):
     """As in llama.cpp: gpt-oss ends each of its channels so."""
     keys = metadata("qwen2")
-    tokens, kinds = list(keys["tokenizer.ggml.tokens"]), keys["tokenizer.ggml.token_type"].copy()
+    tokens, kinds = list(keys["tokenizer.ggml.tokens"]), keys["tokenizer.ggml.token_type"].tolist()
     tokens[-3:] = ("<|end|>", "<|return|>", "<|call|>" if harmony else "<|message|>")
-    kinds[-3:] = 3  # control
-    changed = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds}
+    kinds[-3:] = [3] * 3  # control
+    changed = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": raw.view("i", kinds)}
 
     eog = Tokenizer.from_gguf(keys | changed).eog
 
@@ -124,7 +125,7 @@ def test_padding_is_never_sampled():
 
 
 def test_suppressed_tokens_are_never_sampled():
-    keys = metadata("qwen2") | {"tokenizer.ggml.suppress_tokens": np.array([3, -1, 9999])}
+    keys = metadata("qwen2") | {"tokenizer.ggml.suppress_tokens": raw.view("i", [3, -1, 9999])}
     assert Tokenizer.from_gguf(keys).never_sampled == {3, *range(600, 608)}
 
 
@@ -156,7 +157,7 @@ def test_plain_text_does_not_become_markup_that_merges_would_make(pre):
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": pre,
         "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": np.array([1, 1, 1, 3], np.int32),
+        "tokenizer.ggml.token_type": raw.view("i", [1, 1, 1, 3]),
         "tokenizer.ggml.merges": ["a b", "ab b"],
         "tokenizer.ggml.add_bos_token": False,
     }
@@ -259,13 +260,13 @@ REFUSED = {
     "another pre": (but(BPE, pre="falcon"), "'falcon'"),
     "no tokens": (without(BPE, "tokens"), "tokens"),
     "no token at all": (but(BPE, tokens=[]), "empty"),
-    "tokens that are numbers": (but(BPE, tokens=np.arange(608)), "strings"),
+    "tokens that are numbers": (but(BPE, tokens=raw.view("i", range(608))), "strings"),
     "tokens that are one text": (but(BPE, tokens="abc"), "strings"),
     "a token twice": (but(BPE, tokens=twice(BPE["tokenizer.ggml.tokens"])), "twice"),
     "no kinds": (without(BPE, "token_type"), "token_type"),
     "too few kinds": (but(BPE, token_type=KINDS[:-1]), "607"),
-    "kinds that are fractions": (but(BPE, token_type=KINDS / 2), "token_type"),
-    "an unknown kind": (but(BPE, token_type=np.full(608, 7)), "0 to 6"),
+    "kinds that are fractions": (but(BPE, token_type=raw.view("f", [0.5] * 608)), "token_type"),
+    "an unknown kind": (but(BPE, token_type=raw.view("i", [7] * 608)), "0 to 6"),
     "no merges": (without(BPE, "merges"), "merges"),
     "a merge of unknown tokens": (but(BPE, merges=["zq zq"]), "zq"),
     "a merge to an unknown token": (but(BPE, merges=["Z Z"]), "Z Z"),
@@ -279,8 +280,8 @@ REFUSED = {
     "a beginning wanted and not named": (but(BPE, add_bos_token=True), "BOS"),
     "add_bos_token that is a number": (but(BPE, add_bos_token=1), "add_bos_token"),
     "no scores": (without(SPM, "scores"), "scores"),
-    "too few scores": (but(SPM, scores=np.zeros(3)), "3"),
-    "a score that is no number": (but(SPM, scores=np.full(700, np.nan)), "finite"),
+    "too few scores": (but(SPM, scores=raw.view("f", [0] * 3)), "3"),
+    "a score that is no number": (but(SPM, scores=raw.view("f", [math.nan] * 700)), "finite"),
     "no unknown token": (but(SPM, unknown_token_id=700), "700"),
     "a piece too long to cut": (
         but(SPM, tokens=[*SPM["tokenizer.ggml.tokens"][:-1], "a" * 10_000]),
@@ -301,9 +302,9 @@ def test_a_broken_vocabulary_is_refused_with_what_is_wrong(keys, says):
 def test_tokens_that_are_empty_or_not_utf8_are_kept_out_of_the_way():
     tokens = list(BPE["tokenizer.ggml.tokens"])
     tokens[600:604] = ["", "\udcff", "Ā\udc80", "日本"]
-    kinds = KINDS.copy()
+    kinds = KINDS.tolist()
     kinds[600:604] = [1, 3, 1, 1]
-    ours = Tokenizer.from_gguf(but(BPE, tokens=tokens, token_type=kinds))
+    ours = Tokenizer.from_gguf(but(BPE, tokens=tokens, token_type=raw.view("i", kinds)))
 
     assert ours.encode("Hello world") == TINY["qwen2"].encode("Hello world")
     assert ours.piece(601) == b"\xff"
@@ -322,8 +323,8 @@ def test_any_small_vocabulary_is_built_or_refused(tokens, kinds, merges, model):
         "tokenizer.ggml.model": model,
         "tokenizer.ggml.pre": "qwen2",
         "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": np.array(kinds[: len(tokens)]),
-        "tokenizer.ggml.scores": -np.arange(len(tokens), dtype=np.float32),
+        "tokenizer.ggml.token_type": raw.view("i", kinds[: len(tokens)]),
+        "tokenizer.ggml.scores": raw.view("f", [-i for i in range(len(tokens))]),
         "tokenizer.ggml.merges": merges,
     }
     try:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from npurt.errors import LayoutError
 from npurt.quant import decode
+from npurt.quant.blocks import DTYPES
 from npurt.quant.canonical import canonical
 from npurt.quant.decode import dequantize
 from npurt.quant.types import BY_NAME, FORMATS
@@ -42,7 +43,7 @@ def reference(blocks, fmt):
 
 def random_blocks(fmt, rows, count, seed=0):
     raw = np.random.default_rng(seed).bytes(rows * count * fmt.block_bytes)
-    return np.frombuffer(raw, fmt.dtype).reshape(rows, count)
+    return np.frombuffer(raw, DTYPES[fmt.name]).reshape(rows, count)
 
 
 @pytest.mark.parametrize("kind", ["", "rnd"], ids=["quantised", "random"])
@@ -51,7 +52,8 @@ def test_values_equal_what_ggml_decoded(name, kind):
     """Quantised data, and random bytes with their infinite, NaN and subnormal scales."""
     fmt = BY_NAME[name.lower()]
     with np.load(ORACLE) as oracle:
-        blocks, expected = oracle[f"{name}_{kind}raw"].view(fmt.dtype), oracle[f"{name}_{kind}f32"]
+        blocks = oracle[f"{name}_{kind}raw"].view(DTYPES[fmt.name])
+        expected = oracle[f"{name}_{kind}f32"]
 
     assert_same_bits(dequantize(blocks, fmt), expected)
 
@@ -60,7 +62,7 @@ def test_values_equal_what_ggml_decoded(name, kind):
 @given(data=st.data())
 def test_values_equal_those_of_gguf_py_for_any_bytes(fmt, data):
     size = 2 * fmt.block_bytes
-    blocks = np.frombuffer(data.draw(st.binary(min_size=size, max_size=size)), fmt.dtype)
+    blocks = np.frombuffer(data.draw(st.binary(min_size=size, max_size=size)), DTYPES[fmt.name])
 
     assert_same_bits(dequantize(blocks, fmt), reference(blocks, fmt))
 
@@ -86,16 +88,16 @@ def test_chunks_meet_without_a_seam(fmt, monkeypatch):
 @every_format
 @pytest.mark.parametrize("shape", [(0,), (2, 0), (0, 3), (2, 3, 4)], ids=str)
 def test_leading_axes_are_kept(fmt, shape):
-    values = dequantize(np.zeros(shape, fmt.dtype), fmt)
+    values = dequantize(np.zeros(shape, DTYPES[fmt.name]), fmt)
 
     assert values.shape == (*shape[:-1], shape[-1] * fmt.block)
-    assert canonical(np.zeros(shape, fmt.dtype), fmt).codes.shape == values.shape
+    assert canonical(np.zeros(shape, DTYPES[fmt.name]), fmt).codes.shape == values.shape
 
 
 def test_q4_0_by_hand():
     block = bytes.fromhex("0038" + "80" + "f7" + "00" * 14)  # d = 0.5; nibbles low first
 
-    values = dequantize(np.frombuffer(block, BY_NAME["q4_0"].dtype), BY_NAME["q4_0"])
+    values = dequantize(np.frombuffer(block, DTYPES["q4_0"]), BY_NAME["q4_0"])
 
     assert values.tolist() == [-4, -0.5, *[-4] * 14, 0, 3.5, *[-4] * 14]
 
@@ -111,7 +113,7 @@ def test_q4_k_by_hand():
     qs[64 + 31] = 0x70  # last element of sub-block 5
     block = bytes.fromhex("003c" + "0040") + scales + qs  # d = 1, dmin = 2
 
-    form = canonical(np.frombuffer(block, BY_NAME["q4_k"].dtype), BY_NAME["q4_k"])
+    form = canonical(np.frombuffer(block, DTYPES["q4_k"]), BY_NAME["q4_k"])
 
     assert form.scales.tolist() == [0, 2, 0, 0, 0, 33, 0, 0]
     assert form.offsets.tolist() == [0, -6, 0, 0, 0, -36, 0, 0]
@@ -121,7 +123,7 @@ def test_q4_k_by_hand():
 
 def test_mxfp4_scales_reach_the_subnormals():
     """2^(e - 128): e = 0 and 1 are subnormal in float32; 12 * 2^127 is infinite in it."""
-    blocks = np.zeros(3, BY_NAME["mxfp4"].dtype)
+    blocks = np.zeros(3, DTYPES["mxfp4"])
     blocks["e"], blocks["qs"] = [0, 1, 255], 0x71  # codes 1 and 7: 1 and 12 in halves
 
     values = dequantize(blocks, BY_NAME["mxfp4"]).reshape(3, 32)
@@ -185,7 +187,7 @@ def test_scale_times_code_is_exact_in_float32(name, data):
     """So any association, and a fused multiply-add, gives the same value; the rest is one sum."""
     fmt = BY_NAME[name]
     raw = data.draw(st.binary(min_size=fmt.block_bytes, max_size=fmt.block_bytes))
-    got = canonical(np.frombuffer(raw, fmt.dtype), fmt)
+    got = canonical(np.frombuffer(raw, DTYPES[fmt.name]), fmt)
     integers = got.codes if got.codebook is None else got.codebook[got.codes]
 
     with np.errstate(all="ignore"):
@@ -211,7 +213,7 @@ def test_floats_stay_as_they_are(name, dtype):
 
 
 @pytest.mark.parametrize("read", [dequantize, canonical])
-@pytest.mark.parametrize("blocks", [np.zeros(34, np.uint8), np.zeros((), BY_NAME["q8_0"].dtype)])
+@pytest.mark.parametrize("blocks", [np.zeros(34, np.uint8), np.zeros((), DTYPES["q8_0"])])
 def test_what_is_no_block_array_is_refused(read, blocks):
     with pytest.raises(LayoutError, match="q8_0 blocks are"):
         read(blocks, BY_NAME["q8_0"])

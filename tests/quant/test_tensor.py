@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npurt.errors import LayoutError, UnsupportedOp
+from npurt.quant.blocks import DTYPES
 from npurt.quant.tensor import QTensor
-from npurt.quant.types import BY_NAME, FORMATS
+from npurt.quant.types import FORMATS
 
 
 def tensor(*shape, fmt="q8_0"):
@@ -137,7 +138,7 @@ def test_a_buffer_with_gaps_is_refused():
 
 
 def test_rows_with_gaps_are_refused_and_gaps_between_rows_are_not():
-    blocks = np.zeros((4, 4), BY_NAME["q8_0"].dtype)
+    blocks = np.zeros((4, 4), DTYPES["q8_0"])
 
     assert QTensor(blocks[::2], "q8_0").shape == (2, 128)
     with pytest.raises(LayoutError, match="not rows"):
@@ -146,7 +147,7 @@ def test_rows_with_gaps_are_refused_and_gaps_between_rows_are_not():
 
 def test_blocks_of_another_type_are_refused():
     with pytest.raises(LayoutError, match="q4_0 blocks are"):
-        QTensor(np.zeros(4, BY_NAME["q8_0"].dtype), "q4_0")
+        QTensor(np.zeros(4, DTYPES["q8_0"]), "q4_0")
 
 
 def test_an_unknown_format_names_the_known_ones():
@@ -245,9 +246,9 @@ def test_the_first_row_that_is_not_finite_is_found_in_every_field(fmt, bad):
     w = QTensor.from_bytes(bytes(6 * fmt.row_bytes(512)), fmt, (2, 3, 512))
     assert w.first_not_finite() is None
 
-    fields = [n for n in fmt.dtype.names or () if fmt.dtype[n].kind == "f"] or [None]
+    fields = [n for n in DTYPES[fmt.name].names or () if DTYPES[fmt.name][n].kind == "f"] or [None]
     for field in fields:
-        blocks = np.zeros((2, 3, 512 // fmt.block), fmt.dtype)
+        blocks = np.zeros((2, 3, 512 // fmt.block), DTYPES[fmt.name])
         for place in ((1, 2, 0), (1, 0, 1)):
             if fmt.name == "bf16":
                 blocks[place] = np.array(bad, np.float32).view(np.uint32) >> 16
@@ -261,7 +262,7 @@ def test_the_first_row_that_is_not_finite_is_found_in_every_field(fmt, bad):
 
 def test_powers_of_two_of_mxfp4_are_infinite_where_their_codes_make_them_so():
     """2^(255-127) is beyond float32, half of it is not: 6 of it is."""
-    blocks = np.zeros((3, 1), BY_NAME["mxfp4"].dtype)
+    blocks = np.zeros((3, 1), DTYPES["mxfp4"])
     blocks["e"] = [[255], [254], [253]]
     assert QTensor(blocks, "mxfp4").first_not_finite() is None  # all codes are 0
     blocks["qs"][1, 0, 3] = 0x02  # code 2 is 1

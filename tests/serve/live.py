@@ -20,10 +20,10 @@ from npurt.serve.run import Start, run
 from npurt.serve.model.front import Settings
 from npurt.serve.http import limits
 from npurt.serve.model.served_model import ServedModel
-from npurt.serve.models.folder import scan
 logging.basicConfig(level=logging.WARNING, format="npurt: %(message)s")
 given = json.loads(sys.argv[1])
 if given["models_dir"]:
+    from npurt.serve.models.folder import scan
     model, _ = scan(__import__("pathlib").Path(given["models_dir"]))
 else:
     model = ServedModel(__import__("pathlib").Path(given["path"]), "tiny", given["template"])

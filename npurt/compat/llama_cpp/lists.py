@@ -10,7 +10,7 @@ import numpy as np
 
 from npurt.compat.sampling import F32, Criterion, Ids, Processor
 from npurt.llm.decode.grammar.grammar import MAX_TEXT, Grammar
-from npurt.llm.decode.samplers.checks import says_end
+from npurt.llm.decode.samplers.results import says_end
 from npurt.llm.state.state import Snapshot
 from npurt.llm.state.state_file import SavedState
 from npurt.runtime.open.arguments import require_path

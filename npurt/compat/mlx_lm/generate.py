@@ -20,7 +20,8 @@ from npurt.errors import LayoutError, SettingError, brief
 from npurt.llm.decode.generate import Generation
 from npurt.llm.decode.model import Llama
 from npurt.llm.decode.sampler import Sampler, Sampling, greedy
-from npurt.llm.decode.samplers.checks import functions, returned, unusable
+from npurt.llm.decode.samplers.checks import functions
+from npurt.llm.decode.samplers.results import returned, unusable
 from npurt.runtime.open.arguments import flag, integer, none_at_minus_one
 
 F32 = npt.NDArray[np.float32]

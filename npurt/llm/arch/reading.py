@@ -12,6 +12,7 @@ from npurt.llm.arch.model_builder import ModelGraph
 from npurt.llm.file.adapter import Adapter
 from npurt.llm.file.config import Config, read_config
 from npurt.llm.file.gguf import GGUF
+from npurt.llm.file.mapped import MappedGGUF
 from npurt.llm.file.metadata import CONVERT_AGAIN
 
 
@@ -80,10 +81,19 @@ def describe(file: GGUF, adapters: Sequence[Adapter] = ()) -> Description:
             another architecture.
     """
     require_architecture(adapters, file.architecture)
+    return Description(file, *configuration(file), adapters)
+
+
+def configuration(file: MappedGGUF) -> tuple[Architecture, Config]:
+    """Return the architecture of *file* and its checked configuration.
+
+    Raises:
+        ModelFormatError: npurt does not run it, or it contradicts itself.
+    """
     architecture = families.find(file.architecture)
     embedding = file.tensors.get(EMBEDDING)
     n_vocab = embedding.shape[0] if embedding else 1
     encodes = architecture.encoder is not None
     config = architecture.complete(read_config(file.metadata, n_vocab, encoder=encodes))
     forward.check(architecture, config)
-    return Description(file, architecture, config, adapters)
+    return architecture, config

@@ -19,11 +19,12 @@ import numpy as np
 
 from npurt.errors import NumericsError, SettingError
 from npurt.llm.file.writer import NewTensor
+from npurt.quant.blocks import Blocks
 from npurt.quant.canonical import F32
 from npurt.quant.decode import not_finite
 from npurt.quant.encode import quantize
 from npurt.quant.tensor import QTensor
-from npurt.quant.types import BY_NAME, FLOATS, Blocks, Format
+from npurt.quant.types import BY_NAME, FLOATS, Format
 from npurt.quant.weighted import quantize_weighted
 
 # Type -> general.file_type: llama.cpp's enum llama_ftype, include/llama.h.

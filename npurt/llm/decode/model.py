@@ -13,8 +13,9 @@ from npurt.llm.decode.generate import Generator, Timing
 from npurt.llm.decode.parts import Part
 from npurt.llm.decode.text import TextGenerator
 from npurt.llm.file.adapter import Lora, adapters
-from npurt.llm.file.gguf import GGUF, errors_of
+from npurt.llm.file.gguf import GGUF
 from npurt.llm.file.header import TensorInfo
+from npurt.llm.file.mapped import errors_of
 from npurt.llm.session.context import Context
 from npurt.llm.session.devices import Devices
 from npurt.llm.session.lock import Lock, locked

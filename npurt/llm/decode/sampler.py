@@ -24,8 +24,8 @@ from npurt.llm.decode.samplers.candidates import (
     check_ids,
 )
 from npurt.llm.decode.samplers.chain import changes, filters
-from npurt.llm.decode.samplers.checks import returned, says_end, unusable
 from npurt.llm.decode.samplers.draw import Draws
+from npurt.llm.decode.samplers.results import returned, says_end, unusable
 from npurt.llm.decode.samplers.settings import Sampling as Sampling
 
 NO_TOKEN = -1  # what a sampler returns to end a text

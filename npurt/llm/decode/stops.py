@@ -1,9 +1,8 @@
 """Where a text ends: stop texts and stop ids."""
 
 from collections.abc import Iterable, Sequence
+from numbers import Integral
 from typing import Any
-
-import numpy as np
 
 from npurt.errors import SettingError, brief
 from npurt.llm.text.tokenizer import Tokenizer
@@ -60,7 +59,7 @@ def split_stops(stop: Any) -> tuple[tuple[str, ...], frozenset[int]]:
     ids: list[Any] = []
     texts: list[Any] = []
     for one in given:
-        (ids if type(one) is int or isinstance(one, np.integer) else texts).append(one)
+        (texts if isinstance(one, bool) or not isinstance(one, Integral) else ids).append(one)
     return stop_texts(texts), frozenset(integer("a stop id", one, 0, MAX_TOKENS - 1) for one in ids)
 
 

@@ -7,12 +7,18 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from npurt.cpu.kernels.abi import limits
 from npurt.errors import ModelFormatError
 from npurt.llm.file.conventions import Conventions, read_conventions
-from npurt.llm.file.metadata import CONVERT_AGAIN, Metadata, numbers, optional, require
+from npurt.llm.file.metadata import (
+    CONVERT_AGAIN,
+    FLAGS,
+    INTEGERS,
+    Metadata,
+    numbers,
+    optional,
+    require,
+)
 
 MOST_LAYERS = 1024  # the deepest models have some 130
 
@@ -115,7 +121,7 @@ def read_config(metadata: Metadata, n_vocab: int, *, encoder: bool = False) -> C
 
     def number(name: str, default: int | None = None, most: int = limits().columns) -> int:
         key = f"{arch}.{name}"
-        if isinstance(metadata.get(key), np.ndarray):
+        if isinstance(metadata.get(key), memoryview):
             raise _bad(f"{key} differs by layer, which npurt does not run")
         value = (
             require(metadata, key, int)
@@ -174,12 +180,12 @@ def _kv_heads(
     metadata: Metadata, key: str, heads: int, n_layers: int
 ) -> tuple[int, tuple[bool, ...]]:
     """Return the number of key heads, and which layers have no attention; () for none."""
-    if not isinstance(metadata.get(key), np.ndarray):
+    if not isinstance(metadata.get(key), memoryview):
         count = optional(metadata, key, int, heads)
         if not 0 < count <= limits().columns:
             raise _bad(f"{key} = {count} is not a sensible count")
         return count, ()
-    listed = numbers(metadata, key, "iu")[:n_layers].tolist()
+    listed = numbers(metadata, key, INTEGERS)[:n_layers].tolist()
     counts = set(listed) - {0}
     if len(listed) < n_layers or len(counts) != 1 or min(counts) < 0:
         raise _bad(f"{key} differs by layer, which npurt does not run")
@@ -233,7 +239,7 @@ def _recurrent(metadata: Metadata, arch: str, number: Number, n_layers: int) -> 
     if isinstance(metadata.get(key), bool):
         return (bool(metadata[key]),) * n_layers
     if key in metadata:
-        listed = [bool(flag) for flag in numbers(metadata, key, "biu")]
+        listed = [bool(flag) for flag in numbers(metadata, key, FLAGS + INTEGERS)]
         if len(listed) < n_layers:
             raise _bad(f"{key} names {len(listed)} of {n_layers} layers")
         return tuple(listed[:n_layers])
@@ -252,7 +258,7 @@ def _refuse(metadata: Metadata, arch: str, *, causal: bool) -> None:
         raise _bad(f"{arch}.attention.causal is {not causal}, and npurt runs this architecture "
                    f"{'with' if causal else 'without'} a causal mask")  # fmt: skip
     sections = f"{arch}.rope.dimension_sections"
-    if sections in metadata and any(numbers(metadata, sections, "iu")[3:]):
+    if sections in metadata and any(numbers(metadata, sections, INTEGERS)[3:]):
         raise _bad(f"{sections} has a fourth position, which text does not have")
 
 

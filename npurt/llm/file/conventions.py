@@ -6,10 +6,16 @@ Key names: llama.cpp gguf-py/gguf/constants.py, MIT.  ``<a>`` is the architectur
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
 from npurt.errors import ModelFormatError
-from npurt.llm.file.metadata import CONVERT_AGAIN, Metadata, numbers, optional, require
+from npurt.llm.file.metadata import (
+    CONVERT_AGAIN,
+    FLAGS,
+    INTEGERS,
+    Metadata,
+    numbers,
+    optional,
+    require,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +77,8 @@ def read_conventions(metadata: Metadata, n_layers: int) -> Conventions:
 def _slides(metadata: Metadata, arch: str, n_layers: int) -> tuple[bool, ...]:
     """Return which layers slide: by a list, or all but every n-th layer by a number n."""
     key = f"{arch}.attention.sliding_window_pattern"
-    if isinstance(metadata.get(key), np.ndarray):
-        listed = [bool(flag) for flag in numbers(metadata, key, "biu")]
+    if isinstance(metadata.get(key), memoryview):
+        listed = [bool(flag) for flag in numbers(metadata, key, FLAGS + INTEGERS)]
         if len(listed) < n_layers:
             raise _bad(f"{key} names {len(listed)} of {n_layers} layers")
         return tuple(listed[:n_layers])

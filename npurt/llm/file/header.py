@@ -2,9 +2,8 @@
 
 The file may come from a stranger.  Before it allocates memory, the reader checks every count,
 length, offset and type against the bytes in the file.  Reading takes no more memory than the file's
-own size: arrays are copied, and an array of strings becomes one text with the end of each string
-(`StringArray`).  Two parts may take more, up to a limit: names and single texts take up to 4 bytes
-for each of their `MAX_TEXT` bytes, and the tables of keys and tensors up to 40 MiB.
+own size: arrays are copied.  Two parts may take more, up to a limit: names and single texts take up
+to 4 bytes for each of their `MAX_TEXT` bytes, and the tables of keys and tensors up to 40 MiB.
 Sources: ggml docs/gguf.md; ggml/src/gguf.cpp (limits, what llama.cpp refuses), MIT.
 """
 
@@ -15,30 +14,19 @@ from array import array
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from npurt.errors import ModelFormatError
 from npurt.llm.file.metadata import Metadata, optional
-from npurt.llm.file.string_array import StringArray
+from npurt.llm.file.string_array import EVERY, LENGTH, StringArray
 from npurt.quant.types import BY_NUMBER, FORMATS, Format
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32  # bytes; gguf.md, general.alignment
 
-NUMBERS: dict[int, np.dtype[Any]] = {
-    0: np.dtype("u1"),
-    1: np.dtype("i1"),
-    2: np.dtype("<u2"),
-    3: np.dtype("<i2"),
-    4: np.dtype("<u4"),
-    5: np.dtype("<i4"),
-    6: np.dtype("<f4"),
-    10: np.dtype("<u8"),
-    11: np.dtype("<i8"),
-    12: np.dtype("<f8"),
-}
+# Number of a type -> its letter, as `struct` and memoryview have it.  All are little-endian.
+NUMBERS: dict[int, Any] = {
+    0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d",
+}  # fmt: skip
 BOOL, STRING, ARRAY = 7, 8, 9
 
 MAX_DIMS = 4  # GGML_MAX_DIMS
@@ -47,13 +35,11 @@ MAX_DIMS = 4  # GGML_MAX_DIMS
 MAX_TENSORS = 1 << 16
 MAX_KEYS = 1 << 12
 MAX_STRINGS = 1 << 24  # of one array
-CHUNK = 4096  # strings that are read at once
 MAX_TEXT = 1 << 26  # bytes of all names, and of strings outside arrays
 
 DAMAGED = "the file is damaged or incomplete: download it again, or convert the model again"
 
 _U32 = struct.Struct("<I")
-_U64 = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +199,7 @@ class _Cursor:
         return int(_U32.unpack(self.read(4, "a number"))[0])
 
     def u64(self) -> int:
-        return int(_U64.unpack(self.read(8, "a number"))[0])
+        return int(LENGTH.unpack(self.read(8, "a number"))[0])
 
     def count(self, what: str, limit: int, *, size: int) -> int:
         """Return the next count, of items that take at least *size* bytes each."""
@@ -241,8 +227,7 @@ class _Cursor:
     def value(self, kind: int, key: str) -> Any:
         """Return the next metadata value, of type number *kind*."""
         if kind in NUMBERS:
-            dtype = NUMBERS[kind]
-            return np.frombuffer(self.read(dtype.itemsize, key), dtype)[0].item()
+            return self.numbers(kind, 1, key)[0]
         if kind == BOOL:
             return bool(self.flags(1, key)[0])
         if kind == STRING:
@@ -252,73 +237,60 @@ class _Cursor:
         raise bad(f"{key!r} is of unknown type {kind}")
 
     def array(self, key: str) -> Any:
-        """Return the next array: numpy for numbers and flags, `StringArray` for strings.
+        """Return the next array: a memoryview of numbers or flags, `StringArray` of strings.
 
         Arrays of arrays are refused, as in llama.cpp: no model has any.
         """
         kind = self.u32()
         if kind in NUMBERS:
-            dtype = NUMBERS[kind]
-            return np.frombuffer(self.read(self.u64() * dtype.itemsize, key), dtype)
+            return self.numbers(kind, self.u64(), key)
         if kind == BOOL:
             return self.flags(self.u64(), key)
         if kind == STRING:
             return self.strings(self.count("strings", MAX_STRINGS, size=8))
         raise bad(f"{key!r} is an array of type {kind}, not of numbers, booleans or strings")
 
-    def flags(self, count: int, key: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    def numbers(self, kind: int, count: int, key: str) -> "memoryview[Any]":
+        """Return *count* numbers of type number *kind*."""
+        data = self.read(count * struct.calcsize(NUMBERS[kind]), key)
+        values: memoryview[Any] = memoryview(data).cast(NUMBERS[kind])
+        return values
+
+    def flags(self, count: int, key: str) -> "memoryview[Any]":
         """Return *count* booleans, whose bytes must be 0 or 1."""
-        flags = np.frombuffer(self.read(count, key), np.uint8)
-        if flags.max(initial=0) > 1:
+        flags = self.read(count, key)
+        if flags.count(0) + flags.count(1) < count:
             raise bad(f"{key!r} holds a boolean that is neither 0 nor 1")
-        return flags.view(np.bool_)
+        return memoryview(flags).cast("?")
 
     def strings(self, count: int) -> StringArray:
         """Return *count* strings.
 
         A vocabulary has up to 300,000: this loop takes most of the time to open a file.
         """
-        data, at, unpack = self.data, self.at, _U64.unpack_from
-        ends = array("Q", [0])
-        for i in range(0, count, CHUNK):
-            n, begin = min(CHUNK, count - i), at
+        data, begin, at, unpack = self.data, self.at, self.at, LENGTH.unpack_from
+        starts = array("Q")
+        for i in range(0, count, EVERY):
+            starts.append(at - begin)
+            first = at
             try:
-                found = [at := at + 8 + unpack(data, at)[0] for _ in range(n)]
+                for _ in range(min(EVERY, count - i)):
+                    at += 8 + unpack(data, at)[0]
             except (struct.error, OverflowError):
-                raise self._cut_string(begin, i, count) from None
+                raise self._cut_string(first, i, count) from None
             if at > len(data):
-                raise self._cut_string(begin, i, count)
-            lengths = np.arange(i + 1, i + n + 1, dtype=np.uint64) * 8
-            ends.frombytes((np.array(found, np.uint64) - self.at - lengths).tobytes())
-        texts = bytearray()
-        for i in range(0, count, CHUNK):
-            texts += self._texts(np.frombuffer(ends, np.uint64)[i : i + CHUNK + 1], i).data
-        self.at = at
-        return StringArray(texts, ends)
+                raise self._cut_string(first, i, count)
+        return StringArray(self.read(at - begin, "strings"), starts, count)
 
     def _cut_string(self, at: int, first: int, count: int) -> Exception:
         """Return the error for the string that is cut off: number *first*, at *at*, or a later."""
         for i in range(first, count):
             what, needed = f"string {i} of {count}", at + 8
             if needed <= len(self.data):
-                at = needed = needed + _U64.unpack_from(self.data, at)[0]
+                at = needed = needed + LENGTH.unpack_from(self.data, at)[0]
             if needed > len(self.data):
                 break
         return self.cut(needed, what)
-
-    def _texts(self, ends: npt.NDArray[np.uint64], first: int) -> npt.NDArray[np.uint8]:
-        """Return the texts of strings from number *first* on, without the lengths before them.
-
-        Args:
-            ends: Where the texts before and each of these end, in bytes of text.
-        """
-        starts = (ends - ends[0])[:-1].astype(np.intp) + 8 * np.arange(len(ends) - 1)
-        begin = self.at + int(ends[0]) + 8 * first
-        nbytes = int(ends[-1] - ends[0]) + 8 * len(starts)
-        is_text = np.ones(nbytes, np.bool_)
-        for i in range(8):
-            is_text[starts + i] = False
-        return np.frombuffer(self.data, np.uint8, nbytes, begin)[is_text]
 
     def cut(self, needed: int, what: str) -> Exception:
         """Return the error for *what*, which ends at *needed*, behind the bytes that are there."""

@@ -1,13 +1,11 @@
 """Read a value of a given type from GGUF metadata, or refuse the file.
 
-A value is a bool, int, float or str, a numpy array of numbers or flags, or a `StringArray`.
+A value is a bool, int, float or str, a memoryview of numbers or flags, or a `StringArray`.
+numpy.asarray(view) is an array of them, without a copy.
 """
 
 from collections.abc import Mapping
 from typing import Any, TypeVar
-
-import numpy as np
-import numpy.typing as npt
 
 from npurt.errors import ModelFormatError
 from npurt.llm.file.string_array import StringArray
@@ -16,6 +14,11 @@ T = TypeVar("T")
 D = TypeVar("D")
 
 Metadata = Mapping[str, Any]
+
+# Formats of arrays, as memoryview has them.
+INTEGERS = "bBhHiIqQ"
+FLOATS = "fd"
+FLAGS = "?"
 
 CONVERT_AGAIN = "convert the model to GGUF again with a current converter, or get another file"
 
@@ -51,13 +54,13 @@ def strings(metadata: Metadata, key: str) -> StringArray:
     return value
 
 
-def numbers(metadata: Metadata, key: str, kinds: str) -> npt.NDArray[Any]:
-    """Return the array *key*, of a dtype whose kind is one of *kinds*: "iu" for integers.
+def numbers(metadata: Metadata, key: str, letters: str) -> "memoryview[Any]":
+    """Return the array *key*, of a format that is one of *letters*, such as `INTEGERS`.
 
     Errors as `require`.
     """
     value = _find(metadata, key)
-    if not isinstance(value, np.ndarray) or value.dtype.kind not in kinds:
+    if not isinstance(value, memoryview) or value.format not in letters:
         raise _wrong(key, value, "array of numbers")
     return value
 

@@ -1,48 +1,50 @@
-"""An array of strings of a GGUF file, stored as one text and the end of each string.
+"""An array of strings of a GGUF file, as the file has it.
 
-Python objects of short strings take 7 times as much memory as the file.  Here a string takes 8
-bytes besides its text, as much as its length takes in the file.
+Python objects of short strings take 7 times as much memory.
 """
 
+import struct
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
 from typing import Self, overload
 
-import numpy as np
+EVERY = 16  # strings for each whose beginning is kept: the others are found from there
 
-CHUNK = 4096  # strings that are decoded at once
-LONG = 1 << 20  # bytes: as many are not
+LENGTH = struct.Struct("<Q")  # of a string, before its bytes
 
 
 class StringArray(Sequence[str]):
     """A sequence of strings.  Bytes that are not UTF-8 become surrogate escapes.
 
     Args:
-        texts: The bytes of all strings, one after another.
-        ends: 0, then the end of each string in *texts*.
+        data: The strings, one after another, each behind its length.
+        starts: Where each string with a number divisible by `EVERY` begins in *data*.
+        count: Number of strings.
     """
 
-    def __init__(self, texts: bytes | bytearray, ends: "array[int]") -> None:
-        self._texts = texts
-        self._ends = ends
+    def __init__(self, data: bytes | bytearray, starts: "array[int]", count: int) -> None:
+        self._data = data
+        self._starts = starts
+        self._count = count
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> Self:
         """Return an array of *texts*."""
-        data, ends = bytearray(), array("Q", [0])
-        for text in texts:
-            data += text.encode("utf-8", "surrogateescape")
-            ends.append(len(data))
-        return cls(data, ends)
+        data, starts, count = bytearray(), array("Q"), 0
+        for count, text in enumerate(texts, 1):
+            if count % EVERY == 1:
+                starts.append(len(data))
+            encoded = text.encode("utf-8", "surrogateescape")
+            data += LENGTH.pack(len(encoded)) + encoded
+        return cls(data, starts, count)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all strings."""
-        return self._ends[-1]
+        """Bytes of all strings, without their lengths."""
+        return len(self._data) - LENGTH.size * self._count
 
     def __len__(self) -> int:
-        return len(self._ends) - 1
+        return self._count
 
     @overload
     def __getitem__(self, index: int) -> str: ...
@@ -52,36 +54,23 @@ class StringArray(Sequence[str]):
 
     def __getitem__(self, index: int | slice) -> str | list[str]:
         if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        i = range(len(self))[index]
-        text = self._texts[self._ends[i] : self._ends[i + 1]]
-        return text.decode("utf-8", "surrogateescape")
+            return [self[i] for i in range(*index.indices(self._count))]
+        group, skipped = divmod(range(self._count)[index], EVERY)
+        data, at = self._data, self._starts[group]
+        for _ in range(skipped):
+            at += LENGTH.size + LENGTH.unpack_from(data, at)[0]
+        return next(self._from(at))
 
     def __iter__(self) -> Iterator[str]:
-        parts = (self._part(first) for first in range(0, len(self), CHUNK))
-        return chain.from_iterable(parts)
+        return self._from(0)
 
-    def _part(self, first: int) -> Iterator[str]:
-        """Return the next strings from number *first* on, decoded at once where that is the same.
-
-        It is not where bytes are not UTF-8, and where a string ends within a character.
-        """
-        one_by_one = map(self.__getitem__, range(first, min(first + CHUNK, len(self))))
-        ends = np.frombuffer(self._ends, np.uint64)[first : first + CHUNK + 1].astype(np.intp)
-        data, at = self._texts[ends[0] : ends[-1]], ends - ends[0]
-        if len(data) > LONG:
-            return one_by_one
-        try:
-            text = data.decode()
-        except UnicodeDecodeError:
-            return one_by_one
-        begins = np.frombuffer(data, np.uint8) & 0xC0 != 0x80  # a character, not within one
-        if not begins[at[at < len(begins)]].all():
-            return one_by_one
-        # A call of np.cumsum leaves a small block of Python's memory, and with it a whole arena.
-        counts = np.add.accumulate(begins, dtype=np.intp)
-        characters = np.concatenate([[0], counts])[at].tolist()
-        return map(text.__getitem__, map(slice, characters, characters[1:]))
+    def _from(self, at: int) -> Iterator[str]:
+        """Return the strings from the one on that begins at *at*."""
+        data, unpack, size = self._data, LENGTH.unpack_from, LENGTH.size
+        while at < len(data):
+            begin = at + size
+            at = begin + unpack(data, at)[0]
+            yield data[begin:at].decode("utf-8", "surrogateescape")
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence) or isinstance(other, str):

@@ -20,11 +20,12 @@ from npurt.errors import NpurtError, SettingError
 from npurt.files import replacing, require_file
 from npurt.llm.file.header import ARRAY, BOOL, DEFAULT_ALIGNMENT, MAGIC, NUMBERS, STRING
 from npurt.models.download import progress_bar
-from npurt.quant.types import Blocks, Format
+from npurt.quant.blocks import Blocks
+from npurt.quant.types import Format
 
 VERSION = 3
 U32, F32 = 4, 6  # kinds of numbers, as others write them
-_KINDS = {dtype: kind for kind, dtype in NUMBERS.items()}
+_KINDS = {np.dtype(f"<{letter}"): kind for kind, letter in NUMBERS.items()}
 
 
 @dataclass(frozen=True, slots=True)

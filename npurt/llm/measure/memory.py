@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from npurt.llm.arch.reading import describe
-from npurt.llm.file.gguf import GGUF
+from npurt.llm.arch.reading import configuration
+from npurt.llm.file.mapped import MappedGGUF
 from npurt.llm.session.setup import positions
 
 F16_BYTES = 2  # of an element of the KV cache, by default
@@ -23,19 +23,19 @@ class Memory:
     positions: int
 
 
-def memory(file: GGUF, n_ctx: int | None = None) -> int:
+def memory(file: MappedGGUF, n_ctx: int | None = None) -> int:
     """Return the bytes of the weights and of the KV cache.  Arguments and errors as `needs`."""
     found = needs(file, n_ctx)
     return found.weights + found.kv_cache
 
 
-def needs(file: GGUF, n_ctx: int | None = None) -> Memory:
+def needs(file: MappedGGUF, n_ctx: int | None = None) -> Memory:
     """Return what a model needs with a context of *n_ctx*, by default that of `Llama`.
 
     Raises:
         ModelFormatError: npurt does not run the model.
     """
-    config = describe(file).config
+    _, config = configuration(file)
     layers = range(config.n_layers if config.causal else 0)  # an encoder caches nothing
     cached = sum(not (config.is_recurrent(i) or config.is_convolved(i)) for i in layers)
     per_position = 2 * config.n_kv_heads * config.head_width * F16_BYTES * cached

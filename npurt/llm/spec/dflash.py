@@ -23,7 +23,7 @@ from npurt.llm.arch.rope import tables
 from npurt.llm.file.config import Config, read_config, require_context
 from npurt.llm.file.gguf import GGUF
 from npurt.llm.file.header import DAMAGED
-from npurt.llm.file.metadata import CONVERT_AGAIN, numbers, require
+from npurt.llm.file.metadata import CONVERT_AGAIN, INTEGERS, numbers, require
 
 NAME = "dflash"  # general.architecture
 VARIANTS = ("conv_", "selector_", "markov_", "confidence_", "log_snr_")  # DFlash2, DSpark
@@ -59,7 +59,7 @@ def read_shape(file: GGUF, target: Config) -> Shape:
         config=read_config(plain, target.n_vocab),
         block=require(metadata, f"{NAME}.block_size", int),
         mask=require(metadata, "tokenizer.ggml.mask_token_id", int),
-        layers=tuple(numbers(metadata, f"{NAME}.target_layers", "iu").tolist()),
+        layers=tuple(numbers(metadata, f"{NAME}.target_layers", INTEGERS).tolist()),
     )
     if shape.config.width != target.width:
         raise ModelFormatError(

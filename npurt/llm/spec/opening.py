@@ -9,7 +9,8 @@ from npurt.cpu.kernels.abi import limits
 from npurt.cpu.state.recurrent import SPACING
 from npurt.errors import SettingError, brief
 from npurt.llm.arch.reading import describe
-from npurt.llm.file.gguf import GGUF, errors_of
+from npurt.llm.file.gguf import GGUF
+from npurt.llm.file.mapped import errors_of
 from npurt.llm.session.context import Context
 from npurt.llm.session.devices import Devices
 from npurt.llm.session.model import Model

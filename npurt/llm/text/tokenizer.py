@@ -10,22 +10,39 @@ Building a tokenizer takes some 300 bytes a token, 250 a merge and 100 a byte of
 vocabulary of 150,000, and little more than 1 GB for the largest that the limits below allow.
 """
 
+import math
 import re
 import threading
-from array import array
 from collections.abc import Iterable
-from itertools import repeat
+from itertools import groupby, repeat
 from typing import Self
 
-import numpy as np
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Encoder
 
 from npurt.errors import LayoutError, ModelFormatError, SettingError
-from npurt.llm.file.metadata import CONVERT_AGAIN, Metadata, optional, require, strings
+from npurt.llm.file.metadata import (
+    CONVERT_AGAIN,
+    FLOATS,
+    INTEGERS,
+    Metadata,
+    optional,
+    require,
+    strings,
+)
 from npurt.llm.text.detokenize import SPACE, Pieces, Stream, join
 from npurt.llm.text.pretokenize import Rule, rule
-from npurt.llm.text.vocabulary import BPE, SENTENCEPIECE, WORDPIECE, Kind, Vocabulary, per_token
+from npurt.llm.text.vocabulary import (
+    BPE,
+    SENTENCEPIECE,
+    WORDPIECE,
+    Kind,
+    Vocabulary,
+    distinct,
+    per_token,
+    token_texts,
+    tokens_of,
+)
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -88,8 +105,9 @@ class Tokenizer:
             ModelFormatError: The metadata is incomplete or contradicts itself, or its tokenizer or
                 pre-tokenizer is not one npurt knows.
         """
-        vocabulary = Vocabulary.read(metadata)
-        ids = _ids(vocabulary)
+        tokens, ids = distinct(token_texts(metadata))
+        vocabulary = Vocabulary.read(metadata, tokens)
+        _leave_out_surrogates(ids)
         markup = _markup(vocabulary, ids)
         if vocabulary.model == SENTENCEPIECE:
             prefix = optional(metadata, "tokenizer.ggml.add_space_prefix", bool, True)
@@ -294,31 +312,30 @@ def _merges(
     differ, as in a trained model; with equal scores llama.cpp takes the leftmost pair in the text.
     No merge makes markup from plain text.
     """
-    given = per_token(metadata, "scores", "iuf", len(vocabulary.tokens))
-    if not np.isfinite(given).all():
+    given = per_token(metadata, "scores", INTEGERS + FLOATS, len(vocabulary.tokens))
+    if not all(map(math.isfinite, given)):
         raise ModelFormatError("a token's score is not finite", remedy=CONVERT_AGAIN)
-    made, lefts, rights = array("q"), array("q"), array("q")
-    for text, token in ids.items():
-        if len(text) > MAX_PIECE:
-            raise ModelFormatError(
-                f"token {token} has {len(text)} characters, above {MAX_PIECE}", remedy=CONVERT_AGAIN
-            )
-        if vocabulary.kinds[token] == Kind.BYTE or token in vocabulary.control:
-            continue
-        for cut in range(1, len(text)):
-            left, right = ids.get(text[:cut]), ids.get(text[cut:])
-            if left is not None and right is not None:
-                made.append(token)
-                lefts.append(left)
-                rights.append(right)
-        _require_merges(len(made), ids)
-    tokens = list(vocabulary.tokens)
-    lengths = [np.array([len(tokens[i]) for i in side], np.int64) for side in (lefts, rights)]
-    scores = given.astype(np.float64)[np.array(made, np.int64)]
-    order = np.lexsort(
-        (-lengths[1], -lengths[0], -scores)
-    )  # lexsort: the last key is the first criterion
-    return [(tokens[lefts[i]], tokens[rights[i]]) for i in order.tolist()]
+    own = dict(zip(ids, ids, strict=True)).get  # a text is one object, however many merges have it
+    merges: list[tuple[str, str]] = []
+    by_score = sorted(ids, key=lambda text: -given[ids[text]])
+    for _, texts in groupby(by_score, lambda text: given[ids[text]]):
+        found: list[tuple[str, str]] = []
+        for text in texts:
+            token = ids[text]
+            if len(text) > MAX_PIECE:
+                raise ModelFormatError(
+                    f"token {token} has {len(text)} characters, above {MAX_PIECE}",
+                    remedy=CONVERT_AGAIN,
+                )
+            if vocabulary.kinds[token] == Kind.BYTE or token in vocabulary.control:
+                continue
+            for cut in range(1, len(text)):
+                left, right = own(text[:cut]), own(text[cut:])
+                if left is not None and right is not None:
+                    found.append((left, right))
+            _require_merges(len(merges) + len(found), ids)
+        merges += sorted(found, key=lambda merge: (-len(merge[0]), -len(merge[1])))
+    return merges
 
 
 def _letters(vocabulary: Vocabulary, ids: dict[str, int]) -> dict[int, list[int]]:
@@ -334,18 +351,16 @@ def _letters(vocabulary: Vocabulary, ids: dict[str, int]) -> dict[int, list[int]
     }
 
 
-def _ids(vocabulary: Vocabulary) -> dict[str, int]:
-    """Return text -> id, without texts that are not UTF-8, to which no text encodes."""
-    ids = dict(zip(vocabulary.tokens, range(len(vocabulary.tokens)), strict=True))
+def _leave_out_surrogates(ids: dict[str, int]) -> None:
+    """Leave texts that are not UTF-8 out of *ids*: no text encodes to them."""
     if SURROGATE.search("".join(ids)):
         for text in [*filter(SURROGATE.search, ids)]:
             del ids[text]
-    return ids
 
 
 def _markup(vocabulary: Vocabulary, ids: dict[str, int]) -> list[AddedToken]:
     """Return control and user-defined tokens, which the encoder finds in text first."""
-    user = np.flatnonzero(vocabulary.kinds == Kind.USER_DEFINED).tolist()
+    user = tokens_of(vocabulary.kinds, Kind.USER_DEFINED)
     texts = ((vocabulary.tokens[i], i in vocabulary.control) for i in {*vocabulary.control, *user})
     known = [(text, special) for text, special in texts if text in ids]
     nbytes = sum(len(text.encode()) for text, _ in known)

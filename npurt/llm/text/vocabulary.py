@@ -9,11 +9,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Self
 
-import numpy as np
-import numpy.typing as npt
-
 from npurt.errors import ModelFormatError
-from npurt.llm.file.metadata import CONVERT_AGAIN, Metadata, numbers, require, strings
+from npurt.llm.file.metadata import CONVERT_AGAIN, INTEGERS, Metadata, numbers, require, strings
 from npurt.llm.file.string_array import StringArray
 
 BPE, SENTENCEPIECE, WORDPIECE = "gpt2", "llama", "bert"  # values of tokenizer.ggml.model
@@ -77,19 +74,19 @@ class Vocabulary:
 
     model: str
     tokens: StringArray
-    kinds: npt.NDArray[np.int8]
+    kinds: bytes
     roles: dict[str, int]
     control: frozenset[int]
     ends: frozenset[int]
     never: frozenset[int]
 
     @classmethod
-    def read(cls, metadata: Metadata) -> Self:
-        """Read the vocabulary.
+    def read(cls, metadata: Metadata, tokens: StringArray) -> Self:
+        """Read the vocabulary of *tokens*.
 
         Raises:
-            ModelFormatError: A key is missing or wrong, a token occurs twice, an id is out of
-                range, or the model is none of the three.
+            ModelFormatError: A key is missing or wrong, an id is out of range, or the model is
+                none of the three.
         """
         model = require(metadata, "tokenizer.ggml.model", str)
         if model not in (BPE, SENTENCEPIECE, WORDPIECE):
@@ -98,11 +95,10 @@ class Vocabulary:
                 remedy=f"use a model whose tokenizer.ggml.model is {BPE}, {SENTENCEPIECE} or "
                 f"{WORDPIECE}",
             )
-        tokens = _distinct(token_texts(metadata))
-        given = per_token(metadata, "token_type", "iu", len(tokens))
-        if not np.isin(given, list(Kind)).all():
+        given = per_token(metadata, "token_type", INTEGERS, len(tokens)).tolist()
+        if not set(given) <= set(Kind):
             raise ModelFormatError("a token's type is not one of 0 to 6", remedy=CONVERT_AGAIN)
-        kinds = given.astype(np.int8)
+        kinds = bytes(given)
         roles = _roles(metadata, model, len(tokens))
         control = _control(tokens, kinds)
         ends = {i for i in control if ENDS.fullmatch(tokens[i])}
@@ -125,9 +121,9 @@ def token_texts(metadata: Metadata) -> StringArray:
     return found
 
 
-def per_token(metadata: Metadata, name: str, kinds: str, count: int) -> npt.NDArray[Any]:
+def per_token(metadata: Metadata, name: str, letters: str, count: int) -> "memoryview[Any]":
     """Return the array ``tokenizer.ggml.<name>``, which must have *count* elements."""
-    values = numbers(metadata, f"tokenizer.ggml.{name}", kinds)
+    values = numbers(metadata, f"tokenizer.ggml.{name}", letters)
     if len(values) != count:
         raise ModelFormatError(
             f"{count} tokens, but {len(values)} in tokenizer.ggml.{name}", remedy=CONVERT_AGAIN
@@ -135,15 +131,19 @@ def per_token(metadata: Metadata, name: str, kinds: str, count: int) -> npt.NDAr
     return values
 
 
-def _distinct(texts: StringArray) -> StringArray:
-    """Return *texts*, with a name for empty ones; refuse a text that occurs twice."""
-    distinct = set(texts)
-    if "" in distinct:
+def distinct(texts: StringArray) -> tuple[StringArray, dict[str, int]]:
+    """Return *texts*, with a name for empty ones, and the id of each.
+
+    Raises:
+        ModelFormatError: There are none, or a text occurs twice.
+    """
+    ids = dict(zip(texts, range(len(texts)), strict=True))
+    if "" in ids:
         texts = StringArray.of(text or f"[EMPTY_{i}]" for i, text in enumerate(texts))
-        distinct = set(texts)
-    if not texts or len(distinct) < len(texts):
+        ids = dict(zip(texts, range(len(texts)), strict=True))
+    if not texts or len(ids) < len(texts):
         raise ModelFormatError("the vocabulary is empty or has a token twice", remedy=CONVERT_AGAIN)
-    return texts
+    return texts, ids
 
 
 def _roles(metadata: Metadata, model: str, count: int) -> dict[str, int]:
@@ -163,17 +163,21 @@ def _roles(metadata: Metadata, model: str, count: int) -> dict[str, int]:
     return roles
 
 
-def _control(tokens: StringArray, kinds: npt.NDArray[np.int8]) -> frozenset[int]:
+def tokens_of(kinds: bytes, *wanted: Kind) -> list[int]:
+    """Return the ids whose kind is one of *wanted*."""
+    return [found.start() for found in re.finditer(b"[%b]" % bytes(wanted), kinds)]
+
+
+def _control(tokens: StringArray, kinds: bytes) -> frozenset[int]:
     """Return the ids of markup.  Some converters mark it user-defined; its text identifies it."""
-    marked = np.flatnonzero(np.isin(kinds, (Kind.UNKNOWN, Kind.CONTROL))).tolist()
-    user = np.flatnonzero(kinds == Kind.USER_DEFINED).tolist()
+    marked = tokens_of(kinds, Kind.UNKNOWN, Kind.CONTROL)
+    user = tokens_of(kinds, Kind.USER_DEFINED)
     known = [i for i in user if ENDS.fullmatch(tokens[i]) or FILL_INS.fullmatch(tokens[i])]
     return frozenset(marked + known)
 
 
-def _never(metadata: Metadata, kinds: npt.NDArray[np.int8]) -> frozenset[int]:
-    never = kinds == Kind.UNUSED
+def _never(metadata: Metadata, kinds: bytes) -> frozenset[int]:
     key = "tokenizer.ggml.suppress_tokens"
-    given = numbers(metadata, key, "iu") if key in metadata else np.empty(0, np.int64)
-    never[given[(given >= 0) & (given < len(kinds))]] = True
-    return frozenset(np.flatnonzero(never).tolist())
+    given = numbers(metadata, key, INTEGERS) if key in metadata else ()
+    suppressed = {i for i in given if 0 <= i < len(kinds)}
+    return frozenset(suppressed.union(tokens_of(kinds, Kind.UNUSED)))

@@ -10,9 +10,10 @@ import numpy as np
 from npurt.cpu.device import CpuDevice
 from npurt.device import F32, F64, MAX_EXACT_K, Device, RowScaledInt8
 from npurt.errors import SettingError, UnsupportedOp
+from npurt.quant.encode import encodable
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import Format
-from npurt.runtime.open.arguments import encodable, integer
+from npurt.runtime.open.arguments import integer
 from npurt.runtime.open.devices import open_device
 
 INTEGER = "i8"

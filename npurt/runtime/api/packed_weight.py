@@ -10,9 +10,9 @@ from npurt.device import F32, Packed
 from npurt.errors import LayoutError, NumericsError, UnknownDevice, brief
 from npurt.once import once
 from npurt.quant.array import QuantisedArray, refused
+from npurt.quant.encode import encodable
 from npurt.quant.tensor import QTensor, cannot_be_cut, readable_bytes
 from npurt.runtime.api.products import Products, Weight
-from npurt.runtime.open.arguments import encodable
 from npurt.runtime.open.arrays import as_array, as_float
 from npurt.runtime.open.devices import open_device
 from npurt.runtime.report.ledger import Report, joined

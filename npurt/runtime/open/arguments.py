@@ -3,13 +3,10 @@
 import operator
 import os
 import re
+from numbers import Integral
 from typing import Any
 
-import numpy as np
-
-from npurt.errors import SettingError, UnsupportedOp, brief
-from npurt.quant.encode import ENCODABLE
-from npurt.quant.types import Format, find
+from npurt.errors import SettingError, brief
 
 # What no file system with names in UTF-8 has; those for bytes that are no UTF-8 are not among them.
 _SURROGATE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
@@ -29,7 +26,7 @@ def integer(name: str, value: Any, least: int | None = None, most: int | None = 
     except TypeError as error:
         raise SettingError(f"{name} is {brief(value)}", remedy=remedy) from error
     low, high = least is not None and number < least, most is not None and number > most
-    if low or high or isinstance(value, bool | np.bool_):
+    if low or high or _is_bool(value):
         raise SettingError(f"{name} is {brief(value)}", remedy=remedy)
     return number
 
@@ -40,11 +37,16 @@ def flag(name: str, value: Any) -> bool:
     Raises:
         SettingError: It is something else.
     """
-    if value is None or isinstance(value, bool | np.bool_):
-        return bool(value)
-    if isinstance(value, int | np.integer) and value in (0, 1):
+    if value is None or _is_bool(value) or (isinstance(value, Integral) and value in (0, 1)):
         return bool(value)
     raise SettingError(f"{name} is {brief(value)}", remedy=f"{name} must be True or False")
+
+
+def _is_bool(value: Any) -> bool:
+    """Say whether *value* is a bool of Python, or one of numpy, which a caller may not have."""
+    if isinstance(value, bool):
+        return True
+    return getattr(value, "shape", None) == () and str(getattr(value, "dtype", "")) == "bool"
 
 
 def listed(name: str, value: Any, of: str) -> list[Any]:
@@ -87,22 +89,3 @@ def none_at_minus_one(name: str, value: Any) -> int | None:
     """
     number = optional_integer(name, value, -1)
     return None if number == -1 else number
-
-
-def encodable(name: Any, *others: str) -> Format:
-    """Return the format called *name*, which npurt must be able to quantise to.
-
-    Args:
-        others: Further names that the caller accepts, for the remedy.
-
-    Raises:
-        UnsupportedOp: npurt cannot quantise to it.
-    """
-    if isinstance(name, Format):
-        name = name.name
-    if not isinstance(name, str) or name.lower() not in ENCODABLE:
-        raise UnsupportedOp(
-            f"nothing can be quantised to {brief(name)}",
-            remedy=f"use one of {', '.join((*ENCODABLE, *others))}",
-        )
-    return find(name)

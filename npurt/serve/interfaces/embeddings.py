@@ -2,9 +2,7 @@
 
 import base64
 import time
-from typing import Any
-
-import numpy as np
+from array import array
 
 from npurt.serve.http.endpoint import Answer, Request
 from npurt.serve.http.errors import wrong
@@ -75,11 +73,11 @@ def _texts(front: Front, fields: Fields, name: str) -> list[list[int]]:
 
 async def _vectors(
     front: Front, texts: list[list[int]], salt: str
-) -> tuple[list[np.ndarray[Any, np.dtype[np.float32]]], int]:
-    """Return the vector of each text, and how many tokens they have."""
+) -> tuple[list["array[float]"], int]:
+    """Return the vector of each text, in float32, and how many tokens they have."""
     running = front.begin(texts, Wanted(embed=True, salt=salt))
-    found = [np.empty(0, "<f4")] * len(texts)
+    found = [array("f")] * len(texts)
     async for piece in running.pieces():
         if piece is not None and piece.vector is not None:
-            found[piece.choice] = np.frombuffer(base64.b64decode(piece.vector), "<f4")
+            found[piece.choice] = array("f", base64.b64decode(piece.vector))
     return found, running.prompt_tokens

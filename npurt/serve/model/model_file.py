@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from npurt.llm.file.gguf import GGUF, errors_of
+from npurt.llm.file.mapped import MappedGGUF, errors_of
 from npurt.llm.file.metadata import optional
 from npurt.llm.text import named_templates
 from npurt.llm.text.vocabulary import token_texts
@@ -34,7 +34,7 @@ class ModelFile:
     def __init__(self, path: Path, name: str | None = None, template: str | None = None) -> None:
         self.path = path
         self.name = name or path.stem
-        with errors_of(path), GGUF(path) as file:
+        with errors_of(path), MappedGGUF(path) as file:
             self._read(file)
             self.nbytes = sum(part.stat().st_size for part in file.paths)
             self.created = int(path.stat().st_mtime)
@@ -43,7 +43,7 @@ class ModelFile:
         identity = f"{__version__} {path.name} {self.nbytes} {self.source}"
         self.fingerprint = "fp_" + hashlib.sha256(identity.encode()).hexdigest()[:10]
 
-    def _read(self, file: GGUF) -> None:
+    def _read(self, file: MappedGGUF) -> None:
         """Take what is needed from *file*, which is closed afterwards."""
         self.metadata: Mapping[str, Any] = {
             key: value for key, value in file.metadata.items() if isinstance(value, str | int)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from npurt.errors import LayoutError, ModelFormatError, NpurtError
-from npurt.llm.file.gguf import GGUF
+from npurt.llm.file.mapped import MappedGGUF
 from npurt.llm.text.chat import ChatTemplate, joined_parts
 from npurt.llm.text.fill_in import FillIn
 from npurt.llm.text.tokenizer import Tokenizer
@@ -26,7 +26,7 @@ class ServedModel(ModelFile):
         super().__init__(path, name, template)
         _give_back()
 
-    def _read(self, file: GGUF) -> None:
+    def _read(self, file: MappedGGUF) -> None:
         super()._read(file)
         self.tokenizer = Tokenizer.from_gguf(file.metadata)
 

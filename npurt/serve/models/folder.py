@@ -5,8 +5,8 @@ from pathlib import Path
 
 from npurt.errors import NpurtError, SettingError
 from npurt.gguf_parts import model_name, part_names
-from npurt.llm.arch.reading import describe
-from npurt.llm.file.gguf import GGUF
+from npurt.llm.arch.reading import configuration
+from npurt.llm.file.mapped import MappedGGUF
 from npurt.llm.measure.memory import needs
 from npurt.serve.model.model_file import ModelFile
 
@@ -35,13 +35,14 @@ class FolderModel(ModelFile):
         self._n_ctx = n_ctx
         super().__init__(path, name)
 
-    def _read(self, file: GGUF) -> None:
+    def _read(self, file: MappedGGUF) -> None:
         kind = file.metadata.get("general.type", "model")
         if file.metadata.get("general.architecture") == PROJECTOR or kind in OTHERS:
             raise NpurtError(f"it is a {kind if kind in OTHERS else 'vision projector'}, which "
                              "only goes with a model", remedy="leave it where it is")  # fmt: skip
         super()._read(file)
-        self.embeds = not describe(file).config.causal
+        _, config = configuration(file)
+        self.embeds = not config.causal
         found = needs(file, None if self.embeds else self._n_ctx)
         self.memory, self.positions = found.weights + found.kv_cache, found.positions
 

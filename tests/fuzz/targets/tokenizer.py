@@ -2,10 +2,9 @@
 
 import re
 
-import numpy as np
-
 from npurt.llm.text.tokenizer import Tokenizer
 from tests.fuzz import sizes
+from tests.llm import gguf_files as raw
 
 RUNS = 800
 SECONDS = 20
@@ -114,12 +113,12 @@ def metadata(value):
         f"{prefix}.model": value["model"],
         f"{prefix}.pre": value["pre"],
         f"{prefix}.tokens": value["tokens"],
-        f"{prefix}.token_type": np.array(value["kinds"], np.int64).astype(np.int32),
-        f"{prefix}.scores": np.array(value["scores"], np.float32),
+        f"{prefix}.token_type": raw.view("q", value["kinds"]),
+        f"{prefix}.scores": raw.view("f", value["scores"]),
         f"{prefix}.merges": value["merges"],
         **{f"{prefix}.{role}_token_id": i for role, i in value["roles"].items()},
         **{f"{prefix}.{name}": flag for name, flag in value["flags"].items()},
-        **({f"{prefix}.suppress_tokens": np.array(value["suppress"], np.uint64)}
+        **({f"{prefix}.suppress_tokens": raw.view("Q", value["suppress"])}
            if value["suppress"] else {}),
     }  # fmt: skip
 

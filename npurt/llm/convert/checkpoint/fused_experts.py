@@ -18,6 +18,7 @@ from npurt.llm.convert.checkpoint.safetensors import AGAIN, Stored
 from npurt.llm.convert.mixture import Types
 from npurt.llm.convert.types import new_tensor
 from npurt.llm.file.writer import NewTensor
+from npurt.quant.blocks import DTYPES
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME
 
@@ -118,7 +119,7 @@ def _codes(blocks: Stored, scales: Stored, rows: slice) -> Iterator[QTensor]:
     for every, exponents in zip(blocks.raw(), scales.raw(), strict=True):
         pairs, e = every[rows], exponents[rows]
         codes = np.stack((pairs & 15, pairs >> 4), -1).reshape(*pairs.shape[:-1], 32)
-        made = np.empty(e.shape, MXFP4.dtype)
+        made = np.empty(e.shape, DTYPES[MXFP4.name])
         made["e"], made["qs"] = e, codes[..., :16] | codes[..., 16:] << 4
         yield QTensor(made, MXFP4)
 

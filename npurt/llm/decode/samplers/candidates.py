@@ -19,8 +19,6 @@ Logits = npt.NDArray[np.floating[Any]]
 Ids = npt.NDArray[np.int64]
 Tails = tuple[tuple[int, ...], ...]
 
-LARGEST = float(np.finfo(np.float32).max)  # finite logit
-
 
 @dataclass(frozen=True, slots=True)
 class Candidates:

@@ -1,19 +1,16 @@
-"""What a caller gives to samplers, checked: numbers, biases, functions and what these return."""
+"""What a caller gives to samplers, checked: numbers, biases and functions."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from npurt.errors import LayoutError, NumericsError, SettingError, brief
-from npurt.llm.decode.samplers.candidates import LARGEST
+from npurt.errors import SettingError, brief
 from npurt.llm.text.vocabulary import MAX_TOKENS
 from npurt.runtime.open.arguments import integer, listed
 
 LONGEST_ID = 20  # digits of a token id
+LARGEST = float.fromhex("0x1.fffffep+127")  # finite logit, in float32
 
 
 def functions(name: str, given: Any) -> tuple[Callable[..., Any], ...]:
@@ -78,50 +75,7 @@ def checked_biases(biases: Any) -> dict[int, float]:
             "a token id of logit_bias", int(token) if digits else token, 0, MAX_TOKENS - 1
         )
         if isinstance(bias, Real) and as_float(bias) < -LARGEST:
-            checked[number] = -np.inf
+            checked[number] = -math.inf
         else:
             checked[number] = finite(f"logit_bias of token {number}", bias)
     return checked
-
-
-def returned(logits: Any, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
-    """Return the *logits* that a logits processor returned, in float32.
-
-    Raises:
-        LayoutError: They are no numbers, or do not have *shape*.
-    """
-    try:
-        with np.errstate(over="ignore"):  # what float32 does not hold is infinite
-            changed: npt.NDArray[np.float32] = np.asarray(logits, np.float32)
-        what = f"shape {changed.shape}, not {shape}"
-    except (TypeError, ValueError):
-        what = f"{brief(logits)}"
-    else:
-        if changed.shape == shape:
-            return changed
-    raise LayoutError(
-        f"a logits processor returned {what}", remedy="return the logits that it got, changed"
-    )
-
-
-def says_end(criterion: Callable[..., Any], ids: npt.NDArray[np.intc], logits: Any) -> bool:
-    """Return whether a stopping *criterion* ends the text before the token of *logits*.
-
-    Raises:
-        LayoutError: What it returned is neither true nor false, such as an array of several values.
-    """
-    said = criterion(ids, logits)
-    try:
-        return bool(said)
-    except (TypeError, ValueError) as error:
-        raise LayoutError(
-            f"a stopping criterion returned {brief(said)}", remedy="return True or False"
-        ) from error
-
-
-def unusable(what: str) -> NumericsError:
-    """Return the error that the caller's changes spoil the logits: *what* is wrong with them."""
-    return NumericsError(
-        f"after the changes by logits_processor, logit_bias and penalties, {what}",
-        remedy="leave at least one token with a finite logit, and none with NaN or +inf",
-    )

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from npurt.llm.decode.samplers.candidates import LARGEST, Candidates, Ids, Tails, Text
+from npurt.llm.decode.samplers.candidates import Candidates, Ids, Tails, Text
+from npurt.llm.decode.samplers.checks import LARGEST
 
 
 def dry(

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from npurt.llm.decode.samplers.candidates import F64, LARGEST, Candidates, Ids, Text, check_ids
+from npurt.llm.decode.samplers.candidates import F64, Candidates, Ids, Text, check_ids
+from npurt.llm.decode.samplers.checks import LARGEST
 
 
 def logit_bias(candidates: Candidates, _: Text, *, ids: Ids, biases: F64) -> Candidates:

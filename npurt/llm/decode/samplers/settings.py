@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 
 from npurt.errors import SettingError, brief
-from npurt.llm.decode.samplers.candidates import LARGEST
-from npurt.llm.decode.samplers.checks import as_float, checked_biases
+from npurt.llm.decode.samplers.checks import LARGEST, as_float, checked_biases
 from npurt.llm.text.tokenizer import SURROGATE
 from npurt.runtime.open.arguments import integer, listed, optional_integer
 

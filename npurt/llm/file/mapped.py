@@ -1,0 +1,221 @@
+"""Map a GGUF file: its metadata as Python values, the places of its tensors.
+
+No numpy: `gguf` makes arrays of the tensors.  `header` reads and checks what comes before the data;
+the bytes of tensors are not checked.  A split model is read as one: metadata from the first file,
+tensors from all.
+Source: llama.cpp tools/gguf-split (keys of parts), MIT.
+"""
+
+import contextlib
+import errno
+import mmap
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+from npurt.errors import LayoutError, ModelFormatError, SettingError, brief
+from npurt.llm.file import parts
+from npurt.llm.file.header import MAX_TENSORS, Header, TensorInfo, bad, read_header
+from npurt.llm.file.metadata import require
+
+
+class MappedGGUF:
+    """A GGUF file, mapped read-only, or all files of a model that is split.
+
+    Nobody may truncate the file while it is open: the kernel would end the process at the next
+    read.
+
+    Attributes:
+        path: The file; of a model that is split, the first one.
+        paths: All files.
+        metadata: Key -> bool, int, float, str, memoryview of numbers or flags, or `StringArray`.
+            Strings that are not UTF-8 hold surrogate escapes.
+        tensors: Name -> `TensorInfo`, in the files' order.
+        data_offset: Where tensor data starts, bytes from the start of the (first) file.
+
+    Raises:
+        SettingError: *path* is not a path.
+        ModelFormatError: The file cannot be opened, or is not a GGUF file that npurt reads, or a
+            part of the model is missing or does not belong to it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        try:
+            self.path = Path(path)
+        except TypeError as error:
+            raise SettingError(
+                f"{brief(path, 40)} is no path",
+                remedy="pass the path of a GGUF file, a str or a Path",
+            ) from error
+        with contextlib.ExitStack() as stack:
+            mapping, header = _open_file(path, stack)
+            mappings, headers = [mapping], [(self.path.name, header)]
+            for file in parts.others(self.path, header.metadata):
+                mapping, header = _open_file(file, stack)
+                mappings.append(mapping)
+                headers.append((file.name, header))
+            self._take(headers)
+            stack.pop_all()
+        self._mappings = mappings
+
+    def _take(self, headers: Sequence[tuple[str, Header]]) -> None:
+        """Take over what the files of the model say, each a name and a header, in order."""
+        (name, first), *others = headers
+        tensors = first.tensors
+        for index, (file, header) in enumerate(others, 1):
+            parts.check(file, header.metadata, index, first.metadata)
+            _add_tensors(tensors, header, index, file)
+        parts.check_total(name, first.metadata, len(tensors))
+        self.metadata = first.metadata
+        self.tensors = tensors
+        self.data_offset = first.data_offset
+        self.paths = [self.path.with_name(file) for file, _ in headers]
+        self._spans = first.spans
+
+    @property
+    def architecture(self) -> str:
+        """The model's architecture, such as ``llama``.  ModelFormatError if the file names none."""
+        return require(self.metadata, "general.architecture", str)
+
+    def _view(self, info: TensorInfo) -> memoryview:
+        """Return the bytes of a tensor."""
+        return memoryview(self._mapped(info.part))[info.offset : info.offset + info.nbytes]
+
+    def beginning(self, name: str, most: int) -> bytes:
+        """Return the first bytes of tensor *name*, at most *most*.
+
+        Raises:
+            ModelFormatError: There is no such tensor.
+        """
+        info = self._info(name)
+        return bytes(self._view(replace(info, nbytes=min(most, info.nbytes))))
+
+    def encoded(self, key: str) -> bytes:
+        """Return a key and its value as the (first) file has them.
+
+        Raises:
+            LayoutError: The file is closed.
+            ModelFormatError: There is no such key.
+        """
+        if not isinstance(key, str) or key not in self._spans:
+            raise ModelFormatError(
+                f"{self.path.name} has no key {brief(key)}",
+                remedy="choose one of the keys in its metadata",
+            )
+        return self._mapped(0)[self._spans[key]]
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name in self.tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.path.name}, {len(self)} tensors)"
+
+    def release(self, name: str) -> None:
+        """Let the kernel drop the pages that hold only tensor *name*.
+
+        If somebody uses the tensor again, the kernel reads them from the file.  Does nothing on a
+        system without madvise.
+        """
+        info = self._info(name)
+        first = -(-info.offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        last = (info.offset + info.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if first < last and hasattr(mmap, "MADV_DONTNEED"):
+            with contextlib.suppress(OSError):  # madvise is a hint
+                self._mapped(info.part).madvise(mmap.MADV_DONTNEED, first, last - first)
+
+    def close(self) -> None:
+        """Release the mapping, which ends with its last view.  A second call does nothing.
+
+        The mapping is never closed by force: numpy arrays of a memoryview keep it alive but do not
+        lock it, and reading an unmapped page would end the process.
+        """
+        self._mappings = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _info(self, name: str) -> TensorInfo:
+        if name not in self:
+            raise ModelFormatError(
+                f"{self.path.name} has no tensor {brief(name, 80)}",
+                remedy="choose one of its tensors, list(file); if the model needs this one, the "
+                "file is not complete",
+            )
+        return self.tensors[name]
+
+    def _mapped(self, part: int) -> mmap.mmap:
+        if not self._mappings:
+            raise LayoutError(f"{self.path.name} is closed", remedy="open the file again")
+        return self._mappings[part]
+
+
+@contextlib.contextmanager
+def errors_of(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Have each `ModelFormatError` of the ``with`` body name the file."""
+    try:
+        yield
+    except ModelFormatError as error:
+        name = Path(path).name
+        if name in error.what:
+            raise
+        raise ModelFormatError(f"{name}: {error.what}", remedy=error.remedy) from error
+
+
+def _open_file(
+    path: str | os.PathLike[str], stack: contextlib.ExitStack
+) -> tuple[mmap.mmap, Header]:
+    """Map a file, have *stack* close it, and read its header; errors name the file."""
+    mapping = _map(path)
+    stack.callback(mapping.close)
+    with errors_of(path):
+        return mapping, read_header(mapping)
+
+
+def _add_tensors(tensors: dict[str, TensorInfo], part: Header, index: int, name: str) -> None:
+    """Add the tensors of part *index*, the file *name*, to those of the parts before it."""
+    if len(tensors) + len(part.tensors) > MAX_TENSORS:
+        raise bad(f"{name}: the model has more than {MAX_TENSORS} tensors")
+    for info in part.tensors.values():
+        if info.name in tensors:
+            raise bad(f"{name}: tensor {info.name!r} is in an earlier part as well")
+        tensors[info.name] = replace(info, part=index)
+
+
+def _map(path: str | os.PathLike[str]) -> mmap.mmap:
+    """Map a regular file, and close its descriptor."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not block
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from error
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_size == 0:
+            what = "a folder" if stat.S_ISDIR(status.st_mode) else "empty or not a regular file"
+            raise _unreadable(path, f"it is {what}")
+        return mmap.mmap(fd, status.st_size, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    finally:
+        os.close(fd)
+
+
+def _unreadable(path: str | os.PathLike[str], why: object) -> ModelFormatError:
+    remedy = "pass the path of a .gguf file that you may read"
+    if isinstance(why, OSError) and why.errno == errno.ENOMEM:
+        remedy = "close other programs, raise the limit (ulimit -v), or take a smaller model"
+    return ModelFormatError(
+        f"cannot open {os.fspath(path) or repr('')}: {getattr(why, 'strerror', None) or why}",
+        remedy=remedy,
+    )
