@@ -57,17 +57,14 @@ class StringArray(Sequence[str]):
             return [self[i] for i in range(*index.indices(self._count))]
         group, skipped = divmod(range(self._count)[index], EVERY)
         data, at = self._data, self._starts[group]
-        for _ in range(skipped):
-            at += LENGTH.size + LENGTH.unpack_from(data, at)[0]
-        return next(self._from(at))
+        for _ in range(skipped + 1):
+            begin = at + LENGTH.size
+            at = begin + LENGTH.unpack_from(data, at)[0]
+        return data[begin:at].decode("utf-8", "surrogateescape")
 
     def __iter__(self) -> Iterator[str]:
-        return self._from(0)
-
-    def _from(self, at: int) -> Iterator[str]:
-        """Return the strings from the one on that begins at *at*."""
-        data, unpack, size = self._data, LENGTH.unpack_from, LENGTH.size
-        while at < len(data):
+        data, at, unpack, size = self._data, 0, LENGTH.unpack_from, LENGTH.size
+        for _ in range(self._count):
             begin = at + size
             at = begin + unpack(data, at)[0]
             yield data[begin:at].decode("utf-8", "surrogateescape")
