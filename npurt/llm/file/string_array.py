@@ -6,6 +6,7 @@ Python objects of short strings take 7 times as much memory.
 import struct
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 from typing import Self, overload
 
 EVERY = 16  # strings for each whose beginning is kept: the others are found from there
@@ -64,10 +65,10 @@ class StringArray(Sequence[str]):
 
     def __iter__(self) -> Iterator[str]:
         data, at, unpack, size = self._data, 0, LENGTH.unpack_from, LENGTH.size
-        for _ in range(self._count):
-            begin = at + size
-            at = begin + unpack(data, at)[0]
-            yield data[begin:at].decode("utf-8", "surrogateescape")
+        texts = (
+            data[at + size : (at := at + size + unpack(data, at)[0])] for _ in range(len(self))
+        )
+        return map(str, texts, repeat("utf-8"), repeat("surrogateescape"))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence) or isinstance(other, str):
