@@ -53,8 +53,8 @@ def test_metadata_is_read_as_it_was_written(metadata):
         if isinstance(value, list):
             assert list(found[key]) == value
         elif isinstance(value, np.ndarray):
-            assert found[key].dtype == value.dtype
-            assert (found[key] == value).all()
+            assert np.asarray(found[key]).dtype == value.dtype
+            assert found[key].tolist() == value.tolist()
         else:
             assert type(found[key]) is type(value)
             assert found[key] == value
