@@ -172,6 +172,23 @@ def test_a_busy_hub_is_asked_again_after_the_time_it_states(hub, monkeypatch, ca
     assert "the hub answers 429; trying again in 7 seconds" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("path", "status", "remedy"),
+    [("/api/", 429, "HF_TOKEN"), ("/store/", 429, "HF_TOKEN"), ("/store/", 503, "the server's")],
+)
+def test_a_server_that_stays_busy_is_not_taken_for_a_broken_connection(
+    path, status, remedy, hub, monkeypatch
+):
+    monkeypatch.setattr(requests.time, "sleep", lambda seconds: None)
+    hub.faults = [Fault(path, times=9, status=status)]
+
+    error = refused(REPO)
+
+    assert f"answers {status}" in error.what
+    assert remedy in error.remedy
+    assert "connection" not in error.remedy
+
+
 def test_a_hub_that_asks_for_too_long_a_wait_is_not_waited_for(hub):
     hub.faults = [Fault("/api/", times=9, status=429, headers={"Retry-After": "3600"})]
 

@@ -62,9 +62,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         with signals:
             return _run(argv)
     except BaseException as error:
-        if signals.ends(error):
-            return signals.status
-        raise
+        if not signals.ends(error):
+            raise
+        given = sys.argv if argv is None else argv
+        if isinstance(error, KeyboardInterrupt) and "--json" in given:  # before the verb knew more
+            print('{"interrupted": true}')
+        return signals.status
 
 
 def _run(argv: Sequence[str] | None) -> int:

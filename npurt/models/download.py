@@ -139,10 +139,9 @@ def _fill(remote: Remote, partial: Path, tag: Path, bar: "tqdm[NoReturn]", secur
             return False
         return True
 
-    remedy = f"check the connection; {KEPT}"
     what = f"cannot download {remote.name}"
     before = _size(partial)
-    while not patiently(is_complete, what, remedy, tell=bar.set_description):
+    while not patiently(is_complete, what, KEPT, tell=bar.set_description):
         before = _size(partial)
 
 

@@ -197,7 +197,7 @@ class Hub:
                     timeout=QUESTION_S,
                 )
 
-        remedy = "check the connection and HF_ENDPOINT; files that are here can be given by path"
+        remedy = "HF_ENDPOINT names the hub; files that are here can be given by path"
         what = f"cannot ask for {wanted.repo}"
 
         def tell(text: str) -> None:
@@ -330,7 +330,7 @@ def _refused(repo: str, error: Any) -> Exception:
     """Return the error for an answer of the hub that means no particular thing."""
     status = error.response.status_code
     if status in requests.BUSY:
-        return Busy(f"the hub answers {status}", requests.retry_after(error.response.headers))
+        return requests.busy("the hub", status, error.response.headers)
     remedies = {
         401: "the token is refused: set HF_TOKEN to a valid one, or run `hf auth login` again",
         403: "the token may not read it: give one that may in HF_TOKEN, or ask its owner",

@@ -32,7 +32,7 @@ class RangedFile:
         return requests.patiently(
             lambda: self._request(start, stop),
             f"cannot read {self.name}",
-            "check the connection, and try again",
+            "or give the path of a file that is here",
             tell=lambda text: None,
         )
 

@@ -24,7 +24,8 @@ LARGEST = 1 << 50  # bytes that a file is believed to have
 WAIT_S = 1.0  # before the second try; doubles with each
 LONG_WAIT_S = 5.0  # that users want to know about
 MOST_WAIT_S = 120.0  # that a server may ask for
-BUSY = (408, 425, 429, 500, 502, 503, 504)  # statuses that another try may not get
+TOO_MANY = 429  # requests of this user
+BUSY = (408, 425, TOO_MANY, 500, 502, 503, 504)  # statuses that another try may not get
 REDIRECTS = 10
 CONNECTION = (  # variables that state how to connect
     "ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR"
@@ -55,12 +56,28 @@ class Busy(Exception):
     Attributes:
         wait: Seconds that the server asks to wait.
         tries: How often it is worth asking, at most.
+        remedy: What to do when the last try fails, too.
     """
 
-    def __init__(self, why: str, wait: float | None = None, tries: int = LARGEST) -> None:
+    def __init__(
+        self,
+        why: str,
+        wait: float | None = None,
+        tries: int = LARGEST,
+        remedy: str = "check the connection",
+    ) -> None:
         super().__init__(why)
         self.wait = wait
         self.tries = tries
+        self.remedy = remedy
+
+
+def busy(who: str, status: int, headers: Mapping[str, str]) -> Busy:
+    """Return what an answer with a status of `BUSY` means."""
+    remedy = "try again later: the fault is the server's"
+    if status == TOO_MANY:
+        remedy = "try again in some minutes; a hub allows more requests with a token in HF_TOKEN"
+    return Busy(f"{who} answers {status}", retry_after(headers), remedy=remedy)
 
 
 def no_answer(url: str, error: BaseException) -> Busy:
@@ -139,7 +156,8 @@ def patiently(
 ) -> T:
     """Return the result of *request*, which is repeated while it raises `Busy`.
 
-    Before a long wait, *tell* is called with the reason.
+    Before a long wait, *tell* is called with the reason.  *remedy* says what helps besides another
+    try.
 
     Raises:
         DownloadError: It raised that too often, or the server asks for too long a wait.
@@ -155,7 +173,9 @@ def patiently(
                     remedy=f"try again after that time; {remedy}",
                 ) from error
             if tried >= min(tries, error.tries):
-                raise DownloadError(f"{what}: {error}", remedy=remedy) from error
+                raise DownloadError(
+                    f"{what}: {error}", remedy=f"{error.remedy}; {remedy}"
+                ) from error
             if wait >= LONG_WAIT_S:
                 tell(f"{what}: {error}; trying again in {wait:.0f} seconds")
             time.sleep(wait)
@@ -235,7 +255,7 @@ def _require_content(remote: Remote, response: Any) -> None:
     if status in (200, 206) or (status == 416 and "Range" in response.request.headers):
         return
     if status in BUSY:
-        raise Busy(f"the server answers {status}", retry_after(response.headers))
+        raise busy("the server", status, response.headers)
     if response.headers.get("x-error-code") == "GatedRepo":
         raise DownloadError(
             f"{remote.name} is given only to those who accept the terms of its repository",

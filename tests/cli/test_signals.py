@@ -48,6 +48,14 @@ def test_a_signal_at_the_start_ends_the_program_quietly(module, number):
     assert result == (-number if died else 128 + number, "", "")
 
 
+@pytest.mark.parametrize("module", ["npurt.cli.verbs.run", "npurt.llm.decode.model", "numpy"])
+def test_json_says_that_it_was_interrupted_also_before_there_is_a_model(module):
+    program = ("-c", AT_IMPORT.format(module=module, number=2, before="default_int_handler"))
+    result = spawn("run", "-m", MODEL, "-p", "Hello", "--json", program=program)
+
+    assert result == (130, '{"interrupted": true}\n', "")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_leaves_nothing_half_written(tmp_path, number):
     program = ("-c", AT_WRITING.format(number=int(number), before=usual(number)))
