@@ -96,13 +96,29 @@ def cache_folder() -> Path:
         FileNotFoundError: There is no such place: the user has no home.
     """
     chosen = read(CACHE, str)
-    if chosen:
-        return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME")
+    return Path(chosen) if chosen else _folder_of_user("XDG_CACHE_HOME", ".cache")
+
+
+def state_folder() -> Path:
+    """Return where npurt keeps what is of the user, such as the history of chats: XDG's place.
+
+    Raises:
+        FileNotFoundError: There is no such place: the user has no home.
+    """
+    return _folder_of_user("XDG_STATE_HOME", ".local/state")
+
+
+def _folder_of_user(variable: str, usual: str) -> Path:
+    base = os.environ.get(variable)
     try:
-        return (Path(base) if base else Path.home() / ".cache") / "npurt"
+        return (Path(base) if base else Path.home() / usual) / "npurt"
     except RuntimeError as error:
         raise FileNotFoundError(str(error)) from error
+
+
+def terminal_has_styles() -> bool:
+    """Return whether the user's terminal shows styles of text, and the user wants them."""
+    return os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("NO_COLOR")
 
 
 DEBUG = Setting("NPURT_DEBUG", 0, "1: errors of the command line with their traceback")

@@ -305,12 +305,12 @@ TAKE_TERMINAL = (
 class Terminal:
     """A program on a pseudo-terminal, and what it has written there."""
 
-    def __init__(self, *arguments):
+    def __init__(self, *arguments, **variables):
         self._master, slave = pty.openpty()
         command = [sys.executable, "-c", TAKE_TERMINAL, *map(str, arguments)]
         self._process = subprocess.Popen(
             command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
-            env=environment(),
+            env=environment(**variables),
         )  # fmt: skip
         os.close(slave)
         self.screen = ""
@@ -362,11 +362,11 @@ class Terminal:
 
 
 @pytest.fixture
-def terminal():
+def terminal(tmp_path):
     opened = []
 
     def open_terminal(*arguments):
-        opened.append(Terminal(*arguments))
+        opened.append(Terminal(*arguments, XDG_STATE_HOME=str(tmp_path)))
         return opened[-1]
 
     yield open_terminal
@@ -410,6 +410,32 @@ def test_control_c_at_the_prompt_drops_the_line_and_control_d_leaves(terminal):
 
     assert chat.end() == 0
     assert "Traceback" not in chat.screen
+
+
+UP = "\x1b[A"
+
+
+def test_the_history_is_of_earlier_chats_too(terminal, tmp_path):
+    for typed, asked in (("/foo\n", "/foo"), (UP + UP + "\n", "/foo"), ("/bar\n", "/bar")):
+        chat = terminal("chat", *QUICK)
+        chat.wait_for(PROMPT)
+        chat.type(typed)
+        chat.wait_for(f"there is no command {asked}")
+        chat.type("/quit\n")
+        assert chat.end() == 0
+
+    (path,) = tmp_path.rglob("*history")
+    assert path.read_text().splitlines() == ["/foo", "/quit", "/foo", "/quit", "/bar", "/quit"]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_history_is_not_kept_if_nobody_wants_it(terminal, tmp_path):
+    chat = terminal("chat", *QUICK, "--no-history")
+    chat.wait_for(PROMPT)
+    chat.type("/quit\n")
+
+    assert chat.end() == 0
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_control_c_ends_other_verbs_quietly(terminal):

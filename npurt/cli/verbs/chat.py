@@ -6,13 +6,14 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from npurt.cli.arguments import options
 from npurt.cli.arguments.parser import Parser, like
 from npurt.cli.arguments.sampling import add_sampling, check_sampling, sampling
+from npurt.cli.output import terminal
 from npurt.cli.verbs import remote
 from npurt.errors import ContextFull, NpurtError, SettingError
 from npurt.files import parsed, replacing
@@ -53,6 +54,8 @@ def add(verbs: Any) -> None:
     remote.add(parser)
     options.add_conversation(parser)
     add_sampling(parser)
+    parser.add_argument("--no-history", dest="history", action="store_false",
+                        help="neither read nor keep the messages typed here")  # fmt: skip
     parser.set_defaults(run=run, usage_error=parser.error)
 
 
@@ -77,15 +80,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _talk(chat: "Chat") -> None:
     """Take messages until the user leaves."""
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401  gives input() editing and history
     print(f"{chat.llm!r}\n{HELP}", file=sys.stderr)
-    while True:
-        try:
-            if not chat.take(_message()):
-                break
-        except KeyboardInterrupt:
-            print()
+    with terminal.history(kept=chat.args.history):
+        while True:
+            try:
+                if not chat.take(_message()):
+                    break
+            except KeyboardInterrupt:
+                print()
     print(chat.llm.report().line(), file=sys.stderr)
 
 
@@ -99,6 +101,7 @@ class Chat:
 
     Attributes:
         llm: The model, here or behind a server.
+        args: The options of the verb, with what /set changed.
     """
 
     def __init__(
@@ -111,7 +114,7 @@ class Chat:
         self.llm = llm
         self._settings = settings
         self._models = models  # files, which /save must not replace
-        self._args = args
+        self.args = args
         self._messages: Messages = []
         self._set_system(args.system or "")
 
@@ -144,16 +147,25 @@ class Chat:
 
     def _answer(self, asked: Messages) -> None:
         """Answer *asked*; the conversation stays as it was after an error."""
-        pieces = []
-        try:
-            for piece in self.llm.chat(asked, stream=True, **self._settings(self._args)):
+        pieces: list[str] = []
+        styled = terminal.has_styles()
+
+        def made() -> Iterator[str]:
+            for piece in self.llm.chat(asked, stream=True, **self._settings(self.args)):
                 pieces.append(piece)
-                print(piece, end="", flush=True)
+                yield piece
+
+        try:
+            within = styled and self._begins_in_thought(asked)
+            for text in terminal.dimmed(made(), within=within) if styled else made():
+                print(text, end="", flush=True)
         except KeyboardInterrupt:
             print(" [stopped]", end="")
         except ContextFull as error:
             print(f"{error.what}\n  remedy: {FULL}", file=sys.stderr)
             return
+        finally:
+            print(end=terminal.PLAIN if styled else "")
         print(flush=True)
         timing = self.llm.timing
         print(f"[{timing.generated_tokens} tokens, {timing.decode_rate:.1f} tokens/s]",
@@ -161,6 +173,13 @@ class Chat:
         if timing.finish == "context":
             print(f"[the context is full; {FULL}]", file=sys.stderr)
         self._messages = [*asked, {"role": "assistant", "content": "".join(pieces)}]
+
+    def _begins_in_thought(self, asked: Messages) -> bool:
+        """Return whether the template writes the first tag of a thought into the prompt."""
+        if isinstance(self.llm, remote.Remote):
+            return False  # it writes both tags itself
+        prompt = self.llm.template.render(asked, add_generation_prompt=True)
+        return prompt.rstrip().endswith(terminal.BEGIN)
 
     def _set_system(self, text: str) -> None:
         rest = [message for message in self._messages if message["role"] != "system"]
@@ -197,7 +216,7 @@ class Chat:
         add_sampling(settings)
         if not text:
             for attribute, name in settings.names().items():
-                value, unset = getattr(self._args, attribute), UNSET.get(attribute, "default")
+                value, unset = getattr(self.args, attribute), UNSET.get(attribute, "default")
                 print(f"{name:21} {unset if value is None else value}")
             return
         name, _, value = text.partition(" ")
@@ -207,10 +226,10 @@ class Chat:
                 f"there is no setting {name}{like(name, settings.names().values())}",
                 remedy="/set alone lists the settings and their values",
             )
-        changed = argparse.Namespace(**vars(self._args))
+        changed = argparse.Namespace(**vars(self.args))
         settings.parse_args([f"{flag}={value.strip()}"], changed)
         self._settings(changed)
-        self._args = changed
+        self.args = changed
 
     def _save(self, path: str) -> None:
         target = _named(path, "/save")
