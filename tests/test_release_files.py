@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import yaml
 
 import npurt
+from npurt.cli import parser
 from tests.blocks import blocks
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -86,6 +88,14 @@ def test_a_template_asks_for_what_a_form_can_hold(template):
     assert len({part["id"] for part in inputs}) == len(inputs)
     assert all(part["attributes"]["label"] for part in inputs)
     assert any(part.get("validations", {}).get("required") for part in inputs)
+
+
+def test_a_text_that_is_to_be_compared_with_the_simulators_is_not_drawn():
+    (form,) = (yaml.safe_load(path.read_text()) for path in TEMPLATES if path.stem == "board")
+    labels = [part["attributes"].get("label", "") for part in form["body"]]
+    (command,) = [label.split("`")[1] for label in labels if "npurt run" in label]
+
+    assert parser().parse_args(shlex.split(command)[1:]).temperature == 0
 
 
 # --- the container -------------------------------------------------------------------------------
