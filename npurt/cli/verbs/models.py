@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npurt.cli.arguments.options import GOES_ON
+from npurt.cli.arguments.options import GOES_ON, INTERRUPTED
 from npurt.errors import NpurtError, SettingError
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def fetch(args: argparse.Namespace) -> int:
             print(GOES_ON.format(name), file=sys.stderr)
             if args.json:
                 print(json.dumps({"interrupted": True, "paths": paths}))
-            raise
+            return INTERRUPTED
         if not args.json:
             print(paths[-1], flush=True)
     if args.json:
