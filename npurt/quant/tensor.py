@@ -231,12 +231,27 @@ class QTensor(QuantisedArray):
         keys = index[:axis] + index[axis + 1 :]
         if not whole or not all(map(_selects_rows, keys)):
             raise cannot_be_cut(self, rows)
-        chosen = QTensor(self.blocks[tuple(map(_as_numpys, keys))], self.format)
+        try:
+            blocks = self.blocks[tuple(map(_as_numpys, keys))]
+        except IndexError:
+            _require_rows(index, self.shape, axis)
+            raise
+        chosen = QTensor(blocks, self.format)
         return chosen.T if self.transposed else chosen
 
     def __repr__(self) -> str:
         flag = ", transposed" if self.transposed else ""
         return f"QTensor({self.dtype}, shape={self.shape}, {readable_bytes(self.nbytes)}{flag})"
+
+
+def _require_rows(index: Sequence[Any], shape: Sequence[int], sum_axis: int) -> None:
+    """Raise numpy's IndexError with the axis of the weight, which has another number in blocks."""
+    for axis, (key, size) in enumerate(zip(index, shape, strict=True)):
+        if axis != sum_axis:
+            try:
+                np.broadcast_to(np.False_, size)[_as_numpys(key)]
+            except IndexError as error:
+                raise IndexError(str(error).replace("axis 0", f"axis {axis}")) from None
 
 
 def cannot_be_cut(weight: QuantisedArray, index: Any) -> LayoutError:

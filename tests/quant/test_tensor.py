@@ -182,8 +182,11 @@ def test_a_slice_shares_the_blocks_and_iteration_ends():
 
     assert np.shares_memory(w[2:4].blocks, w.blocks)
     assert [v.shape for v in w] == [(64,)] * 6
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match="axis 0"):
         w[6]
+    stack = QTensor.quantize(np.ones((3, 8, 64)), "q8_0")
+    with pytest.raises(IndexError, match="9 is out of bounds for axis 1 with size 8"):
+        stack[0, 9]
 
 
 @pytest.mark.parametrize(

@@ -353,6 +353,7 @@ def test_the_method_of_an_array_is_refused_since_numpy_hides_the_weight_from_it(
         (lambda a, w: a.astype(int) @ w, "a is int64"),
         (lambda a, w: a.astype(complex) @ w, "a is complex128"),
         (lambda a, w: "text" @ w, "a is str, which holds no numbers"),
+        (lambda a, w: npurt.matmul(a.astype(object), w), "a is an array of Python objects"),
         (lambda a, w: None @ w, "a is NoneType, which holds no numbers"),
         (lambda a, w: a @ QTensor.quantize(np.ones((2, N, K)), "q8_0"), "each matrix of a stack"),
         (lambda a, w: QTensor.quantize(np.ones((2, N, K)), "q8_0") @ a.T, "each matrix of a stack"),

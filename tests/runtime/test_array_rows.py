@@ -105,9 +105,9 @@ def test_all_of_a_packed_weight_is_itself(packed, index):
 @pytest.mark.parametrize("rows", [[N], [0, -N - 1], N, np.ones(N - 1, bool), np.ones(K, bool)])
 def test_rows_that_a_weight_does_not_have_raise_indexerror(weight, rows):
     for w in (weight, weight.tensor.T):
-        with pytest.raises(IndexError):
+        with pytest.raises(IndexError, match="axis 1"):
             w[:, rows]
-        with pytest.raises(IndexError):
+        with pytest.raises(IndexError, match="axis 0"):
             w.T[rows]
 
 

@@ -8,16 +8,12 @@ Source: PyPI, mlx_lm-0.32.2.tar.gz, MIT: names, arguments, defaults, fields and 
 
 from typing import Any, NoReturn
 
+from npurt.compat.mlx_lm.batch import BatchResponse, BatchStats, batch_generate
 from npurt.compat.mlx_lm.generate import GenerationResponse, generate, stream_generate
 from npurt.compat.mlx_lm.missing import missing
 from npurt.compat.mlx_lm.utils import load
 
 __version__ = "0.32.2"  # of the interface
-
-
-def batch_generate(*arguments: Any, **options: Any) -> NoReturn:
-    """Refuse: npurt does not have batches of texts yet."""
-    raise missing("batch_generate", "call generate for one prompt after another")
 
 
 def convert(*arguments: Any, **options: Any) -> NoReturn:
@@ -26,6 +22,8 @@ def convert(*arguments: Any, **options: Any) -> NoReturn:
 
 
 __all__ = [
+    "BatchResponse",
+    "BatchStats",
     "GenerationResponse",
     "batch_generate",
     "convert",

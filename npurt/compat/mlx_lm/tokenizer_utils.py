@@ -1,17 +1,25 @@
 """Tokenizers with the interface of mlx-lm's, which is that of transformers."""
 
+import functools
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from npurt.compat.mlx_lm.functions import as_schema
 from npurt.compat.mlx_lm.missing import refuse
-from npurt.errors import SettingError, brief
+from npurt.errors import ModelFormatError, SettingError, brief
 from npurt.llm.decode.model import Llama
 from npurt.llm.text.chat import joined_parts
 from npurt.llm.text.tokenizer import Tokenizer
+from npurt.llm.text.vocabulary import token_texts
 from npurt.runtime.open.arguments import flag, listed
 
 TOOL_CALL = ("<tool_call>", "</tool_call>")
+THOUGHTS = (  # what is around a thought, where both are tokens
+    ("<think>", "</think>"),
+    ("<longcat_think>", "</longcat_think>"),
+    ("<|think:start|>", "<|think:end|>"),
+)
 # Options of transformers that are no variables of a template: refused unless they are unset.
 UNREAD = ("chat_template", "documents", "padding", "return_assistant_tokens_mask", "return_dict",
           "return_tensors", "truncation")  # fmt: skip
@@ -50,6 +58,19 @@ class StreamingDetokenizer:
         """The text since this was read last."""
         start, self._shown = self._shown, len(self.text)
         return self.text[start:]
+
+
+class Encoding(dict[str, Any]):
+    """What a call of a tokenizer returns: a dict whose values are attributes as well.
+
+    Attributes:
+        input_ids: The ids of a text, or a list of these.
+        attention_mask: A 1 for each id.
+    """
+
+    def __init__(self, input_ids: list[Any], attention_mask: list[Any]) -> None:
+        super().__init__(input_ids=input_ids, attention_mask=attention_mask)
+        self.input_ids, self.attention_mask = input_ids, attention_mask
 
 
 class TokenizerWrapper:
@@ -114,6 +135,61 @@ class TokenizerWrapper:
         hidden = flag("skip_special_tokens", skip_special_tokens)
         return self._tokenizer.decode(ids, special=not hidden)
 
+    def __call__(
+        self,
+        text: str | Sequence[str],
+        *,
+        add_special_tokens: bool = True,
+        padding: Any = None,
+        truncation: Any = None,
+        return_tensors: Any = None,
+    ) -> Encoding:
+        """Return the ids of *text*, or of several texts.
+
+        Args:
+            add_special_tokens: As for `encode`.
+            padding, truncation, return_tensors: Refused unless None or False.
+
+        Raises:
+            UnsupportedOp: npurt does not have an option of transformers' function.
+        """
+        refuse(locals(), "padding", "truncation", "return_tensors")
+        if isinstance(text, str):
+            ids = self.encode(text, add_special_tokens)
+            return Encoding(ids, [1] * len(ids))
+        each = [self.encode(one, add_special_tokens) for one in listed("text", text, "texts")]
+        return Encoding(each, [[1] * len(ids) for ids in each])
+
+    def __len__(self) -> int:
+        return self.vocab_size
+
+    def get_vocab(self) -> dict[str, int]:
+        """Return the ids of all tokens by their texts, as the file writes them."""
+        return dict(self._vocabulary)
+
+    @functools.cached_property
+    def _vocabulary(self) -> dict[str, int]:
+        texts = enumerate(token_texts(self._model.metadata))
+        return {str(text): token for token, text in texts}
+
+    def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
+        """Return the id of a token, or of several; others have that of the unknown token."""
+        unknown = self._model.metadata.get("tokenizer.ggml.unknown_token_id")
+        if isinstance(tokens, str):
+            return self._vocabulary.get(tokens, unknown)
+        return [self._vocabulary.get(token, unknown) for token in listed("tokens", tokens, "texts")]
+
+    def convert_ids_to_tokens(self, ids: int | Sequence[int]) -> Any:
+        """Return the text of a token as the file writes it, or those of several.
+
+        Raises:
+            LayoutError: One is not in the vocabulary.
+        """
+        texts = token_texts(self._model.metadata)
+        many = ids if isinstance(ids, Iterable) else [ids]
+        found = [str(texts[i]) for i in self._model.model.valid(many)]
+        return found if isinstance(ids, Iterable) else found[0]
+
     def apply_chat_template(
         self,
         conversation: Sequence[Mapping[str, Any]],
@@ -132,8 +208,9 @@ class TokenizerWrapper:
             tokenize: Return token ids; otherwise, text.
             add_generation_prompt: End with the start of the model's answer.
             continue_final_message: End with the text of the last message, for the model to go on.
-            template_variables: Variables of the template, such as *enable_thinking*.  As there,
-                those that the template does not read change nothing.
+            template_variables: Variables of the template, such as *enable_thinking*, which is by
+                default `has_thinking`.  As there, those that the template does not read change
+                nothing.
 
         Raises:
             LayoutError: There are no messages, or the template refuses them.
@@ -143,6 +220,8 @@ class TokenizerWrapper:
         refuse(dict.fromkeys(UNREAD) | template_variables, *UNREAD)
         template = self._model.template
         options = {k: v for k, v in template_variables.items() if k in template.variables}
+        if "enable_thinking" in template.variables:
+            options.setdefault("enable_thinking", self.has_thinking)
         options["add_generation_prompt"] = flag("add_generation_prompt", add_generation_prompt)
         named = listed(
             "tools", () if tools is None else tools, "a list of functions or their JSON schemas"
@@ -191,11 +270,66 @@ class TokenizerWrapper:
         """What a call ends with; None: unknown."""
         return TOOL_CALL[1] if self.has_tool_calling else None
 
+    @property
+    def tool_parser(self) -> Callable[..., Any] | None:
+        """What reads a call, the text between `tool_call_start` and `tool_call_end`: JSON."""
+        return _read_call if self.has_tool_calling else None
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model has a chat template."""
+        try:
+            return bool(self.chat_template)
+        except ModelFormatError:
+            return False
+
+    # --- Thoughts -------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _thought(self) -> tuple[str, str] | None:
+        return next(
+            (pair for pair in THOUGHTS if all(text in self._vocabulary for text in pair)), None
+        )
+
+    @property
+    def has_thinking(self) -> bool:
+        """Whether the model has tokens around thoughts."""
+        return self._thought is not None
+
+    @property
+    def think_start(self) -> str | None:
+        """What a thought begins with; None: the model has none."""
+        return self._thought and self._thought[0]
+
+    @property
+    def think_end(self) -> str | None:
+        """What a thought ends with; None: the model has none."""
+        return self._thought and self._thought[1]
+
+    @property
+    def think_start_id(self) -> int | None:
+        """The id of `think_start`."""
+        return self._thought and self._vocabulary[self._thought[0]]
+
+    @property
+    def think_end_id(self) -> int | None:
+        """The id of `think_end`."""
+        return self._thought and self._vocabulary[self._thought[1]]
+
     def _is_token(self, text: str) -> bool:
         return len(self.encode(text, add_special_tokens=False)) == 1
 
     def _text(self, token: int | None) -> str | None:
         return None if token is None else self.decode(token)
+
+
+def _read_call(text: str, tools: Any = None) -> Any:
+    """Return the call that *text* is: its ``name`` and ``arguments``.
+
+    Raises:
+        ValueError: It is no JSON.
+    """
+    return json.loads(text)
 
 
 def _up_to_the_end_of(message: Mapping[str, Any], text: str, prompted: bool) -> str:

@@ -50,6 +50,11 @@ def as_array(x: Any, name: str) -> Array:
                 if array.dtype.kind == "c"
                 else f"convert it, for example np.asarray({name}, np.float32)",
             )
+        if array.dtype == object and isinstance(x, np.ndarray):
+            raise LayoutError(
+                f"{name} is an array of Python objects, not of numbers of one type",
+                remedy=f"convert it, for example np.asarray({name}, np.float32)",
+            )
         raise LayoutError(
             f"{name} is {what}, which holds no numbers to multiply",
             remedy="pass an array of int8 or of floats",
