@@ -142,7 +142,9 @@ def calls_of(
 def _schemas(tools: Any) -> Functions:
     given = [
         each.get("function") if isinstance(each, Mapping) else None
-        for each in listed("tools", tools or (), "a list of functions as JSON schemas")
+        for each in listed(
+            "tools", () if tools is None else tools, "a list of functions as JSON schemas"
+        )
     ]
     return {
         function["name"]: function.get("parameters") or {"type": "object"}

@@ -58,7 +58,7 @@ class TextModel(OpenModel):
         at = len(history) if idx is None else integer("idx", idx, 0) + 1
         first = len(history) - len(scores) + 1
         if not first <= at <= len(history):
-            raise missing(f"idx={idx}", f"name one from {first - 1} to {len(history) - 1}")
+            raise missing(f"idx={brief(idx)}", f"name one from {first - 1} to {len(history) - 1}")
         return self._sampler(request, history).sample(scores[at - first], history[:at])
 
     def generate(
