@@ -138,13 +138,13 @@ def is_state(exact: npt.NDArray[Any]) -> bool:
 class DeltaState:
     """The state of a delta net from call to call, in the form of its device.
 
-    Only this object knows the form.  In this class it is float32, in the array of *net*.
+    Only this object knows the form.  In this class it is float32.
     """
 
     integers = False  # whether `exact` returns integers, or float32
 
     def __init__(self, device: DeltaNets, net: DeltaNet) -> None:
-        self._device, self._values = device, net.state
+        self._device, self._values = device, net.state.copy()
 
     def advance(self, net: DeltaNet) -> None:
         """Run *net* from this state, not from `net.state`; a failure leaves the state unchanged.

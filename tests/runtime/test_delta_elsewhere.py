@@ -13,6 +13,7 @@ from npurt.delta import DeltaError
 from npurt.delta_check import is_right
 from npurt.device import FLUSHED, UNIT
 from npurt.errors import DeviceLost, VerificationFailed
+from npurt.llm.session.context import Context, Piece, run_together
 from tests.cpu import delta_oracle
 from tests.cpu.delta_nets import net_of
 from tests.llm import tiny
@@ -70,6 +71,33 @@ def test_the_cpu_goes_on_and_no_bit_is_lost(what, well):
     assert any("the CPU goes on with delta nets" in note for note in report.notes)
     if what is not lost:
         assert sum(row.failed for row in rows) > 0
+
+
+@pytest.mark.parametrize("what", [lost, wrong_result])
+def test_the_cpu_goes_on_with_the_states_of_each_sequence(what):
+    """Each has a state of its own there, as on the device."""
+    path, ids = tiny.path("qwen35", "f32"), tiny.ids("qwen35", 40)
+    texts, options = [ids[:12], ids[20:32], ids[5:17]], {"n_ctx": 64, "verify": "always"}
+    with npurt.Llama(path, "cpu", **options) as llm:
+        wanted = []
+        for text in texts:
+            llm.reset()
+            wanted.append(llm.eval(text)[-4:])
+
+    with npurt.Llama(path, Meddling(what, 40), max_sequences=4, **options) as llm:
+        contexts = [Context(llm.model) for _ in texts]
+        out = np.empty((3, llm.config.n_vocab), np.float32)
+        run_together([Piece(c, text[:8], 1) for c, text in zip(contexts, texts, strict=True)], out)
+        found = []
+        for at in range(8, 12):
+            assert run_together(
+                [Piece(c, [text[at]], 1) for c, text in zip(contexts, texts, strict=True)], out
+            )
+            found.append(out.copy())
+        notes = llm.report().notes
+
+    assert any("the CPU goes on with delta nets" in note for note in notes)
+    np.testing.assert_array_equal(np.swapaxes(found, 0, 1), wanted)
 
 
 def test_what_is_not_looked_at_is_not_found():
