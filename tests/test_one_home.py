@@ -4,6 +4,7 @@ See also tests/rknpu/test_one_home.py, and tests/hexagon/test_messages.py for ba
 """
 
 import argparse
+import dataclasses
 import re
 from pathlib import Path
 
@@ -80,6 +81,13 @@ def test_groups_of_experts_are_the_struct_of_the_header():
     assert fields == {
         name: (offset, in_c[of.str]) for name, (of, offset) in operands.GROUP.fields.items()
     }
+
+
+def test_limits_are_those_that_c_reads_in_the_header():
+    found = abi.ffi().typeof("enum npurt_limit").relements
+    names = {re.sub("^NPURT_(MOST_)?", "", name).lower(): value for name, value in found.items()}
+
+    assert dataclasses.asdict(abi.limits()) == names
 
 
 def test_devices_multiply_as_many_rows_at_once_as_the_kernels_of_the_cpu():

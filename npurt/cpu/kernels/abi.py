@@ -5,6 +5,7 @@ Python and C cannot disagree about a struct.  The library still says the size of
 and a library built from another header is refused.
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,10 +42,13 @@ def ffi() -> Any:
 
 @once
 def limits() -> Limits:
-    """Return the limits of the kernels, which refuse more."""
-    found = ffi().typeof("enum npurt_limit").relements
-    names = {name: name.removeprefix("NPURT_").removeprefix("MOST_").lower() for name in found}
-    return Limits(**{names[name]: value for name, value in found.items()})
+    """Return the limits of the kernels, which refuse more.
+
+    The header is read without cffi: the device numpy needs the limits, and no compiled code.
+    """
+    (body,) = re.findall(r"enum npurt_limit \{(.*?)\}", HEADER.read_text(), flags=re.S)
+    found = re.findall(r"NPURT_(?:MOST_)?(\w+) = (\d+)(?: << (\d+))?", body)
+    return Limits(**{name.lower(): int(value) << int(shift or 0) for name, value, shift in found})
 
 
 def load(path: Path) -> Any:
