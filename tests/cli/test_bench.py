@@ -6,7 +6,7 @@ import re
 import gguf
 import pytest
 
-from npurt.llm.batch.guesses import Guesses
+from npurt.llm.batch.controller import BatchController
 from npurt.llm.spec.controller import Thresholds
 from tests.cli.conftest import assert_failed
 from tests.llm import tiny
@@ -214,9 +214,9 @@ def test_bench_measures_several_texts_with_a_draft(npurt, draft):
 
 def test_right_drafts_of_several_texts_are_counted(npurt, monkeypatch):
     """A draft model that is the model itself is always right."""
-    monkeypatch.setattr(Guesses, "choose", lambda self, behind=0: 2)
-    monkeypatch.setattr(Guesses, "thresholds", Thresholds())
-    monkeypatch.setattr(Guesses, "reading", lambda self, behind: behind)
+    monkeypatch.setattr(BatchController, "choose", lambda self, behind=0: 2)
+    monkeypatch.setattr(BatchController, "thresholds", Thresholds())
+    monkeypatch.setattr(BatchController, "reading", lambda self, behind: behind)
     _, flag, model, *_ = drafting("lookup")
     command = ("bench", flag, model, "-dev", "cpu", "-md", model, "--draft-n", 2)
     result = npurt(*command, "--parallel", "2", "-p", 24, "-n", 16, "-r", 2, "--json")

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from npurt.llm.batch.controller import BatchController, StepCost
 from npurt.llm.batch.costs import RowCosts
-from npurt.llm.batch.guesses import Guesses, StepPrice
 from npurt.llm.spec.assistant import FEW
 from npurt.llm.spec.drafter import Drafter
 
@@ -86,11 +86,11 @@ class Free(Drafter):
         yield from ()
 
 
-def guesses(costs, texts=1, share=0.0, most=4, limit=None):
+def controller(costs, texts=1, share=0.0, most=4, limit=None):
     """Return what decides for a text in a step with so many."""
-    step = StepPrice(costs)
+    step = StepCost(costs)
     step.begin(texts)
-    return Guesses(step, Free(share), most, limit)
+    return BatchController(step, Free(share), most, limit)
 
 
 def flat(row):
@@ -104,43 +104,43 @@ def flat(row):
 
 def test_drafts_pay_for_one_text_and_not_for_eight():
     """As a step with one text takes 26 ms and a row 2, and one with eight takes 52 and a row 6."""
-    assert guesses(measured()).choose() == 4
-    assert guesses(measured(), texts=8).choose() == 0
+    assert controller(measured()).choose() == 4
+    assert controller(measured(), texts=8).choose() == 0
 
 
 def test_nothing_is_drafted_before_a_run_was_measured():
-    assert guesses(RowCosts(512)).choose() == 0
+    assert controller(RowCosts(512)).choose() == 0
 
 
 def test_a_row_is_worth_a_chance_above_its_price():
     """Of 0.7, 0.49, 0.343, 0.24: those above 1.05 * 4 texts * 0.1 / (1 + 0.4) = 0.3."""
-    assert guesses(flat(0.1), texts=4, most=8).choose() == 3
+    assert controller(flat(0.1), texts=4, most=8).choose() == 3
 
 
 def test_a_drafters_own_time_counts_for_all_texts_that_wait():
     """A token that takes half a run pays for no text of several: 1.05 * 2 * 0.6 / 1.2 = 1.05."""
-    assert guesses(flat(0.1), texts=2, share=0.5).choose() == 0
-    assert guesses(flat(0.1), texts=2, share=0.01).choose() > 1
+    assert controller(flat(0.1), texts=2, share=0.5).choose() == 0
+    assert controller(flat(0.1), texts=2, share=0.01).choose() > 1
 
 
 def test_a_long_prompt_is_read_by_a_drafter_only_if_the_text_can_win_it_back():
     """A token is read in a fifth of a row's time."""
-    assert guesses(flat(0.1), share=0.2, limit=400).choose(behind=100) > 0
-    assert guesses(flat(0.1), share=0.2, limit=10).choose(behind=2000) == 0
+    assert controller(flat(0.1), share=0.2, limit=400).choose(behind=100) > 0
+    assert controller(flat(0.1), share=0.2, limit=10).choose(behind=2000) == 0
 
 
 def test_drafters_read_no_longer_than_a_step_while_others_wait():
     """A step of two takes 1.2, and a token is read in 0.021: 57 tokens, and a few to end with."""
-    step = StepPrice(flat(0.1))
+    step = StepCost(flat(0.1))
     step.begin(2)
-    first, second, third = (Guesses(step, Free(0.21), 4, None) for _ in range(3))
+    first, second, third = (BatchController(step, Free(0.21), 4, None) for _ in range(3))
     assert (first.reading(100), second.reading(100), third.reading(100)) == (57, FEW, 0)
     step.begin(1)
     assert first.reading(1000) == 1000
 
 
 def test_wrong_drafts_end_and_are_tried_again():
-    text = guesses(flat(0.1), texts=2)
+    text = controller(flat(0.1), texts=2)
     for _ in range(60):
         text.observe(1, 0, 0.0, 1.0)
     tried = []
@@ -153,7 +153,7 @@ def test_wrong_drafts_end_and_are_tried_again():
 
 
 def test_right_drafts_become_longer():
-    text = guesses(flat(0.1), texts=4, most=8)
+    text = controller(flat(0.1), texts=4, most=8)
     before = text.choose()
     for _ in range(50):
         text.observe(4, 4, 0.0, 1.0)
@@ -162,7 +162,7 @@ def test_right_drafts_become_longer():
 
 def test_a_draft_token_less_likely_than_its_price_is_not_verified():
     """A row costs 1.05 * 2 * 0.1 / 1.2 = 0.175 tokens; another is drawn from 1 / 0.7 of that."""
-    found = guesses(flat(0.1), texts=2).thresholds
+    found = controller(flat(0.1), texts=2).thresholds
     assert found.verify == pytest.approx(0.175)
     assert found.draft == pytest.approx(0.25)
 
@@ -173,4 +173,4 @@ def test_where_a_row_costs_nothing_all_are_drafted():
     for rows in (1, 2, 16):
         for _ in range(3):
             costs.add(rows, 1.0)
-    assert guesses(costs, texts=8, most=6).choose() == 6
+    assert controller(costs, texts=8, most=6).choose() == 6

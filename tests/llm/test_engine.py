@@ -154,6 +154,21 @@ def test_echo_begins_with_the_prompt(engine, llm, prompt, count):
     assert found.tokens == plain.tokens
 
 
+def test_several_texts_of_a_prompt_are_those_of_llama(engine, llm):
+    """The seed of each is one more than that of the one before; a list has a request for each."""
+    asked = {"max_tokens": 7, "temperature": 2.0, "seed": 5, "n": 3}
+
+    found = engine.submit(IDS[:9], echo=True, **asked)
+
+    assert [request.text() for request in found] == alone(llm, IDS[:9], echo=True, **asked)
+    messages = [{"role": "user", "content": "Hello"}]
+    answers = [request.text() for request in engine.chat(messages, **asked)]
+    assert answers == llm.chat(messages, **asked)
+    assert engine.submit(IDS[:9], n=None, max_tokens=0).text() == ""
+    with pytest.raises(SettingError, match="n is 0"):
+        engine.submit(IDS[:9], n=0)
+
+
 # --- Errors and ends ------------------------------------------------------------------------------
 
 

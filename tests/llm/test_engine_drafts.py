@@ -8,7 +8,7 @@ import pytest
 
 import npurt
 from npurt.errors import OutOfPages, SettingError
-from npurt.llm.batch.guesses import Guesses
+from npurt.llm.batch.controller import BatchController
 from npurt.llm.batch.scheduler import Scheduler
 from npurt.llm.batch.sequence import Sequence
 from npurt.llm.decode.options import Request
@@ -43,9 +43,9 @@ COUNT = 24
 @pytest.fixture(autouse=True)
 def eager(monkeypatch):
     """Draft four tokens in each step, whatever they cost: what they cost depends on the machine."""
-    monkeypatch.setattr(Guesses, "choose", lambda self, behind=0: 4)
-    monkeypatch.setattr(Guesses, "thresholds", Thresholds())
-    monkeypatch.setattr(Guesses, "reading", lambda self, behind: behind)
+    monkeypatch.setattr(BatchController, "choose", lambda self, behind=0: 4)
+    monkeypatch.setattr(BatchController, "thresholds", Thresholds())
+    monkeypatch.setattr(BatchController, "reading", lambda self, behind: behind)
 
 
 def asked(number, count=COUNT):

@@ -47,7 +47,7 @@ NUMBERS: tuple[tuple[tuple[str, ...], str, type, float, str, str], ...] = (
 
 
 @dataclass(frozen=True)
-class Form:
+class GrammarArgument:
     """What a text must be: where it comes from, GBNF or a JSON schema, itself or its file."""
 
     is_schema: bool
@@ -101,8 +101,8 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
          "write JSON of this schema, as '{\"type\": \"object\"}'"),
         (("-jf", "--json-schema-file"), True, True, "FILE", "the same, from a file"),
     ):  # fmt: skip
-        forms.add_argument(*flags, dest="grammar", type=_form(is_schema, is_file), metavar=sign,
-                           help=about)  # fmt: skip
+        forms.add_argument(*flags, dest="grammar", metavar=sign, help=about,
+                           type=_grammar_argument(is_schema, is_file))  # fmt: skip
 
 
 def sampling(args: argparse.Namespace) -> dict[str, Any]:
@@ -153,8 +153,8 @@ def _switch(text: str) -> bool:
     return SWITCH[text]
 
 
-def _form(is_schema: bool, is_file: bool) -> Any:
-    def read(text: str) -> Form | None:
-        return None if text in NOTHING else Form(is_schema, is_file, words(text))
+def _grammar_argument(is_schema: bool, is_file: bool) -> Any:
+    def read(text: str) -> GrammarArgument | None:
+        return None if text in NOTHING else GrammarArgument(is_schema, is_file, words(text))
 
     return read

@@ -37,8 +37,8 @@ class Sessions:
         info, connection = transport.info, self._connection
         hexagon = "simulated Hexagon" if transport.simulated else "Hexagon"
         vtcm = f"{info.vtcm_bytes >> 10} KiB VTCM" if info.vtcm_bytes else "no VTCM"
-        way = connection.transport + (", worker process" if connection.worker else "")
-        return f"{hexagon} v{info.arch}, {info.threads} threads, {vtcm}, {way}"
+        reached = connection.transport + (", worker process" if connection.worker else "")
+        return f"{hexagon} v{info.arch}, {info.threads} threads, {vtcm}, {reached}"
 
     # --- Opening ----------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import fields
-from typing import Any, Self
+from typing import Any, Literal, Self, overload
 
 from npurt.device import Device
 from npurt.errors import SettingError
@@ -19,6 +19,7 @@ from npurt.llm.batch.sequence import Sequence
 from npurt.llm.decode.model import Llama
 from npurt.llm.decode.options import Request as Asked
 from npurt.llm.decode.samplers.settings import Sampling
+from npurt.llm.decode.text import MAX_TEXTS
 from npurt.llm.spec.opening import Drafts, open_drafts, require_draft
 from npurt.runtime.execute.executor import runs_graphs
 from npurt.runtime.open.arguments import flag, integer, optional_integer
@@ -120,11 +121,24 @@ class Engine:
             self._loop.start(opened.pop_all())
         self._close = weakref.finalize(self, Loop.close, self._loop)
 
+    @overload
+    def submit(
+        self, prompt: str | Items[int], sampling: Sampling | Mapping[str, Any] | None = None, *,
+        n: Literal[1] | None = None, **options: Any,
+    ) -> Request: ...  # fmt: skip
+
+    @overload
+    def submit(
+        self, prompt: str | Items[int], sampling: Sampling | Mapping[str, Any] | None = None, *,
+        n: int, **options: Any,
+    ) -> Request | list[Request]: ...  # fmt: skip
+
     def submit(
         self,
         prompt: str | Items[int],
         sampling: Sampling | Mapping[str, Any] | None = None,
         *,
+        n: int | None = 1,
         priority: int = 0,
         deadline: float | None = None,
         prompt_tokens: int | None = None,
@@ -133,11 +147,12 @@ class Engine:
         prompt_logprobs: bool = False,
         echo: bool | None = False,
         **options: Any,
-    ) -> Request:
+    ) -> Request | list[Request]:
         """Begin to continue *prompt*, a text or token ids.
 
         Args:
             sampling: Settings of sampling, which may also be among *options*.
+            n: The number of texts, as for `Llama.generate`; several come as a list of requests.
             priority: Requests with a higher one come first.
             deadline: Seconds after which the text ends.
             prompt_tokens: How many of *prompt*'s ids are the prompt's: others were generated
@@ -156,35 +171,56 @@ class Engine:
             SettingError: An option makes no sense, or the engine is closed.
             UnsupportedOp: npurt does not have the option.
         """
+        count = 1 if n is None else integer("n", n, 1, MAX_TEXTS)
         asked = Asked.of(_settings(sampling) | options, self.llm.seed)
         ids = self.llm.tokenize(prompt) if isinstance(prompt, str) else self.llm.model.valid(prompt)
-        text = Sequence(
-            self._loop.new_id(), ids, asked, self.llm.tokenizer, prompt=prompt_tokens,
-            priority=priority, deadline=deadline, salt=salt, reusable=reusable,
-            prompt_logprobs=flag("prompt_logprobs", prompt_logprobs),
-        )  # fmt: skip
+        texts = [
+            Sequence(
+                self._loop.new_id(), list(ids), asked.nth(i), self.llm.tokenizer,
+                prompt=prompt_tokens, priority=priority, deadline=deadline, salt=salt,
+                reusable=reusable, prompt_logprobs=flag("prompt_logprobs", prompt_logprobs),
+            )
+            for i in range(count)
+        ]  # fmt: skip
         if flag("echo", echo):
             read = self.llm.detokenize
-            text.echo = prompt if isinstance(prompt, str) else read(ids[: text.prompt])
-        request = Request(text.id, self.cancel)
-        self._loop.submit(request, text)
-        return request
+            begin = prompt if isinstance(prompt, str) else read(ids[: texts[0].prompt])
+            for text in texts:
+                text.echo = begin
+        requests = [Request(text.id, self.cancel) for text in texts]
+        for request, text in zip(requests, texts, strict=True):
+            self._loop.submit(request, text)
+        return requests if count > 1 else requests[0]
+
+    @overload
+    def chat(
+        self, messages: Items[Mapping[str, Any]], *, template: Mapping[str, Any] | None = None,
+        n: Literal[1] | None = None, **options: Any,
+    ) -> Request: ...  # fmt: skip
+
+    @overload
+    def chat(
+        self, messages: Items[Mapping[str, Any]], *, template: Mapping[str, Any] | None = None,
+        n: int, **options: Any,
+    ) -> Request | list[Request]: ...  # fmt: skip
 
     def chat(
         self, messages: Items[Mapping[str, Any]], *, template: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> Request:  # fmt: skip
+        n: int | None = 1, **options: Any,
+    ) -> Request | list[Request]:  # fmt: skip
         """Begin to answer *messages*, by the model's chat template.
 
         Args:
             template: *tools* and variables of the template.
-            options: Those of `submit`.
+            n, options: Those of `submit`.
 
         Raises:
             Those of `submit` and `Llama.apply_chat_template`.
         """
         ids = self.llm.apply_chat_template(messages, **dict(template or {}))
-        return self.submit(ids, **options)
+        chosen: Any = n  # an overload is for 1, and one for other numbers
+        requests: Request | list[Request] = self.submit(ids, n=chosen, **options)
+        return requests
 
     def cancel(self, request: Request) -> None:
         """End a text; see `Request.cancel`."""

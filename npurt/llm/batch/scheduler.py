@@ -21,9 +21,9 @@ import numpy as np
 
 from npurt.device import F32
 from npurt.errors import ContextFull, NpurtError, OutOfPages, SettingError
+from npurt.llm.batch.controller import StepCost
 from npurt.llm.batch.costs import RowCosts
 from npurt.llm.batch.events import Counts, Event, Stats
-from npurt.llm.batch.guesses import StepPrice
 from npurt.llm.batch.prefixes import PAGE, Entry, Prefixes
 from npurt.llm.batch.sequence import Sequence
 from npurt.llm.session.context import Context, Piece, run_together
@@ -69,7 +69,7 @@ class Scheduler:
         self._drafts = drafts
         self._recurrent = model.executor.recurrent
         self._costs = RowCosts(self._rows)
-        self._price = StepPrice(self._costs)
+        self._step_cost = StepCost(self._costs)
         self._prefixes = Prefixes(prefixes, recurrent=self._recurrent)
         self._waiting: list[Sequence] = []  # in order
         self._running: list[Sequence] = []  # in order
@@ -212,16 +212,16 @@ class Scheduler:
         drafts: Decoded = {text: [] for text in texts}
         if not self._drafts:
             return drafts
-        self._price.begin(len(texts))
+        self._step_cost.begin(len(texts))
         most = self._rows - any(text.reading for text in self._running)  # a prompt gets one
         for text in texts:
-            room = min(self.longest - len(text.history), most - self._price.rows)
+            room = min(self.longest - len(text.history), most - self._step_cost.rows)
             draft = text.draft(room)
             more = self._growth(text, 1 + len(draft)) - self._growth(text, 1) if draft else 0
             if draft and more <= self._free():
                 self._claimed[text] += more
                 drafts[text] = draft
-                self._price.add(len(draft))
+                self._step_cost.add(len(draft))
         return drafts
 
     def _read(self, rows: int, texts: int) -> Prompts:
@@ -362,7 +362,7 @@ class Scheduler:
                 failed.append(self._ended(text, text.end("error", error)))
                 continue
             self._make_room(text)
-            text.begin(context, self._drafts, self._price)
+            text.begin(context, self._drafts, self._step_cost)
             self._waiting.remove(text)
             bisect.insort(self._running, text, key=by_order)
         return failed

@@ -10,8 +10,8 @@ from typing import Any
 
 from npurt.device import F32
 from npurt.errors import NpurtError, SettingError, brief
+from npurt.llm.batch.controller import BatchController, StepCost
 from npurt.llm.batch.events import Event, Usage
-from npurt.llm.batch.guesses import Guesses, StepPrice
 from npurt.llm.decode.generated import GeneratedText, NewToken
 from npurt.llm.decode.logprobs import TokenLogprob, logprob_of
 from npurt.llm.decode.options import Request as Asked
@@ -77,7 +77,7 @@ class Sequence(GeneratedText):
         self.deadline = None if deadline is None else time.monotonic() + _seconds(deadline)
         self.cached: int | None = None
         self.marks: list[int] = []
-        self._guesses: Guesses | None = None
+        self._controller: BatchController | None = None
         self._top = asked.top_logprobs or 0
         self._scored = 1 if prompt_logprobs else prompt  # tokens of the prompt
         self._scores: list[TokenLogprob] = []  # for the next event
@@ -111,7 +111,7 @@ class Sequence(GeneratedText):
                 self._scores.append(logprob_of(logits, self.history[at], self._top))
                 self._scored += 1
 
-    def begin(self, context: Context, drafts: Drafts | None, step: StepPrice) -> None:
+    def begin(self, context: Context, drafts: Drafts | None, step: StepCost) -> None:
         """Begin to be evaluated in *context*, with *drafts* as far as they pay in a step."""
         self.context = context
         if drafts:
@@ -120,10 +120,10 @@ class Sequence(GeneratedText):
             except (NpurtError, MemoryError) as error:
                 self._go_on_without(error)
 
-    def _control(self, step: StepPrice, drafter: Drafter, most: int) -> Guesses:
-        if self._guesses is None:  # otherwise the text was preempted
-            self._guesses = Guesses(step, drafter, most, self.limit)
-        return self._guesses
+    def _control(self, step: StepCost, drafter: Drafter, most: int) -> BatchController:
+        if self._controller is None:  # otherwise the text was preempted
+            self._controller = BatchController(step, drafter, most, self.limit)
+        return self._controller
 
     def draft(self, most: int) -> list[int]:
         """Do as `GeneratedText.draft`; when the draft fails, go on without."""
@@ -208,7 +208,7 @@ class Sequence(GeneratedText):
                 logprobs.append(logprob)
         if self.finish:
             text += self.rest()
-            said = self._guesses.text if self._guesses else Speculation()
+            said = self._controller.text if self._controller else Speculation()
             usage = Usage(
                 self.prompt, self.cached or 0, self.generated, said.drafted,
                 said.accepted,

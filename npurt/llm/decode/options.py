@@ -20,9 +20,8 @@ from npurt.runtime.open.arguments import flag, integer, none_at_minus_one, optio
 # Options of llama-cpp-python, mlx-lm and OpenAI's interface that npurt does not have, with the
 # values that change nothing.
 MISSING: dict[str, Any] = {
-    "best_of": 1, "echo": False, "function_call": None, "functions": None, "mirostat_eta": 0.1,
-    "mirostat_mode": 0, "mirostat_tau": 5.0, "n": 1, "suffix": None, "tfs_z": 1.0,
-    "tool_choice": "auto",
+    "best_of": 1, "function_call": None, "functions": None, "mirostat_eta": 0.1,
+    "mirostat_mode": 0, "mirostat_tau": 5.0, "suffix": None, "tfs_z": 1.0, "tool_choice": "auto",
 }  # fmt: skip
 SAMPLING = frozenset(field.name for field in fields(Sampling)) - {"seed"}
 MAX_TOP_LOGPROBS = 1000
@@ -168,8 +167,7 @@ def without_missing(options: Mapping[str, Any]) -> dict[str, Any]:
     """
     for name in MISSING.keys() & options.keys():
         if not asks_for_nothing(options[name], MISSING[name]):
-            who = "an engine" if name == "n" else "npurt"  # Llama.generate has it
-            raise UnsupportedOp(f"{who} does not have {name} yet", remedy=f"leave {name} out")
+            raise UnsupportedOp(f"npurt does not have {name} yet", remedy=f"leave {name} out")
     return {name: value for name, value in options.items() if name not in MISSING}
 
 

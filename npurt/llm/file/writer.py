@@ -147,10 +147,10 @@ def write(
         raise
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        way = "make room, or choose another folder" if full else "choose another name or folder"
+        advice = "make room, or choose another folder" if full else "choose another name or folder"
         raise NpurtError(
             f"cannot write {path}: {error.strerror or error}",
-            remedy=f"{way}; nothing was left there",
+            remedy=f"{advice}; nothing was left there",
         ) from error
 
 

@@ -24,7 +24,7 @@ from npurt.llm.spec.controller import (
 from npurt.llm.spec.drafter import Drafter
 
 
-class StepPrice:
+class StepCost:
     """What draft tokens of the present step cost.
 
     Args:
@@ -60,17 +60,17 @@ class StepPrice:
         self.row = self.costs.row(self.rows)
 
 
-class Guesses(Controller):
+class BatchController(Controller):
     """Decides how far the drafts of one text may go.
 
     Args:
-        step: Prices of the present step.
+        step: Costs of the present step.
         drafter: Drafts for the text.
         most: The most tokens to draft at once.
         limit: The most tokens that the text will have; None: unknown.
     """
 
-    def __init__(self, step: StepPrice, drafter: Drafter, most: int, limit: int | None) -> None:
+    def __init__(self, step: StepCost, drafter: Drafter, most: int, limit: int | None) -> None:
         super().__init__(most, at_once=drafter.at_once, share=drafter.share)
         self._step = step
         self._draft, self._read = step.draft, step.read
@@ -79,7 +79,7 @@ class Guesses(Controller):
 
     def choose(self, behind: int = 0) -> int:
         """Return the most tokens to draft, by a drafter that has to read *behind* tokens first."""
-        row, draft = self._prices()
+        row, draft = self._costs()
         if math.isinf(row):  # nothing was measured
             return 0
         gain, count, chance, won = 0.0, 0, 1.0, 0.0
@@ -100,11 +100,11 @@ class Guesses(Controller):
     @property
     def thresholds(self) -> Thresholds:
         """The probabilities from which on a draft token pays."""
-        row, draft = self._prices()
+        row, draft = self._costs()
         another = row + (0.0 if self._at_once else draft)
         return Thresholds(min(1.0, another / PRIOR_RIGHT), min(1.0, row))
 
-    def _prices(self) -> tuple[float, float]:
+    def _costs(self) -> tuple[float, float]:
         """Return how many tokens a row costs, and drafting a token or all at once."""
         step, draft = self._step, self._draft
         if math.isinf(step.second):
