@@ -86,7 +86,7 @@ def beside(sanitizer: str) -> list[Path]:
 
 
 def compile_c(job: Job, out: Path) -> None:
-    """Compile one source, or copy what became of it last time.
+    """Compile one source, or copy its object of the last time.
 
     Raises:
         BuildError: The compiler refuses; its words are in the message.

@@ -1,7 +1,7 @@
 """What a C header declares, as cffi has it: parsed now, or when npurt was built.
 
 Parsing takes 30 ms.  So `npurt/build.py` writes what cffi found into a file beside the header, with
-the digest of the header: what another header gave is not used.
+the digest of the header: `read` uses it for this header alone.
 """
 
 import contextlib

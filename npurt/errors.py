@@ -14,7 +14,7 @@
     +-- LayoutError       (ValueError)           a shape, dtype, stride, alignment or size is wrong
     +-- NumericsError     (ValueError)           NaN or infinity where a finite number is needed
     +-- SettingError      (ValueError)           an NPURT_* variable or an option holds nonsense
-    +-- GrammarError      (ValueError)           a grammar or a schema is wrong, or no text is of it
+    +-- GrammarError      (ValueError)           a grammar or a schema is wrong, or matches no text
     +-- ModelFormatError  (ValueError)           the GGUF file is not one npurt can run
     +-- StateFormatError  (ValueError)           a saved state is damaged or another model's
     +-- ContextFull       (ValueError)           the KV cache has no room for these tokens
@@ -134,7 +134,7 @@ class DownloadError(NpurtError, OSError):
 def brief(value: object, most: int = 60) -> str:
     """Return *value* as a message shows it: the first *most* characters of its repr.
 
-    Of what has none, such as an integer of more than 4300 digits, its type.
+    For a value without a repr, such as an integer of more than 4300 digits, it is the type.
     """
     try:
         return f"{value!r:.{most}}"

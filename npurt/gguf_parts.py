@@ -27,6 +27,6 @@ def part_names(name: str) -> list[str]:
 
 
 def model_name(name: str) -> str:
-    """Return *name* without what says which part it is."""
+    """Return *name* without the number of the part."""
     match = _PART.fullmatch(name)
     return f"{match['model']}{name[match.end('count') :]}" if match else name

@@ -1,4 +1,4 @@
-"""What lower layers call of higher ones: `npurt/__init__.py` sets it, so imports point down."""
+"""Functions of higher layers that lower ones call: `npurt/__init__.py` sets them."""
 
 from collections.abc import Callable
 from typing import Any

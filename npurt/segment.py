@@ -199,7 +199,7 @@ class Segment(abc.ABC):
         """
 
     def read_exact(self, state: Tensor, sequence: int) -> Array:
-        """Return a copy of a state that says all of it.
+        """Return an exact copy of a state.
 
         It is what `read` returns; or, where a device has the state of a delta net in integers,
         those integers: see `npurt.delta.STATE_INTEGERS`.  Raises `read`'s errors.
@@ -228,12 +228,12 @@ class Segment(abc.ABC):
     def rewind(self, sequence: int, length: int) -> None:  # noqa: B027
         """Keep the first *length* positions, which `reach` returned; give other pages back.
 
-        Here it does nothing: keys and values of later positions are overwritten.  Nor does it do
-        anything to a sequence without states, which a closed segment's are.
+        Here it does nothing: keys and values of later positions are overwritten.  It also does
+        nothing to a sequence without states, as in a closed segment.
         """
 
     def checkpoint(self, sequence: int) -> Any:
-        """Return an exact copy of the recurrent states, which nobody can truncate.
+        """Return an exact copy of the recurrent states, which have no positions to truncate.
 
         Only this segment knows its form.
         """
@@ -358,8 +358,8 @@ def split(
 ) -> list[tuple[Any, Graph]]:
     """Cut *graph* into parts that have one owner each, few and large.
 
-    Ops that do not need what another owner makes later go to the part before: the products of one
-    input are together, and so are the rotations of what they make.
+    An op that needs no result of another owner's later op goes to the part before: so the products
+    of one input are together, and so are the rotations of their results.
 
     Args:
         owner: Returns who runs an op.

@@ -59,7 +59,7 @@ def deadline() -> int:
     seconds = read(DEADLINE, int)
     if not 1 <= seconds <= LONGEST_SECONDS:
         raise SettingError(
-            f"a deadline of {seconds} seconds cannot be kept",
+            f"a deadline of {seconds} seconds is not possible",
             remedy=f"unset {DEADLINE.name}, or set it to the seconds that a call may take, "
             f"such as {DEADLINE.default}",
         )
@@ -90,7 +90,7 @@ def prepend_dsp_path(folder: str) -> None:
 
 
 def cache_folder() -> Path:
-    """Return where npurt keeps what can be had again: `NPURT_CACHE`, or XDG's place.
+    """Return the folder for files that npurt can make again: `NPURT_CACHE`, or XDG's.
 
     Raises:
         FileNotFoundError: There is no such place: the user has no home.

@@ -92,7 +92,7 @@ def test_the_reference_has_every_error_with_its_messages(hooks):
     kinds = {name for name, kind in vars(errors).items() if isinstance(kind, type)} - {"Any"}
     assert set(sections) == kinds
     assert (
-        r"| a deadline of … seconds cannot be kept | unset …, or set it to the seconds that "
+        r"| a deadline of … seconds is not possible | unset …, or set it to the seconds that "
         "a call may take, such as … |" in sections["SettingError"]
     )
     assert "Exit status of the command line: 2." in sections["UnknownDevice"]

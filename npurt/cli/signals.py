@@ -51,7 +51,7 @@ class Unwinding:
         """Return whether *error* comes of a signal.
 
         C code may replace what a signal raised: numpy reports an ImportError when it is stopped in
-        its import.  After SIGTERM and SIGHUP, whatever happens is of the end.
+        its import.  After SIGTERM and SIGHUP, every error is taken for one of the signal.
         """
         if isinstance(error, KeyboardInterrupt):
             self.status = self.status or 128 + signal.SIGINT

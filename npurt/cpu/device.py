@@ -44,7 +44,7 @@ class CpuDevice(Device, DeltaNets):
 
     Raises:
         DeviceNotFound: The kernel library cannot be loaded.
-        SettingError: *threads* or *isa* cannot be had.
+        SettingError: *threads* or *isa* is not possible here.
     """
 
     def __init__(self, threads: int | None = None, isa: str = "") -> None:

@@ -271,7 +271,7 @@ class Hub:
 
 
 def _instead(cached: Path, wanted: Reference, error: DownloadError) -> Path:
-    """Return *cached*, of which the hub cannot say whether it is what it would choose.
+    """Return *cached*, while the hub cannot say whether it would choose this file.
 
     Raises:
         DownloadError: It may be another file than the one that the hub's listing would give.
@@ -322,12 +322,12 @@ def _is_inside(name: str) -> bool:
 
 def _nonsense(what: str, value: object) -> DownloadError:
     return DownloadError(
-        f"the hub states a {what} that cannot be: {brief(value, 80)}", remedy="check HF_ENDPOINT"
+        f"the hub states an impossible {what}: {brief(value, 80)}", remedy="check HF_ENDPOINT"
     )
 
 
 def _refused(repo: str, error: Any) -> Exception:
-    """Return the error for an answer of the hub that means no particular thing."""
+    """Return the error for an unexpected answer of the hub."""
     status = error.response.status_code
     if status in requests.BUSY:
         return requests.busy("the hub", status, error.response.headers)

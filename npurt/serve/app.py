@@ -106,14 +106,14 @@ def application(
 
 
 def _answering(router: Router) -> ASGIApp:
-    """Return *router* with answers to what it does not know.
+    """Return *router* with answers to unknown paths and methods.
 
-    `Starlette` does that, too, in layers through which each part of a stream passes.
+    `Starlette` does the same, but in layers through which each part of a stream would pass.
     """
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await router({**scope, "app": app}, receive, send)  # then it raises what is not known
+            await router({**scope, "app": app}, receive, send)  # then it raises for these
         except HTTPException as error:
             await _unrouted(scope, error)(scope, receive, send)
 

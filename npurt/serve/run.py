@@ -202,7 +202,7 @@ def run(start: Start) -> int:
     """Serve until a signal; return the exit status.
 
     Raises:
-        NpurtError: The address cannot be had, or the model cannot be opened.
+        NpurtError: The server cannot listen at the address, or the model cannot be opened.
     """
     address = start.address
     address.require_safe()

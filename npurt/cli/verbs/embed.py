@@ -21,9 +21,9 @@ def add(verbs: Any) -> None:
     )
     options.add_text(parser, "the texts", "read the texts from a file")
     parser.add_argument("--embd-separator", type=options.words, default="\n", metavar="TEXT",
-                        help="what is between two texts (default: the end of a line)")  # fmt: skip
+                        help="separator of two texts (default: the end of a line)")  # fmt: skip
     parser.add_argument("--pooling", choices=POOLING,
-                        help="what is taken of the vectors of the tokens; none: all; rank: the "
+                        help="how the vectors of tokens become one; none: all of them; rank: the "
                         "scores of a reranker (default: as the file says, else mean)")  # fmt: skip
     parser.add_argument(
         "--embd-normalize",

@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass
 class Plan:
-    """What is said of a model."""
+    """The statements about a model."""
 
     downloaded: bool
     memory: "Memory"

@@ -1,8 +1,8 @@
 """The interface of llama-cpp-python: change the import, and a script runs.
 
-Names, arguments, defaults and the shapes of results are those of llama-cpp-python 0.3.36.  What
-only chooses how a machine works, such as *n_gpu_layers*, has no effect.  What would change a result
-and is not here raises UnsupportedOp with its name.  docs/llama-cpp-python.md lists both.
+Names, arguments, defaults and the shapes of results are those of llama-cpp-python 0.3.36.  Options
+that change no result, such as *n_gpu_layers*, have no effect.  Options that would change a result
+and are missing here raise UnsupportedOp with their name.  docs/llama-cpp-python.md lists both.
 Source: PyPI, llama_cpp_python-0.3.36.tar.gz, MIT: names, arguments, defaults and shapes only.
 """
 

@@ -68,7 +68,7 @@ class OpenModel:
         device: Where products run, as for `npurt.Llama`; llama-cpp-python has no such argument.
 
     Raises:
-        ValueError: The file cannot be opened; npurt's ModelFormatError and SettingError are that.
+        ValueError: The file cannot be opened: npurt's ModelFormatError or SettingError.
         UnsupportedOp: npurt does not have what an argument asks for.
     """
 

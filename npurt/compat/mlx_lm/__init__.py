@@ -1,9 +1,9 @@
 """The interface of mlx-lm: change the import, and a script runs, with GGUF files.
 
 Names, arguments, defaults and fields are those of mlx-lm 0.32.2.  Arrays are numpy's, of the same
-shapes: functions that a script passes in get and return those.  What would change a result and is
-not here raises UnsupportedOp with its name.  docs/mlx-lm.md lists what works.
-Source: PyPI, mlx_lm-0.32.2.tar.gz, MIT: names, arguments, defaults, fields and formulas only.
+shapes: functions that a script passes in get and return those.  Options that would change a result
+and are missing here raise UnsupportedOp with their name.  docs/mlx-lm.md lists what works.  Source:
+PyPI, mlx_lm-0.32.2.tar.gz, MIT: names, arguments, defaults, fields and formulas only.
 """
 
 from typing import Any, NoReturn

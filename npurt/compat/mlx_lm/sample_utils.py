@@ -128,7 +128,7 @@ def apply_xtc(
     *,
     random: np.random.Generator | None = None,
 ) -> Array:
-    """Return *logits*, at times with -inf for the likely ones but the least likely of these.
+    """Return *logits*, sometimes with -inf for all likely ones but the least likely.
 
     Args:
         logits: Logits, or log-probabilities, ``[..., V]``.

@@ -58,9 +58,10 @@ class Buffers:
         return tensor.name in self._values
 
     def is_read_after(self, tensor: Tensor) -> bool:
-        """Say whether *tensor* is needed once the op that is being added is done.
+        """Return whether a later op than the one being added needs *tensor*.
 
-        So is what else lies in its columns: a whole and its parts have the same memory.
+        This includes all tensors that share its columns: a whole and its parts have the same
+        memory.
         """
         own = self.columns(tensor)
         names = self._held.get(_address(own.buffer), set()) | {tensor.name}
@@ -84,12 +85,12 @@ class Buffers:
         return value.view if value else None
 
     def columns(self, tensor: Tensor) -> Columns:
-        """Return where *tensor* is, which no product needs codes of."""
+        """Return the place of *tensor*, of which no product needs codes."""
         self._value(tensor)
         return self._columns(tensor.name)
 
     def input(self, op: Op, tensor: Tensor, quantise: Callable[[Input], None]) -> Input:
-        """Return the input of products that *tensor* is; call *quantise* where nobody has."""
+        """Return *tensor* as an input of products; call *quantise* if it has no codes yet."""
         value = self._value(tensor)
         if isinstance(value, Columns):
             if not value.is_whole:
@@ -127,7 +128,7 @@ class Buffers:
     # --- What is made ---------------------------------------------------------------------------
 
     def put(self, tensor: Tensor, value: Columns | Input) -> None:
-        """Let *tensor* be *value*, which may be where another was."""
+        """Record that *tensor* is *value*, whose memory another tensor may have had."""
         self._values[tensor.name] = value
         self._hold(value.values if isinstance(value, Input) else value.buffer, {tensor.name})
 
@@ -161,7 +162,7 @@ class Buffers:
     def place(self, tensors: Sequence[Tensor], row_multiplier: int = 1) -> tuple[F32, int]:
         """Return a buffer with new values of *tensors* side by side, and their first column.
 
-        Where an op wants others beside them, there is room for those.
+        If an op wants other tensors beside them, the buffer has room for those.
         """
         wanted = self._neighbours.get(tensors[0].name, ())
         first = wanted.index(tensors[0]) if wanted else 0
@@ -259,9 +260,9 @@ def attention_inputs(op: Fused) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _neighbours(graph: Graph) -> dict[str, tuple[Tensor, ...]]:
-    """Return for each tensor that an op wants beside others all of those, in order.
+    """Return, for each tensor that an op wants side by side with others, the whole group in order.
 
-    A sum is written over its first operand, so it is that operand which needs the place.
+    A sum is written over its first operand, so the operand takes the place.
     """
     found: dict[str, tuple[Tensor, ...]] = {}
     sums = {op.out.name: op.a for op in graph.ops if isinstance(op, ops.Add)}

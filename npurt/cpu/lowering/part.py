@@ -43,7 +43,7 @@ class PartProgram:
         memory: The states of all sequences.
 
     Raises:
-        UnsupportedOp: Neither kernels nor numpy can run an op as it stands there.
+        UnsupportedOp: Neither kernels nor numpy can run an op at its place in the graph.
         SettingError: *limits* have no room for a page of keys and values.
     """
 
@@ -95,7 +95,7 @@ class PartProgram:
         self._computed = set(wanted) - {left.name for left in self._left}  # in numpy
 
     def _in_buffers(self, tensors: Iterable[Tensor]) -> Iterator[TensorView]:
-        """Yield those that programs have, and where."""
+        """Yield the tensors that programs have, with their places."""
         for tensor in tensors:
             view = self._values.view(tensor.name)
             if view is not None:

@@ -30,7 +30,7 @@ class CpuSegment(Segment):
         make_steps: Makes empty steps; whoever wants other steps for some ops passes his own.
 
     Raises:
-        UnsupportedOp: Neither kernels nor numpy can run an op as it stands there.
+        UnsupportedOp: Neither kernels nor numpy can run an op at its place in the graph.
         SettingError: `Limits.kv_bytes` are too few for a page.
     """
 
@@ -72,7 +72,7 @@ class CpuSegment(Segment):
             for part in parts:
                 self._sequences[part.sequence].end(part.end)
         except BaseException:
-            for part in parts:  # of several, nobody knows which had got how far: all are lost
+            for part in parts:  # none of several knows how far it got: all are lost
                 if len(parts) > 1 or not self._guard.has(part.sequence):
                     self.forget(part.sequence)
                 else:
@@ -106,7 +106,7 @@ class CpuSegment(Segment):
         if order is None or (order == np.arange(len(order))).all():
             return self._program.run(values, rows, spans, out)
         constants, wanted = self._program.constants, rows.wanted[order]
-        selected = (np.cumsum(rows.wanted) - 1)[order[wanted]]  # of what is wanted, the number
+        selected = (np.cumsum(rows.wanted) - 1)[order[wanted]]  # the number of each wanted row
 
         def index_of(name: str) -> Array:
             return selected if name in constants.selected else order

@@ -38,8 +38,8 @@ class Input:
     """One input of matmuls: `values` float32 ``[rows, K]``, and codes where weights are integers.
 
     What writes the values of a *quantised* input writes its codes and their scales and sums too.
-    An *int16* input has a second set of codes for what the first leaves over, in 255ths: 16 bits of
-    precision for twice the products of integers.  Its blocks are of both sets together.
+    An *int16* input has a second set of codes for the remainders of the first, in steps of 1/255:
+    16 bits of precision for twice the products of integers.  Each of its blocks has both sets.
 
     Args:
         values: The memory of the values; by default its own.
@@ -85,12 +85,12 @@ class Input:
 class Engine:
     """The threads of one CPU device.  One run at a time: other threads wait.
 
-    They end when it is closed, or when nobody has it any more.  After a fork the child has no
+    They end when the engine is closed, or with its last reference.  After a fork the child has no
     threads but its own: it gets new ones when it first runs.
 
-    When a run has returned, nobody touches what it worked on any more, but a thread that was late
-    may still read weights.  So what a dropped program kept is let go of once no thread is inside a
-    run: see `retire`.
+    When a run has returned, no thread touches its inputs and outputs any more, but a late thread
+    may still read weights.  So the objects of a dropped program are released when no thread is
+    inside a run: see `retire`.
     """
 
     def __init__(self, threads: int | None = None, isa: str = "") -> None:
@@ -212,7 +212,7 @@ _ENGINES: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 @atexit.register
 def _settle() -> None:
-    """Have late threads out of all weights, which the interpreter frees when it ends."""
+    """Wait until late threads read no weights: the interpreter frees these at its end."""
     for engine in tuple(_ENGINES):
         engine.retire(None)
 

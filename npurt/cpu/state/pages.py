@@ -42,7 +42,7 @@ class Pages:
         return self.total - len(self._owners)
 
     def free_without(self, lists: Iterable["PageList"]) -> int:
-        """Return how many pages would be free if *lists* had none."""
+        """Return how many pages would be free without those of *lists*."""
         gone = Counter(page for each in lists for page in each.numbers.tolist())
         return self.free + sum(self._owners[page] == count for page, count in gone.items())
 
@@ -70,7 +70,7 @@ class Pages:
         self._lists.add(pages)
 
     def _count_again(self) -> None:
-        """Find the pages that nobody has: Ctrl-C may have come between two steps of an account."""
+        """Count the owners again: Ctrl-C may have interrupted a change of the counts."""
         owners = Counter(page for each in self._lists for page in each.numbers.tolist())
         self._owners = dict(owners)
         self._returned = [page for page in range(self._fresh) if page not in owners]
@@ -176,7 +176,7 @@ class PageList:
             self._count += 1
 
     def _copy(self, index: int, count: int) -> None:
-        """Have a page alone that others have, too: a copy of its first *count* positions."""
+        """Replace a shared page by a new one with its first *count* positions."""
         shared, own = int(self._numbers[index]), self._pages.take()
         self._pages.copy(shared, own, count)
         self._numbers[index] = own

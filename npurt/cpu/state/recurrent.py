@@ -85,8 +85,8 @@ class Recurrent:
     def begin(self, position: int, rows: int) -> None:
         """Prepare for a run of *rows* tokens from *position* on; `end` completes it.
 
-        Before several tokens, or some time after the last, the states are copied: no more than
-        SPACING of the tokens are then to be gone over again.
+        The states are copied before a run of several tokens, or when the last copy is old: so a
+        rollback replays at most SPACING tokens.
         """
         assert self.at == position, "the states are not where the run begins"
         self._coming = None
@@ -107,9 +107,10 @@ class Recurrent:
             self._copies[slot], self._coming = seen, None
 
     def _slot(self, end: int) -> int:
-        """Return the copy to give up for a run that ends at *end*: an empty one, if there is one.
+        """Return the copy that a run which ends at *end* may overwrite.
 
-        Else that is the older one, unless it will be of use for some time.
+        It is an empty one, if there is one; else the older one, unless that will be useful for
+        some time.
         """
         if None in self._copies:
             return self._copies.index(None)

@@ -1,4 +1,4 @@
-"""States of a delta net, and who has them: the one place that knows.
+"""States of a delta net.  Only this module knows whether the host or a device has them.
 
 Programs of the host keep them as float32 in an array.  A device that runs the net has them in a
 form of its own: the array is then out of date, and float32 is made when somebody reads.
@@ -43,13 +43,13 @@ class Slots:
         return self._make is not None and self.state.integers
 
     def exact(self) -> npt.NDArray[Any]:
-        """Return a copy of the state that says all of it; raises `DeltaState.exact`'s."""
+        """Return an exact copy of the state; errors as `DeltaState.exact`."""
         return self._array[0].copy() if self._make is None else self.state.exact()
 
     def restore(self, exact: npt.NDArray[Any]) -> bool:
         """Let the state be *exact*; return False when it had to be rounded.
 
-        It is where one of float32 and integers becomes the other.
+        Only here is float32 converted to integers, or integers to float32.
         """
         if self._make is None:
             self._array[0] = state_values(exact)

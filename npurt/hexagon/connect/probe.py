@@ -53,8 +53,8 @@ def forget_queue(connection: Connection) -> None:
 def capacity(connection: Connection) -> int:
     """Return how many bytes a session can map, measured once for each firmware.
 
-    A step less than what worked: the DSP needs addresses of its own.  Half of the free memory of
-    this machine is the limit of what is tried; a measurement that ends there is not kept.
+    The result is one step less than the most that worked: the DSP needs addresses of its own.  At
+    most half of this machine's free memory is tried; a measurement that ends there is not kept.
     """
     identity = measurements.identity(connection.load(), connection.domain)
     known = measurements.recall(identity, "capacity")

@@ -175,7 +175,7 @@ class Worker(Transport):
 
     def _receive(self, fds: list[int]) -> bytes:
         """Return the next answer, and put the descriptors that came with it into *fds*."""
-        _close_all(fds)  # of an answer that nobody waited for
+        _close_all(fds)  # of an answer to an earlier packet
         answer, passed, _, _ = socket.recv_fds(self._end, MOST_BYTES, 1)
         fds += passed
         if not answer:

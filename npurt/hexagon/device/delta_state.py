@@ -118,7 +118,7 @@ class HexagonState(DeltaState):
 
     def leave(self) -> None:
         """Forget the memory, because its session ends."""
-        with contextlib.suppress(NpurtError):  # a worker that is gone: then there are the rows
+        with contextlib.suppress(NpurtError):  # if the worker has ended, the rows are enough
             self.checkpoint()
         self._memory = self._in_memory = None
 

@@ -10,7 +10,7 @@ from npurt.hexagon.session.transport import Transport
 
 LEAST_BYTES = 32 << 20  # of the first block for weights; later ones double what there is,
 MOST_BYTES = 256 << 20  # up to this: boards exist that cannot give a gigabyte in one piece
-PROVEN_BYTES = 512 << 20  # no session is known to have less room: up to here nothing is measured
+PROVEN_BYTES = 512 << 20  # every known session has this room: below it nothing is measured
 
 
 class SessionMemory:

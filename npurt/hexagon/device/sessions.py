@@ -13,7 +13,7 @@ from npurt.hexagon.session.transport import TransportName
 from npurt.restart import patiently
 
 RESTART_SECONDS = 10  # that a DSP may take to be back
-FULL_SECONDS = 0.5  # in which memory of a process that has just ended is there again
+FULL_SECONDS = 0.5  # until the memory of a process that has just ended is free
 
 
 class Sessions:
@@ -63,7 +63,7 @@ class Sessions:
             self._connection = replace(self._connection, transport=TransportName.INVOKE)
 
     def _open(self) -> None:
-        connection = self._connection  # the memory must not keep this object, which keeps it
+        connection = self._connection  # this object keeps the memory: no reference back
         transport = connect(connection)
         try:
             self.opened.append(SessionMemory(transport, lambda: probe.capacity(connection)))

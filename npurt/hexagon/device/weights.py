@@ -1,4 +1,4 @@
-"""Weights in the memory of a session: which there are kernels for, and their images."""
+"""Weights in the memory of a session: their images, and which weights have kernels."""
 
 import weakref
 
@@ -60,9 +60,10 @@ class HexagonPacked(Packed):
         return images.image_bytes(self.format, self.n, self.k)
 
     def put(self, memory: SessionMemory, arena: Arena, part: Slice) -> None:
-        """Write the image to *part*, which goes back to *arena* when this object goes.
+        """Write the image to *part*, which returns to *arena* when this object goes.
 
-        Other threads may read the image meanwhile: the last one, which stays until this is whole.
+        Meanwhile other threads may read the previous image, which stays until the new one is
+        complete.
         """
         if self._finalizer:
             self._finalizer.detach()  # memory of a session that is no more

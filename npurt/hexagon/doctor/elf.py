@@ -220,10 +220,10 @@ class _Image:
         _refuse(f"{what} ({nbytes} bytes at {address:#x}) is in no segment")
 
     def _loaded(self, address: int, nbytes: int = 0, access: int = 0) -> bool:
-        """Say whether these bytes are in memory; none may also be at the end of a segment.
+        """Return whether these bytes are in memory; an empty range may lie at the end of a segment.
 
         Args:
-            access: What one must be allowed to do there, of `Access`.
+            access: The access that the segment must allow.
         """
         loads = (s for s in self._segments if s.kind == Kind.LOAD and not access & ~s.access)
         return any(s.address <= address <= s.address + s.memory_bytes - nbytes for s in loads)
@@ -294,7 +294,7 @@ class _Image:
         return dict(sorted(kinds.items()))
 
     def _check_relocation(self, place: int, symbol: int, symbols: list[_Symbol]) -> None:
-        """Refuse one that changes what is not loaded, or refers to no symbol."""
+        """Refuse a relocation that changes bytes outside memory, or refers to no symbol."""
         if place % 4 or not self._loaded(place, 4):
             _refuse(f"a relocation changes {place:#x}, which is in no segment, or no whole word")
         if symbol and symbols and (symbol >= len(symbols) or not symbols[symbol].refers):

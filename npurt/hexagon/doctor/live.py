@@ -17,7 +17,7 @@ REPORT = (
     "sudo journalctl -b | grep -i -e cdsprpcd -e fastrpc shows what the DSP said; npurt doctor "
     "--bundle report.tar.gz puts together what a report needs"
 )
-_HERE = re.compile("npurt doctor")  # advice to come here, where we are
+_HERE = re.compile("npurt doctor")  # this is the page that advice names
 
 
 def _step(system: System, name: str) -> dict[str, Any]:
@@ -59,7 +59,7 @@ _HANG = (
 
 
 def library(system: System) -> Result:
-    """The system's library must load, alone, and be no stub."""
+    """The system's library must load, be the only one, and be no stub."""
     trouble = _trouble(system, "library")
     if trouble:
         return trouble

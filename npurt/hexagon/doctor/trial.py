@@ -53,7 +53,7 @@ def trial(connection: Connection, seconds: float = STEP_SECONDS) -> Seen:
             [sys.executable, "-c", code],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # the library logs there what steps say better
+            stderr=subprocess.DEVNULL,  # steps report what the library logs there
             process_group=0,
         )
     except OSError as error:

@@ -1,12 +1,12 @@
-"""One thread that makes a session's calls, and callers who wait for them no longer than they say.
+"""One thread makes all calls of a session; each caller says how long it waits at most.
 
 A call that the DSP does not answer blocks for ever, and nothing cancels it.  So it is made on a
 thread of its own, and only that thread is lost with it.  The thread has signals blocked: one that
 interrupts a call in the kernel leaks its context and sends the call again (qualcomm/fastrpc#347).
 It is one thread for good: the DSP keeps a thread for each thread that ever called it.
 
-There are two ways to it.  `Caller.run` takes anything that Python can do, in turn.  `Caller.call`
-takes a call of C, through a `NativeCaller`: for calls that happen many times a token.
+`Caller.run` runs any function of Python on it, one after another.  `Caller.call` makes a call of C,
+through a `NativeCaller`: for calls that happen many times a token.
 """
 
 import atexit
@@ -35,7 +35,7 @@ class _Job(Generic[T]):
         self.work = work
         self.result: T
         self.error: BaseException | None = None
-        self.given_up = False  # nobody waits: if it has not begun, it shall not
+        self.given_up = False  # nobody waits for it: it must not begin any more
         self.done = threading.Lock()
         self.done.acquire()
 
@@ -50,7 +50,8 @@ class _Job(Generic[T]):
     def outcome(self) -> T:
         """Return the result, or raise the error, once: a kept error keeps its frames.
 
-        They keep this job, and all that they were called with, until a garbage collection.
+        The error is not kept: it would keep the frames that it went through, and they this job and
+        all their arguments, until a garbage collection.
         """
         error, self.error = self.error, None
         try:
@@ -83,7 +84,7 @@ class Caller:
         self._native = NativeCaller()
         self._process = os.getpid()
         self._abandoned = False  # the last job may still run: nobody waits for it
-        self._late: Callable[[], bool] | None = None  # whether what was given up last still runs
+        self._late: Callable[[], bool] | None = None  # whether the job given up last still runs
         arguments = self._jobs, self._native
         self._thread = threading.Thread(target=_work, args=arguments, name=name, daemon=True)
         try:
@@ -96,14 +97,14 @@ class Caller:
 
     @property
     def stuck(self) -> bool:
-        """True while a job runs that was given up: no other is taken."""
+        """True while a job that was given up still runs: the thread takes no other."""
         return self._late is not None and self._late()
 
     def call(self, call: NativeCall, deadline: float, what: str) -> tuple[int, int] | None:
         """Have *call* made on the thread; return what it returned, and its errno.
 
-        Returns None when the thread has something else to do, or will do nothing any more: `run`
-        waits for the first, and says the second.
+        Returns None when the thread is busy or has ended.  `run` waits for a busy thread, and
+        raises an error when the thread has ended.
 
         Args:
             call: Is kept, with all it refers to, until it ends.
@@ -194,9 +195,9 @@ class Caller:
             self.run(_nothing, deadline, "an interrupted call")
 
     def close(self, last: Callable[[], None], deadline: float) -> None:
-        """Run *last* after all else and end the thread; wait for that, but not if it is stuck.
+        """Run *last* after all other jobs and end the thread; wait for it unless it is stuck.
 
-        What *last* refers to stays until it ran: for ever, when a call never comes back.
+        Objects that *last* refers to stay until it has run: for ever, if a call never returns.
         """
         self._put(_Job(last))
         self._put(None)

@@ -79,7 +79,7 @@ REOPEN = "npurt reopens the device twice by itself; after that, " + DOCTOR
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What a code usually means when one of *calls* returns it; no calls: whichever does."""
+    """The usual meaning of a code when one of *calls* returns it; no calls: when any does."""
 
     code: int
     calls: tuple[str, ...]
@@ -348,7 +348,7 @@ def parse(text: str) -> int:
 
 
 def decode(code: int, call: str = "", errno: int = 0) -> Code:
-    """Explain what *call* (a C name, or "" when unknown) returned; *errno* as it left it.
+    """Explain the code that *call* (a C name, or "" when unknown) returned, and the errno it left.
 
     0x68 is two codes: no memory from a call that allocates, a restarted DSP from all others.
     """
@@ -367,7 +367,7 @@ def decode(code: int, call: str = "", errno: int = 0) -> Code:
 def failed(call: str, code: int, errno: int = 0, about: str = "") -> NpurtError:
     """Return the error for *call* having returned *code*; *about* says what it was for.
 
-    *errno* belongs to what the CPU said: beside an answer of the DSP it is that of another call.
+    *errno* counts only if the code is the CPU's: if it is the DSP's, another call left the errno.
     """
     what = decode(code, call, errno)
     told = errno and what.side != "DSP"

@@ -32,7 +32,7 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class SessionSlot:
-    """The number of a session on a DSP, which one process can have once."""
+    """The number of a session on a DSP; a process can have each number once."""
 
     domain: str  # "cdsp"
     session: int
@@ -69,10 +69,10 @@ def _ask(library: Library, domain: int, attribute: Attribute) -> int | None:
 class SessionPool:
     """The sessions that one library can open, and those in use.
 
-    The library has the number of a reserved session again when that is closed, and may give it to
-    others in this process: npurt forgets it then, and reserves anew.  One that was reserved and
-    never opened cannot be given back, so it is used again.
-    Source: qualcomm/fastrpc src/fastrpc_apps_user.c, domain_init() and domain_deinit().
+    When a reserved session is closed, its number goes back to the library, which may give it to
+    others in this process: so npurt forgets the number and reserves another.  A session that was
+    reserved and never opened cannot be given back, so it is used again.  Source: qualcomm/fastrpc
+    src/fastrpc_apps_user.c, domain_init() and domain_deinit().
     """
 
     def __init__(self, library: Library) -> None:
@@ -136,7 +136,7 @@ class SessionPool:
         Args:
             ended: Its session was open and is closed.
         """
-        self._returned.append((slot, ended))  # without the lock: who takes one may wait for this
+        self._returned.append((slot, ended))  # without the lock, for which another thread may wait
 
     def _reserve(self, domain: str) -> SessionSlot:
         ffi = abi.ffi()

@@ -71,7 +71,7 @@ class Handle:
         code, errno = self._library.call(codes.OPEN, self._uri.encode(), number)
         if code or not number[0]:
             self.state = State.CLOSED
-            # No name for the error: with one, it would keep this frame, and that the device.
+            # The error gets no name here: it would keep this frame, and the frame keeps the device.
             raise (code == codes.CONNREFUSED and self._library.unstarted()) or codes.failed(
                 codes.OPEN, code, errno, self._uri
             )

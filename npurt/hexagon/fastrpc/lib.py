@@ -40,11 +40,11 @@ class Library:
 
     Attributes:
         path: The file.
-        c: Its functions, for what must be fast; their codes are then the caller's to look at.
+        c: Its functions, for calls that must be fast; the caller has to check their codes.
         features: The names of `abi.OPTIONAL` that it has.
         process: Where it was loaded; it does not survive a fork.
         simulated: True for npurt's simulator.
-        ioctl: For the memory that the library gives: its own ioctl(), or else the program's.
+        ioctl: The function for ioctls of the library's memory: see `_ioctl`.
     """
 
     def __init__(self, path: str, functions: Any) -> None:
@@ -67,7 +67,7 @@ class Library:
         return code & 0xFFFF_FFFF, abi.ffi().errno
 
     def check(self, name: str, *arguments: Any, about: str = "") -> None:
-        """Call *name*, for which there is only success.
+        """Call *name*, which must succeed.
 
         Raises:
             NpurtError: It returned another code; see `codes.failed`.
@@ -160,9 +160,9 @@ def load(candidates: Sequence[str]) -> Library:
 
 
 def _other_than(candidate: str) -> str:
-    """Return a file beside which *candidate* would be a second FastRPC library; "": there is none.
+    """Return the FastRPC library that is loaded besides *candidate*; "" if there is none.
 
-    Where there are two already, every one is a second.
+    If two are loaded already, each is refused.
     """
     there = loaded() if _FASTRPC.search(candidate) else []
     return there[0] if len(there) > 1 or (there and not _is_loaded(candidate)) else ""
@@ -171,7 +171,8 @@ def _other_than(candidate: str) -> str:
 def _is_loaded(candidate: str) -> bool:
     """Ask the dynamic linker, which knows files by more than their names.
 
-    By ctypes: what is not loaded is no error to the linker, and cffi crashes over one without text.
+    It uses ctypes: the linker reports a library that is not loaded without a text, and cffi crashes
+    then.
     """
     try:
         ctypes.CDLL(candidate, os.RTLD_NOW | os.RTLD_NOLOAD)
@@ -182,7 +183,7 @@ def _is_loaded(candidate: str) -> bool:
 
 @once
 def _library(path: str) -> Library:
-    """Return the one `Library` of a file: what is known of its sessions must not be split.
+    """Return the `Library` of a file, one for the process: it knows all sessions.
 
     It stays loaded: memory of it may be freed last of all when the interpreter ends.
     """

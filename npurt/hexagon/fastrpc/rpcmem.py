@@ -52,10 +52,10 @@ class Block:
 
 
 class Synchroniser:
-    """DMA_BUF_IOCTL_SYNC of blocks, each whole: the kernel knows no part.
+    """DMA_BUF_IOCTL_SYNC of whole blocks: the kernel cannot synchronise a part.
 
-    Its methods do nothing where *fd* is no dma-buf but memory like any other, which no cache hides,
-    and raise DriverError when the kernel refuses.
+    Its methods do nothing if *fd* is ordinary memory and no dma-buf: such memory needs no
+    synchronising.  They raise DriverError when the kernel refuses.
     """
 
     def __init__(self, library: Library) -> None:
@@ -74,7 +74,7 @@ class Synchroniser:
             self._again(fd, self._start_read)
 
     def _again(self, fd: int, request: Any) -> None:
-        """Look at the errno of a request that failed; repeat it until it does not."""
+        """Raise the error of a failed request, or repeat one that a signal interrupted."""
         number = abi.ffi().errno
         while number in (errno.EINTR, errno.EAGAIN):
             if self._ioctl(fd, abi.DMA_BUF_IOCTL_SYNC, request) >= 0:
@@ -98,7 +98,7 @@ def allocate(library: Library, nbytes: int) -> Block:
     """
     if not 1 <= nbytes <= LARGEST:
         raise LayoutError(
-            f"a shared block of {nbytes} bytes cannot be had",
+            f"a shared block cannot have {nbytes} bytes",
             remedy=f"use 1 to {LARGEST} bytes for each block",
         )
     ffi = abi.ffi()

@@ -270,7 +270,7 @@ class Interface:
 
 
 def refusal(params: tuple[Param, ...]) -> str | None:
-    """Return what must be otherwise for these parameters to make a call, or None."""
+    """Return why these parameters cannot make a call, or None."""
     fixed_in = sum(not p.type.fixed for p in params if p.goes_in) + 1
     fixed_out = sum(not p.type.fixed for p in params if p.comes_out) + 1
     if max(fixed_in, fixed_out) > MOST_BUFFERS:

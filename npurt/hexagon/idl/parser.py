@@ -103,7 +103,7 @@ class Parser:
             self.expected(what)
         if token.text in taken:
             self.source.refuse(
-                token.offset, f"expected {what} that is new, found {token.text} again"
+                token.offset, f"expected {what} that is new: {token.text} is declared already"
             )
         taken.add(token.text)
         return self.advance()
@@ -112,7 +112,9 @@ class Parser:
         """Record names that the generated C uses; refuse those that are taken."""
         for name in names:
             if name in taken:
-                self.source.refuse(offset, f"expected no other {name}: C has it for this one")
+                self.source.refuse(
+                    offset, f"expected another name: the C of this interface uses {name} already"
+                )
             taken.add(name)
 
     # --- declarations ------------------------------------------------------------------------

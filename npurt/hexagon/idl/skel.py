@@ -315,7 +315,7 @@ class _Body:
             self.arguments.append(v if by_value else f"&{v}")
 
     def dma(self, v: str, mode: str, sent: Iterator[int]) -> None:
-        """Take a handle; how long it is, the DSP's runtime knows."""
+        """Take a handle; the DSP's runtime knows its length."""
         if mode == "in":
             next(sent)
         skipped = "(sc >> 4 & 0xf) + " if mode == "rout" else ""

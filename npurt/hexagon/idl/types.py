@@ -89,7 +89,7 @@ class Type(abc.ABC):
         """
 
     def reserve(self, room: Any, where: str, inputs: Buffers, outputs: Buffers) -> Cells:
-        """Return the cells that say how much room there is; append what they need to the lists."""
+        """Return the cells that state the room; append their buffers to the lists."""
         return []
 
     @abc.abstractmethod

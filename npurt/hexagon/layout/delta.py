@@ -22,7 +22,7 @@ BIAS = 157  # of exponents
 EMPTY = BIAS - 400  # exponent of lanes that hold nothing: far below all float32
 HALF = 1 << 30  # gain of a state that no decay has touched: 1/2
 INTEGER_BITS = 30
-MOST_EXPONENT = 900  # what is as large is infinite in float32, but not in float64
+MOST_EXPONENT = 900  # numbers of this size are infinite in float32, but not in float64
 
 # Standard error of a product with a row.  Integers of k and q have 10 bits or more for their
 # greatest element and d has 16, so a row that is all d k has 25, of which 16 are not read: 9 bits

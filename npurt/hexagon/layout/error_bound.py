@@ -14,12 +14,12 @@ differ:
     every step's sum         down, by at most 2^shift V, all the same way; shift = ceil(log2(steps))
     the result, to float32   by 2^-24 of it
 
-Where c groups have one x_b, as in data that repeats, their errors may be equal: then c of them are
-off by c / 2 at most, which is sqrt(3 c) of the standard errors that are taken above.
+If c groups have the same x_b, as in data that repeats, their errors may be equal: then their sum is
+off by at most c / 2, which is sqrt(3 c) standard errors of the sum above.
 
 So all is proportional to ``magnitude = 2^15 2^exponent max_b |codes of x in b|``, times sqrt(3 c),
-which is known of x alone, and of w there remain norms of its integers.  The largest code of a row
-of x is at least `LEAST_CODE`, and x_b is below 2^15.
+which x alone determines; w contributes norms of its integers.  The largest code of a row of x is at
+least `LEAST_CODE`, and x_b is below 2^15.
 """
 
 import numpy as np

@@ -9,12 +9,12 @@ offset, becomes an integer of at most `bits` bits times a power of two that its 
 
     scale = integer * 2^exponent * (1 + e)      |e| <= 1 / (2 |integer|)
 
-The row's largest has `bits` bits (13 to 15), so its error is below 2^-bits and that of another
-larger by as much as it is smaller.  Against the row as a whole, what is rounded off a block of
-codes c with scale s is at most 2^(exponent - 1) |c|.  Formats whose scales span a few powers of
-two lose nothing that shows (2^-14); a row whose scales span so much that its values, as a vector,
-are off by more than 2^-10, a quarter of what 8-bit activations lose (2^-8), is refused: so at most
-a sixteenth is added to the squared error of a row.
+The row's largest has `bits` bits (13 to 15), so its relative error is below 2^-bits; that of a
+smaller scale is as many times larger as the scale is smaller.  The rounding changes a block of
+codes c by at most 2^(exponent - 1) |c|, as a part of the row.  Formats whose scales span a few
+powers of two lose little (2^-14).  A row is refused if its scales span so much that its values, as
+a vector, are off by more than 2^-10.  That is a quarter of the error of 8-bit activations (2^-8),
+so at most a sixteenth is added to the squared error of a row.
 """
 
 import math
@@ -203,7 +203,7 @@ def _rounded(
 
 
 def _exponents(fmt: ImageFormat, largest: F64, rows: slice) -> tuple[I32, npt.NDArray[np.bool_]]:
-    """Return each row's exponent, such that *largest* rounds to `bits` bits, and which are used."""
+    """Return exponents that give each row's *largest* `bits` bits, and which rows are used."""
     if not np.isfinite(largest).all():
         row = rows.start + int(np.argmin(np.isfinite(largest)))
         raise NumericsError(

@@ -1,7 +1,7 @@
 """How the DSP rounds activations: the integers of dsp/kernels/quantise_row.h in numpy.
 
-Bit for bit the kernel's, and fast enough to say, of every product that is verified, what the DSP
-really multiplied.
+They are the kernel's, bit for bit.  They are computed fast enough for every product that is
+verified, which needs the operands as the DSP rounded them.
 """
 
 import functools
@@ -89,7 +89,7 @@ def multiplied(x: F32, group: int = BLOCK) -> F64:
 def _lifted(magnitudes: I64) -> I64:
     """Return the bits of numbers below 2^-62 times 2^LIFT: normal ones, or 0.
 
-    By integers, as a process may flush subnormal numbers.
+    This is computed with integers, because a process may flush subnormal numbers.
     """
     subnormal = np.ldexp(magnitudes.astype(np.float64), LIFT - 149).astype(np.float32)
     return np.where(

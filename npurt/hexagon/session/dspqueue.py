@@ -1,4 +1,4 @@
-"""Batches as messages of a dspqueue: no kernel call each, where driver and firmware can do it.
+"""Batches as messages of a dspqueue, which need no kernel call, if driver and firmware allow it.
 
 On many boards they cannot: packets are written and never read (qualcomm/fastrpc#377).  So this is
 used after a test in a process that can be killed (`probe`), and every wait has a limit: a read
@@ -18,7 +18,7 @@ from npurt.hexagon.fastrpc.rpcmem import U8, Block
 from npurt.hexagon.session.session import Session
 from npurt.hexagon.session.transport import Send, Transport, TransportName
 
-SLICE_US = 1_000_000  # of one wait; the deadline is made of such
+SLICE_US = 1_000_000  # of one wait; waits are repeated until the deadline
 EXPIRED = 0x0C
 CLOSES = 100  # tries to close a queue whose DSP process has ended
 CLOSE_SECONDS = 0.01  # between two of them
@@ -143,7 +143,7 @@ class _Exchange:
         self._until("dspqueue_read", self._read, end)
 
     def _until(self, call: str, arguments: tuple[Any, ...], end: float) -> None:
-        """Call until it does not expire; any failure is the end of the session."""
+        """Repeat a call that expires; any other failure ends the session."""
         self._session.require_open(call)
         while True:
             code, errno = self._library.call(call, *arguments)

@@ -149,9 +149,9 @@ def check(request: Request, answer: U8, words: Words | None = None) -> int:
         words: The bits of the last number of each result, as the host sees them.
 
     Raises:
-        DeviceLost: *answer* is not the reply to *request*, or none that a DSP gives: the call or
-            the reply did not arrive whole.  Or *words* are not those that the DSP wrote: the reply
-            came, and results did not.
+        DeviceLost: *answer* is not the reply to *request*, or damaged: the call or the reply did
+            not arrive whole.  Or *words* are not those that the DSP wrote: the reply arrived, and
+            the results did not.
         DeviceFull: The DSP has no memory left.
         NumericsError: There is a NaN or an infinity in the activations.
         DriverError: The DSP refused an op.

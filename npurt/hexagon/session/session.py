@@ -242,4 +242,4 @@ def _start(owned: Owned, arch: int | None) -> None:
     owned.open(skel.module(code))
     if owned.handle and "remote_handle64_control" in owned.library.features:
         wish = abi.ffi().new("remote_rpc_control_latency *", [abi.PM_QOS, LATENCY_US])
-        owned.handle.control(HandleRequest.LATENCY, wish)  # a wish: no matter what comes back
+        owned.handle.control(HandleRequest.LATENCY, wish)  # optional: its result is ignored

@@ -24,7 +24,7 @@ from npurt.settings import prepend_dsp_path
 
 FOLDER = Path(__file__).parents[1] / "skel"
 ENTRY = "npurt_skel_handle_invoke"
-ABANDONED_SECONDS = 86400  # after which a folder whose lock nobody holds is nobody's
+ABANDONED_SECONDS = 86400  # after which a folder that no process has locked is removed
 _NAME = re.compile(r"libnpurt_skel_v(\d+)\.so")
 
 
@@ -36,7 +36,7 @@ def available(folder: Path | None = None) -> dict[int, Path]:
 
 
 def choose(arch: int | None, folder: Path | None = None) -> Path:
-    """Return the skel for a DSP of version *arch*: of that, or else the nearest older.
+    """Return the skel for a DSP of version *arch*, or else for the nearest older version.
 
     A DSP that does not tell its version (None) gets the oldest skel: newer DSPs run it too.
 
@@ -94,7 +94,7 @@ def publish(skel: Path) -> None:
 
 
 def withdraw() -> None:
-    """Remove what `publish` made, for a process that ends without saying so to the interpreter."""
+    """Remove what `publish` made, in a process that ends without exit handlers."""
     with contextlib.suppress(OSError):
         shutil.rmtree(_private())
 

@@ -1,9 +1,9 @@
-"""How far the drafts of many texts may go in one step: as far as they are worth their rows.
+"""How many tokens the drafts of many texts may have in one step: as many as pay for their rows.
 
 A step with B texts takes t seconds and yields B tokens.  A draft token that is right with
 probability p yields p tokens more.  It costs the seconds of one more row and of drafting it, during
-which all texts wait.  It is worth that while p is more than the tokens that the step yields in this
-time otherwise: B * seconds / t.  So drafts cost more as more texts are decoded together, and cease
+which all texts wait.  So it pays while p is more than the tokens that the step otherwise yields in
+these seconds: B * seconds / t.  So drafts cost more as more texts are decoded together, and cease
 by themselves.
 """
 
@@ -34,7 +34,7 @@ class StepCost:
         costs: As given.
         rows: Rows of the step so far.
         texts: How many texts it decodes.
-        second: Tokens that the step yields in a second otherwise, and a bit more.
+        second: Tokens that the step yields in a second without drafts, times `MARGIN`.
         row: Seconds of one more row.
         spare: Seconds that drafts may take to read prompts.
         draft, read: Seconds that drafting a token takes, and reading one before.

@@ -6,7 +6,7 @@ from npurt.llm.spec.controller import PRIOR_ROW, Mean
 
 EXACT = 16  # numbers of rows up to this one are measured each; larger ones in groups
 STEPS = 4  # groups between a number and twice that number
-GROWTH = 2.5  # assumed cost of that many times the rows, while it was not measured, is as much
+GROWTH = 2.5  # times the rows are assumed to cost so many times as much, until measured
 
 
 class RowCosts:

@@ -1,4 +1,4 @@
-"""The thread of an engine: it steps while there are texts, and does what other threads ask for."""
+"""The thread of an engine: it steps while there are texts, and makes calls for other threads."""
 
 import contextlib
 import itertools
@@ -95,7 +95,7 @@ class Loop:
             self._call(call)
 
     def stats(self) -> Stats:
-        """Return the scheduler's, between two steps.
+        """Return the state of the scheduler, between two steps.
 
         Raises:
             SettingError: The engine is closed.
@@ -156,7 +156,7 @@ class Loop:
     def _stop(self, error: BaseException) -> None:
         """End all texts with *error*, which a listener raised, or a mistake of npurt.
 
-        Whatever else does not work then: each request gets its end.
+        Each request gets its last event, even if other steps of this function fail.
         """
         with self._changed:
             self._error, self._closing = error, True

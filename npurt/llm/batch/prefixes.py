@@ -67,11 +67,11 @@ class Prefixes:
         return iter(self._entries)
 
     def find(self, tokens: Sequence[int], salt: str) -> tuple[Entry | None, int, int]:
-        """Return the best entry for *tokens*, which needs a token after it.
+        """Return the best entry for *tokens*; the last token is always left to be evaluated.
 
         Returns:
-            The entry; how many tokens to fork; how many tokens some entry begins with, which is
-            more where states only go forward.
+            The entry; how many tokens to fork; how many tokens any entry has in common with
+            *tokens*, which is more than can be forked if states only go forward.
         """
         levels = [found for key in _keys(tokens, salt) if (found := self._pages.get(key))]
         candidates = set[Entry]().union(*levels if self._recurrent else levels[-1:])

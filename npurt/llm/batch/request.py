@@ -1,4 +1,4 @@
-"""A request to an engine, as the thread sees it that made it."""
+"""A request to an engine, for the thread that made it."""
 
 import copy
 import queue

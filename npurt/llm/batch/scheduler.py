@@ -274,7 +274,7 @@ class Scheduler:
     def _short(self, reading: list[Sequence]) -> list[Sequence]:
         """Return the prompts that are short beside the oldest one, the shortest first.
 
-        Not those that begin with tokens that are about to be evaluated for the oldest one.
+        Prompts that begin with tokens which the oldest one is about to evaluate are left out.
         """
         left: dict[Sequence, int] = {}
         for text in reading[1:]:
@@ -368,7 +368,7 @@ class Scheduler:
         return failed
 
     def _new_context(self) -> Context:
-        """Return a context; where other contexts have all sequences, that of a kept prefix goes.
+        """Return a context; when no sequence is free, release that of a kept prefix.
 
         Raises:
             SettingError: None is kept.
@@ -401,9 +401,9 @@ class Scheduler:
         """Return how many pages must be free for *text* to begin.
 
         Returns:
-            Its own pages, one more, and those of prompts that are being read; how many of them some
-            other text has already; the entry of that text, if it is kept.  Each loss of its pages
-            doubles the one more, or else it could be evaluated again for each text that ends.
+            Its own pages, one more, and those of prompts that are being read; how many of them it
+            shares with another text; that text's entry, if it is kept.  The one more doubles with
+            each loss of its pages, or else it could be evaluated again for each text that ends.
         """
         promised = sum(self._growth(each, each.pending) for each in self._running)
         _, entry, shared, _ = self._beginning(text)
@@ -442,7 +442,7 @@ class Scheduler:
     # --- Prefixes -------------------------------------------------------------------------------
 
     def _beginning(self, text: Sequence) -> tuple[Context | None, Entry | None, int, int]:
-        """Return what was evaluated already of a text.
+        """Return the evaluated text whose beginning *text* has.
 
         Returns:
             A context to fork; its entry, if it is kept; how many tokens of it to fork; how many
@@ -460,7 +460,7 @@ class Scheduler:
         return source, entry, length, equal
 
     def _begin_with_prefix(self, text: Sequence, context: Context) -> None:
-        """Fork what was evaluated of *text* for another; see where to keep copies of states."""
+        """Fork a text with the same beginning for *text*; decide where to keep copies of states."""
         source, entry, length, equal = self._beginning(text)
         if source and not self._fork(source, context, length):
             length = 0

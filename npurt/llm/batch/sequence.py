@@ -147,7 +147,7 @@ class Sequence(GeneratedText):
             speculator.drafter.release()
 
     def leave(self) -> Context | None:
-        """Release what the draft has of the text; return its context, which it has no more."""
+        """Release the draft's memory of the text; take its context away, and return it."""
         self._drop_draft()
         context, self.context = self.context, None
         return context

@@ -61,7 +61,7 @@ def fitted(found: Importance, shapes: Mapping[str, tuple[int, ...]], path: Path)
     """Return the importances of tensors of this model, ``[1 or matrices, K]``.
 
     Raises:
-        ModelFormatError: None of them is of a tensor here, or one has another number of columns.
+        ModelFormatError: No tensor of this model has one, or one has another number of columns.
     """
     fit = {}
     if not found.keys() & shapes.keys():
@@ -138,5 +138,5 @@ def _integer(data: memoryview, at: int) -> tuple[int, int]:
 
 def _part(data: memoryview, at: int, nbytes: int) -> memoryview:
     if not 0 <= nbytes <= len(data) - at:
-        raise ValueError(f"{nbytes} bytes are to follow byte {at}, and it has {len(data)}")
+        raise ValueError(f"{nbytes} bytes must follow byte {at}, but it has {len(data)} in all")
     return data[at : at + nbytes]

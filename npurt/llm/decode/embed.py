@@ -48,9 +48,9 @@ class Embedding(NamedTuple):
 
 
 class Embedder:
-    """Embeds texts with a model; its context is afterwards as it was.
+    """Embeds texts with a model, and leaves its context as it was.
 
-    Each text begins at position 0, and no other has a part in its embedding.  A decoder runs them
+    Each text begins at position 0; other texts do not change its embedding.  A decoder runs them
     one after another; an encoder runs as many together as a run has rows for.
 
     Args:
@@ -267,7 +267,7 @@ class Embedder:
     def _runs(self, texts: Sequence[Segmented]) -> Iterator[list[Segmented]]:
         """Yield texts that one run of an encoder has.
 
-        Where rows depend on how many others there are, as on the device numpy, it is one text.
+        On devices whose rows depend on how many there are, such as numpy, a run has one text.
         """
         most = self._model.setup.limits.rows if self._model.devices.cpu else 0
         run: list[Segmented] = []
@@ -296,7 +296,7 @@ class Embedder:
     # --- Pooling --------------------------------------------------------------------------------
 
     def _pooled(self, hidden: F64, pooling: Pooling, normalize: bool) -> F32:
-        """Return what *pooling* makes of the hidden states of a text."""
+        """Return the hidden states of a text after *pooling*."""
         if pooling is Pooling.RANK:
             last = self._model.config.architecture in LAST_OF_RERANKERS
             return self._scores(hidden[-1 if last else 0]).astype(np.float32)
@@ -316,7 +316,7 @@ class Embedder:
             )
 
     def _scores(self, x: F64) -> F64:
-        """Return what the classifier makes of the hidden state of one token."""
+        """Return the classifier's scores for the hidden state of one token."""
         x = np.tanh(self._linear(DENSE, x)) if f"{DENSE}.weight" in self._model.file else x
         x = self._linear(OUTPUT, x) if f"{OUTPUT}.weight" in self._model.file else x
         if self._model.config.architecture in SHARES:

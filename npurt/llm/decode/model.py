@@ -66,8 +66,8 @@ class Llama:
         seed: Of sampling; by default, and with -1, different each time.
         kv_type: ``"f16"`` or ``"f32"``: elements of the KV cache.
         verify: ``"off"``, ``"sample"`` or ``"always"``: which products are checked.
-        strict: Refuse to load when a product or a delta net would not run on *device*, and to go on
-            when one cannot any more.
+        strict: Raise an error when a product or a delta net cannot run on *device*, or cannot any
+            more.
         context_shift: When the context is full, forget the older half instead of stopping.
         chat_template: Jinja source to use instead of the file's, or the name of a format:
             ``"chatml"``, ``"gemma"``, ``"llama2"``, ``"llama3"``, ``"mistral"``, ``"phi3"``,
@@ -235,7 +235,7 @@ class Llama:
 
     @property
     def speculator(self) -> Speculator | None:
-        """What drafts tokens; None without a draft."""
+        """The speculator, which drafts tokens; None without a draft."""
         return self.generator.speculator
 
     @speculator.setter

@@ -118,7 +118,7 @@ class Request:
         )
 
     def nth(self, i: int) -> Self:
-        """Return the request for text *i* of several, 0 for the first: its seed is that much more.
+        """Return the request for text *i* of several, 0 for the first, with the seed plus *i*.
 
         Raises:
             SettingError: The seed would be too large.
@@ -160,10 +160,10 @@ def _require_known(name: str, ids: Iterable[int], tokenizer: Tokenizer) -> None:
 
 
 def without_missing(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return *options* without those of `MISSING`, which must not change anything.
+    """Return *options* without those of `MISSING`, which must have values that change nothing.
 
     Raises:
-        UnsupportedOp: One does not.
+        UnsupportedOp: One has another value.
     """
     for name in MISSING.keys() & options.keys():
         if not asks_for_nothing(options[name], MISSING[name]):
@@ -182,7 +182,7 @@ def top_logprobs_of(logprobs: Any, top: Any) -> int | None:
 
     Args:
         logprobs: Whether to keep them; or the number, as of a completion.
-        top: The number, as of a chat, which counts more.
+        top: The number, as of a chat; it overrides *logprobs*.
 
     Raises:
         SettingError: One is no number up to `MAX_TOP_LOGPROBS`, or *top* is there alone.

@@ -141,9 +141,9 @@ class TextGenerator:
             response_format: The same as in OpenAI's interface and llama-cpp-python: ``{"type":
                 "json_object"}``, which may have a ``"schema"``, ``{"type": "json_schema",
                 "json_schema": {"schema": ...}}`` or ``{"type": "text"}``.
-            n: The number of texts, whose seeds are *seed*, *seed* + 1 and so on; several come
-                as a list, whose ``timings``, with log probabilities, are those of each; ``timing``
-                is that of the last one.  Not with *stream*.
+            n: The number of texts, whose seeds are *seed*, *seed* + 1 and so on.  Several come as a
+                list; ``timings`` has the counts and log probabilities of each, ``timing`` those of
+                the last one.  Not with *stream*.
             echo: Begin each text with the prompt.
             stream: Return an iterator of pieces of text instead of the whole.
             unknown: Refused: options of other libraries by name, unless they ask for nothing.
@@ -185,7 +185,7 @@ class TextGenerator:
         )  # fmt: skip
         return _after(begin, pieces) if begin else iter(pieces)
 
-    # A TypedDict cannot stand beside other variables, so these name the options again.
+    # A signature cannot have a TypedDict and other keywords, so these name the options again.
     # `self` is positional, so that mypy does not take it for a template's variable in `Part`.
     @overload
     def chat(

@@ -146,7 +146,7 @@ def _require_small(name: str, stem: str, part: LowRank) -> None:
     """Refuse values with which products overflow float32, though each is finite.
 
     Raises:
-        ModelFormatError: That may be.
+        ModelFormatError: Products may overflow.
     """
     rank, k = part.a.shape
     a, b = (float(abs(each.blocks).max()) for each in (part.a, part.b))

@@ -170,7 +170,7 @@ def _place(
 
 
 class Incomplete(Exception):
-    """The header goes on behind the bytes that are there; it has *needed* bytes at least."""
+    """The header is longer than the bytes that are there: at least *needed* bytes."""
 
     def __init__(self, needed: int) -> None:
         super().__init__(needed)

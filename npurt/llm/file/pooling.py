@@ -10,7 +10,7 @@ from npurt.llm.file.metadata import CONVERT_AGAIN, Metadata, require
 
 
 class Pooling(Enum):
-    """What is taken of the hidden states ``[T, D]`` of a text."""
+    """How the hidden states ``[T, D]`` of a text become its embedding."""
 
     NONE = "none"  # all of them
     MEAN = "mean"  # their mean

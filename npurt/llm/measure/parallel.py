@@ -109,7 +109,7 @@ def _measure(
 ) -> tuple[float, float, float]:
     """Return the seconds of all prompts, those of all texts, and slowest by fastest text."""
     seconds, spread = [], 1.0
-    salt = str(time.monotonic_ns())  # nothing of another measurement is found
+    salt = str(time.monotonic_ns())  # no prefix of another measurement is found
     for stop, count in ((-1, 1), (None, generated)):
         start = time.perf_counter()
         requests = [

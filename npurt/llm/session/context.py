@@ -161,7 +161,7 @@ class Context:
             self._mend()
 
     def _mend(self) -> None:
-        """Evaluate tokens again whose states were lost, or beyond which states went back."""
+        """Evaluate tokens again that the states do not contain any more."""
         state, rows = self._state, self.model.setup.limits.rows
         if state.behind is None:
             return
@@ -191,7 +191,7 @@ class Context:
         *length* has to be the length of *source*.
 
         Raises:
-            LayoutError: *source* has fewer tokens, or more where that cannot be.
+            LayoutError: *source* has fewer tokens, or, with recurrent states, another number.
             OutOfPages: There is no page for what cannot be shared; this context is empty.
         """
         self.model.require_open()

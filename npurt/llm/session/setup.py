@@ -18,7 +18,7 @@ USUAL_CONTEXT = 4096  # the most positions by default
 
 
 def positions(config: Config, n_ctx: int | None) -> int:
-    """Return how many positions *n_ctx* means: None the usual number, 0 all of the training's."""
+    """Return the positions that *n_ctx* asks for; None: the usual number; 0: as in training."""
     return n_ctx or min(config.n_context, USUAL_CONTEXT if n_ctx is None else config.n_context)
 
 

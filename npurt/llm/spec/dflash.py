@@ -125,7 +125,7 @@ class Network:
 
     Args:
         file: The draft.
-        target: Of the model it is for.
+        target: The dimensions of the model that it drafts for.
         n_ctx: P.
 
     Attributes:
@@ -172,9 +172,9 @@ class Network:
             self._put(layer, mixed, position)
 
     def fill_in(self, x: F32, position: int) -> F32:
-        """Return what a block makes of its embeddings *x* ``[T, D]``, all but the last norm.
+        """Return the block's output before the last norm, from its embeddings *x* ``[T, D]``.
 
-        What was injected before *position* is seen, and the block itself.
+        The block attends to itself, and to what was injected before *position*.
         """
         numbers = self._numbers
         for layer in range(self.shape.config.n_layers):

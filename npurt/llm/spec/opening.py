@@ -94,7 +94,7 @@ def open_drafts(
 
     Args:
         draft: See `Llama`.
-        network: What `open_network` made of it.
+        network: The network that `open_network` returned for it.
         target: The model that verifies.
         opened: Closes what is opened here.
         most: The most tokens to draft at once; by default `USUAL_DRAFT` or as many as can be.

@@ -226,7 +226,7 @@ class State:
         self._claim(source.own)
 
     def _claim(self, own: int) -> None:
-        """Take note that so many tokens are their own: all that will come, if all of these are."""
+        """Record that the first *own* tokens are their own; later ones will be, too, if all are."""
         self.own = own if own < self.length else self.n_ctx
 
     def release(self) -> None:
@@ -290,14 +290,14 @@ class State:
 
 
 def require_positions(n_ctx: int, kv_type: str) -> None:
-    """Refuse a KV cache that cannot be had.
+    """Refuse a KV cache that is not possible.
 
     Raises:
         SettingError: *n_ctx* is out of range, or *kv_type* is unknown.
     """
     if not 1 <= n_ctx <= LONGEST:
         raise SettingError(
-            f"a context of {brief(n_ctx)} tokens cannot be had",
+            f"a context cannot have {brief(n_ctx)} tokens",
             remedy=f"use an n_ctx (-c) of 1 to {LONGEST}",
         )
     if not isinstance(kv_type, str) or kv_type not in KV_DTYPES:

@@ -20,7 +20,7 @@ _TURNS = """\
 """
 _END = "{%- endfor -%}"
 
-# What begins the model's answer comes last, unless the caller wants none.
+# The markup that begins the model's answer comes last, unless the caller wants none.
 _ANSWER = "{%- if add_generation_prompt -%}{{ START }}{%- endif -%}"
 
 

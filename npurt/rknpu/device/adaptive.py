@@ -44,8 +44,8 @@ class AdaptivePacked(Packed):
     def outlier_rows(self, x: F32) -> npt.NDArray[np.bool_]:
         """Return which rows of x have a larger int8 rounding error than the scheme was chosen for.
 
-        Two passes would mend that for x, but not what their largest numbers make of the rounding of
-        the weight.
+        Two passes would mend the rounding of x.  They would not mend the rounding of the weight,
+        whose error the largest numbers of x multiply.
 
         Raises:
             NumericsError: x holds NaN or infinity.
@@ -112,10 +112,10 @@ class AdaptivePacked(Packed):
         return UNIT * math.sqrt(2 + self.k) * norms
 
     def floor(self, rows: slice) -> F64:
-        """Return how far results may be off besides: they may be flushed."""
+        """Return the further error of results, which may be flushed to zero."""
         return np.full(len(range(self.n)[rows]), 3 * FLUSHED)
 
     def peak(self, rows: slice, x: F64) -> F64:
-        """Return what sums do not exceed; before them are integers, or smaller numbers."""
+        """Return a bound of the sums; values before them are integers, or smaller."""
         most: F64 = abs(x) @ abs(self.multiplied(rows)).T
         return most

@@ -16,9 +16,8 @@ from npurt.rknpu.driver.memory import PAGE, Buffer, Space, Suballocation
 from npurt.rknpu.plan.proof import Role
 from npurt.rknpu.plan.tiling import padded
 
-# A space that is full with less than that lacks memory, not addresses, of which it has 4 GiB: then
-# another space would be full as well.  Of rknpu's, which stay cut up, some have 600 MB [HW:
-# rknpu-submit].
+# If a space is full with less than this, memory is used up and not its 4 GiB of addresses: another
+# space would be full as well.  Fragmented spaces of rknpu hold 600 MB [HW: rknpu-submit].
 ADDRESSES = 1 << 28
 
 

@@ -24,10 +24,10 @@ class Weight:
 
     Attributes:
         scheme: A name in `npurt.rknpu.device.quantise.BY_NAME`.
-        call: Weights with the same are multiplied by one x, in one call.
+        call: Weights with the same *call* are multiplied by one x, in one call.
         head: Only the last token of a run is multiplied by it.
         copies: How many there are of it, such as layers.
-        experts: Of how many it is one; each token is multiplied by *used* of them.
+        experts: The number of experts, of which it is one; a token uses *used* of them.
         used: See there.
     """
 
@@ -43,7 +43,7 @@ class Weight:
     def rows(self, tokens: int) -> tuple[int, int]:
         """Return how many rows a product with it has in a run of *tokens*, and how many products.
 
-        Of experts: when as many are used as can be.
+        Of experts the most that the tokens can use are assumed.
         """
         if self.head:
             return 1, self.copies

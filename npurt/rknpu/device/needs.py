@@ -12,12 +12,12 @@ from npurt.rknpu.isa.layout import Layout
 from npurt.rknpu.plan.cost import CLOCKS, SPEEDS, task_seconds, tasks_of
 from npurt.rknpu.plan.tiling import LINE, Plan, WeightPlan, padded, plan, plan_weights
 
-FEW_ROWS = 16  # that every weight in scope has the time for
+FEW_ROWS = 16  # that fit the time limit with every weight in scope
 
 
 @functools.lru_cache(maxsize=1024)
 def rows_within(seconds: float, weights: tuple[WeightPlan, ...], passes: int, most: int) -> int:
-    """Return how many rows a job with *weights* may have to take at most *seconds* with rocket.
+    """Return how many rows a job with *weights* can do in at most *seconds*, with rocket.
 
     The result is *most*, halved until the job fits or has `FEW_ROWS`.  Each row is *passes* rows of
     a task.  The time is the slowest estimate, at the clock that rocket leaves the NPU at.

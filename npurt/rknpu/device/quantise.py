@@ -3,10 +3,10 @@
 A result is ``sum_k x[k] w[n, k]`` of int8 codes with one scale a row of x and one a row of w.  One
 outlier then costs a whole row its precision, so K is rotated first: by random signs and by a
 Walsh-Hadamard matrix in blocks of 64 columns, which spreads an outlier over its block and cancels
-in the product, ``(x S H) (w S H).T = 64 x w.T``.  Activations whose rounding shows are rounded
-twice, the second pass taking what the first leaves; both are rows of the same task, so the weights
-are read once.  K may be cut into groups with scales of their own.  What int8 cannot hold stays
-float16.
+in the product, ``(x S H) (w S H).T = 64 x w.T``.  Where one rounding of activations costs too much,
+they are rounded twice: the second pass rounds the remainder of the first.  Both passes are rows of
+the same task, so the weights are read once.  K may be cut into groups with scales of their own.
+Weights that int8 cannot hold stay float16.
 
 The relative errors are mean squares: of ``w`` computed from its scales (rounding to a step is off
 by a twelfth of its square on average), of x as measured on three language models: docs/rk3588.md.
@@ -204,7 +204,7 @@ def candidates(tensor: QTensor, *, int16: bool) -> Iterator[QuantisedWeight]:
     """Yield roundings of *tensor*, cheapest first; the first within its budget is the one to take.
 
     Args:
-        int16: Take nothing that rounds x to 8 bits, and half the budget.
+        int16: Leave out schemes that round x to 8 bits, and halve the budget.
     """
     for scheme in SCHEMES:
         if not (int16 and scheme.x_error > INT16_BUDGET / 2):
@@ -233,7 +233,8 @@ def outlier_rows(
 
     The step of a row is a 127th of its largest number once rotated, and rounding is off by a
     twelfth of its square.  That is compared with the median of the mean squares of every eight
-    columns: with what most of the weight sees, where a few columns are far larger than the others.
+    columns.  The median stands for what most columns hold, even when a few are far larger than the
+    others.
 
     Raises:
         NumericsError: x holds NaN or infinity.

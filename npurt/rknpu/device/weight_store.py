@@ -22,7 +22,7 @@ class WeightStore:
         calls: The prepared calls.
         dropped: Numbers and memory of weights that were garbage-collected; see `free_dropped`.
         evicted: Whether there may be weights without memory; see `upload_missing`.
-        short: How many rows at once, by numbers of weights, of calls for which memory is short.
+        short: For calls that lack memory: how many rows they take at once, by numbers of weights.
     """
 
     def __init__(self, driver: Driver) -> None:

@@ -180,19 +180,19 @@ class RkPacked(Packed):
     def error(self, rows: slice) -> F64:
         """Return the standard error; see `Packed.error`.
 
-        What comes from each part is rounded to float32, and so is each sum of them.  Sums of int8
-        products are exact; of float16 products the NPU rounds each to float32 [?].  All are
-        independent, of at most the norms' product.
+        The result of each part is rounded to float32, and so is each sum of them.  Sums of int8
+        products are exact; the NPU rounds each sum of float16 products to float32 [?].  All these
+        errors are independent, and relative to the product of the norms at most.
         """
         norms: F64 = np.linalg.norm(self.multiplied(rows), axis=1)
         roundings = 2 * len(self.inputs) + (0 if self.scheme.task == "int8" else self.k)
         return UNIT * math.sqrt(roundings) * norms
 
     def floor(self, rows: slice) -> F64:
-        """Return how far results may be off besides: the parts and their sums may be flushed."""
+        """Return the further error of results: parts and their sums may be flushed to zero."""
         return np.full(len(range(self.n)[rows]), 3 * len(self.inputs) * FLUSHED)
 
     def peak(self, rows: slice, x: F64) -> F64:
-        """Return what parts and their sums do not exceed; before them are integers or float64."""
+        """Return a bound of parts and their sums; values before them are integers or float64."""
         most: F64 = abs(x) @ abs(self.multiplied(rows)).T
         return most

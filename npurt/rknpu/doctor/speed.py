@@ -30,7 +30,7 @@ def npu(system: System) -> Result:
 
 
 def ddr(system: System) -> Result:
-    """Decoding is as fast as memory is: at 528 MHz it takes twice as long."""
+    """The memory's clock limits decoding: at 528 MHz it takes twice as long."""
     folder = f"{DEVFREQ}/dmc"
     if not system.text(f"{folder}/governor"):
         return ok("set by the firmware; nothing changes it")

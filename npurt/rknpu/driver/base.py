@@ -19,7 +19,7 @@ from npurt.rknpu.isa.task import Task
 from npurt.rknpu.plan.cost import CLOCKS, SPEEDS, task_seconds
 from npurt.rknpu.plan.proof import Proof, Role, prove
 
-MARGIN = 20  # on what is expected: a slower clock, memory that is shared
+MARGIN = 20  # times the expected time: for a slower clock, or memory that is shared
 GRACE_S = JOB_TIMEOUT_S  # beyond that
 ATTEMPTS = 2  # of a job, with a reset between
 

@@ -30,7 +30,7 @@ class Created(NamedTuple):
     handle: int
     address: int
     memory: U8
-    cookie: int = 0  # the vendor's driver knows it by this, too
+    cookie: int = 0  # another name for it, of the vendor's driver
 
 
 class Buffer:
@@ -158,7 +158,7 @@ class Space(abc.ABC):
         self._pid = os.getpid()
         self._buffers: dict[int, Buffer] = {}  # by address
         self.spans: list[Span] = []  # every buffer, by address, for `proof.prove`
-        self.freed = 0  # how often: what was proven before may no longer hold
+        self.freed = 0  # how many buffers were: earlier proofs may no longer hold
         self._chunks: dict[Role, list[tuple[Buffer, Ranges]]] = {}  # that `suballocate` divides
 
     @property

@@ -20,8 +20,8 @@ from npurt.rknpu.isa.program import stride
 from npurt.rknpu.plan.proof import Role
 
 BACKSTOP_S = 10.0
-# The kernel's limit is on a job, all its tasks together.  Half of it is a
-# reserve for what even the slowest estimate does not know.
+# The kernel's limit is on a job, all its tasks together.  Half of it is a reserve for delays that
+# even the slowest estimate does not contain.
 PLANNED_S = uapi.JOB_TIMEOUT_S / 2
 # Linux 7.2 and 7.3 free a job's buffers some time after they have signalled its fence, and use the
 # file's memory to do so (rocket_gem_bo_free).  When the file was closed before, that memory may

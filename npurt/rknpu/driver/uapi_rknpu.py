@@ -42,7 +42,7 @@ PARTS = {"struct rknpu_task": 40, "struct rknpu_subcore_task": 8}  # bytes
 
 # MEM_CREATE flags
 NON_CONTIGUOUS, CACHEABLE, KERNEL_MAPPING, IOMMU = 0x1, 0x2, 0x8, 0x10
-IOVA_ALIGNMENT = 0x400  # from 0.9.7: keeps the address space from being cut up for good
+IOVA_ALIGNMENT = 0x400  # from 0.9.7: prevents that the address space is fragmented for good
 
 # MEM_SYNC flags
 TO_DEVICE, FROM_DEVICE = 1, 2

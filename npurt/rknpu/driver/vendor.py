@@ -137,7 +137,7 @@ class RknpuDriver(Driver):
         """Return whether the driver refuses a job with a smallest product on each core.
 
         The driver has no request for the number of cores, and a device tree may name a chip with
-        more.  Other errors are ignored here: they come back where they can be handled.
+        more.  Other errors are ignored here: later requests fail with them, and handle them.
         """
         size = INT8.group
         task = Task(INT8, Layout.ROW, 1, size, size, rows=1, columns=size)

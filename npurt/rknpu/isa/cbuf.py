@@ -30,7 +30,7 @@ def data_banks(format: NumberFormat, k: int, width: int, height: int) -> int:
 
 
 def weight_banks(format: NumberFormat, k: int) -> int:
-    """Banks that one group of kernels takes; the others follow as it is used up."""
+    """Banks that one group of kernels takes; the next group replaces it when it has been used."""
     return -(-format.group * format.in_bytes(k) // BANK_BYTES)
 
 

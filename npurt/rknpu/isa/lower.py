@@ -60,7 +60,7 @@ _ORDER = {
 
 
 def fields(task: Task) -> Fields:
-    """Return the fields of a task's registers that are not 0, but for its addresses.
+    """Return the fields of a task's registers that are not 0, without the addresses.
 
     Raises:
         LayoutError: The task does not fit CBUF.

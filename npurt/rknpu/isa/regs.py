@@ -345,7 +345,7 @@ def _parse(table: str) -> Iterator[Reg]:
 
 
 def _fields(block: str, text: str, others: dict[str, dict[str, Field]]) -> dict[str, Field]:
-    """Read a list of fields, or ``= REGISTER``, which has the same as that one."""
+    """Read a list of fields, or ``= REGISTER``: the fields of that register."""
     if text.startswith("= "):
         return others[f"{block}_{text[2:]}"]
     return dict(map(_field, text.split(", ")))

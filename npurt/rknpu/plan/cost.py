@@ -6,8 +6,9 @@ loops.  It was fitted to measurements that others published (`tests/rknpu/measur
 them, with those that were left out and have to fall in the range).  npurt itself was never timed on
 this chip.
 
-The range is that of boards and of what nobody has measured: `Estimate.low` is the fastest that the
-measurements allow, `Estimate.high` the slowest.  Decisions use `Estimate.expected`.
+The range covers differences between boards, and facts that nobody has measured: `Estimate.low` is
+the fastest that the measurements allow, `Estimate.high` the slowest.  Decisions use
+`Estimate.expected`.
 """
 
 from collections.abc import Callable, Sequence

@@ -28,7 +28,7 @@ I64 = npt.NDArray[np.int64]
 HEAD = 0xFFFF_0000_0000_FFFF  # target and offset of a word
 TAIL_NAMES = ("PC_BASE_ADDRESS", "PC_REGISTER_AMOUNTS", "MARK", "ENABLE")
 
-# What tells one task of a format from another: these fields; an empty tuple means all.
+# The fields in which tasks of one format differ; an empty tuple means all fields.
 FREE: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(ADDRESSES, ()),
     "CNA_CONV_CON1": ("group_line_off",),
@@ -60,7 +60,7 @@ class _Sizes:
     out_height: I64
 
 
-# What follows from them, field by field; fields left out are 0.
+# The other fields, which follow from the sizes; fields left out are 0.
 DERIVED: dict[str, dict[str, Callable[[_Sizes], I64]]] = {
     "CNA_CONV_CON2": {"feature_grains": lambda p: p.height + 1},
     "CNA_DATA_SIZE1": {"datain_channel": lambda p: p.k, "datain_channel_real": lambda p: p.k - 1},
@@ -267,7 +267,7 @@ class _Program:
             _refuse(name, task, f"is {found:#018x}, not {int(right[task, i]):#018x}")
 
     def check_sizes(self) -> None:
-        """The sizes are of a product, and all registers that tell them agree."""
+        """The sizes are those of a product, and all registers that state them agree."""
         of, format = self.sizes, self.format
         pixels = of.width * of.height
         self.require("CNA_DATA_SIZE0", pixels > 0, "is empty")

@@ -35,7 +35,7 @@ class Part:
     Attributes:
         planned: Name of the device that was planned to run it.
         reason: Why another device runs it; "" if none does.
-        before: Counts of the segments that it lost, by device.
+        before: Counts of its earlier segments, whose devices failed.
         checkpoints: Of recurrent states, by sequence and by positions seen.
     """
 

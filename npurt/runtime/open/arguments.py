@@ -8,7 +8,7 @@ from typing import Any
 
 from npurt.errors import SettingError, brief
 
-# What no file system with names in UTF-8 has; those for bytes that are no UTF-8 are not among them.
+# Characters that no name of a file has.  Surrogates that stand for bytes outside UTF-8 are allowed.
 _SURROGATE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 
 

@@ -2,7 +2,7 @@
 
 When the process dies, or says nothing for too long, it is started again, and every open sequence is
 submitted with the tokens that it has.  Sequences that may have killed it are submitted one at a
-time, each after a token of the one before, so that others do not end with the one that did.
+time: each when the one before has a token.  So the one that kills engines takes no others with it.
 """
 
 import asyncio
@@ -59,9 +59,9 @@ class OpenSequence:
         self.sink = sink
         self.tokens: list[int] = []
         self.sent = self.heard = False  # to the process of now; whether it gave a token
-        self.deaths = self.kills = 0  # of processes in a row that gave none
+        self.deaths = self.kills = 0  # processes in a row that gave no token
         self._scored = 0  # log probabilities of the prompt that were passed on
-        self._repeated = 0  # those of them that the process of now says again
+        self._repeated = 0  # of these, how many the present process repeats
 
     def take(self, event: Event) -> None:
         """Remember what *event* gave, and pass it on."""
@@ -156,7 +156,7 @@ class Engine:
         await opened
 
     async def watch(self) -> None:
-        """Wait for the end of what keeps the process running, which only a mistake brings."""
+        """Wait until the task that keeps the process running ends, which only a bug causes."""
         if self._keeper is not None:
             await asyncio.shield(self._keeper)
 
@@ -178,7 +178,7 @@ class Engine:
         return self._writer is not None
 
     async def _keep(self, opened: asyncio.Future[None]) -> None:
-        """Keep a process running; *opened* learns how the first one did."""
+        """Keep a process running; tell *opened* whether the first one opened the model."""
         pause = 0.0
         while True:
             self._steps, self._killed = 0, False
@@ -294,9 +294,9 @@ class Engine:
         self._asked.clear()
 
     def _mourn(self, error: NpurtError) -> None:
-        """Count a death for each sequence that may be to blame; end those that saw too many.
+        """Count a death for each suspect sequence; end those with too many.
 
-        An engine runs the oldest sequences.  To blame are those of them without a token from it.
+        An engine runs the oldest sequences.  Those of them that got no token from it are suspect.
         """
         if self._writer is None or self.ready is None:
             if self._openings >= MOST_OPENINGS:
@@ -320,7 +320,7 @@ class Engine:
 
     def _give_up(self, error: NpurtError) -> None:
         """End all sequences: the model cannot be opened again now."""
-        folder = os.path.join(os.path.dirname(self._opening.path), "")  # no client's business
+        folder = os.path.join(os.path.dirname(self._opening.path), "")  # clients need not know more
         what, remedy = (text.replace(folder, "") for text in (error.what, error.remedy))
         self.failure = NpurtError(what, remedy=remedy)
         for sequence in list(self._sequences):

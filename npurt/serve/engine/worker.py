@@ -19,7 +19,7 @@ Emit = Callable[[Sequence[protocol.Event]], None]
 
 
 class Backend(Protocol):
-    """What computes tokens, in a thread of its own, which tells of each step by `Emit`."""
+    """Computes tokens in a thread of its own, which reports each step through `Emit`."""
 
     n_ctx: int
     sequences: int
@@ -100,7 +100,7 @@ def _obey(
 def failure(sequence: int, error: BaseException) -> protocol.Event:
     """Return the event of a sequence that ends with *error*.
 
-    Errors that are values, such as `SettingError`, are of what was asked for.
+    Errors such as `SettingError`, which are ValueErrors, are the request's fault.
     """
     if not isinstance(error, NpurtError):
         return protocol.Event(sequence, finish="error", error=(repr(error), "report this as a bug"))

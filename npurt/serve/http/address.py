@@ -52,7 +52,7 @@ class Address:
         """Return a socket that listens.
 
         Raises:
-            SettingError: The address cannot be had.
+            SettingError: It cannot listen at the address.
         """
         integer("port", self.port, 0, 65535)
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET

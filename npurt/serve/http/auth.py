@@ -58,7 +58,7 @@ class Guard:
         self._origins = {origin.rstrip("/") for origin in origins}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request that may not be, pass on others."""
+        """Refuse a request that is not allowed, and pass on others."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

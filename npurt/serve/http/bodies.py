@@ -1,6 +1,6 @@
 """The bodies of all requests, by path: the one place that says which fields have which types.
 
-What a field may be beside another one is checked where it is read.
+Rules that concern several fields are checked where these are read.
 """
 
 from collections.abc import Mapping

@@ -81,7 +81,7 @@ def _operation(
 
 
 def _schema_of(example: Any) -> Schema:
-    """Return the schema of what has the fields of *example*; None is a text or null."""
+    """Return the schema of objects with the fields of *example*; None stands for text or null."""
     if isinstance(example, int):
         return {"type": "integer"}
     if isinstance(example, dict):

@@ -25,9 +25,9 @@ log = logging.getLogger("npurt.serve")
 
 
 class Aside:
-    """Threads that do the work of large requests, and meanwhile that of small ones.
+    """Threads that work for large requests, and for small ones while a large one is at work.
 
-    A small one may have to wait for what a large one holds, such as the tokenizer.
+    A small request may have to wait for an object that a large one uses, such as the tokenizer.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Aside:
         self._under_way: list[Future[Any]] = []  # large ones; whoever asked may be gone
 
     async def do(self, work: Callable[[], T], *, large: bool) -> T:
-        """Return the result of *work*; without a thread if that takes and waits for nothing."""
+        """Return the result of *work*; use no thread if it is short and need not wait."""
         self._under_way = [each for each in self._under_way if not each.done()]
         if not large and not self._under_way:
             return work()

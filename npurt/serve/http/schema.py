@@ -48,7 +48,7 @@ def enum(*values: str) -> Schema:
 
 
 def either(*schemas: Schema) -> Schema:
-    """Return the schema of what has one of *schemas*, no two of which are of the same type."""
+    """Return the schema of values that follow one of *schemas*, whose types all differ."""
     return {"anyOf": list(schemas)}
 
 
@@ -64,7 +64,7 @@ def fields(properties: Mapping[str, Schema], *required: str) -> Schema:
 
 
 def _or_null(schema: Schema) -> Schema:
-    """Return *schema* with null allowed, which is as good as a field left out."""
+    """Return *schema* with null allowed, which means the same as no field."""
     if not schema:
         return schema
     branches = schema.get("anyOf", [schema])

@@ -182,16 +182,16 @@ def _end(talk: Conversation, finish: str) -> dict[str, str | None]:
 async def _whole(front: Front, talk: Conversation) -> Answer:
     content: list[dict[str, Any]] = []
     finish = "end"
-    async for news in talk.news(signs=False):
-        assert news is not None
-        finish = news.finish or finish
-        if isinstance(news.part, Call):
-            content.append(_tool_use(news.part, parsed_arguments(news.part)))
-        elif news.part is not None:
-            kind, empty, _, field = BLOCKS[type(news.part)]
+    async for update in talk.updates(signs=False):
+        assert update is not None
+        finish = update.finish or finish
+        if isinstance(update.part, Call):
+            content.append(_tool_use(update.part, parsed_arguments(update.part)))
+        elif update.part is not None:
+            kind, empty, _, field = BLOCKS[type(update.part)]
             if not content or content[-1]["type"] != kind:
                 content.append({"type": kind, **empty})
-            content[-1][field] += news.part.text
+            content[-1][field] += update.part.text
     return _head(front) | {"content": content, "usage": _usage(talk)} | _end(talk, finish)
 
 
@@ -246,13 +246,13 @@ async def _parts(front: Front, talk: Conversation) -> AsyncGenerator[bytes, None
     message = _head(front) | {"usage": _usage(talk)}
     yield sse.event("message_start", {"type": "message_start", "message": message})
     blocks, finish = _Blocks(), "end"
-    async for news in talk.news():
-        if news is None:
+    async for update in talk.updates():
+        if update is None:
             yield sse.event("ping", {"type": "ping", **talk.texts.progress_now()})
             continue
-        finish = news.finish or finish
-        if news.part is not None:
-            yield blocks.take(news.part)
+        finish = update.finish or finish
+        if update.part is not None:
+            yield blocks.take(update.part)
     yield blocks.end() + sse.event("message_delta", {
         "type": "message_delta", "delta": _end(talk, finish), "usage": _usage(talk)
     })  # fmt: skip

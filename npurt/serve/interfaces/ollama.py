@@ -14,7 +14,7 @@ from npurt.serve.http.errors import wrong
 from npurt.serve.http.fields import Fields
 from npurt.serve.interfaces.openai_chat import messages
 from npurt.serve.model import options
-from npurt.serve.model.conversation import Conversation, News
+from npurt.serve.model.conversation import Conversation, Update
 from npurt.serve.model.front import Front, Wanted
 from npurt.serve.model.generation import Texts
 from npurt.serve.model.reading import Said, Thought
@@ -179,9 +179,9 @@ def _lines(parts: Parts, texts: Texts) -> sse.Stream:
     return sse.Stream(lines(), texts.cancel, kind=sse.LINES, packed=sse.line)
 
 
-def _message(news: News | None) -> dict[str, Any]:
+def _message(update: Update | None) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": ""}
-    match news.part if news else None:
+    match update.part if update else None:
         case Said(text):
             message["content"] = text
         case Thought(text):
@@ -193,14 +193,14 @@ def _message(news: News | None) -> dict[str, Any]:
 
 
 async def _chat_parts(talk: Conversation, said: _Talk, *, signs: bool) -> Parts:
-    async for news in talk.news(signs=signs):
-        if news is None:
+    async for update in talk.updates(signs=signs):
+        if update is None:
             yield said.sign({"message": _message(None)})
             continue
-        if news.part is not None:
-            yield said.object({"message": _message(news)})
-        if news.finish:
-            yield said.end({"message": _message(None)}, news.finish)
+        if update.part is not None:
+            yield said.object({"message": _message(update)})
+        if update.finish:
+            yield said.end({"message": _message(None)}, update.finish)
 
 
 def _joined_messages(parts: list[dict[str, Any]]) -> dict[str, Any]:
@@ -216,17 +216,17 @@ def _joined_messages(parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 async def _generate_parts(talk: Conversation, said: _Talk, *, signs: bool) -> Parts:
-    async for news in talk.news(signs=signs):
-        if news is None:
+    async for update in talk.updates(signs=signs):
+        if update is None:
             yield said.sign({"response": ""})
             continue
-        match news.part:
+        match update.part:
             case Said(text):
                 yield said.object({"response": text})
             case Thought(text):
                 yield said.object({"response": "", "thinking": text})
-        if news.finish:
-            yield said.end({"response": ""}, news.finish)
+        if update.finish:
+            yield said.end({"response": ""}, update.finish)
 
 
 async def _raw_parts(texts: Texts, said: _Talk, ping: float | None) -> Parts:

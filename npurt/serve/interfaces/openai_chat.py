@@ -75,17 +75,17 @@ async def _whole(front: Front, talk: Conversation, logged: bool) -> Answer:
     said, thought, reasons = [""] * count, [""] * count, ["end"] * count
     calls: list[list[dict[str, Any]]] = [[] for _ in range(count)]
     likely: list[list[Likely]] = [[] for _ in range(count)]
-    async for news in talk.news(signs=False):
-        assert news is not None
-        match news.part:
+    async for update in talk.updates(signs=False):
+        assert update is not None
+        match update.part:
             case Said(text):
-                said[news.choice] += text
+                said[update.choice] += text
             case Thought(text):
-                thought[news.choice] += text
+                thought[update.choice] += text
             case Call() as call:
-                calls[news.choice].append(_call(call))
-        likely[news.choice] += news.likely
-        reasons[news.choice] = news.finish or "end"
+                calls[update.choice].append(_call(call))
+        likely[update.choice] += update.likely
+        reasons[update.choice] = update.finish or "end"
     choices = [
         {
             "index": i,
@@ -135,24 +135,24 @@ async def _parts(front: Front, talk: Conversation, chosen: Fields) -> AsyncGener
 
     for choice in talk.texts.choices:
         yield chunk(choice.number, {"role": "assistant", "content": ""})
-    async for news in talk.news():
-        if news is None:
+    async for update in talk.updates():
+        if update is None:
             # Comments do not reset the timeouts of clients.
             yield chunk(talk.texts.first_open, {}, **talk.texts.progress_now())
             continue
-        match news.part:
+        match update.part:
             case Said(text):
-                yield chunk(news.choice, {"content": text}, news.likely)
+                yield chunk(update.choice, {"content": text}, update.likely)
             case Thought(text):
-                yield chunk(news.choice, {"reasoning_content": text}, news.likely)
+                yield chunk(update.choice, {"reasoning_content": text}, update.likely)
             case Call() as call:
-                index, called[news.choice] = called[news.choice], called[news.choice] + 1
+                index, called[update.choice] = called[update.choice], called[update.choice] + 1
                 delta = {"tool_calls": [{"index": index, **_call(call)}]}
-                yield chunk(news.choice, delta, news.likely)
-            case None if news.likely:
-                yield chunk(news.choice, {"content": ""}, news.likely)
-        if news.finish:
-            yield chunk(news.choice, {}, (), news.finish)
+                yield chunk(update.choice, delta, update.likely)
+            case None if update.likely:
+                yield chunk(update.choice, {"content": ""}, update.likely)
+        if update.finish:
+            yield chunk(update.choice, {}, (), update.finish)
     if with_usage:
         yield sse.data(made | {"choices": [], "usage": usage(talk.texts)})
     yield sse.DONE

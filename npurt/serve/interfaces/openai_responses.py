@@ -175,14 +175,14 @@ class Response:
         yield self._event("response.created", response=self._made)
         yield self._event("response.in_progress", response=self._made)
         finish = "end"
-        async for news in self._talk.news(signs=signs):
-            if news is None:
+        async for update in self._talk.updates(signs=signs):
+            if update is None:
                 told = self._talk.texts.progress_now()
                 yield self._event("response.in_progress", response=self._made, **told)
                 continue
-            finish = news.finish or finish
-            if news.part is not None:
-                for data in self._taken(news.part):
+            finish = update.finish or finish
+            if update.part is not None:
+                for data in self._taken(update.part):
                     yield data
         for data in self._closed():
             yield data

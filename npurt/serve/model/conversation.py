@@ -20,8 +20,8 @@ from npurt.serve.tools.wanted import Tools, reader_format
 
 
 @dataclass(slots=True)
-class News:
-    """What a choice has new.
+class Update:
+    """New output of a choice.
 
     Attributes:
         choice: Its number.
@@ -59,7 +59,7 @@ class Conversation:
         """Begin to answer *messages*.
 
         Args:
-            apart: Whether thoughts are told from the answer.
+            apart: Whether thoughts are separated from the answer.
             before: The text with which the answer begins, and which is not part of it.
 
         Raises:
@@ -106,7 +106,7 @@ class Conversation:
         self._ping = front.settings.ping
         self.texts: Texts = front.begin([ids], wanted)
 
-    async def news(self, *, signs: bool = True) -> AsyncGenerator[News | None, None]:
+    async def updates(self, *, signs: bool = True) -> AsyncGenerator[Update | None, None]:
         """Yield what is new; with *signs*, None after a while of silence.
 
         Raises:
@@ -131,10 +131,10 @@ class Conversation:
             if reader.called and finish in ("end", "stop"):
                 finish = "calls"
             for part in parts:
-                yield News(piece.choice, part, piece.likely)
+                yield Update(piece.choice, part, piece.likely)
                 piece.likely = []
             if piece.likely or finish:
-                yield News(piece.choice, None, piece.likely, finish)
+                yield Update(piece.choice, None, piece.likely, finish)
             if parts or finish:
                 last = time()
             elif signs and time() - last >= self._ping:  # tokens of a call are held back
@@ -143,7 +143,7 @@ class Conversation:
 
 
 def _grammar(model: ServedModel, tools: Tools, prompt: str, *, thinks: bool) -> str:
-    """Return the grammar of answers to *prompt* whose calls of strict functions are as they must.
+    """Return the grammar of answers to *prompt*, with calls of strict functions by schema.
 
     Raises:
         HttpError: A schema makes no sense, or is too large.

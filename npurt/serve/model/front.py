@@ -16,7 +16,7 @@ from npurt.serve.model.generation import Choice, Texts
 from npurt.serve.model.served_model import ServedModel
 
 DRAIN_SECONDS = 30.0
-LAST_SECONDS = 2.0  # in which clients can take the error with which their texts end
+LAST_SECONDS = 2.0  # for clients to receive the error that ended their texts
 LONGEST_RETRY = 60  # seconds
 SEEDS = 1 << 63
 
@@ -91,7 +91,7 @@ class OnDemand:
 
     Attributes:
         expected: What the engine is likely to say of itself.
-        start: Begins to start it, if it is not.  What it raises refuses the text.
+        start: Begins to start the engine, unless it runs.  An exception of it refuses the text.
     """
 
     expected: Ready
@@ -315,5 +315,5 @@ class Front:
                 code="shutting_down",
             ))  # fmt: skip
         until = loop.time() + LAST_SECONDS
-        while self._under_way and loop.time() < until:  # a client that reads nothing learns nothing
+        while self._under_way and loop.time() < until:  # a client that does not read gets no error
             await asyncio.sleep(0.02)

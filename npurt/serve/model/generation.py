@@ -27,7 +27,7 @@ class Engine(Protocol):
 
 @dataclass(slots=True)
 class Piece:
-    """What a choice has new.
+    """New output of a choice.
 
     Attributes:
         choice: Its number.
@@ -158,7 +158,7 @@ class Texts:
         self._prompts: dict[tuple[int, ...], list[Choice]] = {}  # choices by prompt
         self._engine = engine
         self._done = done
-        self._news: asyncio.Queue[tuple[int, Event] | HttpError | None] = asyncio.Queue()
+        self._updates: asyncio.Queue[tuple[int, Event] | HttpError | None] = asyncio.Queue()
         self._open: dict[int, int] = {}  # id of the engine by choice
         for i, submit in enumerate(submits):
             self._prompts.setdefault(tuple(submit.tokens), []).append(self.choices[i])
@@ -176,7 +176,7 @@ class Texts:
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of prompts that were not read: no choice of the prompt had to."""
+        """Tokens of prompts that no choice had to read, because they were in the cache."""
         found = sum(min(each.cached for each in same) for same in self._prompts.values())
         return min(self.prompt_tokens, found)
 
@@ -191,17 +191,17 @@ class Texts:
         Raises:
             HttpError: A choice failed.
         """
-        silence = _Silence(every, self._news)
+        silence = _Silence(every, self._updates)
         try:
             while self._open:
-                news = await self._news.get()
-                if news is None:
+                update = await self._updates.get()
+                if update is None:
                     yield None
                     continue
-                if isinstance(news, HttpError):
-                    raise news
+                if isinstance(update, HttpError):
+                    raise update
                 before = self.read if self.progress else 0
-                piece = self._taken(*news)
+                piece = self._taken(*update)
                 if piece is not None:
                     silence.over()
                     yield piece
@@ -253,13 +253,13 @@ class Texts:
             self._engine.cancel(self._open.pop(number))
 
     def fail(self, error: HttpError) -> None:
-        """End all texts with *error*, which the reader learns when it comes for more."""
+        """End all texts with *error*, which the reader gets when it asks for more."""
         for sequence in self._open.values():
             self._engine.cancel(sequence)
-        self._news.put_nowait(error)
+        self._updates.put_nowait(error)
 
     def give_up(self, error: HttpError) -> None:
-        """End all texts as `fail` does; a client that reads nothing keeps no place."""
+        """End all texts as `fail` does; a client that does not read occupies no place then."""
         self.fail(error)
         self._over()
 
@@ -268,7 +268,7 @@ class Texts:
         done(self)
 
     def _put(self, number: int, event: Event) -> None:
-        self._news.put_nowait((number, event))
+        self._updates.put_nowait((number, event))
 
     def _taken(self, number: int, event: Event) -> Piece | None:
         """Return the new piece of *event*; None if a client would see nothing of it."""

@@ -151,7 +151,7 @@ class Reader:
         yield from found
 
     def _in_bare(self, last: bool) -> Iterator[Part]:
-        """Wait for the end: only then can be known whether all of the text is a call."""
+        """Wait for the end: only then is it known whether all of the text is a call."""
         if last:
             body, self._held, self._state, self._bare = self._held, "", "text", ""
             found: Sequence[Part] = self._parsed(body) or [Said(body)]

@@ -32,7 +32,7 @@ class Policy:
         return f"{_shown(need(model))} of memory, and {whose} {_shown(all_of_it)}"
 
     def shortage(self, model: FolderModel, loaded: list[FolderModel]) -> str | None:
-        """Return what *model* lacks beside those that are *loaded*; None: it can be loaded."""
+        """Return what *model* lacks while others are *loaded*; None: it can be loaded."""
         if self.most is not None and len(loaded) >= self.most:
             return f"room beside {len(loaded)} others, the most that --models-max allows"
         if self.nbytes is not None:

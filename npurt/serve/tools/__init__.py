@@ -1,4 +1,4 @@
-"""Calls of functions in the text of a model: one file for each way in which models write them.
+"""Calls of functions in the text of a model: a file for each format of calls.
 
 May import the room `http`.
 Begin with `calls`; `wanted` reads the tools of a request.

@@ -18,5 +18,5 @@ SIGNS: tuple[tuple[str, type[Format]], ...] = (
 
 
 def format_of(template: str) -> Format:
-    """Return how the model of *template* writes calls; Hermes' way if that is not known."""
+    """Return the format in which the model of *template* writes calls; Hermes' if unknown."""
     return next((kind() for sign, kind in SIGNS if sign in template), Hermes())

@@ -86,11 +86,11 @@ class Pythonic(Format):
 def _keywords(rule: str, schema: Mapping[str, Any]) -> str:
     """Return *rule*, which matches the arguments of a call, and what it needs.
 
-    The properties come in the order of *schema*.  Of each there is a rule for when another one
-    was before it, which begins with a comma, and one for when none was.
+    The properties come in the order of *schema*.  Each has two rules: one for the first property of
+    a call, and one that begins with a comma for later ones.
 
     Raises:
-        GrammarError: A property has a name that is none in Python.
+        GrammarError: The name of a property is not possible in Python.
     """
     found = strict.properties(schema)
     if found is None:
@@ -123,7 +123,7 @@ def _python_call(node: ast.expr) -> Call:
 
 
 class _JsonNames(ast.NodeTransformer):
-    """Makes values of the names that these have in JSON, which models write as well."""
+    """Replaces JSON's names of values (true, false, null), which models write as well."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         """Return the value of *node*, if it is one."""

@@ -43,7 +43,7 @@ def taken_experts(stored: dict[str, Stored]) -> Experts:
     """Take the tensors of the experts out of *stored*, and return them.
 
     Raises:
-        ModelFormatError: One has a shape that none has.
+        ModelFormatError: One has a shape that is not possible.
     """
     found: Experts = {}
     for name in list(stored):

@@ -89,7 +89,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def meaning(name: str) -> Iterator[None]:
     """Turn exceptions about values in the file *name* into `ModelFormatError`.
 
-    A file has too many places for values of a wrong type to ask for each.
+    A file has too many values to check the type of each.
     """
     try:
         yield
@@ -104,7 +104,7 @@ class Settings:
     """What config.json says.
 
     Attributes:
-        is_part: It says so of a model of several parts, one of which is for text.
+        is_part: The model has several parts, one of which is for text.
 
     Raises:
         ModelFormatError: There is none.

@@ -136,7 +136,7 @@ def _ranks(model: dict[str, Any]) -> dict[str, int]:
 
 
 def _require_scored(found: Pieces, model: dict[str, Any], added: set[str]) -> None:
-    """Refuse merges other than those that scores mean: of any two pieces that make a piece."""
+    """Refuse merges that scores cannot express: scores merge any two pieces that make a piece."""
     given, texts = set(_pairs(model)), {*found.texts}
     for text, kind in zip(found.texts, found.kinds, strict=True):
         if kind != Kind.NORMAL or text in added:

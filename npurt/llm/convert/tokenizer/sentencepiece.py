@@ -136,7 +136,7 @@ def _fields(data: memoryview) -> Iterator[tuple[int, Value]]:
         elif stored in SIZES:
             size = SIZES[stored]
         else:
-            raise ValueError(f"the field at byte {at} is stored in way {stored}")
+            raise ValueError(f"the field at byte {at} has wire type {stored}")
         if size > len(data) - at:
             raise ValueError(
                 f"the field at byte {at} has {size} bytes, and {len(data) - at} follow"

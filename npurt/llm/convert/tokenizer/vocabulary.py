@@ -2,9 +2,9 @@
 
 There are three kinds: BPE over the bytes of UTF-8, here, BPE over pieces of text (`pieces`), and
 WordPiece (`wordpiece`).  The pre-tokenizer of the first is recognised by its patterns: llama.cpp
-names it by a hash of what it makes of a text, which is the same question asked in another way.
-Sources: tokenizers 0.23 (tokenizer.json), Apache-2.0; llama.cpp conversion/base.py
-(`get_vocab_base`: kinds of tokens), gguf-py/gguf/vocab.py (special ids), MIT.
+recognises it by a hash of the tokens of a text.  Sources: tokenizers 0.23 (tokenizer.json),
+Apache-2.0; llama.cpp conversion/base.py (`get_vocab_base`: kinds of tokens), gguf-py/gguf/vocab.py
+(special ids), MIT.
 """
 
 import io
@@ -72,7 +72,7 @@ def vocabulary_of(folder: Path, arch: str, rows: int) -> Keys:
 
 
 def _is_of_pieces(described: dict[str, Any]) -> bool:
-    """True for a tokenizer of pieces of text: what is no BPE over bytes and may be one."""
+    """True for a tokenizer of pieces of text: a BPE that is not one over bytes."""
     model = described.get("model", {"type": "BPE", "byte_fallback": True})
     return model.get("type") == "BPE" and bool(model.get("byte_fallback"))
 

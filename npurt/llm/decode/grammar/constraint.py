@@ -21,8 +21,8 @@ Mask = npt.NDArray[np.bool_]
 class Constraint:
     """Which tokens may come next in one text.
 
-    What it says depends on the history alone: a text that is continued later, whose draft was
-    wrong, or whose tokens were evaluated again, gets the same.  One thread at a time may use it.
+    The answer depends on the history alone.  So it is the same for a text that is continued later,
+    after a wrong draft, and for tokens that are evaluated again.  One thread at a time may use it.
 
     Args:
         grammar: What the text must be.

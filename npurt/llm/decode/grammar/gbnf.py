@@ -70,7 +70,7 @@ def lark_of(text: str, max_rules: int) -> str:
     """Return the GBNF grammar *text* as Lark.
 
     Raises:
-        GrammarError: It is none, has more than *max_rules* rules, or no text is of it.
+        GrammarError: It is no GBNF, has more than *max_rules* rules, or matches no text.
     """
     rules = _Reader(text, max_rules).rules()
     references = [
@@ -80,8 +80,8 @@ def lark_of(text: str, max_rules: int) -> str:
     ending = _reached([[_numbers(s for s in o if s.least) for o in each] for each in references])
     if 0 not in ending:
         raise GrammarError(
-            "no text is of the GBNF: its rule root leads to itself without end",
-            remedy="give a rule on the way an alternative that does not lead there",
+            "the GBNF matches no text: its rule root leads to itself without end",
+            remedy="give one of these rules an alternative that does not lead back",
         )
     fixed = _reached([[_numbers(s for o in each for s in o)] for each in references])
     names = [f"R{i}" if i in fixed else f"r{i}" for i in range(len(rules))]

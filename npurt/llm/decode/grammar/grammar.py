@@ -15,7 +15,7 @@ MAX_TEXT = 1 << 18  # characters of a grammar; the slowest known of that length 
 MAX_RULES = 1500
 RULE = re.compile(r"^[ \t]*[?!]*\w[^:\"/\n]*:", re.M)
 # Added to each grammar: where only one text may follow, any tokens of it may.  Otherwise llguidance
-# makes all of that text at once, of which a grammar of a kilobyte has gigabytes.
+# writes all of that text at once; for a grammar of a kilobyte, it may have gigabytes.
 NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
 
 
@@ -37,7 +37,7 @@ class Grammar:
         """Return the grammar in llama.cpp's form, whose first rule is ``root``.
 
         Raises:
-            GrammarError: It is wrong, or too large, or no text is of it.
+            GrammarError: It is wrong, or too large, or matches no text.
             UnsupportedOp: The package llguidance is not installed.
         """
         from npurt.llm.decode.grammar import gbnf

@@ -28,21 +28,21 @@ def llguidance() -> Any:
 def limits() -> Any:
     """Return the limits of a parser.
 
-    They count operations.  The package's are kept but for the number of symbols, whose default is
-    ten times that: then the longest step known took four seconds.  Without *verbose_errors* a
-    message has no text of the grammar.
+    They count operations.  They are the package's, but for the number of symbols, which is a tenth
+    of its default: with the default, the longest step known took four seconds.  Without
+    *verbose_errors* a message has no text of the grammar.
     """
     return llguidance().LLParserLimits(verbose_errors=False, max_grammar_size=50_000)
 
 
 @contextlib.contextmanager
 def no_panic(kind: str) -> Iterator[None]:
-    """Make an error of what llguidance does not expect in a grammar of *kind*.
+    """Turn llguidance's panic over a grammar of *kind* into a GrammarError.
 
-    Rust says it on standard error, too, and raises what is no `Exception`.
+    Rust also prints the panic to standard error, and what it raises is no `Exception`.
 
     Raises:
-        GrammarError: It was so.
+        GrammarError: llguidance panicked.
     """
     try:
         yield
@@ -58,7 +58,7 @@ def dead_end(kind: str, count: int) -> GrammarError:
     """Return the error that no token may follow the first *count* of a text."""
     if not count:
         return GrammarError(
-            f"no text is of the {kind}", remedy=f"correct the {kind}, so that a text can begin"
+            f"the {kind} matches no text", remedy=f"correct the {kind}, so that a text can begin"
         )
     return GrammarError(
         f"after {count} tokens the {kind} lets none follow",

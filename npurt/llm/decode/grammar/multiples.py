@@ -18,9 +18,9 @@ from npurt.errors import GrammarError
 MAX_STATES = 10_000  # for one number
 MAX_TOGETHER = 50_000
 MAX_STEPS = 100_000
-IN_PLACE = ("allOf", "anyOf", "oneOf")  # what these apply to is what the schema around applies to
+IN_PLACE = ("allOf", "anyOf", "oneOf")  # these apply to the same value as the schema around them
 OWN = ("multipleOf", "properties", "additionalProperties", "items", "prefixItems")
-# Keywords that schemas are beneath, and to what these apply.
+# Keywords that contain schemas, and the value to which these apply.
 BENEATH = {
     "patternProperties": "any property", "additionalProperties": "any property",
     "items": "element", "prefixItems": "element", "additionalItems": "element",
@@ -58,7 +58,7 @@ def check_multiples(schema: Any) -> None:
 
 
 def _walk(root: Any, begin: Iterable[tuple[Any, Place]]) -> Iterator[tuple[Any, Place]]:
-    """Yield each schema beneath those of *begin* with each place that it may apply to."""
+    """Yield each schema within those of *begin*, with each place it may apply to."""
     rest = list(begin)
     seen = set()
     while rest:

@@ -22,7 +22,7 @@ def lark_of(text: str) -> str:
     """
     parsed = _parsed(text)
     if parsed is False:
-        raise _wrong("it is false, so that no text is of it")
+        raise _wrong("it is false, so it matches no text")
     if parsed is True:  # the package wants an object
         parsed = {}
     if not isinstance(parsed, dict):

@@ -78,6 +78,6 @@ class Vocabulary:
         self._bytes = [usual.get(bytes([byte])) for byte in range(256)]
 
     def __call__(self, text: str) -> list[int]:
-        """Return ids of *text*, one for each byte; `NO_FORCING` leaves this to be called never."""
+        """Return ids of *text*, one for each byte; with `NO_FORCING` it is never called."""
         letters = [self._bytes[byte] for byte in text.encode()]
         return [letter for letter in letters if letter is not None]

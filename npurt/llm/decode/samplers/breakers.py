@@ -19,8 +19,8 @@ _known = weakref.WeakKeyDictionary()
 def breakers_of(tokenizer: Tokenizer, texts: Sequence[str]) -> Mapping[int, Tails]:
     """Return the sequences of tokens that contain one of *texts*.
 
-    Of each first token what follows it: nothing if the token contains a whole text; the tokens of
-    the rest if it ends with the beginning of one.
+    The result has, for each first token, the tokens that follow it: none if the token contains a
+    whole text; those of the rest if it ends with the beginning of one.
     """
     wanted = tuple(texts)
     known = _known.setdefault(tokenizer, {})

@@ -23,7 +23,7 @@ from npurt.llm.decode.samplers.typical_p import typical_p
 from npurt.llm.decode.samplers.xtc import xtc
 
 Step = Callable[[Candidates, Text], Candidates]
-LARGEST_XTC_THRESHOLD = 0.5  # two tokens cannot both have more, so that none could be dropped
+LARGEST_XTC_THRESHOLD = 0.5  # two tokens cannot both be above it, so none could be dropped
 
 
 def changes(s: Sampling) -> list[Step]:

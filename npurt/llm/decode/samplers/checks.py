@@ -48,7 +48,8 @@ def finite(name: str, value: Any) -> float:
 def as_float(value: Any) -> float:
     """Return a number as a float; infinity where a float does not hold it.
 
-    A number of numpy is not compared as it is: it would have the limit be of its own type.
+    A number of numpy is converted before it is compared: otherwise numpy would convert the limit to
+    the type of the number.
     """
     try:
         return float(value)

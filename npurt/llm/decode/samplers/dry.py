@@ -55,9 +55,10 @@ def reach_of(tokens: Ids, breakers: Mapping[int, Tails]) -> int:
 
 
 def repeated(tokens: Ids, least: int, most: int) -> Ids:
-    """Return how many tokens, 1 to *most*, up to each token are the end of *tokens* ``[N]``.
+    """Return for each token how many tokens up to it, at most *most*, equal the end of *tokens*.
 
-    ``[N - 1]``, without the last token; lengths below *least* are 0.
+    *tokens* are ``[N]``; the result is ``[N - 1]``, without the last token.  Lengths below *least*
+    are 0.
 
     Read backwards, this is how far the text at each place equals its beginning: the Z algorithm
     (Gusfield, Algorithms on Strings, Trees, and Sequences, 1.4) needs at most N comparisons beside

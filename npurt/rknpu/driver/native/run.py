@@ -25,7 +25,7 @@ class Call(NamedTuple):
     fd: int
     request: Request
     argument: Any
-    until: Any = None  # points to where the struct says when to give up
+    until: Any = None  # points to the timeout in the struct
 
 
 class CoreQueue(NamedTuple):
@@ -33,7 +33,7 @@ class CoreQueue(NamedTuple):
 
     starts: Sequence[Call]  # the last one submits
     ends: Sequence[Call]
-    copy: U8 | None = None  # where its core reads x, when that is not where the first queue's does
+    copy: U8 | None = None  # where its core reads x, if not where the first queue's core does
 
 
 class Target(NamedTuple):
