@@ -19,10 +19,12 @@ def declare(header: Path) -> Any:
     """Return the declarations in *header*, which the C code includes too, as cffi has them.
 
     Raises:
-        DeviceNotFound: It cannot be read.
+        DeviceNotFound: It cannot be read, or there is no cffi.
     """
     try:
         return declarations.read(header)
+    except ImportError as error:
+        raise DeviceNotFound(f"{error}: npurt's C is called by cffi", remedy=REINSTALL) from error
     except OSError as error:
         raise DeviceNotFound(f"cannot read {header}: {error.strerror}", remedy=REINSTALL) from error
 

@@ -138,9 +138,8 @@ def test_matmul_on_numpy_is_numpys():
 # --- Without compiled code ------------------------------------------------------------------------
 
 NO_LIBRARY = """
-import sys, warnings
-if sys.argv[2] == "numpy":
-    sys.modules["cffi"] = sys.modules["_cffi_backend"] = None  # to import them is an error
+import sys
+sys.modules["cffi"] = sys.modules["_cffi_backend"] = None  # to import them is an error
 import npurt
 with npurt.Llama(sys.argv[1], sys.argv[2], n_ctx=32, progress=False) as llm:
     text = llm.generate("a b", max_tokens=4, temperature=0.8, seed=1)
