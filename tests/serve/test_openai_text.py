@@ -23,6 +23,22 @@ async def test_an_answer_has_this_form():
 
 
 @asking
+async def test_a_token_id_ends_a_text():
+    """As in `Llama.generate`: the token is no part of the text."""
+    client = Client(" world, you")
+    ids = client.model.tokenizer.encode(" world, you", add_bos=False)
+    stop = ["never", ids[2]]
+
+    answer = (await client(TEXT, {"prompt": "Hello", "stop": stop})).json
+    events = (await client(TEXT, {"prompt": "Hello", "stop": stop, "stream": True})).events
+
+    (choice,) = answer["choices"]
+    assert (choice["text"], choice["finish_reason"]) == (" wor", "stop")
+    assert answer["usage"]["completion_tokens"] == 2
+    assert "".join(event["choices"][0]["text"] for event in events[:-1]) == " wor"
+
+
+@asking
 async def test_echo_puts_the_prompt_before_the_text():
     client = Client(" world")
     body = {"prompt": "Hello", "echo": True}

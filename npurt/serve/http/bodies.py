@@ -32,6 +32,9 @@ NUMBERS = (
 )  # fmt: skip
 INTEGERS = ("top_k", "repeat_last_n", "dry_allowed_length", "dry_penalty_last_n")
 STOP = either(text(limits.STOP_TEXT), array(text(limits.STOP_TEXT), limits.STOPS))
+STOPS = either(  # token ids as well
+    text(limits.STOP_TEXT), array(either(text(limits.STOP_TEXT), integer(0)), limits.STOPS)
+)
 LENGTH = integer(-1)  # tokens; -1 is no limit
 TEXTS_WANTED: Properties = {
     **dict.fromkeys(NUMBERS, NUMBER),
@@ -39,7 +42,7 @@ TEXTS_WANTED: Properties = {
     "seed": integer(),
     "dry_sequence_breakers": array(ANY, limits.STOPS),
     "logit_bias": either(OBJECT, array(ANY, limits.BIASES)),
-    "stop": STOP,
+    "stop": STOPS,
     "n": integer(1, limits.CHOICES),
     "ignore_eos": FLAG,
     "min_tokens": integer(0),

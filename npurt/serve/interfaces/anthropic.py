@@ -34,7 +34,7 @@ async def answer(front: Front, request: Request) -> Answer:
     fields = request.fields
     fields.text("model")  # the model was chosen by it
     wanted = options.wanted(fields, request.salt, "max_tokens")
-    wanted.stops, wanted.choices = options.stops(fields, "stop_sequences"), 1
+    wanted.stops, wanted.choices = options.stops(fields, "stop_sequences")[0], 1
     stream = fields.flag("stream")
     given, before = _messages(fields)
     tools, variables = _tools(fields), _variables(fields)

@@ -173,6 +173,6 @@ def settings(front: Front, wanted: Wanted) -> dict[str, Any]:
     return {
         **{name: value for name, value in sampling.items() if name != "logit_bias"},
         "n_predict": -1 if most is None else most,
-        "stop": list(wanted.stops),
+        "stop": [*wanted.stops, *wanted.stop_ids],
         "ignore_eos": wanted.ignore_eos,
     }

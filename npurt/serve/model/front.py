@@ -48,6 +48,7 @@ class Wanted:
         sampling: Fields of `Sampling`.
         max_tokens: The most tokens of a text.
         stops: Texts that end it.
+        stop_ids: Token ids that end it.
         choices: How many texts.
         prompt_logprobs: Whether log probabilities of the prompt's tokens are wanted.
         shown: Ids of markup that are part of the text.
@@ -59,6 +60,7 @@ class Wanted:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
     stops: Sequence[str] = ()
+    stop_ids: Sequence[int] = ()
     choices: int = 1
     ignore_eos: bool = False
     min_tokens: int = 0
@@ -264,7 +266,7 @@ class Front:
             error.counts = {"n_prompt_tokens": len(prompt), "n_ctx": n_ctx}
             raise error
         sampling = {**self.settings.sampling, **wanted.sampling}
-        self._check(sampling)
+        self._check(sampling, wanted.stop_ids)
         seed = sampling.get("seed")
         submits = []
         for i in range(wanted.choices):
@@ -272,24 +274,25 @@ class Front:
             submits.append(Submit(
                 0, list(prompt), len(prompt), {**sampling, "seed": drawn},
                 self.settings.max_tokens if wanted.max_tokens is None else wanted.max_tokens,
-                ignore_eos=wanted.ignore_eos, min_tokens=wanted.min_tokens,
-                top_logprobs=wanted.top_logprobs, salt=wanted.salt, grammar=wanted.grammar,
-                response_format=wanted.response_format, embed=wanted.embed, lark=wanted.lark,
-                prompt_logprobs=wanted.prompt_logprobs,
+                stop_ids=wanted.stop_ids, ignore_eos=wanted.ignore_eos,
+                min_tokens=wanted.min_tokens, top_logprobs=wanted.top_logprobs, salt=wanted.salt,
+                grammar=wanted.grammar, response_format=wanted.response_format,
+                embed=wanted.embed, lark=wanted.lark, prompt_logprobs=wanted.prompt_logprobs,
             ))  # fmt: skip
         return submits
 
-    def _check(self, sampling: Mapping[str, Any]) -> None:
+    def _check(self, sampling: Mapping[str, Any], stop_ids: Sequence[int]) -> None:
         try:
             checked = Sampling(**sampling)
         except NpurtError as error:
             raise of(error) from error
         n_vocab = self.model.tokenizer.n_vocab
-        if any(i >= n_vocab for i in checked.logit_bias):
-            raise wrong(
-                f"logit_bias names ids beyond the vocabulary of {n_vocab}",
-                "use ids of /tokenize", "logit_bias",
-            )  # fmt: skip
+        for name, ids in (("logit_bias", checked.logit_bias), ("stop", stop_ids)):
+            if any(i >= n_vocab for i in ids):
+                raise wrong(
+                    f"{name} names ids beyond the vocabulary of {n_vocab}",
+                    "use ids of /tokenize", name,
+                )  # fmt: skip
 
     def _ended(self, texts: Texts, seconds: float) -> None:
         self._under_way.discard(texts)

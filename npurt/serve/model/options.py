@@ -60,11 +60,13 @@ def _is_number(value: object, kind: Any) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
-def stops(fields: Fields, name: str = "stop") -> list[str]:
-    """Return the texts that end a text: one, several or none."""
+def stops(fields: Fields, name: str = "stop") -> tuple[list[str], list[int]]:
+    """Return the texts and the token ids that end a text: one, several or none."""
     given = fields.values.get(name)
-    texts = [given] if isinstance(given, str) else fields.items(name)
-    return [text for text in texts if text]  # clients send "" for none
+    several = [given] if isinstance(given, str) else fields.items(name)
+    texts = [text for text in several if isinstance(text, str)]
+    ids = [int(token) for token in several if not isinstance(token, str)]
+    return [text for text in texts if text], ids  # clients send "" for none
 
 
 def wanted(fields: Fields, salt: str, *lengths: str) -> Wanted:
@@ -74,10 +76,12 @@ def wanted(fields: Fields, salt: str, *lengths: str) -> Wanted:
         if fields.has(name):
             most = fields.integer(name)
             break
+    texts, ids = stops(fields)
     return Wanted(
         sampling=sampling(fields),
         max_tokens=None if most == -1 else most,
-        stops=stops(fields),
+        stops=texts,
+        stop_ids=ids,
         choices=fields.integer("n") or 1,
         ignore_eos=fields.flag("ignore_eos"),
         min_tokens=fields.integer("min_tokens") or 0,
