@@ -286,6 +286,10 @@ class Device(abc.ABC):
         """Return the packets of instructions executed so far; 0 where the device counts none."""
         return 0
 
+    def restarts(self) -> int:
+        """Return how often the device was lost and opened again."""
+        return 0
+
     def events(self) -> list[str]:
         """Return the events since the last call that users should know, such as a restart."""
         return []

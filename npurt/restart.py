@@ -21,6 +21,7 @@ class Restarts:
 
     Attributes:
         lock: Held during all work: one thread at a time uses the device.
+        count: How often the device was opened again.
 
     Args:
         name: What the device is called in messages.
@@ -30,6 +31,7 @@ class Restarts:
 
     def __init__(self, name: str, lost: tuple[type[DriverError], ...], remedy: str = "") -> None:
         self.lock = threading.RLock()
+        self.count = 0
         self._closed = False
         self._name = name
         self._lost = lost
@@ -87,6 +89,7 @@ class Restarts:
                 code=failure.code,
             ) from error
         self._failed = None
+        self.count += 1
         event = f"{self._name} was opened again and its weights uploaded: {failure.what}"
         self._events.append(event)
 

@@ -50,6 +50,7 @@ def test_work_over_which_the_device_is_lost_is_repeated_once_it_is_open_again(re
     assert (work.calls, reopen.calls) == (2, 1)
     (events,) = restarts.events()
     assert "toy was opened again" in events
+    assert restarts.count == 1
     assert "it fell" in events
     assert restarts.events() == []
 

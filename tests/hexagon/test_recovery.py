@@ -70,6 +70,7 @@ def test_a_dsp_that_dies_while_it_is_opened_is_opened_again(fault, transport, si
     with at_work(transport=transport) as hexagon:
         (events,) = hexagon.events()
         assert "opened again" in events
+        assert hexagon.restarts() == 1
         assert Work(hexagon).is_right()
         assert process(3)
         assert not process(11)  # a second session

@@ -98,6 +98,7 @@ def test_a_device_that_is_lost_is_opened_again_with_its_weights(name, simulator,
             assert fault.upper() in events
         assert work.is_right()
         assert device.events() == []
+        assert device.restarts() == 2
 
 
 @pytest.mark.parametrize("call", ["create", "submit", "sync", "prep", "fini"])

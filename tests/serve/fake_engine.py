@@ -114,7 +114,12 @@ class FakeBackend:
         return Event(submit.id, [token], logprobs=logprobs, read=running.read)
 
     def stats(self):
-        return {"steps": self.steps, "running": len(self.running), "verified": 7.0}
+        return {
+            "steps": self.steps,
+            "running": len(self.running),
+            "verified": 7.0,
+            "device_restarts": 2.0,
+        }
 
     def close(self):
         pass

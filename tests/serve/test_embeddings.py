@@ -88,6 +88,19 @@ async def test_a_server_of_texts_embeds_none():
     assert (await client("/v1/chat/completions", SAY_HI)).status == 200
 
 
+def test_products_of_embeddings_are_counted_as_checked():
+    events = queue.Queue()
+    options = {"n_ctx": 64, "verify": "always"}
+    engine = Embeddings(str(tiny.path("llama3", "q8_0")), options, events.put)
+    with contextlib.closing(engine):
+        engine.submit(Submit(1, [1, 2], 2, {}, embed=True))
+        events.get(timeout=HANG_SECONDS)
+        stats = engine.stats()
+
+    assert stats["verified"] > 0
+    assert stats["wrong"] == stats["device_restarts"] == 0
+
+
 @pytest.mark.parametrize("error", [ValueError("odd"), MemoryError()])
 def test_a_mistake_of_one_text_leaves_the_others_alone(error):
     events = queue.Queue()

@@ -223,6 +223,7 @@ async def test_metrics_count():
     assert float(values["llamacpp:tokens_predicted_total"]) == usage["completion_tokens"]
     assert float(values["npurt:requests_total"]) == 1
     assert float(values["npurt:verified_total"]) == 7
+    assert float(values["npurt:device_restarts_total"]) == 2
     assert float(values["llamacpp:requests_processing"]) == 0
     assert float(values["npurt:ready"]) == 1
 

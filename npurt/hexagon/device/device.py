@@ -194,6 +194,10 @@ class HexagonDevice(ProductDevice, DeltaNets):
         """Return the packets that the DSP executed so far; 0 where nothing counts them."""
         return self._sessions.packets()
 
+    def restarts(self) -> int:
+        """Return how often the device was lost and opened again."""
+        return self._restarts.count
+
     def events(self) -> list[str]:
         """Return the events since the last call; see `Device.events`."""
         return self._restarts.events()

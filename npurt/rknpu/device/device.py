@@ -189,6 +189,10 @@ class RkDevice(ProductDevice):
         driver.repeats = self._driver.repeats
         self._weights.upload_again(driver)
 
+    def restarts(self) -> int:
+        """Return how often the device was lost and opened again."""
+        return self._restarts.count
+
     def events(self) -> list[str]:
         """Return the events since the last call; see `Device.events`."""
         return self._restarts.events()

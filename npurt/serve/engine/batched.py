@@ -12,6 +12,7 @@ from npurt.llm.batch.engine import Engine as Batches
 from npurt.llm.batch.events import Event as Given
 from npurt.llm.batch.request import Request
 from npurt.llm.decode.grammar.grammar import Grammar
+from npurt.serve.engine.counts import device_counts
 from npurt.serve.engine.protocol import Event, Submit
 from npurt.serve.engine.worker import Emit, failure
 
@@ -102,16 +103,14 @@ class Batched:
         Raises:
             SettingError: The thread of the engine has ended.
         """
-        stats, report = self._engine.stats(), self._engine.llm.report()
+        stats = self._engine.stats()
         return {
             **{name: float(value) for name, value in asdict(stats.counts).items()},
             **{
                 name: float(getattr(stats, name))
                 for name in ("running", "waiting", "pages", "used", "prefixes")
             },
-            "fallbacks": float(len(report.fallbacks())),
-            "verified": float(sum(row.verified for row in report.rows)),
-            "wrong": float(sum(row.failed for row in report.rows)),
+            **device_counts(self._engine.llm),
         }
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from npurt.errors import UnsupportedOp
 from npurt.llm.decode.model import Llama
+from npurt.serve.engine.counts import device_counts
 from npurt.serve.engine.protocol import Event, Submit
 from npurt.serve.engine.worker import Emit, failure
 
@@ -65,7 +66,11 @@ class Embeddings:
 
     def stats(self) -> Mapping[str, float]:
         """Return counts by name."""
-        return {"waiting": float(len(self._waiting)), "steps": float(self._done)}
+        return {
+            "waiting": float(len(self._waiting)),
+            "steps": float(self._done),
+            **device_counts(self._llm),
+        }
 
     def close(self) -> None:
         """Release the model, after the text that is being embedded."""

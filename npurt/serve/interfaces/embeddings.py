@@ -18,7 +18,7 @@ async def embeddings(front: Front, request: Request) -> Answer:
     fields = request.fields
     fields.text("model")  # the model was chosen by it
     form = fields.text("encoding_format", "float")
-    texts = await request.aside(lambda: _texts(front, fields, "input"))
+    texts = await request.aside(lambda: _texts(front, fields))
     vectors, tokens = await _vectors(front, texts, request.salt)
     size = fields.integer("dimensions")
     if size is not None and any(len(vector) != size for vector in vectors):
@@ -42,7 +42,7 @@ async def embed(front: Front, request: Request) -> Answer:
     """Embed texts, in Ollama's words."""
     fields, began = request.fields, time.perf_counter_ns()
     fields.text("model")
-    texts = await request.aside(lambda: _texts(front, fields, "input"))
+    texts = await request.aside(lambda: _texts(front, fields))
     vectors, tokens = await _vectors(front, texts, request.salt)
     return {
         "model": front.model.name,
@@ -53,8 +53,9 @@ async def embed(front: Front, request: Request) -> Answer:
     }
 
 
-def _texts(front: Front, fields: Fields, name: str) -> list[list[int]]:
-    """Return the ids of each text."""
+def _texts(front: Front, fields: Fields) -> list[list[int]]:
+    """Return the ids of each text of ``input``."""
+    name = "input"
     given = fields.values.get(name)
     several = isinstance(given, list) and not all(is_id(each) for each in given)
     found = given if several and isinstance(given, list) else [given]

@@ -38,9 +38,9 @@ export class Status {
     this.device = found.ready ? found.device : "";
     document.title = `${found.model} - npurt`;
     document.querySelector("#model").textContent = found.model;
-    const wrong = found.fallbacks ? `, ${found.fallbacks} fallbacks` : "";
+    const fallbacks = found.fallbacks ? `, ${found.fallbacks} fallbacks` : "";
     document.querySelector("#where").textContent = found.ready
-      ? `on ${found.device}${wrong}`
+      ? `on ${found.device}${fallbacks}`
       : found.status === "unloaded" ? "loaded with the first message" : "loading";
     const rows = {
       Device: found.device,

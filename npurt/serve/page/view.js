@@ -47,7 +47,7 @@ export function fill(made, message) {
 export function list(chats, current) {
   const nodes = chats.map((chat) => {
     const open = button("open", chat.title || "(empty)");
-    const made = element("li", {}, open, button("delete", "✕", `Delete ${chat.title}`));
+    const made = element("li", {}, open, button("delete", "✕", `Delete ${chat.title || "(empty)"}`));
     made.dataset.id = chat.id;
     if (chat.id === current) open.setAttribute("aria-current", "true");
     return made;

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from npurt.serve.http.endpoint import Answer, Request
 from npurt.serve.model.offer import Offer, Offers
 
+OF_THE_DEVICE = ("fallbacks", "verified", "wrong", "device_restarts")
+
 
 async def metrics(offers: Offers, request: Request) -> Answer:
     """Return all counts; with several models, each has the label ``model``."""
@@ -41,5 +43,5 @@ def values(offer: Offer, engine: Mapping[str, float]) -> dict[str, float]:
         "npurt:cached_tokens": counts.cached_tokens,
         "npurt:engine_restarts": front.engine.restarts if front else 0,
         "npurt:ready": float(front.engine.alive) if front else 0.0,
-        **{f"npurt:{name}": engine.get(name, 0.0) for name in ("fallbacks", "verified", "wrong")},
+        **{f"npurt:{name}": engine.get(name, 0.0) for name in OF_THE_DEVICE},
     }

@@ -18,6 +18,7 @@ COUNTERS = {
     "npurt:requests_refused": "Requests that were refused because the queue was full.",
     "npurt:cached_tokens": "Tokens of prompts that were in the cache.",
     "npurt:engine_restarts": "Processes of the engine that were started in place of another.",
+    "npurt:device_restarts": "Times that the device was lost and opened again.",
     "npurt:fallbacks": "Reasons for which the CPU computes what was planned for the device.",
     "npurt:verified": "Products that were checked.",
     "npurt:wrong": "Checked products that were wrong, and were computed again.",
