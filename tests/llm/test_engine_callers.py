@@ -6,6 +6,7 @@ import pytest
 
 import npurt
 from npurt.errors import SettingError
+from npurt.llm.batch.admission import Admission
 from npurt.llm.batch.scheduler import Scheduler
 from tests.limits import HANG_SECONDS
 from tests.llm import tiny
@@ -183,7 +184,7 @@ def test_a_mistake_of_the_engine_leaves_no_request_waiting(monkeypatch, method, 
 
 def test_texts_that_ended_in_the_step_that_failed_are_told(monkeypatch):
     engine = open_engine()
-    monkeypatch.setattr(Scheduler, "_admit", lambda self: 1 / 0)
+    monkeypatch.setattr(Admission, "admit", lambda *arguments: 1 / 0)
 
     late = engine.submit(IDS[:4], deadline=0.0)
 

@@ -126,7 +126,7 @@ def test_a_stop_text_within_a_draft_ends_the_text_and_is_taken_back(llm, alone):
         ended[number] = alone[number][:first]
     texts = scheduler.texts
     assert finished(scheduler) == ended
-    kept = [entry for text in texts if (entry := scheduler._prefixes.has(text.history, ""))]
+    kept = [entry for text in texts if (entry := scheduler.prefixes.has(text.history, ""))]
     assert len(kept) == len(texts)
     scheduler.close()
 
@@ -143,12 +143,12 @@ def test_texts_that_lose_their_pages_or_are_cancelled_release_their_drafts(llm, 
                 tokens.setdefault(event.id, []).extend(event.tokens)
 
     steps(5)
-    scheduler._preempt(texts[1])
+    scheduler.admission.preempt(texts[1])
     assert texts[1].speculator is None
     steps(2)
     scheduler.cancel(texts[2])
     assert texts[2].speculator is None
-    scheduler._preempt(texts[0])
+    scheduler.admission.preempt(texts[0])
     while scheduler.texts:
         steps(1)
 

@@ -84,8 +84,8 @@ def test_a_grammar_gives_the_text_that_it_gives_alone(model, eager):  # noqa: F8
     def preempt(_):
         """Take the pages of a text after every seventh step, in the engine's thread."""
         scheduler = engines[0]._loop._scheduler
-        if scheduler._running and scheduler.counts.steps % 7 == 0:
-            scheduler._preempt(scheduler._running[0])
+        if scheduler.admission.running and scheduler.counts.steps % 7 == 0:
+            scheduler.admission.preempt(scheduler.admission.running[0])
 
     engines = []
     with npurt.Engine(
@@ -131,7 +131,7 @@ def test_no_text_waits_for_more_than_two_steps_while_others_decode(roomy, arriva
     texts, waited = [], {}
     for number, (pause, length) in enumerate([*arrivals, (60, 1)]):
         for _ in range(pause):
-            running = list(steps.scheduler._running)
+            running = list(steps.scheduler.admission.running)
             decoding = [text for text in running if not text.reading]
             reading = [text for text in running if text.reading]
             before = {text.id: text.pending for text in reading}

@@ -118,14 +118,16 @@ class Schedules(RuleBasedStateMachine):
         self.take([self.scheduler.cancel(text)])
         assert text not in self.scheduler.texts
 
-    @precondition(lambda self: self.scheduler._running)
+    @precondition(lambda self: self.scheduler.admission.running)
     @rule(data=st.data())
     def preempt(self, data):
-        self.scheduler._preempt(data.draw(st.sampled_from(self.scheduler._running)))
+        self.scheduler.admission.preempt(
+            data.draw(st.sampled_from(self.scheduler.admission.running))
+        )
 
     @rule()
     def forget_a_prefix(self):
-        self.scheduler._prefixes.evict()
+        self.scheduler.prefixes.evict()
 
     def take(self, events):
         for event in filter(None, events):

@@ -202,7 +202,7 @@ def test_counts_are_of_requests_however_often_they_are_evaluated(opened):
     second = steps.add(2, [*ids[:70], 9], 6)
     for _ in range(3):
         steps.step()
-        steps.scheduler._preempt(second)
+        steps.scheduler.admission.preempt(second)
     steps.finish()
 
     counts = steps.scheduler.counts

@@ -147,10 +147,10 @@ def test_when_pages_run_out_the_youngest_gives_way_and_nothing_shows(llm, alone)
         scheduler.submit(text(llm, number, prompt, 75))
     tokens, ends, first = {}, [], None
     while scheduler.texts:
-        before = list(scheduler._running)
+        before = list(scheduler.admission.running)
         events = scheduler.step()
         if scheduler.counts.preempted and first is None:
-            first = before[-1] not in scheduler._running
+            first = before[-1] not in scheduler.admission.running
         for event in events:
             tokens.setdefault(event.id, []).extend(event.tokens)
             ends += [event.id] if event.finish else []
@@ -170,8 +170,8 @@ def test_a_text_begins_when_its_pages_and_one_more_are_free(llm):
         scheduler.submit(text(llm, number, IDS[number : number + length]))
     scheduler.step()
     # The first two have 3 pages; the third one needs 2 and 1 more.
-    assert [each.id for each in scheduler._running] == [0, 1]
-    assert len(scheduler._waiting) == 1
+    assert [each.id for each in scheduler.admission.running] == [0, 1]
+    assert len(scheduler.admission.waiting) == 1
     assert set(finished(scheduler)) == {0, 1, 2}
 
 

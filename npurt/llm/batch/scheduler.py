@@ -4,42 +4,35 @@ A step has one row of every text that goes on, then draft tokens that are worth 
 the oldest prompts, and of short ones beside them.  The last are so many that the step takes no
 longer than `SLOWDOWN` times a step without them, by the times measured so far; where no text goes
 on, as many as a run can have.
-
-A prompt begins when its pages and one more are free.  When a text needs a page and none is free,
-kept prefixes go first; then the youngest text loses its pages, and is evaluated again later.
 """
 
-import bisect
-import contextlib
-import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from operator import attrgetter
 
 import numpy as np
 
 from npurt.device import F32
-from npurt.errors import ContextFull, NpurtError, OutOfPages, SettingError
+from npurt.errors import ContextFull, NpurtError, OutOfPages
+from npurt.llm.batch.admission import Admission
 from npurt.llm.batch.controller import StepCost
 from npurt.llm.batch.costs import RowCosts
 from npurt.llm.batch.events import Counts, Event, Stats
-from npurt.llm.batch.prefixes import PAGE, Entry, Prefixes
+from npurt.llm.batch.pages import Pages
+from npurt.llm.batch.prefixes import Prefixes
+from npurt.llm.batch.reuse import Reuse
 from npurt.llm.batch.sequence import Sequence
-from npurt.llm.session.context import Context, Piece, run_together
+from npurt.llm.session.context import Piece, run_together
 from npurt.llm.session.model import Model
 from npurt.llm.spec.assistant import shared
 from npurt.llm.spec.opening import Drafts
 
 SLOWDOWN = 2.5  # the most that prompts may slow a step down
-LEAST_COPIED = 16  # tokens that a copy of states must save; copying takes as long as some tokens
 SCORED_ROWS = 16  # of prompts whose logits are wanted, in a step; a row of them may have 600 kB
 SHORT = 4  # a prompt is short if it has this part left of what the oldest one has, or less
 
 Decoded = dict[Sequence, list[int]]  # texts that go on, with their draft tokens
 Prompts = list[tuple[Sequence, Piece]]  # texts, and the part of each that is read
-
-by_order = attrgetter("order")
 
 
 class Scheduler:
@@ -54,27 +47,27 @@ class Scheduler:
     Attributes:
         longest: The most positions of a text.
         counts: See `Counts`.
+        admission: The texts that run and wait.
+        prefixes: The texts that are kept.
     """
 
     def __init__(
         self, model: Model, *, sequences: int, prefixes: int, drafts: Drafts | None = None
     ) -> None:
-        room = model.executor.room()
+        self._pages = Pages(model)
+        room = self._pages.room()
         self.longest = min(model.n_ctx, room.page * room.total if room else model.n_ctx)
         self.counts = Counts()
-        self._page = room.page if room else 0
+        self._running: list[Sequence] = []  # in order
+        self.prefixes = Prefixes(prefixes, recurrent=model.executor.recurrent)
+        self._reuse = Reuse(model, self.prefixes, self._running, self.counts)
+        self.admission = Admission(self._running, sequences, self._pages, self._reuse, self.counts)
         self._model = model
-        self._sequences = sequences
         self._rows = model.decoder.rows
         self._drafts = drafts
-        self._recurrent = model.executor.recurrent
         self._costs = RowCosts(self._rows)
         self._step_cost = StepCost(self._costs)
-        self._prefixes = Prefixes(prefixes, recurrent=self._recurrent)
-        self._waiting: list[Sequence] = []  # in order
-        self._running: list[Sequence] = []  # in order
         self._arrivals = 0
-        self._claimed: dict[Sequence, int] = {}  # pages that the step will take
         self._seconds = 0.0  # of the latest run
         self._losses = model.executor.losses
         self._out: F32 = np.empty((0, model.config.n_vocab), np.float32)
@@ -100,7 +93,7 @@ class Scheduler:
         text.arrival = self._arrivals
         self._arrivals += 1
         self.counts.prompt += text.prompt
-        bisect.insort(self._waiting, text, key=by_order)
+        self.admission.wait(text)
         if len(text.history) > self.longest:
             return self.cancel(text, "length" if text.left == 0 else "context")
         if text.left == 0 and not text.scoring:
@@ -114,25 +107,25 @@ class Scheduler:
     @property
     def texts(self) -> list[Sequence]:
         """All texts that have not ended."""
-        return [*self._running, *self._waiting]
+        return [*self._running, *self.admission.waiting]
 
     def stats(self) -> Stats:
         """Return the present state."""
-        room = self._model.executor.room()
+        room = self._pages.room()
         return Stats(
             running=len(self._running),
-            waiting=len(self._waiting),
+            waiting=len(self.admission.waiting),
             page=room.page if room else 0,
             pages=room.total if room else 0,
             used=room.total - room.free if room else 0,
-            prefixes=len(self._prefixes),
+            prefixes=len(self.prefixes),
             counts=replace(self.counts),
         )
 
     def close(self) -> list[Event]:
         """End all texts, and free all pages."""
         events = [event for text in self.texts if (event := self.cancel(text))]
-        self._prefixes.clear()
+        self.prefixes.clear()
         return events
 
     # --- A step ---------------------------------------------------------------------------------
@@ -144,8 +137,9 @@ class Scheduler:
         events = [event for text in late if (event := self.cancel(text, "deadline"))]
         if self._losses != self._model.executor.losses:
             self._begin_again()
-        self._claimed.clear()
-        events += self._admit()
+        self._pages.claimed.clear()
+        for text, error in self.admission.admit(self._drafts, self._step_cost):
+            events.append(self._ended(text, text.end("error", error)))
         texts = self._running[:1]
         try:
             drafts = self._decoded()
@@ -176,7 +170,7 @@ class Scheduler:
         except OutOfPages:  # shared pages had to be copied
             for text in self._running:
                 self._settle(text)
-            self._free_a_page()
+            self.admission.free_a_page()
             return False
         seconds = time.perf_counter() - start
         self._seconds = seconds
@@ -193,7 +187,7 @@ class Scheduler:
         """Have all texts evaluated again: a device failed, and their states are lost."""
         self._losses = self._model.executor.losses
         self.counts.lost += 1
-        self._prefixes.clear()
+        self.prefixes.clear()
         for text in self._running:
             self._settle(text)
 
@@ -207,7 +201,7 @@ class Scheduler:
         """Return the texts that go on, with their draft tokens; their pages are free."""
         texts = [text for text in self._running if not text.reading]
         for text in texts:
-            self._require_pages(text, 1)
+            self.admission.require_pages(text, 1)
         texts = [text for text in texts if text.context]
         drafts: Decoded = {text: [] for text in texts}
         if not self._drafts:
@@ -217,9 +211,9 @@ class Scheduler:
         for text in texts:
             room = min(self.longest - len(text.history), most - self._step_cost.rows)
             draft = text.draft(room)
-            more = self._growth(text, 1 + len(draft)) - self._growth(text, 1) if draft else 0
-            if draft and more <= self._free():
-                self._claimed[text] += more
+            more = self._pages.growth(text, 1 + len(draft)) - self._pages.growth(text, 1)
+            if draft and more <= self._pages.free():
+                self._pages.claimed[text] += more
                 drafts[text] = draft
                 self._step_cost.add(len(draft))
         return drafts
@@ -245,15 +239,15 @@ class Scheduler:
             if rows >= end or not text.context:
                 continue
             if not text.context.n_tokens:
-                if any(self._being_read(text, other, piece) for other, piece in found):
+                if any(self._reuse.being_read(text, other, piece) for other, piece in found):
                     continue  # it begins with a fork of that in the next step
-                self._begin_with_prefix(text, text.context)
+                self._reuse.begin(text, text.context)
             start = text.context.n_tokens
             mark = next((mark for mark in text.marks if mark > start), len(text.history))
             count = min(mark - start, end - rows)
             if text.scoring:
                 count = min(count, SCORED_ROWS - scored)
-            if not count or not self._require_pages(text, count):
+            if not count or not self.admission.require_pages(text, count):
                 continue
             rows += count
             ids = text.history[start : start + count]
@@ -262,14 +256,6 @@ class Scheduler:
             piece = Piece(text.context, ids, wanted)
             found.append((text, piece))
         return found
-
-    def _being_read(self, text: Sequence, other: Sequence, piece: Piece) -> bool:
-        """Return whether *piece* of *other*, read in this step, is of the prompt of *text* too."""
-        if self._recurrent or text.scoring or other.salt != text.salt:
-            return False
-        start = piece.context.n_tokens
-        same = shared(other.history[: start + len(piece.ids)], text.history[:-1])
-        return same - start >= LEAST_COPIED
 
     def _short(self, reading: list[Sequence]) -> list[Sequence]:
         """Return the prompts that are short beside the oldest one, the shortest first.
@@ -281,7 +267,7 @@ class Scheduler:
             oldest = reading[0]
             same = shared(oldest.history, text.history) if oldest.salt == text.salt else 0
             if oldest.context and text.context and same <= oldest.context.n_tokens:
-                known = text.context.n_tokens or self._beginning(text)[2]
+                known = text.context.n_tokens or self._reuse.beginning(text)[2]
                 if SHORT * (len(text.history) - known) <= oldest.pending:
                     left[text] = len(text.history) - known
         return sorted(left, key=left.__getitem__)
@@ -297,8 +283,8 @@ class Scheduler:
             self.counts.accepted += text.right
             yield self._advanced(text, event)
         for text, piece in prompts:
-            if self._recurrent and piece.context.n_tokens in text.marks:
-                self._keep_copy(text, piece.context)
+            if self._reuse.recurrent and piece.context.n_tokens in text.marks:
+                self._reuse.keep_copy(text, piece.context)
             rows = self._out[row : row + piece.wanted]
             row += piece.wanted
             if text.scoring:
@@ -317,184 +303,11 @@ class Scheduler:
     def _ended(self, text: Sequence, event: Event) -> Event:
         """Remove a text that has ended; keep what was evaluated of it."""
         self.counts.finished += 1
-        if text in self._waiting:
-            self._waiting.remove(text)
+        if text in self.admission.waiting:
+            self.admission.waiting.remove(text)
             return event
         self._running.remove(text)
         if context := text.leave():
             context.settle()
-            self._prefixes.add(context, text.salt, prompt=text.prompt)
+            self.prefixes.add(context, text.salt, prompt=text.prompt)
         return event
-
-    # --- Pages ----------------------------------------------------------------------------------
-
-    def _free(self, without: Iterable[Entry] = ()) -> float:
-        """Return the number of free pages that the step does not need yet.
-
-        Pages that only the kept prefixes *without* have count as free.  The number is infinite
-        where each text has memory of its own.
-        """
-        room = self._model.executor.room([each.context.state.sequence for each in without])
-        return room.free - sum(self._claimed.values()) if room else math.inf
-
-    def _pages(self, length: int) -> int:
-        return -(-length // self._page) if self._page else 0
-
-    def _growth(self, text: Sequence, rows: int) -> int:
-        """Return how many pages *text* needs for *rows* more tokens."""
-        length = text.context.n_tokens if text.context else 0
-        return self._pages(length + rows) - self._pages(length)
-
-    def _admit(self) -> list[Event]:
-        """Let waiting texts begin, in order, while there is room; return the ends of others.
-
-        A text that runs alone begins in any case: nothing else will make room for it.
-        """
-        failed = []
-        for text in [text for text in self._waiting if text.ready]:
-            if len(self._running) == self._sequences or (self._running and not self._fits(text)):
-                break
-            try:
-                context = self._new_context()
-            except NpurtError as error:
-                if self._running:
-                    break
-                failed.append(self._ended(text, text.end("error", error)))
-                continue
-            self._make_room(text)
-            text.begin(context, self._drafts, self._step_cost)
-            self._waiting.remove(text)
-            bisect.insort(self._running, text, key=by_order)
-        return failed
-
-    def _new_context(self) -> Context:
-        """Return a context; when no sequence is free, release that of a kept prefix.
-
-        Raises:
-            SettingError: None is kept.
-        """
-        while True:
-            try:
-                return Context(self._model)
-            except SettingError:
-                if not self._prefixes.evict():
-                    raise
-
-    def _fits(self, text: Sequence) -> bool:
-        """Return whether *text* can begin, if need be after kept prefixes have gone."""
-        needed, shared, entry = self._needed(text)
-        if needed - shared <= self._free():
-            return True
-        others = [each for each in self._prefixes if each is not entry]
-        return needed - shared <= self._free(others) or needed <= self._free(self._prefixes)
-
-    def _make_room(self, text: Sequence) -> None:
-        """Free the pages of a text that begins; the prefix that it begins with goes last."""
-        while True:
-            needed, shared, entry = self._needed(text)
-            if entry:
-                self._prefixes.use(entry)
-            if needed - shared <= self._free() or not self._prefixes.evict():
-                return
-
-    def _needed(self, text: Sequence) -> tuple[int, int, Entry | None]:
-        """Return how many pages must be free for *text* to begin.
-
-        Returns:
-            Its own pages, one more, and those of prompts that are being read; how many of them it
-            shares with another text; that text's entry, if it is kept.  The one more doubles with
-            each loss of its pages, or else it could be evaluated again for each text that ends.
-        """
-        promised = sum(self._growth(each, each.pending) for each in self._running)
-        _, entry, shared, _ = self._beginning(text)
-        needed = promised + self._pages(len(text.history)) + (1 << text.preempted)
-        return needed, shared // PAGE, entry
-
-    def _require_pages(self, text: Sequence, rows: int) -> bool:
-        """Free the pages for *rows* more tokens; return False if *text* had to give up its own."""
-        growth = self._growth(text, rows)
-        while text.context and growth and growth > self._free():
-            if self._running == [text] and not len(self._prefixes):
-                raise OutOfPages(
-                    f"no page is free for a text of {len(text.history)} tokens alone",
-                    remedy="release other contexts of the model",
-                )
-            self._free_a_page()
-        if text.context:
-            self._claimed[text] = growth
-        return text.context is not None
-
-    def _free_a_page(self) -> None:
-        """Forget the kept prefix that was used least recently, or preempt the youngest text."""
-        if not self._prefixes.evict():
-            self._preempt(self._running[-1])
-
-    def _preempt(self, text: Sequence) -> None:
-        """Free the pages of a text, which waits to be evaluated again."""
-        self.counts.preempted += 1
-        text.preempted += 1
-        self._running.remove(text)
-        self._claimed.pop(text, None)
-        if context := text.leave():
-            context.release()
-        bisect.insort(self._waiting, text, key=by_order)
-
-    # --- Prefixes -------------------------------------------------------------------------------
-
-    def _beginning(self, text: Sequence) -> tuple[Context | None, Entry | None, int, int]:
-        """Return the evaluated text whose beginning *text* has.
-
-        Returns:
-            A context to fork; its entry, if it is kept; how many tokens of it to fork; how many
-            tokens of *text* some kept text begins with.
-        """
-        if text.scoring:  # all of it is evaluated
-            return None, None, 0, 0
-        entry, length, equal = self._prefixes.find(text.history, text.salt)
-        source = entry.context if entry else None
-        for other in self._running if not self._recurrent else ():
-            if other is not text and other.context and other.salt == text.salt:
-                same = shared(other.context.state.tokens, text.history[:-1])
-                if same > length:
-                    source, entry, length = other.context, None, same
-        return source, entry, length, equal
-
-    def _begin_with_prefix(self, text: Sequence, context: Context) -> None:
-        """Fork a text with the same beginning for *text*; decide where to keep copies of states."""
-        source, entry, length, equal = self._beginning(text)
-        if source and not self._fork(source, context, length):
-            length = 0
-        elif entry:
-            self._prefixes.use(entry)
-        if text.cached is None:  # it begins for the first time
-            text.cached = min(length, text.prompt)
-            self.counts.hits += bool(length)
-            self.counts.misses += not length
-            self.counts.cached += text.cached
-        if self._recurrent and self._prefixes.most:
-            diverged = equal if equal - length >= LEAST_COPIED else 0
-            marks = {diverged, text.reusable // PAGE * PAGE, text.prompt}
-            text.marks = sorted(mark for mark in marks if length < mark <= len(text.history))
-
-    def _fork(self, source: Context, target: Context, length: int) -> bool:
-        """Begin *target* with *length* tokens of *source*; return False if that cannot be now.
-
-        There is no page, no memory, or a device lost the states of *source*.
-        """
-        with contextlib.suppress(OutOfPages, MemoryError):
-            if source.state.behind is None:
-                target.fork(source, length)
-        return target.settle() == length  # also after an exception
-
-    def _keep_copy(self, text: Sequence, context: Context) -> None:
-        """Keep the states of a prompt's part for other requests."""
-        if self._prefixes.has(context.history, text.salt):
-            return
-        try:
-            copy = self._new_context()
-        except SettingError:
-            return  # contexts of the caller have all sequences
-        if self._fork(context, copy, context.n_tokens):
-            self._prefixes.add(copy, text.salt, fixed=context.n_tokens != text.prompt)
-        else:
-            copy.release()
