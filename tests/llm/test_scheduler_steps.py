@@ -3,9 +3,10 @@
 import pytest
 
 from npurt.errors import GrammarError, LayoutError, OutOfPages
+from npurt.llm.batch.reuse import LEAST_COPIED
 from npurt.llm.batch.scheduler import Scheduler
 from tests.llm import tiny
-from tests.llm.stepping import CYCLE, HYBRID, LOOKUP, Steps, alone, cycle, with_times
+from tests.llm.stepping import CYCLE, DENSE, HYBRID, LOOKUP, Steps, alone, cycle, with_times
 
 # --- Pages ----------------------------------------------------------------------------------------
 
@@ -128,6 +129,38 @@ def test_a_short_prompt_waits_for_what_it_shares_with_a_long_one(opened):
 
 
 # --- Failures -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("same", [100, 50], ids=["choices", "beginnings"])
+@pytest.mark.parametrize("model", [DENSE, HYBRID], ids=["dense", "hybrid"])
+def test_prompts_that_begin_alike_at_the_same_time_are_read_once(opened, model, same):
+    """Of states that only go forward, a copy is kept where they part; no token differs."""
+    llm = opened(model=model)
+    steps = Steps(llm, sequences=4, prefixes=4)
+    ids = tiny.ids(model[0])
+    prompts = [(*ids[:same], *ids[same + i : 100 + (i if same < 100 else 0)]) for i in range(4)]
+    for number, prompt in enumerate(prompts):
+        steps.add(number, prompt, 5)
+    steps.finish()
+    counts = steps.scheduler.counts
+    own = 1 if same == 100 else 100 - same
+    slack = 0 if model == HYBRID else LEAST_COPIED  # of a part that others read meanwhile
+    assert 100 + 3 * own + 4 * 4 <= counts.rows <= 100 + 3 * (own + slack) + 4 * 4
+    assert counts.cached == 100 + 3 * 100 + 4 * 4 - counts.rows
+    assert [steps.tokens(i) for i in range(4)] == [alone(p, 5, model) for p in prompts]
+    steps.scheduler.close()
+
+
+def test_a_text_reads_by_itself_when_no_copy_could_be_kept_for_it(opened, monkeypatch):
+    monkeypatch.setattr("npurt.llm.batch.reuse.Reuse.keep_copy", lambda *arguments: None)
+    steps = Steps(opened(model=HYBRID), sequences=2, prefixes=4)
+    prompt = tuple(tiny.ids(HYBRID[0])[:100])
+    for number in range(2):
+        steps.add(number, prompt, 5)
+    steps.finish()
+    assert steps.scheduler.counts.cached == 0
+    assert steps.tokens(0) == steps.tokens(1) == alone(prompt, 5, HYBRID)
+    steps.scheduler.close()
 
 
 def test_tokens_of_a_step_that_failed_after_them_are_told(opened, monkeypatch):

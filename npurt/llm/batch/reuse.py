@@ -81,13 +81,26 @@ class Reuse:
         if self.recurrent and self.prefixes.most:
             diverged = equal if equal - length >= LEAST_COPIED else 0
             marks = {diverged, text.reusable // PAGE * PAGE, text.prompt}
+            for other in self._running:  # that begin now, too, and alike
+                if other is not text and other.salt == text.salt and _is_new(other):
+                    same = shared(text.history, other.history[:-1])
+                    marks.add(same if same - length >= LEAST_COPIED else 0)
+            if text.prompt - 1 in marks:  # that is as good
+                marks.discard(text.prompt)
             text.marks = sorted(mark for mark in marks if length < mark <= len(text.history))
 
     def being_read(self, text: Sequence, other: Sequence, piece: Piece) -> bool:
-        """Return whether *piece* of *other*, read in this step, is of the prompt of *text* too."""
-        if self.recurrent or text.scoring or other.salt != text.salt:
+        """Return whether *text* should wait for *piece* of *other*, which is of its prompt too.
+
+        Of states that only go forward, it waits for the copy at the end of what both begin with.
+        """
+        if text.scoring or other.salt != text.salt:
             return False
         start = piece.context.n_tokens
+        if self.recurrent:
+            same = shared(other.history, text.history[:-1])
+            mark = max((mark for mark in other.marks if start < mark <= same), default=0)
+            return mark >= LEAST_COPIED + self.beginning(text)[2]
         same = shared(other.history[: start + len(piece.ids)], text.history[:-1])
         return same - start >= LEAST_COPIED
 
@@ -113,3 +126,8 @@ class Reuse:
             self.prefixes.add(copy, text.salt, fixed=context.n_tokens != text.prompt)
         else:
             copy.release()
+
+
+def _is_new(text: Sequence) -> bool:
+    """Return whether nothing of *text* was evaluated in its context yet."""
+    return text.context is not None and not text.context.n_tokens and not text.scoring
