@@ -111,4 +111,4 @@ def with_times(scheduler, seconds):
     costs = RowCosts(scheduler._rows)
     add = costs.add
     costs.add = lambda rows, _: add(rows, seconds(rows))
-    scheduler._costs = scheduler._price.costs = costs
+    scheduler._costs = scheduler._step_cost.costs = costs

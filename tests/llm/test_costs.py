@@ -152,6 +152,17 @@ def test_wrong_drafts_end_and_are_tried_again():
     assert (text.text.drafted, text.text.accepted) == (60 + tried.count(1), 0)
 
 
+def test_a_slow_first_draft_of_a_process_is_not_the_last():
+    """It allocates memory and reads its weights for the first time."""
+    text = controller(flat(0.1), share=0.2)
+    text.observe(1, 1, 30.0, 1.0)
+    assert text.choose() > 0
+    text.observe(1, 1, 0.2, 1.0)
+    assert text.choose() > 0
+    text.observe(1, 1, 30.0, 1.0)
+    assert text.choose() == 0  # drafts are slow now
+
+
 def test_right_drafts_become_longer():
     text = controller(flat(0.1), texts=4, most=8)
     before = text.choose()

@@ -109,7 +109,7 @@ class BatchController(Controller):
         step, draft = self._step, self._draft
         if math.isinf(step.second):
             return math.inf, math.inf
-        each = draft.value if draft.samples else self._share * step.costs.seconds(1)
+        each = draft.value if draft.known else self._share * step.costs.seconds(1)
         return step.second * step.row, step.second * each
 
     def reading(self, behind: int) -> int:
