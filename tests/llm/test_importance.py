@@ -99,8 +99,8 @@ def test_each_expert_has_importances_of_its_own(tmp_path):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "bytes are to follow"),
-        (struct.pack("<i", 1), "bytes are to follow"),
+        (b"", "bytes must follow"),
+        (struct.pack("<i", 1), "bytes must follow"),
         (struct.pack("<ii", 1, -5), "-5 bytes"),
         (struct.pack("<ii", 1, 1) + b"\xff" + struct.pack("<iif", 1, 1, 1), "utf-8"),
         (struct.pack("<ii", 1, 1) + b"a" + struct.pack("<iif", 1, 1, np.nan), "NaN"),
