@@ -19,7 +19,7 @@ from npurt.cpu.pool.engine import Engine
 from npurt.cpu.pool.memory import Arena, allocate
 from npurt.cpu.pool.operands import Image
 from npurt.cpu.pool.packed import CpuPacked
-from npurt.cpu.pool.program import Program
+from npurt.cpu.pool.program import Program, batches
 from npurt.cpu.pool.table import RowTable
 from npurt.delta import DeltaNet, DeltaNets, require_delta
 from npurt.device import F32, Caps, Device, MatMul, Packed, check_product
@@ -75,21 +75,24 @@ class CpuDevice(Device, DeltaNets):
     ) -> list[CpuPacked]:
         """Lay out many weights, or stacks ``[E, N, K]``, calling *done* with the index of each.
 
-        All of them lie in one allocation.
+        All of them lie in one allocation, and one run lays out many: see `batches`.
         """
         sizes = [self._image_bytes(tensor) for tensor in tensors]
         arena = Arena(sum(map(Arena.room, sizes)))
         packed = []
-        for i, (tensor, size) in enumerate(zip(tensors, sizes, strict=True)):
-            *experts, n, k = tensor.shape
-            image = Image(arena.allocate(size), n, k, tensor.format)
-            if tensor.size:
-                program = Program(self.engine)
-                blocks = np.ascontiguousarray(tensor.blocks)
-                program.pack(blocks, replace(image, n=n * math.prod(experts)))
-                program.run()
-            packed.append(CpuPacked(self, self.engine, tensor, image))
-            done(i)
+        for batch in batches(sizes):
+            program = Program(self.engine)
+            for i in batch:
+                tensor = tensors[i]
+                *experts, n, k = tensor.shape
+                image = Image(arena.allocate(sizes[i]), n, k, tensor.format)
+                if tensor.size:
+                    blocks = np.ascontiguousarray(tensor.blocks)
+                    program.pack(blocks, replace(image, n=n * math.prod(experts)))
+                packed.append(CpuPacked(self, self.engine, tensor, image))
+            program.run()
+            for i in batch:
+                done(i)
         return packed
 
     def _image_bytes(self, tensor: QTensor) -> int:

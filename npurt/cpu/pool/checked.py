@@ -1,6 +1,7 @@
 """A program whose ops have names for reports, and whose products are verified while it runs."""
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Concatenate, ParamSpec, Protocol
 
@@ -9,10 +10,10 @@ import numpy as np
 from npurt.cpu.kernels import abi
 from npurt.cpu.pool.engine import Engine, Input
 from npurt.cpu.pool.operands import Routing
-from npurt.cpu.pool.packed import CpuPacked
-from npurt.cpu.pool.program import Program
+from npurt.cpu.pool.packed import CpuPacked, Sums, transposed_matvecs
+from npurt.cpu.pool.program import Program, batches
 from npurt.cpu.pool.table import RowTable
-from npurt.device import F32, Packed
+from npurt.device import F32, F64, Packed
 from npurt.errors import VerificationFailed
 from npurt.segment import Counter
 from npurt.verify import Mode, Probe, Sampler, is_right, make_probe, probe_vector
@@ -142,8 +143,10 @@ class CheckedProgram:
         """
         ops, end = self.program.ops, len(self.program)
         verified = self._choose(table.rows)
+        if verified:
+            self._attach_probes(verified)
         for product in verified:
-            self._attach_probes(product)
+            ops[product.op].u.matmul.verify = 1
         start = 0
         try:
             while start < end:
@@ -169,9 +172,7 @@ class CheckedProgram:
         self.sampler = sampler
         if sampler.mode is Mode.OFF:
             return
-        for product in self.products.values():
-            self._attach_probes(product)
-            self.program.ops[product.op].u.matmul.verify = 0
+        self._attach_probes(self.products.values())
 
     def counters(self) -> Iterator[Counter]:
         """Yield the counts of each op in order; a program that never ran has none."""
@@ -201,17 +202,19 @@ class CheckedProgram:
             chosen += [p for p in products if self.sampler.is_first((p.kind, rows > 1))]
         return chosen
 
-    def _attach_probes(self, product: Product) -> None:
-        matmul = self.program.ops[product.op].u.matmul
-        if not product.probes:
-            pairs = zip(product.weights, product.packed, strict=True)
-            product.probes = tuple(probe_of_image(w.name, packed, w.bias) for w, packed in pairs)
+    def _attach_probes(self, products: Iterable[Product]) -> None:
+        """Make the probes of *products* that have none, and give them to the ops."""
+        new = [product for product in products if not product.probes]
+        pairs = [pair for p in new for pair in zip(p.weights, p.packed, strict=True)]
+        made = iter(probes_of_images([(w.name, packed, w.bias) for w, packed in pairs]))
+        for product in new:
+            product.probes = tuple(itertools.islice(made, len(product.packed)))
+            matmul = self.program.ops[product.op].u.matmul
             for i, probe in enumerate(product.probes):
                 matmul.w[i].check_r = abi.ffi().cast("double *", probe.r.ctypes.data)
                 matmul.w[i].check_s = abi.ffi().cast("double *", probe.s.ctypes.data)
                 matmul.w[i].check_bound = probe.bound
                 matmul.w[i].check_floor = probe.floor
-        matmul.verify = 1
 
     def _replace(self, product: Product) -> None:
         """Quarantine the kernel of a product: the oracle's takes over for good."""
@@ -230,17 +233,26 @@ class CheckedProgram:
         )
 
 
-def probe_of_image(name: str, packed: CpuPacked, bias: F32 | None = None) -> Probe:
-    """Make a probe from an image of the CPU, in C; of a stack, all s and the largest bounds.
+def probes_of_images(weights: Sequence[tuple[str, CpuPacked, F32 | None]]) -> list[Probe]:
+    """Make the probes of images of the CPU, each with its name and bias, in C.
 
-    Raises what `make_probe` does.
+    That of a stack has all s and the largest bounds.  Raises what `make_probe` does.
     """
-    r = probe_vector(packed.n)
-    spread = zip(*packed.transposed_matvec(r), strict=True)
+    probes: list[Probe] = []
+    for batch in batches([packed.nbytes for _, packed, _ in weights]):
+        part = weights[batch.start : batch.stop]
+        vectors = [probe_vector(packed.n) for _, packed, _ in part]
+        sums = transposed_matvecs([packed for _, packed, _ in part], vectors)
+        probes += map(_probe, part, vectors, sums)
+    return probes
+
+
+def _probe(weight: tuple[str, CpuPacked, F32 | None], r: F64, sums: Sums) -> Probe:
+    name, packed, bias = weight
     biases = bias if bias is not None and bias.ndim == 2 else [bias] * packed.matrices
     each = [
-        make_probe(name, r, s, float(sum_), packed.group, own)
-        for (s, sum_), own in zip(spread, biases, strict=True)
+        make_probe(name, r, s, float(squares), packed.group, own)
+        for s, squares, own in zip(*sums, biases, strict=True)
     ]
     s = np.concatenate([one.s for one in each])
     return Probe(r, s, max(one.bound for one in each), max(one.floor for one in each))

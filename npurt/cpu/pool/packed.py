@@ -1,5 +1,6 @@
 """A weight on the CPU: its image, and the programs that multiply by it."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,10 @@ from npurt.quant.tensor import QTensor
 
 F64 = npt.NDArray[np.float64]
 
+# Of every matrix of a weight: W^T r [E, K], and sum_n (r_n a_n)^2 [E], a_n being the norm of row n
+# that bounds rounding.
+Sums = tuple[F64, F64]
+
 KEPT = 4  # programs of a packed weight, by number of rows
 
 
@@ -26,14 +31,14 @@ class CpuPacked(Packed):
 
     def __init__(self, device: Device, engine: Engine, tensor: QTensor, image: Image) -> None:
         self.device = device
-        self._engine = engine
+        self.engine = engine
         self.tensor = tensor
         self.image = image
         self._ready: dict[int, tuple[Input, Program]] = {}  # by rows, the last few
 
     def multiply(self, x: F32, out: F32) -> None:
         """Write ``x @ w.T`` to *out*, the rows of one run; keep the program for next time."""
-        with self._engine.locked():
+        with self.engine.locked():
             if len(x) not in self._ready:
                 if len(self._ready) == KEPT:
                     del self._ready[next(iter(self._ready))]
@@ -45,7 +50,7 @@ class CpuPacked(Packed):
 
     def _program(self, rows: int, out: F32) -> tuple[Input, Program]:
         source = Input(rows, self.k, quantised=self.image.integer)
-        program = Program(self._engine)
+        program = Program(self.engine)
         if self.image.integer:
             program.quant(source)
         program.matmul(source, [self.image], out)
@@ -57,7 +62,7 @@ class CpuPacked(Packed):
         number = self.image.format.number
         data = self.image.data[: abi.lib().npurt_image_bytes(number, n, self.k)]
         return CpuPacked(
-            self.device, self._engine, self.tensor[:n], replace(self.image, data=data, n=n)
+            self.device, self.engine, self.tensor[:n], replace(self.image, data=data, n=n)
         )
 
     @property
@@ -81,19 +86,20 @@ class CpuPacked(Packed):
             return self
         data = self.image.data.reshape(self.matrices, -1)[index]
         return CpuPacked(
-            self.device, self._engine, self.tensor[index], replace(self.image, data=data)
+            self.device, self.engine, self.tensor[index], replace(self.image, data=data)
         )
 
-    def transposed_matvec(self, r: F64) -> tuple[F64, F64]:
-        """Return ``W^T r`` ``[E, K]`` and ``sum_n (r_n a_n)^2`` ``[E]`` of every matrix.
 
-        a_n is the norm that bounds rounding.
-        """
-        images = self.image.data.reshape(self.matrices, -1)
-        s = np.zeros((self.matrices, self.k))
-        squares = np.zeros((self.matrices, -(-self.k // layout.RECORD)))
-        program = Program(self._engine)
+def transposed_matvecs(weights: Sequence[CpuPacked], vectors: Sequence[F64]) -> list[Sums]:
+    """Return `Sums` of each weight and its vector r ``[N]``, all in one run."""
+    program = Program(weights[0].engine)
+    sums = []
+    for weight, r in zip(weights, vectors, strict=True):
+        images = weight.image.data.reshape(weight.matrices, -1)
+        s = np.zeros((weight.matrices, weight.k))
+        squares = np.zeros((weight.matrices, -(-weight.k // layout.RECORD)))
         for i, data in enumerate(images):
-            program.transposed_matvec(replace(self.image, data=data), r, s[i], squares[i])
-        program.run()
-        return s, squares.sum(axis=1)
+            program.transposed_matvec(replace(weight.image, data=data), r, s[i], squares[i])
+        sums.append((s, squares))
+    program.run()
+    return [(s, squares.sum(axis=1)) for s, squares in sums]

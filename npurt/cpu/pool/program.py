@@ -5,7 +5,7 @@ method adds one op and returns its index.  Everything an op points to is kept al
 """
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,24 @@ from npurt.delta import DeltaNet
 from npurt.errors import LayoutError
 
 F32 = npt.NDArray[np.float32]
+
+BATCH = 1 << 25  # bytes of the weights of one run: 10 ms of work, and little memory at once
+
+
+def batches(sizes: Sequence[int]) -> Iterator[range]:
+    """Divide weights of so many bytes into runs; yield the indices of each run's weights.
+
+    Many weights in one run are faster than a run each: threads go from one to the next, and another
+    thread of Python has the interpreter meanwhile.
+    """
+    start = total = 0
+    for i, size in enumerate(sizes):
+        total += size
+        if total >= BATCH:
+            yield range(start, i + 1)
+            start, total = i + 1, 0
+    if start < len(sizes):
+        yield range(start, len(sizes))
 
 
 class Program:

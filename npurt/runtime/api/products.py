@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.cpu.device import CpuDevice
-from npurt.cpu.pool.checked import ORACLE, WRONG_TWICE, probe_of_image
+from npurt.cpu.pool.checked import ORACLE, WRONG_TWICE, probes_of_images
 from npurt.cpu.pool.packed import CpuPacked
 from npurt.device import F32, Device, ExactInt8, Packed
 from npurt.errors import UnsupportedOp, VerificationFailed
@@ -187,7 +187,7 @@ def _is_right(weight: Weight, x: F32, y: F32) -> bool:
     if weight.probe is None:
         name = repr(packed.tensor)
         if isinstance(packed, CpuPacked):
-            weight.probe = probe_of_image(name, packed)
+            weight.probe = probes_of_images([(name, packed, None)])[0]
         else:
             weight.probe = probe_of(name, packed)
     multiplied = packed.device.multiplied(x, packed)
