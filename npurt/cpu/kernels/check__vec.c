@@ -110,16 +110,20 @@ INLINE void add_wide_group(const npurt_tile *t, int g, f32x16 r, npurt_sums *sum
     sums->squares += sum_f64(squares);
 }
 
-/* Moves sums into s; those of float weights lie column by column. */
-static void flush(npurt_sums *sums, int by_column)
+/* Moves sums, in double if they are `wide`, into s; those of float weights lie column by column. */
+static void flush(npurt_sums *sums, int wide, int by_column)
 {
     for (int e = 0; e < RECORD; e++) {
         for (int n = 0; n < ROWS; n++) {
             const int lane = by_column ? n : n % 4 * 4 + e % 4;
             const int vector = by_column ? e : (e / 4) * 4 + n / 4;
-            sums->s[e] += (double) sums->sums[vector][lane] + sums->wide[vector][lane];
-            sums->sums[vector][lane] = 0;
-            sums->wide[vector][lane] = 0;
+            if (wide) {
+                sums->s[e] += sums->wide[vector][lane];
+                sums->wide[vector][lane] = 0;
+            } else {
+                sums->s[e] += (double) sums->sums[vector][lane];
+                sums->sums[vector][lane] = 0;
+            }
         }
     }
 }
@@ -178,6 +182,7 @@ void AT_LEVEL(npurt_transposed_matvec)(const npurt_transposed *op, int64_t recor
     const size_t stride = f ? panel_bytes(f, w->k) : line * (size_t) w->k;
     const size_t before = f ? record_bytes(f, RECORD_BLOCKS) : line * RECORD;
     const uint8_t *at = w->image + (size_t) record * before;
+    const int wide = !f || f->scale == EXP;
     npurt_sums sums = {0};
     for (int64_t n = 0; n < w->n; n += ROWS, at += stride) {
         float r[ROWS] = {0};
@@ -188,7 +193,7 @@ void AT_LEVEL(npurt_transposed_matvec)(const npurt_transposed *op, int64_t recor
             npurt_tile tile;
             expander(w->type)(at, columns / BLOCK, &tile);
             for (int g = 0; g < columns / tile.group; g++) {
-                if (f->scale == EXP) {
+                if (wide) {
                     add_wide_group(&tile, g, load_f32(r), &sums);
                 } else {
                     add_group(&tile, g, load_f32(r), &sums);
@@ -198,10 +203,10 @@ void AT_LEVEL(npurt_transposed_matvec)(const npurt_transposed *op, int64_t recor
             add_dense(at, w->type, columns, load_f32(r), &sums);
         }
         if (n / ROWS % PANELS == PANELS - 1) {
-            flush(&sums, !f);
+            flush(&sums, wide, !f);
         }
     }
-    flush(&sums, !f);
+    flush(&sums, wide, !f);
     memcpy(op->s + record * RECORD, sums.s, (size_t) columns * sizeof *sums.s);
     op->norms[record] = sums.squares;
 }
