@@ -6,10 +6,11 @@ hold None, one tensor, or a tuple of them.  Letters: T rows, D width, H heads, G
 width, F feed-forward width, E experts, K experts of a token, V vocabulary, P positions.
 """
 
-from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import ClassVar
 
+from npurt.graph.data import Data
 from npurt.graph.tensor import Tensor
 
 
@@ -47,15 +48,11 @@ class Precision(Enum):
     EXACT = "exact"  # weights as the file has them: the product stays on the host
 
 
-@dataclass(frozen=True, slots=True)
-class Op:
+class Op(Data):
     """Base class.
 
     Attributes:
         name: The op's own, such as ``blk.0.attn_norm``.
-        reads: Tensors that must exist before the op runs, states excluded.
-        writes: Tensors that the op makes.
-        states: States that the op reads and advances.
     """
 
     READS: ClassVar[tuple[str, ...]] = ()
@@ -63,15 +60,21 @@ class Op:
     STATES: ClassVar[tuple[str, ...]] = ()  # read and written
 
     name: str
-    reads: tuple[Tensor, ...] = field(init=False, repr=False, compare=False)
-    writes: tuple[Tensor, ...] = field(init=False, repr=False, compare=False)
-    states: tuple[Tensor, ...] = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        for name, fields in (
-            ("reads", self.READS), ("writes", self.WRITES), ("states", self.STATES)
-        ):  # fmt: skip
-            object.__setattr__(self, name, self._tensors(fields))  # which frozen classes need
+    @cached_property
+    def reads(self) -> tuple[Tensor, ...]:
+        """Tensors that must exist before the op runs, states excluded."""
+        return self._tensors(self.READS)
+
+    @cached_property
+    def writes(self) -> tuple[Tensor, ...]:
+        """Tensors that the op makes."""
+        return self._tensors(self.WRITES)
+
+    @cached_property
+    def states(self) -> tuple[Tensor, ...]:
+        """States that the op reads and advances."""
+        return self._tensors(self.STATES)
 
     def _tensors(self, fields: tuple[str, ...]) -> tuple[Tensor, ...]:
         found: list[Tensor] = []
@@ -87,7 +90,6 @@ class Op:
 # --- Rows -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class Embedding(Op):
     """``out[t] = scale * weight[tokens[t]]``."""
 
@@ -99,7 +101,6 @@ class Embedding(Op):
     scale: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
 class SelectRows(Op):
     """Keep the rows whose logits are wanted, in order."""
 
@@ -109,7 +110,6 @@ class SelectRows(Op):
     out: Tensor  # [L, D]
 
 
-@dataclass(frozen=True, slots=True)
 class Copy(Op):
     """``out = x``, for an output that is also used inside the graph."""
 
@@ -119,7 +119,6 @@ class Copy(Op):
     out: Tensor
 
 
-@dataclass(frozen=True, slots=True)
 class Split(Op):
     """Cut the columns of each of *heads* equal groups into one piece for each output."""
 
@@ -134,7 +133,6 @@ class Split(Op):
 # --- Elements -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class Add(Op):
     """``out = a + scale * b``."""
 
@@ -146,7 +144,6 @@ class Add(Op):
     scale: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
 class Multiply(Op):
     """``out = a * b``."""
 
@@ -157,7 +154,6 @@ class Multiply(Op):
     out: Tensor
 
 
-@dataclass(frozen=True, slots=True)
 class Scale(Op):
     """``out = factor * x``."""
 
@@ -168,7 +164,6 @@ class Scale(Op):
     factor: float
 
 
-@dataclass(frozen=True, slots=True)
 class Softcap(Op):
     """``out = cap * tanh(x / cap)``."""
 
@@ -179,7 +174,6 @@ class Softcap(Op):
     cap: float
 
 
-@dataclass(frozen=True, slots=True)
 class SigmoidGate(Op):
     """``out = x * sigmoid(gate)``; a gate of one column goes with all columns of x."""
 
@@ -190,7 +184,6 @@ class SigmoidGate(Op):
     out: Tensor
 
 
-@dataclass(frozen=True, slots=True)
 class GatedUnit(Op):
     """``out = activation(gate) * (up + up_offset)``, of clamped inputs when *limit* is given.
 
@@ -212,7 +205,6 @@ class GatedUnit(Op):
 # --- Norms ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class RMSNorm(Op):
     """``out = x / sqrt(mean(x^2) + eps) * weight``, over each of *heads* groups of columns."""
 
@@ -226,7 +218,6 @@ class RMSNorm(Op):
     plus_one: bool = False  # the weight is stored without the 1 that is added to it
 
 
-@dataclass(frozen=True, slots=True)
 class LayerNorm(Op):
     """``out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias``, over each row."""
 
@@ -239,7 +230,6 @@ class LayerNorm(Op):
     eps: float
 
 
-@dataclass(frozen=True, slots=True)
 class L2Norm(Op):
     """``out = x / sqrt(sum(x^2) + eps)``, over each of *heads* equal groups of columns."""
 
@@ -251,7 +241,6 @@ class L2Norm(Op):
     heads: int = 1
 
 
-@dataclass(frozen=True, slots=True)
 class GatedNorm(Op):
     """``out = RMSNorm(x) * silu(gate)``, the norm over each of *heads* equal groups of columns."""
 
@@ -268,7 +257,6 @@ class GatedNorm(Op):
 # --- Products -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class MatMul(Op):
     """``out = x @ weight.T + bias``."""
 
@@ -286,7 +274,6 @@ class MatMul(Op):
 # --- Attention ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class Rope(Op):
     """Rotate pairs of each head by ``position * frequencies``; the result is times *magnitude*.
 
@@ -303,7 +290,6 @@ class Rope(Op):
     magnitude: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
 class Attention(Op):
     """Append k and v to the states, then attend: ``out = softmax(scale * q @ k.T) @ v``.
 
@@ -329,7 +315,6 @@ class Attention(Op):
     temperature: tuple[float, int] | None = None  # (b, n): q *= 1 + b log(1 + position // n)
 
 
-@dataclass(frozen=True, slots=True)
 class EncoderAttention(Op):
     """``out = softmax(scale * q @ k.T) @ v``; nothing is kept for later runs.
 
@@ -350,7 +335,6 @@ class EncoderAttention(Op):
 # --- Mixtures of experts --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class Route(Op):
     """Choose the best experts of each row, best first, and their weights.
 
@@ -369,7 +353,6 @@ class Route(Op):
     bias: Tensor | None = None  # [E]
 
 
-@dataclass(frozen=True, slots=True)
 class ExpertMatMul(Op):
     """``out[t, j] = weight[e] @ x[t, j] + bias[e]`` for each chosen expert ``e = experts[t, j]``.
 
@@ -387,7 +370,6 @@ class ExpertMatMul(Op):
     precision: Precision = Precision.ROW8
 
 
-@dataclass(frozen=True, slots=True)
 class WeightedSum(Op):
     """``out[t] = sum over j of weights[t, j] * x[t, j]``."""
 
@@ -401,7 +383,6 @@ class WeightedSum(Op):
 # --- Recurrence -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class ShortConv(Op):
     """A causal convolution of each column with the rows before it, then an activation.
 
@@ -420,7 +401,6 @@ class ShortConv(Op):
     activation: Activation = Activation.NONE
 
 
-@dataclass(frozen=True, slots=True)
 class DeltaGates(Op):
     """``out_beta = sigmoid(beta)``; ``out_decay = rate * softplus(alpha + bias)``, a logarithm."""
 
@@ -435,7 +415,6 @@ class DeltaGates(Op):
     out_decay: Tensor  # [T, H]
 
 
-@dataclass(frozen=True, slots=True)
 class GatedDeltaNet(Op):
     """For each head: ``S *= e^decay``; ``S += beta (v - S k) k^T``; ``out = scale S q``."""
 
@@ -458,7 +437,6 @@ class GatedDeltaNet(Op):
 # --- Made by passes -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class Fused(Op):
     """Several ops that a device does as one: its *parts*, in order."""
 
