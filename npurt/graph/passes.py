@@ -68,7 +68,7 @@ def apply(graph: Graph, passes: Iterable[tuple[str, Pass]]) -> Graph:
                 joined |= dict.fromkeys(map(id, fused.parts)) | {id(fused.parts[-1]): fused}
         replaced = [joined.get(id(op), op) for op in listed]
         listed = [op for op in replaced if op is not None]
-    return replace(graph, ops=tuple(listed)).check()
+    return replace(graph, ops=tuple(listed))
 
 
 def _join(pattern: str, group: list[Op], uses: Uses) -> Fused | None:

@@ -27,7 +27,7 @@ def test_joined_ops_compute_the_same_bits(model):
     graph, load = read(tiny.path(model, "f32"))
     ids = np.asarray(tiny.ids(model, 12))
 
-    joined = passes.apply(graph.graph, passes.HOST)
+    joined = passes.apply(graph.graph, passes.HOST).check()
 
     assert len(joined.ops) < 0.6 * len(graph.graph.ops)
     np.testing.assert_array_equal(run(joined, load, ids), run(graph.graph, load, ids))
@@ -40,7 +40,7 @@ def patterns(graph):
 def test_a_dense_layer_is_six_ops():
     graph, _ = read(tiny.path("qwen3", "f32"))
 
-    joined = passes.apply(graph.graph, passes.HOST)
+    joined = passes.apply(graph.graph, passes.HOST).check()
 
     layer = ["add_norm", "products", "attention", "products", "add_norm", "products", "products"]
     layers = sum(op.name.endswith("attn_norm") for op in joined.ops)
@@ -60,7 +60,7 @@ def test_what_another_op_needs_in_between_is_not_joined():
     b.output(b.add("sum", scaled, second))
     graph = b.build()
 
-    joined = passes.apply(graph, [("products", passes.products)])
+    joined = passes.apply(graph, [("products", passes.products)]).check()
 
     assert [len(op.parts) for op in joined.ops if isinstance(op, Fused)] == [1, 1]
 
@@ -75,7 +75,7 @@ def test_rows_that_are_captured_keep_their_sum():
     b.copy("hidden", total)
     b.output(b.scale("out", normed, 1.0))
 
-    joined = passes.apply(b.build(), passes.HOST)
+    joined = passes.apply(b.build(), passes.HOST).check()
 
     fused = joined.ops[0]
     assert [tensor.name for tensor in fused.outs] == ["sum", "norm"]
@@ -87,7 +87,7 @@ def test_rows_that_are_captured_keep_their_sum():
 def test_a_gate_of_attention_is_joined_with_the_split_of_its_heads():
     graph, _ = read(tiny.path("qwen35", "f32"))
 
-    joined = passes.apply(graph.graph, passes.HOST)
+    joined = passes.apply(graph.graph, passes.HOST).check()
 
     found = next(op for op in joined.ops if isinstance(op, Fused) and op.pattern == "attention")
     assert {type(part) for part in found.parts} == {

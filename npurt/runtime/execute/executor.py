@@ -112,6 +112,7 @@ class Executor:
     """A graph on *device*; *other* runs the ops that *device* refuses.
 
     Args:
+        graph: A valid one: see `Graph.check`.
         kept: Names of tensors that runs return besides the graph's outputs.
         checks: Chooses the products to verify in segments that can verify; by default none.
 
@@ -142,7 +143,7 @@ class Executor:
         # The device whose segments record their runs themselves, in more detail.
         self._records = device.caps.name if isinstance(device, Offload) else ""
         self._weights, self._limits, self._ledger = weights, limits, ledger
-        reasons = {op.name: self._device.why_not_op(op, limits) for op in graph.check().ops}
+        reasons = {op.name: self._device.why_not_op(op, limits) for op in graph.ops}
         if ledger.strict and any(reasons.values()):
             name, reason = next((name, why) for name, why in reasons.items() if why)
             raise NotOffloaded(
