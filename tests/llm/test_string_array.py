@@ -27,6 +27,7 @@ def test_it_is_the_list_of_its_strings(strings, first, last):
         assert len(array) == len(strings)
         assert array[first:last] == strings[first:last]
         assert array.nbytes == sum(len(text.encode()) for text in strings)
+        assert array.longest == max((len(text.encode()) for text in strings), default=0)
         if -len(strings) <= first < len(strings):
             assert array[first] == strings[first]
         else:

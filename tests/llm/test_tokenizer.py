@@ -273,6 +273,14 @@ REFUSED = {
     "a merge without a space": (but(BPE, merges=["ab"]), "ab"),
     "a merge with nothing after the space": (but(BPE, merges=["a "]), "a "),
     "an empty merge": (but(BPE, merges=[""]), "merge"),
+    "a merge longer than every token": (
+        but(
+            BPE,
+            tokens=[*BPE["tokenizer.ggml.tokens"][:-1], "a" * 90],
+            merges=["{0} {0}".format("a" * 90)],
+        ),
+        "makes no token",
+    ),
     "a merge that is not UTF-8": (but(BPE, merges=["\udcff a"]), "merge"),
     "an end outside": (but(BPE, eos_token_id=608), "608"),
     "an end below 0": (but(BPE, eos_token_id=-1), "-1"),

@@ -269,18 +269,21 @@ class _Cursor:
         A vocabulary has up to 300,000: this loop takes most of the time to open a file.
         """
         data, begin, at, unpack = self.data, self.at, self.at, LENGTH.unpack_from
-        starts = array("Q")
+        starts, longest = array("Q"), 0
         for i in range(0, count, EVERY):
             starts.append(at - begin)
             first = at
             try:
                 for _ in range(min(EVERY, count - i)):
-                    at += 8 + unpack(data, at)[0]
+                    length = unpack(data, at)[0]
+                    at += 8 + length
+                    if length > longest:
+                        longest = length
             except (struct.error, OverflowError):
                 raise self._cut_string(first, i, count) from None
             if at > len(data):
                 raise self._cut_string(first, i, count)
-        return StringArray(self.read(at - begin, "strings"), starts, count)
+        return StringArray(self.read(at - begin, "strings"), starts, count, longest)
 
     def _cut_string(self, at: int, first: int, count: int) -> Exception:
         """Return the error for the string that is cut off: number *first*, at *at*, or a later."""

@@ -21,23 +21,28 @@ class StringArray(Sequence[str]):
         data: The strings, one after another, each behind its length.
         starts: Where each string with a number divisible by `EVERY` begins in *data*.
         count: Number of strings.
+        longest: Bytes of the longest string.
     """
 
-    def __init__(self, data: bytes | bytearray, starts: "array[int]", count: int) -> None:
+    def __init__(
+        self, data: bytes | bytearray, starts: "array[int]", count: int, longest: int
+    ) -> None:
         self._data = data
         self._starts = starts
         self._count = count
+        self.longest = longest
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> Self:
         """Return an array of *texts*."""
-        data, starts, count = bytearray(), array("Q"), 0
+        data, starts, count, longest = bytearray(), array("Q"), 0, 0
         for count, text in enumerate(texts, 1):
             if count % EVERY == 1:
                 starts.append(len(data))
             encoded = text.encode("utf-8", "surrogateescape")
             data += LENGTH.pack(len(encoded)) + encoded
-        return cls(data, starts, count)
+            longest = max(longest, len(encoded))
+        return cls(data, starts, count, longest)
 
     @property
     def nbytes(self) -> int:

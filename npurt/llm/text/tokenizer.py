@@ -30,6 +30,7 @@ from npurt.llm.file.metadata import (
     require,
     strings,
 )
+from npurt.llm.file.string_array import StringArray
 from npurt.llm.text.detokenize import SPACE, Pieces, Stream, join
 from npurt.llm.text.pretokenize import Rule, rule
 from npurt.llm.text.vocabulary import (
@@ -119,7 +120,7 @@ class Tokenizer:
         else:
             prefix = False
             chosen = rule(require(metadata, "tokenizer.ggml.pre", str))
-            encoder = _byte_pairs(metadata, ids, chosen)
+            encoder = _byte_pairs(vocabulary, metadata, ids, chosen)
             add_bos = chosen.add_bos
         encoder.add_tokens(markup)
         wordpiece = vocabulary.model == WORDPIECE
@@ -206,9 +207,28 @@ class Tokenizer:
         return [self.bos]
 
 
-def _byte_pairs(metadata: Metadata, ids: dict[str, int], chosen: Rule) -> Encoder:
-    """Return an encoder that merges bytes in the order of the file's merges."""
-    encoder = Encoder(_merging(_pairs(metadata, ids), ids, chosen))
+def _byte_pairs(
+    vocabulary: Vocabulary, metadata: Metadata, ids: dict[str, int], chosen: Rule
+) -> Encoder:
+    """Return an encoder that merges bytes in the order of the file's merges.
+
+    Raises:
+        ModelFormatError: A merge is not of tokens, or makes none.
+    """
+    texts = strings(metadata, "tokenizer.ggml.merges")
+    merges = _pairs(texts, ids)
+    # The library looks up what is merged, too, but panics where that is longer than every token.
+    longest = vocabulary.tokens.longest if len(ids) == len(vocabulary.tokens) else 0
+    if texts.longest > longest + len(" "):
+        _require_tokens(merges, ids)
+    try:
+        model = models.BPE(ids, merges, ignore_merges=chosen.ignore_merges)
+    except Exception as error:  # the library has no type of its own
+        _require_tokens(merges, ids)
+        raise ModelFormatError(
+            f"a merge is not of tokens: {error}", remedy=CONVERT_AGAIN
+        ) from error
+    encoder = Encoder(model)
     encoder.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in chosen.patterns]
         + [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
@@ -216,23 +236,17 @@ def _byte_pairs(metadata: Metadata, ids: dict[str, int], chosen: Rule) -> Encode
     return encoder
 
 
-def _merging(merges: list[tuple[str, str]], ids: dict[str, int], chosen: Rule) -> models.BPE:
-    """Return the model of *merges*, all of which are of tokens and make a token."""
-    # The library looks up what is merged, too, but panics where the result is too long.
-    if all(map(ids.__contains__, map("".join, merges))):
-        try:
-            return models.BPE(ids, merges, ignore_merges=chosen.ignore_merges)
-        except Exception as error:  # the library has no type of its own
-            raise ModelFormatError(
-                f"a merge is not of tokens: {error}", remedy=CONVERT_AGAIN
-            ) from error
-    wrong = next(merge for merge in merges if "".join(merge) not in ids)
-    raise ModelFormatError(f"the merge {' '.join(wrong)!r} makes no token", remedy=CONVERT_AGAIN)
+def _require_tokens(merges: list[tuple[str, str]], ids: dict[str, int]) -> None:
+    """Raise ModelFormatError if one of *merges* makes no token."""
+    wrong = next((merge for merge in merges if "".join(merge) not in ids), None)
+    if wrong:
+        raise ModelFormatError(
+            f"the merge {' '.join(wrong)!r} makes no token", remedy=CONVERT_AGAIN
+        )
 
 
-def _pairs(metadata: Metadata, ids: dict[str, int]) -> list[tuple[str, str]]:
-    """Return the file's merges."""
-    given = strings(metadata, "tokenizer.ggml.merges")
+def _pairs(given: StringArray, ids: dict[str, int]) -> list[tuple[str, str]]:
+    """Return the two sides of each merge."""
     _require_merges(len(given), ids)
     if given.nbytes > MAX_MERGE_TEXT:
         raise ModelFormatError(
