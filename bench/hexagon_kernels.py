@@ -5,6 +5,7 @@ the quantiser and the product with everything that belongs to it, down to float3
 
     python bench/hexagon_kernels.py [--arch v68 v73] [--json]
     python bench/hexagon_kernels.py --delta       of the gated delta net
+    python bench/hexagon_kernels.py --model       the constants of npurt/hexagon/plan/packets.py
     python bench/hexagon_kernels.py --update      write the counts that the tests compare with
 """
 
@@ -20,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for tests/, whic
 
 from npurt.hexagon.layout import images
 from npurt.hexagon.layout.formats import BY_NAME, FORMATS
+from npurt.hexagon.plan.packets import Steps
 from tests.cpu import cases, delta_cases
 from tests.hexagon import delta_kernel
 from tests.hexagon.kernels import Driver
@@ -60,6 +62,41 @@ def small_counts(driver: Driver) -> dict[str, list[int]]:
                 row = count(driver, fmt.name, m, *SMALL, group)
                 counts[f"{fmt.name} m={m} group={group}"] = [row["quantise"], row["multiply"]]
     return counts
+
+
+def loops(driver: Driver, name: str) -> tuple[Steps, Steps]:
+    """Return the packets of a format's loops, for each step and for each tile besides.
+
+    They are differences of products, so that calls and quantisers do not count.
+    """
+
+    def packets(m: int, steps: int, tiles: int) -> int:
+        n, group = images.TILE * tiles, groups(name)[0]
+        return driver.run(
+            np.ones((m, images.STEP * steps), np.float32),
+            image(name, images.STEP * steps, n), name, n, group=group,
+        ).multiply_packets  # fmt: skip
+
+    found = []
+    for m, tiles, parts in ((4, 4, 4), (1, 4, 1), (1, 1, 1)):
+        few, many = (
+            (packets(m, steps, 4 + tiles) - packets(m, steps, 4)) / parts for steps in (8, 16)
+        )
+        found.append(((many - few) / 8, 2 * few - many))
+    each, fixed = zip(*found, strict=True)
+    return Steps(*each), Steps(*fixed)
+
+
+def print_model(archs: list[str]) -> None:
+    """Print the loops of each kernel, by the first format that has it."""
+    names = {fmt.kernel: fmt.name for fmt in reversed(FORMATS)}
+    for arch in archs:
+        with tempfile.TemporaryDirectory() as folder:
+            driver = Driver(arch, Path(folder))
+            for kernel, name in names.items():
+                each, fixed = loops(driver, name)
+                print(f"{arch} {kernel:14} a step {tuple(each)}, a tile besides {tuple(fixed)}")
+            driver.close()
 
 
 def delta_count(driver: delta_kernel.Driver, width: int, heads: int, tokens: int, kda: bool) -> int:
@@ -107,7 +144,11 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="rows as JSON instead of a table")
     parser.add_argument("--update", action="store_true", help=f"write {COUNTS.name}, for all archs")
     parser.add_argument("--delta", action="store_true", help="the gated delta net")
+    parser.add_argument("--model", action="store_true", help="packets of the inner loops")
     args = parser.parse_args()
+    if args.model:
+        print_model(args.arch)
+        return 0
     if args.delta:
         print_deltas(args.arch, args.json)
         return 0

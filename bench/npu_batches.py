@@ -7,9 +7,8 @@ count: `hexagon:sim` packets of instructions, `rknpu:sim` submits, tasks and byt
 not depend on the machine.  Beside them stands what the plans of the RK3588 say, which share no code
 with its simulator, and the tokens a second by its cost model (npurt/rknpu/plan/cost.py).
 
-For the Hexagon there is no such model.  Its least time is the longer of two: all packets by
-`THREADS` threads of `PACKETS_S` each, and all weights by `BYTES_S`.  Calls, the host's part and
-everything else come on top.
+Beside the packets of the Hexagon stand those that its cost model says (npurt/hexagon/plan), and the
+tokens a second of a Dragon Q6A by that model.
 """
 
 import argparse
@@ -26,6 +25,7 @@ from tqdm import tqdm
 import npurt
 from npurt.llm.file.config import Config
 from npurt.llm.measure.estimate import WeightEstimate, estimates
+from npurt.llm.measure.hexagon_speed import BOARD, hexagon_packets, hexagon_rates
 from npurt.llm.measure.speed import BOARDS, product_jobs, rates_together
 from npurt.llm.session.context import Context, Piece, run_together
 from npurt.rknpu.driver.system import Simulator
@@ -33,13 +33,8 @@ from npurt.rknpu.plan import cost
 
 RKNPU = ("rknpu:sim-vendor", "rknpu:sim")
 HEXAGON = ("hexagon:sim-v68", "hexagon:sim-v73")
+THREADS = 4  # of the simulator
 N_CTX = 16  # of each text: counts of products do not depend on it
-
-# Of no particular chip.  Packets: 2.05 cycles each of a clock of 2.1 GHz, measured by others on a
-# v79; four threads are what a v68 has.  Bytes: DDR as one DSP reads it, a v81.
-THREADS = 4
-PACKETS_S = 1e9
-BYTES_S = 25e9
 
 
 class Ledger:
@@ -125,15 +120,16 @@ def rk3588(path: Path, numbers: list[int], *, simulate: bool) -> Iterator[dict[s
 
 
 def hexagon(path: Path, numbers: list[int], device: str) -> Iterator[dict[str, Any]]:
-    """Yield a row for each number of texts."""
-    counts = steps(path, device, numbers, Ledger)
-    for number, each in zip(numbers, counts, strict=True):
-        issue, read = each["packets"] / THREADS / PACKETS_S, each["weight_bytes"] / BYTES_S
-        yield {
+    """Yield a row for each number of texts; tokens a second for the board's version alone."""
+    config, rows, arch = config_of(path), list(estimates(path)), int(device[-2:])
+    for number, each in zip(numbers, steps(path, device, numbers, Ledger), strict=True):
+        row = {
             "model": path.name, "texts": number, "device": device, **each,
-            "issue_ms": 1e3 * issue, "read_ms": 1e3 * read,
-            "tokens_per_second": number / max(issue, read),
+            "planned_packets": round(hexagon_packets(config, rows, number, arch, THREADS)),
         }  # fmt: skip
+        if arch == BOARD.arch:
+            row["tokens_per_second"] = hexagon_rates(config, rows, number, every=True)
+        yield row
 
 
 def main() -> None:
@@ -173,13 +169,17 @@ def text_of_rk3588(row: dict[str, Any], one: dict[str, Any]) -> str:
 
 
 def text_of_hexagon(row: dict[str, Any], one: dict[str, Any]) -> str:
-    return (
+    line = (
         f"{row['model']} on {row['device']}, {row['texts']} texts: {row['packets']} packets "
-        f"({row['packets'] / one['packets']:.2f} x), {row['weight_bytes']} bytes of weights; "
-        f"{row['issue_ms']:.2f} ms to issue, {row['read_ms']:.2f} ms to read: at most "
-        f"{row['tokens_per_second']:.0f} tokens/s of all "
-        f"({row['tokens_per_second'] / one['tokens_per_second']:.2f} x)"
+        f"({row['packets'] / one['packets']:.2f} x), planned {row['planned_packets']}, "
+        f"{row['weight_bytes']} bytes of weights"
     )
+    if "tokens_per_second" in row:
+        rates = row["tokens_per_second"]
+        times = rates[1] / one["tokens_per_second"][1]
+        low, expected, high = (f"{rate:.3g}" for rate in rates)
+        line += f"\n    {BOARD.name}: {low} / {expected} / {high} tokens/s of all ({times:.2f} x)"
+    return line
 
 
 if __name__ == "__main__":

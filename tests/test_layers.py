@@ -49,7 +49,7 @@ ROOMS: dict[str, list[set[str]]] = {
         {"idl"},
         {"fastrpc"},
         {"layout"},
-        {"session"},
+        {"plan", "session"},
         {"connect"},
         {"device"},
         {"doctor"},

@@ -51,13 +51,14 @@ def test_the_divergence_is_measured_in_simulation(npurt):
     lines = npurt("plan", tiny.path(kind="q8_0")).out.splitlines()
 
     assert lines[0].split()[0] == "tensor"
-    assert "MB on the NPU" in lines[-6]
+    assert "MB on the NPU" in lines[-7]
     assert "(simulated, " in lines[-1]
 
 
 def test_what_speed_to_expect_is_a_range_by_driver_and_clock(npurt):
     path = tiny.path(kind="q8_0")
-    rates = json.loads(npurt("plan", path, "--quick", "--json").out)["speed"]
+    said = json.loads(npurt("plan", path, "--quick", "--json").out)
+    rates, hexagon = said["speed"], said["hexagon_speed"]
     lines = npurt("plan", path, "--quick").out.splitlines()
 
     assert [(each["driver"], each["mhz"], each["stock"]) for each in rates] == [
@@ -65,15 +66,17 @@ def test_what_speed_to_expect_is_a_range_by_driver_and_clock(npurt):
         ("rocket", 200, True),
         ("rocket", 600, False),
     ]
-    for each, line in zip(rates, lines[-3:], strict=True):
+    assert (hexagon["arch"], hexagon["threads"]) == (68, 2)
+    assert "Hexagon v68 of a Radxa Dragon Q6A" in lines[-1]
+    for each, line in zip([*rates, hexagon], lines[-4:], strict=True):
         for least, expected, most in (each["prompt"], each["decode"]):
             assert 0 < least < expected < most
         assert each["decode"][1] < each["prompt"][1]
-        assert f"{each['driver']} at {each['mhz']:.0f} MHz" in line
+        assert f" at {each['mhz']:.0f} MHz" in line
         least, expected, most = each["decode"]
         assert line.endswith(f"decoding {expected:.3g} ({least:.3g} to {most:.3g})")
     assert rates[1]["decode"][1] < rates[2]["decode"][1] < rates[0]["decode"][1]
-    assert "never timed" in lines[-4]
+    assert "never timed" in lines[-5]
 
 
 def test_exact_products_diverge_from_nothing():

@@ -40,7 +40,15 @@ def test_a_repository_and_a_url_are_planned_as_the_file_is(real, npurt):
         found = plan(npurt, *source)
 
         assert not found["downloaded"]
-        for same in ("memory", "cpu_at_most", "devices", "speed", "bytes", "forms"):
+        for same in (
+            "memory",
+            "cpu_at_most",
+            "devices",
+            "speed",
+            "hexagon_speed",
+            "bytes",
+            "forms",
+        ):
             assert found[same] == here[same]
         for mine, its in zip(found["tensors"], here["tensors"], strict=True):
             assert mine == its | {"error": None}

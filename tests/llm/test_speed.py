@@ -1,6 +1,6 @@
-"""What the estimate of a step plans, and what the simulated RK3588 counts when the step is run.
+"""What the estimates of a step plan, and what the simulated NPUs count when the step is run.
 
-The simulator shares no code with the plans.
+The simulators share no code with the plans.
 """
 
 import numpy as np
@@ -10,6 +10,12 @@ import npurt
 from npurt.llm.arch.reading import describe
 from npurt.llm.file.gguf import GGUF
 from npurt.llm.measure.estimate import estimates
+from npurt.llm.measure.hexagon_speed import (
+    hexagon_jobs,
+    hexagon_packets,
+    hexagon_rates,
+    hexagon_speed,
+)
 from npurt.llm.measure.speed import product_jobs, rates_together, speeds
 from npurt.llm.session.context import Context, Piece, run_together
 from npurt.rknpu.driver.system import Simulator
@@ -50,6 +56,35 @@ def test_a_step_of_several_texts_moves_what_is_planned(estimated, texts):
     assert moved == sum(times * count.moved for times, count, _ in jobs)
     assert sum(core["tasks"] for core in cores) == sum(t * count.tasks for t, count, _ in jobs)
     assert report["submits"]["rknpu"] == sum({i: times for times, _, i in jobs}.values())
+
+
+@pytest.mark.parametrize("texts", [1, 5, 16])
+def test_a_step_of_several_texts_executes_the_packets_that_are_planned(estimated, texts):
+    """Within the bound of tests/hexagon/test_packets.py: quantised rows, and a tenth of a call."""
+    with npurt.Llama(
+        PATH, "hexagon:sim", n_ctx=16, n_batch=16, max_sequences=texts + 1, verify="off",
+        progress=False,
+    ) as llm:  # fmt: skip
+        contexts = [Context(llm.model) for _ in range(texts)]
+        out = np.empty((texts, llm.config.n_vocab), np.float32)
+        counted = []
+        for token in (100, 200):
+            assert run_together([Piece(each, [token], 1) for each in contexts], out)
+            counted.append(sum(row.packets for row in llm.report().rows if row.macs))
+
+    planned = hexagon_packets(*estimated, texts, 68, 4)
+    calls = sum(times for _, times in hexagon_jobs(*estimated, texts, every=True))
+    bound = planned / 10 + calls * texts * 100
+    assert abs(counted[1] - counted[0] - planned) <= bound
+
+
+def test_several_texts_on_a_hexagon_share_the_weights_and_the_calls(estimated):
+    config, rows = estimated
+    of = [hexagon_rates(config, rows, n, every=True) for n in (1, 2, 16)]
+    assert of[0] == hexagon_speed(config, rows).decode
+    for one, two, many in zip(*of, strict=True):
+        assert one < two < 2 * one
+        assert two < many < 16 * one
 
 
 def test_one_text_together_is_decoding_and_more_texts_share_the_weights(estimated):

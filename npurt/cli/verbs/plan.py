@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from npurt.graph.graph import Graph
     from npurt.llm.measure.division import Share
     from npurt.llm.measure.estimate import Divergence, WeightEstimate
+    from npurt.llm.measure.hexagon_speed import HexagonRates
     from npurt.llm.measure.memory import Memory
     from npurt.llm.measure.speed import Rates
 
@@ -60,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
             _print_graph(args, model.graph)
             return 0
         from npurt.llm.measure import division, estimate
+        from npurt.llm.measure.hexagon_speed import hexagon_speed
         from npurt.llm.measure.memory import needs
         from npurt.llm.measure.speed import speeds
 
@@ -69,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
             memory=needs(file),
             rows=rows,
             rates=speeds(described.config, rows),
+            hexagon=hexagon_speed(described.config, rows),
             host=division.host_rates(model, described.config),
             shares=division.shares(model, rows),
         )
@@ -86,6 +89,7 @@ class Plan:
     memory: "Memory"
     rows: "list[WeightEstimate]"
     rates: "list[Rates]"
+    hexagon: "HexagonRates"
     host: tuple[float, float]
     shares: "list[Share]"
     divergence: "Divergence | None" = None
@@ -102,6 +106,7 @@ def _print_json(plan: Plan) -> None:
         "forms": Counter(row.form for row in plan.rows),
         "divergence": asdict(plan.divergence) if plan.divergence else None,
         "speed": [asdict(each) for each in plan.rates],
+        "hexagon_speed": asdict(plan.hexagon),
         "cpu_at_most": {"prompt": prompt, "decode": decode},
     }))  # fmt: skip
 
@@ -119,12 +124,16 @@ def _print_table(plan: Plan) -> None:
     _print_devices(plan)
     schemes = ", ".join(f"{n} {scheme}" for scheme, n in Counter(row.form for row in rows).items())
     print(f"{len(rows)} weights ({schemes}), {nbytes / 1e6:.0f} MB on the NPU")
-    print("tokens/s to expect, host included, by a model fitted to others' measurements; npurt was "
-          "never timed on an NPU")  # fmt: skip
+    print("tokens/s to expect, host included: estimates of models made of others' measurements; "
+          "npurt was never timed on an NPU")  # fmt: skip
     for each in plan.rates:
         clock = "as the driver leaves it" if each.stock else "with a frequency patch"
         print(f"  {each.driver} at {each.mhz:.0f} MHz, {clock}: prompt of {each.prompt_tokens} "
               f"{_range(each.prompt)}, decoding {_range(each.decode)}")  # fmt: skip
+    dsp = plan.hexagon
+    print(f"  Hexagon v{dsp.arch} of a {dsp.board}, {dsp.threads} threads at {dsp.mhz:.0f} MHz: "
+          f"prompt of {dsp.prompt_tokens} {_range(dsp.prompt)}, "
+          f"decoding {_range(dsp.decode)}")  # fmt: skip
     if apart:
         print(f"predicted KL divergence {apart.mean:.1e} on average, {apart.worst:.1e} at most; "
               f"the same best token {100 * apart.same_best:.1f} % of the time "
@@ -148,7 +157,7 @@ def _print_devices(plan: Plan) -> None:
     print("the CPU does what is no product; a Hexagon also takes delta nets")
     prompt, decode = plan.host
     print(f"tokens/s of the CPU of an RK3588 (four A76), at most: prompt {prompt:.3g}, decoding "
-          f"{decode:.3g}; npurt has no model of a Hexagon's speed")  # fmt: skip
+          f"{decode:.3g}")  # fmt: skip
 
 
 def _range(rates: tuple[float, float, float]) -> str:

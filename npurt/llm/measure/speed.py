@@ -33,7 +33,7 @@ class Rates:
 
 def speeds(config: Config, estimates: Sequence[WeightEstimate]) -> list[Rates]:
     """Return the expected speed of a model on each board; *estimates* are of its weights."""
-    weights = _weights(config, estimates)
+    weights = matrices(config, estimates)
     found = []
     for driver, hz in BOARDS:
         prompt, decode = (_rates(config, weights, n, driver, hz) for n in (PROMPT, 1))
@@ -45,34 +45,39 @@ def rates_together(
     config: Config, estimates: Sequence[WeightEstimate], texts: int, driver: str, hz: float
 ) -> tuple[float, float, float]:
     """Return the tokens a second of several texts that are decoded together, all added up."""
-    return _rates(config, _weights(config, estimates, every=True), texts, driver, hz)
+    return _rates(config, matrices(config, estimates, every=True), texts, driver, hz)
 
 
 def product_jobs(
     config: Config, estimates: Sequence[WeightEstimate], texts: int
 ) -> Iterator[tuple[list[Plan], int]]:
     """Yield the plans of each job of a run of a token of each text, and how often the job runs."""
-    for plans, _, times in jobs(_weights(config, estimates, every=True), texts):
+    for plans, _, times in jobs(matrices(config, estimates, every=True), texts):
         yield plans, times
 
 
 def _rates(
     config: Config, weights: Sequence[Weight], tokens: int, driver: str, hz: float
 ) -> tuple[float, float, float]:
-    experts = config.experts
-    feedforward = experts.top_k * experts.n_ff + experts.n_ff_shared if experts else config.n_ff
     seconds: Estimate[float] = run_seconds(
         weights,
         tokens,
         layers=config.n_layers,
-        units=config.n_layers * (config.width + feedforward),
+        units=units(config),
         driver=driver,
         clock_hz=hz,
     )
     return tokens / seconds.high, tokens / seconds.expected, tokens / seconds.low
 
 
-def _weights(
+def units(config: Config) -> int:
+    """Return the width of a model plus that of its feed-forward part, over all layers."""
+    experts = config.experts
+    feedforward = experts.top_k * experts.n_ff + experts.n_ff_shared if experts else config.n_ff
+    return config.n_layers * (config.width + feedforward)
+
+
+def matrices(
     config: Config, estimates: Iterable[WeightEstimate], *, every: bool = False
 ) -> list[Weight]:
     """Return the weights of a model; equal calls of several layers are one, with a count.
