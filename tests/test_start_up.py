@@ -93,5 +93,15 @@ def test_opening_a_model_loads_what_a_generation_needs():
     assert 0 < sum(name.partition(".")[0] == "npurt" for name in new) <= 200
 
 
+def test_what_renders_markdown_is_loaded_by_an_answer_on_a_terminal():
+    path = str(tiny.path("llama3", "q8_0"))
+    chat = f"import npurt.cli; npurt.cli.main(['chat', '-m', {path!r}, '-n', '2'])"
+
+    new = loaded(f"import io, sys; sys.stdin = io.StringIO('Hello'); {chat}")
+
+    assert "npurt.cli.output.terminal" in new
+    assert not {"rich", "markdown_it", "pygments"} & new
+
+
 def test_the_count_sees_what_is_loaded():
     assert {"numpy", "npurt.quant"} <= loaded(f"{IMPORT}; npurt.QTensor")

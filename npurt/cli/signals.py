@@ -3,7 +3,9 @@
 The status is 128 and the number of the signal, as shells have it.  It may import nothing of npurt.
 """
 
+import contextlib
 import signal
+from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -58,3 +60,16 @@ class Unwinding:
             return True
         stopped = self.status != 0 and isinstance(error, ImportError)
         return stopped or self.status in [128 + number for number in ENDING]
+
+
+@contextlib.contextmanager
+def deferred() -> Iterator[None]:
+    """Hold SIGINT back until the end; only the main thread may enter."""
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            signal.raise_signal(signal.SIGINT)

@@ -6,7 +6,7 @@ import pytest
 
 import npurt as library
 from npurt.cli.output import terminal
-from npurt.cli.output.terminal import DIM, PLAIN, dimmed
+from npurt.cli.output.terminal import DIM, PLAIN, dimmed, parted
 from npurt.llm.text.chat import ChatTemplate
 from tests.llm import tiny
 
@@ -30,7 +30,7 @@ SHOWN = f"{DIM}<think>\nHm <b>, or </i>?\n</think>{PLAIN}\n\nIt is <this>."
 def test_thoughts_are_dimmed_wherever_pieces_end(text, shown, size):
     pieces = [text[i : i + size] for i in range(0, len(text), size)]
 
-    assert "".join(dimmed(pieces)) == shown
+    assert "".join(dimmed(parted(pieces))) == shown
 
 
 @pytest.mark.parametrize("size", [1, 100])
@@ -38,11 +38,11 @@ def test_a_thought_that_the_prompt_began_is_dimmed_from_its_first_character(size
     text = THOUGHT.removeprefix("<think>")
     pieces = [text[i : i + size] for i in range(0, len(text), size)]
 
-    assert "".join(dimmed(pieces, within=True)) == SHOWN.replace("<think>", "")
+    assert "".join(dimmed(parted(pieces, within=True))) == SHOWN.replace("<think>", "")
 
 
 def test_only_what_may_begin_a_tag_waits():
-    said = dimmed(["a <", "b <thi", "nk>c"])
+    said = dimmed(parted(["a <", "b <thi", "nk>c"]))
 
     assert [piece for piece in said if piece] == ["a ", "<b ", f"{DIM}<think>", "c"]
 
@@ -74,7 +74,7 @@ def test_a_chat_dims_and_keeps_the_text_as_it_is(npurt, monkeypatch, tmp_path):
     monkeypatch.setattr(library.Llama, "chat", lambda *args, **options: iter([THOUGHT]))
     path = tmp_path / "said.json"
 
-    result = npurt("chat", *QUICK, stdin=f"Hello\n/save {path}\n".encode())
+    result = npurt("chat", *QUICK, "--no-markdown", stdin=f"Hello\n/save {path}\n".encode())
 
     assert result.out == f"{SHOWN}{PLAIN}\n"
     assert DIM not in path.read_text()
@@ -92,6 +92,6 @@ def test_a_template_may_begin_the_thought(npurt, monkeypatch, begun):
     monkeypatch.setattr(ChatTemplate, "render", lambda *args, **options: f"Hello{begun}")
     monkeypatch.setattr(library.Llama, "chat", lambda *args, **options: iter(["So.</think>Yes."]))
 
-    out = npurt("chat", *QUICK, stdin=b"Hello\n").out
+    out = npurt("chat", *QUICK, "--no-markdown", stdin=b"Hello\n").out
 
     assert out == (f"{DIM}So.</think>{PLAIN}Yes." if begun else "So.</think>Yes.") + f"{PLAIN}\n"

@@ -1,6 +1,8 @@
-"""What only a terminal has: dimmed text, and lines that were typed before."""
+"""What only a terminal has: styles of text, and lines that were typed before."""
 
 import contextlib
+import itertools
+import re
 import sys
 from collections.abc import Iterable, Iterator
 
@@ -8,6 +10,9 @@ from npurt import settings
 
 BEGIN, END = "<think>", "</think>"  # around what a model thinks
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
+CONTROLS = re.compile(  # but not tab and newline; line separators, directions, surrogates
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 HISTORY, MOST_LINES = "chat_history", 1000
 
 
@@ -16,25 +21,84 @@ def has_styles() -> bool:
     return sys.stdout.isatty() and settings.terminal_has_styles()
 
 
-def dimmed(pieces: Iterable[str], *, within: bool = False) -> Iterator[str]:
-    """Yield the text of *pieces*, with what the model thinks dimmed.
+def show(pieces: Iterable[str], *, within: bool, markdown: bool) -> None:
+    """Print an answer as it comes: to a terminal with styles, without what controls it otherwise.
+
+    Args:
+        within: The text begins with a thought, whose first tag is in the prompt.
+        markdown: Render what is no thought, if there are styles.
+    """
+    if sys.stdout.isatty():
+        pieces = map(harmless, pieces)
+    if not has_styles():
+        _print(pieces)
+        return
+    try:
+        if markdown:
+            _render(parted(pieces, within=within))
+        else:
+            _print(dimmed(parted(pieces, within=within)))
+    finally:
+        print(end=PLAIN)
+
+
+def harmless(text: str) -> str:
+    """Return *text* without what controls a terminal, or the direction of its text."""
+    return CONTROLS.sub("", text)
+
+
+def _print(pieces: Iterable[str]) -> None:
+    for piece in pieces:
+        print(piece, end="", flush=True)
+
+
+def _render(parts: Iterable[tuple[str, bool]]) -> None:
+    """Print thoughts dimmed, and render what stands between them."""
+    from npurt.cli.output.markdown import show as show_markdown
+
+    gap = ""
+    for thought, group in itertools.groupby(parts, key=lambda part: part[1]):
+        print(end=gap)
+        gap = "\n\n"
+        if thought:
+            _print(dimmed(group))
+            print(end=PLAIN)
+        else:
+            show_markdown(text for text, _ in group)
+
+
+def parted(pieces: Iterable[str], *, within: bool = False) -> Iterator[tuple[str, bool]]:
+    """Yield the text of *pieces* in parts, and whether the model thinks there.
 
     A tag may be divided among pieces: what may be the beginning of one waits for the next.
 
     Args:
         within: The text begins with a thought, whose first tag is in the prompt.
     """
-    tag, held = END if within else BEGIN, DIM if within else ""
+    tag, held = END if within else BEGIN, ""
     for piece in pieces:
         held += piece
         while tag in held:
             before, _, held = held.partition(tag)
-            yield f"{before}{DIM}{tag}" if tag == BEGIN else f"{before}{tag}{PLAIN}"
+            yield from _said((before, tag == END), (tag, True))
             tag = END if tag == BEGIN else BEGIN
         sure = len(held) - _begun(tag, held)
-        yield held[:sure]
+        yield from _said((held[:sure], tag == END))
         held = held[sure:]
-    yield held
+    yield from _said((held, tag == END))
+
+
+def _said(*parts: tuple[str, bool]) -> Iterator[tuple[str, bool]]:
+    return (part for part in parts if part[0])
+
+
+def dimmed(parts: Iterable[tuple[str, bool]]) -> Iterator[str]:
+    """Yield the text of *parts*, with thoughts dimmed."""
+    dim = False
+    for text, thought in parts:
+        style = "" if thought == dim else DIM if thought else PLAIN
+        yield style + text
+        dim = thought
 
 
 def _begun(tag: str, text: str) -> int:

@@ -56,6 +56,8 @@ def add(verbs: Any) -> None:
     add_sampling(parser)
     parser.add_argument("--no-history", dest="history", action="store_false",
                         help="neither read nor keep the messages typed here")  # fmt: skip
+    parser.add_argument("--no-markdown", dest="markdown", action="store_false",
+                        help="on a terminal, show the text as the model writes it")  # fmt: skip
     parser.set_defaults(run=run, usage_error=parser.error)
 
 
@@ -148,7 +150,6 @@ class Chat:
     def _answer(self, asked: Messages) -> None:
         """Answer *asked*; the conversation stays as it was after an error."""
         pieces: list[str] = []
-        styled = terminal.has_styles()
 
         def made() -> Iterator[str]:
             for piece in self.llm.chat(asked, stream=True, **self._settings(self.args)):
@@ -156,16 +157,14 @@ class Chat:
                 yield piece
 
         try:
-            within = styled and self._begins_in_thought(asked)
-            for text in terminal.dimmed(made(), within=within) if styled else made():
-                print(text, end="", flush=True)
+            terminal.show(
+                made(), within=self._begins_in_thought(asked), markdown=self.args.markdown
+            )
         except KeyboardInterrupt:
             print(" [stopped]", end="")
         except ContextFull as error:
             print(f"{error.what}\n  remedy: {FULL}", file=sys.stderr)
             return
-        finally:
-            print(end=terminal.PLAIN if styled else "")
         print(flush=True)
         timing = self.llm.timing
         print(f"[{timing.generated_tokens} tokens, {timing.decode_rate:.1f} tokens/s]",
@@ -176,8 +175,8 @@ class Chat:
 
     def _begins_in_thought(self, asked: Messages) -> bool:
         """Return whether the template writes the first tag of a thought into the prompt."""
-        if isinstance(self.llm, remote.Remote):
-            return False  # it writes both tags itself
+        if isinstance(self.llm, remote.Remote) or not terminal.has_styles():
+            return False  # a server writes both tags itself
         prompt = self.llm.template.render(asked, add_generation_prompt=True)
         return prompt.rstrip().endswith(terminal.BEGIN)
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from npurt.cli.arguments import options
 from npurt.cli.arguments.sampling import add_sampling, check_sampling, sampling
+from npurt.cli.output import terminal
 from npurt.errors import ContextFull, NpurtError, SettingError
 
 SECONDS = 300.0  # of silence: a server that reads a long prompt may say nothing until it has
@@ -356,4 +357,4 @@ def _text(value: Any) -> str:
     """Return a server's text without control characters; "" if it is no text."""
     if not isinstance(value, str):
         return ""
-    return "".join(c for c in value if c.isprintable() or c in "\n\t ")
+    return terminal.harmless(value)
