@@ -358,8 +358,8 @@ def split(
 ) -> list[tuple[Any, Graph]]:
     """Cut *graph* into parts that have one owner each, few and large.
 
-    An op that needs no result of another owner's later op goes to the part before: so the products
-    of one input are together, and so are the rotations of their results.
+    An op joins the earlier part of its owner, unless it needs a result that another owner computes
+    after that part.  So products of one input are in one part, and the rotations of their results.
 
     Args:
         owner: Returns who runs an op.

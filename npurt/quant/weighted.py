@@ -22,7 +22,7 @@ from npurt.quant.encode import IQ4_MIDPOINTS, as_codes, from_codes, packed_scale
 from npurt.quant.types import Format
 
 STEP = 1 << 16  # elements encoded at a time: a dozen arrays of that size are alive
-# How many codes more or less than the format has the range of a block is divided into.
+# Candidate scales divide the range of a block into the codes of the format plus each of these.
 STRETCHES = np.linspace(-1.0, 1.5, 9, dtype=np.float32)
 
 Search = Callable[[F32, F32], Iterator[Blocks]]

@@ -396,7 +396,7 @@ static void retire(dspqueue_t q, session *s)
     pthread_mutex_unlock(&sim_lock);
 }
 
-/* What comes of a queue that is none: in faithful mode the end by a signal, if it is not 0. */
+/* A call on a handle that is no queue: in faithful mode, raises signal `number` unless it is 0. */
 static int mistaken(int number)
 {
     pthread_mutex_lock(&sim_lock);

@@ -112,8 +112,8 @@ static void take_answer(reverse_call *r, const uint32_t *in, const argument *ans
     pthread_cond_broadcast(&kernel_changed);
 }
 
-/* in: context, result and bytes of the last answer; that; out: context, handle, scalars and bytes of
- * the next question; that. */
+/* Arguments: 0, in: context, result and size of the last answer; 1, in: the answer; 2, out: context,
+ * handle, scalars and size of the next call; 3, out: the call's data. */
 int listener_next(process *p, argument *arguments)
 {
     reverse_call *r = &p->reverse;

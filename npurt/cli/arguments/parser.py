@@ -114,7 +114,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def like(written: str, names: Iterable[str], close: float = CLOSE) -> str:
-    """Return a question for those of *names* that *written* begins or almost is."""
+    """Return "; did you mean ...?" for *names* that begin with *written* or resemble it; or ""."""
     name, known = written.partition("=")[0], list(names)
     begun = [each for each in known if name.strip("-") and each.startswith(name)]
     bare = {each.lstrip("-"): each for each in known}  # dashes would make all names alike

@@ -168,8 +168,9 @@ class TextModel(OpenModel):
             temperature: 0 takes the most likely token each time.
             top_k, top_p, min_p, typical_p, repeat_penalty: See
                 `npurt.llm.decode.sampler.Sampling`.
-            frequency_penalty, presence_penalty: What the logit of a token loses for each time that
-                it is among the last ones, and once; the prompt counts, too.
+            frequency_penalty: Subtracted from a token's logit for each time that it occurs among
+                the last tokens; the prompt counts, too.
+            presence_penalty: Subtracted once if the token occurs there.
             logit_bias: What is added to the logits of tokens, by id.
             logits_processor: A function, or several, of ids and logits; returns logits.
             stopping_criteria: The same; one that returns true ends the text here.

@@ -239,7 +239,7 @@ class OpenModel:
         return -1 if self._tokenizer.eos is None else self._tokenizer.eos
 
     def token_nl(self) -> int:
-        """Return the id of the end of a line, the last one of its text."""
+        """Return the id of the token for a newline; the last id if it takes several."""
         return self._tokenizer.encode("\n", add_bos=False)[-1]
 
     # --- The model and its state ----------------------------------------------------------------

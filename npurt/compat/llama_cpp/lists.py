@@ -128,7 +128,7 @@ class LlamaGrammar(Grammar):
         """Return the grammar of a file; see `from_string`.
 
         Raises:
-            GrammarError: It is wrong, or larger than any grammar.
+            GrammarError: The grammar is invalid or too large.
             OSError: The file cannot be read.
             SettingError: *file* is no path.
         """

@@ -24,9 +24,9 @@ INLINE __m512i bytes(int v)
 }
 
 /*
- * Fetches the next `count` bytes of a stream that is read at `at` into L2.  For one or two rows of x,
- * read as fast as memory answers, three times: of requests made once, Zen 4 leaves out many, and a
- * third of the bandwidth [?] (bench/RESULTS.md).
+ * Prefetches the next `count` bytes of a stream that is read at `at` into L2.  For one or two rows
+ * of x, which memory limits, each line is prefetched three times: Zen 4 drops many single ones, which
+ * may cost a third of the bandwidth [?] (bench/RESULTS.md).
  */
 INLINE void fetch(const uint8_t *at, size_t count, int rows)
 {

@@ -89,7 +89,7 @@ INLINE f32x4 sum16_of_4(f32x16 a, f32x16 b, f32x16 c, f32x16 d)
 /* The larger of each two; where one is NaN, the second. */
 #define larger(a, b) ((a) > (b) ? (a) : (b))
 
-/* The largest lane; any of them where one is NaN, which makes trees that need no care one by one. */
+/* The largest lane.  If a lane is NaN, the result may be any lane: callers must not rely on it. */
 INLINE float max16(f32x16 v)
 {
     const f32x8 a = larger(v.lo, v.hi);

@@ -194,8 +194,8 @@ class Buffers:
     ) -> Any:
         """Return the buffer that *tensors* have in every layer.
 
-        They have one of their own while those of another layer are needed, or when other parts make
-        or want them.
+        Layers share one buffer.  *tensors* get their own while values of another layer in the
+        shared one are still needed, or when another part of the graph writes or reads them.
         """
         names, columns = {t.name for t in tensors}, sum(t.columns for t in tensors)
         key = (local(tensors[0].name), kind, columns)

@@ -207,7 +207,7 @@ static int op_fits(npurt_op *op, const npurt_job *job, const npurt_needs *needs,
     return places_fit(op, needs, why);
 }
 
-/* Adds up what a span needs; whether it is one, and begins where the one before it ended. */
+/* Checks that a span is valid and begins where the last one ended; adds its needs to `needs`. */
 static int span_fits(const npurt_span *span, int64_t end, int64_t rows, npurt_needs *needs,
                      char *why)
 {

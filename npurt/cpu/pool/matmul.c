@@ -76,8 +76,8 @@ static void *keep(const void *from, int64_t size, uint8_t *to, int64_t *used)
 }
 
 /*
- * Moves what computing reads of a matmul besides weights, `rows` of input and the groups, to `to`;
- * returns the bytes it takes.  With `to` NULL that is all it is for: then pointers become NULL.
+ * Copies what a matmul reads besides weights, `rows` of its input and the groups, to `to`; returns
+ * the bytes.  If `to` is NULL, it only counts the bytes and sets the pointers to NULL.
  */
 static int64_t move_input(npurt_matmul *m, int64_t rows, uint8_t *to)
 {

@@ -40,7 +40,8 @@ typedef struct {
     _Alignas(64) _Atomic uint64_t ticket; /* next chunk to take */
 } npurt_lane;
 
-/* Of an op: everybody goes on to the next, or nobody; or its last chunk is in; or some are left. */
+/* The progress of an op.  OVER: threads go on to the next op.  STOPPED: the run ends here.  CLOSING:
+ * the last chunk is done.  OPEN: chunks are left. */
 enum npurt_progress { OVER, STOPPED, CLOSING, OPEN = CLOSING };
 
 /*
@@ -246,9 +247,9 @@ static void do_copied(const npurt_walk *w, int index, npurt_share *s, npurt_divi
 }
 
 /*
- * Takes and computes chunks until none is left.  A thread that takes a chunk of a repeatable op says
- * that it reads the op before: whoever computes the same chunk knows that it was taken, and so sees
- * that it is read.
+ * Takes and computes chunks until none is left.  Before it takes a chunk of a repeatable op, a thread
+ * notes that it reads the results of the op before.  A thread that repeats this chunk saw that it was
+ * taken, and so sees the note.
  */
 static void do_chunks(npurt_walk *w, int index, npurt_share *s, npurt_division d)
 {

@@ -19,7 +19,8 @@ class Rotation:
 
     Attributes:
         halves: Pairs of elements are (i, i + rotated / 2), not (2i, 2i + 1).
-        known: How keys rotate is known: it is an op of the same part, or they do not.
+        known: Whether the rotation of the keys is known: it is an op of the same part, or there is
+            none.  False if another part made the keys.
     """
 
     cos: F32  # [P, rotated / 2]; rotated is 0 where nothing rotates

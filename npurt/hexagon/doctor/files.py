@@ -164,7 +164,7 @@ def path(system: System) -> Result:
         if ":" in value:
             mended = value.replace(":", ";")
             return warn(
-                f"{name}={value} is separated by ':', and so is one folder that does not exist",
+                f"{name}={value} has ':', not ';': it means one folder, which does not exist",
                 f"export {name}='{mended}'",
                 suspect=True,
             )

@@ -93,8 +93,8 @@ class Admission:
 
         Returns:
             Its own pages, one more, and those of prompts that are being read; how many of them it
-            shares with another text; that text's entry, if it is kept.  The one more doubles with
-            each loss of its pages, or else it could be evaluated again for each text that ends.
+            shares with another text; that text's entry, if it is kept.  The spare page doubles with
+            each preemption of *text*; else it could be preempted, and evaluated again, endlessly.
         """
         promised = sum(self._pages.growth(each, each.pending) for each in self.running)
         _, entry, shared, _ = self._reuse.beginning(text)

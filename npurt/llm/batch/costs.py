@@ -6,7 +6,7 @@ from npurt.llm.spec.controller import PRIOR_ROW, Mean
 
 EXACT = 16  # numbers of rows up to this one are measured each; larger ones in groups
 STEPS = 4  # groups between a number and twice that number
-GROWTH = 2.5  # times the rows are assumed to cost so many times as much, until measured
+GROWTH = 2.5  # until measured, GROWTH times the rows are assumed to take GROWTH times as long
 
 
 class RowCosts:

@@ -42,8 +42,8 @@ IGNORED = ("*.rotary_emb.inv_freq", "*.attn.masked_bias", "mtp.*")
 HEAD = "lm_head.weight"
 CLASSES = ("ForCausalLM", "Model", "BertForMaskedLM")  # what names of their classes end with
 BARE_MODEL = ("layers.", "embed_tokens.", "norm.")  # names in models saved without their head
-# Beginnings of names in models of several parts: of the text model, in older and newer files and
-# what they are in a text model alone; and of the others.
+# Prefixes of names in multimodal models.  TEXT_PART: those of the text model, in older and newer
+# files, and the prefix in a model of text alone.  OTHER_PARTS: those of the other parts.
 TEXT_PART = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",

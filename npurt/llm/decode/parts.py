@@ -12,7 +12,7 @@ S = TypeVar("S")
 
 
 class Part(Generic[Whole, S]):
-    """A part of an object: called with a method of the part, it returns one of the whole.
+    """A decorator: makes a method of the attribute *name* a method of the object that has it.
 
     Args:
         name: The attribute of the whole.

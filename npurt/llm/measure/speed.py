@@ -51,7 +51,7 @@ def rates_together(
 def product_jobs(
     config: Config, estimates: Sequence[WeightEstimate], texts: int
 ) -> Iterator[tuple[list[Plan], int]]:
-    """Yield the plans of each job of a run of a token of each text, and how often the job runs."""
+    """Yield each job's plans and how often it runs, for a step of one token of each text."""
     for plans, _, times in jobs(matrices(config, estimates, every=True), texts):
         yield plans, times
 

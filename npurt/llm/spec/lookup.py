@@ -52,7 +52,7 @@ class Lookup(Drafter):
 
 
 def _agreeing(history: Sequence[int], at: int, known: int, most: int) -> int:
-    """Return how many tokens before *at* equal the latest, up to *most*; *known* are known to."""
+    """Return how many tokens before *at* match the last ones, up to *most*; *known* do already."""
     while known < min(most, at) and history[at - 1 - known] == history[-1 - known]:
         known += 1
     return min(known, most)

@@ -67,8 +67,8 @@ def matmul(
     """Return ``a @ b`` as numpy defines it: ``[..., M, K] @ [..., K, N] -> [..., M, N]``.
 
     One-dimensional operands and batch dimensions behave as in `numpy.matmul`.  Products with
-    quantised weights, and exact int8 products, are verified.  Plain kernels of the CPU compute a
-    wrong product again, with a RuntimeWarning and a note in `report`.
+    quantised weights, and exact int8 products, are verified.  If a product is wrong, plain kernels
+    of the CPU compute it again, with a RuntimeWarning and a note in `report`.
 
     With a weight, ``a @ w`` and ``w.T @ b`` are the same as this function.
 

@@ -41,7 +41,7 @@ class Stream:
         parts: What is sent.
         cancel: Ends what makes them; called at the end in any case.
         kind: The content type.
-        packed: Makes the last part of the body of an error.
+        packed: Turns the body of an error into the last part of the stream.
     """
 
     def __init__(

@@ -82,7 +82,7 @@ def scan(folder: Path, n_ctx: int | None = None) -> tuple[list[FolderModel], lis
 
 
 def _first_files(folder: Path) -> list[Path]:
-    """Return all GGUF files but those that belong to the first part of a model."""
+    """Return all GGUF files, without later parts of a split model whose first part is there."""
     try:
         next(folder.iterdir(), None)  # which rglob passes over where it cannot be read
         found = sorted(folder.rglob("*"))

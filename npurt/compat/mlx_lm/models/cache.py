@@ -27,7 +27,7 @@ FORM = 1  # of the files
 
 @dataclass(repr=False)
 class PromptCache:
-    """The tokens of a context, and a copy of its state after the first of them.
+    """The tokens of a context, and a copy of its state after some of the first tokens.
 
     Tokens without a state are evaluated by the next generation; so are those that `trim` left.
     """

@@ -282,7 +282,7 @@ def _gemma3(settings: Settings) -> Keys:
 
 
 def _require_slides(settings: Settings, period: int) -> None:
-    """Refuse other layers with windows than all but every *period*-th, which GGUF does not list."""
+    """Require full attention in every *period*-th layer and windows elsewhere; GGUF has no list."""
     wanted = ["full_attention" if (i + 1) % period == 0 else "sliding_attention"
               for i in range(settings.layers)]  # fmt: skip
     settings.require("layer_types", None, wanted)

@@ -6,8 +6,8 @@
 
 typedef float quad __attribute__((vector_size(16)));
 
-/* Butterflies of neighbours, and of neighbours but one: in a vector, of which block takes what it
- * needs.  kp is a multiple of 4. */
+/* The butterflies at distance 1 and, for blocks above 2, at distance 2, four floats at a time.  kp is
+ * a multiple of 4. */
 static void transform_quads(float *z, int kp, int block)
 {
     const quad near = {1, -1, 1, -1}, far = {1, 1, -1, -1};
