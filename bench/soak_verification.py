@@ -108,7 +108,7 @@ def weight(rng, fmt, n, k):
         return QTensor.quantize(np.clip(values, -most, most), fmt)
     kind = BY_NAME[fmt]
     tensor = QTensor.from_bytes(bytearray(rng.bytes(n * kind.row_bytes(k))), kind, (n, k))
-    for name in kind.dtype.names:
+    for name in tensor.blocks.dtype.names:
         field = tensor.blocks[name]
         if name in ("d", "m", "dmin"):
             field[...] = np.clip(numbers(rng, field.shape, -24, 16), -65504, 65504)

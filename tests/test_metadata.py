@@ -122,4 +122,5 @@ def test_every_dependency_is_imported():
 
     for requirement in PYPROJECT["dependencies"]:
         package = Requirement(requirement).name
-        assert re.search(rf"^\s*(from|import) {package}\b", sources, flags=re.M), package
+        module = {"markdown-it-py": "markdown_it"}.get(package, package)
+        assert re.search(rf"^\s*(from|import) {module}\b", sources, flags=re.M), package

@@ -30,10 +30,12 @@ class Terminal:
         self._master, slave = pty.openpty()
         termios.tcsetwinsize(slave, size[::-1])
         command = [sys.executable, "-c", TAKE_TERMINAL, *map(str, (*program, *arguments))]
+        env = environment(**variables)
+        for name in {"COLUMNS", "LINES"} - variables.keys():
+            env.pop(name, None)  # of the terminal of the tests, which would count for more
         self._process = subprocess.Popen(
-            command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
-            env=environment(**variables),
-        )  # fmt: skip
+            command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True, env=env
+        )
         os.close(slave)
         self.screen = ""
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from npurt.cpu.kernels import abi
 from npurt.cpu.pool.vectors import Vectors
+from npurt.quant.blocks import DTYPES
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME, FORMATS
 
@@ -19,7 +20,7 @@ def test_rows_are_those_of_numpy_bit_for_bit(name, seed, index):
     made = BY_NAME[name]
     k = 3 * max(made.block, 32)
     raw = np.random.default_rng(seed).integers(0, 256, (ROWS, made.row_bytes(k)), np.uint8)
-    tensor = QTensor(raw.view(made.dtype), made)
+    tensor = QTensor(raw.view(DTYPES[made.name]), made)
     out = np.full((len(index), k), 7, np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
         want = tensor.dequantize()[np.array(index, np.intp)]
@@ -70,5 +71,5 @@ def test_c_refuses_what_is_not_there_and_writes_nothing(number, k, index):
 def test_every_type_with_blocks_is_read_in_c():
     for each in FORMATS:
         if each.block > 1:
-            zeros = QTensor(np.zeros((1, 256 // each.block), each.dtype), each)
+            zeros = QTensor(np.zeros((1, 256 // each.block), DTYPES[each.name]), each)
             assert Vectors(zeros)._bytes is not None

@@ -182,7 +182,7 @@ def test_a_model_written_by_hand_is_read(tmp_path):
         (model((b"a", b"abcde")), "buffer of 4 bytes"),
         (model(UNK)[:-3], "follow"),
         (b"\x0a\xff", "ends within"),
-        (b"\x0b", "stored in way 3"),
+        (b"\x0b", "wire type 3"),
         (b"\xff" * 11, "64 bits"),
     ],
 )
