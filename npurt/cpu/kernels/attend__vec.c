@@ -30,6 +30,7 @@ typedef struct {
     const npurt_attention *op;
     const npurt_span *span;
     int kv_head, rows;
+    int alone;          /* no other tile reads the pages */
     int64_t row, first; /* query rows [first, first + rows) of a block from row `row` of the span */
     float q[TILE][NPURT_MOST_HEAD], out[TILE][NPURT_MOST_HEAD], p[TILE][SPAN];
     float most[TILE], sum[TILE];
@@ -92,10 +93,12 @@ INLINE void panel_scores(npurt_tile_state *s, int rows, int bytes, int64_t start
     }
 }
 
+/* Memory limits a tile that is alone: two panels at a time would cost it 12 % at a depth of 16,000
+ * (bench/RESULTS.md). */
 INLINE void scores(npurt_tile_state *s, int rows, int bytes, int64_t start, int count)
 {
     int j = 0;
-    for (; j + 16 * (PANELS - 1) < count; j += 16 * PANELS) {
+    for (; !s->alone && j + 16 * (PANELS - 1) < count; j += 16 * PANELS) {
         panel_scores(s, rows, bytes, start, j, PANELS);
     }
     for (; j < count; j += 16) {
@@ -303,6 +306,9 @@ void AT_LEVEL(npurt_attend)(const npurt_attention *op, int kv_head, const npurt_
             s[count].first = first;
             s[count].rows = total - first < TILE ? (int) (total - first) : TILE;
             begin(&s[count]);
+        }
+        for (int i = 0; i < count; i++) {
+            s[i].alone = count == 1;
         }
         tiles(s, count);
         for (int i = 0; i < count; i++) {
