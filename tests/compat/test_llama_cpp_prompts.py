@@ -6,7 +6,6 @@ import pytest
 from npurt.compat.llama_cpp import Llama
 from npurt.errors import SettingError, UnsupportedOp
 from tests.compat.questions import GREEDY, PATH, PROMPT
-from tests.llm import gguf_files as raw
 from tests.llm import tiny
 
 # --- Log probabilities of a prompt ----------------------------------------------------------------
@@ -71,12 +70,7 @@ def test_a_prompt_without_bos_has_all_its_tokens(llm, own):
 @pytest.fixture(scope="module")
 def coder(tmp_path_factory):
     """A file with tokens for prefix, suffix and middle."""
-    file = tiny.read(tiny.path("llama3", "q8_0"))
-    keys = [
-        (f"tokenizer.ggml.fim_{name}_token_id", raw.U32, 300 + i)
-        for i, name in enumerate(("pre", "suf", "mid"))
-    ]
-    return tiny.write(file.but(keys=[*file.keys, *keys]), tmp_path_factory.mktemp("coder"))
+    return tiny.coder(tmp_path_factory.mktemp("coder"))
 
 
 @pytest.mark.parametrize("suffix_first", [False, True])

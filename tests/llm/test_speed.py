@@ -33,6 +33,21 @@ def estimated():
     return config, list(estimates(PATH))
 
 
+def steps(device, texts):
+    """Run two steps of a token of each text; yield the model after each.
+
+    The first step prepares products of so many rows.
+    """
+    with npurt.Llama(
+        PATH, device, n_ctx=16, n_batch=16, max_sequences=texts + 1, verify="off", progress=False
+    ) as llm:
+        contexts = [Context(llm.model) for _ in range(texts)]
+        out = np.empty((texts, llm.config.n_vocab), np.float32)
+        for token in (100, 200):
+            assert run_together([Piece(each, [token], 1) for each in contexts], out)
+            yield llm
+
+
 @pytest.mark.parametrize("texts", [1, 5, 16])
 def test_a_step_of_several_texts_moves_what_is_planned(estimated, texts):
     """Bytes, tasks and submits, the output matrix with a row of each text."""
@@ -40,16 +55,9 @@ def test_a_step_of_several_texts_moves_what_is_planned(estimated, texts):
             for i, (plans, times) in enumerate(product_jobs(*estimated, texts))
             for each in plans]  # fmt: skip
     simulator = Simulator()
-    with npurt.Llama(
-        PATH, "rknpu:sim-vendor", n_ctx=16, n_batch=16, max_sequences=texts + 1, verify="off",
-        progress=False,
-    ) as llm:  # fmt: skip
-        contexts = [Context(llm.model) for _ in range(texts)]
-        out = np.empty((texts, llm.config.n_vocab), np.float32)
-        for token in (100, 200):  # the first run prepares products of so many rows
-            simulator.set("counters=0")
-            assert run_together([Piece(each, [token], 1) for each in contexts], out)
+    for _ in steps("rknpu:sim-vendor", texts):
         report = simulator.report()
+        simulator.set("counters=0")
 
     cores = report["cores"]
     moved = sum(sum(core["bytes"].values()) for core in cores)
@@ -61,16 +69,10 @@ def test_a_step_of_several_texts_moves_what_is_planned(estimated, texts):
 @pytest.mark.parametrize("texts", [1, 5, 16])
 def test_a_step_of_several_texts_executes_the_packets_that_are_planned(estimated, texts):
     """Within the bound of tests/hexagon/test_packets.py: quantised rows, and a tenth of a call."""
-    with npurt.Llama(
-        PATH, "hexagon:sim", n_ctx=16, n_batch=16, max_sequences=texts + 1, verify="off",
-        progress=False,
-    ) as llm:  # fmt: skip
-        contexts = [Context(llm.model) for _ in range(texts)]
-        out = np.empty((texts, llm.config.n_vocab), np.float32)
-        counted = []
-        for token in (100, 200):
-            assert run_together([Piece(each, [token], 1) for each in contexts], out)
-            counted.append(sum(row.packets for row in llm.report().rows if row.macs))
+    counted = [
+        sum(row.packets for row in llm.report().rows if row.macs)
+        for llm in steps("hexagon:sim", texts)
+    ]
 
     planned = hexagon_packets(*estimated, texts, 68, 4)
     calls = sum(times for _, times in hexagon_jobs(*estimated, texts, every=True))

@@ -114,3 +114,13 @@ def write(file, folder, name="model.gguf"):
     target = folder / name
     target.write_bytes(file.encode())
     return target
+
+
+def coder(folder):
+    """Write a model with tokens for prefix, suffix and middle; return its path."""
+    file = read(path("llama3", "q8_0"))
+    keys = [
+        (f"tokenizer.ggml.fim_{name}_token_id", raw.U32, 300 + i)
+        for i, name in enumerate(("pre", "suf", "mid"))
+    ]
+    return write(file.but(keys=[*file.keys, *keys]), folder)

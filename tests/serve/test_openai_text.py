@@ -4,7 +4,6 @@ import pytest
 
 from npurt.serve.interfaces.openai_common import text_logprobs
 from npurt.serve.model.served_model import ServedModel
-from tests.llm import gguf_files as raw
 from tests.llm import tiny
 from tests.serve.client import TEMPLATE, Client, asking, served
 
@@ -137,13 +136,7 @@ async def test_log_probabilities_have_the_older_form():
 @pytest.fixture(scope="module")
 def coder(tmp_path_factory):
     """A model with tokens for prefix, suffix and middle."""
-    file = tiny.read(tiny.path("llama3", "q8_0"))
-    keys = [
-        (f"tokenizer.ggml.fim_{name}_token_id", raw.U32, 300 + i)
-        for i, name in enumerate(("pre", "suf", "mid"))
-    ]
-    path = tiny.write(file.but(keys=[*file.keys, *keys]), tmp_path_factory.mktemp("coder"))
-    return ServedModel(path, "coder", TEMPLATE)
+    return ServedModel(tiny.coder(tmp_path_factory.mktemp("coder")), "coder", TEMPLATE)
 
 
 @asking
