@@ -27,7 +27,7 @@ MOST_BYTES = 256 << 20  # of a file that is read whole: a text or a program, not
 
 
 class Notice(argparse.Action):
-    """A hidden flag that prints the sentence *said*, and sets *dest*, where it has one."""
+    """A hidden flag: it prints the sentence *said*, and sets its *dest*, if it has one."""
 
     def __init__(self, option_strings: list[str], dest: str, said: str, **options: Any) -> None:
         hidden = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}

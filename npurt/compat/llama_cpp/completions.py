@@ -92,7 +92,7 @@ class TextModel(OpenModel):
         return self._tokens(self._generation(prompt, sampler, (), None), sampler)
 
     def _beginning(self) -> list[int]:
-        """Return the prompt that an empty text is: BOS, if there is one."""
+        """Return the prompt that stands for an empty text: BOS, if there is one."""
         return [] if self._tokenizer.bos is None else [self._tokenizer.bos]
 
     def _tokens(self, generation: Generation, sampler: LastSampler) -> Iterator[int]:

@@ -105,7 +105,7 @@ class Reuse:
         return same - start >= LEAST_COPIED
 
     def _fork(self, source: Context, target: Context, length: int) -> bool:
-        """Begin *target* with *length* tokens of *source*; return False if that cannot be now.
+        """Share the first *length* tokens of *source* with *target*; return False if it must wait.
 
         There is no page, no memory, or a device lost the states of *source*.
         """

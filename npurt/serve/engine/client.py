@@ -190,7 +190,7 @@ class Engine:
                     opened.set_exception(error)
                     return
                 log.error("the engine is lost: %s", error.what)
-                self._mourn(error)
+                self._count_death(error)
             finally:
                 self._disconnect()
             pause = 0.0 if self._steps else min(LONGEST_PAUSE, 2 * pause or 0.1)
@@ -242,9 +242,9 @@ class Engine:
             await self._listen(reader)
         finally:
             writer.close()
-            await self._bury(process)
+            await self._reap(process)
 
-    async def _bury(self, process: subprocess.Popen[bytes]) -> None:
+    async def _reap(self, process: subprocess.Popen[bytes]) -> None:
         """Wait for the end of *process*, whose socket is closed; kill it if it does not come."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         closing = task is not None and task.cancelling()
@@ -293,7 +293,7 @@ class Engine:
                 future.set_result({})
         self._asked.clear()
 
-    def _mourn(self, error: NpurtError) -> None:
+    def _count_death(self, error: NpurtError) -> None:
         """Count a death for each suspect sequence; end those with too many.
 
         An engine runs the oldest sequences.  Those of them that got no token from it are suspect.

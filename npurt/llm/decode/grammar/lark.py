@@ -15,7 +15,7 @@ def quoted(text: str) -> str:
 
 
 def value(schema: Any) -> str:
-    """Return what matches JSON of *schema*.
+    """Return the Lark expression that matches JSON of *schema*.
 
     Raises:
         GrammarError: The schema makes no sense, or is too large.
