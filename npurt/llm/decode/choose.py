@@ -1,4 +1,4 @@
-"""Choose the tokens of one step, from the logits of the last token and of drafted ones."""
+"""Choose the tokens of one step from the logits of the last token and of the draft tokens."""
 
 from collections.abc import Sequence, Set
 
@@ -9,17 +9,18 @@ from npurt.llm.text.tokenizer import Tokenizer
 
 
 class Chooser:
-    """Samples the tokens that follow a text.
+    """Samples the next tokens of one sequence and checks them against draft tokens.
 
     Args:
-        sampler: Chooses one token.
-        ends: Ids that end the text.
-        top: How many of the likeliest tokens are kept with each; None: no log probabilities.
+        sampler: Samples one token.
+        ends: Token ids that end the sequence.
+        top: The number of likeliest tokens to store with each token; None stores no log
+            probabilities.
 
     Attributes:
-        logprobs: Of the tokens of the latest step.
-        fits: A function of the history and draft tokens that returns how many of these a grammar
-            allows; None: any.
+        logprobs: The log probabilities of the tokens of the latest step.
+        fits: A function that takes the history and draft tokens, and returns how many draft tokens
+            the grammar accepts; None without a grammar.
     """
 
     def __init__(self, sampler: Sampler, ends: Set[int], top: int | None) -> None:
@@ -28,25 +29,25 @@ class Chooser:
         self._sampler = sampler
         self._ends = ends
         self._top = top
-        self._failed: BaseException | None = None  # for the next call
+        self._failed: BaseException | None = None  # raised by the next call
 
     @property
     def ready(self) -> bool:
-        """Whether the grammar is ready, if there is one; otherwise a call waits for it."""
+        """Whether a call need not wait for the grammar; always true without a grammar."""
         constraint = self._sampler.constraint
         return constraint is None or constraint.ready
 
     def __call__(self, rows: F32, draft: Sequence[int], history: Sequence[int]) -> list[int]:
-        """Sample a token from each row, up to the first that is not the draft's.
+        """Sample one token from each row, up to the first token that differs from the draft.
 
-        Each token is drawn from the logits of plain decoding, with the same random number.  So
-        drafts change nothing but the time.  An error that comes after a token waits for the next
-        call, which has the same history: callers get the tokens before it, as without a draft.
+        Each token is sampled from the same logits and with the same random number as without a
+        draft.  So draft tokens affect only the time.  If sampling fails after the first token, this
+        call returns the tokens before the error, and the next call raises the error.
 
         Args:
-            rows: Logits ``[1 + draft, V]``.
-            draft: Tokens that may follow.
-            history: The tokens so far.
+            rows: Logits ``[1 + len(draft), V]``.
+            draft: The draft tokens.
+            history: The tokens of the sequence so far.
         """
         chosen: list[int] = []
         self.logprobs.clear()
@@ -69,5 +70,5 @@ class Chooser:
 
 
 def finish_of(token: int, tokenizer: Tokenizer) -> str:
-    """Return how a text ends at *token*: ``"end"``, or ``"stop"`` at an id of the caller."""
+    """Return why *token* ends a sequence: ``"stop"`` for the caller's stop ids, else ``"end"``."""
     return "end" if token == NO_TOKEN or token in tokenizer.eog else "stop"

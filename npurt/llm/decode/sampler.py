@@ -1,7 +1,7 @@
-"""Choose the next token from logits, by the samplers of `samplers.chain`.
+"""Choose the next token from logits with the samplers of `samplers.chain`.
 
-V is the number of logits.  C is the number of remaining candidates, which are sorted best first,
-and by id if they are equal.
+V is the number of logits and C the number of candidates.  Candidates are sorted by descending
+logit; candidates with equal logits are sorted by id.
 """
 
 import secrets
@@ -28,27 +28,28 @@ from npurt.llm.decode.samplers.draw import Draws
 from npurt.llm.decode.samplers.results import returned, says_end, unusable
 from npurt.llm.decode.samplers.settings import Sampling as Sampling
 
-NO_TOKEN = -1  # what a sampler returns to end a text
+NO_TOKEN = -1  # the return value of a sampler that ends the sequence
 
 Processor = Callable[[npt.NDArray[np.intc], F32], F32]
 Criterion = Callable[[npt.NDArray[np.intc], F32], bool]
 
 
 class Sampler:
-    """Chooses tokens one after another.
+    """Samples the tokens of one sequence, one token a call.
 
-    The random numbers of a token depend on the seed and on the number of tokens before it.
+    The random numbers for a token depend only on the seed and on the number of tokens before it.
 
     Args:
-        sampling: The settings, which apply to the logits that *processors* return.
-        never: Ids that are never chosen.
-        processors: Functions of the ids so far, ``[T]``, and the logits ``[V]``, which they may
-            overwrite.  They return logits ``[V]``.
-        criteria: Functions of the same that say whether the text ends before another token.
-        breakers: Of DRY; see `Text`.
-        ends: Ids that are not chosen before the text has *begins* tokens, with the prompt.
-        begins: See *ends*.
-        constraint: Which tokens keep the text in a grammar; None: all do.
+        sampling: The sampling settings.  They apply to the logits that *processors* return.
+        never: Ids that are never sampled.
+        processors: Functions that take the ids so far, ``[T]``, and the logits, ``[V]``, and return
+            changed logits ``[V]``.  They may overwrite their argument.
+        criteria: Functions that take the same arguments as *processors*, and return whether the
+            sequence ends before the next token.
+        breakers: The sequence breakers of DRY; see `Text`.
+        ends: Ids that are not sampled while prompt and completion have fewer than *begins* tokens.
+        begins: The number of tokens from which *ends* may be sampled.
+        constraint: Restricts the tokens to those that a grammar allows; None allows all tokens.
     """
 
     def __init__(
@@ -69,23 +70,23 @@ class Sampler:
         self._changes, self._filters = changes(sampling), filters(sampling)
         self._breakers = breakers or {}
         self._never = _sorted(never)
-        self._early = _sorted({*self._never.tolist(), *ends})  # never, or not yet
+        self._early = _sorted({*self._never.tolist(), *ends})  # excluded before *begins* tokens
         self._begins = begins
         self.constraint = constraint
         self._draws = Draws(secrets.randbits(64) if sampling.seed is None else sampling.seed)
         self._row = np.zeros(0, np.float32)  # [V], reused for each token
 
     def sample(self, logits: F32, history: Sequence[int] = ()) -> int:
-        """Return the next token, or `NO_TOKEN` to end the text.
+        """Return the next token, or `NO_TOKEN` to end the sequence.
 
         Args:
-            logits: float32 ``[V]``, which stay unchanged.  -inf excludes a token.
-            history: The tokens before it.
+            logits: float32 ``[V]``; not modified.  A logit of -inf excludes its token.
+            history: The tokens of the sequence so far.
 
         Raises:
             LayoutError: *logits* is not one row, *history* has an id that is not in 0..V-1, or a
                 processor returned no logits ``[V]``.
-            GrammarError: The grammar lets no token follow.
+            GrammarError: The grammar allows no next token.
             NumericsError: A logit is NaN or +inf, or all tokens are excluded.
         """
         if self.criteria and any(
@@ -95,7 +96,7 @@ class Sampler:
         allowed = None
         if self.constraint is not None:
             allowed = self.constraint.allowed(history)
-            if allowed is None:  # the text is complete
+            if allowed is None:  # the grammar accepts the completion, and allows no more tokens
                 return NO_TOKEN
         if self.sampling.temperature == 0 and not (self._changes or self.processors):
             token = greedy(logits)
@@ -108,12 +109,15 @@ class Sampler:
         return int(ids[min(int(drawn), len(ids) - 1)])
 
     def distribution(self, logits: F32, history: Sequence[int] = ()) -> tuple[Ids, F64]:
-        """Return the candidates, ids ``[C]``, and their probabilities ``[C]``; see `sample`."""
+        """Return the ids ``[C]`` of the candidates and their probabilities ``[C]``.
+
+        Raises the errors of `sample`.
+        """
         allowed = None if self.constraint is None else self.constraint.allowed(history)
         return self._distribution(logits, history, self._draws(len(history))[1], allowed)
 
     def adjusted(self, logits: F32, history: Sequence[int] = ()) -> Logits:
-        """Return *logits* as processors, biases and penalties leave them."""
+        """Return *logits* after processors, biases and penalties."""
         return self._adjusted(logits, Text(history, breakers=self._breakers)).copy()
 
     def _distribution(
@@ -124,11 +128,11 @@ class Sampler:
         try:
             best_of(candidates.logits)
         except NumericsError as error:
-            greedy(logits)  # an error here is the model's
+            greedy(logits)  # raises if the model's own logits are wrong
             if allowed is not None and candidates.logits.max() == -np.inf:
                 raise GrammarError(
-                    f"the grammar allows {np.count_nonzero(allowed)} tokens here, which are all "
-                    "excluded otherwise",
+                    f"the grammar allows {np.count_nonzero(allowed)} tokens here, but another "
+                    "option excludes each of them",
                     remedy="leave out logit_bias, logits_processor and min_tokens",
                 ) from error
             if not (self._changes or self.processors):
@@ -141,7 +145,7 @@ class Sampler:
     def _adjusted(self, logits: F32, text: Text, allowed: Mask | None = None) -> Logits:
         _check_row(logits)
         if self.processors:
-            greedy(logits)  # an error here is the model's
+            greedy(logits)  # raises if the model's own logits are wrong
             logits = self._processed(logits, text.history)
         excluded = self._barred(text.history)
         check_ids("the list of tokens that must not be sampled", excluded, len(logits))
@@ -153,14 +157,17 @@ class Sampler:
         return candidates.logits
 
     def _without(self, logits: F32, excluded: Ids, allowed: Mask | None) -> F32:
-        """Return *logits* with -inf for *excluded* and all not *allowed*, until the next call."""
+        """Return *logits* with -inf for tokens that are in *excluded* or not in *allowed*.
+
+        The result is a buffer that the next call overwrites.
+        """
         if self._row.shape != logits.shape:
             self._row = np.empty_like(logits)
         np.copyto(self._row, logits)
         self._row[excluded] = -np.inf
         if allowed is not None:
             np.copyto(self._row[: len(allowed)], -np.inf, where=~allowed)
-            self._row[len(allowed) :] = -np.inf  # rows of the model without a token
+            self._row[len(allowed) :] = -np.inf  # logits beyond the vocabulary, due to padding
         return self._row
 
     def _barred(self, history: Sequence[int]) -> Ids:
@@ -174,15 +181,18 @@ class Sampler:
 
 
 def distribution(logits: F32, history: Sequence[int], sampling: Sampling) -> tuple[Ids, F64]:
-    """Return the candidates, ids ``[C]``, and their probabilities ``[C]``, as *sampling* says.
+    """Return the ids ``[C]`` of the candidates and their probabilities ``[C]`` with *sampling*.
 
-    Errors as `Sampler.sample`.
+    Raises the errors of `Sampler.sample`.
     """
     return Sampler(sampling).distribution(logits, history)
 
 
 def greedy(logits: F32) -> int:
-    """Return the best token, the first of equal ones.  Errors as `Sampler.sample`."""
+    """Return the token with the largest logit; of several such tokens, the first.
+
+    Raises the errors of `Sampler.sample`.
+    """
     _check_row(logits)
     return best_of(logits)
 

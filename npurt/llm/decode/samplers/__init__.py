@@ -1,5 +1,6 @@
-"""Samplers: pure functions that change or remove the candidates of the next token, one a file.
+"""Samplers: pure functions that change the logits of candidate tokens or remove candidates.
 
-Each takes `Candidates` and the `Text` before them, and returns `Candidates`.  May import each other
-and the layers below, no other room.  Begin with `candidates`, then `chain`, the order.
+Each file has one sampler.  A sampler takes `Candidates` and the `Text` before them, and returns
+`Candidates`.  Modules may import each other and lower layers, but no other package of the same
+layer.  Read `candidates` first, then `chain`, which has the order of the samplers.
 """

@@ -1,6 +1,7 @@
-"""Which tokens contain the texts that end a repetition, for DRY.
+"""Find the token sequences that contain the sequence breakers of DRY.
 
-Source: llama.cpp src/llama-sampling.cpp, MIT: which sequences of tokens a text is looked for in.
+A sequence breaker is a string that ends a repetition.
+Source: llama.cpp src/llama-sampling.cpp, MIT: which token sequences are searched for a string.
 """
 
 import weakref
@@ -9,23 +10,24 @@ from collections.abc import Mapping, Sequence
 from npurt.llm.decode.samplers.candidates import Tails
 from npurt.llm.text.tokenizer import Tokenizer
 
-MAX_TEXT = 40  # characters of a text, and
-MAX_TAIL = 20  # tokens after the first one
+MAX_TEXT = 40  # characters of a sequence breaker; the rest is ignored
+MAX_TAIL = 20  # tokens of a token sequence after its first token
 
 _known: weakref.WeakKeyDictionary[Tokenizer, dict[tuple[str, ...], Mapping[int, Tails]]]
 _known = weakref.WeakKeyDictionary()
 
 
 def breakers_of(tokenizer: Tokenizer, texts: Sequence[str]) -> Mapping[int, Tails]:
-    """Return the sequences of tokens that contain one of *texts*.
+    """Return the token sequences that contain one of *texts*.
 
-    The result has, for each first token, the tokens that follow it: none if the token contains a
-    whole text; those of the rest if it ends with the beginning of one.
+    The result maps the first token of a sequence to the possible tails: the tokens after it.  The
+    tail is empty if the first token contains a whole text.  If the first token ends with the
+    beginning of a text, the tail has the tokens of the rest of that text.
     """
     wanted = tuple(texts)
     known = _known.setdefault(tokenizer, {})
     if wanted not in known:
-        known.clear()  # of each tokenizer the latest
+        known.clear()  # only the latest result of each tokenizer is cached
         known[wanted] = _found(tokenizer, wanted)
     return known[wanted]
 

@@ -1,6 +1,6 @@
-"""The tokens that may come next, and the text before them.
+"""The input and output of samplers: the candidates for the next token and the tokens before it.
 
-V is the number of logits, C that of candidates.
+V is the number of logits and C the number of candidates.
 """
 
 import math
@@ -22,41 +22,42 @@ Tails = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The tokens that may come next.  Samplers return others and leave these unchanged.
+    """The candidates for the next token.  Immutable: samplers return new ones.
 
     Attributes:
-        logits: ``[C]``; float32 before `top_k`, float64 from there on.
-        ids: ``[C]``, best first, and by id if they are equal; None before `top_k`: all of 0..V-1,
-            of which a logit of -inf excludes one.
+        logits: ``[C]``; float32 before `top_k`, float64 after it.
+        ids: ``[C]``, sorted by descending logit, and by id where logits are equal.  Before `top_k`
+            it is None: the ids are 0..V-1, and a logit of -inf excludes its token.
     """
 
     logits: Logits
     ids: Ids | None = None
 
     def best_first(self) -> Ids:
-        """Return the ids, which must be sorted already."""
+        """Return the ids by descending logit.  The candidates must be sorted."""
         assert self.ids is not None, "the candidates are not sorted"
         return self.ids
 
     def probabilities(self) -> F64:
-        """Return the probabilities ``[C]`` of sorted candidates."""
+        """Return the probabilities ``[C]``.  The candidates must be sorted."""
         weights = np.exp(self.logits - self.logits[0])
         return np.asarray(weights / weights.sum(), np.float64)
 
     def first(self, count: int) -> "Candidates":
-        """Return the best *count*, at least one, of sorted candidates."""
+        """Return the first *count* candidates, at least one.  The candidates must be sorted."""
         count = max(1, count)
         return Candidates(self.logits[:count], self.best_first()[:count])
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What samplers know beside the candidates.
+    """The input of samplers besides the candidates.
 
     Attributes:
-        history: The tokens so far.
-        chance: A random number of 0 to 1 for samplers that are applied at random.
-        breakers: Sequences of tokens that end a repetition: of each first token what follows it.
+        history: The tokens of the sequence so far.
+        chance: A random number of 0 to 1 for samplers that apply with a probability.
+        breakers: The token sequences that end a repetition: maps the first token of each sequence
+            to its possible tails, the tokens after the first one.
     """
 
     history: Sequence[int] = ()
@@ -64,10 +65,10 @@ class Text:
     breakers: Mapping[int, Tails] = field(default_factory=dict)
 
     def last(self, count: int, vocabulary: int) -> Ids:
-        """Return the last *count* tokens, -1: all.
+        """Return the last *count* tokens; -1 returns all tokens.
 
         Raises:
-            LayoutError: One is not an id below *vocabulary*.
+            LayoutError: A token is not in 0..vocabulary-1.
         """
         recent = self.history if count < 0 else self.history[-count:] if count else ()
         ids = np.fromiter(recent, np.int64, len(recent))
@@ -76,28 +77,29 @@ class Text:
 
 
 def best_of(logits: Logits) -> int:
-    """Return the best token, the first of equal ones.
+    """Return the token with the largest logit; of several such tokens, the first.
 
     Raises:
         NumericsError: A logit is NaN or +inf, or all tokens are excluded.
     """
-    best = int(logits.argmax())  # argmax takes NaN for the largest
+    best = int(logits.argmax())  # argmax returns the index of a NaN if there is one
     if not math.isfinite(logits[best]):
         raise NumericsError(
             f"the largest logit, of token {best}, is {logits[best]}",
-            remedy="run with --verify always, which names a wrong product; or check the weights",
+            remedy="run with --verify always, which names a wrong matrix product; or check the "
+            "weights",
         )
     return best
 
 
 def check_ids(what: str, ids: Ids, count: int) -> None:
-    """Refuse *ids* that are not all in 0..count-1.
+    """Check that all *ids* are in 0..count-1.
 
     Raises:
-        LayoutError: One is not.
+        LayoutError: An id is outside that range.  *what* is the subject of the message.
     """
     if len(ids) and not 0 <= ids.min() <= ids.max() < count:
         raise LayoutError(
             f"{what} has ids from {ids.min()} to {ids.max()}, but there are {count} logits",
-            remedy="pass ids of this model's vocabulary, and logits of all of it",
+            remedy="pass ids of this model's vocabulary, and logits of the whole vocabulary",
         )

@@ -1,4 +1,4 @@
-"""The order of the samplers, which is that of llama.cpp's default chain.
+"""List the samplers in the order in which they apply: the order of llama.cpp's default chain.
 
 Source: llama.cpp common/common.h, common_params_sampling, MIT: penalties, dry, top_n_sigma, top_k,
 typ_p, top_p, min_p, xtc, temperature; common/sampling.cpp: logit_bias before them.
@@ -23,11 +23,11 @@ from npurt.llm.decode.samplers.typical_p import typical_p
 from npurt.llm.decode.samplers.xtc import xtc
 
 Step = Callable[[Candidates, Text], Candidates]
-LARGEST_XTC_THRESHOLD = 0.5  # two tokens cannot both be above it, so none could be dropped
+LARGEST_XTC_THRESHOLD = 0.5  # above 0.5, at most one token is predictable, and XTC drops nothing
 
 
 def changes(s: Sampling) -> list[Step]:
-    """Return the samplers that change logits ``[V]`` as *s* says, in order."""
+    """Return the samplers that change the logits ``[V]`` with the settings *s*, in order."""
     ids = np.fromiter(s.logit_bias, np.int64, len(s.logit_bias))
     biases = np.fromiter(s.logit_bias.values(), np.float64, len(s.logit_bias))
     penalised = s.repeat_penalty != 1 or s.frequency_penalty != 0 or s.presence_penalty != 0
@@ -52,7 +52,10 @@ def changes(s: Sampling) -> list[Step]:
 
 
 def filters(s: Sampling) -> list[Step]:
-    """Return the samplers that leave candidates, sorted from `top_k` on, in order."""
+    """Return the samplers that remove candidates with the settings *s*, in order.
+
+    Candidates are sorted from `top_k` on.
+    """
     if s.temperature == 0:
         return [greedy]
     dropping = s.xtc_probability > 0 and s.xtc_threshold <= LARGEST_XTC_THRESHOLD

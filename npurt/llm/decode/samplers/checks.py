@@ -1,4 +1,4 @@
-"""What a caller gives to samplers, checked: numbers, biases and functions."""
+"""Check the sampling arguments of a caller: numbers, biases and functions."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -10,14 +10,14 @@ from npurt.llm.text.vocabulary import MAX_TOKENS
 from npurt.runtime.open.arguments import integer, listed
 
 LONGEST_ID = 20  # digits of a token id
-LARGEST = float.fromhex("0x1.fffffep+127")  # finite logit, in float32
+LARGEST = float.fromhex("0x1.fffffep+127")  # the largest finite float32
 
 
 def functions(name: str, given: Any) -> tuple[Callable[..., Any], ...]:
-    """Return the functions of the argument *name*: none, one, or several of an iterable.
+    """Return the functions in *given*, the argument *name*: None, a function or an iterable.
 
     Raises:
-        SettingError: One cannot be called.
+        SettingError: *given* is none of these, or a member cannot be called.
     """
     if given is None:
         return ()
@@ -35,21 +35,21 @@ def finite(name: str, value: Any) -> float:
     """Return the number *value* of the argument *name*.
 
     Raises:
-        SettingError: It is no number, or float32 does not hold it.
+        SettingError: *value* is not a number, or is outside the range of float32.
     """
     number = as_float(value) if isinstance(value, Real) else math.nan
     if not -LARGEST <= number <= LARGEST:
         raise SettingError(
-            f"{name} is {brief(value)}", remedy=f"{name} must be a number that float32 holds"
+            f"{name} is {brief(value)}", remedy=f"{name} must be a number in the range of float32"
         )
     return number
 
 
 def as_float(value: Any) -> float:
-    """Return a number as a float; infinity where a float does not hold it.
+    """Return the number *value* as a float; a number outside the range of float becomes infinite.
 
-    A number of numpy is converted before it is compared: otherwise numpy would convert the limit to
-    the type of the number.
+    Callers compare the result instead of *value*: numpy would convert the other operand to the
+    dtype of *value*.
     """
     try:
         return float(value)
@@ -58,10 +58,13 @@ def as_float(value: Any) -> float:
 
 
 def checked_biases(biases: Any) -> dict[int, float]:
-    """Return the argument logit_bias by id; None: no biases.  An id may be text, as in JSON.
+    """Return the argument logit_bias with integer ids as keys; None means no biases.
+
+    An id may be a string of digits, as in JSON.
 
     Raises:
-        SettingError: It is no mapping, an id is none, or a bias is neither -inf nor finite.
+        SettingError: *biases* is not a mapping, a key is not a token id, or a bias is neither -inf
+            nor finite.
     """
     if biases is None:
         return {}

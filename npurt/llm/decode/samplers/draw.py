@@ -1,7 +1,7 @@
-"""Random numbers that are a function of a seed and a position in a text.
+"""Random numbers as a function of the seed and the position of a token in its sequence.
 
-So a text that is continued later draws as if it had not been interrupted, whatever else was drawn.
-Philox4x64-10 maps a counter, here the position, and a key, here the seed, to four words of 64 bits.
+So a sequence that is preempted or saved draws the same numbers after it resumes.  Philox4x64-10
+maps a counter, here the position, and a key, here the seed, to four words of 64 bits.
 Source: Salmon and others, "Parallel random numbers: as easy as 1, 2, 3" (SC11).
 """
 
@@ -12,12 +12,16 @@ COUNTERS = 1 << 256
 
 
 class Draws:
-    """The random numbers of a text with *seed*, 0 to 2**128 - 1."""
+    """The random numbers of one sequence.
+
+    Args:
+        seed: 0 to 2**128 - 1.
+    """
 
     def __init__(self, seed: int) -> None:
         self._key = seed
         self._next: int | None = None  # the position whose words the generator returns next
-        self._philox: np.random.Philox  # made when it is needed: greedy texts draw nothing
+        self._philox: np.random.Philox  # created by the first draw: greedy decoding draws nothing
 
     def words(self, position: int) -> npt.NDArray[np.uint64]:
         """Return the four words of *position*."""
@@ -28,6 +32,6 @@ class Draws:
         return self._philox.random_raw(4)
 
     def __call__(self, position: int) -> tuple[float, float]:
-        """Return two independent numbers of 0 to below 1, with 53 random bits each."""
+        """Return two independent random numbers in [0, 1), with 53 random bits each."""
         draw, chance = self.words(position)[:2].tolist()
         return (draw >> 11) * 2.0**-53, (chance >> 11) * 2.0**-53

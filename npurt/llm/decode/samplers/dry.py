@@ -1,7 +1,7 @@
-"""DRY ("don't repeat yourself"): penalise tokens that would prolong a repetition.
+"""DRY ("don't repeat yourself"): penalise tokens that would extend a repetition.
 
-A token is penalised if the text ends with a sequence that occurred before with this token after it.
-The penalty grows exponentially with the length of the sequence.
+A token is penalised if the last tokens occurred earlier, followed by that token.  The penalty grows
+exponentially with the number of repeated tokens.
 Sources: p-e-w, oobabooga/text-generation-webui pull request 5677: the idea and the formula;
 llama.cpp src/llama-sampling.cpp, MIT: sequence breakers, and which occurrences count.
 """
@@ -17,13 +17,13 @@ from npurt.llm.decode.samplers.checks import LARGEST
 def dry(
     candidates: Candidates, text: Text, *, multiplier: float, base: float, allowed: int, last: int
 ) -> Candidates:
-    """Subtract ``multiplier * base ** (length - allowed)`` from tokens that prolong a repetition.
+    """Subtract ``multiplier * base ** (length - allowed)`` from tokens that extend a repetition.
 
     Args:
-        multiplier: The penalty of a token that prolongs *allowed* tokens.
-        base: What each further token multiplies it by.
-        allowed: The length from which repetitions are penalised.
-        last: The tokens that are looked at; -1: all.
+        multiplier: The penalty of a token that extends a repetition of *allowed* tokens.
+        base: The factor of the penalty for each further repeated token.
+        allowed: The length from which repetitions are penalised, in tokens.
+        last: The number of last tokens to search for repetitions; -1 searches all.
     """
     tokens = text.last(last, len(candidates.logits))
     reach = reach_of(tokens, text.breakers)
@@ -44,7 +44,7 @@ def dry(
 
 
 def reach_of(tokens: Ids, breakers: Mapping[int, Tails]) -> int:
-    """Return how many of the last *tokens* are after the last sequence breaker."""
+    """Return the number of *tokens* after the last sequence breaker."""
     heads = np.fromiter(breakers, np.int64, len(breakers))
     for at in np.flatnonzero(np.isin(tokens, heads))[::-1].tolist():
         follow = tuple(tokens[at + 1 :][:20].tolist())
@@ -55,14 +55,15 @@ def reach_of(tokens: Ids, breakers: Mapping[int, Tails]) -> int:
 
 
 def repeated(tokens: Ids, least: int, most: int) -> Ids:
-    """Return for each token how many tokens up to it, at most *most*, equal the end of *tokens*.
+    """Return the length of the longest common suffix of each prefix of *tokens* and *tokens*.
 
-    *tokens* are ``[N]``; the result is ``[N - 1]``, without the last token.  Lengths below *least*
-    are 0.
+    *tokens* has the shape ``[N]``.  Element i of the result, ``[N - 1]``, is for the prefix that
+    ends with token i.  Lengths above *most* are cut to *most*; lengths below *least* become 0.
 
-    Read backwards, this is how far the text at each place equals its beginning: the Z algorithm
-    (Gusfield, Algorithms on Strings, Trees, and Sequences, 1.4) needs at most N comparisons beside
-    one for each place.  Places where the last token does not occur are skipped.
+    In the reversed sequence, this is the Z function: the length of the match between each suffix
+    and the beginning.  The Z algorithm (Gusfield, Algorithms on Strings, Trees, and Sequences, 1.4)
+    needs one comparison for each position and at most N more.  Positions whose token differs from
+    the last token are skipped: their length is 0.
     """
     lengths = np.zeros(len(tokens) - 1, np.int64)
     places = np.flatnonzero(tokens[-2::-1] == tokens[-1]) + 1  # from the end, 0: the last token
@@ -70,7 +71,7 @@ def repeated(tokens: Ids, least: int, most: int) -> Ids:
         return lengths
     backwards = tokens[::-1].tolist()
     found: dict[int, int] = {}
-    left = right = 0  # the equal part that reaches furthest begins and ends there
+    left = right = 0  # begin and end of the match with the largest end so far
     for place in places.tolist():
         size = min(found.get(place - left, 0), right - place) if place < right else 0
         if place + size >= right:

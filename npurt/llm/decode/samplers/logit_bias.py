@@ -1,4 +1,4 @@
-"""Add a number to the logits of chosen tokens."""
+"""Logit bias: add a number to the logits of given tokens."""
 
 import numpy as np
 

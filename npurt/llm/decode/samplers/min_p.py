@@ -1,4 +1,4 @@
-"""Min-p: keep what is probable enough beside the best."""
+"""Min-p: keep candidates whose probability is at least a fraction of the largest probability."""
 
 import math
 
@@ -8,7 +8,7 @@ from npurt.llm.decode.samplers.candidates import Candidates, Text
 
 
 def min_p(candidates: Candidates, _: Text, *, p: float) -> Candidates:
-    """Keep those with at least *p*, above 0, times the best one's probability.
+    """Keep candidates with at least *p* times the largest probability.  *p* must be above 0.
 
     Source: Nguyen and others, "Turning Up the Heat: Min-p Sampling" (arXiv 2407.01082).
     """

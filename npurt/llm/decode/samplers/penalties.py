@@ -1,4 +1,4 @@
-"""Lower the logits of tokens that the text has already."""
+"""Penalties: lower the logits of tokens that occur among the last tokens."""
 
 import numpy as np
 
@@ -16,16 +16,16 @@ def penalties(
     presence: float,
     last: int,
 ) -> Candidates:
-    """Penalise the *last* tokens of *text*; -1: all.  Finite logits stay finite.
+    """Penalise the *last* tokens of *text*; -1 penalises all tokens.  Finite logits stay finite.
 
     Args:
-        repeat: Divides positive logits, multiplies negative ones; 1: none.
-        frequency: Subtracted for each time that the token occurs.
-        presence: Subtracted once.
+        repeat: Divides positive logits and multiplies negative ones; 1 changes nothing.
+        frequency: Subtracted from a token's logit once for each occurrence.
+        presence: Subtracted once from the logit of each token that occurs.
 
     Sources: Keskar and others, "CTRL" (arXiv 1909.05858), 4.1: the repeat penalty; OpenAI,
     "Frequency and presence penalties": the formula; llama.cpp src/llama-sampling.cpp, MIT: the
-    order of the three, and what is done with negative logits.
+    order of the three penalties, and the multiplication of negative logits.
     """
     tokens, counts = np.unique(text.last(last, len(candidates.logits)), return_counts=True)
     logits = candidates.logits.copy()

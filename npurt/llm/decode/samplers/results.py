@@ -1,4 +1,4 @@
-"""What a caller's functions return, checked: logits, and whether a text ends."""
+"""Check the results of a caller's functions: logits processors and stopping criteria."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,13 +10,13 @@ from npurt.errors import LayoutError, NumericsError, brief
 
 
 def returned(logits: Any, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
-    """Return the *logits* that a logits processor returned, in float32.
+    """Return the *logits* that a logits processor returned, converted to float32.
 
     Raises:
-        LayoutError: They are no numbers, or do not have *shape*.
+        LayoutError: *logits* are not numbers, or do not have *shape*.
     """
     try:
-        with np.errstate(over="ignore"):  # what float32 does not hold is infinite
+        with np.errstate(over="ignore"):  # numbers outside the range of float32 become infinite
             changed: npt.NDArray[np.float32] = np.asarray(logits, np.float32)
         what = f"shape {changed.shape}, not {shape}"
     except (TypeError, ValueError):
@@ -25,15 +25,15 @@ def returned(logits: Any, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
         if changed.shape == shape:
             return changed
     raise LayoutError(
-        f"a logits processor returned {what}", remedy="return the logits that it got, changed"
+        f"a logits processor returned {what}", remedy="return logits of the shape of its argument"
     )
 
 
 def says_end(criterion: Callable[..., Any], ids: npt.NDArray[np.intc], logits: Any) -> bool:
-    """Return whether a stopping *criterion* ends the text before the token of *logits*.
+    """Return whether a stopping *criterion* ends the sequence before the token of *logits*.
 
     Raises:
-        LayoutError: What it returned is neither true nor false, such as an array of several values.
+        LayoutError: The criterion's result, such as an array of several values, has no truth value.
     """
     said = criterion(ids, logits)
     try:
@@ -45,7 +45,10 @@ def says_end(criterion: Callable[..., Any], ids: npt.NDArray[np.intc], logits: A
 
 
 def unusable(what: str) -> NumericsError:
-    """Return the error that the caller's changes spoil the logits: *what* is wrong with them."""
+    """Return the error for logits that are unusable after the caller's changes.
+
+    *what* says what is wrong with the logits.
+    """
     return NumericsError(
         f"after the changes by logits_processor, logit_bias and penalties, {what}",
         remedy="leave at least one token with a finite logit, and none with NaN or +inf",

@@ -1,4 +1,4 @@
-"""The settings of sampling."""
+"""The sampling settings and their ranges."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,9 +10,9 @@ from npurt.llm.decode.samplers.checks import LARGEST, as_float, checked_biases
 from npurt.llm.text.tokenizer import SURROGATE
 from npurt.runtime.open.arguments import integer, listed, optional_integer
 
-TEXTS = "a list of texts that are not empty and have no lone surrogates"
+TEXTS = "a list of strings that are not empty and have no lone surrogates"
 MAX_SEED = (1 << 128) - 1
-# The numbers among the settings: least, most, and whether these two are allowed.
+# Numeric settings: minimum, maximum, and the allowed range in the words of an error message.
 RANGES = {
     "temperature": (0, math.inf, "0 or more"),
     "top_p": (0, 1, "0 to 1"),
@@ -24,36 +24,41 @@ RANGES = {
     "dry_multiplier": (0, math.inf, "0 or more"),
     "dry_base": (1, math.inf, "1 or more"),
     "repeat_penalty": (0, math.inf, "above 0"),
-    "frequency_penalty": (-LARGEST, LARGEST, "a number that float32 holds"),
-    "presence_penalty": (-LARGEST, LARGEST, "a number that float32 holds"),
+    "frequency_penalty": (-LARGEST, LARGEST, "a number in the range of float32"),
+    "presence_penalty": (-LARGEST, LARGEST, "a number in the range of float32"),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The settings of sampling.  The defaults are llama.cpp's.
+    """The sampling settings.  The defaults are llama.cpp's.
 
     Attributes:
-        temperature: The divisor of the logits; 0 takes the best token after biases and penalties.
-        top_k: Keep the *top_k* best; 0 or -1 keeps all.
-        top_p: Keep the fewest best that have this probability together; 1 keeps all.
-        min_p: Keep those with at least this fraction of the best one's probability; 0 keeps all.
-        typical_p: Keep the most typical that have this probability together; 1 keeps all.
-        top_n_sigma: Keep those within so many standard deviations of the best logit; 0 or less
-            keeps all.
-        xtc_probability: How often all but the worst of the predictable tokens are dropped.
-        xtc_threshold: The probability of a predictable token; above 0.5: none is dropped.
-        dry_multiplier: The penalty for prolonging a repetition; 0: none.
-        dry_base: What each further token of the repetition multiplies it by.
-        dry_allowed_length: The length from which repetitions are penalised.
-        dry_penalty_last_n: The number of tokens looked at; -1: all.
-        dry_sequence_breakers: Texts that end a repetition.
-        repeat_penalty: Divides positive logits of recent tokens, multiplies negative ones; 1: none.
-        frequency_penalty: Subtracted from a logit for each time that its token is recent.
-        presence_penalty: Subtracted from the logits of recent tokens once.
-        repeat_last_n: The number of recent tokens, of prompt and text; -1: all.
-        logit_bias: What is added to logits, by id; -inf excludes a token.
-        seed: The seed of the random numbers; None: a different one each time.
+        temperature: The divisor of the logits.  0 always chooses the token with the largest logit
+            after biases and penalties.
+        top_k: Keep the *top_k* most probable tokens; 0 or -1 keeps all.
+        top_p: Keep the fewest most probable tokens with this total probability; 1 keeps all.
+        min_p: Keep tokens with at least this fraction of the largest probability; 0 keeps all.
+        typical_p: Keep the most typical tokens with this total probability; 1 keeps all.
+        top_n_sigma: Keep tokens whose logit is at most this number of standard deviations below the
+            largest logit; 0 or less keeps all.
+        xtc_probability: The probability, for each token, that XTC drops all predictable candidates
+            except the least probable of them.
+        xtc_threshold: The smallest probability of a predictable candidate.  Above 0.5, XTC drops
+            nothing.
+        dry_multiplier: The penalty for extending a repetition of *dry_allowed_length* tokens; 0
+            turns DRY off.
+        dry_base: The factor of the penalty for each further token of the repetition.
+        dry_allowed_length: The length from which repetitions are penalised, in tokens.
+        dry_penalty_last_n: The number of last tokens to search for repetitions; -1 searches all.
+        dry_sequence_breakers: Strings that end a repetition.
+        repeat_penalty: Divides positive logits of recent tokens and multiplies negative ones; 1
+            changes nothing.
+        frequency_penalty: Subtracted from a token's logit once for each recent occurrence.
+        presence_penalty: Subtracted once from the logit of each recent token.
+        repeat_last_n: The number of recent tokens of prompt and completion; -1 includes all.
+        logit_bias: Maps token ids to numbers that are added to their logits; -inf excludes a token.
+        seed: The seed of the random numbers; None chooses a random seed.
 
     Raises:
         SettingError: A value is out of range.

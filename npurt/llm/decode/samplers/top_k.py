@@ -1,4 +1,4 @@
-"""Top-k: keep the k best, and sort them."""
+"""Top-k: keep the k candidates with the largest logits, and sort them."""
 
 from collections.abc import Callable
 
@@ -11,11 +11,14 @@ from npurt.llm.decode.samplers.candidates import F32, Candidates, Ids, Logits, T
 from npurt.once import once
 
 BLOCK = 128  # logits; see `best_by_numpy`
-FEW = 4096  # candidates that C keeps in a heap; of more, numpy sorts all
+FEW = 4096  # largest k for the C function, which uses a heap; numpy handles a larger k
 
 
 def top_k(candidates: Candidates, _: Text, *, k: int) -> Candidates:
-    """Keep the *k* best, 0: all.  Their logits become float64, and 0 for the best."""
+    """Keep the *k* largest logits, all if *k* is 0, in descending order.
+
+    The result's logits are float64, minus the largest logit.
+    """
     logits = candidates.logits
     ids = best(logits, k or len(logits))
     kept = logits[ids].astype(np.float64)
@@ -23,7 +26,10 @@ def top_k(candidates: Candidates, _: Text, *, k: int) -> Candidates:
 
 
 def best(logits: Logits, k: int) -> Ids:
-    """Return the *k* best ids, or fewer if the others are -inf.  Logits must not be NaN."""
+    """Return the ids of the *k* largest logits; ids with a logit of -inf are left out.
+
+    No logit may be NaN.
+    """
     if k <= FEW and logits.dtype == np.float32 and (in_c := _native()):
         return in_c(logits, k)
     return best_by_numpy(logits, k)
@@ -31,7 +37,7 @@ def best(logits: Logits, k: int) -> Ids:
 
 @once
 def _native() -> Callable[[F32, int], Ids] | None:
-    """Return `best` in C; None where nothing is compiled, as the device numpy needs nothing."""
+    """Return the C function for `best`; None if the C library is not built."""
     try:
         abi.lib()
     except DeviceNotFound:
@@ -40,10 +46,10 @@ def _native() -> Callable[[F32, int], Ids] | None:
 
 
 def best_by_numpy(logits: Logits, k: int) -> Ids:
-    """Do as `best`.
+    """Compute `best` with numpy.
 
-    k blocks have a maximum of at least the k-th largest block maximum.  So only logits of at least
-    that value can be among the k best.  Of 150,000 logits, a few hundred remain to be sorted.
+    Logits below the k-th largest block maximum cannot be among the k largest logits, because k
+    blocks have a logit of at least that value.  So only a few hundred of 150,000 logits are sorted.
     """
     n_blocks = len(logits) // BLOCK
     if not 0 < k <= n_blocks:
@@ -56,14 +62,14 @@ def best_by_numpy(logits: Logits, k: int) -> Ids:
 
 
 def _sorted(logits: Logits) -> Ids:
-    """Return all ids, the best first, and by id if they are equal.
+    """Return all ids by descending logit, and by id where logits are equal.
 
-    An integer has the logit's order in its upper half and the id below: numpy sorts integers an
-    order of magnitude faster than it sorts floats with their places.
+    The sort key is an integer: its upper half sorts by logit, its lower half is the id.  numpy
+    sorts integers an order of magnitude faster than it computes an argsort of floats.
     """
     if logits.dtype != np.float32:
         return np.argsort(-logits, kind="stable")
-    bits = (np.float32(0) - logits).view(np.uint32)  # 0 - 0.0 is 0 - -0.0
+    bits = (np.float32(0) - logits).view(np.uint32)  # 0.0 and -0.0 both give 0.0
     negative = bits >> np.uint32(31) == 1
     ordered = bits ^ np.where(negative, np.uint32(0xFFFF_FFFF), np.uint32(0x8000_0000))
     keys = ordered.astype(np.uint64) << np.uint64(32) | np.arange(len(logits), dtype=np.uint64)

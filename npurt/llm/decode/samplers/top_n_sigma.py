@@ -1,4 +1,4 @@
-"""Top-n-sigma: keep what is within n standard deviations of the best logit."""
+"""Top-n-sigma: keep tokens whose logit is within n standard deviations of the largest logit."""
 
 import math
 
@@ -8,15 +8,15 @@ from npurt.llm.decode.samplers.candidates import Candidates, Text
 
 
 def top_n_sigma(candidates: Candidates, _: Text, *, n: float) -> Candidates:
-    """Exclude tokens whose logit is more than *n* standard deviations below the best one.
+    """Exclude tokens whose logit is more than *n* standard deviations below the largest logit.
 
-    Excluded tokens do not count in the deviation.
+    The standard deviation does not include tokens that are excluded already.
     Source: Tang and others, "Top-n sigma: Not All Logits Are You Need" (arXiv 2411.07641).
     """
     best = candidates.logits.max()
     excluded = candidates.logits == -np.inf
     count = len(excluded) - int(np.count_nonzero(excluded))
-    with np.errstate(over="ignore", invalid="ignore"):  # beyond float32 all tokens are kept
+    with np.errstate(over="ignore", invalid="ignore"):  # after an overflow, all tokens are kept
         offsets = candidates.logits - best  # 0 or less
         np.putmask(offsets, excluded, 0)
         offsets -= offsets.sum(dtype=np.float64) / count

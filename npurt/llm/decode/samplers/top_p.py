@@ -1,4 +1,4 @@
-"""Top-p, or nucleus sampling: keep the fewest that are probable enough together."""
+"""Top-p, or nucleus sampling: keep the fewest candidates with a given total probability."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from npurt.llm.decode.samplers.candidates import Candidates, Text
 
 
 def top_p(candidates: Candidates, _: Text, *, p: float) -> Candidates:
-    """Keep the fewest best that have probability *p* together.
+    """Keep the fewest most probable candidates with a total probability of at least *p*.
 
     Source: Holtzman and others, "The Curious Case of Neural Text Degeneration" (arXiv 1904.09751).
     """

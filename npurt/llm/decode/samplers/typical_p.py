@@ -1,4 +1,4 @@
-"""Locally typical sampling: keep the tokens that are about as surprising as expected."""
+"""Locally typical sampling: keep the tokens whose surprise is near the mean surprise."""
 
 import numpy as np
 
@@ -6,12 +6,12 @@ from npurt.llm.decode.samplers.candidates import Candidates, Text
 
 
 def typical_p(candidates: Candidates, _: Text, *, p: float) -> Candidates:
-    """Keep the fewest of the most typical tokens that have more than *p* together.
+    """Keep the fewest most typical tokens with a total probability above *p*.
 
-    A token is typical if its surprise, the negative logarithm of its probability, is near the mean
-    surprise, the entropy.
+    The surprise of a token is the negative logarithm of its probability.  The mean surprise is the
+    entropy.  The nearer a token's surprise is to the entropy, the more typical the token.
     Source: Meister and others, "Locally Typical Sampling" (arXiv 2202.00666);
-    llama.cpp src/llama-sampling.cpp, MIT: more than *p*.
+    llama.cpp src/llama-sampling.cpp, MIT: the total probability is above *p*.
     """
     below = candidates.logits - candidates.logits[0]
     surprise = np.log(np.exp(below).sum()) - below
@@ -19,5 +19,5 @@ def typical_p(candidates: Candidates, _: Text, *, p: float) -> Candidates:
     entropy = float((probabilities * surprise).sum())
     order = np.argsort(np.abs(surprise - entropy), kind="stable")
     count = int(np.searchsorted(np.cumsum(probabilities[order]), p, side="right")) + 1
-    kept = np.sort(order[:count])  # best first again
+    kept = np.sort(order[:count])  # by descending logit again
     return Candidates(candidates.logits[kept], candidates.best_first()[kept])

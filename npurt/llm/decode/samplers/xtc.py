@@ -1,4 +1,4 @@
-"""XTC ("exclude top choices"): sometimes drop the most predictable tokens."""
+"""XTC ("exclude top choices"): drop the most probable tokens with a given probability."""
 
 import numpy as np
 
@@ -6,9 +6,10 @@ from npurt.llm.decode.samplers.candidates import Candidates, Text
 
 
 def xtc(candidates: Candidates, text: Text, *, probability: float, threshold: float) -> Candidates:
-    """With *probability*, drop all but the worst of those that have at least *threshold*.
+    """Drop the candidates with at least *threshold*, except the least probable of them.
 
-    Source: p-e-w, oobabooga/text-generation-webui pull request 6335; llama.cpp
+    This happens with *probability* for each token.
+    Sources: p-e-w, oobabooga/text-generation-webui pull request 6335; llama.cpp
     src/llama-sampling.cpp, MIT: one random number a token.
     """
     if text.chance >= probability:
