@@ -97,7 +97,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is heavy when it is first used: `import npurt` costs next to nothing."""
+    """Import the module of a public name when the name is first used, so `import npurt` is fast."""
     if name not in _HOMES:
         raise AttributeError(f"module 'npurt' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,11 +1,12 @@
-"""Compile everything of npurt that is written in C.
+"""Compile the C code of npurt.
 
-Runs by hand (`python npurt/build.py --help`), from tests, and from `npurt/build_wheel.py`.  It
-needs only Python and the `ziglang` package, pinned in pyproject.toml, and is not installed itself.
-It builds a product only when the contents of its sources or flags changed.
+Developers run this module by hand (`python npurt/build.py --help`); tests and
+`npurt/build_wheel.py` import it.  It needs only Python and the `ziglang` package, whose version
+pyproject.toml pins.  It is not installed.  It compiles a product only when the product's sources or
+flags changed.
 
-`PRODUCTS` are the CPU kernels, the host's parts of the NPU backends, the skels that run on the
-Hexagon with their manifest, and the simulators of both NPUs.
+`PRODUCTS` are the CPU kernels, the host libraries of the NPU backends, the skels (DSP libraries of
+the Hexagon) with their manifest, and the simulators of both NPUs.
 """
 
 import argparse
@@ -61,12 +62,11 @@ PACKAGE = sanitize.package()
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """Files of the package that are made together from sources below the root."""
+    """Files of the package that one build step makes from sources below the root."""
 
     name: str
-    inputs: Callable[
-        [], Sequence[Path]
-    ]  # every file that the product depends on; none: there is nothing to make
+    # Returns every file that the product depends on; an empty list means nothing to make.
+    inputs: Callable[[], Sequence[Path]]
     make: Callable[[Path, str], Sequence[Path]]  # (package folder, architecture) -> files made
 
 
@@ -80,19 +80,19 @@ def _sources(folder: str) -> list[Path]:
 
 
 def _inputs(folder: str) -> list[Path]:
-    """Return the files that a product of *folder* depends on; none: there is nothing to compile."""
+    """Return the files that a product of *folder* depends on; none if *folder* has no C source."""
     files = _files(folder)
     return files if any(path.suffix == ".c" for path in files) else []
 
 
 def _skel_inputs() -> list[Path]:
-    """Return `skel_inputs`, or nothing where a part that makes a skel is missing."""
+    """Return `skel_inputs()`, or nothing if the IDL compiler or the DSP kernels are missing."""
     there = (IDL_COMPILER / "__main__.py").exists() and _sources("dsp/kernels")
     return skel_inputs() if there else []
 
 
 def _simulator(folder: str, out: str) -> Product:
-    """The library of the host that stands for a driver."""
+    """Return the product that makes a simulator: a host library in place of a driver."""
 
     def make_library(package: Path, target: str) -> list[Path]:
         sources = _sources(folder)
@@ -103,7 +103,7 @@ def _simulator(folder: str, out: str) -> Product:
 
 
 def _parsed(package: Path, name: str) -> Path:
-    """Write what cffi finds in the header *name* of the package; see `npurt.declarations`."""
+    """Write cffi's declarations of the header *name* of the package; see `npurt.declarations`."""
     out = declarations.beside(package / name)
     with whole(out) as partial:
         declarations.write(ROOT / "npurt" / name, partial)
@@ -152,10 +152,13 @@ PRODUCTS = (
 def make(package: Path, target: str, names: Sequence[str] = ()) -> list[Path]:
     """Make the products called *names*, by default all, for the host *target*, into *package*.
 
-    What is up to date stays.  Returns every file of them that the package has.
+    A product that is up to date is not made again.
+
+    Returns:
+        The files of all these products.
 
     Raises:
-        BuildError: The compiler is missing or refuses; its words are in the message.
+        BuildError: The compiler is missing or failed; the message contains its output.
     """
     made: list[Path] = []
     errors: list[BuildError] = []
@@ -164,14 +167,14 @@ def make(package: Path, target: str, names: Sequence[str] = ()) -> list[Path]:
             try:
                 made += _make(product, package, target)
             except BuildError as error:
-                errors.append(error)  # products that do not depend on it are still made
+                errors.append(error)  # the other products are still made
     if errors:
         raise BuildError("\n".join(map(str, errors)))
     return made
 
 
 def sources() -> list[Path]:
-    """Return every file that a product depends on, but for the code of the build, sorted."""
+    """Return every file that a product depends on, sorted, without the build's Python code."""
     inputs = {path for product in PRODUCTS for path in product.inputs()}
     return sorted(inputs.union(_files("idl"), rtlib()))
 
@@ -199,14 +202,14 @@ def _make(product: Product, package: Path, target: str) -> list[Path]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Build by hand; exit status 0 done, 1 failed, 2 usage."""
+    """Run the build from the command line; return 0 on success, 1 on failure, 2 on wrong usage."""
     parser = argparse.ArgumentParser(description="Compile the C code of npurt, in place.")
-    parser.add_argument("--target", choices=TARGETS, help="architecture of the host (this one's)")
-    parser.add_argument("--out", type=Path, help="build the CPU kernels alone, into this file")
+    parser.add_argument("--target", choices=TARGETS, help="architecture (default: this machine's)")
+    parser.add_argument("--out", type=Path, help="build only the CPU kernels, into this file")
     parser.add_argument("--define", action="append", default=[], metavar="NAME[=VALUE]")
     parser.add_argument(
         "--executable", nargs="+", type=Path, metavar="FILE.c",
-        help="link these and the CPU kernels into a static program --out instead",
+        help="link these files and the CPU kernels into a static program, the file --out",
     )  # fmt: skip
     parser.add_argument(
         "--only", nargs="+", default=[], choices=[product.name for product in PRODUCTS]

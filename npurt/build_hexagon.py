@@ -1,11 +1,11 @@
 """Compile C for the Hexagon: the skels that ship, and programs that qemu-hexagon runs.
 
-Part of `npurt/build.py`: not installed.  Everything is freestanding: no libc and no compiler
-runtime exist for an open Hexagon compiler, so dsp/rtlib.c provides what clang calls by itself.
+Part of `npurt/build.py`: not installed.  All code is freestanding: open Hexagon compilers have no
+libc and no compiler runtime, so dsp/rtlib.c provides the functions that clang calls by itself.
 
-The shape of a skel is that of the SDK's, as far as it is visible in the skels of qualcomm/fastrpc
-(test/v68, v75): one read-execute and one read-write segment in pages of 4096, a System V hash
-table, no library needed.  dsp/skel.ld has the segments.
+A skel has the ELF layout of the SDK's skels, as far as those of qualcomm/fastrpc show it (test/v68,
+v75): one read-execute and one read-write segment in pages of 4096 bytes, a System V hash table, and
+no needed library.  dsp/skel.ld defines the segments.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from npurt.build_zig import ROOT, STRICT, BuildError, Job, digest, objects, whol
 DSP = ROOT / "dsp"
 REFERENCE = DSP / "reference"  # the kernels' results in plain C; not part of a skel
 IDL = ROOT / "idl"
-IDL_COMPILER = ROOT / "npurt/hexagon/idl"  # run, not imported: it lies above this
+IDL_COMPILER = ROOT / "npurt/hexagon/idl"  # run, not imported: it belongs to a higher layer
 ARCHS = ("v68", "v69", "v73", "v75", "v79", "v81")
 SYMBOL = "npurt_skel_handle_invoke"  # the function that the URI of a session names
 
@@ -41,12 +41,15 @@ LINK_PROGRAM = ("-static", "-e", "_start", "--build-id=none", "-z", "norelro")
 
 
 def rtlib() -> list[Path]:
-    """Return the sources of what clang calls by itself: memcpy, division.  All weak or hidden."""
+    """Return the sources of functions that clang calls by itself, such as memcpy and division.
+
+    All their symbols are weak or hidden.
+    """
     return [source for source in [DSP / "rtlib.c"] if source.exists()]
 
 
 def job(source: Path, arch: str, defines: Sequence[str], includes: Sequence[Path]) -> Job:
-    """Return the run of the compiler that makes the object of *source* for *arch*, with HVX."""
+    """Return the compiler run that makes the object of *source* for *arch*, with HVX."""
     number = arch.removeprefix("v")
     cpu = f"-mcpu=hexagonv{number}+hvx+hvxv{number}+hvx_length128b"
     flags = (f"-D{d}" for d in defines), (f"-I{folder}" for folder in includes)
@@ -63,10 +66,10 @@ def compile_program(
 ) -> Path:
     """Compile C files, one of which defines `_start`, into a program for qemu-hexagon.
 
-    dsp/rtlib.c is linked in; a source may define any of its functions itself.
+    dsp/rtlib.c is linked in; a source may replace any function of dsp/rtlib.c.
 
     Raises:
-        BuildError: The compiler is missing or refuses; its words are in the message.
+        BuildError: The compiler is missing or failed; the message contains its output.
     """
     jobs = [job(source, arch, defines, includes) for source in [*sources, *rtlib()]]
     with tempfile.TemporaryDirectory() as folder, whole(out) as partial:
@@ -83,9 +86,9 @@ def compile_skel(
     defines: Sequence[str] = (),
     includes: Sequence[Path] = (DSP, IDL),
 ) -> Path:
-    """Compile C files into a shared object of the shape that a DSP loads.
+    """Compile C files into a shared object that a DSP can load.
 
-    dsp/rtlib.c is linked in.  The sources mark what is exported.  Errors as `compile_program`.
+    dsp/rtlib.c is linked in.  The sources mark exported functions.  Errors as `compile_program`.
     """
     jobs = [job(source, arch, defines, includes) for source in [*sources, *rtlib()]]
     with tempfile.TemporaryDirectory() as folder:
@@ -105,13 +108,13 @@ def skel_sources() -> list[Path]:
 
 
 def skel_inputs() -> list[Path]:
-    """Return every file that decides what the skels are."""
+    """Return every file that the contents of the skels depend on."""
     files = [*DSP.rglob("*"), *IDL.rglob("*"), *IDL_COMPILER.glob("*.py")]
     return [path for path in files if path.is_file() and path.parent != REFERENCE]
 
 
 def generate(folder: Path) -> list[Path]:
-    """Compile idl/npurt.idl into *folder*, and write npurt_build.h; return the C sources made."""
+    """Compile idl/npurt.idl and write npurt_build.h into *folder*; return the C sources made."""
     module = ".".join(IDL_COMPILER.relative_to(ROOT).parts)
     command = [sys.executable, "-m", module, str(IDL / "npurt.idl"), "--c", str(folder)]
     folder.mkdir(parents=True, exist_ok=True)
@@ -127,7 +130,7 @@ def generate(folder: Path) -> list[Path]:
 
 
 def build_skels(folder: Path, archs: Sequence[str] = ARCHS) -> list[Path]:
-    """Build libnpurt_skel_vNN.so for every one of *archs*, and manifest.json, into *folder*."""
+    """Build libnpurt_skel_vNN.so for each of *archs*, and manifest.json, into *folder*."""
     generated = ROOT / "build/idl"
     sources = [*skel_sources(), *generate(generated), *rtlib()]
     includes = (DSP, IDL, generated)
@@ -143,7 +146,7 @@ def build_skels(folder: Path, archs: Sequence[str] = ARCHS) -> list[Path]:
 
 
 def _manifest(made: Sequence[Path], archs: Sequence[str]) -> dict[str, object]:
-    """Describe the skels: what a loader and a bug report need to name one."""
+    """Return the manifest of the skels: file names, sizes and digests, by architecture."""
     skels = {
         arch: {
             "file": path.name,

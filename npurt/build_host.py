@@ -1,10 +1,10 @@
 """Compile C for the machine that runs Python: the CPU kernels, the simulators, test programs.
 
-Part of `npurt/build.py`: not installed.  The name of a source file says how it is compiled:
-`name.c` and `name__scalar.c` with the flags of any machine of the architecture, `name__ISA.c` with
-those of that instruction set and only where it exists, `name__vec.c` once for each vector level
-with NPURT_LEVEL defined as the level's name.  The source marks what a library exports; everything
-else is hidden.
+Part of `npurt/build.py`: not installed.  The name of a source file determines its flags.  `name.c`
+and `name__scalar.c` are compiled for any machine of the architecture.  `name__ISA.c` is compiled
+for the instruction set ISA, if the architecture has it.  `name__vec.c` is compiled once for each
+vector level, with NPURT_LEVEL defined as the level's name.  A library exports only the functions
+that its sources mark.
 """
 
 import sysconfig
@@ -19,9 +19,9 @@ from npurt.build_zig import ROOT, STRICT, BuildError, Job, objects, whole, zig
 CPU = ROOT / "npurt/cpu"
 HEADERS = (CPU / "kernels", CPU / "pool")  # folders with headers of the CPU device
 
-GLIBC = "2.28"  # of manylinux_2_28: Debian 10, RHEL 8, Ubuntu 20.04 and newer
+GLIBC = "2.28"  # manylinux_2_28: Debian 10, RHEL 8, Ubuntu 20.04 and newer
 
-# zig spells features with _ and wants a CPU first: -mcpu=CPU+FEATURE+FEATURE.
+# zig spells features with _, and the CPU comes first: -mcpu=CPU+FEATURE+FEATURE.
 _AVX2 = "x86_64+avx2+fma+f16c"
 _AVX512 = f"{_AVX2}+avx512f+avx512bw+avx512dq+avx512vl"
 _FP16 = "generic+v8_2a+fullfp16"
@@ -47,7 +47,7 @@ TARGETS = tuple(BASELINE)
 COMPILE = (
     *STRICT,
     "-fPIC", "-fvisibility=hidden", "-fomit-frame-pointer",
-    "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",  # NaN and infinity stay
+    "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",  # NaN and infinity are kept
 )  # fmt: skip
 OPTIMISE = ("-O3", "-Xclang", "-O3")  # zig turns -O3 into -O2 and -DNDEBUG
 LINK = ("-Wl,--build-id=none", "-lm", "-ldl", "-lpthread")
@@ -55,7 +55,7 @@ LINK = ("-Wl,--build-id=none", "-lm", "-ldl", "-lpthread")
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One run of the compiler: a source, the CPU it may assume and its vector level."""
+    """One compiler run: a source, the CPU that its code may assume, and its vector level."""
 
     source: Path
     mcpu: str
@@ -65,21 +65,24 @@ class Unit:
 def host() -> str:
     """Return the architecture to build for.
 
-    That is this machine's, or what _PYTHON_HOST_PLATFORM says (linux-aarch64): the variable by
-    which Python's build tools are told of a cross build.
+    It is this machine's, unless _PYTHON_HOST_PLATFORM names another, such as linux-aarch64.
+    Python's build tools use this variable for cross builds.
+
+    Raises:
+        BuildError: npurt has no kernels for the platform.
     """
     platform = sysconfig.get_platform()
     target = platform.removeprefix("linux-")
     if target not in TARGETS:
         raise BuildError(
             f"npurt runs on linux-{' and linux-'.join(TARGETS)}, and this is {platform}\n"
-            "  remedy: build on such a machine, or set _PYTHON_HOST_PLATFORM to cross-build a wheel"
+            "  remedy: build on one of these, or set _PYTHON_HOST_PLATFORM to cross-build a wheel"
         )
     return target
 
 
 def units(sources: Iterable[Path], target: str) -> list[Unit]:
-    """Return what to compile for *target*, in the order of *sources*, by the naming rule."""
+    """Return the compiler runs for *target*, in the order of *sources*; see the naming rule."""
     return [unit for source in sources for unit in _units_of(source, target)]
 
 
@@ -91,7 +94,7 @@ def _units_of(source: Path, target: str) -> list[Unit]:
         return [Unit(source, mcpu, level) for level, mcpu in LEVELS[target].items()]
     if not any(suffix in isas for isas in ISAS.values()):
         raise BuildError(
-            f"{source.name}: nothing is known of the instruction set {suffix!r}\n"
+            f"{source.name}: unknown instruction set {suffix!r}\n"
             "  remedy: rename the file, or add a row to ISAS in npurt/build_host.py"
         )
     mcpu = ISAS[target].get(suffix)
@@ -99,7 +102,7 @@ def _units_of(source: Path, target: str) -> list[Unit]:
 
 
 def library_sources() -> list[Path]:
-    """Return the C sources of the CPU kernels, sorted: they link in one order everywhere."""
+    """Return the C sources of the CPU kernels, sorted, so that the link order is fixed."""
     return sorted(CPU.rglob("*.c"))
 
 
@@ -114,14 +117,14 @@ def build_library(
     """Compile and link the shared library of *target* ("x86_64", "aarch64") into *out*.
 
     Args:
-        target: Architecture; the library needs glibc 2.28 or newer and exports what is marked.
-        out: File to make or replace, whole or not at all; its name is the SONAME.
+        target: Architecture; the library needs glibc 2.28 or newer.
+        out: File to make or replace atomically; its name is the SONAME.
         defines: Macros, "NAME" or "NAME=VALUE".
-        sources: C files, those of npurt/cpu when None.
+        sources: C files; None means those of npurt/cpu.
         includes: Folders of headers.
 
     Raises:
-        BuildError: The compiler is missing or refuses; its words are in the message.
+        BuildError: The compiler is missing or failed; the message contains its output.
     """
     sources = library_sources() if sources is None else sources
     link = ("-shared", "-Wl,-z,defs", f"-Wl,-soname,{out.name}")
@@ -137,11 +140,11 @@ def compile_executable(
     includes: Sequence[Path] = HEADERS,
     static: bool = True,
 ) -> Path:
-    """Compile C files, by the same naming rule, into a program.
+    """Compile C files into a program, by the naming rule of this module.
 
-    With `library_sources()` among *sources* it holds the kernels.  A *static* one needs no libc:
-    so it runs under `qemu-aarch64` on a machine without any aarch64 library.  One that is not can
-    open shared libraries.  Other arguments and errors as in `build_library`.
+    The program contains the kernels if *sources* includes `library_sources()`.  A *static* program
+    needs no libc, so it runs under `qemu-aarch64` on a machine without aarch64 libraries.  A
+    dynamic program can open shared libraries.  Other arguments and errors as in `build_library`.
     """
     if _sanitizer(target):
         sources, static = [*sources, *sanitize.beside(_sanitizer(target))], False
@@ -150,7 +153,7 @@ def compile_executable(
 
 
 def _sanitizer(target: str) -> str:
-    """Return the sanitizer to compile for *target* with; "": none."""
+    """Return the sanitizer to use in builds for *target*, or "" for none."""
     return sanitize.chosen() if target == host() else ""
 
 
@@ -161,7 +164,7 @@ def job(
     includes: Sequence[Path],
     sanitizer: str = "",
 ) -> Job:
-    """Return the run of the compiler that makes the object of *unit*."""
+    """Return the compiler run that makes the object of *unit*, with all its flags."""
     level = (f"NPURT_LEVEL={unit.level}",) if unit.level else ()
     if sanitizer:
         how = (*sanitize.machine(unit.mcpu), *COMPILE, *sanitize.compiling(sanitizer))

@@ -1,8 +1,8 @@
-"""Give the package index the addresses of the project, and a README whose links work there.
+"""Add the project's URLs, and a README with absolute links, to the metadata of a package.
 
-Part of the build: not installed; hatchling finds `MetadataHook`.  The project has no address of its
-own: a release names the repository that builds it, which GitHub's runners tell by variables.  A
-build anywhere else names none.
+Part of the build: not installed; hatchling finds `MetadataHook`.  The source contains no project
+URL.  A release names the repository that builds it, from environment variables of GitHub's runners.
+Other builds name no repository.
 """
 
 import os
@@ -13,7 +13,7 @@ from typing import Any
 
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
-if __package__ != "npurt":  # run by hatchling, which knows the path of this file alone
+if __package__ != "npurt":  # hatchling runs this file by its path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from npurt.version import __version__
@@ -25,7 +25,7 @@ class MetadataHook(MetadataHookInterface):
     """Fills in `readme` and `urls`."""
 
     def update(self, metadata: dict[str, Any]) -> None:
-        """Add both to *metadata*."""
+        """Add `readme` and `urls` to *metadata*."""
         server, name = os.environ.get("GITHUB_SERVER_URL"), os.environ.get("GITHUB_REPOSITORY")
         repository = f"{server}/{name}" if server and name else ""
         text = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -34,7 +34,7 @@ class MetadataHook(MetadataHookInterface):
 
 
 def urls(repository: str) -> dict[str, str]:
-    """Return the addresses of the project at *repository*; none when that is empty."""
+    """Return the project's URLs below *repository*; none if *repository* is empty."""
     if not repository:
         return {}
     files = f"{repository}/blob/v{__version__}"
@@ -47,7 +47,7 @@ def urls(repository: str) -> dict[str, str]:
 
 
 def absolute(text: str, repository: str) -> str:
-    """Return *text*, Markdown, with its links to files as links to those of this version."""
+    """Return the Markdown *text* with relative links made absolute: files of this version."""
     if not repository:
         return text
     base = f"{repository}/blob/v{__version__}/"

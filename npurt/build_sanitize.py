@@ -1,10 +1,10 @@
 """Compile for this machine with a sanitizer: Debian's clang in place of zig.
 
-Part of `npurt/build.py`: not installed.  NPURT_SANITIZE=address (AddressSanitizer and
-UndefinedBehaviorSanitizer) or NPURT_SANITIZE=thread (ThreadSanitizer) has every library and every
-program for this machine compiled so, and the files of the package made in build/address/npurt or
-build/thread/npurt.  What is for another machine is compiled as always.  `.ci/sanitized` has the
-options of the runtimes: it runs a command on what is made here.
+Part of `npurt/build.py`: not installed.  NPURT_SANITIZE=address selects AddressSanitizer and
+UndefinedBehaviorSanitizer, NPURT_SANITIZE=thread selects ThreadSanitizer.  Every library and
+program for this machine is then compiled with the sanitizer, and the files of the package are made
+in build/address/npurt or build/thread/npurt.  Builds for other machines do not change.
+`.ci/sanitized` runs a command with these libraries and sets the options of the sanitizer runtimes.
 """
 
 import hashlib
@@ -15,21 +15,21 @@ from pathlib import Path
 
 from npurt.build_zig import ROOT, Arg, BuildError, Job, run, whole, write
 
-CLANG = "clang-19"  # in Debian 12 and 13; from 17 on it checks the types of functions in C
+CLANG = "clang-19"  # in Debian 12 and 13; since 17, clang checks function types in C
 VARIABLE = "NPURT_SANITIZE"
 CHECKS = {"address": "-fsanitize=address,undefined", "thread": "-fsanitize=thread"}
 
-_COMPILE = {  # unrolled loops with checks in them take clang minutes to optimise
-    "address": ("-O0", "-fsanitize-recover=all"),  # the runtime's options say what ends a process
-    "thread": ("-O1", "-Wno-pass-failed"),  # some of those loops are not unrolled
+_COMPILE = {  # clang takes minutes to optimise unrolled loops that contain checks
+    "address": ("-O0", "-fsanitize-recover=all"),  # runtime options decide which error is fatal
+    "thread": ("-O1", "-Wno-pass-failed"),  # some loops that ask for it are not unrolled at -O1
 }
 _ALWAYS = (
     *("-g", "-fno-omit-frame-pointer"),
-    "-Wno-psabi",  # vectors wider than the registers are passed among static functions only
+    "-Wno-psabi",  # only static functions pass vectors that are wider than registers
 )
 _RUNTIMES = {"address": "asan", "thread": "tsan"}
 
-# A program looks for leaks when it ends.  Python does not: it frees little of its own then.
+# C programs check for leaks when they exit.  Python does not: it leaves most memory to the system.
 _LEAKS = """\
 void __lsan_do_leak_check(void);
 
@@ -41,18 +41,19 @@ __attribute__((destructor)) static void look_for_leaks(void)
 
 
 def chosen() -> str:
-    """Return the sanitizer that NPURT_SANITIZE asks for, or "".
+    """Return the sanitizer that NPURT_SANITIZE selects, or "".
 
     Raises:
-        BuildError: It asks for another, this is no x86_64, or the compiler is missing.
+        BuildError: NPURT_SANITIZE names no sanitizer, this machine is not x86_64, or the compiler
+            is missing.
     """
     name = os.environ.get(VARIABLE, "")
     if name and name not in CHECKS:
         raise BuildError(f"{VARIABLE}={name!r}\n  remedy: set it to {' or '.join(CHECKS)}")
     if name and os.uname().machine != "x86_64":
         raise BuildError(
-            f"{VARIABLE}: the flags of {os.uname().machine} are not known here\n"
-            "  remedy: unset it, or teach npurt/build_sanitize.py `machine`"
+            f"{VARIABLE}: the compiler flags for {os.uname().machine} are unknown\n"
+            f"  remedy: unset {VARIABLE}, or extend `machine` in npurt/build_sanitize.py"
         )
     if name and not shutil.which(CLANG):
         raise BuildError(f"{VARIABLE}: there is no {CLANG}\n  remedy: run .ci/clang")
@@ -60,24 +61,24 @@ def chosen() -> str:
 
 
 def package() -> Path:
-    """Return the folder that the files of the package are made in."""
+    """Return the folder in which the build makes the files of the package."""
     name = os.environ.get(VARIABLE, "")
     return ROOT / "build" / name / "npurt" if name else ROOT / "npurt"
 
 
 def machine(mcpu: str) -> tuple[Arg, ...]:
-    """Return what *mcpu*, as zig spells it ("x86_64+avx2+fma"), is to clang."""
+    """Return clang's flags for *mcpu*, a CPU in zig's spelling such as "x86_64+avx2+fma"."""
     cpu, *features = mcpu.replace("_", "-").split("+")
     return (f"-march={cpu}", *(f"-m{feature}" for feature in features))
 
 
 def compiling(sanitizer: str) -> tuple[Arg, ...]:
-    """Return the flags that stand in place of those of optimisation."""
+    """Return the flags of *sanitizer*, which replace the usual optimisation flags."""
     return (*_ALWAYS, *_COMPILE[sanitizer], CHECKS[sanitizer])
 
 
 def beside(sanitizer: str) -> list[Path]:
-    """Return the sources that are compiled into every program."""
+    """Return the extra sources that *sanitizer* needs in every program."""
     leaks = ROOT / "build" / sanitizer / "leaks.c"
     if sanitizer == "address":
         write(leaks, _LEAKS)
@@ -86,10 +87,10 @@ def beside(sanitizer: str) -> list[Path]:
 
 
 def compile_c(job: Job, out: Path) -> None:
-    """Compile one source, or copy its object of the last time.
+    """Compile one source, or copy its object from the cache.
 
     Raises:
-        BuildError: The compiler refuses; its words are in the message.
+        BuildError: The compiler failed; the message contains its output.
     """
     command = [CLANG, *map(str, job.flags), str(job.source.resolve())]
     _run(*command, "-E", "-o", out)
@@ -102,7 +103,7 @@ def compile_c(job: Job, out: Path) -> None:
 
 
 def link(sanitizer: str, *args: Arg) -> None:
-    """Link a library or a program; those of a process share one runtime.  Errors as `compile_c`."""
+    """Link a library or a program with the shared sanitizer runtime.  Errors as `compile_c`."""
     name = f"libclang_rt.{_RUNTIMES[sanitizer]}-x86_64.so"
     runtime = subprocess.check_output([CLANG, f"-print-file-name={name}"], text=True)
     rpath = f"-Wl,-rpath,{Path(runtime).parent}"
@@ -110,4 +111,4 @@ def link(sanitizer: str, *args: Arg) -> None:
 
 
 def _run(*command: Arg) -> None:
-    run(command, LD_PRELOAD="")  # a test that compiles has the runtime preloaded
+    run(command, LD_PRELOAD="")  # tests preload the runtime; the compiler must not

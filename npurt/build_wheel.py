@@ -1,11 +1,11 @@
-"""Decide what a wheel holds besides Python; hatchling finds `BuildHook`.
+"""Add the compiled libraries to a wheel; hatchling finds `BuildHook`.
 
-Part of the build: not installed.  A wheel for Linux on x86_64 or aarch64 has what `npurt/build.py`
-compiles.  On other machines, and with _PYTHON_HOST_PLATFORM=any, a wheel is Python alone, whose
-device is `numpy`.
+Part of the build: not installed.  A wheel for Linux on x86_64 or aarch64 contains the files that
+`npurt/build.py` compiles.  On other machines, and with _PYTHON_HOST_PLATFORM=any, a wheel contains
+only Python code and runs on the device `numpy`.
 
-The libraries of a wheel in dist/ that was made from the same sources are used as they are.  Only
-where there is no such wheel is a compiler installed, for the time of the build.
+If a wheel in dist/ was made from the same sources, its libraries are reused.  Otherwise the build
+installs a compiler in its temporary environment.
 """
 
 import json
@@ -18,29 +18,29 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from packaging.tags import sys_tags
 
-if __package__ != "npurt":  # run by hatchling, which knows the path of this file alone
+if __package__ != "npurt":  # hatchling runs this file by its path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from npurt.build import GLIBC, PACKAGE, ROOT, BuildError, host, is_made, make, sources
 from npurt.build_zig import digest, whole, write
 from npurt.version import __version__
 
-# What one CPU of an x86_64 server takes to compile everything: bench/RESULTS.md, "Installing".
+# CPU seconds to compile everything on an x86_64 server: bench/RESULTS.md, "Installing".
 CPU_SECONDS = 72
 
-# What the libraries of a wheel were made from, and their names; beside the wheel's METADATA.
+# A file beside the wheel's METADATA: the digest of the libraries' sources, and the libraries.
 ORIGIN = "extra_metadata/libraries.json"
 
 
 def machine() -> str | None:
-    """Return the architecture to compile for; None: the wheel is Python alone."""
+    """Return the architecture to compile for; None for a wheel of Python code only."""
     try:
         target = host()
     except BuildError:
         return None
-    asked_for = "_PYTHON_HOST_PLATFORM" in os.environ
-    # An old glibc, musl and a 32-bit Python refuse the wheel that this would make.
-    return target if asked_for or tag(target) in map(str, sys_tags()) else None
+    cross_build = "_PYTHON_HOST_PLATFORM" in os.environ
+    # A Python with an old glibc, musl or 32 bits could not install a wheel with this tag.
+    return target if cross_build or tag(target) in map(str, sys_tags()) else None
 
 
 def tag(target: str) -> str:
@@ -49,7 +49,7 @@ def tag(target: str) -> str:
 
 
 def finished_wheel(target: str, origin: str) -> Path | None:
-    """Return the wheel in dist/ whose libraries are made from *origin*, or None."""
+    """Return the wheel in dist/ if *origin* is the digest of its libraries' sources, else None."""
     wheel = ROOT / f"dist/npurt-{__version__}-{tag(target)}.whl"
     try:
         with zipfile.ZipFile(wheel) as archive:
@@ -59,7 +59,7 @@ def finished_wheel(target: str, origin: str) -> Path | None:
 
 
 def unpack(wheel: Path, package: Path) -> list[Path]:
-    """Copy the libraries of *wheel* into the folder *package*; return them."""
+    """Copy the libraries of *wheel* into the folder *package*; return the copies."""
     made = []
     with zipfile.ZipFile(wheel) as archive:
         for name in _origin_in(archive)["libraries"]:
@@ -76,17 +76,17 @@ def _origin_in(archive: zipfile.ZipFile) -> Any:
 
 
 class BuildHook(BuildHookInterface[Any]):
-    """Gives hatchling what was compiled and the platform tag of the wheel."""
+    """Passes the compiled files and the wheel's platform tag to hatchling."""
 
     def dependencies(self) -> list[str]:
-        """Return the compiler and what reads headers, where something has to be compiled."""
+        """Return the compiler and cffi if the build has to compile, else nothing."""
         target = machine()
         if target is None or finished_wheel(target, self._origin()):
             return []
         return [self.config["compiler"], "cffi>=1.16"]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Build in place for an editable install, else beside the sources, into the wheel."""
+        """Build the libraries: in place for an editable install, else in build/ for the wheel."""
         target = machine()
         if target is None:
             self.app.display_info("npurt: no libraries for this machine; its device is numpy")
@@ -103,7 +103,7 @@ class BuildHook(BuildHookInterface[Any]):
             build_data["extra_metadata"][str(beside.parent / "libraries.json")] = Path(ORIGIN).name
 
     def _libraries(self, target: str, package: Path) -> list[Path]:
-        """Return the compiled files in the folder *package*: of a finished wheel, or made now."""
+        """Return the libraries in the folder *package*, copied from a wheel or compiled now."""
         wheel = finished_wheel(target, self._origin())
         if wheel and not is_made(package, target):
             self.app.display_info(f"npurt: takes the libraries of {wheel.relative_to(ROOT)}")
@@ -112,11 +112,11 @@ class BuildHook(BuildHookInterface[Any]):
             seconds = CPU_SECONDS / (os.cpu_count() or 1)
             self.app.display_info(
                 f"npurt: compiles C, which takes {seconds:.0f} s with CPUs as fast as an x86_64 "
-                "server's, longer on a board; docs/install.md says how to do without"
+                "server's, longer on a board; docs/install.md has ways to install without compiling"
             )
         return make(package, target)
 
     def _origin(self) -> str:
-        """Return what libraries are made from: sources, code of the build, compiler."""
+        """Return a digest of the sources and the build's code, and the compiler's version."""
         code = (ROOT / "npurt").glob("build*.py")
         return f"{digest([*sources(), *code])} {self.config['compiler']}"

@@ -1,7 +1,8 @@
-"""Run the compiler (the `ziglang` package: clang and LLD), and never leave half a file behind.
+"""Run the compiler (the `ziglang` package: clang and LLD), and write files atomically.
 
-Part of `npurt/build.py`: not installed, imports nothing of npurt.  zig keeps its own cache of
-objects, by content of source, headers and flags, under build/zig; `Stamp` spares asking it.
+Part of `npurt/build.py`: not installed, imports nothing of npurt.  zig caches objects by the
+contents of source, headers and flags, in build/zig.  If nothing changed, `Stamp` avoids running
+zig.
 """
 
 import hashlib
@@ -18,14 +19,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# What every C source of npurt is compiled with.
+# Flags for every C source of npurt.
 STRICT = ("-std=c11", "-g0", "-fno-sanitize=undefined", "-Wall", "-Wextra", "-Werror")
 
 Arg = str | Path
 
 
 class BuildError(Exception):
-    """Something cannot be built; the message says why and what to do."""
+    """The build failed; the message has the reason and a remedy, or the compiler's output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +38,10 @@ class Job:
 
 
 def run(command: Sequence[Arg], **variables: str) -> None:
-    """Run *command* with *variables* added to the environment, quiet unless it fails.
+    """Run *command*, with *variables* added to the environment, without showing its output.
 
     Raises:
-        BuildError: It refuses; its words are in the message.
+        BuildError: *command* failed; the message contains its output.
     """
     done = subprocess.run(
         command,
@@ -54,27 +55,29 @@ def run(command: Sequence[Arg], **variables: str) -> None:
 
 
 def zig(tool: str, *args: Arg) -> None:
-    """Run one of zig's tools ("cc", "ld.lld"), quiet unless it fails.
+    """Run one of zig's tools ("cc", "ld.lld") without showing its output.
 
     Raises:
-        BuildError: It is missing, or refuses; its words are in the message.
+        BuildError: zig is missing, or the tool failed; the message contains its output.
     """
     spec = find_spec("ziglang")
     if spec is None or spec.origin is None:
-        raise BuildError("there is no compiler\n  remedy: pip install 'npurt[dev]', for ziglang")
+        raise BuildError(
+            "there is no compiler\n  remedy: pip install 'npurt[dev]', which installs ziglang"
+        )
     command = [Path(spec.origin).with_name("zig"), tool, *args]
     run(command, ZIG_LOCAL_CACHE_DIR=str(ROOT / "build/zig"))
 
 
 def compile_c(job: Job, out: Path) -> None:
-    """Compile one source.  No path of this machine gets into the object."""
+    """Compile one source into *out*, an object without paths of this machine."""
     zig("cc", *job.flags, f"-ffile-prefix-map={ROOT}/=", "-c", job.source.resolve(), "-o", out)
 
 
 def objects(
     jobs: Sequence[Job], folder: Path, compiler: Callable[[Job, Path], None] = compile_c
 ) -> list[Path]:
-    """Compile *jobs* into *folder*, one for each CPU at a time; return the files in their order."""
+    """Compile *jobs* into *folder*, in parallel on all CPUs; return the objects in order."""
     made = [folder / f"{i}-{job.source.stem}.o" for i, job in enumerate(jobs)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(compiler, jobs, made))  # waits, and raises the first error
@@ -83,7 +86,7 @@ def objects(
 
 @contextmanager
 def whole(out: Path) -> Iterator[Path]:
-    """Yield a name beside *out* to write to: it becomes *out* when the block ends well."""
+    """Yield a temporary path to write to, which is renamed to *out* if the block succeeds."""
     partial = out.with_name(f"{out.name}.{os.getpid()}.part")
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -94,14 +97,14 @@ def whole(out: Path) -> Iterator[Path]:
 
 
 def write(out: Path, text: str) -> None:
-    """Make *out* hold *text*, whole or not at all; an equal file keeps its time."""
+    """Write *text* to *out* atomically; a file with this text keeps its modification time."""
     if not out.exists() or out.read_text() != text:
         with whole(out) as partial:
             partial.write_text(text)
 
 
 def digest(files: Iterable[Path]) -> str:
-    """Return the SHA-256 of the names below the root and the contents of *files*, sorted."""
+    """Return the SHA-256 of the names (relative to the root) and contents of *files*, sorted."""
     total = hashlib.sha256()
     for path in sorted(files):
         name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name
@@ -110,10 +113,13 @@ def digest(files: Iterable[Path]) -> str:
 
 
 class Stamp:
-    """Remembers what a product was made from, so that it is made again only after a change."""
+    """Records the digest of a product's inputs, so that only a change causes a rebuild."""
 
     def __init__(self, name: str, inputs: Iterable[Path], settings: str) -> None:
-        """*settings*: what else the product depends on, but for build code and compiler."""
+        """Compute the digest.
+
+        *settings* is whatever else the product depends on; build code and compiler are included.
+        """
         try:
             compiler = version("ziglang")
         except PackageNotFoundError:
@@ -123,7 +129,7 @@ class Stamp:
         self._key = f"{digest([*inputs, *code])} {compiler} {settings}"
 
     def made(self) -> list[Path] | None:
-        """Return the files made last time, if they are still there and up to date."""
+        """Return the files of the last build if they exist and are up to date, else None."""
         try:
             key, made = json.loads(self._path.read_text())
             there = key == self._key and all(_sha256(Path(p)) == h for p, h in made.items())
@@ -132,7 +138,7 @@ class Stamp:
         return [Path(p) for p in made] if there else None
 
     def record(self, made: Iterable[Path]) -> None:
-        """Remember that the files *made* are of these inputs."""
+        """Record that the files *made* were built from these inputs."""
         write(self._path, json.dumps([self._key, {str(p): _sha256(p) for p in made}]))
 
 

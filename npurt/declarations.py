@@ -1,7 +1,7 @@
-"""What a C header declares, as cffi has it: parsed now, or when npurt was built.
+"""Load the declarations of a C header for cffi, parsed now or when npurt was built.
 
-Parsing takes 30 ms.  So `npurt/build.py` writes what cffi found into a file beside the header, with
-the digest of the header: `read` uses it for this header alone.
+Parsing takes 30 ms.  So `npurt/build.py` writes cffi's declarations into a file beside the header,
+with a digest of the header.  `read` uses the file only if the digest matches.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import runpy
 from pathlib import Path
 from typing import Any
 
-DIGEST = "HEADER"  # the name of the digest in that file
+DIGEST = "HEADER"  # the digest's variable in the generated file
 
 
 def read(header: Path) -> Any:
@@ -24,18 +24,18 @@ def read(header: Path) -> Any:
 
 
 def write(header: Path, out: Path) -> None:
-    """Write the Python code from which `read` has the declarations of *header*."""
+    """Write the declarations of *header* to *out*, as Python code that `read` executes."""
     source = header.read_text()
     parsed = _parse(source)
     parsed.set_source(header.stem, None)
-    with contextlib.redirect_stdout(io.StringIO()):  # cffi says what it writes
+    with contextlib.redirect_stdout(io.StringIO()):  # cffi prints the names of its files
         parsed.emit_python_code(str(out))
     with out.open("a") as file:
         file.write(f"{DIGEST} = {_digest(source)!r}\n")
 
 
 def beside(header: Path) -> Path:
-    """Return where the code for *header* lies."""
+    """Return the path of the declarations of *header*."""
     return header.with_suffix(".cffi")
 
 

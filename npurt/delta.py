@@ -35,12 +35,12 @@ class DeltaNet:
     grouped: bool  # v head h has k head h // (H // K), not h % K
 
     def first(self, tokens: int) -> "DeltaNet":
-        """Return the net of the first *tokens* tokens."""
+        """Return this net with its first *tokens* tokens only."""
         names = ("q", "k", "v", "decay", "beta", "out")
         return replace(self, **{name: getattr(self, name)[:, :tokens] for name in names})
 
     def after(self, tokens: int) -> "DeltaNet":
-        """Return the net without its first *tokens* tokens."""
+        """Return this net without its first *tokens* tokens."""
         names = ("q", "k", "v", "decay", "beta", "out")
         return replace(self, **{name: getattr(self, name)[:, tokens:] for name in names})
 
@@ -49,8 +49,9 @@ class DeltaNet:
 class DeltaError:
     """The error that results of a `DeltaNet` on a device may have."""
 
-    relative: float  # standard error of a product with a row of the state, per unit of both norms;
-    # of any other value, per unit of that value
+    # Standard error of a product with a row of the state, relative to the product of both norms.
+    # Any other value has the same standard error, relative to itself.
+    relative: float
     least: float  # absolute error of each element of k and q
 
 
@@ -58,7 +59,7 @@ class DeltaError:
 class DeltaNets(Protocol):
     """A device that runs gated delta nets.
 
-    A class that inherits from this one has the usual error and float32 states.
+    The defaults of this class are the error of float32 sums and float32 states.
     """
 
     caps: Caps
@@ -69,21 +70,21 @@ class DeltaNets(Protocol):
 
     @property
     def delta_error(self) -> DeltaError:
-        """The error of `delta_net`.  This implementation: of float32 sums of 128 terms."""
+        """The error of `delta_net`; the default is that of float32 sums of 128 terms."""
         return DeltaError(16 * UNIT, FLUSHED)
 
     @abc.abstractmethod
     def delta_net(self, net: DeltaNet) -> None:
-        """Run *net*: write its `out`, advance its `state`; a net that fails leaves its `state`.
+        """Run *net*: write its `out` and advance its `state`; on failure `state` is unchanged.
 
         Use `delta_state` to run a net token by token.
 
         Raises:
-            UnsupportedOp: `why_not_delta` has a reason against it.
+            UnsupportedOp: `why_not_delta` returned a reason.
         """
 
     def delta_state(self, net: DeltaNet) -> "DeltaState":
-        """Return a state that starts as that of *net* and advances from call to call."""
+        """Return a state that starts with `net.state` and advances with each call."""
         return DeltaState(self, net)
 
 
@@ -103,9 +104,9 @@ def require_delta(device: DeltaNets, net: DeltaNet) -> None:
         )
 
 
-# The integers of a state as an array, [N, H, W (of v), W (of k) + 2]: what a device that computes
-# in integers keeps, in snapshots and files too.  In a row of v come integers along k, then the
-# exponent of the row, then the gain of the column of k with the same number:
+# Layout of a state in integers, [N, H, W (of v), W (of k) + 2].  Devices that compute in integers
+# use it, also in snapshots and files.  Row v has the W integers along k, then the exponent of row
+# v, then the gain of column k = v:
 #
 #     S[v, k] = integer[v, k] * gain[k] / 2^31 * 2^exponent[v]
 STATE_INTEGERS = range(-(1 << 30) - (1 << 16), (1 << 30) + (1 << 16) + 1)
@@ -114,7 +115,7 @@ STATE_GAINS = range(1 << 30, 1 << 31)
 
 
 def state_values(exact: npt.NDArray[Any]) -> F32:
-    """Return a state ``[N, H, W, W]`` as float32, from float32 or from integers; both are exact."""
+    """Return a state ``[N, H, W, W]`` as float32; *exact* is float32 or has the integer layout."""
     if exact.dtype == np.float32:
         return exact
     integers, exponents, gains = exact[..., :-2], exact[..., -2:-1], exact[..., None, :, -1]
@@ -124,7 +125,7 @@ def state_values(exact: npt.NDArray[Any]) -> F32:
 
 
 def is_state(exact: npt.NDArray[Any]) -> bool:
-    """Return whether a device can continue from this array of float32 or integers."""
+    """Return whether *exact* (float32 or integers) is a valid state: finite or in range."""
     if exact.dtype == np.float32:
         return bool(np.isfinite(exact).all())
     parts = (exact[..., :-2], exact[..., -2], exact[..., -1])
@@ -136,20 +137,20 @@ def is_state(exact: npt.NDArray[Any]) -> bool:
 
 
 class DeltaState:
-    """The state of a delta net from call to call, in the form of its device.
+    """The state of a delta net between calls, in the format of its device.
 
-    Only this object knows the form.  In this class it is float32.
+    The format is private to each class.  This class stores float32.
     """
 
-    integers = False  # whether `exact` returns integers, or float32
+    integers = False  # True if `exact` returns integers, False if float32
 
     def __init__(self, device: DeltaNets, net: DeltaNet) -> None:
         self._device, self._values = device, net.state.copy()
 
     def advance(self, net: DeltaNet) -> None:
-        """Run *net* from this state, not from `net.state`; a failure leaves the state unchanged.
+        """Run *net* from this state, ignoring `net.state`; a failure leaves the state unchanged.
 
-        Raises what `DeltaNets.delta_net` does.
+        Raises the errors of `DeltaNets.delta_net`.
         """
         self._device.delta_net(replace(net, state=self._values))
 
@@ -158,17 +159,17 @@ class DeltaState:
         self._values[...] = values
 
     def checkpoint(self) -> Any:
-        """Return a copy of the state for `restore_checkpoint`, exact also where float32 is not."""
+        """Return an exact copy of the state, in the device's format, for `restore_checkpoint`."""
         return self._values.copy()
 
     def restore_checkpoint(self, kept: Any) -> None:
-        """Set the state to what `checkpoint` returned."""
+        """Set the state to *kept*, which `checkpoint` returned."""
         self._values[...] = kept
 
     def to_float32(self, kept: Any, heads: slice = ALL) -> F32:
-        """Return *heads* of what `checkpoint` returned, as float32 ``[N, H, W, W]``.
+        """Return *heads* of *kept*, which `checkpoint` returned, as float32 ``[N, H, W, W]``.
 
-        The caller must not write to it.  It works after the device was lost.
+        The caller must not write to the result.  This method works after the device was lost.
         """
         values: F32 = kept[:, heads]
         return values
@@ -178,17 +179,17 @@ class DeltaState:
     values = moved.attribute("to_float32")
 
     def read(self, heads: slice = ALL) -> F32:
-        """Return the present state as `to_float32` does."""
+        """Return the current state as float32, like `to_float32`."""
         return self.to_float32(self.checkpoint(), heads)
 
     def exact(self) -> npt.NDArray[Any]:
-        """Return an exact copy of the present state: float32 or integers.
+        """Return an exact copy of the current state: float32 or integers.
 
         Raises:
-            DriverError: The device that holds it does not answer any more.
+            DriverError: The device that holds the state failed.
         """
         return self.read().copy()
 
     def restore(self, exact: npt.NDArray[Any]) -> None:
-        """Set the state to what `exact` returned, here or on another kind of device."""
+        """Set the state to *exact*, which `exact` returned on this or another type of device."""
         self.write(state_values(exact))

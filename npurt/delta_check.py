@@ -1,24 +1,23 @@
-"""Verify gated delta nets: compute one head again in double.
+"""Verify gated delta nets: recompute one head in float64 and compare.
 
-The bound.  A row s of S is known to an error e, measured as a norm.  A token changes the row to
-``a s + d k`` with ``d = beta (v - a s.k)``.  The exact change of a row that is off by e gives a row
-that is off by at most ``e max(a) max(1, |1 - beta |k|^2|)``: ``I - beta k k^T`` keeps all
-directions but k.  The device also rounds.  Its products of a row with k or q are off by
-p = eps |s| |k|; d and the values computed from d are off by eps of themselves, and the new row by
-eps of its norm.  `DeltaNets.delta_error` returns eps, and g, the error of elements of k and q that
-are too small for eps.
+The bound.  The error of a row s of S is a vector of norm at most e.  A token changes the row to
+``a s + d k`` with ``d = beta (v - a s.k)``.  In exact arithmetic this step turns an error e into at
+most ``e max(a) max(1, |1 - beta |k|^2|)``, because ``I - beta k k^T`` changes only the direction of
+k.  The device also rounds.  Products of a row with k or q have the error eps |s| |k|.  d and the
+values computed from d have the relative error eps, and the new row has the error eps times its
+norm.  `DeltaNets.delta_error` has eps, and the absolute error g of elements of k and q.
 
-Small numbers.  As in `verify`, each operation may be off by h = 2^-126 of its factor; a decay below
-h counts as 0.  A product of vectors of W elements x and y, and of a, is off by
-``small(x, y) = h (2 W + sqrt(W) (|x| + |y|) + |x| |y|)``; d by h (3 + |beta| + |v| + |a s| |k|);
-the new row by h (4 sqrt(W) + |s| + |d| + |k|) and by g sqrt(W) |d|.  The result is the sum of the
-products of s and of d k with q.  Both may be far larger than their sum, and each adds g sqrt(W) of
-itself.
+Small numbers.  As in `verify`, each operation may have an error of h = 2^-126 times its factor, and
+a decay below h counts as 0.  The error of ``a x.y``, for vectors x and y of W elements, is
+``small(x, y) = h (2 W + sqrt(W) (|x| + |y|) + |x| |y|)``.  The error of d is
+h (3 + |beta| + |v| + |a s| |k|).  The error of the new row is h (4 sqrt(W) + |s| + |d| + |k|) plus
+g sqrt(W) |d|.  The result is ``a s.q + d k.q``.  Each of these two terms may be far larger than
+their sum, and each adds an error of g sqrt(W) times itself.
 
-Large numbers.  A row may overflow float32 when its state, or an intermediate value of it, reaches
-2^127.  It is not judged from then on.  A result that may overflow is not judged either.
+Large numbers.  A row may overflow float32 when its state, or an intermediate value, reaches 2^127.
+The check ignores the row from then on.  It also ignores results that may overflow.
 
-A check finds a single wrong head of a layer only if it is the chosen one.
+If one head of a layer is wrong, the check finds the error only if it chose this head.
 """
 
 import math
@@ -34,13 +33,13 @@ OVERFLOW = 2.0**127
 
 @np.errstate(all="ignore")  # the device may have written any bits, and states may overflow
 def is_right(net: DeltaNet, head: int, before: F32, after: F32, error: DeltaError) -> bool:
-    """Return whether the result and the state of a head of *net* are right to *error*.
+    """Return whether the result and the state of a head of *net* are correct within *error*.
 
     Args:
         net: The net after its run; its state is not used.
         head: The head, chosen at random.
         before: The head's state before the run, ``[N, 1, W, W]``.
-        after: The state after it.
+        after: The head's state after the run, in the same shape.
         error: `DeltaNets.delta_error`.
     """
     out, state, out_bound, state_bound = recompute(net, head, before, error)
@@ -50,7 +49,7 @@ def is_right(net: DeltaNet, head: int, before: F32, after: F32, error: DeltaErro
 
 
 def _head_of(net: DeltaNet, head: int, state: F32) -> DeltaNet:
-    """Return one head of *net* as a net, which begins with *state* ``[N, 1, W, W]``."""
+    """Return a net of one head of *net*, with *state* ``[N, 1, W, W]`` as its first state."""
     heads, k_heads = net.v.shape[2], net.k.shape[2]
     at = head // (heads // k_heads) if net.grouped else head % k_heads
     this, of_k = slice(head, head + 1), slice(at, at + 1)
@@ -70,10 +69,10 @@ def _head_of(net: DeltaNet, head: int, state: F32) -> DeltaNet:
 def recompute(
     net: DeltaNet, head: int, before: F32, error: DeltaError
 ) -> tuple[F64, F64, F64, F64]:
-    """Return out ``[N, T, W]``, the state ``[N, W, W]`` and the bounds of both, for one head.
+    """Return out ``[N, T, W]``, the state ``[N, W, W]`` and the error bounds of both, for one head.
 
-    The bound of the state is for the norms of its rows.  A value with an infinite bound is not
-    judged.
+    The bound of the state limits the norm of the error of each row.  Callers ignore values with an
+    infinite bound.
     """
     net, eps = _head_of(net, head, before), LAMBDA * error.relative
     fields = (net.q[:, :, 0], net.k[:, :, 0], net.v[:, :, 0], net.decay[:, :, 0])
@@ -89,7 +88,7 @@ def recompute(
         a, kt, qt = np.exp(decay[:, t])[:, None], k[:, t], q[:, t]
         b, k_size, q_size = abs(beta[:, t]), _norm(kt)[:, None], _norm(qt)[:, None]
         most = a.max(axis=-1)
-        row = np.maximum(most, 1) * (size + e)  # the norm of s, or of a s if that is larger
+        row = np.maximum(most, 1) * (size + e)  # the larger of the norms of s and a s
         have = most * (size + e)
         s = s * a
         d = beta[:, t] * (v[:, t] - np.einsum("nvk,nk->nv", s, kt))

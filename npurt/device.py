@@ -1,7 +1,7 @@
-"""The contract between a backend and everything above it.
+"""The interface of devices: pack weights once, then multiply by them many times.
 
-A device packs weights once and multiplies by them many times.  It says why when it cannot, and what
-it really multiplied, so that its results can be verified.
+A device returns the reason if it cannot run a product.  It also returns the rounded operands of a
+product, so that the caller can verify the result.
 """
 
 import abc
@@ -22,19 +22,19 @@ F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 FLOAT = np.dtype(np.float32)
 UNIT = 2.0**-24  # half an ulp of float32, relative
-LAMBDA = 8.0  # standard errors that a result may be off
-FLUSHED = 2.0**-126  # what is smaller may count as 0, or has fewer bits
+LAMBDA = 8.0  # largest accepted error of a result, in standard errors
+FLUSHED = 2.0**-126  # smallest normal float32; smaller numbers lose bits or count as 0
 MOST_CODES = 2.0**16  # more than twice the largest code of activations, 255 * 127 + 127
-MOST_SUM = 2.0**27  # more than the sum of 32 products of those with codes of weights, and 4
-MAX_ROWS = 512  # that a device multiplies at once: NPURT_MOST_ROWS of npurt_cpu.h
+MOST_SUM = 2.0**27  # upper bound of a group's sum: 32 products of a weight and an activation code
+MAX_ROWS = 512  # rows that a device multiplies at once: NPURT_MOST_ROWS of npurt_cpu.h
 MAX_EXACT_K = (1 << 31) // (128 * 128) - 1  # 131071: the largest sums of int8 products fit int32
 
-# Old names of what `npurt.delta` has; it imports this module, so they are looked up when used.
+# Names that moved to `npurt.delta`.  `npurt.delta` imports this module, so lookup is deferred.
 _MOVED = (
     "STATE_EXPONENTS", "STATE_GAINS", "STATE_INTEGERS", "DeltaError", "DeltaNet", "DeltaNets",
     "DeltaState", "is_state", "require_delta", "state_values", "why_not_delta",
 )  # fmt: skip
-if not TYPE_CHECKING:  # type checkers would accept any name
+if not TYPE_CHECKING:  # with a module __getattr__, type checkers would accept any name
     __getattr__ = moved.attributes(__name__, {name: f"npurt.delta:{name}" for name in _MOVED})
 
 
@@ -54,7 +54,7 @@ class Use:
 
     Attributes:
         op: The largest product.
-        int16: The product wants activations of 16 bits; see `Device.pack`.
+        int16: The product needs activations of 16 bits; see `Device.pack`.
         call: Weights with the same number are multiplied by the same x, in one call.
     """
 
@@ -65,7 +65,7 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """An estimate: what is saved when a product runs on a device and not on its host.
+    """An estimate of the gain from running a product on a device instead of its host.
 
     Attributes:
         seconds: Time saved by each product; negative when the device is slower.
@@ -78,17 +78,17 @@ class Saving:
 
 @dataclass(frozen=True, slots=True)
 class Caps:
-    """What a device is."""
+    """The name and description of a device."""
 
     name: str  # as in device strings: "cpu", "hexagon:0", "rknpu:sim"
-    detail: str  # for people: instruction set, threads, driver version
+    detail: str  # for reports: instruction set, threads, driver version
     simulated: bool
 
 
 class Packed(abc.ABC):
     """A weight ``[N, K]``, or a stack ``[E, N, K]``, in the memory and layout of one device."""
 
-    tensor: QTensor  # the tensor that was packed; its codes are the same
+    tensor: QTensor  # the tensor that was packed, with unchanged codes
     device: "Device"
 
     @functools.cached_property
@@ -115,25 +115,25 @@ class Packed(abc.ABC):
         return self
 
     def multiplied(self, rows: slice) -> F64:
-        """Return *rows* ``[n, K']`` of the values that the device really multiplies by.
+        """Return *rows* ``[n, K']`` of the weight's values after the device's rounding.
 
-        A device that rounds scales or codes, or rotates K, overrides this method; its
-        `Device.multiplied` has the same K'.  This implementation returns the tensor's own values,
-        in float64.
+        A device that rounds scales or codes, or rotates K, overrides this method and
+        `Device.multiplied`, whose results have the same K'.  This implementation returns the
+        tensor's unrounded values in float64.
         """
         return self.tensor[rows].canonical().exact()
 
     def error(self, rows: slice) -> F64:
         """Return the standard error ``[n]`` of results of *rows*, per unit of the norm of x.
 
-        `Device.magnitudes` may replace the norm by another measure of x.  The error is that of
-        rounding after the operands were rounded.  Verification accepts a result within eight
-        standard errors plus `floor`.
+        `Device.magnitudes` may replace the norm by another measure of x.  The error excludes the
+        rounding of the operands; `multiplied` includes it.  Verification accepts a result within
+        eight standard errors plus `floor`.
 
         This implementation assumes float32 arithmetic: five independent roundings for each group
-        of columns, of partial sums that do not exceed the norm of the row's scaled codes plus
-        offsets.  It adds what is lost of numbers below 2^-126, per unit of x (`npurt.verify`
-        derives it).
+        of columns.  The rounded partial sums do not exceed the norm of the row's scaled codes plus
+        offsets.  The result includes the error of numbers below 2^-126 that grows with x;
+        `npurt.verify` derives it.
         """
         canonical = self.tensor[rows].canonical()
         roundings = 2 + self.k * (5 / canonical.group if canonical.group > 1 else 1)
@@ -142,9 +142,9 @@ class Packed(abc.ABC):
         return bound
 
     def floor(self, rows: slice) -> F64:
-        """Return the part of the error of results ``[n]`` of *rows* that does not shrink with x.
+        """Return the part ``[n]`` of the error of results of *rows* that does not depend on x.
 
-        This implementation returns what float32 kernels lose of numbers below 2^-126.
+        This implementation returns the error of float32 kernels from numbers below 2^-126.
         """
         canonical = self.tensor[rows].canonical()
         sums, codes = (MOST_SUM, MOST_CODES) if canonical.group > 1 else (2.0, 1.0)
@@ -153,13 +153,13 @@ class Packed(abc.ABC):
         return lost
 
     def peak(self, rows: slice, x: F64) -> F64:
-        """Return a bound of all intermediate values of the results ``[M, n]`` of *rows*.
+        """Return an upper bound ``[M, n]`` of the intermediate values of results of *rows*.
+
+        This implementation bounds the products of scales, the sums of activations (if the format
+        has offsets), and the sum of all terms.
 
         Args:
-            x: What `Device.multiplied` returns.
-
-        This implementation bounds the products of scales, the sums of activations where the format
-        has offsets, and all terms.
+            x: The activations ``[M, K']`` that `Device.multiplied` returned.
         """
         canonical = self.tensor[rows].canonical()
         terms = abs(x) @ canonical.sizes().T
@@ -178,22 +178,22 @@ def check_product(
     *,
     strided: bool = False,
 ) -> None:
-    """Check the arguments of `Device.matmuls`, which relies on them.
+    """Check the arguments of `Device.matmuls`; kernels do no bounds checks of their own.
 
-    A product of no rows is valid.  This function runs before every product, so it has to take no
-    longer than a microsecond.
+    A product of no rows is valid.  This function runs before every product, so it must take at most
+    a microsecond.
 
     Args:
-        strided: The device takes arrays that are not in C order, too.
+        strided: The device also takes arrays that are not in C order.
 
     Raises:
-        LayoutError: Something does not fit; kernels would read or write beyond it.
+        LayoutError: A shape, dtype or order is wrong, or a weight belongs to another device.
     """
     shape = x.shape
     fits = x.dtype == FLOAT and len(shape) == 2 and (strided or x.flags.c_contiguous)
     if fits and weights and len(weights) == len(outs):
         rows, k = shape
-        for i, w in enumerate(weights):  # zip(strict=True) takes as long as all of this
+        for i, w in enumerate(weights):  # zip(strict=True) would double the time of this check
             out = outs[i]
             if w.k != k or w.device is not device or out.shape != (rows, w.n):
                 break
@@ -237,21 +237,21 @@ class Device(abc.ABC):
         """Lay out a 2-D *tensor* ``[N, K]`` for this device.
 
         Args:
-            int16: True: products take activations of 16 bits (docs/decisions/006).  None: the
-                device takes 16 bits for the rows of activations that 8 bits would round too much.
-                A device with one precision ignores it.
+            int16: True rounds activations to 16 bits (docs/decisions/006).  None uses 16 bits only
+                for rows of activations that would lose too much precision with 8 bits.  A device
+                with one precision ignores *int16*.
 
         Raises:
-            UnsupportedOp: `why_not` has a reason against its format.
+            UnsupportedOp: `why_not` returned a reason for the tensor's format.
         """
 
     def reserve(self, uses: Sequence[Use]) -> None:  # noqa: B027
-        """Reserve the working memory of the products with *uses*.
+        """Reserve the working memory of products with the weights in *uses*.
 
-        The caller reserves it before it packs weights, which may fill the rest.
+        The caller reserves this memory before packing weights, which may fill the rest.
 
         Raises:
-            DeviceFull: The device has less memory.
+            DeviceFull: The device does not have enough memory.
         """
 
     @abc.abstractmethod
@@ -265,7 +265,7 @@ class Device(abc.ABC):
         """
 
     def matmuls(self, x: F32, weights: Sequence[Packed], outs: Sequence[F32]) -> None:
-        """`matmul` of one x with several weights: in one call to the device where it can."""
+        """Multiply one x by several weights, in one call to the device if it supports that."""
         if len(weights) != len(outs):
             raise _misfit(self, x, weights, outs)
         for w, out in zip(weights, outs, strict=True):
@@ -273,17 +273,17 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def multiplied(self, x: F32, w: Packed) -> F64:
-        """Return the activations ``[M, K']`` that `matmul` really multiplies: x after rounding."""
+        """Return the activations ``[M, K']`` that `matmul` multiplies: x after rounding."""
 
     def magnitudes(self, x: F32, w: Packed) -> F64 | None:
-        """Return for each row of x the number that `Packed.error` is multiplied by.
+        """Return the magnitude ``[M]`` of each row of x, the unit of `Packed.error`.
 
-        None means the norm of the row that `multiplied` returns.
+        None means the norms of the rows that `multiplied` returns.
         """
         return None
 
     def packets(self) -> int:
-        """Return the packets of instructions executed so far; 0 where the device counts none."""
+        """Return the number of instruction packets executed so far; 0 if the device has none."""
         return 0
 
     def restarts(self) -> int:
@@ -303,7 +303,7 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Release the device, which refuses to work from then on.  A second call does nothing."""
+        """Release the device; later calls raise NpurtError.  A second call does nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -315,7 +315,7 @@ class Device(abc.ABC):
         return f"<{type(self).__name__} {self.caps.name}>"
 
 
-# --- What only some devices can do: ask with isinstance; see also `npurt.delta` -------------------
+# --- Optional abilities of devices: test with isinstance; see also `npurt.delta` ------------------
 
 
 @runtime_checkable
@@ -342,4 +342,4 @@ class Estimates(Protocol):
     """A device that estimates how much time it saves."""
 
     def saving(self, op: MatMul, *, int16: bool = False) -> Saving | None:
-        """Return the expected saving of *op*, the same at each call; None when it is unknown."""
+        """Return the expected saving of *op*, or None if unknown; repeated calls agree."""

@@ -1,34 +1,34 @@
-"""Every error npurt raises on purpose.
+"""The exceptions of npurt.
 
     NpurtError
     +-- DeviceNotFound    (LookupError)          no such device, or its node or library is missing
-    |   +-- UnknownDevice                        a name that no device has on any machine
+    |   +-- UnknownDevice                        npurt has no device of this name
     +-- DriverError                              an ioctl, FastRPC or host-library call failed
     |   +-- DeviceTimeout                        the job did not finish in time
     |   +-- DeviceLost                           the device was reset or the DSP process died
-    |   +-- DeviceFull                           no memory left that the device could use
+    |   +-- DeviceFull                           the device has too little free memory
     +-- UnsupportedOp     (NotImplementedError)  no kernel for this op, shape or dtype
     +-- GraphError        (ValueError)           a graph of ops contradicts itself
     +-- NotOffloaded                             strict mode: an op would leave its planned device
-    +-- VerificationFailed                       a result is wrong, and so was its recomputation
+    +-- VerificationFailed                       a result is wrong, also after recomputation
     +-- LayoutError       (ValueError)           a shape, dtype, stride, alignment or size is wrong
     +-- NumericsError     (ValueError)           NaN or infinity where a finite number is needed
-    +-- SettingError      (ValueError)           an NPURT_* variable or an option holds nonsense
+    +-- SettingError      (ValueError)           an NPURT_* variable or an option is invalid
     +-- GrammarError      (ValueError)           a grammar or a schema is wrong, or matches no text
-    +-- ModelFormatError  (ValueError)           the GGUF file is not one npurt can run
+    +-- ModelFormatError  (ValueError)           npurt cannot run this GGUF file
     +-- StateFormatError  (ValueError)           a saved state is damaged or another model's
-    +-- ContextFull       (ValueError)           the KV cache has no room for these tokens
-    +-- OutOfPages                               other sequences have the pages that a run needs
+    +-- ContextFull       (ValueError)           the KV cache has no space for these tokens
+    +-- OutOfPages                               too few KV pages are free for a run or a fork
     +-- DownloadError     (OSError)              a model file could not be fetched or is damaged
 
-Catching NpurtError catches everything a user can act on; anything else is a bug in npurt.
+Every error that a user can act on is an NpurtError; any other exception is a bug in npurt.
 """
 
 from typing import Any
 
 
 class NpurtError(Exception):
-    """Base class: *what* says what happened, *remedy* what the reader can do about it."""
+    """Base class: *what* describes the failure, *remedy* the action that the user can take."""
 
     def __init__(self, what: str, *, remedy: str) -> None:
         super().__init__(what)
@@ -43,7 +43,7 @@ class NpurtError(Exception):
 
 
 def _rebuild(cls: type[NpurtError], state: dict[str, Any]) -> NpurtError:
-    """Unpickle an error: keyword-only arguments break the default protocol."""
+    """Unpickle an error; the default protocol fails for keyword-only arguments."""
     error = cls.__new__(cls)
     error.__dict__.update(state)
     error.args = (state["what"],)
@@ -55,11 +55,11 @@ class DeviceNotFound(NpurtError, LookupError):
 
 
 class UnknownDevice(DeviceNotFound):
-    """A device string is misspelt: no machine has a device of this name."""
+    """A device string names no device that npurt knows on any machine."""
 
 
 class DriverError(NpurtError):
-    """A driver call failed.  *call* is its C name, *code* the raw return value or errno."""
+    """A driver call failed.  *call* is the C name of the call, *code* its return value or errno."""
 
     def __init__(self, what: str, *, remedy: str, call: str, code: int) -> None:
         super().__init__(what, remedy=remedy)
@@ -76,7 +76,7 @@ class DeviceLost(DriverError):
 
 
 class DeviceFull(DriverError):
-    """There is no memory left that the device could use."""
+    """The device has too little free memory."""
 
 
 class UnsupportedOp(NpurtError, NotImplementedError):
@@ -84,15 +84,15 @@ class UnsupportedOp(NpurtError, NotImplementedError):
 
 
 class GraphError(NpurtError, ValueError):
-    """A graph of ops reads what nothing wrote, writes a tensor twice, or has wrong shapes."""
+    """A graph reads a tensor that no op wrote, writes a tensor twice, or has wrong shapes."""
 
 
 class NotOffloaded(NpurtError):
-    """Strict mode: an op would have run elsewhere than planned."""
+    """In strict mode, an op would have run on another device than planned."""
 
 
 class VerificationFailed(NpurtError):
-    """A result did not verify, and neither did its recomputation on the CPU."""
+    """Both a result and its recomputation on the CPU failed verification."""
 
 
 class LayoutError(NpurtError, ValueError):
@@ -104,40 +104,40 @@ class NumericsError(NpurtError, ValueError):
 
 
 class SettingError(NpurtError, ValueError):
-    """An NPURT_* variable or an option holds nonsense."""
+    """An NPURT_* variable or an option has an invalid value."""
 
 
 class GrammarError(NpurtError, ValueError):
-    """A grammar, regular expression or schema is wrong or too large, or lets no token follow."""
+    """A grammar, regular expression or schema is wrong or too large, or allows no next token."""
 
 
 class ModelFormatError(NpurtError, ValueError):
-    """The GGUF file is not one npurt can run."""
+    """npurt cannot run this GGUF file."""
 
 
 class StateFormatError(NpurtError, ValueError):
-    """A file does not hold a saved state that this model can take."""
+    """A file has no saved state, or one that this model cannot load."""
 
 
 class ContextFull(NpurtError, ValueError):
-    """The KV cache has no room for these tokens."""
+    """The KV cache has no space for these tokens."""
 
 
 class OutOfPages(NpurtError):
-    """Other sequences have the pages of keys and values that a run or a fork needs."""
+    """A run or a fork needs more KV-cache pages than are free."""
 
 
 class DownloadError(NpurtError, OSError):
-    """A model file could not be fetched, or what arrived is damaged."""
+    """A model file could not be fetched, or the fetched file is damaged."""
 
 
 def brief(value: object, most: int = 60) -> str:
-    """Return *value* as a message shows it: the first *most* characters of its repr.
+    """Return *value* for an error message: the first *most* characters of its repr.
 
-    For a value without a repr, such as an integer of more than 4300 digits, it is the type.
+    If the repr fails, as for an integer of more than 4300 digits, return the type.
     """
     try:
         return f"{value!r:.{most}}"
-    except Exception:  # noqa: BLE001  # the repr may be a caller's own
+    except Exception:  # noqa: BLE001  # a class of the caller may define the repr
         digits = f" of {value.bit_length()} bits" if isinstance(value, int) else ""
         return f"<{type(value).__name__}{digits}>"

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, files and JSON that anybody may have written."""
+"""Write files atomically; read files and parse JSON from untrusted sources."""
 
 import contextlib
 import errno
@@ -12,21 +12,21 @@ from typing import Any, BinaryIO
 
 @contextlib.contextmanager
 def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
-    """Yield a new file, which gets the name *path* at the end; an exception deletes it.
+    """Yield a new file, which is renamed to *path* at the end, or deleted after an exception.
 
-    A reader of *path* finds either the old file or the whole new one, even when several processes
-    write it at once, and after a crash.  A symbolic link stays; its target is replaced.
+    A reader of *path* finds either the old file or the complete new file, even after a crash or if
+    several processes write *path* at once.  If *path* is a symbolic link, its target is replaced.
 
     Args:
         path: File to make or replace.
-        durable: Wait until the disk has it; without, a power cut may leave an empty file.
+        durable: Flush the file to disk; if False, a power failure may leave an empty file.
 
     Raises:
-        OSError: The file cannot be written, or *path* is no regular file, such as a device node.
+        OSError: The file cannot be written, or *path* is not a regular file, such as a device node.
     """
     require_file(path)
     target = Path(os.path.realpath(path))
-    partial = target.parent / f".npurt-{os.urandom(8).hex()}"  # fits wherever *path* does
+    partial = target.parent / f".npurt-{os.urandom(8).hex()}"  # short enough for any file system
     with contextlib.ExitStack() as undo:
         undo.callback(_remove, partial)
         with open(partial, "xb") as file:
@@ -39,10 +39,10 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
 
 
 def require_file(path: Path) -> None:
-    """Refuse a *path* that `replacing` could not give to a file, before anything is written.
+    """Raise OSError if `replacing` cannot write *path*.
 
     Raises:
-        OSError: It is no regular file, such as a folder or a device node, or no name of a file.
+        OSError: *path* is a folder, a device node or another non-regular file, or is no valid name.
     """
     if "\0" in str(path):
         raise OSError(errno.EINVAL, "its name has a null character", str(path))
@@ -61,7 +61,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
     """Open a regular file to read it.
 
     Raises:
-        OSError: It cannot be read, or is no regular file: a FIFO would block for ever.
+        OSError: The file cannot be read, or is not a regular file: a FIFO would block for ever.
     """
     with open(path, "rb", opener=_without_waiting) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -79,11 +79,11 @@ def _remove(path: Path) -> None:
 
 
 def link_or_move(link: Path, target: Path) -> None:
-    """Make *link* lead to *target*; where there are no symbolic links, it becomes the file."""
+    """Make *link* a symbolic link to *target*; without symbolic links, move *target* to *link*."""
     if link.exists():
         return
     link.parent.mkdir(parents=True, exist_ok=True)
-    link.unlink(missing_ok=True)  # a link that leads nowhere
+    link.unlink(missing_ok=True)  # a dangling link
     try:
         link.symlink_to(os.path.relpath(target, link.parent))
     except OSError:
@@ -94,7 +94,7 @@ def parsed(text: str | bytes) -> Any:
     """Parse JSON from an untrusted source.
 
     Raises:
-        ValueError: The text is no JSON, or is nested too deeply.
+        ValueError: *text* is not JSON, or is nested too deeply.
     """
     try:
         return json.loads(text)

@@ -1,6 +1,6 @@
-"""Names of the files of a GGUF model that is split: ``NAME-00001-of-00003.gguf`` and so on.
+"""File names of a split GGUF model: ``NAME-00001-of-00003.gguf`` and so on.
 
-Source of the form: llama.cpp, llama_split_path (five digits, counted from 1).
+Source of the name format: llama.cpp, llama_split_path (five digits, counted from 1).
 """
 
 import re
@@ -10,9 +10,9 @@ MAX_PARTS = 512  # an open part holds a file descriptor, of which a process ofte
 
 
 def part_names(name: str) -> list[str]:
-    """Return the names of all parts of the model of which *name* is a part, in order.
+    """Return the names of all parts of the split model that has the part *name*, in order.
 
-    A name that has another form, or whose numbers contradict each other, is returned alone.
+    If *name* has no part number, or an impossible one, return only *name*.
     """
     match = _PART.fullmatch(name)
     if not match:

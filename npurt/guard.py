@@ -1,4 +1,4 @@
-"""What segments of all devices refuse."""
+"""Check the arguments of segments, for all devices."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -13,7 +13,7 @@ from npurt.segment import Array, Limits, require_fork
 
 
 class Guard:
-    """Refuses what a segment was not compiled for, before anything changes.  All devices use it.
+    """Checks every call of a segment against its graph and limits, before any state changes.
 
     Attributes:
         closed: The segment was closed.
@@ -28,7 +28,7 @@ class Guard:
         inputs = part.given | {tensor.name for tensor in part.tensors(Kind.INPUT)}
         self._inputs = {t.name: t for op in part.ops for t in op.reads if t.name in inputs}
         self._row_elements = {t.name: t.row_elements for t in self._inputs.values()}
-        self._indexed: dict[str, list[Tensor]] = {}  # weights whose rows or matrices it chooses
+        self._indexed: dict[str, list[Tensor]] = {}  # index tensor -> weights that it indexes
         for op in part.ops:
             if isinstance(op, ops.Embedding):
                 self._indexed.setdefault(op.tokens.name, []).append(op.weight)
@@ -39,7 +39,7 @@ class Guard:
         """Check the arguments of `Segment.run`; return the rows of each sequence.
 
         Raises:
-            LayoutError: They do not fit.
+            LayoutError: *values* or *rows* do not fit the segment.
         """
         spans = rows.by_sequence()
         self._require_room([span.sequence for span in spans])
@@ -55,8 +55,8 @@ class Guard:
         if not self._inputs.keys() <= values.keys():
             missing = sorted(self._inputs.keys() - values.keys())
             raise LayoutError(
-                f"the part {self._part.name} is not given {', '.join(missing)}",
-                remedy="pass an array for each of part.given",
+                f"the part {self._part.name} needs the inputs {', '.join(missing)}",
+                remedy="pass an array for each name in part.given",
             )
         for name, tensor in self._inputs.items():
             count = int(rows.wanted.sum()) if tensor.shape[0] == SELECTED else len(rows.positions)
@@ -69,19 +69,19 @@ class Guard:
             self._lengths[span.sequence] = span.end
 
     def begin_read(self, state: Tensor, sequence: int) -> None:
-        """Check the arguments of `Segment.read`; the sequence has states from here on.
+        """Check the arguments of `Segment.read`, and record that the sequence has states.
 
         Raises:
-            LayoutError: They do not fit.
+            LayoutError: The part has no such state, or the segment no space for the sequence.
         """
         self._require_state(state, sequence)
         self._lengths.setdefault(sequence, 0)
 
     def begin_write(self, state: Tensor, sequence: int, values: Array) -> None:
-        """Check the arguments of `Segment.write`, and record that it sets the state.
+        """Check the arguments of `Segment.write`, and record the sequence's new length.
 
         Raises:
-            LayoutError: They do not fit.
+            LayoutError: As `begin_read`, or *values* have a wrong shape or dtype.
         """
         self._require_state(state, sequence)
         most, given = self._limits.positions, values.shape
@@ -96,7 +96,7 @@ class Guard:
         if wrong_shape or (values.dtype.kind != "f" and not integers):
             raise LayoutError(
                 f"{values.dtype} {values.shape} is not {state} with {most} positions at most",
-                remedy="write what was read, or compile with more positions",
+                remedy="write an array that read() returned, or compile with more positions",
             )
         length = self._lengths.get(sequence, 0)
         self._lengths[sequence] = len(values) if POSITIONS in state.shape else length
@@ -105,7 +105,7 @@ class Guard:
         """Check the arguments of `Segment.fork`.
 
         Raises:
-            LayoutError: They do not fit.
+            LayoutError: The source has too few positions, or the segment no space for the target.
         """
         have = self._lengths.get(source, 0) if self._has_positions else length
         require_fork(source, target, length, have)
@@ -116,7 +116,7 @@ class Guard:
         self._lengths[target] = length
 
     def has(self, sequence: int) -> bool:
-        """Say whether a sequence has states."""
+        """Return whether a sequence has states."""
         return sequence in self._lengths
 
     def rewind(self, sequence: int, length: int) -> None:
@@ -134,14 +134,15 @@ class Guard:
         if count > most:
             raise LayoutError(
                 f"{count} sequences do not fit a segment for {most}",
-                remedy="forget a sequence first, or compile with larger limits",
+                remedy="call forget() for a sequence first, or compile with larger limits",
             )
 
     def _require_state(self, state: Tensor, sequence: int) -> None:
         self._require_room([sequence])
         if state not in self._states:
             raise LayoutError(
-                f"{state.name} is no state of {self._part.name}", remedy="ask its own segment"
+                f"{state.name} is no state of {self._part.name}",
+                remedy="use the segment whose part has this state",
             )
 
     def _require_rows(self, rows: Rows, spans: Sequence[Span]) -> None:
@@ -159,13 +160,14 @@ class Guard:
         kinds = "iu" if tensor.dtype == "i32" else "f"
         if not isinstance(array, np.ndarray) or array.dtype.kind not in kinds:
             raise LayoutError(
-                f"{tensor.name} is {getattr(array, 'dtype', type(array))}, and not {tensor.dtype}",
+                f"{tensor.name} is {getattr(array, 'dtype', type(array))}, not {tensor.dtype}",
                 remedy="pass a numpy array; astype() converts one",
             )
         if array.shape[:1] != (count,) or array.size != count * self._row_elements[tensor.name]:
             raise LayoutError(
-                f"{tensor.name} is {array.shape}, and not {tensor} of {count} rows",
-                remedy="pass one row for each row of the run that the tensor is about",
+                f"{tensor.name} is {array.shape}, not {tensor} of {count} rows",
+                remedy="pass one row for each row of the run; for a tensor of selected rows, one "
+                "for each wanted row",
             )
         for weight in self._indexed.get(tensor.name, ()):
             size = weight.shape[0].size or 0

@@ -1,4 +1,4 @@
-"""Functions of higher layers that lower ones call: `npurt/__init__.py` sets them."""
+"""Functions of higher layers that lower layers call; `npurt/__init__.py` sets them."""
 
 from collections.abc import Callable
 from typing import Any

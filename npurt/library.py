@@ -1,4 +1,4 @@
-"""C libraries of npurt: declared by their own header, opened on first use."""
+"""Find and open the C libraries of npurt, with the declarations of their headers."""
 
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,15 @@ REINSTALL = (
 
 
 def declare(header: Path) -> Any:
-    """Return the declarations in *header*, which the C code includes too, as cffi has them.
+    """Return cffi's declarations of *header*, a header that the C code includes too.
 
     Raises:
-        DeviceNotFound: It cannot be read, or there is no cffi.
+        DeviceNotFound: The header cannot be read, or cffi is missing.
     """
     try:
         return declarations.read(header)
     except ImportError as error:
-        raise DeviceNotFound(f"{error}: npurt's C is called by cffi", remedy=REINSTALL) from error
+        raise DeviceNotFound(f"{error}: npurt's C needs cffi", remedy=REINSTALL) from error
     except OSError as error:
         raise DeviceNotFound(f"cannot read {header}: {error.strerror}", remedy=REINSTALL) from error
 
@@ -32,7 +32,7 @@ def declare(header: Path) -> Any:
 def path_of(name: str) -> Path:
     """Return the path of the C library *name*, such as "cpu/libnpurt_cpu.so".
 
-    It is below the package, or below the folder that `NPURT_LIBRARIES` names.
+    The path is below the folder that `NPURT_LIBRARIES` names, by default the package.
     """
     return Path(read(LIBRARIES, str) or PACKAGE) / name
 
@@ -41,20 +41,20 @@ def load(parser: Any, path: Path, what: str) -> Any:
     """Open the library at *path*.
 
     Args:
-        parser: From `declare`.
+        parser: The declarations that `declare` returned.
         path: The file.
-        what: What is in it, for the error: "the CPU kernels".
+        what: The library's contents, for error messages, such as "the CPU kernels".
 
     Raises:
-        DeviceNotFound: It is missing, or cannot be loaded.
+        DeviceNotFound: The library is missing, or cannot be loaded.
     """
     remedy = REINSTALL
     if read(LIBRARIES, str):
         remedy = f"unset {LIBRARIES.name}, or name a folder with npurt's C libraries"
     if not path.exists():
         raise DeviceNotFound(f"cannot load {what}: there is no {path}", remedy=remedy)
-    # Functions of it are called until the process ends, such as those that free memory: Python
-    # may drop the library before their last call.
+    # RTLD_NODELETE: functions that free memory are called until the process ends, and Python may
+    # drop the library object before the last of these calls.
     flags = parser.RTLD_NOW | parser.RTLD_NODELETE
     try:
         return parser.dlopen(str(path), flags)

@@ -1,4 +1,4 @@
-"""Old names of modules and of their contents: an import by an old name works, and warns."""
+"""Keep old names of modules and attributes usable, with a DeprecationWarning."""
 
 import sys
 import warnings
@@ -12,7 +12,8 @@ from typing import Any
 class _Moved:
     """Finds a module by its old name, and fills it with the contents of the renamed module.
 
-    It is a finder and a loader without their base classes, whose import takes 19 ms.
+    This class is a finder and a loader.  It has no base class because importing the abstract base
+    classes of importlib takes 19 ms.
     """
 
     def __init__(self, names: Mapping[str, str]) -> None:
@@ -26,8 +27,8 @@ class _Moved:
         return ModuleSpec(fullname, self)  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        del spec  # a module as usual
-        return None
+        del spec
+        return None  # Python then makes an ordinary module
 
     def exec_module(self, module: ModuleType) -> None:
         new = self._names[module.__name__]
@@ -37,14 +38,14 @@ class _Moved:
 
 
 def modules(names: Mapping[str, str]) -> None:
-    """Let old names of modules be imported: *names* has the new name of each."""
+    """Make old names of modules importable: *names* maps each old name to the new one."""
     sys.meta_path.append(_Moved(names))
 
 
 def attributes(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of *package*, for names that moved.
+    """Return a ``__getattr__`` for *package* that finds names which moved to other modules.
 
-    *names* has the new module of each name, followed by a colon and its new name if that changed.
+    *names* maps each name to its new module, followed by a colon and the new name if it changed.
     """
 
     def find(name: str) -> Any:
@@ -58,7 +59,7 @@ def attributes(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
 
 
 def attribute(new: str) -> Any:
-    """Return a property that is the attribute *new* of its object, and warns."""
+    """Return a property that warns and returns the attribute *new* of its object."""
 
     class Renamed(property):
         def __set_name__(self, owner: type, name: str) -> None:
@@ -72,9 +73,9 @@ def attribute(new: str) -> Any:
 
 
 def warn(old: str, new: str, *, between: int = 0) -> None:
-    """Warn the caller of the caller that *old* has the name *new*.
+    """Warn that *old* is now called *new*; the warning points to the caller's caller.
 
     Args:
-        between: Frames of npurt between the two.
+        between: Additional frames of npurt between this function and the user's code.
     """
     warnings.warn(f"{old} is now {new}", DeprecationWarning, stacklevel=3 + between)

@@ -1,8 +1,8 @@
-"""`once`: a function whose result is made once in a process, whichever threads ask first.
+"""Cache the result of a function once per process, also when several threads call it at once.
 
-With `functools.cache`, two threads that ask at the same time make two results.  Two plain values do
-no harm.  But a result with an identity or a state must exist once: an opened library, for example,
-or the list of sessions in use.
+With `functools.cache`, two threads that call a function at the same time compute two results.  For
+plain values that is harmless.  But a result with an identity or a state, such as an opened library
+or the list of sessions in use, must exist only once.
 """
 
 import functools
@@ -16,14 +16,14 @@ R = TypeVar("R")
 
 
 def once(make: Callable[[*A], R]) -> Callable[[*A], R]:
-    """Return *make* so that it runs once for each set of arguments, and others wait for its result.
+    """Wrap *make* so that it runs once for each set of arguments, while other threads wait.
 
-    The caller gets what *make* raises; nothing is kept, and the next call tries again.  A call from
-    within the first one, as from a signal handler or a finalizer, cannot wait for it: it makes a
-    second result.  All callers then get the result that is ready first.
+    An exception of *make* reaches the caller and is not cached: the next call runs *make* again.  A
+    nested call in the same thread, as from a signal handler or a finalizer, cannot wait for the
+    first call, so it runs *make* too.  All callers then get the result that is ready first.
     """
     made: dict[tuple[Any, ...], R] = {}
-    # A lock for each process: in a fork, a lock that another thread held is never released.
+    # Each process has its own locks: after a fork, a lock that another thread held stays locked.
     locks: dict[Any, threading.RLock] = {}
 
     @functools.wraps(make)

@@ -1,7 +1,7 @@
-"""Segments of products and gated delta nets, for devices that run nothing else.
+"""Segments of products and gated delta nets, for devices that run no other ops.
 
-Values cross the segment's border before and after each product; another device runs norms,
-attention and the other ops.
+Another device runs norms, attention and the other ops, so values are copied before and after each
+product.
 """
 
 import itertools
@@ -28,7 +28,7 @@ from npurt.verify import Check, Mode, Sampler
 
 
 class ProductDevice(Device):
-    """A device that compiles products, and delta nets unless it refuses them."""
+    """A device that compiles products, and gated delta nets if it supports them."""
 
     def why_not_op(self, op: Op, limits: Limits) -> str | None:
         """Return None if the device can run *op*, else the reason why not, as a sentence."""
@@ -44,13 +44,13 @@ class ProductDevice(Device):
         return f"{self.caps.name} runs products and delta nets only"
 
     def compile(self, part: Graph, weights: Weights, limits: Limits) -> Segment:
-        """Make a segment of *part*.  Errors as `Device.pack`."""
+        """Compile *part* into a segment.  Errors as `Device.pack`."""
         return ProductSegment(self, part, weights, limits)
 
 
 @dataclass(slots=True)
 class _Weight:
-    """A product, its packed weight and its check."""
+    """A product with its packed weight, counter and check."""
 
     op: ops.MatMul
     packed: Packed
@@ -60,7 +60,7 @@ class _Weight:
 
 
 class ProductSegment(Segment):
-    """Products and delta nets on a device; products of one input take one call."""
+    """Products and delta nets on a device; one call runs all products of an input."""
 
     def __init__(self, device: Device, part: Graph, weights: Weights, limits: Limits) -> None:
         self.part = part.check()
@@ -80,10 +80,10 @@ class ProductSegment(Segment):
                 self._weights[op.name] = _Weight(op, packed, bias, counter, check)
 
     def run(self, values: Mapping[str, Array], rows: Rows) -> dict[str, Array]:
-        """Run all ops.
+        """Run all ops; return the wanted tensors and the graph's outputs.
 
         Raises:
-            LayoutError: Values or rows do not fit.
+            LayoutError: *values* or *rows* do not fit the segment.
             DriverError: The device failed, or a result was wrong.
         """
         self._guard.begin_run(values, rows)
@@ -207,7 +207,7 @@ class ProductSegment(Segment):
         for key in [key for key in self._states if key[0] == sequence]:
             del self._states[key]
 
-    # --- Accounts -------------------------------------------------------------------------------
+    # --- Checks and counters --------------------------------------------------------------------
 
     def verify(self, sampler: Sampler) -> None:
         """Check the products and delta nets that *sampler* chooses."""
@@ -222,14 +222,14 @@ class ProductSegment(Segment):
         return self._counters.values()
 
     def close(self) -> None:
-        """Release the weights and states.  The counters stay."""
+        """Release the weights and states, and keep the counters."""
         self._guard.closed = True
         self._weights.clear()
         self._states.clear()
 
 
 def _calls(part: Graph) -> Iterator[list[Op]]:
-    """Yield neighbouring products of one input, which take one call, and other ops alone."""
+    """Group the ops into calls: neighbouring products of one input, and each other op alone."""
 
     def key(op: Op) -> object:
         return op.x.name if isinstance(op, ops.MatMul) else op.name
@@ -238,7 +238,7 @@ def _calls(part: Graph) -> Iterator[list[Op]]:
 
 
 def _net(op: ops.GatedDeltaNet, tokens: int, values: Mapping[str, Array] | None = None) -> DeltaNet:
-    """Return *op* as a net of *tokens* tokens of one sequence, with a state of zeros."""
+    """Return the net of *op* for *tokens* tokens of one sequence, with a state of zeros."""
     width = op.v.columns // op.heads
 
     def of(tensor: Tensor, *shape: int) -> F32:

@@ -1,8 +1,8 @@
-"""An allocator of ranges, such as of a buffer's bytes."""
+"""An allocator of ranges, for example of the bytes of a buffer."""
 
 
 class Ranges:
-    """The free ranges of *size*, which start and end at multiples of *step*."""
+    """The free ranges of ``0..size``; ranges start and end at multiples of *step*."""
 
     def __init__(self, size: int, step: int) -> None:
         self._step = step
@@ -15,7 +15,7 @@ class Ranges:
         return self._free == self._whole
 
     def allocate(self, size: int) -> int | None:
-        """Allocate *size*, rounded up; return where it starts, or None when it fits nowhere."""
+        """Allocate *size*, rounded up; return the start, or None if no free range is that large."""
         size = self._rounded(size)
         for i, (start, end) in enumerate(self._free):
             if end - start >= size:

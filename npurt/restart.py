@@ -1,4 +1,4 @@
-"""Recovery of a lost device: open it again, upload its weights, repeat the work."""
+"""Recover a lost device: open it again, upload its weights, repeat the work."""
 
 import copy
 import threading
@@ -8,25 +8,26 @@ from typing import TypeVar
 
 from npurt.errors import DeviceFull, DeviceLost, DeviceNotFound, DriverError, NpurtError
 
-RESTARTS = 2  # of a device; after that it stays lost
+RESTARTS = 2  # recoveries of a device, until the next failure is final
 RETRY_SECONDS = 0.1
 
 T = TypeVar("T")
 
 
 class Restarts:
-    """Counts how often a device was lost; knows whether it is given up or closed, and why.
+    """Runs work on a device, and reopens the device after a loss, at most `RESTARTS` times.
 
-    Each call passes the device's methods: a reference kept here would keep a dropped device open.
+    Each call passes the device's methods as arguments: a stored reference to the device would keep
+    it open after its last user dropped it.
 
     Attributes:
-        lock: Held during all work: one thread at a time uses the device.
-        count: How often the device was opened again.
+        lock: Held during all work, so that one thread at a time uses the device.
+        count: Times that the device was opened again.
 
     Args:
-        name: What the device is called in messages.
-        lost: Errors after which the device has to be opened again; `DeviceFull` is never one.
-        remedy: What the user can do when it is given up; "": the remedy of the last failure.
+        name: The device's name in messages.
+        lost: Errors after which the device has to be opened again; `DeviceFull` is always excluded.
+        remedy: The remedy in the final DeviceLost; "" means the remedy of the last failure.
     """
 
     def __init__(self, name: str, lost: tuple[type[DriverError], ...], remedy: str = "") -> None:
@@ -37,18 +38,19 @@ class Restarts:
         self._lost = lost
         self._remedy = remedy
         self._failures = 0
-        self._failed: DriverError | None = None  # what must be recovered from
+        self._failed: DriverError | None = None  # the failure that needs a recovery
         self._events: list[str] = []
 
     def surviving(self, work: Callable[[], None], reopen: Callable[[], None]) -> None:
         """Do *work*; if that loses the device, *reopen* it and repeat.
 
         Args:
-            reopen: Releases the device, opens it and uploads all weights.  After an interruption it
-                is called again before any other work.
+            work: The work; it must be safe to repeat.
+            reopen: Releases the device, opens it and uploads all weights.  If *reopen* was
+                interrupted, the next work starts with another call of *reopen*.
 
         Raises:
-            DeviceLost: It was lost too often.
+            DeviceLost: The device was lost more than `RESTARTS` times.
             NpurtError: The device is closed.
         """
         with self.lock:
@@ -63,7 +65,8 @@ class Restarts:
                     raise
                 except self._lost as error:
                     self._failures += 1
-                    self._failed = copy.copy(error)  # without frames, which would keep the device
+                    # A copy has no traceback, whose frames would keep the device alive.
+                    self._failed = copy.copy(error)
         assert self._failed
         raise DeviceLost(
             f"{self._name} was lost {self._failures} times and is given up: {self._failed.what}",
@@ -73,7 +76,7 @@ class Restarts:
         ) from self._failed
 
     def close(self, release: Callable[[], None]) -> None:
-        """Call *release*, and refuse all work from now on."""
+        """Call *release*; later work raises NpurtError."""
         with self.lock:
             self._closed = True
             release()
@@ -103,8 +106,8 @@ def patiently(connect: Callable[[], T], passing: type[DriverError], seconds: flo
     """Call *connect* until it succeeds, while a device restarts; return its result.
 
     Args:
-        passing: Errors after which to try again, such as `DeviceNotFound`.
-        seconds: For how long to try.
+        passing: Errors after which to try again, besides `DeviceNotFound`.
+        seconds: Time after which an error is raised.
     """
     end = time.monotonic() + seconds
     while True:

@@ -1,8 +1,8 @@
-"""The contract of devices that run parts of a graph.
+"""The interface of devices that run parts of a graph.
 
-A device compiles ops of a graph, in order, into a segment: weights laid out, buffers planned.  A
-segment runs rows and owns the states of its ops.  Whoever calls it keeps the accounts: a segment
-returns what it counted, and raises `DriverError` when its device fails.
+A device compiles ops of a graph, in order, into a segment, with packed weights and planned buffers.
+A segment runs rows and owns the states of its ops.  It counts its work and raises `DriverError`
+when its device fails; the caller reports the counts and handles the failure.
 """
 
 import abc
@@ -32,15 +32,15 @@ KV_DTYPES = {"f16": np.float16, "f32": np.float32}
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The sizes that a segment has to be ready for.
+    """The largest sizes that a segment has to support.
 
     Attributes:
         rows: Rows of one run.
         positions: Positions of one sequence.
         sequences: Sequences that have states at the same time.
         kv_dtype: Element type of cached keys and values, one of `KV_DTYPES`.
-        kv_bytes: Bytes of keys and values that a segment with pages (see `Room`) has for all its
-            sequences, over all its layers; None: as many as *sequences* of *positions* take.
+        kv_bytes: Bytes of keys and values for all sequences and layers of a segment with pages (see
+            `Room`); None means enough for *sequences* times *positions*.
 
     Raises:
         SettingError: A size is below 1, or there is no such element type.
@@ -62,20 +62,18 @@ class Limits:
             size = getattr(self, name)
             if size is not None and size < 1:
                 raise SettingError(
-                    f"a segment cannot be ready for {size} {name}",
+                    f"a segment cannot have {size} {name}",
                     remedy=f"use {name}=1 or more",
                 )
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Pages of keys and values: memory that sequences take as they grow, and share after a fork.
-
-    A page has so many positions of every layer of the segment.
+    """Counts of KV-cache pages, which sequences allocate as they grow and share after a fork.
 
     Attributes:
-        page: Positions of a page.
-        free: Pages that no sequence has.
+        page: Positions in a page; a page has the keys and values of all layers of the segment.
+        free: Pages that no sequence uses.
         total: All pages.
         nbytes: Bytes of all pages.
     """
@@ -86,39 +84,39 @@ class Room:
     nbytes: int = 0
 
     def pages(self, length: int) -> int:
-        """Return how many pages *length* positions of a sequence take."""
+        """Return the number of pages for *length* positions of a sequence."""
         return -(-length // self.page)
 
 
 class Weights(Protocol):
-    """Gives a device the weights and tables of a graph, by name of the tensor."""
+    """The source of a graph's weights and tables, by tensor name."""
 
     def quantised(self, name: str) -> QTensor:
-        """Return a weight as the file has it: ``[N, K]``, or ``[E, N, K]`` for experts."""
+        """Return a weight in the file's format: ``[N, K]``, or ``[E, N, K]`` for experts."""
 
     def values(self, name: str) -> Array:
         """Return a weight or a table as floats.
 
         Raises:
-            ModelFormatError: It holds NaN or infinity.
+            ModelFormatError: The tensor contains NaN or infinity.
         """
 
 
 @dataclass(slots=True)
 class Counter:
-    """What an op, or a group of ops of one role, did so far.
+    """Counts of the work of an op, or of a group of ops of one role.
 
     Attributes:
         op: The role, as in reports: ``attn_qkv``, ``norm``, ...
-        tensor: Names of its weights; "" for ops without.
+        tensor: Names of the weights; "" for an op without weights.
         shape: ``(N, K)`` of a product, else ().
         calls: Runs.
         rows: Rows over all runs.
         macs: Multiply-adds.
         nbytes: Bytes of weights read.
-        seconds: Wall time; 0 where only the segment as a whole is timed.
+        seconds: Wall time; 0 if the device times only whole segments.
         verified: Results that were checked.
-        failed: Those of them that were wrong.
+        failed: Checked results that were wrong.
     """
 
     op: str
@@ -134,7 +132,7 @@ class Counter:
 
     @classmethod
     def of(cls, op: Op) -> "Counter":
-        """Return the counter of one op, at zero."""
+        """Return a new counter for *op*, with all counts 0."""
         if not isinstance(op, ops.MatMul | ops.ExpertMatMul):
             return cls(role(op))
         n, k = op.weight.shape[-2:]
@@ -157,11 +155,11 @@ class Counter:
 
 
 class Segment(abc.ABC):
-    """A part of a graph on one device.  One thread at a time.
+    """A part of a graph on one device.  Not thread-safe.
 
     Attributes:
-        part: Its ops.  It is given the tensors ``part.given``, and returns ``part.wanted``.
-        rewinds: `rewind` takes recurrent states back, too.
+        part: The ops.  Inputs are the tensors ``part.given``, results are ``part.wanted``.
+        rewinds: True if `rewind` restores recurrent states, too.
     """
 
     part: Graph
@@ -176,17 +174,17 @@ class Segment(abc.ABC):
             rows: Sequence and position of each row.
 
         Raises:
-            LayoutError: Values or rows do not fit; nothing has changed.
+            LayoutError: *values* or *rows* do not fit the segment; nothing has changed.
             OutOfPages: The rows need more pages than are free (`room`); nothing has changed.
-            DriverError: The device failed; the states of these sequences are lost.
+            DriverError: The device failed; the states of the sequences in *rows* are lost.
         """
 
     @abc.abstractmethod
     def read(self, state: Tensor, sequence: int) -> Array:
-        """Return a copy of a state in its canonical form: shape and values as the graph says.
+        """Return a copy of a state in its canonical form: shape and values as in the graph.
 
         Raises:
-            LayoutError: The segment has no such state, no room for the sequence, or was closed.
+            LayoutError: The segment has no such state, no space for the sequence, or was closed.
             DriverError: The device failed.
         """
 
@@ -195,19 +193,19 @@ class Segment(abc.ABC):
         """Set a state to *values*, in the form that `read` returns.
 
         Raises:
-            LayoutError: As of `read`, or *values* have another shape; nothing has changed.
+            LayoutError: As in `read`, or *values* have another shape; nothing has changed.
         """
 
     def read_exact(self, state: Tensor, sequence: int) -> Array:
-        """Return an exact copy of a state.
+        """Return an exact copy of a state.  Errors as `read`.
 
-        It is what `read` returns; or, where a device has the state of a delta net in integers,
-        those integers: see `npurt.delta.STATE_INTEGERS`.  Raises `read`'s errors.
+        If the device stores the state of a delta net as integers, return the integers (see
+        `npurt.delta.STATE_INTEGERS`), otherwise the result of `read`.
         """
         return self.read(state, sequence)
 
     def write_exact(self, state: Tensor, sequence: int, values: Array) -> bool:
-        """Set a state to what `read_exact` returned; return False if it was rounded."""
+        """Set a state to a result of `read_exact`; return False if this device rounded it."""
         integers = values.dtype == np.int32
         self.write(state, sequence, state_values(values) if integers else values)
         return not integers
@@ -215,48 +213,48 @@ class Segment(abc.ABC):
     def run_into(
         self, values: Mapping[str, Array], rows: Rows, out: Mapping[str, Array]
     ) -> dict[str, Array]:
-        """Do as `run` does; results called as arrays in *out* may be written there."""
+        """Run all ops like `run`; a result may be written to the array of its name in *out*."""
         del out
         return self.run(values, rows)
 
-    # --- Going back -----------------------------------------------------------------------------
+    # --- Rewind ---------------------------------------------------------------------------------
 
     def reach(self, sequence: int, length: int) -> int:
         """Return the largest number of positions, at most *length*, that `rewind` can keep."""
         return length if self.rewinds or not recurrent(self.part) else 0
 
     def rewind(self, sequence: int, length: int) -> None:  # noqa: B027
-        """Keep the first *length* positions, which `reach` returned; give other pages back.
+        """Keep the first *length* positions, a result of `reach`, and free the other pages.
 
-        Here it does nothing: keys and values of later positions are overwritten.  It also does
-        nothing to a sequence without states, as in a closed segment.
+        This implementation does nothing, because later runs overwrite keys and values.  All
+        implementations do nothing for a sequence without states and in a closed segment.
         """
 
     def checkpoint(self, sequence: int) -> Any:
-        """Return an exact copy of the recurrent states, which have no positions to truncate.
+        """Return an exact copy of the recurrent states, which `rewind` may be unable to restore.
 
-        Only this segment knows its form.
+        The format of the copy is private to the segment.
         """
         return {t.name: self.read_exact(t, sequence) for t in recurrent(self.part)}
 
     def restore(self, sequence: int, checkpoint: Any) -> None:
-        """Go back to what `checkpoint` returned."""
+        """Set the recurrent states to *checkpoint*, a result of `checkpoint`."""
         for tensor in recurrent(self.part):
             self.write_exact(tensor, sequence, checkpoint[tensor.name])
 
     # --- Several sequences ----------------------------------------------------------------------
 
     def fork(self, source: int, target: int, length: int) -> None:
-        """Let *target* begin with the first *length* positions of *source*, and no others.
+        """Replace the states of *target* by the first *length* positions of *source*.
 
-        Recurrent states are copied as they are.  Where *source* has more than *length* positions,
-        `restore` a checkpoint of *length* positions to *target* before it runs.  What *target* had
-        is forgotten.
+        Recurrent states are copied unchanged.  If *source* has more than *length* positions, the
+        caller must `restore` a checkpoint of *length* positions to *target* before it runs.
 
         Raises:
-            LayoutError: *source* has fewer positions, *target* is *source*, or there is no room for
-                another sequence; nothing has changed.
-            OutOfPages: There is no page for what cannot be shared; nothing has changed.
+            LayoutError: *source* has fewer positions, *target* is *source*, or the segment has no
+                space for another sequence; nothing has changed.
+            OutOfPages: No page is free for the positions that cannot be shared; nothing has
+                changed.
             DriverError: The device failed.
         """
         kept = {t: self.read(t, source) for t in positional(self.part)}
@@ -269,26 +267,26 @@ class Segment(abc.ABC):
             self.restore(target, moving)
 
     def room(self, without: Collection[int] = ()) -> Room | None:
-        """Return how many pages there are; None where each sequence has memory of its own.
+        """Return the counts of pages, or None if each sequence has fixed memory of its own.
 
         Args:
-            without: Pages that only these sequences have count as free.
+            without: Sequences whose unshared pages count as free.
         """
         return None
 
     @abc.abstractmethod
     def forget(self, sequence: int) -> None:
-        """Drop all states of a sequence, and give its pages back."""
+        """Drop all states of a sequence, and free its pages."""
 
     @abc.abstractmethod
     def counters(self) -> Iterable[Counter]:
-        """Return the counts of the ops so far."""
+        """Return the counters of the ops."""
 
     def verify(self, sampler: Sampler) -> None:  # noqa: B027
-        """Have products checked that *sampler* chooses.  Here, none are."""
+        """Check the products that *sampler* chooses.  This implementation checks none."""
 
     def events(self) -> list[str]:
-        """Return the events since the last call that reports show, a sentence each."""
+        """Return the events since the last call, one sentence each, for reports."""
         return []
 
     def close(self) -> None:  # noqa: B027
@@ -297,12 +295,12 @@ class Segment(abc.ABC):
 
 @runtime_checkable
 class Shifts(Protocol):
-    """A segment that can forget positions in the middle, if *shifts* says so."""
+    """A segment that can remove positions from the middle of a sequence, if *shifts* is True."""
 
     shifts: bool
 
     def shift(self, sequence: int, keep: int, drop: int) -> None:
-        """Forget *drop* positions after the first *keep*; move the later ones down."""
+        """Remove *drop* positions after the first *keep*; subtract *drop* from later positions."""
 
 
 @runtime_checkable
@@ -311,25 +309,25 @@ class Compiler(Protocol):
 
     @property
     def caps(self) -> Caps:
-        """What it is."""
+        """The device's name and description."""
 
     def why_not_op(self, op: Op, limits: Limits) -> str | None:
         """Return None when the device can run *op*, else a sentence saying what rules it out."""
 
     def compile(self, part: Graph, weights: Weights, limits: Limits) -> Segment:
-        """Make a segment of *part*; `why_not_op` has said None of each op.
+        """Compile *part*, whose ops `why_not_op` all accepts, into a segment.
 
         Raises:
-            DeviceFull: There is not enough memory for its weights and states.
+            DeviceFull: The device has too little memory for the weights and states.
             DriverError: The device failed.
         """
 
 
 def require_fork(source: int, target: int, length: int, have: int) -> None:
-    """Check that *target* can begin with *length* of the *have* positions of *source*.
+    """Raise LayoutError if *target* cannot take *length* of the *have* positions of *source*.
 
     Raises:
-        LayoutError: It cannot.
+        LayoutError: *source* is *target*, or has fewer than *length* positions.
     """
     if source == target:
         raise LayoutError(
@@ -344,7 +342,7 @@ def require_fork(source: int, target: int, length: int, have: int) -> None:
 
 
 def recurrent(part: Graph) -> list[Tensor]:
-    """Return the states of *part* that have no axis of positions."""
+    """Return the states of *part* that have no axis of positions: recurrent states."""
     return [t for t in part.tensors(Kind.STATE) if POSITIONS not in t.shape]
 
 
@@ -356,17 +354,17 @@ def positional(part: Graph) -> list[Tensor]:
 def split(
     graph: Graph, owner: Callable[[Op], Any], kept: Iterable[str] = ()
 ) -> list[tuple[Any, Graph]]:
-    """Cut *graph* into parts that have one owner each, few and large.
+    """Split *graph* into as few parts as possible, each with one owner.
 
-    An op joins the earlier part of its owner, unless it needs a result that another owner computes
-    after that part.  So products of one input are in one part, and the rotations of their results.
+    An op joins the earliest part of its owner after which no other owner computes its inputs.  So
+    all products of one input are in one part, together with the rotations of their results.
 
     Args:
-        owner: Returns who runs an op.
-        kept: Names of tensors that the caller wants besides the graph's outputs.
+        owner: Returns the owner of an op, such as a device.
+        kept: Names of tensors that the caller needs besides the graph's outputs.
 
     Returns:
-        Each owner with its part.
+        Pairs of an owner and a part, in the order of execution.
     """
     runs: list[tuple[Any, list[Op]]] = []
     left = [(op, owner(op)) for op in graph.ops]

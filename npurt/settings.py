@@ -1,6 +1,7 @@
-"""Every environment variable npurt reads, in one table.
+"""The environment variables that npurt reads, in one table.
 
-Values are read when asked for, never at import.  ``FOO=0`` and ``FOO=`` switch a flag off.
+npurt reads a variable when it needs the value, never at import.  ``FOO=0`` and ``FOO=`` switch a
+flag off.
 """
 
 import os
@@ -16,27 +17,27 @@ T = TypeVar("T", int, str)
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One variable: its name, its default and what it does."""
+    """One variable: its name, its default and its effect."""
 
     name: str
     default: int | str
     help: str
 
     def text(self) -> str | None:
-        """Return the variable as it stands, or None when it is not set or empty."""
+        """Return the variable's unparsed value, or None if it is unset or empty."""
         return os.environ.get(self.name) or None
 
 
 def stated(names: Container[str]) -> list[str]:
-    """Return the variables of other programs that are set, of *names* in any case, sorted."""
+    """Return, sorted, the variables in the environment whose upper-case names are in *names*."""
     return sorted(name for name in os.environ if name.upper() in names)
 
 
 def read(setting: Setting, kind: type[T]) -> T:
-    """Read *setting* now, as *kind*.
+    """Return the value of *setting*, converted to *kind*.
 
     Raises:
-        SettingError: The variable is set to something that is not a *kind*.
+        SettingError: The value cannot be converted.
     """
     text = setting.text()
     if text is None:
@@ -51,10 +52,10 @@ def read(setting: Setting, kind: type[T]) -> T:
 
 
 def deadline() -> int:
-    """Return the seconds that one call to an NPU may take: `NPURT_DEADLINE`.
+    """Return the longest time of one call to an NPU, in seconds: `NPURT_DEADLINE`.
 
     Raises:
-        SettingError: It is no number, below 1, or more than a day.
+        SettingError: The value is not a number, is below 1, or is more than a day.
     """
     seconds = read(DEADLINE, int)
     if not 1 <= seconds <= LONGEST_SECONDS:
@@ -67,21 +68,21 @@ def deadline() -> int:
 
 
 def variable(name: str) -> str:
-    """Return a variable that others read, for a diagnosis; "" when it is not set."""
+    """Return a variable of other programs, for a diagnosis; "" if it is not set."""
     return os.environ.get(name, "")
 
 
 def preloading(library: str) -> dict[str, str]:
-    """Return the environment of a program that is to load *library* before any other."""
+    """Return the environment for a program that has to load *library* before other libraries."""
     others = os.environ.get("LD_PRELOAD", "")
     return {**os.environ, "LD_PRELOAD": f"{library} {others}".strip()}
 
 
 def prepend_dsp_path(folder: str) -> None:
-    """Make the DSP look for its code in *folder* first, then where the user wants it to.
+    """Make the DSP search for its code in *folder* first, then in the user's folders.
 
-    FastRPC reads DSP_LIBRARY_PATH, and ADSP_LIBRARY_PATH where that is not set; items are separated
-    by ";" only.  Both are set, before a session is opened.
+    FastRPC reads DSP_LIBRARY_PATH, or ADSP_LIBRARY_PATH if the former is not set.  Both are lists
+    separated by ";".  This function sets both, and has to run before a session is opened.
     """
     users = os.environ.get("DSP_LIBRARY_PATH") or os.environ.get("ADSP_LIBRARY_PATH") or ""
     folders = [folder, *(item for item in users.split(";") if item and item != folder)]
@@ -90,20 +91,20 @@ def prepend_dsp_path(folder: str) -> None:
 
 
 def cache_folder() -> Path:
-    """Return the folder for files that npurt can make again: `NPURT_CACHE`, or XDG's.
+    """Return the folder for files that npurt can recreate: `NPURT_CACHE` or XDG's cache folder.
 
     Raises:
-        FileNotFoundError: There is no such place: the user has no home.
+        FileNotFoundError: The user has no home folder.
     """
     chosen = read(CACHE, str)
     return Path(chosen) if chosen else _folder_of_user("XDG_CACHE_HOME", ".cache")
 
 
 def state_folder() -> Path:
-    """Return where npurt keeps what is of the user, such as the history of chats: XDG's place.
+    """Return XDG's state folder of npurt, for user data such as the chat history.
 
     Raises:
-        FileNotFoundError: There is no such place: the user has no home.
+        FileNotFoundError: The user has no home folder.
     """
     return _folder_of_user("XDG_STATE_HOME", ".local/state")
 
@@ -117,39 +118,39 @@ def _folder_of_user(variable: str, usual: str) -> Path:
 
 
 def terminal_has_styles() -> bool:
-    """Return whether the user's terminal shows styles of text, and the user wants them."""
+    """Return whether the terminal supports text styles and the user did not disable them."""
     return os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("NO_COLOR")
 
 
-DEBUG = Setting("NPURT_DEBUG", 0, "1: errors of the command line with their traceback")
+DEBUG = Setting("NPURT_DEBUG", 0, "1: print the traceback of command-line errors")
 DEVICE = Setting("NPURT_DEVICE", "auto", "device to use when none is given")
 THREADS = Setting("NPURT_THREADS", 0, "CPU threads; 0 chooses from affinity, cgroup and core types")
-CPU_ISA = Setting("NPURT_CPU_ISA", "", "CPU kernel set to use instead of the best, e.g. avx2")
+CPU_ISA = Setting("NPURT_CPU_ISA", "", "CPU kernel set to use instead of the fastest, e.g. avx2")
 LIBRARIES = Setting(
-    "NPURT_LIBRARIES", "", "folder of another build of npurt's C libraries, laid out as npurt/ is"
+    "NPURT_LIBRARIES", "", "folder of another build of npurt's C libraries, with npurt/'s layout"
 )
 VERIFY = Setting("NPURT_VERIFY", "sample", "result verification: off, sample or always")
 MODELS = Setting(
     "NPURT_MODELS", "", "folder for model files, instead of `models` in the user's cache"
 )
 FASTRPC_LIBRARY = Setting("NPURT_FASTRPC_LIBRARY", "", "path of the FastRPC library to use")
-LONGEST_SECONDS = 24 * 60 * 60  # of a deadline; more would overflow clocks
+LONGEST_SECONDS = 24 * 60 * 60  # longest deadline; a longer one would overflow clocks
 DEADLINE = Setting("NPURT_DEADLINE", 60, "seconds that one call to an NPU may take")
 HEXAGON_TRANSPORT = Setting(
-    "NPURT_HEXAGON_TRANSPORT", "invoke", "how calls get to the Hexagon: invoke or dspqueue"
+    "NPURT_HEXAGON_TRANSPORT", "invoke", "transport of calls to the Hexagon: invoke or dspqueue"
 )
 HEXAGON_WORKER = Setting(
     "NPURT_HEXAGON_WORKER",
     0,
-    "1: let another process call the Hexagon, one that can be killed when it hangs",
+    "1: call the Hexagon from a worker process, which npurt kills if it hangs",
 )
 ROCKET_THREADS = Setting(
-    "NPURT_ROCKET_THREADS", 0, "1: a thread for each core of an RK3588 with the driver rocket"
+    "NPURT_ROCKET_THREADS", 0, "1: one thread for each NPU core of an RK3588 (rocket driver)"
 )
-# Settings of the simulators, which read them themselves.
+# Variables that only the simulators read.
 SIM_FASTRPC = "NPURT_SIM_FASTRPC"
 SIM_RKNPU = "NPURT_SIM_RKNPU"
-CACHE = Setting("NPURT_CACHE", "", "folder for models, and for what npurt measured of this machine")
+CACHE = Setting("NPURT_CACHE", "", "folder for models and for measurements of this machine")
 
 SETTINGS = (
     DEBUG,

@@ -1,4 +1,4 @@
-"""Tests that every device has to pass, for devices of other packages too.
+"""Tests that every device has to pass, including devices of other packages.
 
     class TestMine(npurt.testing.DeviceSuite):
         def open(self):
@@ -28,18 +28,18 @@ from npurt.quant.tensor import QTensor
 from npurt.segment import Compiler, Limits, Segment, positional, split
 
 Array = npt.NDArray[Any]
-EIGHT_BITS = 1e-3  # nmse of products whose operands are rounded to 8 bits; 2e-4 is usual
+EIGHT_BITS = 1e-3  # accepted nmse of products with 8-bit operands; 2e-4 is usual
 WIDTH, HEADS, KV_HEADS, FF, VOCABULARY, LAYERS = 64, 4, 2, 96, 128, 2
 LIMITS = Limits(rows=48, positions=64, sequences=2, kv_dtype="f32")
 
 
 def nmse(y: Array, expected: Array) -> float:
-    """Return the squared error of *y* relative to the squares of *expected*."""
+    """Return the sum of squared errors of *y* divided by the sum of squares of *expected*."""
     return float(((y - expected) ** 2).sum() / (expected**2).sum())
 
 
 def decoder() -> Graph:
-    """Return a Llama of two small layers: ``tokens`` in, ``logits`` out."""
+    """Return the graph of a Llama with two small layers; input ``tokens``, output ``logits``."""
     b = Builder("small")
     d, heads = Dim("D", WIDTH), WIDTH // HEADS
 
@@ -73,7 +73,7 @@ def decoder() -> Graph:
 
 
 class RandomWeights:
-    """Weights of a graph from a seed, as `npurt.segment.Weights`."""
+    """Random weights of a graph, reproducible by a seed; implements `npurt.segment.Weights`."""
 
     def __init__(self, graph: Graph, seed: int = 1) -> None:
         rng = np.random.default_rng(seed)
@@ -99,10 +99,10 @@ class RandomWeights:
 
 
 class DeviceSuite(abc.ABC):
-    """The tests.  A subclass defines `open`, and describes the device by the class attributes."""
+    """The tests.  A subclass defines `open`, and may override the class attributes."""
 
-    tolerance = EIGHT_BITS  # nmse of a product, and of logits of `decoder`
-    formats = ("q8_0", "f32")
+    tolerance = EIGHT_BITS  # largest accepted nmse of a product, and of logits of `decoder`
+    formats = ("q8_0", "f32")  # weight formats to test
 
     @abc.abstractmethod
     def open(self) -> Device:
@@ -111,7 +111,7 @@ class DeviceSuite(abc.ABC):
     # --- Products -------------------------------------------------------------------------------
 
     def test_products_are_right(self) -> None:
-        """Multiply one row and several rows by weights of every format that the device takes."""
+        """Multiply one row and several rows by weights of each format that the device supports."""
         rng = np.random.default_rng(2)
         with self.open() as device:
             for form in self.formats:
@@ -127,7 +127,7 @@ class DeviceSuite(abc.ABC):
                     assert nmse(y, expected) < self.tolerance, (form, rows)
 
     def test_what_it_says_it_multiplies_is_what_it_multiplies(self) -> None:
-        """Compare results with `Packed.multiplied`, within the error that verification accepts."""
+        """Results are products of the `multiplied` values, within the error of `Packed.error`."""
         rng = np.random.default_rng(3)
         with self.open() as device:
             w = QTensor.quantize(rng.standard_normal((32, 64)).astype(np.float32), "q8_0")
@@ -144,7 +144,7 @@ class DeviceSuite(abc.ABC):
             assert (abs(y - multiplied @ packed.multiplied(rows).T) <= bound).all()
 
     def test_shapes_that_do_not_fit_are_refused(self) -> None:
-        """LayoutError is raised, and nothing is written."""
+        """The device raises LayoutError, and writes nothing."""
         with self.open() as device:
             packed = device.pack(QTensor.quantize(np.ones((32, 64), np.float32), "q8_0"))
             out = np.zeros((2, 32), np.float32)
@@ -154,13 +154,13 @@ class DeviceSuite(abc.ABC):
             assert not out.any()
 
     def test_it_can_be_closed_twice(self) -> None:
-        """The second call does nothing."""
+        """A second call of close() does nothing."""
         device = self.open()
         device.close()
         device.close()
 
     def test_a_closed_device_refuses_to_work(self) -> None:
-        """NpurtError is raised, and nothing is written."""
+        """The device raises NpurtError, and writes nothing."""
         tensor = QTensor.quantize(np.ones((32, 64), np.float32), "q8_0")
         graph = decoder()
         with self.open() as device:
@@ -180,7 +180,7 @@ class DeviceSuite(abc.ABC):
     # --- Graphs ---------------------------------------------------------------------------------
 
     def test_logits_of_a_small_model(self) -> None:
-        """A prompt gives the logits of the interpreter, at once and token by token."""
+        """A prompt gives the interpreter's logits, in one run and token by token."""
         ids = np.arange(7, 27) % VOCABULARY
         with self.segments() as (segments, graph, weights):
             expected = reference(graph, weights, ids)
@@ -194,7 +194,7 @@ class DeviceSuite(abc.ABC):
             assert nmse(cut, expected) < self.tolerance
 
     def test_states_are_those_of_the_graph(self) -> None:
-        """States that were read, dropped and written back continue as before."""
+        """After states are read, dropped and written back, runs give the same logits as before."""
         ids = np.arange(3, 19) % VOCABULARY
         with self.segments() as (segments, graph, _):
             first = evaluate(segments, ids[:8])
@@ -224,7 +224,7 @@ class DeviceSuite(abc.ABC):
             assert nmse(both, np.concatenate(alone)) < self.tolerance
 
     def test_a_fork_goes_on_as_the_sequence_that_it_was_taken_from(self) -> None:
-        """It has the first positions, goes its own way, and leaves the other as it is."""
+        """A fork starts with the source's first positions; runs of one do not change the other."""
         ids = np.arange(11, 27) % VOCABULARY
         with self.segments() as (segments, _, _):
             evaluate(segments, ids[:8])
@@ -234,7 +234,7 @@ class DeviceSuite(abc.ABC):
             other = evaluate(segments, ids[:4], 8, sequence=1)
             then = evaluate(segments, ids[12:], 12)
             for segment in segments:
-                segment.fork(0, 1, 12)  # what it had is forgotten
+                segment.fork(0, 1, 12)  # replaces the states of sequence 1
             assert np.array_equal(evaluate(segments, ids[12:], 12, sequence=1), then)
 
             forget(segments)
@@ -242,7 +242,7 @@ class DeviceSuite(abc.ABC):
             assert np.array_equal(evaluate(segments, ids[:4], 8), other)
 
     def test_a_fork_outlives_the_sequence_that_it_was_taken_from(self) -> None:
-        """Its states are its own when the other one is forgotten or goes back."""
+        """The fork keeps its states when the source is forgotten and run again."""
         ids = np.arange(30, 46) % VOCABULARY
         with self.segments() as (segments, _, _):
             evaluate(segments, ids[:8])
@@ -254,7 +254,7 @@ class DeviceSuite(abc.ABC):
             assert np.array_equal(evaluate(segments, ids[8:12], 8, sequence=1), then)
 
     def test_forks_that_cannot_be_are_refused(self) -> None:
-        """LayoutError is raised, and nothing changes."""
+        """The segment raises LayoutError, and changes no state."""
         with self.segments() as (segments, _, _):
             evaluate(segments, np.arange(3))
             evaluate(segments, np.arange(5), sequence=1)
@@ -271,7 +271,7 @@ class DeviceSuite(abc.ABC):
                     assert np.array_equal(segment.read(tensor, i), values)
 
     def test_pages_are_taken_when_they_are_needed_and_given_back(self) -> None:
-        """`room` counts them; None where each sequence has memory of its own."""
+        """`room` counts free pages; it returns None if each sequence has fixed memory."""
         with self.segments() as (segments, _, _):
             for room in (segment.room() for segment in segments):
                 assert room is None or (room.page > 0 and room.free == room.total)
@@ -297,10 +297,10 @@ class DeviceSuite(abc.ABC):
             per_row = LAYERS * WIDTH * (2 * WIDTH + 2 * WIDTH * KV_HEADS // HEADS + 3 * FF)
             assert macs == 5 * (per_row + WIDTH * VOCABULARY), graph.name
 
-    # --- What is refused ------------------------------------------------------------------------
+    # --- Wrong calls ----------------------------------------------------------------------------
 
     def test_runs_that_do_not_fit_are_refused(self) -> None:
-        """LayoutError is raised, and the states stay as they are."""
+        """The segment raises LayoutError, and changes no state."""
         tokens = np.arange(8)
         with self.segments() as (segments, _, _):
             values: dict[str, Array] = {"tokens": tokens}
@@ -315,7 +315,7 @@ class DeviceSuite(abc.ABC):
             assert np.array_equal(evaluate(segments, tokens), after_refusals)
 
     def test_a_gap_in_the_positions_is_refused(self) -> None:
-        """Rows continue the keys and values that a sequence has."""
+        """The first row of a run has to follow the last position of its sequence."""
         with self.segments() as (segments, _, _):
             evaluate(segments, np.arange(3))
             for segment in segments:
@@ -324,7 +324,7 @@ class DeviceSuite(abc.ABC):
                         segment.run(_inputs(segment.part, Rows.of(1, 4)), Rows.of(1, 4))
 
     def test_a_sequence_too_many_is_refused(self) -> None:
-        """A sequence that is forgotten makes room for another one."""
+        """A sequence beyond the limit is refused until another sequence is forgotten."""
         with self.segments() as (segments, _, _):
             evaluate(segments, np.arange(3))
             evaluate(segments, np.arange(3), sequence=7)
@@ -341,7 +341,7 @@ class DeviceSuite(abc.ABC):
                 segment.run(_inputs(segment.part, rows), rows)
 
     def test_states_that_do_not_fit_are_refused(self) -> None:
-        """LayoutError is raised, and the states stay as they are."""
+        """The segment raises LayoutError, and changes no state."""
         with self.segments() as (segments, _, _):
             evaluate(segments, np.arange(3))
             for segment in segments:
@@ -359,7 +359,7 @@ class DeviceSuite(abc.ABC):
                     assert np.array_equal(segment.read(tensor, 0), kept)
 
     def test_what_is_refused_takes_no_room(self) -> None:
-        """A sequence whose first state was refused does not count."""
+        """A sequence whose calls were all refused does not count towards the limit."""
         with self.segments() as (segments, _, _):
             evaluate(segments, np.arange(3))
             for segment in segments:
@@ -375,7 +375,7 @@ class DeviceSuite(abc.ABC):
                 segment.run(_inputs(segment.part, rows), rows)
 
     def test_a_closed_segment_refuses_to_work(self) -> None:
-        """Counters stay; a second call of close(), forget() and rewind() do nothing."""
+        """After close(), counters are kept, and close(), forget() and rewind() do nothing."""
         with self.segments() as (segments, _, _):
             evaluate(segments, np.arange(3))
             for segment in segments:
@@ -395,7 +395,7 @@ class DeviceSuite(abc.ABC):
 
     @contextlib.contextmanager
     def segments(self) -> Iterator[tuple[list[Segment], Graph, RandomWeights]]:
-        """Yield the segments of `decoder`: on this device, or on numpy where it refuses an op."""
+        """Yield the segments of `decoder`; numpy runs the ops that this device refuses."""
         from npurt.reference.device import ReferenceDevice
 
         graph = decoder()
@@ -423,7 +423,7 @@ def run(segments: list[Segment], inputs: Mapping[str, Array], rows: Rows) -> Arr
 
 
 def evaluate(segments: list[Segment], ids: Array, position: int = 0, sequence: int = 0) -> Array:
-    """Return the logits of *ids* of a sequence from *position* on."""
+    """Return the logits of *ids*, tokens of a sequence from *position* on."""
     return run(segments, {"tokens": ids}, Rows.of(len(ids), position, sequence=sequence))
 
 
@@ -435,7 +435,7 @@ def forget(segments: list[Segment]) -> None:
 
 
 def reference(graph: Graph, weights: RandomWeights, ids: Array) -> Array:
-    """Return the logits in float64."""
+    """Return the logits of *ids* computed in float64."""
     interpreter = Interpreter(graph, weights.values)
     inputs = {"tokens": ids}
     return interpreter.run(inputs, Rows.of(len(ids)), States(graph, np.float64))["logits"]
@@ -454,14 +454,14 @@ def _states(segment: Segment) -> tuple[Tensor, ...]:
 
 
 def _read(part: Graph) -> list[Tensor]:
-    """Return the tensors that have to be passed to a run of *part*."""
+    """Return the tensors that a run of *part* needs as arguments."""
     inputs = {tensor.name for tensor in part.tensors(Kind.INPUT)} | part.given
     tensors = {t.name: t for op in part.ops for t in op.reads}
     return [tensors[name] for name in sorted(inputs)]
 
 
 def _inputs(part: Graph, rows: Rows) -> dict[str, Array]:
-    """Return zeros for everything that has to be passed to a run of *rows*."""
+    """Return arrays of zeros for all arguments of a run of *rows*."""
     values = {}
     for tensor in _read(part):
         count = int(rows.wanted.sum()) if tensor.shape[0] == SELECTED else len(rows)
@@ -471,7 +471,7 @@ def _inputs(part: Graph, rows: Rows) -> dict[str, Array]:
 
 
 def _wrong_runs(part: Graph) -> Iterator[tuple[str, dict[str, Array], Rows]]:
-    """Yield runs of *part* that are wrong in one respect each: what is wrong, values and rows."""
+    """Yield the arguments of runs of *part*, each with one mistake: its name, values and rows."""
     zeros, three = np.zeros(3, np.intp), np.arange(3)
     wrong_rows = {
         "no rows": Rows.of(0),

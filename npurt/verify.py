@@ -1,42 +1,42 @@
 """Verify products by Freivalds' test: y = W x is right when r . y = (W^T r) . x.
 
-The probe vector r is random and made once per weight.  s = W^T r is computed once, in double.  A
-check costs N + K multiply-adds a row; the product took N * K.
+The probe vector r is random.  r and s = W^T r are computed once per weight, in float64.  A check
+costs N + K multiply-adds a row; the product costs N * K.
 
 The bound.  Element n of y is a sum of G groups.  Each group rounds at most five times (scale
-product, sum product, integer sum of remainders, two fused multiply-adds); a float weight rounds
-once a column.  Each rounding is at most u = 2^-24 of a partial sum.  By Cauchy-Schwarz no partial
-sum exceeds a_n |x|, where a_n is the norm of row n of W (scaled codes plus offsets).  The bound
-assumes that roundings are independent and of mean zero.  By Hoeffding's inequality the error of
-r . y then exceeds
+product, sum product, integer sum of remainders, two fused multiply-adds); a product with a float
+weight rounds once a column.  The error of each rounding is at most u = 2^-24 times a partial sum.
+By Cauchy-Schwarz no partial sum exceeds a_n |x|, where a_n is the norm of row n of W (scaled codes
+plus offsets).  The bound assumes that rounding errors are independent and have mean zero.  By
+Hoeffding's inequality the error of r . y then exceeds
 
     LAMBDA * u * sqrt(roundings) * sqrt(sum_n (r_n a_n)^2) * |x|
 
-with probability below 2 exp(-LAMBDA^2 / 2) = 3e-14.  Adding a bias rounds once more, by u of the
-result and of the bias.
+with probability below 2 exp(-LAMBDA^2 / 2) = 3e-14.  Adding a bias rounds once more, with an error
+of u times the result and u times the bias.
 
-Small numbers.  Below h = 2^-126 float32 has fewer bits, and a thread may treat operands and results
-as 0 there, depending on a setting of the thread.  So every operation may be off by h times its
-factor, and all these errors may have one sign.  For a group of codes c, with scales w and x of
-weights and activations and an offset o, the errors are:
+Small numbers.  Numbers below h = 2^-126 have fewer bits in float32, and some threads are set to
+treat such operands and results as 0.  So every operation may have an error of h times its factor,
+and all these errors may have the same sign.  For a group with the scale w of weights, the scale x
+of activations and an offset o, the errors are:
 
     the product of scales        h (1 + |w| + |x|), times the sum of code products, below 2^27
     the sum of activations       h (1 + |sum of codes of x|), times |o|
     two fused multiply-adds      2 h each, for the addend and the result
 
-Over all groups, the sum of |w| times code products is at most 2^15 sqrt(K) a_n, and so is that of
-|o| times sums of codes; the sum of |x| times code products is at most 2^7 sqrt(K) |x|.  A column of
-a float weight adds h (|w| + |x| + 2); all columns add at most h (sqrt(K) (a_n + |x|) + 2 K).
-`Packed.floor` and `Packed.error` return these bounds for a result.  s is off as well, by
-h sqrt(K) |x| for each row of W.
+Over all groups, the sum of |w| times code products is at most 2^15 sqrt(K) a_n, and the sum of |o|
+times sums of codes has the same limit.  The sum of |x| times code products is at most
+2^7 sqrt(K) |x|.  A column of a float weight adds h (|w| + |x| + 2); all columns add at most
+h (sqrt(K) (a_n + |x|) + 2 K).  `Packed.floor` and `Packed.error` return these bounds for a result.
+The error of s adds h sqrt(K) |x| for each row of W.
 
-Large numbers.  A result beyond float32 is infinite, or NaN where partial sums of both signs
-overflow.  Freivalds' test cannot judge a row with such a result, so each of its elements is
-compared with a product in float64.  An element that is not finite is right if an intermediate value
-(`Packed.peak`, and the bound) may have overflowed, and wrong otherwise.  Rows of x that are not
-finite, which float weights multiply too, are not judged.
+Large numbers.  A result beyond the range of float32 is infinite, or NaN if partial sums of both
+signs overflow.  Freivalds' test does not work for a row with infinite or NaN results, so each
+element of the row is compared with a product in float64.  An element that is not finite is accepted
+if an intermediate value (`Packed.peak` plus the bound) may have overflowed.  Rows of x with NaN or
+infinity, which float weights multiply too, are not checked.
 
-The check finds a wrong element that is off by more than twice the bound of r . y.
+The check finds a wrong element whose error is more than twice the bound of r . y.
 Sources: Freivalds 1977; Higham & Mary 2019 (probabilistic rounding analysis); IEEE 754-2019, 7.5.
 """
 
@@ -53,10 +53,10 @@ from npurt.device import F32, F64, FLUSHED, LAMBDA, MOST_CODES, MOST_SUM, UNIT, 
 from npurt.errors import NumericsError, SettingError, brief
 from npurt.settings import VERIFY, read
 
-PROBE_ROUNDINGS = 2 * 64 + 2  # of an element of s, which check__vec.c adds up in float32
-OVERFLOW = 2.0**128 * (1 - 2.0**-7)  # 2^17 roundings may take it to the end of float32
-SLICE = 1024  # rows of a weight that are float64 at a time
-SAMPLE = 0.01  # share of products checked in `sample` mode, after the first of each shape
+PROBE_ROUNDINGS = 2 * 64 + 2  # roundings in an element of s: check__vec.c sums in float32
+OVERFLOW = 2.0**128 * (1 - 2.0**-7)  # a value that 2^17 roundings may increase to an overflow
+SLICE = 1024  # rows of a weight that are converted to float64 at a time
+SAMPLE = 0.01  # fraction of products checked in `sample` mode, after the first of each shape
 
 
 class Mode(Enum):
@@ -68,7 +68,7 @@ class Mode(Enum):
 
 
 def mode(name: str | None = None) -> Mode:
-    """Return the mode called *name*, by default the one of `NPURT_VERIFY`."""
+    """Return the mode called *name*, by default the mode that `NPURT_VERIFY` names."""
     stated = name is None or (isinstance(name, str) and not name)
     chosen = read(VERIFY, str) if stated else name
     try:
@@ -94,8 +94,8 @@ class Probe:
 def probe_vector(n: int) -> F64:
     """Return r: random signs times random sizes in [1, 2), exact in float32.
 
-    The bits of a float32 are a sign, an exponent, which is that of 1 here, and a mantissa.
-    Importing numpy's generators would take longer than loading a small model's weights.
+    Each element is a float32 with random sign and mantissa bits and the exponent of 1.  Importing
+    numpy's random generators would take longer than loading the weights of a small model.
     """
     bits = np.frombuffer(os.urandom(4 * n), np.uint32)
     return (bits & 0x807FFFFF | 0x3F800000).view(np.float32).astype(np.float64)
@@ -104,10 +104,12 @@ def probe_vector(n: int) -> F64:
 def make_probe(
     name: str, r: F64, s: F64, squares: float, group: int, bias: F32 | None = None
 ) -> Probe:
-    """Return the probe for r, s = W^T r and *squares* = sum_n (r_n a_n)^2; floats have group 1.
+    """Return the probe for r, s = W^T r and *squares* = sum_n (r_n a_n)^2.
+
+    *group* is the number of columns that share a scale, and 1 for float weights.
 
     Raises:
-        NumericsError: The weight called *name* holds NaN or infinity.
+        NumericsError: The weight called *name* contains NaN or infinity.
     """
     _require_finite(name, s)
     n, k = len(r), len(s)
@@ -163,16 +165,16 @@ def is_right(
     magnitudes: F64 | None = None,
     bias: F32 | None = None,
 ) -> bool:
-    """Check ``y[M, N] = x[M, K] @ W.T + bias``.
+    """Return whether ``y[M, N] = x[M, K] @ W.T + bias`` within the probe's bound.
 
     Args:
-        x: The values that the device multiplied.
-        magnitudes: The unit of the bound for each row, ``[M]``; by default the norms of x.
+        x: The rounded activations that the device multiplied: `Device.multiplied`.
+        magnitudes: The unit ``[M]`` of the bound of each row; by default the norms of x.
     """
     if magnitudes is None:
         magnitudes = np.sqrt((x**2).sum(axis=1))
     added = np.zeros(packed.n) if bias is None else bias.astype(np.float64)
-    with np.errstate(all="ignore"):  # y may be any bits
+    with np.errstate(all="ignore"):  # y may contain any bit pattern
         results = y.astype(np.float64) if bias is None else y - added
         error = abs(results @ probe.r - x @ probe.s)
         wrong = ~(error <= probe.bound * magnitudes + probe.floor)
@@ -181,7 +183,7 @@ def is_right(
 
 
 def _is_overflow(packed: Packed, x: F64, y: F32, magnitudes: F64, bias: F64) -> bool:
-    """Return whether every row of y overflowed, and its other elements are right."""
+    """Return whether every row of y has an overflow, and all other elements are correct."""
     finite = np.isfinite(y)
     if finite.all(axis=1).any():
         return False
@@ -198,7 +200,7 @@ def _is_overflow(packed: Packed, x: F64, y: F32, magnitudes: F64, bias: F64) -> 
 
 
 class Sampler:
-    """Chooses the products to check: all, none, or the first of each kind and then 1 %."""
+    """Chooses the products to check: all, none, or the first of each kind and 1 % of the others."""
 
     def __init__(self, how: Mode, chance: random.Random | None = None) -> None:
         self.mode = how
@@ -207,7 +209,7 @@ class Sampler:
         self._skip = self._draw()
 
     def _draw(self) -> int:
-        """Return how many products to skip; geometric, so that each has the same chance."""
+        """Return how many products to skip, drawn so that each product has the same chance."""
         return int(math.log(1 - self._random.random()) / math.log(1 - SAMPLE))
 
     def is_first(self, kind: object) -> bool:
@@ -217,7 +219,7 @@ class Sampler:
         return new
 
     def choose(self, count: int) -> list[int]:
-        """Return the indices of those of the next *count* products that are to be checked."""
+        """Return the indices of the products to check among the next *count* products."""
         if self.mode is Mode.OFF:
             return []
         if self.mode is Mode.ALWAYS:
@@ -242,10 +244,11 @@ class Check:
     name: str
     packed: Packed
     _probe: Probe | None = None  # made at the first check
-    _seen: set[bool] = field(default_factory=set)  # True: of several rows; False: of one
+    # Whether a product of one row (False) and one of several rows (True) was seen.
+    _seen: set[bool] = field(default_factory=set)
 
     def is_due(self, sampler: Sampler, rows: int) -> bool:
-        """Return whether *sampler* wants a product of *rows* rows checked."""
+        """Return whether *sampler* chooses a product of *rows* rows for a check."""
         several = rows > 1
         if sampler.mode is Mode.SAMPLE and several not in self._seen:
             self._seen.add(several)
@@ -256,7 +259,7 @@ class Check:
         return bool(sampler.choose(1))
 
     def accepts(self, x: F32, y: F32) -> bool:
-        """Return whether y is the product of x without a bias.  Errors as `make_probe`."""
+        """Return whether y is the product of x and the weight.  Errors as `make_probe`."""
         packed = self.packed
         if self._probe is None:
             self._probe = probe_of(self.name, packed)

@@ -1,3 +1,3 @@
-"""The version of npurt; everything else reads it here."""
+"""The version of npurt; no other file repeats it."""
 
 __version__ = "0.2.0"
