@@ -1,7 +1,8 @@
 """GGUF language models: file, tokenizer, chat template, sampling, generation.
 
-The rooms, lowest first: `file`, `text` and `state`, `arch`, `session`, `spec`, `decode`, `measure`.
-The docstring of each says what it is for and what it may import; tests/test_layers.py enforces it.
+The subpackages, lowest layer first: `file`, `text` and `state`, `arch`, `session`, `spec`,
+`decode`, `measure`.  The docstring of each subpackage names the subpackages that it may import;
+tests/test_layers.py enforces the order.
 """
 
 from npurt import moved

@@ -188,7 +188,7 @@ def test_integers_that_are_no_state_are_refused(tmp_path):
             wrong[0, 0, column] = value
             arrays = (*good.arrays[:layer], wrong, *good.arrays[layer + 1 :])
             state_file.save(replace(good, arrays=arrays), tmp_path / "state")
-            with pytest.raises(StateFormatError, match="no state to go on from"):
+            with pytest.raises(StateFormatError, match="holds NaN or infinity"):
                 llm.load_state(tmp_path / "state")
         assert llm.history == (1, 2, 3)
 

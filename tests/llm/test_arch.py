@@ -253,7 +253,7 @@ def test_what_npurt_does_not_do_is_refused_by_name(tmp_path, model, key, kind, v
 
 def test_a_part_that_an_architecture_has_not_is_refused(qwen3, qwen35, tmp_path):
     experts = variants.with_experts(qwen3, "qwen3", 4, 2)
-    with pytest.raises(ModelFormatError, match="has experts, which models of architecture qwen3"):
+    with pytest.raises(ModelFormatError, match="has experts, but models of architecture qwen3"):
         logits(experts, tmp_path)
     with pytest.raises(ModelFormatError, match="has delta nets, which"):
         logits(variants.renamed(qwen35, "qwen3"), tmp_path)

@@ -287,7 +287,7 @@ def test_a_vocabulary_without_the_markup_of_bert_is_refused():
     ],
 )
 def test_it_writes_no_text(llm, call):
-    with pytest.raises(UnsupportedOp, match="is an encoder: it embeds texts, and writes none"):
+    with pytest.raises(UnsupportedOp, match="is an encoder, which embeds text and generates none"):
         call(llm)
 
 

@@ -78,10 +78,10 @@ def test_a_file_that_holds_no_state_is_refused(saved, tmp_path):
     [
         ({"version": 1}, "has version 1"),
         ({"form": 2}, "states of a form 2"),
-        ({"form": 1}, "bytes it should"),
+        ({"form": 1}, "bytes and has not"),
         ({"identity": bytes(32)}, "another model"),
-        ({"length": 29}, "bytes it should"),
-        ({"length": 161}, "holds 161 tokens, and the context 160"),
+        ({"length": 29}, "bytes and has not"),
+        ({"length": 161}, "holds 161 tokens, but the context holds only 160"),
         ({"length": 2**64 - 1}, "holds 18446744073709551615 tokens"),
     ],
 )

@@ -1,8 +1,9 @@
-"""Architectures of models: the graph of a forward pass, its weights, and how it runs.
+"""Model architectures: build the graph of the forward pass, load its weights, and run it.
 
-`families` has a file for each family of models.  `reading` makes the graph of a file: `forward` is
-that of decoders, `encoder` that of encoders, both out of `blocks`.  `weights` loads the matrices,
-`decoder` runs the graph.  May import the rooms `file` and `state`.  Begin with `architecture`.
+`families` has a module for each model family.  `reading` builds the graph of a GGUF file: `forward`
+builds decoders and `encoder` builds encoders, both from the layers in `blocks`.  `weights` loads
+the matrices; `decoder` runs the graph.  May import the subpackages `file` and `state`.  Begin with
+`architecture`.
 """
 
 from npurt import moved

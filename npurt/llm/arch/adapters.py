@@ -1,4 +1,4 @@
-"""Add the products of LoRA adapters to the graph of a model (docs/decisions/028)."""
+"""Add the matrix products of LoRA adapters to a model's graph (docs/decisions/028)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,16 +15,16 @@ SHOWN = 3  # names that an error lists
 
 
 def require_architecture(adapters: Sequence[Adapter], architecture: str) -> None:
-    """Refuse adapters for models of other architectures.
+    """Raise an error if an adapter was made for another architecture than *architecture*.
 
     Raises:
-        ModelFormatError: There is one.
+        ModelFormatError: An adapter names another architecture.
     """
     for adapter in adapters:
         if adapter.architecture != architecture:
             raise ModelFormatError(
-                f"{adapter.name} adapts models of architecture {adapter.architecture}, and this is "
-                f"a {architecture}",
+                f"{adapter.name} adapts models of architecture {adapter.architecture}; this model "
+                f"has architecture {architecture}",
                 remedy="use an adapter that was made for this model",
             )
 
@@ -32,12 +32,12 @@ def require_architecture(adapters: Sequence[Adapter], architecture: str) -> None
 def adapted(model: ModelGraph, adapters: Sequence[Adapter]) -> ModelGraph:
     """Return *model* with ``factor * B (A x)`` added to each product that an adapter changes.
 
-    Products of one input and role stay next to each other, so that devices can do them together:
-    what is added comes after the last of them.
+    Products with the same input and role remain adjacent, so that a device can compute them
+    together; the ops of the adapters follow the last of these products.
 
     Raises:
-        ModelFormatError: An adapter changes what is no product of a matrix in layers, or has
-            another shape.
+        ModelFormatError: An adapter changes a tensor other than a matrix in a layer, or its shape
+            differs from the shape of the weight.
     """
     products = {
         op.weight.name: op
@@ -58,40 +58,43 @@ def _require_fit(adapter: Adapter, products: Mapping[str, MatMul]) -> None:
     if unknown:
         more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
         raise ModelFormatError(
-            f"{adapter.name} changes {', '.join(unknown[:SHOWN])}{more}; npurt adapts matrices in "
-            "the layers of this model, no embedding, output matrix, expert or norm",
-            remedy="use an adapter of those alone, made for this model; or merge it into the "
-            "weights before conversion",
+            f"{adapter.name} changes {', '.join(unknown[:SHOWN])}{more}; npurt adapts only the "
+            "matrices in the layers of this model, no embedding, output matrix, expert or norm",
+            remedy="use an adapter for this model that changes only matrices in its layers; or "
+            "merge the adapter into the weights before conversion",
         )
     for name, part in adapter.parts.items():
         wanted = tuple(dim.size for dim in products[name].weight.shape)
         found = (part.b.shape[0], part.a.shape[1])
         if found != wanted:
             raise ModelFormatError(
-                f"{adapter.name} adapts {name} of shape {found}, and here it has {wanted}",
+                f"{adapter.name} adapts {name} of shape {found}; this model's has shape {wanted}",
                 remedy="use an adapter that was made for this model",
             )
 
 
 class _Rewriting:
-    """A list of ops that grows.
+    """The op list of the adapted graph while it is built.
 
     Attributes:
-        ops: So far.
-        weights: The matrices of adapters, by the names that `ops` have for them.
+        ops: The ops added so far.
+        weights: The matrices of the adapters, by their tensor names in `ops`.
     """
 
     def __init__(self, adapters: Sequence[Adapter], products: Mapping[str, MatMul]) -> None:
         self._adapters = adapters
         self._products = products
         self._last = {(op.x.name, op.role): op.name for op in products.values()}
-        self._waiting: list[MatMul] = []  # products that nobody has read yet
-        self._renamed: dict[str, Tensor] = {}  # what is read instead
+        self._waiting: list[MatMul] = []  # products whose adapter ops are not added yet
+        self._renamed: dict[str, Tensor] = {}  # name of a product's output -> the adapted output
         self.ops: list[Op] = []
         self.weights: dict[str, QTensor] = {}
 
     def add(self, op: Op) -> None:
-        """Add *op* with the inputs that adapters changed, and the ops of adapters after it."""
+        """Add *op*, reading adapted tensors where its inputs were adapted, then its adapters' ops.
+
+        The ops of adapters follow the last product with the same input and role.
+        """
         names = {tensor.name for tensor in op.reads}
         if not names.isdisjoint(product.out.name for product in self._waiting):
             self._flush()
@@ -110,9 +113,10 @@ class _Rewriting:
                 self._flush()
 
     def _flush(self) -> None:
-        """Add the ops with which adapters change the products that wait.
+        """Add the adapters' ops for all waiting products.
 
-        The three ops of a product stay together: the next product's can use their buffers again.
+        The three ops of one product are adjacent, so that the ops of the next product can reuse
+        their buffers.
         """
         for product in self._waiting:
             out = product.out
@@ -137,7 +141,7 @@ class _Rewriting:
         self.weights |= {a.name: part.a, b.name: part.b}
         low = Tensor(f"{name}_a", (*out.shape[:-1], rank))
         high = Tensor(f"{name}_b", out.shape)
-        exact = Precision.EXACT  # small and unquantised: they stay on the host
+        exact = Precision.EXACT  # A and B are small and unquantised: the host multiplies by them
         return (
             MatMul(low.name, product.x, a, None, low, "lora_a", exact),
             MatMul(high.name, low, b, None, high, "lora_b", exact),

@@ -1,4 +1,4 @@
-"""What distinguishes one architecture from another, as data."""
+"""Data that describe an architecture: its norms, rotary embedding, experts and layer rules."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,14 +11,17 @@ EMBEDDING = "token_embd.weight"
 
 
 class Rope(Enum):
-    """Which elements of a head rotate together; the wrong one gives fluent nonsense."""
+    """The pairs of elements of a head that rotate together.
+
+    With the wrong pairing a model generates fluent nonsense.
+    """
 
     ADJACENT = "(2i, 2i + 1)"
     HALVES = "(i, i + rotated / 2)"
 
 
 class QKNorm(Enum):
-    """What of q and k is normed before it rotates."""
+    """The groups of elements of q and k that are normalised before the rotation."""
 
     NONE = "none"
     HEAD = "each head"
@@ -27,7 +30,10 @@ class QKNorm(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Norms:
-    """Names of the norms around the two parts of a layer; None where there is none."""
+    """Names of the norms around the mixer and the feed-forward part of a layer.
+
+    None if the architecture has no norm at this place.
+    """
 
     before_mixer: str | None = "attn_norm"
     after_mixer: str | None = None
@@ -38,7 +44,7 @@ class Norms:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """The gated unit of the feed-forward part: see `npurt.graph.ops.GatedUnit`."""
+    """The gated unit of the feed-forward part; `npurt.graph.ops.GatedUnit` describes the fields."""
 
     activation: Activation = Activation.SILU
     limit: float | None = None
@@ -48,26 +54,27 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """How a mixture of experts is put together."""
+    """The conventions of a mixture of experts."""
 
-    normed: bool  # the weights of a token's experts are made to add up to 1
-    shared: bool  # there is an expert that every token gets, times the sigmoid of a gate
+    normed: bool  # the weights of a token's experts are divided by their sum
+    shared: bool  # every token also uses a shared expert, multiplied by the sigmoid of a gate
     gating: Gating = Gating.SOFTMAX
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaLayout:
-    """Where the heads of a gated delta net lie."""
+    """The assignment of k heads to v heads in a gated delta net."""
 
-    grouped: bool  # v head h has k head h // (heads / k_heads), not h % k_heads
+    grouped: bool  # True: v head h uses k head h // (heads / k_heads); False: h % k_heads
 
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """How an encoder differs from a decoder: its rows see each other, and norms come after parts.
+    """The conventions of an encoder: all rows attend to each other; norms follow each part.
 
     Attributes:
-        positions: Positions are rows that are added to those of tokens; else q and k rotate.
+        positions: True adds a learned embedding of the position to the embedding of each token;
+            False rotates q and k.
         gated: The feed-forward part has a gate.
     """
 
@@ -77,12 +84,13 @@ class Encoder:
 
 @dataclass(frozen=True, slots=True)
 class LayerRule:
-    """How one layer attends.
+    """The attention of one layer.
 
     Attributes:
-        window: Positions that it sees, its own included; 0 for all.
+        window: The number of positions that a token attends to, its own position included; 0 for
+            all.
         rotates: q and k rotate.
-        local: The rotary frequencies are those of sliding layers.
+        local: The layer uses the rotary frequencies of sliding-window layers.
     """
 
     window: int = 0
@@ -94,13 +102,16 @@ Rule = Callable[[Config, int], LayerRule]
 
 
 def same(config: Config, layer: int) -> LayerRule:
-    """Return the rule of architectures whose layers are alike."""
+    """Return the default rule: full attention with rotation in every layer."""
     del config, layer
     return LayerRule()
 
 
 def sliding(period: int) -> Rule:
-    """Return the rule that all layers but every *period*-th slide; a list in the file wins."""
+    """Return a rule: every *period*-th layer attends to all positions, the others to a window.
+
+    A list of sliding-window layers in the file takes precedence.
+    """
 
     def rule(config: Config, layer: int) -> LayerRule:
         slides = config.conventions.slides
@@ -116,23 +127,23 @@ def _as_is(config: Config) -> Config:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """One architecture: what is special about it.
+    """The conventions of one architecture.
 
     Attributes:
-        layer: The rule of each layer.
-        complete: Fills in what follows from the architecture and is not in the file.
+        layer: Returns the rule of a layer.
+        complete: Adds settings that the architecture implies and the file does not state.
     """
 
     name: str
     rope: Rope
     qk_norm: QKNorm = QKNorm.NONE
-    gated: bool = False  # attn_q gives each head and its gate, where it has the rows for it
-    sinks: bool = False  # each head has one more logit, whose value is nothing
+    gated: bool = False  # attn_q computes each head and its gate, if it has rows for both
+    sinks: bool = False  # the softmax of each head has one more logit, which has no value vector
     norms: Norms = field(default_factory=Norms)
     unit: Unit = field(default_factory=Unit)
-    mixture: Mixture | None = None  # of models that have experts
-    delta: DeltaLayout | None = None  # of layers without attention
-    encoder: Encoder | None = None  # None: it is a decoder
+    mixture: Mixture | None = None  # None: the architecture has no experts
+    delta: DeltaLayout | None = None  # None: the architecture has no gated delta nets
+    encoder: Encoder | None = None  # None: the architecture is a decoder
     convolution: bool = False  # layers without key heads have a short convolution
     layer: Rule = same
     complete: Callable[[Config], Config] = _as_is

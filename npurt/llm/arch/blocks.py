@@ -1,9 +1,9 @@
-"""The parts of a decoder layer, as graphs: attention, feed-forward, experts, gated delta net.
+"""Build the graph of each part of a decoder layer: attention, feed-forward, experts, delta net.
 
 Each function adds ops to a builder and returns the tensor that the layer adds to the residual
 stream.  Letters: T rows, D width, H heads, G kv heads, W head width, F feed-forward width, E
 experts.
-Source of names of tensors: llama.cpp src/llama-arch.cpp, MIT.
+Source of the tensor names: llama.cpp src/llama-arch.cpp, MIT.
 """
 
 from collections.abc import Callable
@@ -19,19 +19,20 @@ from npurt.llm.arch.architecture import Architecture, QKNorm, Rope, Unit
 from npurt.llm.arch.model_builder import ModelBuilder
 from npurt.llm.file.config import Config, DeltaHeads
 
-# What attention compares and the logits need int16 activations.  The down projection has the inputs
-# with the largest outliers: one scale for a whole row loses most there (docs/decisions/006).
+# The projections to q, k and v and the output matrix need int16 activations.  The inputs of the
+# down projection have the largest outliers, so one scale for a whole row causes the largest error
+# in this product (docs/decisions/006).
 INT16, BLOCK8, EXACT = Precision.INT16, Precision.BLOCK8, Precision.EXACT
 
-Ropes = Callable[..., tuple[Tensor, float]]  # (local=): frequencies, factor of cos and sin
+Ropes = Callable[..., tuple[Tensor, float]]  # (local=) -> frequencies, factor of cos and sin
 
-LENGTH_EPS = 1e-6  # of q and k of a delta net, whatever the norms have: transformers l2norm()
+LENGTH_EPS = 1e-6  # epsilon of the L2 norms of q and k in a delta net: transformers l2norm()
 
 
 def attention(
     b: ModelBuilder, arch: Architecture, config: Config, layer: int, x: Tensor, ropes: Ropes
 ) -> Tensor:
-    """Causal grouped-query attention."""
+    """Add causal grouped-query attention and its output projection."""
     block, rule = f"blk.{layer}", arch.layer(config, layer)
     heads, kv_heads = config.n_heads, config.n_kv_heads
     q, k, v, gate = qkv(b, arch, config, block, x)
@@ -59,7 +60,10 @@ def attention(
 def qkv(
     b: ModelBuilder, arch: Architecture, config: Config, block: str, x: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return q, k, v and the gate of the output, from three weights or a fused one."""
+    """Return q, k, v and the gate of the attention output, or None without a gate.
+
+    The file has three weights or one fused weight.
+    """
     q, kv = config.n_heads * config.head_width, config.n_kv_heads * config.head_width
     fused = b.has(f"{block}.attn_qkv.weight")
     stored = b.shape(f"{block}.attn_qkv.weight" if fused else f"{block}.attn_q.weight")
@@ -82,7 +86,10 @@ def qkv(
 def feed_forward(
     b: ModelBuilder, unit: Unit, block: str, x: Tensor, n_ff: int, suffix: str = ""
 ) -> Tensor:
-    """Gate, up and down; gate and up may be one weight, ``ffn_up``, gate first."""
+    """Add the gate, up and down projections.
+
+    The file may have gate and up in one weight, ``ffn_up``, with the rows of the gate first.
+    """
     gate_name, up_name = f"{block}.ffn_gate{suffix}", f"{block}.ffn_up{suffix}"
     if b.shape(f"{up_name}.weight")[:1] == (2 * n_ff,) and not b.has(f"{gate_name}.weight"):
         both = b.linear(up_name, x, Dim("2F", 2 * n_ff), "ffn_gate_up")
@@ -100,10 +107,10 @@ def _fields(unit: Unit) -> dict[str, Any]:
 
 
 def mixture(b: ModelBuilder, arch: Architecture, config: Config, block: str, x: Tensor) -> Tensor:
-    """Experts chosen by a router, and one for all rows where the architecture has one."""
+    """Add the experts that a router chooses, and the shared expert if the architecture has one."""
     e = config.experts
-    assert arch.mixture is not None, "experts in an architecture without"
-    assert e is not None, "a mixture without experts"
+    assert arch.mixture is not None, "the architecture has no experts"
+    assert e is not None, "the configuration has no experts"
     count, f, d = Dim("E", e.count), Dim("F", e.n_ff), x.shape[-1]
     scores = b.linear(f"{block}.ffn_gate_inp", x, count, "route", EXACT)
     gate = None
@@ -137,7 +144,7 @@ def mixture(b: ModelBuilder, arch: Architecture, config: Config, block: str, x: 
 
 
 def short_convolution(b: ModelBuilder, config: Config, block: str, x: Tensor) -> Tensor:
-    """A short convolution, gated on both sides: ``out_proj(c * conv(b * x))``."""
+    """Add a short convolution with gates on its input and output: ``out_proj(c * conv(b * x))``."""
     d = x.shape[-1]
     whole = b.linear(f"{block}.shortconv.in_proj", x, Dim("3D", 3 * config.width))
     names = [f"{block}.conv_{part}" for part in ("before", "after", "input")]
@@ -150,10 +157,10 @@ def short_convolution(b: ModelBuilder, config: Config, block: str, x: Tensor) ->
 
 
 def delta_net(b: ModelBuilder, arch: Architecture, config: Config, block: str, x: Tensor) -> Tensor:
-    """Projections, a short convolution, the gated delta net, a gated norm."""
+    """Add the projections, a short convolution, the gated delta net and a gated norm."""
     net = config.delta
-    assert net is not None, "a recurrent layer without a delta net"
-    assert arch.delta is not None, "a delta net in an architecture without"
+    assert net is not None, "the configuration has no delta net"
+    assert arch.delta is not None, "the architecture has no delta nets"
     heads, inner = Dim("H", net.heads), net.heads * net.width
     qkv, z, beta, alpha = _projections(b, net, block, x)
     kernel = b.vector(
@@ -177,9 +184,9 @@ def delta_net(b: ModelBuilder, arch: Architecture, config: Config, block: str, x
 def _projections(
     b: ModelBuilder, net: DeltaHeads, block: str, x: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return q, k and v side by side, z, beta and alpha.
+    """Return four tensors: q, k and v concatenated along the columns; z; beta; alpha.
 
-    Beta and alpha may be rows of one tensor, and q, k, v and z of another.
+    The file may have beta and alpha as rows of one tensor, and q, k, v and z as rows of another.
     """
     inner = net.heads * net.width
     rows = joined_rows(net)
@@ -206,9 +213,10 @@ def _projections(
 
 
 def joined_rows(net: DeltaHeads) -> dict[str, npt.NDArray[np.intp]]:
-    """Return which rows of a joined tensor each weight has.
+    """Return the row indices of each weight in the joined tensors ssm_ba and ssm_in.
 
-    For each key head, ssm_ba has its betas, then its alphas; ssm_in its q, k, v and z.
+    For each key head, ssm_ba has the rows of beta, then the rows of alpha; ssm_in has the rows of
+    q, k, v and z.
     """
     share = net.heads // net.k_heads
     groups = np.arange(2 * net.heads).reshape(net.k_heads, 2, share)

@@ -1,4 +1,4 @@
-"""The forward pass of a model: its graph in segments."""
+"""Run the graph of a decoder on chunks of sequences."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,19 +14,19 @@ from npurt.runtime.execute.executor import Executor
 
 
 def residual(model: ModelGraph) -> str:
-    """Return the name of the residual stream of all rows after the last layer."""
+    """Return the name of the tensor with the residual stream of all rows after the last layer."""
     select = next(op for op in model.graph.ops if isinstance(op, ops.SelectRows))
     return select.x.name
 
 
 def output(model: ModelGraph) -> ops.MatMul:
-    """Return the product that makes the logits."""
+    """Return the product that computes the logits."""
     products = (op for op in model.graph.ops if isinstance(op, ops.MatMul))
     return next(op for op in products if op.role == "output")
 
 
 def output_norm(model: ModelGraph) -> Graph:
-    """Return the norm before the output matrix as a graph: the residual stream in."""
+    """Return a graph of the norm before the output matrix; its input is the residual stream."""
     select = next(op for op in model.graph.ops if isinstance(op, ops.SelectRows))
     norm = next(op for op in model.graph.ops if select.out in op.reads)
     given, wanted = frozenset({select.out.name}), frozenset(t.name for t in norm.writes)
@@ -37,8 +37,8 @@ class Chunk(NamedTuple):
     """Tokens of one sequence in a run.
 
     Attributes:
-        position: That of the first token.
-        wanted: The number of last tokens whose logits are wanted.
+        position: The position of the first token.
+        wanted: The number of tokens at the end of the chunk whose logits are computed.
     """
 
     sequence: int
@@ -61,7 +61,7 @@ class Decoder:
     """A model's graph in an executor.
 
     Attributes:
-        rows: The most rows of a run.
+        rows: The maximum number of rows in a run.
     """
 
     def __init__(self, model: ModelGraph, executor: Executor, rows: int) -> None:
@@ -71,14 +71,15 @@ class Decoder:
         self._stream: F32 = np.empty((0, 0), np.float32)
 
     def run(self, chunks: Sequence[Chunk], out: F32) -> Mapping[str, Any] | None:
-        """Run *chunks* together; write the wanted logits to *out*, one row after another.
+        """Run *chunks* as one batch and write the logits of the wanted tokens to *out*.
 
         Returns:
-            The values that runs return, by name; None when a device failed and the states of all
+            The outputs of the graph by name, or None if a device failed and the states of all
             sequences are lost.
         """
         wanted = sum([chunk.wanted for chunk in chunks])
-        logits = out if wanted == len(out) else out[:wanted]  # the same array is not set up again
+        # The executor prepares each new array object, so pass *out* itself whenever possible.
+        logits = out if wanted == len(out) else out[:wanted]
         tokens = np.array([token for chunk in chunks for token in chunk.ids], np.int32)
         made = self._executor.run({"tokens": tokens}, rows_of(chunks), {"logits": logits})
         if made is None:

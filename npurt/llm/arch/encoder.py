@@ -1,4 +1,4 @@
-"""The forward pass of a post-norm encoder: token ids of whole texts in, hidden states out."""
+"""Build and run the graph of a post-norm encoder, from token ids to hidden states."""
 
 from collections.abc import Mapping, Sequence
 
@@ -22,23 +22,23 @@ OUTPUT, POSITIONS, TYPES = "hidden", "positions", "types"  # names of the graph'
 def build(arch: Architecture, config: Config, tensors: Mapping[str, FileTensor]) -> ModelGraph:
     """Return the graph of an encoder.
 
-    Its inputs are ``tokens``, ``positions`` where the file has rows for them, and ``types``: the
-    number of the segment that a token is in, where the file has rows for those.
+    Its inputs are ``tokens``; ``positions``, if the architecture has learned positions; and
+    ``types``, the index of each token's segment, if the file has an embedding of segments.
 
     Args:
-        arch: Its conventions.
-        config: Its sizes.
+        arch: The conventions of the architecture.
+        config: The dimensions of the model.
         tensors: The tensors of the file by name.
 
     Raises:
-        ModelFormatError: The file lacks tensors, has unknown ones, or shapes do not fit.
+        ModelFormatError: The file lacks tensors or has unknown ones, or a shape does not match.
     """
     assert arch.encoder is not None, "a decoder"
     b = ModelBuilder(arch.name, tensors)
     d = Dim("D", config.width)
     x = b.embedding("embedding", b.tokens(), b.weight(EMBEDDING, Dim("V", config.n_vocab), d))
     if b.has("token_types.weight"):
-        stored = b.shape("token_types.weight")  # a single row may be a vector
+        stored = b.shape("token_types.weight")  # one segment type: the file may have a vector
         rows = b.weight("token_types.weight", Dim("S", stored[0] if len(stored) > 1 else 1), d)
         x = b.add("typed", x, b.embedding("token_types", b.indices(TYPES), rows))
     if arch.encoder.positions:
@@ -69,7 +69,7 @@ def _attention(
     x: Tensor,
     rates: Tensor | None,
 ) -> Tensor:
-    """Attention of all rows to all rows."""
+    """Add attention of all rows of a sequence to each other, and its output projection."""
     heads, kv_heads = config.n_heads, config.n_kv_heads
     q, k, v, _ = blocks.qkv(b, arch, config, block, x)
     if rates is not None:
@@ -100,36 +100,36 @@ class Encoder:
         self._executor = executor
 
     def run(self, ids: Sequence[int], types: Sequence[int] | None = None) -> F32:
-        """Return the hidden states of a text, float32 ``[T, D]``.
+        """Return the hidden states of a sequence, float32 ``[T, D]``.
 
         Args:
-            types: The segment that each token is in, from 0; by default all are in the first.
+            types: The segment index of each token, from 0; None puts all tokens in segment 0.
         """
         return self.run_together([(ids, types)])[0]
 
     def run_together(
-        self, texts: Sequence[tuple[Sequence[int], Sequence[int] | None]]
+        self, sequences: Sequence[tuple[Sequence[int], Sequence[int] | None]]
     ) -> list[F32]:
-        """Return the hidden states of each of several texts, which are rows of one run.
+        """Return the hidden states of each of several sequences, evaluated in one run.
 
         Args:
-            texts: The ids of each, and its types: see `run`.
+            sequences: The ids and the types of each sequence, as for `run`.
         """
-        sizes = [len(ids) for ids, _ in texts]
+        sizes = [len(ids) for ids, _ in sequences]
         positions = np.concatenate([np.arange(size) for size in sizes])
-        segments = [np.zeros(len(ids), int) if types is None else types for ids, types in texts]
+        segments = [np.zeros(len(ids), int) if types is None else types for ids, types in sequences]
         given = {
-            "tokens": np.concatenate([ids for ids, _ in texts]).astype(np.int32),
+            "tokens": np.concatenate([ids for ids, _ in sequences]).astype(np.int32),
             POSITIONS: positions.astype(np.int32),
             TYPES: np.concatenate(segments).astype(np.int32),
         }
         inputs = {name: values for name, values in given.items() if name in self._inputs}
         rows = Rows(
-            np.repeat(np.arange(len(texts)), sizes), positions, np.ones(len(positions), bool)
+            np.repeat(np.arange(len(sequences)), sizes), positions, np.ones(len(positions), bool)
         )
         made = None
-        while made is None:  # None: a device failed, and another one goes on
+        while made is None:  # None: a device failed; the next run uses the fallback device
             made = self._executor.run(inputs, rows)
-        for sequence in range(len(texts)):
+        for sequence in range(len(sequences)):
             self._executor.forget(sequence)
         return np.split(made[OUTPUT], np.cumsum(sizes)[:-1])

@@ -1,4 +1,4 @@
-"""The forward pass of a pre-norm decoder, as a graph: tokens in, logits out."""
+"""Build the graph of a pre-norm decoder's forward pass, from tokens to logits."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -16,16 +16,17 @@ from npurt.llm.file.config import Config, Scaling
 from npurt.llm.file.conventions import Conventions
 from npurt.llm.file.metadata import CONVERT_AGAIN
 
-# Tensors that divide the rotary frequencies: of Llama 3's scaling, and of longrope.
+# Tensors that divide the rotary frequencies: the first for Llama 3's scaling, the others for
+# longrope.
 DIVISORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-CLASSIFIER = "cls."  # begins the names of a reranker's classifier, which reads hidden states
+CLASSIFIER = "cls."  # prefix of the tensors of a reranker's classifier, which reads hidden states
 
 
 def check(arch: Architecture, config: Config) -> None:
-    """Make sure that *config* has no parts that *arch* does not know.
+    """Raise an error if *config* has a part that *arch* does not have.
 
     Raises:
-        ModelFormatError: It has.
+        ModelFormatError: *config* has experts, delta nets or convolutions, and *arch* has not.
     """
     for what, has, knows in (
         ("experts", config.experts, arch.mixture),
@@ -34,7 +35,7 @@ def check(arch: Architecture, config: Config) -> None:
     ):
         if has and not knows:
             raise ModelFormatError(
-                f"the metadata has {what}, which models of architecture {arch.name} have not",
+                f"the metadata has {what}, but models of architecture {arch.name} have none",
                 remedy=CONVERT_AGAIN,
             )
 
@@ -49,14 +50,14 @@ def build(
     """Return the graph of a model.
 
     Args:
-        arch: Its conventions.
-        config: Its sizes.
+        arch: The conventions of the architecture.
+        config: The dimensions of the model.
         tensors: The tensors of the file by name.
-        divisors: Of the rotary frequencies, if the file has some.
-        captured: Layers whose input is an output of the graph, ``hidden.LAYER``.
+        divisors: The divisors of the rotary frequencies, or None if the file has none.
+        captured: Layers whose input becomes an output of the graph, ``hidden.LAYER``.
 
     Raises:
-        ModelFormatError: The file lacks tensors, has unknown ones, or shapes do not fit.
+        ModelFormatError: The file lacks tensors or has unknown ones, or a shape does not match.
     """
     b = ModelBuilder(arch.name, tensors)
     d, v = Dim("D", config.width), Dim("V", config.n_vocab)
@@ -89,14 +90,14 @@ def _layer(
     *,
     captured: bool,
 ) -> Tensor:
-    """Add layer *i* over the residual stream *x*; return the stream after it."""
+    """Add layer *i*, whose input is the residual stream *x*; return the stream after the layer."""
     block, norms, scale = f"blk.{i}", arch.norms, config.conventions.residual_scale
 
     def norm(name: str | None, value: Tensor) -> Tensor:
         return b.norm(f"{block}.{name}", value, config.eps) if name else value
 
     h = norm(norms.before_mixer, x)
-    if captured:  # after the norm, which may so be joined with the sum before it
+    if captured:  # copied after the norm, so that the norm can be fused with the sum before it
         b.copy(f"hidden.{i}", x)
     if config.is_recurrent(i):
         mixed = blocks.delta_net(b, arch, config, block, h)
@@ -114,7 +115,10 @@ def _layer(
 
 
 def _ropes(b: ModelBuilder, config: Config, divisors: F32 | None) -> blocks.Ropes:
-    """Return a function that gives each layer its frequencies: sliding layers may have others."""
+    """Return a function from *local* to the rotary frequencies and the factor of cos and sin.
+
+    Sliding-window layers (*local*) may have another rotary base.
+    """
     made: dict[bool, tuple[Tensor, float]] = {}
 
     def ropes(*, local: bool) -> tuple[Tensor, float]:
@@ -146,15 +150,15 @@ def head(
     eps: float,
     conventions: Conventions,
 ) -> Graph:
-    """Return the graph of an output matrix: the stream ``x`` ``[T, D]`` in, ``logits`` out.
+    """Return the graph of an output matrix, from the stream ``x`` ``[T, D]`` to ``logits``.
 
     Args:
-        name: Of the product, for reports.
+        name: The name of the product, for reports.
         weight: The output matrix, or its first rows.
-        norm: The weight of the norm before it.
-        bias: Of the output matrix.
-        eps: Of the norm.
-        conventions: How logits are scaled and capped.
+        norm: The weight of the norm before the output matrix.
+        bias: The bias of the output matrix.
+        eps: The epsilon of the norm.
+        conventions: The scale and the cap of logits.
     """
     b = Builder(name)
     x = b.rms_norm("norm", b.input("x", weight.shape[-1]), norm, eps)

@@ -1,4 +1,4 @@
-"""The output matrix of a model alone, for drafts."""
+"""Run only the output matrix of a model, for draft networks."""
 
 from npurt.cpu.lowering.bound import Bound
 from npurt.cpu.lowering.lower import Lowering
@@ -13,16 +13,16 @@ from npurt.llm.file.conventions import Conventions
 
 
 class Head:
-    """The output matrix of a model, or its first rows, for a stream that comes from elsewhere.
+    """The output matrix of a model, or its first rows, applied to a stream that the caller gives.
 
     Args:
-        steps: Empty steps.
+        steps: An empty `Steps`, which the constructor fills.
         op: The name of the product.
         weight: The matrix.
-        norm: Weight of the norm before it, ``[D]``.
-        eps: Of that norm.
-        conventions: How logits are scaled and capped.
-        rows: The most rows of a call.
+        norm: The weight of the norm before the matrix, ``[D]``.
+        eps: The epsilon of the norm.
+        conventions: The scale and the cap of logits.
+        rows: The maximum number of rows in a call.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Head:
         steps.verify(steps.sampler)
 
     def __call__(self, x: F32) -> F32:
-        """Return the logits ``[T, columns]`` of rows ``[T, D]``; the next call overwrites them."""
+        """Return the logits ``[T, columns]`` of *x* ``[T, D]``; the next call overwrites them."""
         if len(x) > len(self._logits):
             self._logits = empty(len(x), self._logits.shape[1])
         self._x[: len(x)] = x

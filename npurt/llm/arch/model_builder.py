@@ -1,4 +1,4 @@
-"""Write the graph of a model file: weights are declared where they are used, and checked there."""
+"""Build the graph of a model file, and check the file's weights against the shapes it needs."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from npurt.quant.types import FLOATS
 
 
 class FileTensor(Protocol):
-    """What a builder asks of a tensor in a file."""
+    """The properties of a file's tensor that a builder reads."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -30,7 +30,7 @@ class FileTensor(Protocol):
 
 
 class Named(Protocol):
-    """Something with a name, such as a `npurt.quant.types.Format`."""
+    """An object with a name, such as a `npurt.quant.types.Format`."""
 
     @property
     def name(self) -> str:
@@ -39,7 +39,7 @@ class Named(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowsOf:
-    """A weight that is a part of a tensor of the file: some of its rows, or all."""
+    """A weight that consists of some rows of a tensor of the file, or of all rows if None."""
 
     tensor: str
     rows: npt.NDArray[np.intp] | None = None
@@ -47,12 +47,12 @@ class RowsOf:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelGraph:
-    """A graph, and where its weights and tables come from.
+    """A graph and the sources of its weights and tables.
 
     Attributes:
-        graph: The forward pass: ``tokens`` in, ``logits`` out.
-        parts: Weights that have no tensor of their own name.
-        tables: Vectors that are computed from the configuration.
+        graph: The forward pass, from ``tokens`` to ``logits``.
+        parts: Name of a weight -> the rows that it uses of a tensor with another name.
+        tables: Vectors computed from the configuration, by name.
         extra: Weights that are not in the file, by name.
     """
 
@@ -63,15 +63,15 @@ class ModelGraph:
 
     @property
     def windows(self) -> bool:
-        """True when a layer sees the last positions only."""
+        """Whether a layer attends to a window of the last positions."""
         return any(isinstance(op, Attention) and op.window for op in self.graph.ops)
 
 
 class ModelBuilder(Builder):
-    """A `Builder` that knows the tensors of a file.
+    """A `Builder` that declares weights from the tensors of a file.
 
     Args:
-        name: Of the architecture.
+        name: The name of the architecture.
         tensors: The tensors of the file by name.
     """
 
@@ -85,17 +85,17 @@ class ModelBuilder(Builder):
         self._tables: dict[str, npt.NDArray[np.float64]] = {}
 
     def has(self, name: str) -> bool:
-        """Return True when the file has a tensor of this name."""
+        """Return whether the file has a tensor *name*."""
         return name in self._tensors
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor of the file, () when it has none of this name."""
+        """Return the shape of the file's tensor *name*, or () if the file has no such tensor."""
         return self._tensors[name].shape if name in self._tensors else ()
 
     # --- Weights --------------------------------------------------------------------------------
 
     def weight(self, name: str, *shape: Dim) -> Tensor:
-        """Return a tensor that the file must have; `require_fit` raises when it has not."""
+        """Declare a weight that the file must have; `require_fit` raises if it is missing."""
         if name not in self._tensors:
             self._missing.append(name)
             return self.constant(name, *shape)
@@ -105,14 +105,14 @@ class ModelBuilder(Builder):
         if info.shape != wanted and not (wanted[0] == 1 and info.shape == wanted[1:]):
             self._misfits.append(
                 ModelFormatError(
-                    f"{name} has shape {info.shape}, the configuration says {wanted}",
+                    f"{name} has shape {info.shape}, but the configuration says {wanted}",
                     remedy=CONVERT_AGAIN,
                 )
             )
         return self.constant(name, *shape, dtype=info.format.name)
 
     def vector(self, name: str, *shape: Dim) -> Tensor:
-        """Return a tensor that the file must have, of floats: as `weight`."""
+        """Declare a weight as `weight` does, which must be of a float type."""
         tensor = self.weight(name, *shape)
         if tensor.dtype not in FLOATS:
             self._misfits.append(
@@ -124,17 +124,17 @@ class ModelBuilder(Builder):
         return tensor
 
     def bias(self, name: str, *shape: Dim) -> Tensor | None:
-        """Return a tensor that the file may have, of floats; None when it has not."""
+        """Declare an optional weight of a float type; return None if the file does not have it."""
         return self.vector(name, *shape) if self.has(name) else None
 
     def part(self, name: str, of: Tensor, rows: npt.NDArray[np.intp] | None = None) -> Tensor:
-        """Return *rows* of a weight, or all of it, as a weight of its own."""
+        """Declare a weight that consists of *rows* of the weight *of*; None means all rows."""
         self._parts[name] = RowsOf(of.name, rows)
         count = of.shape[0] if rows is None else Dim("N", len(rows))
         return Tensor(name, (count, *of.shape[1:]), of.dtype, Kind.WEIGHT)
 
     def values(self, name: str, values: npt.NDArray[np.float64]) -> Tensor:
-        """Return a table of these *values*."""
+        """Declare a table with these *values*."""
         self._tables[name] = values
         return self.table(name, len(values))
 
@@ -148,38 +148,41 @@ class ModelBuilder(Builder):
         role: str = "",
         precision: Precision = Precision.ROW8,
     ) -> Tensor:
-        """Multiply by ``NAME.weight`` and add ``NAME.bias`` if the file has one."""
+        """Multiply *x* by ``NAME.weight`` and add ``NAME.bias`` if the file has it."""
         weight = self.weight(f"{name}.weight", columns, x.shape[-1])
         bias = self.bias(f"{name}.bias", columns)
         return self.matmul(name, x, weight, bias, role, precision)
 
     def norm(self, name: str, x: Tensor, eps: float, heads: int = 1) -> Tensor:
-        """RMSNorm by ``NAME.weight``, which has one element for each column of a group."""
+        """Apply RMSNorm with ``NAME.weight`` to each of *heads* groups of columns.
+
+        The weight has one element for each column of a group.
+        """
         width = Dim(x.shape[-1].letter if heads == 1 else "W", x.columns // heads)
         return self.rms_norm(name, x, self.vector(f"{name}.weight", width), eps, heads=heads)
 
     def require_fit(self) -> None:
-        """Make sure that the file has all weights that were asked for, in these shapes.
+        """Raise an error unless the file has all declared weights in the declared shapes.
 
         Raises:
-            ModelFormatError: It lacks some, or they have other shapes or types.
+            ModelFormatError: A weight is missing, or has another shape or type.
         """
         if self._missing:
             raise ModelFormatError(
                 f"the file lacks {_some(self._missing)}",
-                remedy="check that the file is complete and its architecture is what it says",
+                remedy="check that the file is complete and states the right architecture",
             )
         if self._misfits:
             raise self._misfits[0]
 
     def finish(self, ignored: Iterable[str] = ()) -> ModelGraph:
-        """Return the graph with its sources.
+        """Return the graph with the sources of its weights.
 
         Args:
-            ignored: Prefixes of names of tensors that may be in the file and are not used.
+            ignored: Prefixes of the names of tensors that the file may have without using them.
 
         Raises:
-            ModelFormatError: See `require_fit`; or the file has tensors that nothing uses.
+            ModelFormatError: As `require_fit`, or the file has tensors that the graph does not use.
         """
         self.require_fit()
         ignored = tuple(ignored)
@@ -187,7 +190,8 @@ class ModelBuilder(Builder):
         if unknown:
             raise ModelFormatError(
                 f"the file has {_some(unknown)}, which {self.name} does not use",
-                remedy="use a file of a plain model; without these tensors the text would be wrong",
+                remedy="use a file of a plain model; without these tensors the output would be "
+                "wrong",
             )
         return ModelGraph(self.build(), self._parts, self._tables)
 

@@ -1,4 +1,4 @@
-"""From a GGUF file to its configuration and graph."""
+"""Read the configuration of a GGUF file and build its graph."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from npurt.llm.file.metadata import CONVERT_AGAIN
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a file says of its model."""
+    """A GGUF file with its architecture, its checked configuration and its adapters."""
 
     file: GGUF
     architecture: Architecture
@@ -26,24 +26,25 @@ class Description:
     adapters: Sequence[Adapter] = ()
 
     def require_decoder(self) -> None:
-        """Refuse an encoder where text is to be written.
+        """Raise an error if the model is an encoder, which cannot generate text.
 
         Raises:
-            UnsupportedOp: It is one.
+            UnsupportedOp: The model is an encoder.
         """
         if not self.config.causal:
             raise UnsupportedOp(
-                f"{self.architecture.name} is an encoder: it embeds texts, and writes none",
+                f"{self.architecture.name} is an encoder, which embeds text and generates none",
                 remedy="use Llama.embed or npurt embed, or open another model",
             )
 
     def divisors(self, n_ctx: int) -> F32 | None:
         """Return the divisors of the rotary frequencies in a context of *n_ctx* positions.
 
-        Longrope has one set of them for the context of the first training, another for longer ones.
+        A file with longrope has two sets of divisors: one for contexts up to the length of the
+        original training, one for longer contexts.
 
         Raises:
-            ModelFormatError: The file says that it has longrope, and has no divisors.
+            ModelFormatError: The metadata name longrope, and the file has no divisors.
         """
         name, scaling = "rope_freqs.weight", self.config.scaling
         if name not in self.file:
@@ -52,14 +53,16 @@ class Description:
         if name in self.file:
             return self.file[name].dequantize()
         if scaling.kind == "longrope":
-            raise ModelFormatError(f"the file has longrope and lacks {name}", remedy=CONVERT_AGAIN)
+            raise ModelFormatError(
+                f"the metadata name longrope, but the file lacks {name}", remedy=CONVERT_AGAIN
+            )
         return None
 
     def graph(self, n_ctx: int, captured: Collection[int] = ()) -> ModelGraph:
         """Return the graph for a context of *n_ctx* positions; see `forward.build`.
 
         Raises:
-            ModelFormatError: As there, or an adapter does not fit.
+            ModelFormatError: As `forward.build` and `encoder.build`, or an adapter does not fit.
         """
         if self.architecture.encoder:
             model = encoder.build(self.architecture, self.config, self.file.tensors)
@@ -74,11 +77,11 @@ def describe(file: GGUF, adapters: Sequence[Adapter] = ()) -> Description:
     """Read and check the configuration of *file*.
 
     Args:
-        adapters: Change the products of its graph.
+        adapters: LoRA adapters to apply to the model.
 
     Raises:
-        ModelFormatError: npurt does not run it, or it contradicts itself; or an adapter is for
-            another architecture.
+        ModelFormatError: npurt does not run the model, its metadata are inconsistent, or an adapter
+            is for another architecture.
     """
     require_architecture(adapters, file.architecture)
     return Description(file, *configuration(file), adapters)
@@ -88,7 +91,7 @@ def configuration(file: MappedGGUF) -> tuple[Architecture, Config]:
     """Return the architecture of *file* and its checked configuration.
 
     Raises:
-        ModelFormatError: npurt does not run it, or it contradicts itself.
+        ModelFormatError: npurt does not run the model, or its metadata are inconsistent.
     """
     architecture = families.find(file.architecture)
     embedding = file.tensors.get(EMBEDDING)

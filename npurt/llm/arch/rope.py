@@ -1,4 +1,4 @@
-"""Tables of the rotary position embedding.
+"""Compute the tables of the rotary position embedding.
 
 Angles are computed in float64; the tables are float32.
 Sources: Su et al. 2021 (rotation); Peng et al. 2023 (yarn); llama.cpp ggml_rope (parameters).
@@ -19,10 +19,11 @@ F64 = npt.NDArray[np.float64]
 
 
 def frequencies(config: Config, divisors: F32 | None = None) -> tuple[F64, float]:
-    """Return radians per position ``[rotated / 2]``, and the factor of cos and sin.
+    """Return the radians per position ``[rotated / 2]`` and the factor of cos and sin.
 
     Args:
-        divisors: The tensor ``rope_freqs.weight`` ``[rotated / 2]`` of Llama 3's scaling.
+        divisors: The divisors of the frequencies ``[rotated / 2]``, for Llama 3's scaling and
+            longrope.
 
     Raises:
         ModelFormatError: A divisor is not a positive number.
@@ -31,7 +32,9 @@ def frequencies(config: Config, divisors: F32 | None = None) -> tuple[F64, float
     base = config.rope_base ** (-np.arange(0, n, 2, dtype=np.float64) / n)
     if divisors is not None:
         if not (np.isfinite(divisors) & (divisors > 0)).all():
-            raise ModelFormatError("rope_freqs holds other than positive numbers", remedy=DAMAGED)
+            raise ModelFormatError(
+                "rope_freqs has a value that is no positive number", remedy=DAMAGED
+            )
         base = base / divisors.astype(np.float64)
     scaling = config.scaling
     if scaling.kind == "linear":
@@ -44,10 +47,13 @@ def frequencies(config: Config, divisors: F32 | None = None) -> tuple[F64, float
 
 
 def _kept(scaling: Scaling, n: int, base: float) -> F64:
-    """Return how much of each frequency yarn leaves alone: 1 for fast ones, 0 for slow ones."""
+    """Return the fraction of each frequency that yarn does not scale.
+
+    The fraction is 1 for the fastest frequencies and 0 for the slowest.
+    """
 
     def dimension(rotations: float) -> float:
-        """The index of the frequency that turns that often in the original context."""
+        """Return the index of the frequency with this number of rotations in original_context."""
         turns = scaling.original_context / (2 * math.pi * rotations)
         return n * math.log(turns) / (2 * math.log(base))
 

@@ -1,4 +1,4 @@
-"""The weights of a file, as a graph asks for them: rows of tensors, checked for NaN."""
+"""Read the weights of a graph from a GGUF file, and check their values for NaN and infinity."""
 
 from typing import Any
 
@@ -18,15 +18,16 @@ class FileWeights:
 
     def __init__(self, file: GGUF, model: ModelGraph) -> None:
         self._file, self._model = file, model
-        readers = (MatMul, ExpertMatMul, Embedding)  # which also take a matrix of one row
+        # The weights of these ops are matrices; a file may have a matrix of one row as a vector.
+        readers = (MatMul, ExpertMatMul, Embedding)
         self._matrices = {op.weight.name for op in model.graph.ops if isinstance(op, readers)}
 
     def source(self, name: str) -> RowsOf:
-        """Return which rows of which tensor a weight is."""
+        """Return the tensor of the file, and its rows, that the weight *name* consists of."""
         return self._model.parts.get(name) or RowsOf(name)
 
     def quantised(self, name: str) -> QTensor:
-        """Return a weight as the file has it: ``[N, K]``, or ``[E, N, K]`` for experts."""
+        """Return a weight in the file's type: ``[N, K]``, or ``[E, N, K]`` for experts."""
         if name in self._model.extra:
             return self._model.extra[name]
         source = self.source(name)
@@ -36,7 +37,11 @@ class FileWeights:
         return tensor if source.rows is None else tensor[source.rows]
 
     def values(self, name: str) -> npt.NDArray[Any]:
-        """Return a weight or table as floats; ModelFormatError when it holds NaN or infinity."""
+        """Return a weight or table as floats.
+
+        Raises:
+            ModelFormatError: The weight holds NaN or infinity.
+        """
         if name in self._model.tables:
             return self._model.tables[name]
         values = self.quantised(name).dequantize()
@@ -45,6 +50,6 @@ class FileWeights:
         return values
 
     def release(self, name: str) -> None:
-        """Let the pages of a weight go; they are read again when somebody needs it."""
+        """Release the mapped pages of a weight; the kernel reads them again on the next access."""
         if name not in self._model.extra:
             self._file.release(self.source(name).tensor)

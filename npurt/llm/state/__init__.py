@@ -1,6 +1,6 @@
-"""What a model remembers of a sequence: KV cache, recurrent states, snapshots, saved states.
+"""The state of a sequence: KV cache, recurrent states, snapshots, saved states.
 
-May import the room `file`.  Begin with `state`.
+May import the subpackage `file`.  Begin with `state`.
 """
 
 from npurt import moved

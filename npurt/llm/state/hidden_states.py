@@ -1,6 +1,6 @@
-"""Capture of hidden states: the inputs of some layers, which a draft network reads.
+"""Capture hidden states: the inputs of some layers, which a draft network reads.
 
-A model without such a draft captures nothing.
+A model without a draft network captures no hidden states.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,21 +13,21 @@ Reader = Callable[[F32, int], None]
 
 
 class HiddenStates:
-    """The captured hidden states of the latest tokens, until a reader has read them.
+    """A buffer of the captured hidden states that the reader has not read.
 
-    `flush` passes them to the reader; a full buffer does too.  A run from an earlier position
-    replaces the states from that position on.  A run that begins beyond the last captured token, as
-    after `Llama.restore`, is not captured.
+    `flush` passes the states to the reader; a run that exceeds the buffer flushes it first.  A run
+    from an earlier position replaces the states from this position on.  A run that begins beyond
+    the last captured token, as after `Llama.restore`, is not captured.
 
     Args:
-        layers: The layers whose inputs are captured, in the order in which the reader gets them.
+        layers: The layers whose inputs are captured, in the order of the reader's columns.
         rows: The size of the buffer in tokens, at least the rows of one run.
         width: D of the model.
 
     Attributes:
-        tokens: The tokens whose states were captured: the model's context, unless that was restored
-            or shifted.
-        reader: A function that gets the states ``[T, layers * D]`` and the position of the first.
+        tokens: The tokens whose states were captured: the tokens of the context, unless the context
+            was restored or shifted.
+        reader: A function of the states ``[T, layers * D]`` and the position of the first row.
     """
 
     def __init__(self, layers: Sequence[int], rows: int, width: int) -> None:
@@ -55,23 +55,23 @@ class HiddenStates:
         """Record that the run over *ids* is complete, and copy its hidden states.
 
         Args:
-            values: What the run returned; ``hidden.L`` is the input of layer L.
-            first: The row of the first token in the run.
+            values: The outputs of the run; ``hidden.L`` is the input of layer L.
+            first: The row of the first token of *ids* in *values*.
         """
         if self._row is None:
             return
         self.tokens += ids
         for i, layer in enumerate(self.layers):
-            values_of = values[f"hidden.{layer}"][first : first + len(ids)]
-            self._values[self._row : self._row + len(ids), i] = values_of
+            inputs = values[f"hidden.{layer}"][first : first + len(ids)]
+            self._values[self._row : self._row + len(ids), i] = inputs
 
     @property
     def unread(self) -> int:
-        """The number of tokens whose states were not read yet."""
+        """The number of captured tokens whose states the reader has not read."""
         return len(self.tokens) - self._start
 
     def flush(self) -> None:
-        """Pass the states that were not read yet to the reader."""
+        """Pass the unread states to the reader."""
         count = self.unread
         if count:
             self.reader(self._values[:count].reshape(count, -1), self._start)

@@ -1,7 +1,6 @@
-"""The state of a sequence as one object.
+"""The state of a sequence: its tokens, the keys and values of attention, and recurrent states.
 
-It consists of the tokens, the keys and values of layers with attention, and the states of other
-layers.  Callers can copy and restore it, take tokens back, save and load it.
+Callers can copy, restore, rewind and shift a state; `state_file` saves and loads it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,7 +23,7 @@ from npurt.runtime.execute.executor import Executor
 from npurt.segment import KV_DTYPES
 
 Array = npt.NDArray[Any]
-LONGEST = 1 << 22  # positions; rope tables and offsets stay well inside their types
+LONGEST = 1 << 22  # positions; rope tables and offsets cannot overflow their integer types
 Layout = tuple[tuple[int, ...], npt.DTypeLike]  # shape and dtype of an array
 
 
@@ -33,12 +32,13 @@ class Snapshot:
     """An immutable copy of a state.
 
     Attributes:
-        tokens: The tokens that the model had seen.
-        arrays: Two of each layer: keys and values ``[G, length, W]``, or the state and the inputs
-            of the convolution ``[kernel_size - 1, C + 2 H]``.  A state is float32 ``[H, W, W]``;
-            or, where a device computes in integers, all of those: int32 ``[H, W, W + 2]``.
-        own: As in `State`.
-        integers: Whether states are integers.
+        tokens: The evaluated tokens.
+        arrays: Two arrays per layer: keys and values ``[G, length, W]``, or the state of the delta
+            net and the inputs of its convolution ``[kernel_size - 1, C + 2 H]``.  The states of all
+            delta nets are float32 ``[H, W, W]`` or, if the device computes in integers, int32
+            ``[H, W, W + 2]``.
+        own: See `State`.
+        integers: Whether the states of delta nets are integers.
         model: 32 bytes that identify the model; `Context.snapshot` sets them.
     """
 
@@ -54,13 +54,13 @@ class Snapshot:
         return sum(array.nbytes for array in self.arrays)
 
     def to_float32(self) -> list[Array]:
-        """Return the arrays, with states of integers converted to float32."""
+        """Return the arrays, with integer states converted to float32."""
         return [state_values(a) if a.dtype == np.int32 else a for a in self.arrays]
 
     values = moved.attribute("to_float32")
 
     def require_fit(self, layout: Iterable[Layout], n_ctx: int) -> None:
-        """Raise LayoutError unless the arrays have this *layout* and the tokens fit *n_ctx*."""
+        """Raise LayoutError unless the arrays match *layout* and the tokens fit in *n_ctx*."""
         length = len(self.tokens)
         if length > n_ctx or [(array.shape, array.dtype) for array in self.arrays] != list(layout):
             raise LayoutError(
@@ -71,21 +71,21 @@ class Snapshot:
 
 
 class State:
-    """The tokens seen of one sequence, and its states in a graph's segments.
+    """The tokens of one sequence, and its states in the segments of a graph.
 
-    When a device fails, the states of all sequences are lost (`Executor.losses`).  A state takes
-    note of that when it is used the next time.
+    If a device fails, the states of all sequences are lost (`Executor.losses`).  A `State` detects
+    the loss at its next use.
 
     Args:
-        sequence: The number by which segments know it.
+        sequence: The number of the sequence in the segments.
 
     Attributes:
-        tokens: The tokens seen, oldest first.
-        n_ctx: Positions that there are.
+        tokens: The tokens of the sequence, oldest first.
+        n_ctx: The maximum number of positions.
         changes: The number of changes so far.
-        own: The number of first tokens whose keys and values equal those of a fresh evaluation.
-            Those of later tokens depend on forgotten tokens.
-        sequence: As given.
+        own: The number of tokens, from the first on, whose keys and values equal those of a fresh
+            evaluation.  The keys and values of later tokens depend on tokens that `shift` dropped.
+        sequence: The number of the sequence in the segments.
     """
 
     def __init__(
@@ -105,31 +105,34 @@ class State:
         self._losses = executor.losses
         self._kv = np.dtype(KV_DTYPES[kv_type])
         self._layers = list(_layers(config, graph))
-        self._at: int | None = 0  # tokens that all states have seen; None while that is unknown
-        self._in_place = 0  # first tokens whose keys and values are surely in place
+        self._at: int | None = 0  # tokens that all states include; None during a change
+        self._in_place = 0  # tokens, from the first on, whose keys and values are surely valid
 
     @property
     def length(self) -> int:
-        """Number of tokens seen."""
+        """The number of tokens."""
         return len(self.tokens)
 
     @property
     def position(self) -> int:
-        """The number of tokens that all states have seen; a run begins there."""
-        assert self._at is not None, "a run from an unknown position"
+        """The number of tokens that all states include; the next run begins at this position."""
+        assert self._at is not None, "the position of the states is unknown"
         return self._at
 
     @property
     def behind(self) -> int | None:
-        """The first token that states have not seen, after something was interrupted; or None."""
+        """The first token to evaluate again, or None if the states include all tokens.
+
+        States lag behind the tokens after an interrupted run or a device failure.
+        """
         self._note_losses()
         return None if self._at == self.length else self._at or 0
 
     def require(self, count: int) -> None:
-        """Refuse *count* more tokens if they do not fit.
+        """Raise an error if *count* more tokens do not fit in the context.
 
         Raises:
-            ContextFull: They do not fit.
+            ContextFull: The tokens do not fit.
         """
         if self.length + count > self.n_ctx:
             raise ContextFull(
@@ -139,25 +142,29 @@ class State:
                 "tokens with context_shift=True (--context-shift)",
             )  # fmt: skip
 
-    # --- Going forward --------------------------------------------------------------------------
+    # --- Evaluation -----------------------------------------------------------------------------
 
     def begin(self) -> bool:
-        """Prepare for a run; `end` or `catch_up` completes it.  False: a device lost its states."""
+        """Prepare for a run, which `end` or `catch_up` completes.
+
+        Returns:
+            False if a device lost its states.
+        """
         position, self._at = self.position, None
         return self._executor.begin(self.sequence, position)
 
     def end(self, tokens: Sequence[int]) -> None:
-        """Record a run over *tokens*, which come after the others."""
+        """Append *tokens* and record that a run evaluated them."""
         self.changes += 1
         self.tokens += tokens
         self._at = self._in_place = self.length
 
     def catch_up(self, position: int) -> None:
-        """Record that states have seen *position* of the tokens."""
+        """Record that the states include the first *position* tokens."""
         self._at = self._in_place = position
 
     def lose(self) -> None:
-        """Drop all states, but no token: a device failed."""
+        """Drop all states after a device failure, and keep the tokens."""
         self._at, self._in_place = None, 0
         self._executor.forget(self.sequence)
         self._losses = self._executor.losses
@@ -168,10 +175,10 @@ class State:
         if self._losses != self._executor.losses:
             self.lose()
 
-    # --- Going back -----------------------------------------------------------------------------
+    # --- Rewinding ------------------------------------------------------------------------------
 
     def reach(self, length: int) -> int:
-        """Return the largest number of tokens, at most *length*, that states can go back to."""
+        """Return the largest number of tokens, at most *length*, to which states can rewind."""
         self._note_losses()
         length = min(length, self.length)
         if length == self._at:
@@ -179,9 +186,9 @@ class State:
         return self._executor.reach(self.sequence, min(length, self._in_place))
 
     def rewind(self, length: int) -> None:
-        """Keep the first *length* tokens, and the states of as many of them as possible.
+        """Keep the first *length* tokens, and rewind the states to as many of them as possible.
 
-        `behind` says which are to be evaluated again.
+        `behind` is the first token that must be evaluated again.
         """
         self._note_losses()
         self.changes += length < self.length
@@ -195,11 +202,11 @@ class State:
 
     @property
     def shifts(self) -> bool:
-        """Whether tokens in the middle can be forgotten."""
+        """Whether `shift` can drop tokens in the middle of the sequence."""
         return self._executor.shifts
 
     def shift(self, keep: int, drop: int) -> None:
-        """Forget *drop* tokens after the first *keep*."""
+        """Drop *drop* tokens after the first *keep* tokens, and move the later tokens forward."""
         self._at, self._in_place = None, 0
         self._executor.shift(self.sequence, keep, drop)
         self.own = min(self.own, keep)
@@ -207,13 +214,13 @@ class State:
         self._at = self._in_place = self.length
 
     def fork(self, source: "State", length: int) -> None:
-        """Begin with the first *length* tokens of *source*; see `Context.fork`."""
+        """Replace this state by the first *length* tokens of *source*; see `Context.fork`."""
         wrong = source.behind is not None or not 0 <= length <= source.length
         if wrong or (length < source.length and self._executor.recurrent):
             raise LayoutError(
                 f"{length} of {source.length} tokens cannot be forked",
-                remedy="fork tokens that were evaluated; all of them, if the model has states "
-                "that only go forward",
+                remedy="fork only evaluated tokens; if the model has recurrent states, fork all of "
+                "the tokens",
             )
         self.rewind(0)
         self._at, self._in_place = None, 0
@@ -226,22 +233,25 @@ class State:
         self._claim(source.own)
 
     def _claim(self, own: int) -> None:
-        """Record that the first *own* tokens are their own; later ones will be, too, if all are."""
+        """Set `own` to *own*, or to `n_ctx` if *own* includes all tokens.
+
+        Tokens that follow a fresh sequence are fresh as well.
+        """
         self.own = own if own < self.length else self.n_ctx
 
     def release(self) -> None:
-        """Release everything but the tokens, for good."""
+        """Release the memory of the states; the state can no longer be evaluated."""
         self._executor.forget(self.sequence)
         del self._executor
 
     # --- Snapshots ------------------------------------------------------------------------------
 
     def layout(self, length: int, *, integers: bool = False) -> Iterator[Layout]:
-        """Yield shape and dtype of the arrays that a snapshot of *length* tokens has."""
+        """Yield the shape and dtype of each array in a snapshot of *length* tokens."""
         return layout(self._config, self._kv, length, integers=integers)
 
     def snapshot(self) -> Snapshot:
-        """Return a copy; raises `Segment.read`'s errors."""
+        """Return a copy of the state.  Raises the errors of `Segment.read`."""
         states, arrays = self._executor.read(self.sequence), list[Array]()
         shapes = [shape for shape, _ in self.layout(self.length)]
         for shape, second, tensors in zip(shapes[::2], shapes[1::2], self._layers, strict=True):
@@ -251,12 +261,12 @@ class State:
                 arrays += [by_head(each[:length], heads).copy() for each in (first, *rest)]
                 continue
             arrays += [first, np.zeros(second, np.float32)]
-            for inputs in rest:  # what the convolution of a delta net saw
+            for inputs in rest:  # inputs of the convolution before a delta net
                 arrays[-1][:, : inputs.shape[1]] = inputs
         forms = {layer[0].dtype for layer in zip(arrays[::2], arrays[1::2], strict=True)
                  if layer[0].ndim == 3 and layer[1].ndim == 2}  # fmt: skip
         integers = forms == {np.dtype(np.int32)}
-        if not integers:  # or one device of several has them so
+        if not integers:  # only some devices have integer states: convert these to float32
             arrays = [state_values(a) if a.dtype == np.int32 else a for a in arrays]
         return Snapshot(tuple(self.tokens), tuple(arrays), min(self.own, self.length), integers)
 
@@ -264,10 +274,11 @@ class State:
         """Set the state to *snapshot*.
 
         Returns:
-            False when states were rounded, because another kind of device computed them.
+            False if states were rounded because another type of device computed them.
 
         Raises:
-            LayoutError: The snapshot is of another model or a larger context; nothing has changed.
+            LayoutError: The snapshot is of another model or a larger context.  The state is
+                unchanged.
         """
         length = len(snapshot.tokens)
         snapshot.require_fit(self.layout(length, integers=snapshot.integers), self.n_ctx)
@@ -290,7 +301,7 @@ class State:
 
 
 def require_positions(n_ctx: int, kv_type: str) -> None:
-    """Refuse a KV cache that is not possible.
+    """Raise an error if a KV cache of this size or type is not possible.
 
     Raises:
         SettingError: *n_ctx* is out of range, or *kv_type* is unknown.
@@ -309,7 +320,7 @@ def require_positions(n_ctx: int, kv_type: str) -> None:
 def layout(
     config: Config, kv: np.dtype[Any], length: int, *, integers: bool = False
 ) -> Iterator[Layout]:
-    """Yield shape and dtype of the arrays of a snapshot of *length* tokens, two of each layer."""
+    """Yield the shape and dtype of each array in a snapshot of *length* tokens, two per layer."""
     net, float32 = config.delta, np.dtype(np.float32)
     for layer in range(config.n_layers if config.causal else 0):
         if config.is_recurrent(layer) and net:
@@ -324,7 +335,11 @@ def layout(
 
 
 def _layers(config: Config, graph: Graph) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the states of each layer: keys and values; state and convolution; or convolution."""
+    """Yield the state tensors of each layer.
+
+    Attention has keys and values, a delta net its state and the inputs of its convolution, a short
+    convolution its inputs.
+    """
     mixers = [op for op in graph.ops if op.states]
     for before, op in pairwise([None, *mixers]):
         if isinstance(op, ops.GatedDeltaNet) and before is not None:

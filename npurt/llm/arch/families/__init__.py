@@ -1,6 +1,6 @@
-"""Families of models: a file for each, which holds its conventions as data.
+"""Model families: one module for each family, with its conventions as data.
 
-May import `npurt.llm.arch.architecture` and the room `file`.  Begin with `llama`.
+May import `npurt.llm.arch.architecture` and the subpackage `npurt.llm.file`.  Begin with `llama`.
 """
 
 from importlib import import_module
@@ -8,8 +8,8 @@ from importlib import import_module
 from npurt.errors import ModelFormatError
 from npurt.llm.arch.architecture import Architecture
 
-# The module of each architecture, and after a colon its name in it if that is not ARCHITECTURE.
-# `find` imports the module of the model's architecture only.
+# Architecture -> MODULE or MODULE:NAME; the name of the object in the module is ARCHITECTURE by
+# default.  `find` imports only the module of the requested architecture.
 ARCHITECTURES = {
     "bert": "bert",
     "exaone4": "exaone4",
@@ -40,7 +40,7 @@ def find(name: str) -> Architecture:
     """Return the architecture called *name*.
 
     Raises:
-        ModelFormatError: npurt does not know it.
+        ModelFormatError: npurt does not support this architecture.
     """
     if name not in ARCHITECTURES:
         raise ModelFormatError(

@@ -1,7 +1,7 @@
-"""BERT and its relatives: BGE, MiniLM, GTE, E5.  Learned positions, biases, GELU.
+"""BERT, BGE, MiniLM, GTE, E5: encoders with learned positions, biases and GELU.
 
-RoBERTa's positions begin at 0 too: the converter leaves out the rows before.  GELU is exact, as in
-transformers; llama.cpp takes the form with tanh.
+Positions begin at 0 in RoBERTa as well: the converter removes the rows of the earlier positions.
+GELU is exact, as in transformers; llama.cpp uses the tanh approximation.
 Source: llama.cpp src/models/bert.cpp, conversion/bert.py, MIT.
 """
 

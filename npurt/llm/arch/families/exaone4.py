@@ -1,6 +1,6 @@
-"""EXAONE 4: norms after each part instead of before, q and k normed head by head.
+"""EXAONE 4: norms after the attention and the feed-forward part, RMSNorm on each head of q and k.
 
-With a window, every fourth layer sees all positions and does not rotate.
+If the model has a window, every fourth layer attends to all positions and does not rotate q and k.
 Sources: llama.cpp src/models/exaone4.cpp, conversion/exaone.py, MIT.
 """
 

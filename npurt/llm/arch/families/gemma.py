@@ -1,9 +1,10 @@
-"""Gemma 1 to 3: GELU, embeddings times the root of the width.
+"""Gemma 1 to 3: GELU, and embeddings multiplied by the square root of the width.
 
-Gemma 2 and 3 have norms before and after each part.  Gemma 2 has soft caps and slides in every
-second layer; Gemma 3 norms q and k and slides in five of six layers, whose rotary base is 10,000.
-Which layers slide, that base and the attention scale of the largest models are not in the file.
-Norm weights are stored with their 1 added.
+Gemma 2 and 3 have norms before and after the attention and the feed-forward part.  Gemma 2 has soft
+caps and a sliding window in every second layer.  Gemma 3 normalises q and k and has a sliding
+window, with a rotary base of 10,000, in five of six layers.  The file does not state the
+sliding-window layers, their rotary base and the attention scale of the largest models.  The
+converter adds 1 to the norm weights.
 Sources: llama.cpp src/models/gemma.cpp, gemma2.cpp, gemma3.cpp, conversion/gemma.py, MIT; technical
 reports of Gemma, Gemma 2 and 3.
 """
@@ -16,7 +17,7 @@ from npurt.llm.arch.architecture import Architecture, Norms, QKNorm, Rope, Unit,
 from npurt.llm.file.config import Config
 
 LOCAL_BASE = 10_000.0
-LARGEST = {"gemma2": 46, "gemma3": 62}  # layers of the 27B, which scales by width / heads
+LARGEST = {"gemma2": 46, "gemma3": 62}  # layers of the 27B model: it scales by width / heads
 
 
 def _complete(config: Config) -> Config:

@@ -1,4 +1,4 @@
-"""GLM-4: half of each head rotates, by adjacent pairs; norms before and after; fused gate and up.
+"""GLM-4: half of each head rotates in adjacent pairs; sandwich norms; fused gate and up.
 
 Sources: llama.cpp src/models/glm4.cpp, conversion/glm.py, MIT.
 """

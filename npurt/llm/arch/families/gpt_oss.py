@@ -1,8 +1,8 @@
 """gpt-oss: experts with biases and a clamped gated unit, attention sinks, windows in even layers.
 
-The second norm of a layer is called ``post_attention_norm``.  A router's scores become weights by a
-softmax over the chosen experts.  YaRN's ramp is not rounded to whole frequencies: the released
-configuration says so, the file does not.
+The norm before the feed-forward part is called ``post_attention_norm``.  The expert weights are a
+softmax over the scores of the chosen experts.  YaRN's ramp is not rounded to whole frequencies: the
+released config.json says so, but the GGUF file has no key for it.
 Sources: llama.cpp src/models/openai-moe.cpp, MIT; the gpt-oss model card, 2025.
 """
 

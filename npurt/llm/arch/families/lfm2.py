@@ -1,6 +1,6 @@
-"""LFM2: short convolutions, gated on both sides, between layers of attention.
+"""LFM2: layers with gated short convolutions between attention layers.
 
-Layers without key heads are the convolutions.  The last norm is called ``token_embd_norm``.
+A layer with 0 key heads has a convolution.  The output norm is called ``token_embd_norm``.
 Sources: llama.cpp src/models/lfm2.cpp, conversion/lfm2.py, MIT.
 """
 

@@ -1,6 +1,7 @@
-"""Ministral 3: Llama whose queries grow with the position.
+"""Ministral 3: Llama with queries scaled by a factor that grows with the position.
 
-With YaRN, cos and sin are not scaled: the factor of the file's ``yarn_log_multiplier`` cancels it.
+With YaRN, cos and sin are not scaled, because the file's ``yarn_log_multiplier`` cancels YaRN's
+magnitude: the attention factor is the inverse of this magnitude.
 Source: llama.cpp src/models/mistral3.cpp, conversion/mistral3.py, MIT.
 """
 

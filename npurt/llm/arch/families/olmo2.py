@@ -1,6 +1,6 @@
-"""OLMo 2 and 3: norms after each part instead of before, q and k normed over all heads.
+"""OLMo 2 and 3: norms after the attention and the feed-forward part, q and k normed over all heads.
 
-OLMo 3 has windows in three of four layers; a file without a window is an OLMo 2.
+OLMo 3 has a sliding window in three of four layers; a file without a window is an OLMo 2 model.
 Sources: llama.cpp src/models/olmo2.cpp, MIT; OLMo 2 and 3 reports.
 """
 

@@ -1,7 +1,7 @@
 """Phi-3 and Phi-4: fused q, k and v, fused gate and up, long and short rotary factors.
 
-Sources: llama.cpp src/models/phi3.cpp, conversion/phi.py, MIT.  The window is applied, as in
-transformers; llama.cpp ignores it.
+The attention window is applied, as in transformers; llama.cpp ignores the window.
+Sources: llama.cpp src/models/phi3.cpp, conversion/phi.py, MIT.
 """
 
 from npurt.llm.arch.architecture import Architecture, LayerRule, Rope

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: rotary halves, biases on q, k and v, embeddings often tied.
+"""Qwen2 and Qwen2.5: rotation of halves, biases on q, k and v, often tied embeddings.
 
 Source: llama.cpp src/llama-model.cpp (tensors, llama_model_rope_type), MIT.
 """

@@ -1,4 +1,4 @@
-"""Qwen1.5-MoE, Qwen2-57B-A14B: Qwen2 with experts whose shares are left as they are.
+"""Qwen1.5-MoE, Qwen2-57B-A14B: Qwen2 with experts whose weights are not normalised to sum to 1.
 
 Source: llama.cpp src/models/qwen2moe.cpp, MIT.
 """

@@ -1,4 +1,4 @@
-"""Qwen3: Qwen2 with norms on the heads of q and k, which have a width of their own.
+"""Qwen3: Qwen2 with a norm on each head of q and k; the file states the head width.
 
 Source: llama.cpp src/models/qwen3.cpp, MIT.
 """

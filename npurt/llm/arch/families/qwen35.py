@@ -1,8 +1,8 @@
-"""Qwen3.5 and 3.6: gated delta nets, every fourth layer gated attention.
+"""Qwen3.5 and 3.6: gated delta nets; every fourth layer has gated attention.
 
-Only part of a head rotates.  Sections of its frequencies (interleaved M-RoPE) take positions of
-image rows and columns; in text all positions are equal, and sections make no difference.  The
-converter reorders the heads of v, so that key heads repeat in turn.
+Only part of a head rotates.  Interleaved M-RoPE assigns sections of the frequencies to time, image
+rows and image columns; for text these three positions are equal, so the sections have no effect.
+The converter reorders the heads of v, so that v head h uses k head h % k_heads.
 Source: llama.cpp src/models/qwen35.cpp, conversion/qwen.py, MIT.
 """
 

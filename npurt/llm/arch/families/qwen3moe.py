@@ -1,4 +1,4 @@
-"""Qwen3-30B-A3B and its like: Qwen3 with experts.
+"""Qwen3-30B-A3B and Qwen3-235B-A22B: Qwen3 with experts.
 
 Source: llama.cpp src/models/qwen3moe.cpp, MIT.
 """

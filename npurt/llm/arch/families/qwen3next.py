@@ -1,4 +1,4 @@
-"""Qwen3-Next: gated delta nets, every fourth layer gated attention, experts.
+"""Qwen3-Next: gated delta nets and experts; every fourth layer has gated attention.
 
 Source: llama.cpp src/models/qwen3next.cpp, MIT.
 """

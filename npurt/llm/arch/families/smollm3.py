@@ -1,4 +1,4 @@
-"""SmolLM3: Llama whose every fourth layer does not rotate, which is not in the file.
+"""SmolLM3: Llama without rotation in every fourth layer.  The file does not state this.
 
 Source: llama.cpp src/models/smollm3.cpp, MIT.
 """
