@@ -206,7 +206,7 @@ def test_another_spelling_of_a_tensors_name_is_refused(tmp_path, model, name, ot
     tensors = checkpoints.weights(model)
     data = checkpoints.encode(tensors | {other: tensors[name]})
     (folder / "model.safetensors").write_bytes(data)
-    error = refused(folder, tmp_path / "a.gguf", "which a .* has not")
+    error = refused(folder, tmp_path / "a.gguf", "which are no tensors of a")
     assert other in error.what
 
 

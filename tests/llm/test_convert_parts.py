@@ -154,7 +154,7 @@ def test_defaults_that_a_text_part_leaves_out_are_those_of_its_class():
     assert "gemma3.rope.freq_base_swa" not in keys
 
 
-# --- Settings that GGUF cannot say ----------------------------------------------------------------
+# --- Settings that GGUF cannot express ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

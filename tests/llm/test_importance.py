@@ -105,7 +105,7 @@ def test_each_expert_has_importances_of_its_own(tmp_path):
         (struct.pack("<ii", 1, 1) + b"\xff" + struct.pack("<iif", 1, 1, 1), "utf-8"),
         (struct.pack("<ii", 1, 1) + b"a" + struct.pack("<iif", 1, 1, np.nan), "NaN"),
         (struct.pack("<ii", 1, 1) + b"a" + struct.pack("<iif", 1, 1, -1), "below 0"),
-        (struct.pack("<ii", 0, 0), "no importances"),
+        (struct.pack("<ii", 0, 0), "no importance values"),
         (b"GGUF" + bytes(20), "big-endian"),
     ],
 )

@@ -77,7 +77,7 @@ def test_a_file_that_holds_no_state_is_refused(saved, tmp_path):
     ("changes", "match"),
     [
         ({"version": 1}, "has version 1"),
-        ({"form": 2}, "states of a form 2"),
+        ({"form": 2}, "states of the unknown format 2"),
         ({"form": 1}, "bytes and has not"),
         ({"identity": bytes(32)}, "another model"),
         ({"length": 29}, "bytes and has not"),

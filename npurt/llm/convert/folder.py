@@ -1,4 +1,4 @@
-"""Make a GGUF file of a checkpoint: the folder that transformers saves and hubs have."""
+"""Convert a checkpoint, the model folder that transformers saves, to a GGUF file."""
 
 import fnmatch
 import re
@@ -37,13 +37,14 @@ from npurt.quant.canonical import F32
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME
 
-# Tables that old versions saved, and blocks that predict further tokens, which npurt does not run.
+# Tables that old versions of transformers saved, and multi-token-prediction blocks, which npurt
+# does not run.
 IGNORED = ("*.rotary_emb.inv_freq", "*.attn.masked_bias", "mtp.*")
 HEAD = "lm_head.weight"
-CLASSES = ("ForCausalLM", "Model", "BertForMaskedLM")  # what names of their classes end with
-BARE_MODEL = ("layers.", "embed_tokens.", "norm.")  # names in models saved without their head
-# Prefixes of names in multimodal models.  TEXT_PART: those of the text model, in older and newer
-# files, and the prefix in a model of text alone.  OTHER_PARTS: those of the other parts.
+CLASSES = ("ForCausalLM", "Model", "BertForMaskedLM")  # suffixes of the supported class names
+BARE_MODEL = ("layers.", "embed_tokens.", "norm.")  # prefixes in a model saved without its head
+# Name prefixes in multimodal models.  TEXT_PART maps the prefixes of the text model, in older and
+# newer files, to the prefix in a text-only model.  OTHER_PARTS has the prefixes of the other parts.
 TEXT_PART = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
@@ -53,33 +54,32 @@ OTHER_PARTS = tuple(
     f"{before}{name}." for before in ("", "model.")
     for name in ("vision_tower", "multi_modal_projector", "visual")
 )  # fmt: skip
-NUMBER = r"(?:0|[1-9]\d{0,4})"  # of a layer or an expert; transformers writes no zeros before it
-# Parameters that are no weight or bias of a module -> what their names in GGUF end with.
+NUMBER = r"(?:0|[1-9]\d{0,4})"  # index of a layer or an expert, without leading zeros
+# Parameters other than the weight or bias of a module -> the suffix of their names in GGUF.
 BARE = {"sinks": ".weight", "A_log": "", "dt_bias": ".bias"}
 CONVOLUTIONS = ("shortconv.conv.weight", "ssm_conv1d.weight")
 SHOWN = 5  # names that an error lists
 
 
 def convert(folder: Path, target: Path, kind: str = "f16", *, progress: bool = True) -> None:
-    """Write the checkpoint in *folder* as the GGUF file *target*.
+    """Convert the checkpoint in *folder* to the GGUF file *target*.
 
-    The model is checked before anything is written: npurt can run what it writes.
+    The model is checked before the file is written, so npurt can run every file that it writes.
 
     Args:
-        folder: It has config.json, tokenizer.json and one or several .safetensors files.
-        kind: Type of the matrices, as of `requantise`.
+        folder: A folder with config.json, tokenizer.json and one or several .safetensors files.
+        kind: The type of the matrices, as for `requantise`.
 
     Raises:
-        SettingError: npurt writes no such type, or *target* is a file of the checkpoint.
-        ModelFormatError: A file is missing or damaged, or the model is of a kind that npurt does
-            not convert.
+        SettingError: npurt does not write this type, or *target* is a file of the checkpoint.
+        ModelFormatError: A file is missing or damaged, or npurt does not convert this model type.
         NumericsError: A value is NaN or infinite, or does not fit in the type.
         NpurtError: *target* cannot be written.
     """
     kind = chosen(kind)
     if not folder.is_dir():
         raise ModelFormatError(
-            f"{folder} is no folder", remedy="give the folder that has config.json and the weights"
+            f"{folder} is no folder", remedy="pass the folder with config.json and the weights"
         )
     with meaning("config.json"):
         settings = Settings.read(folder)
@@ -111,10 +111,10 @@ def convert(folder: Path, target: Path, kind: str = "f16", *, progress: bool = T
 
 
 def family_of(settings: Settings) -> Family:
-    """Return the kind of model that config.json names.
+    """Return the model family of the ``model_type`` in config.json.
 
     Raises:
-        ModelFormatError: npurt does not convert it.
+        ModelFormatError: npurt does not convert models of this type.
     """
     name = settings.get("model_type")
     classes = settings.get("architectures") or []
@@ -122,8 +122,8 @@ def family_of(settings: Settings) -> Family:
         raise ModelFormatError(
             f"npurt does not convert models of type {name!r}"
             + (f" ({', '.join(map(str, classes))})" if classes else ""),
-            remedy=f"it converts text models of type {', '.join(FAMILIES)}; for others, use a GGUF "
-            "file of the model",
+            remedy=f"convert a text model of type {', '.join(FAMILIES)}, or download a GGUF file "
+            "of the model",
         )
     return FAMILIES[name]
 
@@ -137,11 +137,11 @@ def _check(
     tensors: Sequence[NewTensor],
     tables: Sequence[npt.NDArray[np.float32]],
 ) -> None:
-    """Refuse a model that npurt could not load.
+    """Raise an error if npurt could not load the converted model.
 
     Raises:
-        ModelFormatError: It lacks tensors or has unknown ones, or its sizes, its rotary tables or
-            its tokenizer contradict each other.
+        ModelFormatError: The model lacks tensors or has unknown ones, or its dimensions, rotary
+            tables and tokenizer are inconsistent.
     """
     metadata = read_header(header(pairs.values())).metadata
     architecture = families.find(metadata["general.architecture"])
@@ -161,7 +161,7 @@ def _check(
 
 
 def _read(folder: Path, settings: Settings, family: Family) -> dict[str, Stored]:
-    """Return the tensors of the text model, by the names that it has alone."""
+    """Return the tensors of the text model, by their names in a text-only model."""
     stored = read(folder)
     if family.is_encoder:
         return {new: each for name, each in stored.items() if (new := renamed(name))}
@@ -175,28 +175,29 @@ def _read(folder: Path, settings: Settings, family: Family) -> dict[str, Stored]
             first = next((start for start in TEXT_PART if name.startswith(start)), "")
             found[TEXT_PART.get(first, "") + name.removeprefix(first)] = each
     warnings.warn(
-        f"{folder.name} has parts for other things than text; they are left out", stacklevel=3
+        f"{folder.name} has parts other than the text model, which are not converted", stacklevel=3
     )
     return found
 
 
 def _with_head(settings: Settings, stored: dict[str, Stored]) -> dict[str, Stored]:
-    """Return *stored* without an output matrix that the embedding stands for.
+    """Return *stored*, without the output matrix if it is tied to the embedding.
 
     Raises:
-        ModelFormatError: config.json says that there is one, and there is none.
+        ModelFormatError: config.json says that the output matrix is untied, and it is missing.
     """
-    tied = settings.get("tie_embedding", settings.get("tie_word_embeddings"))  # LFM2: the first
+    # LFM2 uses the name tie_embedding.
+    tied = settings.get("tie_embedding", settings.get("tie_word_embeddings"))
     if tied is False and HEAD not in stored:
         raise ModelFormatError(
-            f"config.json: tie_word_embeddings is false, and there is no {HEAD}",
-            remedy="download the folder again, all of it",
+            f"config.json: tie_word_embeddings is false, but the checkpoint has no {HEAD}",
+            remedy="download the whole folder again",
         )
     return {name: each for name, each in stored.items() if name != HEAD or not tied}
 
 
 def _tables(tables: Mapping[str, npt.NDArray[np.float32]]) -> list[NewTensor]:
-    """Return the tensors that divide rotary frequencies."""
+    """Return the tensors with the divisors of the rotary frequencies."""
     return [
         new_tensor(name, values.shape, BY_NAME["f32"], partial(list, [QTensor(values, "f32")]))
         for name, values in tables.items()
@@ -209,7 +210,7 @@ def _tensors(
     stored: dict[str, Stored],
     types_of: Callable[[Iterable[str]], Types],
 ) -> list[NewTensor]:
-    """Return the tensors of the weights, in the order of the file."""
+    """Return the weight tensors of the GGUF file, in their order in the file."""
     experts = taken_experts(stored) if family.fused_experts else {}
     groups = _groups(family, stored)
     types = types_of([*groups, *names_of_experts(experts)])
@@ -231,12 +232,12 @@ def _tensors(
 
 
 def _place_in_file(tensor: NewTensor) -> list[int]:
-    """Return the sort key of a tensor: layers in order, after tensors that belong to none."""
+    """Return the sort key of a tensor: tensors outside layers first, then the layers in order."""
     return [int(part) if part.isdigit() else -1 for part in tensor.name.split(".")[:2]]
 
 
 def _groups(family: Family, stored: Mapping[str, Stored]) -> dict[str, list[Stored]]:
-    """Return the tensors of each name in the file: one, or one of each expert in order."""
+    """Return GGUF name -> tensors of the checkpoint: one, or one per expert in order."""
     groups: dict[str, dict[int, Stored]] = {}
     unknown = []
     for name, each in split_joined(stored):
@@ -253,9 +254,10 @@ def _groups(family: Family, stored: Mapping[str, Stored]) -> dict[str, list[Stor
     if unknown:
         more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
         raise ModelFormatError(
-            f"the checkpoint has {', '.join(unknown[:SHOWN])}{more}, which a {family.arch} has not",
-            remedy="merge adapters into the weights first; of a model of several parts, take the "
-            "text model",
+            f"the checkpoint has {', '.join(unknown[:SHOWN])}{more}, which are no tensors of a "
+            f"{family.arch} model",
+            remedy="merge adapters into the weights first; if the model has several parts, convert "
+            "the text model",
         )
     return {name: _in_order(name, members) for name, members in groups.items()}
 
@@ -264,15 +266,18 @@ def _in_order(name: str, members: Mapping[int, Stored]) -> list[Stored]:
     if sorted(members) != list(range(len(members))):
         gone = sorted(set(range(max(members) + 1)) - members.keys())
         raise ModelFormatError(
-            f"of {max(members) + 1} experts of {name}, these are missing: "
+            f"{name} has {max(members) + 1} experts, of which these are missing: "
             + ", ".join(map(str, gone[:SHOWN])),
-            remedy="download the folder again, all of it",
+            remedy="download the whole folder again",
         )
     return [members[i] for i in range(len(members))]
 
 
 def _place(family: Family, name: str) -> tuple[str, int] | None:
-    """Return the name of a tensor in the GGUF file, and the number of the expert."""
+    """Return a tensor's name in the GGUF file and the index of its expert (0 without experts).
+
+    Return None if the family has no such tensor.
+    """
     stem, _, suffix = name.rpartition(".")
     if suffix in BARE:
         stem, suffix = name, BARE[suffix]
@@ -301,11 +306,12 @@ def _values(
     order: Order | None,
     change: Callable[[F32], F32] | None,
 ) -> Iterator[QTensor]:
-    """Yield the values as GGUF has them.
+    """Yield the values of each member in the GGUF file.
 
     Args:
-        shape: Of each in the checkpoint, without axes of length 1.
-        change: Returns other values, before they are reordered.
+        shape: The shape of each member in the checkpoint, without axes of length 1.
+        order: The order of rows or columns in GGUF, or None if it is unchanged.
+        change: A function of the values, applied before the reordering, or None.
     """
     for each in members:
         tensor = each.tensor(shape)
@@ -317,7 +323,7 @@ def _values(
 
 
 def _shape(name: str, stored: Stored) -> tuple[int, ...]:
-    """Return the shape of a tensor; convolutions are [D, 1, taps] in the checkpoint."""
+    """Return the GGUF shape of a tensor; the checkpoint has convolutions as [D, 1, taps]."""
     shape = stored.shape
     if name.endswith(CONVOLUTIONS) and len(shape) == 3:
         shape = shape[0], shape[2]
@@ -329,19 +335,19 @@ def _shape(name: str, stored: Stored) -> tuple[int, ...]:
 
 
 def _order(orders: Orders, name: str, stored: Stored) -> Order | None:
-    """Return the order of the rows or columns in GGUF where it is another one."""
+    """Return the order of the rows or columns in GGUF, or None if it is unchanged."""
     order = orders.get(name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2])
     if order and stored.shape[order.axis : order.axis + 1] != (order.size,):
         raise ModelFormatError(
-            f"{stored.name} has shape {stored.shape}; config.json says that it has {order.size} "
+            f"{stored.name} has shape {stored.shape}, but config.json implies {order.size} "
             + ("columns" if order.axis else "rows"),
-            remedy="check the numbers and widths of heads in config.json",
+            remedy="check the number and width of heads in config.json",
         )
     return order
 
 
 def _change(family: Family, name: str) -> Callable[[F32], F32] | None:
-    """Return the change that GGUF makes to the values of a tensor, or None."""
+    """Return the function that computes the GGUF values of a tensor, or None if they are equal."""
     if name.endswith(".ssm_a"):
         return _rate
     norm = name.endswith("norm.weight") and not name.endswith("ssm_norm.weight")

@@ -1,8 +1,9 @@
-"""Read an importance matrix: how much each column of each matrix matters.
+"""Read an importance matrix: one weight for each column of each matrix.
 
-llama.cpp's llama-imatrix measures it: the mean square of the inputs of a matrix.  The file is a
-GGUF file with sums of squares ``NAME.in_sum2`` [matrices, K] and numbers of rows ``NAME.counts``
-[matrices, 1], or one of the older form.  It may come from a stranger: everything is checked.
+llama.cpp's llama-imatrix measures the importance of a column: the mean square of the inputs.  The
+file is a GGUF file with sums of squares ``NAME.in_sum2`` [matrices, K] and row counts
+``NAME.counts`` [matrices, 1], or a file in llama.cpp's legacy format.  The file is untrusted, so
+every value is checked.
 Source: llama.cpp tools/imatrix/imatrix.cpp (`save_imatrix`, `save_imatrix_legacy`), tools/quantize,
 MIT.
 """
@@ -20,20 +21,20 @@ from npurt.llm.file.header import MAGIC
 from npurt.quant.canonical import F32
 
 SUMS, COUNTS = ".in_sum2", ".counts"
-MOST = 1 << 30  # bytes of a file of the older form
-AGAIN = "make it again with llama-imatrix"
+MOST = 1 << 30  # maximum bytes of a file in the legacy format
+AGAIN = "create the importance matrix again with llama-imatrix"
 
-Importance = dict[str, F32]  # name of a tensor -> [matrices, K]
+Importance = dict[str, F32]  # name of a tensor -> importance of each column [matrices, K]
 
 
 def read_importance(path: Path) -> Importance:
     """Return the importance of columns by the name of the tensor.
 
-    Columns of experts that no row went to count alike.
+    All columns of an expert without counted rows have importance 1.
 
     Raises:
         ModelFormatError: The file cannot be read, or is no importance matrix.
-        NumericsError: A value is NaN, infinite or below 0.
+        NumericsError: A value is NaN, infinite or negative.
     """
     try:
         with open(path, "rb") as file:
@@ -47,27 +48,27 @@ def read_importance(path: Path) -> Importance:
             remedy="check the path" if isinstance(error, OSError) else AGAIN,
         ) from error
     if not found:
-        raise ModelFormatError(f"{path} has no importances", remedy=AGAIN)
+        raise ModelFormatError(f"{path} has no importance values", remedy=AGAIN)
     for name, values in found.items():
         if not np.isfinite(values).all() or (values < 0).any():
             raise NumericsError(
-                f"{path}: the importance of {name} holds NaN, infinity or a number below 0",
+                f"{path}: the importance of {name} holds NaN, infinity or a negative number",
                 remedy=AGAIN,
             )
     return found
 
 
 def fitted(found: Importance, shapes: Mapping[str, tuple[int, ...]], path: Path) -> Importance:
-    """Return the importances of tensors of this model, ``[1 or matrices, K]``.
+    """Return the importance of the tensors with these *shapes*, each ``[1 or matrices, K]``.
 
     Raises:
-        ModelFormatError: No tensor of this model has one, or one has another number of columns.
+        ModelFormatError: *found* has none of the tensors, or another number of columns for one.
     """
     fit = {}
     if not found.keys() & shapes.keys():
         raise ModelFormatError(
-            f"{path} is of no tensor of this model, but of {next(iter(found))} and so on",
-            remedy="give the importance matrix of this model",
+            f"{path} has no tensor of this model; its first tensor is {next(iter(found))}",
+            remedy="pass the importance matrix of this model",
         )
     for name in found.keys() & shapes.keys():
         shape = shapes[name]
@@ -77,8 +78,8 @@ def fitted(found: Importance, shapes: Mapping[str, tuple[int, ...]], path: Path)
             fit[name] = values.reshape(-1, shape[-1])
         else:
             raise ModelFormatError(
-                f"{path} has {values.size} importances for {name} of shape {shape}",
-                remedy="give the importance matrix of this model",
+                f"{path} has {values.size} importance values for {name} of shape {shape}",
+                remedy="pass the importance matrix of this model",
             )
     return fit
 
@@ -94,31 +95,31 @@ def _sums(file: GGUF) -> Iterator[tuple[str, F32]]:
         if name == sums:
             continue
         if name + COUNTS not in file:
-            raise ValueError(f"it has no {name}{COUNTS}")
+            raise ValueError(f"the file has no {name}{COUNTS}")
         values = file[sums].dequantize().reshape(-1, file.tensors[sums].shape[-1])
         counts = file[name + COUNTS].dequantize().reshape(-1)
         if len(counts) not in (1, len(values)):
-            raise ValueError(f"{sums} has {len(values)} rows, and there are {len(counts)} counts")
+            raise ValueError(f"{sums} has {len(values)} rows but {len(counts)} counts")
         yield name, _means(values, counts)
 
 
 def _means(sums: F32, counts: F32) -> F32:
-    """Return *sums* over *counts*; ones where nothing was counted."""
+    """Return *sums* / *counts*, and 1 where the count is 0."""
     rows = np.broadcast_to(counts[:, None], (len(sums), 1))
     return np.asarray(np.where(rows > 0, sums / np.where(rows > 0, rows, 1), 1), np.float32)
 
 
-# --- The older form -------------------------------------------------------------------------------
+# --- The legacy format ----------------------------------------------------------------------------
 
 
 def _content(path: Path) -> memoryview:
     if path.stat().st_size > MOST:
-        raise ValueError(f"it has more than {MOST} bytes")
+        raise ValueError(f"the file has more than {MOST} bytes")
     return memoryview(content_of(path))
 
 
 def _legacy(data: memoryview) -> Iterator[tuple[str, F32]]:
-    """Yield names and values ``[1, matrices * K]``: the form does not say how many there are."""
+    """Yield names and values ``[1, matrices * K]``; the format omits the number of matrices."""
     count, at = _integer(data, 0)
     for _ in range(count):
         length, at = _integer(data, at)
@@ -138,5 +139,5 @@ def _integer(data: memoryview, at: int) -> tuple[int, int]:
 
 def _part(data: memoryview, at: int, nbytes: int) -> memoryview:
     if not 0 <= nbytes <= len(data) - at:
-        raise ValueError(f"{nbytes} bytes must follow byte {at}, but it has {len(data)} in all")
+        raise ValueError(f"{nbytes} bytes must follow byte {at}, but the file has {len(data)}")
     return data[at : at + nbytes]

@@ -1,10 +1,10 @@
-"""Which type each tensor of a file gets, in files of mixed types too.
+"""Choose the type of each tensor of a file, including llama.cpp's mixed types.
 
-llama.cpp's mixed files give more bits to the tensors whose errors cost most: the values of
-attention and the second matrices of feed-forward blocks, in the first and the last layers and in
-every third one between.
-Source: llama.cpp src/llama-quant.cpp (`llama_tensor_get_type_impl`, September 2026), MIT.  What it
-says of one architecture alone (Falcon) is left out.
+A mixed type gives more bits to the tensors whose rounding affects results most: the value
+projections and the down projections, in the first and the last eighth of the layers and in every
+third layer between.
+Source: llama.cpp src/llama-quant.cpp (`llama_tensor_get_type_impl`, September 2026), MIT.  Its
+special case for Falcon is not implemented.
 """
 
 import re
@@ -23,8 +23,8 @@ from npurt.quant.types import BY_NAME, Format
 MIXED = {"q4_k_m": "q4_k", "q4_k_s": "q4_k", "q5_k_m": "q5_k", "q5_k_s": "q5_k",
          "mxfp4_moe": "q8_0"}  # fmt: skip
 VALUES = ("attn_v", "attn_qkv", "attn_kv_b")
-FEW_EXPERTS = 8  # of Mixtral: what all its experts share is small beside them
-SHARED_HEADS = 80  # layers of the 70B models, in which 8 heads share their values
+FEW_EXPERTS = 8  # Mixtral: its attention matrices are small compared with the experts
+SHARED_HEADS = 80  # layers of the 70B models, in which 8 query heads share each value head
 OUTPUT, EMBEDDING = "output.weight", "token_embd.weight"
 
 
@@ -33,7 +33,7 @@ class Override:
     """A type that the user chose for some tensors.
 
     Attributes:
-        pattern: A regular expression that is looked for in the tensor's name.
+        pattern: A regular expression, searched in the tensor's name.
         type: The name of the type.
     """
 
@@ -45,21 +45,21 @@ class Override:
         """Read ``PATTERN=TYPE``.
 
         Raises:
-            SettingError: It is nothing of the kind, or npurt does not write the type.
+            SettingError: *text* has another form, or npurt does not write the type.
         """
         pattern, _, name = text.rpartition("=")
         if not pattern or name.lower() not in ENCODABLE:
             raise SettingError(
                 f"{text!r} is no PATTERN=TYPE"
                 + (f": npurt writes no tensors of type {name!r}" if pattern else ""),
-                remedy=f"write for example attn_v=q8_0, with one of {', '.join(ENCODABLE)}",
+                remedy=f"pass for example attn_v=q8_0, with one of {', '.join(ENCODABLE)}",
             )
         try:
             return cls(re.compile(pattern), name.lower())
         except (re.error, OverflowError, RecursionError) as error:
             raise SettingError(
                 f"{pattern!r} is no regular expression: {error}",
-                remedy="write a part of the names of tensors, or a regular expression for it",
+                remedy="pass a part of the tensors' names, or a regular expression",
             ) from error
 
 
@@ -68,12 +68,12 @@ class Types:
 
     Args:
         kind: A type of `npurt.llm.convert.types.FILE_TYPES`.
-        names: Of all tensors.
-        metadata: The keys of the file, of which mixed types need the architecture's sizes.
-        overrides: The first whose pattern is in a matrix's name decides its type.
+        names: The names of all tensors.
+        metadata: The keys of the file; mixed types need the numbers of layers, experts and heads.
+        overrides: The first override whose pattern matches a matrix's name sets its type.
 
     Raises:
-        SettingError: An override is for no tensor.
+        SettingError: An override matches no tensor.
         ModelFormatError: *kind* is mixed, and a key is missing.
     """
 
@@ -91,8 +91,7 @@ class Types:
             if not any(each.pattern.search(name) for name in every):
                 raise SettingError(
                     f"no tensor has {each.pattern.pattern!r} in its name",
-                    remedy="write a part of the names that you mean, which are as "
-                    "blk.0.attn_v.weight",
+                    remedy="pass a part of the tensors' names, which look like blk.0.attn_v.weight",
                 )
         values = [name for name in every if _part(name) in VALUES]
         self._values = {name: i for i, name in enumerate(values)}
@@ -149,7 +148,7 @@ class Types:
 
 
 def _gets_more(i: int, count: int) -> bool:
-    """True for the first and the last eighth, and every third one between."""
+    """Return whether layer *i* is in the first or last eighth, or a third layer between."""
     eighth = count // 8
     return i < eighth or i >= 7 * count // 8 or (i - eighth) % 3 == 2
 
@@ -160,5 +159,5 @@ def _layer(name: str) -> int:
 
 
 def _part(name: str) -> str:
-    """Return what a tensor of a layer is: its name between the layer and ``.weight``."""
+    """Return the part of a tensor's name between the layer and ``.weight``, such as ``attn_v``."""
     return name.removesuffix(".weight").rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""Write a GGUF file again with another type."""
+"""Requantise a GGUF file: write it with matrices of another type."""
 
 import warnings
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from npurt.llm.file.writer import encoded, refuse_source, write
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import FLOATS
 
-MAX_AXES = 3  # a stack of matrices
+MAX_AXES = 3  # axes of a stack of expert matrices
 DROPPED = ("general.alignment", "split.no", "split.count", "split.tensors.count")
 
 
@@ -27,21 +27,21 @@ def requantise(
     importance: Path | None = None,
     progress: bool = True,
 ) -> int:
-    """Write *source*, or all parts of it, as *target* with matrices of type *kind*.
+    """Write all parts of *source* as the file *target* with matrices of type *kind*.
 
-    Metadata stays, but for the keys that say the type.  Encoding blocks that are quantised already
-    adds one error to another: that is warned about.
+    The metadata are copied, except for the keys of the type and of the split.  Requantising a
+    tensor that is already quantised adds a second rounding error, so a warning is issued.
 
     Args:
-        overrides: Types of single tensors.
-        importance: A file that says how much each column matters.
+        overrides: Types of some of the tensors.
+        importance: An importance matrix; see `npurt.llm.convert.importance`.
 
     Returns:
-        How many tensors were quantised already, and are now of another type.
+        The number of already quantised tensors that now have another type.
 
     Raises:
-        SettingError: npurt writes no such type, *target* is a file of *source*, or an override is
-            for no tensor.
+        SettingError: npurt does not write this type, *target* is a file of *source*, or an override
+            matches no tensor.
         ModelFormatError: *source* or *importance* is damaged, *source* has a tensor of more than 3
             axes, or *importance* is of another model.
         NumericsError: A value is NaN or infinite, or does not fit in the type.
@@ -58,9 +58,10 @@ def requantise(
         for name, info in file.tensors.items():
             if len(info.shape) > MAX_AXES:
                 raise ModelFormatError(
-                    f"tensor {name} has {len(info.shape)} axes, more than a text model has",
-                    remedy="give the file of a text model; projectors of images and sound stay "
-                    "as they are",
+                    f"tensor {name} has {len(info.shape)} axes; tensors of text models have at "
+                    f"most {MAX_AXES}",
+                    remedy="pass the file of a text model; npurt does not requantise projectors of "
+                    "images or audio",
                 )
             fmt = types.of(name, info.shape)
             again += info.format.name not in FLOATS and info.format is not fmt
@@ -68,8 +69,8 @@ def requantise(
             tensors.append(new_tensor(name, info.shape, fmt, values, weights.get(name)))
         if again:
             warnings.warn(
-                f"{again} tensors of {source.name} are quantised already; the new error adds to "
-                "that of the old type",
+                f"{again} tensors of {source.name} are already quantised; requantising adds a "
+                "second rounding error",
                 stacklevel=2,
             )
         keys = {key: file.encoded(key) for key in file.metadata if key not in DROPPED}
@@ -87,7 +88,7 @@ def _one(file: GGUF, name: str) -> list[QTensor]:
 
 
 def _about(importance: Path, weights: Importance) -> dict[str, str | int]:
-    """Return the new file's keys about the importance matrix, which are llama.cpp's."""
+    """Return llama.cpp's metadata keys about the importance matrix."""
     return {
         "quantize.imatrix.file": importance.name,
         "quantize.imatrix.entries_count": len(weights),

@@ -1,15 +1,15 @@
-"""Which type each tensor of a new file gets, and its values in it.
+"""Choose the type of each tensor of a new file, and encode its values.
 
-The types are those of llama.cpp's files of one plain type (tools/quantize, `llama_tensor_get_type`,
-MIT): all matrices have it, with these exceptions.
+As in llama.cpp's files of one plain type (tools/quantize, `llama_tensor_get_type`, MIT), all
+matrices have this type, with these exceptions.
 
 - Norms, biases and other vectors, routers and short convolutions are float32.
-- The output matrix, or the embedding where that is the output matrix too, is Q6_K when the type has
+- The output matrix, or the embedding if it is also the output matrix, is Q6_K when the type has
   less than 8 bits.
-- A row that does not divide into blocks of 256 has blocks of 32 instead, with at least as many bits
-  (Q4_K: Q5_0, Q5_K: Q5_1, Q6_K: Q8_0); one that does not divide into these either is F16.
+- If the row length is no multiple of 256, the type is one with blocks of 32 and at least as many
+  bits (Q5_0 for Q4_K, Q5_1 for Q5_K, Q8_0 for Q6_K); if it is no multiple of 32, the type is F16.
 
-`mixture` has llama.cpp's mixed files (Q4_K_M and so on), which give some layers more bits.
+`mixture` implements llama.cpp's mixed types (Q4_K_M and so on), which give some layers more bits.
 """
 
 import math
@@ -34,15 +34,15 @@ FILE_TYPES = {
     "q4_k_m": 15, "q4_k_s": 14, "q5_k_m": 17, "q5_k_s": 16, "mxfp4_moe": 38,  # see `mixture`
 }  # fmt: skip
 SMALL = {"q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}  # for rows without whole blocks
-EXACT = ("ffn_gate_inp", "ssm_conv1d", "shortconv.conv", "rope_f")  # in names; float32 as vectors
-STEP = 1 << 22  # elements that are float32 at a time
+EXACT = ("ffn_gate_inp", "ssm_conv1d", "shortconv.conv", "rope_f")  # float32 if in the name
+STEP = 1 << 22  # elements decoded to float32 at a time
 
 
 def chosen(text: str) -> str:
-    """Return the name of a type that users may write in capitals.
+    """Return the file type *text*, which may be in capitals, in lower case.
 
     Raises:
-        SettingError: npurt writes no such files.
+        SettingError: npurt does not write files of this type.
     """
     name = text.lower()
     if name not in FILE_TYPES:
@@ -53,7 +53,7 @@ def chosen(text: str) -> str:
 
 
 def is_matrix(name: str, shape: Sequence[int]) -> bool:
-    """True for a tensor that may be quantised; the others are float32."""
+    """Return whether a tensor may be quantised; other tensors are float32."""
     matrix = len(shape) >= 2 and name.endswith(".weight")
     return matrix and not any(part in name for part in EXACT)
 
@@ -62,7 +62,7 @@ def type_of(name: str, shape: Sequence[int], wanted: str, *, tied: bool) -> Form
     """Return the type of tensor *name* in a file of the plain type *wanted*.
 
     Args:
-        tied: The embedding is the output matrix.
+        tied: The embedding is also the output matrix.
     """
     if not is_matrix(name, shape):
         return BY_NAME["f32"]
@@ -73,7 +73,7 @@ def type_of(name: str, shape: Sequence[int], wanted: str, *, tied: bool) -> Form
 
 
 def fitting(wanted: str, shape: Sequence[int]) -> Format:
-    """Return the type *wanted*, or the next one whose blocks divide the rows."""
+    """Return the type *wanted*, or a fallback type whose block size divides the row length."""
     if shape[-1] % BY_NAME[wanted].block:
         wanted = SMALL.get(wanted, "f16")
     if shape[-1] % BY_NAME[wanted].block:
@@ -88,13 +88,14 @@ def new_tensor(
     matrices: Callable[[], Iterable[QTensor]],
     importance: F32 | None = None,
 ) -> NewTensor:
-    """Return a tensor that is encoded as *fmt* while it is written.
+    """Return a tensor that is encoded as *fmt* while the file is written.
 
     Args:
-        matrices: Returns its values: one tensor, or those of a stack in order.
-        importance: How much each column matters, ``[1, K]`` or ``[matrices of the stack, K]``.
+        matrices: A function that returns the values: one tensor, or the matrices of a stack in
+            order.
+        importance: The importance of each column, ``[1, K]`` or ``[matrices of the stack, K]``.
 
-    Raises (when it is written):
+    Raises (while the file is written):
         NumericsError: A value is NaN or infinite, or does not fit in the type.
     """
     rows = math.prod(shape[:-1])
@@ -112,19 +113,19 @@ def _blocks(
             part = rows[start : start + step]
             weights = None
             if importance is not None:
-                each = total // len(importance)  # rows of a matrix of the stack
+                each = total // len(importance)  # rows of one matrix of the stack
                 weights = importance[np.arange(row, row + len(part)) // each]
             yield _encoded(name, row, QTensor(part, matrix.format), fmt, weights)
             row += len(part)
 
 
 def _encoded(name: str, row: int, part: QTensor, fmt: Format, weights: F32 | None) -> Blocks:
-    """Return the blocks of some rows, from *row* of the tensor on."""
+    """Return the blocks of the rows *part*, which begin at *row* of the tensor *name*."""
     bad = not_finite(part.blocks, part.format).any(axis=-1)
     if bad.any():
         raise NumericsError(
             f"row {row + int(bad.argmax())} of {name} holds NaN or infinity",
-            remedy="take other weights of the model: these are damaged, or their training or "
+            remedy="use other weights of the model: these are damaged, or their training or "
             "merging diverged",
         )
     if part.format is fmt:
@@ -135,7 +136,7 @@ def _encoded(name: str, row: int, part: QTensor, fmt: Format, weights: F32 | Non
     except NumericsError as error:
         raise NumericsError(
             f"{name}, from row {row} on: {error.what}",
-            remedy="choose f32, which holds more"
+            remedy="choose f32, which has a larger range"
             if fmt.name == "bf16"
-            else "choose bf16 or f32, which hold more",
+            else "choose bf16 or f32, which have a larger range",
         ) from error

@@ -1,5 +1,5 @@
-"""The checkpoint that is converted: its weights, its settings, and what they are called in GGUF.
+"""Read the weights and settings of a checkpoint, and map their names to GGUF names.
 
-May import the rooms `file` and `arch`; `fused_experts` also imports `npurt.llm.convert.types`.
-Begin with `families`, then `keys`.
+May import the subpackages `file` and `arch`; `fused_experts` also imports
+`npurt.llm.convert.types`.  Begin with `families`, then `keys`.
 """

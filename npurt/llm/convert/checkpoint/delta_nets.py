@@ -1,8 +1,9 @@
-"""The gated delta nets of Qwen3-Next and Qwen3.5: their names, keys and the order of their heads.
+"""Convert the gated delta nets of Qwen3-Next and Qwen3.5: names, keys and the order of heads.
 
-Heads of v that share a head of k are neighbours in the checkpoint.  For Qwen3.5, GGUF has the first
-of each key head, then the second of each, and so on; for Qwen3-Next it keeps the order, but takes
-q, k, v and z, which are one matrix with the parts of each key head together, apart.
+In the checkpoint, the v heads of one k head are adjacent.  For Qwen3.5, GGUF has the first v head
+of every k head, then the second v head of every k head, and so on.  For Qwen3-Next, GGUF keeps the
+order of heads; but q, k, v and z, which the checkpoint has in one matrix grouped by k head, become
+separate tensors.
 Sources: transformers models/qwen3_next, models/qwen3_5, Apache-2.0; llama.cpp conversion/qwen.py,
 MIT.
 """
@@ -28,11 +29,11 @@ NAMES = {
     "linear_attn.norm": "ssm_norm",
     "linear_attn.out_proj": "ssm_out",
 }
-SECTIONS = [11, 11, 10]  # the model's default: frequencies of time, image rows and image columns
+SECTIONS = [11, 11, 10]  # default numbers of frequencies for time, image rows and image columns
 
 
 def delta_keys(settings: Settings) -> dict[str, Any]:
-    """Return the keys of the delta nets, and which layers have one."""
+    """Return the metadata keys of the delta nets, with the list of the layers that have one."""
     net = _net(settings)
     interval = settings.integer("full_attention_interval", 4)
     kinds = settings.get("layer_types", [])
@@ -53,13 +54,13 @@ def delta_keys(settings: Settings) -> dict[str, Any]:
 
 
 def sections(settings: Settings) -> dict[str, Any]:
-    """Return the key of the frequencies that images use; texts rotate alike whatever it says."""
+    """Return the metadata key of the M-RoPE sections, which have no effect on text."""
     given = (settings.get("rope_parameters") or {}).get("mrope_section", SECTIONS)
     return {"rope.dimension_sections": np.array([*given, 0][:4], np.int32)}
 
 
 def tiled_heads(settings: Settings) -> Orders:
-    """Return the orders of a Qwen3.5."""
+    """Return the orders of rows and columns in a Qwen3.5 model."""
     net = _net(settings)
     heads = np.arange(net.heads).reshape(net.k_heads, -1).T.reshape(-1)
     inner = net.heads * net.width
@@ -75,7 +76,7 @@ def tiled_heads(settings: Settings) -> Orders:
 
 
 def grouped_heads(settings: Settings) -> Orders:
-    """Return the orders of a Qwen3-Next."""
+    """Return the orders of rows in a Qwen3-Next model."""
     net = _net(settings)
     rows = joined_rows(net)
     total = net.channels + net.heads * net.width

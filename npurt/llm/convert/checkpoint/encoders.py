@@ -1,8 +1,8 @@
-"""Encoders, which make embeddings: BERT and nomic-embed-text.
+"""Convert encoders, which compute embeddings: BERT and nomic-embed-text.
 
-Their names are brought into the form of decoders' first: ``model.layers.N`` for each layer.
+`renamed` maps the names of their layers to the decoders' form ``model.layers.N``.
 Sources: transformers 5.23 models/bert, models/nomic_bert, conversion_mapping.py, Apache-2.0 (names;
-the settings of nomic's own code, which are those of GPT-2); llama.cpp conversion/bert.py, MIT.
+settings of nomic's code, which have the names of GPT-2's); llama.cpp conversion/bert.py, MIT.
 """
 
 import re
@@ -36,13 +36,13 @@ NOMIC = {
     "mlp.fc2": "ffn_down",
     "norm2": "layer_output_norm",
 }
-# What embeddings do not need: heads of training, and a table of the numbers 0, 1, 2 and so on.
+# Tensors that embeddings do not need: training heads, and a table of the numbers 0, 1, 2, ...
 UNUSED = ("pooler.", "cls.", "embeddings.position_ids")
 _OLD = {"gamma": "weight", "beta": "bias"}
 
 
 def renamed(name: str) -> str:
-    """Return the name of a tensor as those of decoders are; "" for one that is not needed."""
+    """Return the name of a tensor in the decoders' form, or "" for an unused tensor."""
     inner = name.removeprefix("bert.")
     if inner.startswith(UNUSED):
         return ""
@@ -52,7 +52,7 @@ def renamed(name: str) -> str:
 
 
 def encoder_keys(settings: Settings) -> dict[str, Any]:
-    """Return the keys of an encoder."""
+    """Return the metadata keys of an encoder."""
     settings.require("is_decoder", None, False)
     settings.require("position_embedding_type", None, "absolute")
     return {
@@ -67,7 +67,7 @@ def encoder_keys(settings: Settings) -> dict[str, Any]:
 
 
 def nomic_keys(settings: Settings) -> dict[str, Any]:
-    """Return the keys that a nomic-embed-text has besides those of a BERT."""
+    """Return the metadata keys that nomic-embed-text has in addition to BERT's."""
     rope = settings.get("rope_parameters") or {}
     settings.require("rotary_emb_fraction", None, 1.0)
     settings.require("rotary_emb_interleaved", None, False)

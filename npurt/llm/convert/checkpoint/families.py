@@ -1,8 +1,8 @@
-"""The models that `npurt convert` knows: names of their tensors, and what their keys say.
+"""The model families that `npurt convert` supports: tensor names, and rules for the metadata.
 
-Names of tensors in checkpoints are those of transformers' classes; names and keys in GGUF are those
-of llama.cpp.  Sources: transformers 5.23 models/*/modeling_*.py, Apache-2.0 (names); llama.cpp
-gguf-py/gguf/constants.py and conversion/*.py, MIT (names, keys, which rows are permuted).
+Tensor names in checkpoints come from transformers' classes; tensor names and keys in GGUF come from
+llama.cpp.  Sources: transformers 5.23 models/*/modeling_*.py, Apache-2.0 (names); llama.cpp
+gguf-py/gguf/constants.py and conversion/*.py, MIT (names, keys, permuted rows).
 """
 
 from collections.abc import Callable, Mapping
@@ -46,14 +46,14 @@ _NORMS_AFTER = _LAYER | {
 _NORMS_AROUND = _LAYER | {
     "post_self_attn_layernorm": "post_attention_norm",
     "post_mlp_layernorm": "post_ffw_norm",
-    "mlp.gate_up_proj": "ffn_up",  # gate first
+    "mlp.gate_up_proj": "ffn_up",  # the rows of the gate are first
 }
 _GEMMA = _LAYER | {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
-_GPT_OSS = _LAYER | {  # its experts: `fused_experts`
+_GPT_OSS = _LAYER | {  # `fused_experts` converts the experts
     "self_attn.sinks": "attn_sinks",
     "post_attention_layernorm": "post_attention_norm",
     "mlp.router": "ffn_gate_inp",
@@ -61,7 +61,7 @@ _GPT_OSS = _LAYER | {  # its experts: `fused_experts`
 _FUSED = _LAYER | {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
 _EXPERTS = _LAYER | {
     "mlp.gate": "ffn_gate_inp",
-    "mlp.experts.*.gate_proj": "ffn_gate_exps",  # * is the number of the expert
+    "mlp.experts.*.gate_proj": "ffn_gate_exps",  # * stands for the index of the expert
     "mlp.experts.*.up_proj": "ffn_up_exps",
     "mlp.experts.*.down_proj": "ffn_down_exps",
     "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
@@ -108,7 +108,7 @@ def _width_if_any(settings: Settings) -> int:
 
 
 def _lfm2_width(settings: Settings) -> int:
-    """Return the width of the feed-forward blocks, which config.json says before adjustment.
+    """Return the width of the feed-forward blocks; config.json has the width before adjustment.
 
     Source: transformers models/lfm2, Lfm2Config (names) and Lfm2MLP (arithmetic), Apache-2.0.
     """
@@ -123,22 +123,22 @@ def _lfm2_width(settings: Settings) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One kind of model.
+    """The conversion rules of one model family.
 
     Attributes:
-        arch: What GGUF calls it.
+        arch: The name of the architecture in GGUF.
         names: Name in a layer of the checkpoint -> name in a block of the GGUF file.
-        top: The same of tensors that apply everywhere.
-        is_encoder: It is no decoder: see `encoders`.
-        windows: Its layers may attend to the last positions only.
-        activations: Names in config.json of the activation that it has.
-        added_one: To the weights of norms, which the checkpoint has without it.
-        orders: Returns which rows and columns come in another order.
-        fused_experts: Each projection of all experts is one tensor: see `fused_experts`.
-        methods: Kinds of quantisation that stay as they are.
-        rotary: Rotary settings of YaRN that `extra` takes care of.
-        extra: Returns the keys that only it has, without the architecture before them.
-        width: Returns the width of its dense feed-forward blocks; 0 when there are none.
+        top: Name in the checkpoint -> name in GGUF, for tensors outside layers.
+        is_encoder: The model is an encoder; see `encoders`.
+        windows: GGUF can express attention windows for this architecture.
+        activations: The allowed names of the activation in config.json.
+        added_one: GGUF stores the weights of norms plus 1.
+        orders: Returns the orders of rows and columns that differ in GGUF.
+        fused_experts: Each projection of all experts is one tensor; see `fused_experts`.
+        methods: Quantisation methods whose codes are copied without requantisation.
+        rotary: YaRN settings that `extra` converts.
+        extra: Returns the additional keys of this family, without the prefix of the architecture.
+        width: Returns the width of the dense feed-forward blocks; 0 if the model has none.
     """
 
     arch: str
@@ -173,9 +173,9 @@ def _experts(settings: Settings) -> Keys:
         "expert_feed_forward_length": settings.integer("moe_intermediate_size"),
     }
     shared = settings.get("shared_expert_intermediate_size")
-    if shared is None:  # Qwen3: llama.cpp takes it for granted there
+    if shared is None:  # Qwen3: llama.cpp always normalises the expert weights
         settings.require("norm_topk_prob", True)
-    else:  # Qwen2 leaves the shares of its experts as they are, and Qwen3-Next makes their sum 1
+    else:  # Qwen2 does not normalise the expert weights; Qwen3-Next normalises their sum to 1
         settings.require("norm_topk_prob", None, settings.get("linear_num_key_heads") is not None)
         keys["expert_shared_feed_forward_length"] = settings.integer(
             "shared_expert_intermediate_size"
@@ -282,17 +282,21 @@ def _gemma3(settings: Settings) -> Keys:
 
 
 def _require_slides(settings: Settings, period: int) -> None:
-    """Require full attention in every *period*-th layer and windows elsewhere; GGUF has no list."""
+    """Require full attention in every *period*-th layer and a window in the others.
+
+    GGUF has no list of sliding-window layers for this architecture.
+    """
     wanted = ["full_attention" if (i + 1) % period == 0 else "sliding_attention"
               for i in range(settings.layers)]  # fmt: skip
     settings.require("layer_types", None, wanted)
 
 
 def _require_scale(settings: Settings, largest: int) -> None:
-    """Refuse another attention scale than the one that follows from the sizes.
+    """Raise an error unless the attention scale follows from the dimensions of the model.
 
     Args:
-        largest: Layers of the model that scales by the width over the number of heads.
+        largest: The number of layers of the model that scales by width / heads instead of by the
+            head width.
     """
     each = settings.integer("hidden_size") // settings.integer("num_attention_heads")
     wanted = each if settings.layers == largest else settings.integer("head_dim", each)
@@ -306,9 +310,9 @@ def _gpt_oss(settings: Settings) -> Keys:
     rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
     if rope.get("truncate", True):
         raise ModelFormatError(
-            "config.json: truncate of the rotary settings is not false, which GGUF cannot say of a "
-            "gpt-oss",
-            remedy="take the released config.json of gpt-oss, or the GGUF file of its makers",
+            "config.json: truncate of the rotary settings is not false, which GGUF cannot express "
+            "for gpt-oss",
+            remedy="use the released config.json of gpt-oss, or a released GGUF file",
         )
     return _sliding(settings) | {
         "expert_count": settings.integer("num_local_experts"),
@@ -329,13 +333,13 @@ def _ministral3(settings: Settings) -> Keys:
         raise ModelFormatError(
             f"config.json: mscale is {rope.get('mscale')!r:.20}, mscale_all_dim {all_dim!r:.20}: "
             "GGUF has one factor for both",
-            remedy="take the released config.json of the model",
+            remedy="use the released config.json of the model",
         )
     keys: Keys = {"rope.scaling.yarn_log_multiplier": float(all_dim)}
     return keys | ({"attention.temperature_scale": float(slope)} if slope else {})
 
 
-# By the model_type of config.json.
+# model_type in config.json -> family.
 FAMILIES = {
     "llama": Family("llama", orders=permuted),
     "mistral": Family("llama", orders=permuted),

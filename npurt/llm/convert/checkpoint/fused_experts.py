@@ -1,8 +1,8 @@
-"""The experts of gpt-oss: each projection of all experts is one tensor of the checkpoint.
+"""Convert the experts of gpt-oss, whose checkpoints have one tensor per projection.
 
-Rows of gate and up alternate.  The released files are MXFP4: ``_blocks`` [E, rows, K / 32, 16] has
-two codes a byte, neighbours in a row, and ``_scales`` [E, rows, K / 32] the exponents; the codes
-stay as they are.  Files that were trained further are bfloat16, [E, K, rows].
+The rows of gate and up alternate.  The released files are MXFP4: ``_blocks`` [E, rows, K / 32, 16]
+has two codes per byte, adjacent in a row; ``_scales`` [E, rows, K / 32] has the exponents.  The
+codes are copied without requantisation.  Fine-tuned files are bfloat16, [E, K, rows].
 Sources: transformers models/gpt_oss, integrations/mxfp4.py, Apache-2.0; llama.cpp
 conversion/gpt_oss.py, MIT (names in GGUF).
 """
@@ -27,7 +27,7 @@ NAME = re.compile(
     r"(_blocks|_scales|_bias|)",
     re.ASCII,
 )
-# Projection -> name in GGUF and which rows it has.
+# Projection -> GGUF name and rows of each part.
 PARTS = {
     "gate_up_proj": (("ffn_gate_exps", slice(0, None, 2)), ("ffn_up_exps", slice(1, None, 2))),
     "down_proj": (("ffn_down_exps", slice(None)),),
@@ -40,10 +40,10 @@ Experts = dict[tuple[str, str], dict[str, Stored]]  # (layer, projection) -> rol
 
 
 def taken_experts(stored: dict[str, Stored]) -> Experts:
-    """Take the tensors of the experts out of *stored*, and return them.
+    """Remove the tensors of the experts from *stored*, and return them.
 
     Raises:
-        ModelFormatError: One has a shape that is not possible.
+        ModelFormatError: A tensor has an impossible shape.
     """
     found: Experts = {}
     for name in list(stored):
@@ -56,7 +56,7 @@ def taken_experts(stored: dict[str, Stored]) -> Experts:
 
 
 def names_of_experts(experts: Experts) -> list[str]:
-    """Return the names of their matrices in GGUF."""
+    """Return the GGUF names of the experts' matrices."""
     return [
         f"blk.{layer}.{part}.weight"
         for layer, projection in experts
@@ -65,10 +65,10 @@ def names_of_experts(experts: Experts) -> list[str]:
 
 
 def tensors_of_experts(experts: Experts, types: Types) -> list[NewTensor]:
-    """Return the tensors of the experts.
+    """Return the GGUF tensors of the experts.
 
     Raises:
-        ModelFormatError: One of a pair is missing, or shapes contradict each other.
+        ModelFormatError: A tensor is missing, or shapes are inconsistent.
     """
     made = []
     for (layer, projection), roles in experts.items():
@@ -93,13 +93,13 @@ def _tensors(name: str, roles: Mapping[str, Stored], rows: slice, types: Types) 
         blocks, scales = roles["_blocks"], roles["_scales"]
         experts, n, count, width = blocks.shape
         if scales.shape != (experts, n, count) or width != 16:
-            raise _bad(f"{blocks.name} has shape {blocks.shape}, its scales {scales.shape}")
+            raise _bad(f"{blocks.name} has shape {blocks.shape}, but its scales {scales.shape}")
         shape3 = (experts, len(range(*rows.indices(n))), count * MXFP4.block)
         codes = partial(_codes, blocks, scales, rows)
         made.append(new_tensor(f"{name}.weight", shape3, MXFP4, codes))
     else:
         have = ", ".join(each.name for each in roles.values())
-        raise _bad(f"of the weights of {name} there is {have} alone")
+        raise _bad(f"the weights of {name} are incomplete: the checkpoint has only {have}")
     return made
 
 
@@ -115,7 +115,7 @@ def _plain(stored: Stored, rows: slice) -> Iterator[QTensor]:
 
 
 def _codes(blocks: Stored, scales: Stored, rows: slice) -> Iterator[QTensor]:
-    """Yield the blocks of each expert: GGUF has codes i and i + 16 in one byte, not neighbours."""
+    """Yield the MXFP4 blocks of each expert, with codes i and i + 16 in one byte as in GGUF."""
     for every, exponents in zip(blocks.raw(), scales.raw(), strict=True):
         pairs, e = every[rows], exponents[rows]
         codes = np.stack((pairs & 15, pairs >> 4), -1).reshape(*pairs.shape[:-1], 32)

@@ -1,7 +1,7 @@
-"""Tensors of a checkpoint that GGUF has as several, taken apart under the names of the parts.
+"""Split the tensors of a checkpoint that are several tensors in GGUF.
 
-The experts of newer Qwen models are ``gate_up_proj`` [E, 2F, D], gate first, and ``down_proj``
-[E, D, F].  q, k, v and z of a Qwen3-Next are one matrix.
+The experts of newer Qwen models are ``gate_up_proj`` [E, 2F, D], with the rows of the gate first,
+and ``down_proj`` [E, D, F].  Qwen3-Next has q, k, v and z in one matrix.
 Sources: transformers models/qwen3_5_moe, models/qwen3_next, Apache-2.0 (layouts).
 """
 
@@ -16,12 +16,13 @@ JOINED = ".linear_attn.in_proj_qkvz.weight"
 
 
 def split_joined(stored: Mapping[str, Stored]) -> Iterator[tuple[str, Stored]]:
-    """Yield the tensors by name; those of a joined one under the names of its parts.
+    """Yield each tensor with its name, and each joined tensor as its parts with their names.
 
-    Parts of `JOINED` are the whole tensor: `delta_nets.grouped_heads` has their rows.
+    Both parts of a `JOINED` tensor are the whole tensor; `delta_nets.grouped_heads` selects their
+    rows.
 
     Raises:
-        ModelFormatError: The experts are no stack of matrices.
+        ModelFormatError: The tensor of the experts is no stack of matrices.
     """
     for name, each in stored.items():
         if match := EXPERTS.fullmatch(name):

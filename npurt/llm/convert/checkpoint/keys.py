@@ -1,7 +1,7 @@
-"""The metadata and the rotary tables that the settings of a checkpoint mean.
+"""Convert the settings of a checkpoint to GGUF metadata and rotary tables.
 
-Sources: llama.cpp conversion/base.py (keys), MIT; transformers modeling_rope_utils.py (how the
-kinds of rotary scaling are computed), Apache-2.0.
+Sources: llama.cpp conversion/base.py (keys), MIT; transformers modeling_rope_utils.py (formulas of
+the rotary scalings), Apache-2.0.
 """
 
 import math
@@ -15,15 +15,16 @@ from npurt.llm.convert.checkpoint.encoders import encoder_keys
 from npurt.llm.convert.checkpoint.families import Family, Keys
 from npurt.llm.convert.checkpoint.settings import Settings, bad
 
-LOCAL = ("gemma3_text",)  # sliding layers have rotary settings of their own; `families` has them
-LARGEST = 1e30  # of a number in rotary settings; float32 holds it
+# Models whose sliding-window layers have separate rotary settings, which `families` converts.
+LOCAL = ("gemma3_text",)
+LARGEST = 1e30  # maximum of a number in rotary settings; float32 can represent it
 
 
 def keys_of(family: Family, settings: Settings) -> Keys:
-    """Return the keys of the architecture, with its name before them.
+    """Return the metadata keys of the model, prefixed by the architecture.
 
     Raises:
-        ModelFormatError: The settings are damaged, or mean a model that GGUF cannot express.
+        ModelFormatError: The settings are damaged, or GGUF cannot express them.
     """
     quantised = settings.get("quantization_config")
     if not isinstance(quantised, dict) or quantised.get("quant_method") not in family.methods:
@@ -59,24 +60,27 @@ def _prefixed(family: Family, keys: Keys) -> Keys:
 
 
 def _refuse_window(settings: Settings) -> None:
-    """Refuse a window that is shorter than the context: Llama has none in GGUF."""
+    """Raise an error if the attention window is shorter than the context.
+
+    GGUF has no attention window for the architecture llama.
+    """
     window = settings.get("sliding_window")
     if window and window < settings.integer("max_position_embeddings"):
         raise ModelFormatError(
-            f"config.json: sliding_window is {window}, which GGUF cannot say of a Llama",
-            remedy=f"set max_position_embeddings to {window} in config.json: up to there the "
-            "results are the same",
+            f"config.json: sliding_window is {window}, which GGUF cannot express for a Llama",
+            remedy=f"set max_position_embeddings to {window} in config.json: in a context of up to "
+            f"{window} tokens the window has no effect",
         )
 
 
 def rope_of(settings: Settings) -> dict[str, Any]:
-    """Return the rotary settings, in the form of transformers 5; older ones are brought into it.
+    """Return the rotary settings in the form of transformers 5; convert older forms.
 
     Raises:
-        ModelFormatError: They are no objects, or layers have different ones.
+        ModelFormatError: They are no JSON objects, or differ between layers.
     """
     trained = _one_for_all_layers(settings, "rope_parameters")
-    scaling = _one_for_all_layers(settings, "rope_scaling")  # what users add; it counts first
+    scaling = _one_for_all_layers(settings, "rope_scaling")  # users add it; takes precedence
     rope = scaling or trained
     found = {
         "rope_theta": settings.get("rope_theta", 10000.0),
@@ -91,10 +95,10 @@ def rope_of(settings: Settings) -> dict[str, Any]:
 
 
 def _one_for_all_layers(settings: Settings, name: str) -> dict[str, Any]:
-    """Return an object of rotary settings without its nulls; an empty one when there is none.
+    """Return the rotary settings object *name* without its nulls, or {} if it is missing.
 
     Raises:
-        ModelFormatError: It is no object, or layers have different settings.
+        ModelFormatError: *name* is no JSON object, or its settings differ between layers.
     """
     rope = settings.get(name, {})
     if not isinstance(rope, dict):
@@ -104,9 +108,9 @@ def _one_for_all_layers(settings: Settings, name: str) -> dict[str, Any]:
         kinds = [rope["full_attention"]]
     if any(kind != kinds[0] for kind in kinds):
         raise ModelFormatError(
-            "config.json: sliding and other layers rotate differently, which GGUF cannot say "
+            "config.json: sliding and other layers rotate differently, which GGUF cannot express "
             "for this architecture",
-            remedy="use the GGUF file of its makers, if there is one",
+            remedy="use a GGUF file that the model's makers published, if one exists",
         )
     found = kinds[0] if kinds else rope
     return {key: value for key, value in found.items() if value is not None}
@@ -139,21 +143,21 @@ def _rope_keys(settings: Settings, head: int, family: Family) -> Keys:
         raise ModelFormatError(
             f"config.json: npurt does not convert rotary scaling of kind {kind!r}"
             + (f" with {', '.join(odd)}" if kind == "yarn" else ""),
-            remedy="use the GGUF file of its makers, if there is one",
+            remedy="use a GGUF file that the model's makers published, if one exists",
         )
     factor = _real(rope, "factor")
     keys |= {"rope.scaling.type": kind, "rope.scaling.factor": factor}
     for name in ("beta_fast", "beta_slow"):
         if name in rope:
             keys[f"rope.scaling.yarn_{name}"] = _real(rope, name)
-    if "attention_factor" in rope:  # of GGUF, it multiplies the usual factor
+    if "attention_factor" in rope:  # the key in GGUF multiplies the default factor
         usual = 0.1 * math.log(factor) + 1
         keys["rope.scaling.attn_factor"] = _real(rope, "attention_factor") / usual
     return keys
 
 
 def rope_tables(settings: Settings) -> dict[str, npt.NDArray[np.float32]]:
-    """Return the tensors that divide rotary frequencies, by name: of Llama 3, and of longrope."""
+    """Return the divisors of the rotary frequencies for Llama 3's scaling and longrope, by name."""
     rope = rope_of(settings)
     head = settings.head_width
     if rope["rope_type"] == "longrope":
@@ -170,19 +174,19 @@ def _table(name: str, values: Any, head: int) -> npt.NDArray[np.float32]:
         type(v) in (int, float) and 0 < v < LARGEST for v in values
     )
     if not numbers or not 0 < len(values) <= head // 2:
-        raise bad(f"the rotary factors {name!r} are no list of numbers for heads of {head}")
+        raise bad(f"the rotary factors {name!r} are no list of up to {head // 2} positive numbers")
     return np.array(values, np.float32)
 
 
 def _llama3_divisors(rope: dict[str, Any], head: int) -> npt.NDArray[np.float32]:
-    """Return the divisor of each frequency: 1 for short waves, `factor` for long ones."""
+    """Return the divisor of each frequency: 1 for short wavelengths, `factor` for long ones."""
     factor, low, high = (
         _real(rope, name) for name in ("factor", "low_freq_factor", "high_freq_factor")
     )
     waves = 2 * math.pi * _real(rope, "rope_theta") ** (np.arange(0, head, 2) / head)
     turns = _real(rope, "original_max_position_embeddings") / waves
     if not low < high:
-        raise bad(f"low_freq_factor is {low}, high_freq_factor {high}")
+        raise bad(f"low_freq_factor is {low}, not less than high_freq_factor, {high}")
     smooth = (turns - low) / (high - low)
     between = 1 / np.where(turns < low, 1, (1 - smooth) / factor + smooth)
     divisors = np.select([turns > high, turns < low], [1.0, factor], between)

@@ -1,4 +1,4 @@
-"""Rows and columns of GGUF that come in another order than in the checkpoint."""
+"""Compute the orders of rows and columns that differ between GGUF and the checkpoint."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ Indices = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Order:
-    """The order in GGUF.
+    """The order of a tensor's rows or columns in GGUF.
 
     Attributes:
-        size: Rows (or columns) of the tensor in the checkpoint.
-        indices: Which of them the tensor of GGUF has, in its order.
+        size: The number of rows or columns of the tensor in the checkpoint.
+        indices: For each row or column of the GGUF tensor, its index in the checkpoint.
         axis: 0 for rows, 1 for columns.
     """
 
@@ -30,13 +30,13 @@ Orders = Mapping[str, Order]  # name in a block of GGUF -> the order of its rows
 
 
 def unchanged(settings: Settings) -> Orders:
-    """Return no orders: all tensors are as in the checkpoint."""
+    """Return no orders, for models whose GGUF tensors have the order of the checkpoint."""
     del settings
     return {}
 
 
 def permuted(settings: Settings) -> Orders:
-    """Return the orders of q and k whose rotary halves become adjacent pairs."""
+    """Return the orders of q and k that turn rotary halves into adjacent pairs."""
     width = settings.head_width
     return {
         name: Order(count * width, interleaved(count * width, count))
@@ -45,5 +45,5 @@ def permuted(settings: Settings) -> Orders:
 
 
 def interleaved(rows: int, heads: int) -> Indices:
-    """Return which row of q or k comes where, so that the halves of a head are adjacent pairs."""
+    """Return the row indices of q or k that turn the halves of each head into adjacent pairs."""
     return np.arange(rows).reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1)

@@ -1,4 +1,4 @@
-"""How hidden states become an embedding, as sentence-transformers saves it beside a model.
+"""Read the pooling of an embedding model from the file that sentence-transformers saves.
 
 Source: sentence-transformers models/Pooling.py, Apache-2.0 (names in the file).
 """
@@ -18,10 +18,10 @@ MODES = {
 
 
 def pooling_of(folder: Path, arch: str) -> dict[str, int]:
-    """Return the key of the pooling; none where the folder does not say it.
+    """Return the metadata key of the pooling, or {} if the folder does not name a pooling.
 
     Raises:
-        ModelFormatError: It is a kind that GGUF cannot express.
+        ModelFormatError: GGUF has no value for this pooling.
     """
     modes = [key for key, value in read_json(folder / FILE).items()
              if key.startswith("pooling_mode_") and value is True]  # fmt: skip
@@ -29,7 +29,7 @@ def pooling_of(folder: Path, arch: str) -> dict[str, int]:
         return {}
     if len(modes) > 1 or modes[0] not in MODES:
         raise ModelFormatError(
-            f"{FILE} says {' and '.join(modes):.80}, which GGUF cannot say",
+            f"{FILE} says {' and '.join(modes):.80}, which GGUF cannot express",
             remedy=f"use a model with one of {', '.join(MODES)}",
         )
     numbers = {pooling: number for number, pooling in NUMBERS.items()}

@@ -1,7 +1,8 @@
-"""Read checkpoints in the format of safetensors, mapped.
+"""Read checkpoints in the safetensors format with memory-mapped files.
 
-A file is the length of its header (8 bytes, little endian), a JSON object name -> dtype, shape and
-the range of its data, and the data.  The files may come from a stranger: everything is checked.
+A file consists of the length of the header (8 bytes, little-endian), the header, and the data.  The
+header is a JSON object: name -> dtype, shape and data range.  The files are untrusted, so every
+value is checked.
 Source: huggingface/safetensors README, "Format", Apache-2.0.
 """
 
@@ -25,10 +26,10 @@ from npurt.quant.types import BY_NAME, Format
 INDEX = "model.safetensors.index.json"
 WHOLE = "model.safetensors"
 DTYPES = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
-BYTES = "U8"  # the type of codes
+BYTES = "U8"  # the dtype of quantised codes
 MAX_HEADER = 100_000_000  # bytes: the limit of the reference implementation
 MAX_FILES = 1000
-AGAIN = "download the folder again, all of it"
+AGAIN = "download the whole folder again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,33 +37,33 @@ class Stored:
     """A tensor of a checkpoint: its bytes in the mapped file."""
 
     name: str
-    dtype: str  # as the file calls it
+    dtype: str  # the file's name for it
     shape: tuple[int, ...]
     data: memoryview
 
     @property
     def format(self) -> Format:
-        """Its element type.
+        """The element type.
 
         Raises:
-            ModelFormatError: It is none that npurt converts.
+            ModelFormatError: npurt does not convert this type.
         """
         if self.dtype not in DTYPES:
             raise ModelFormatError(
                 f"{self.name} is of type {self.dtype}; npurt converts {', '.join(DTYPES)}",
-                remedy="take the checkpoint before it was quantised",
+                remedy="use the checkpoint before quantisation",
             )
         return BY_NAME[DTYPES[self.dtype]]
 
     def tensor(self, shape: tuple[int, ...] | None = None) -> QTensor:
-        """Return its values; *shape* may add or drop axes of length 1.  Errors as `format`."""
+        """Return the values; *shape* may add or drop axes of length 1.  Errors as `format`."""
         return QTensor.from_bytes(self.data, self.format, self.shape if shape is None else shape)
 
     def raw(self) -> npt.NDArray[np.uint8]:
-        """Return its bytes, where it consists of bytes.
+        """Return the values of a tensor of bytes.
 
         Raises:
-            ModelFormatError: It has another type.
+            ModelFormatError: The tensor has another type.
         """
         if self.dtype != BYTES:
             raise ModelFormatError(
@@ -75,7 +76,7 @@ def read(folder: Path) -> dict[str, Stored]:
     """Return the tensors of all files of a checkpoint, by name.
 
     Raises:
-        ModelFormatError: A file is missing or damaged, or two have a tensor of the same name.
+        ModelFormatError: A file is missing or damaged, or two files have the same tensor name.
     """
     found: dict[str, Stored] = {}
     for path in files(folder):
@@ -87,10 +88,11 @@ def read(folder: Path) -> dict[str, Stored]:
 
 
 def files(folder: Path) -> list[Path]:
-    """Return the files that have the weights of a checkpoint.
+    """Return the paths of a checkpoint's weight files.
 
     Raises:
-        ModelFormatError: There are none, or the index is damaged or lists missing ones.
+        ModelFormatError: The folder has no weight files, or the index is damaged or lists a
+            missing file.
     """
     index = folder / INDEX
     if not index.exists():
@@ -99,16 +101,16 @@ def files(folder: Path) -> list[Path]:
             return [whole]
         raise ModelFormatError(
             f"{folder} has neither {WHOLE} nor {INDEX}",
-            remedy="give the folder of a checkpoint; one of .bin or .pth files must be saved "
+            remedy="pass the folder of a checkpoint; if it has .bin or .pth files, save the model "
             "again with safe_serialization=True first",
         )
     try:
         names = set(parsed(content_of(index))["weight_map"].values())
         plain = len(names) <= MAX_FILES and all(Path(name).name == name for name in names)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _bad(index, f"it lists no files ({error!r:.80})") from error
+        raise _bad(index, f"the index lists no files ({error!r:.80})") from error
     if not plain:
-        raise _bad(index, "it lists what are not names of files beside it")
+        raise _bad(index, "the index lists names of files outside its folder")
     missing = sorted(name for name in names if not (folder / name).is_file())
     if missing:
         raise _bad(index, f"these files are missing: {', '.join(missing[:5])}")
@@ -120,10 +122,10 @@ def _tensors(path: Path) -> list[Stored]:
         with opened(path) as file:
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except (OSError, ValueError) as error:
-        raise _bad(path, f"it cannot be read ({error})") from error
+        raise _bad(path, f"the file cannot be read ({error})") from error
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or size > min(MAX_HEADER, len(data) - 8):
-        raise _bad(path, f"its header has {size} bytes, the file {len(data)}")
+        raise _bad(path, f"the header has {size} bytes, the file {len(data)}")
     try:
         entries = json.loads(bytes(data[8 : 8 + size]), object_pairs_hook=_unique)
         entries.pop("__metadata__", None)
@@ -132,36 +134,36 @@ def _tensors(path: Path) -> list[Stored]:
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, ModelFormatError):
             raise
-        raise _bad(path, f"its header is no table of tensors ({error!r:.80})") from error
+        raise _bad(path, f"the header is no table of tensors ({error!r:.80})") from error
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON.  ValueError when a name stands twice in it."""
+    """Return a JSON object as a dict; raise ValueError if a name occurs twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
         [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f"{twice:.40} stands there twice")
+        raise ValueError(f"{twice:.40} occurs twice")
     return found
 
 
 def _require_contiguous(path: Path, entries: dict[str, Any], size: int) -> None:
-    """Refuse data that overlap, and bytes that belong to no tensor: the format has neither."""
+    """Raise an error if tensors overlap or bytes belong to no tensor; the format forbids both."""
     end = 0
     for (start, stop), name in sorted((each["data_offsets"], n) for n, each in entries.items()):
         if start != end:
-            raise _bad(path, f"{name} begins at {start}, the tensor before it ends at {end}")
+            raise _bad(path, f"{name} begins at {start}, but the previous tensor ends at {end}")
         end = stop
     if end != size:
-        raise _bad(path, f"its tensors end at {end}, its data at {size}")
+        raise _bad(path, f"the tensors end at {end}, but the data at {size}")
 
 
 def _stored(path: Path, name: str, entry: dict[str, Any], data: memoryview) -> Stored:
     dtype, shape = str(entry["dtype"]), tuple(entry["shape"])
     start, stop = entry["data_offsets"]
     if any(type(n) is not int or n < 0 for n in (start, stop, *shape)):
-        raise _bad(path, f"{name} has a shape or a place that cannot be")
+        raise _bad(path, f"{name} has an impossible shape or data range")
     if not start <= stop <= len(data):
-        raise _bad(path, f"{name} ends at {stop}, past the {len(data)} bytes of data there")
+        raise _bad(path, f"{name} ends at {stop}, past the file's {len(data)} bytes of data")
     if dtype in DTYPES or dtype == BYTES:
         size = 1 if dtype == BYTES else BY_NAME[DTYPES[dtype]].block_bytes
         nbytes = math.prod(shape) * size

@@ -1,4 +1,4 @@
-"""The settings of a checkpoint: its config.json, read with checks."""
+"""Read and check the settings of a checkpoint, its config.json."""
 
 import contextlib
 import struct
@@ -9,8 +9,8 @@ from typing import Any
 from npurt.errors import ModelFormatError, NpurtError
 from npurt.files import opened, parsed
 
-# Models of several parts, what all parts have in common, and what transformers leaves out of the
-# settings of a text part because it is the default.
+# SEVERAL: types of models with several parts.  COMMON: settings that apply to all parts.  DEFAULTS:
+# the defaults of a text part, which transformers omits from config.json.
 # Source: transformers 5.23 models/gemma3, ministral3, qwen3_next, qwen3_5 and qwen3_5_moe,
 # configuration_*.py, Apache-2.0.
 SEVERAL = ("gemma3", "mistral3", "qwen3_5", "qwen3_5_moe")
@@ -50,14 +50,14 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
-# Other names of settings, in the config.json that came with nomic's own code.
+# The config.json of nomic's code has other names: its name -> the usual name.
 OTHER_NAMES = {
     "n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
     "n_inner": "intermediate_size", "n_positions": "max_position_embeddings",
     "layer_norm_epsilon": "layer_norm_eps", "activation_function": "hidden_act",
 }  # fmt: skip
 
-MOST = 1 << 28  # bytes of a JSON file; tokenizer.json has some 10 MB
+MOST = 1 << 28  # maximum bytes of a JSON file; tokenizer.json has some 10 MB
 
 
 def content_of(path: Path) -> bytes:
@@ -67,7 +67,7 @@ def content_of(path: Path) -> bytes:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object of a JSON file, an empty one when there is no such file.
+    """Return the object of a JSON file, or {} if the file does not exist.
 
     Raises:
         ModelFormatError: The file is damaged.
@@ -76,7 +76,7 @@ def read_json(path: Path) -> dict[str, Any]:
         if not path.exists():
             return {}
         if path.stat().st_size > MOST:
-            raise ValueError(f"it has more than {MOST} bytes")
+            raise ValueError(f"the file has more than {MOST} bytes")
         found = parsed(content_of(path))
     except (OSError, ValueError) as error:
         raise bad(f"{path.name} cannot be read: {error}") from error
@@ -87,9 +87,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def meaning(name: str) -> Iterator[None]:
-    """Turn exceptions about values in the file *name* into `ModelFormatError`.
+    """Turn exceptions that wrong values in the file *name* cause into `ModelFormatError`.
 
-    A file has too many values to check the type of each.
+    The callers need not check the type of each value.
     """
     try:
         yield
@@ -97,17 +97,17 @@ def meaning(name: str) -> Iterator[None]:
             struct.error) as e:  # fmt: skip
         if isinstance(e, NpurtError):
             raise
-        raise bad(f"{name} is not as it must be ({e!r:.80})") from e
+        raise bad(f"{name} has a missing or wrong value ({e!r:.80})") from e
 
 
 class Settings:
-    """What config.json says.
+    """The settings in config.json.
 
     Attributes:
-        is_part: The model has several parts, one of which is for text.
+        is_part: The settings are those of the text model in a model of several parts.
 
     Raises:
-        ModelFormatError: There is none.
+        ModelFormatError: ``num_hidden_layers`` is missing or wrong.
     """
 
     def __init__(self, values: dict[str, Any], *, is_part: bool = False) -> None:
@@ -117,12 +117,12 @@ class Settings:
 
     @classmethod
     def read(cls, folder: Path) -> "Settings":
-        """Read the config.json of *folder*."""
+        """Read the config.json of *folder*; raise ModelFormatError if it is missing or damaged."""
         path = folder / "config.json"
         if not path.exists():
             raise ModelFormatError(
                 f"{folder} has no config.json",
-                remedy="give the folder of a checkpoint, with config.json, tokenizer.json and "
+                remedy="pass the folder of a checkpoint, with config.json, tokenizer.json and "
                 "*.safetensors",
             )
         values = read_json(path)
@@ -136,54 +136,55 @@ class Settings:
         return cls(DEFAULTS.get(str(values.get("model_type")), {}) | values, is_part=is_part)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a value; *default* when it is missing or null."""
+        """Return the value of *name*, or *default* if it is missing or null."""
         value = self._values.get(name)
         return default if value is None else value
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """Return a number from 1 to 2^31.  ModelFormatError when it is none."""
+        """Return the integer *name*; raise ModelFormatError unless it is 1 to 2^31 - 1."""
         value = self.get(name, default)
         if type(value) is not int or not 0 < value < 1 << 31:
-            raise bad(f"config.json: {name} is {value!r:.40}, not a number from 1")
+            raise bad(f"config.json: {name} is {value!r:.40}, not an integer of 1 or more")
         return int(value)
 
     @property
     def heads(self) -> int:
-        """Heads of attention."""
+        """The number of attention heads."""
         return self.integer("num_attention_heads")
 
     @property
     def kv_heads(self) -> int:
-        """Heads of keys and values."""
+        """The number of key and value heads."""
         return self.integer("num_key_value_heads", self.heads)
 
     @property
     def head_width(self) -> int:
-        """Width of a head."""
+        """The width of a head."""
         return self.integer("head_dim", max(1, self.integer("hidden_size") // self.heads))
 
     def number(self, name: str, default: float | None = None) -> float:
-        """Return a number above 0.  ModelFormatError when it is none."""
+        """Return the number *name*; raise ModelFormatError unless it is positive."""
         value = self.get(name, default)
         if type(value) not in (int, float) or not 0 < value < 1e30:
-            raise bad(f"config.json: {name} is {value!r:.40}, not a number above 0")
+            raise bad(f"config.json: {name} is {value!r:.40}, not a positive number")
         return float(value)
 
     def require(self, name: str, *allowed: Any) -> None:
-        """Refuse a model of which *name* has another value; None stands for a missing one.
+        """Raise an error unless *name* has one of the *allowed* values; None means missing.
 
         Raises:
-            ModelFormatError: It has.
+            ModelFormatError: *name* has another value.
         """
         value = self.get(name)
         if value not in allowed:
             raise ModelFormatError(
-                f"config.json: {name} is {value!r:.80}, which GGUF cannot say for this "
+                f"config.json: {name} is {value!r:.80}, which GGUF cannot express for this "
                 "architecture",
-                remedy="take a model without that setting: the text would be wrong",
+                remedy="use a model without this setting; npurt would ignore it, and the output "
+                "would be wrong",
             )
 
 
 def bad(what: str) -> ModelFormatError:
-    """Return the error for a damaged file."""
+    """Return the error *what* of a damaged checkpoint."""
     return ModelFormatError(what, remedy="download the folder again; it is damaged")

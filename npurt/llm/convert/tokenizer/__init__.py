@@ -1,5 +1,5 @@
-"""The tokenizer of a checkpoint, as metadata of a GGUF file.
+"""Convert the tokenizer of a checkpoint to GGUF metadata.
 
-May import the rooms `file` and `text`, and `npurt.llm.convert.checkpoint`.
+May import the subpackages `file` and `text`, and `npurt.llm.convert.checkpoint`.
 Begin with `vocabulary`.
 """

@@ -1,7 +1,7 @@
-"""The vocabulary of a tokenizer that merges pieces of text, as SentencePiece does.
+"""Convert the vocabulary of a SentencePiece tokenizer, which merges pieces of text.
 
-It comes from tokenizer.model where there is one, else from the merges of tokenizer.json: the pieces
-that are merged first get the highest scores, which is all that GGUF has.
+The pieces and scores come from tokenizer.model if it exists, or else from tokenizer.json.  GGUF
+has scores but no merges, so pieces that tokenizer.json merges earlier get higher scores.
 Sources: google/sentencepiece, transformers convert_slow_tokenizer.py (the form in tokenizer.json),
 Apache-2.0; llama.cpp conversion/base.py (`_create_vocab_sentencepiece`: added tokens), MIT.
 """
@@ -21,17 +21,17 @@ from npurt.llm.text.detokenize import SPACE
 from npurt.llm.text.vocabulary import SENTENCEPIECE, Kind
 
 MODEL = "tokenizer.model"
-ADDED, PADDING = -1000.0, -10000.0  # scores of added tokens, and of rows without a token
+ADDED, PADDING = -1000.0, -10000.0  # scores of added tokens and of rows without a token
 
 
 def pieces_of(folder: Path, described: dict[str, Any]) -> Pieces:
-    """Return the pieces of the tokenizer in *folder*, with the tokens that were added to them.
+    """Return the pieces of the tokenizer in *folder*, including added tokens.
 
     Args:
-        described: What tokenizer.json says; empty where there is none.
+        described: The content of tokenizer.json, or {} if the folder has none.
 
     Raises:
-        ModelFormatError: A file is damaged, or the tokenizer is none that GGUF can express.
+        ModelFormatError: A file is damaged, or GGUF cannot express the tokenizer.
     """
     if (folder / MODEL).exists():
         found = read_model(folder / MODEL)
@@ -45,7 +45,7 @@ def pieces_of(folder: Path, described: dict[str, Any]) -> Pieces:
 
 
 def keys_of_pieces(found: Pieces, rows: int) -> tuple[list[str], Keys]:
-    """Return the tokens of so many rows of the embedding, and the keys that hold them."""
+    """Return the tokens of the embedding's *rows*, and the metadata keys that hold them."""
     require_rows(len(found.texts) - 1, rows)
     texts = [text or f"[PAD{i}]" for i, text in enumerate(found.texts)]
     texts += [f"[PAD{i}]" for i in range(len(texts), rows)]
@@ -61,7 +61,7 @@ def keys_of_pieces(found: Pieces, rows: int) -> tuple[list[str], Keys]:
 
 
 def _added(folder: Path, described: dict[str, Any]) -> Iterator[tuple[int, str, bool]]:
-    """Yield id, text and whether it is markup, of tokens that were added; later ones count."""
+    """Yield id, text and special flag of each added token; later entries take precedence."""
     for text, i in read_json(folder / "added_tokens.json").items():
         yield i, text, False
     config = read_json(folder / "tokenizer_config.json")
@@ -72,7 +72,7 @@ def _added(folder: Path, described: dict[str, Any]) -> Iterator[tuple[int, str, 
 
 
 def _put(found: Pieces, i: int, text: str, *, special: bool) -> None:
-    """Make *text* the token *i*."""
+    """Set the text of token *i* to *text*, and its kind by *special*."""
     if type(i) is not int or not isinstance(text, str) or not 0 <= i < len(found.texts) + (1 << 16):
         raise ValueError(f"the added token {text!r:.40} has the id {i!r:.40}")
     while len(found.texts) <= i:
@@ -82,7 +82,7 @@ def _put(found: Pieces, i: int, text: str, *, special: bool) -> None:
     if special or SPECIAL.fullmatch(text):
         kind = Kind.UNKNOWN if found.kinds[i] == Kind.UNKNOWN else Kind.CONTROL
     else:
-        kind, text = Kind.USER_DEFINED, text.replace(SPACE, " ")  # found in text as it is written
+        kind, text = Kind.USER_DEFINED, text.replace(SPACE, " ")  # matched in unescaped text
     found.texts[i], found.scores[i], found.kinds[i] = text, ADDED, int(kind)
 
 
@@ -90,12 +90,12 @@ def _put(found: Pieces, i: int, text: str, *, special: bool) -> None:
 
 
 def _listed(described: dict[str, Any]) -> Pieces:
-    """Return the pieces of tokenizer.json, with scores that stand for its merges."""
+    """Return the pieces of tokenizer.json, with scores that follow from the order of merges."""
     model = described["model"]
     found = Pieces(space_before=_space_before(described))
     texts = {i: text for text, i in model["vocab"].items()}
     if set(texts) != set(range(len(texts))) or not all(isinstance(t, str) for t in texts.values()):
-        raise bad("tokenizer.json: the ids of its tokens are not 0, 1, 2 and so on")
+        raise bad("tokenizer.json: the ids of the tokens are not 0, 1, 2 and so on")
     ranks = _ranks(model)
     unknown = model.get("unk_token")
     for i in range(len(texts)):
@@ -111,7 +111,7 @@ def _listed(described: dict[str, Any]) -> Pieces:
 
 
 def _pairs(model: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the merges: pairs in newer files, texts with a space between in older ones."""
+    """Return the merges: lists of two strings in newer files, "LEFT RIGHT" in older files."""
     found = []
     for merge in model["merges"]:
         left, right = merge.split(" ") if isinstance(merge, str) else merge
@@ -120,15 +120,15 @@ def _pairs(model: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _ranks(model: dict[str, Any]) -> dict[str, int]:
-    """Return the place of each text that is merged, in the order of the merges."""
+    """Return the rank of each merged text in the order of the merges."""
     ranks: dict[str, int] = {}
     last = ""
     for left, right in _pairs(model):
         made = left + right
         if made in ranks and made != last:
             raise ModelFormatError(
-                f"tokenizer.json merges {made!r:.40} in two places, and GGUF has one score for it",
-                remedy=f"copy the {MODEL} of the model that this one was made of into the folder",
+                f"tokenizer.json merges {made!r:.40} at two ranks, but GGUF has one score for it",
+                remedy=f"copy the {MODEL} of this model's base model into the folder",
             )
         ranks.setdefault(made, len(ranks))
         last = made
@@ -136,7 +136,10 @@ def _ranks(model: dict[str, Any]) -> dict[str, int]:
 
 
 def _require_scored(found: Pieces, model: dict[str, Any], added: set[str]) -> None:
-    """Refuse merges that scores cannot express: scores merge any two pieces that make a piece."""
+    """Raise an error if scores cannot express the merges.
+
+    With scores, any two pieces merge if their concatenation is a piece.
+    """
     given, texts = set(_pairs(model)), {*found.texts}
     for text, kind in zip(found.texts, found.kinds, strict=True):
         if kind != Kind.NORMAL or text in added:
@@ -145,15 +148,14 @@ def _require_scored(found: Pieces, model: dict[str, Any], added: set[str]) -> No
             pair = text[:cut], text[cut:]
             if pair[0] in texts and pair[1] in texts and pair not in given:
                 raise ModelFormatError(
-                    f"tokenizer.json does not merge {pair[0]!r:.40} and {pair[1]!r:.40}, and GGUF "
-                    "cannot say so",
-                    remedy=f"copy the {MODEL} of the model that this one was made of into the "
-                    "folder",
+                    f"tokenizer.json does not merge {pair[0]!r:.40} and {pair[1]!r:.40}, which "
+                    "GGUF cannot express",
+                    remedy=f"copy the {MODEL} of this model's base model into the folder",
                 )
 
 
 def _space_before(described: dict[str, Any]) -> bool:
-    """Return whether a text gets a space before it; refuse other changes to it."""
+    """Return whether the tokenizer prepends a space to the text; refuse other normalisations."""
     found = False
     for part in [*parts(described.get("normalizer")), *parts(described.get("pre_tokenizer"))]:
         kind = part["type"]
@@ -163,15 +165,15 @@ def _space_before(described: dict[str, Any]) -> bool:
             found = True
         elif not _only_spaces(part):
             raise ModelFormatError(
-                f"tokenizer.json changes text by {part!s:.120}, which GGUF cannot say of this "
-                "kind of tokenizer",
+                f"tokenizer.json changes text by {part!s:.120}, which GGUF cannot express for this "
+                "type of tokenizer",
                 remedy=OTHER,
             )
     return found
 
 
 def _only_spaces(part: dict[str, Any]) -> bool:
-    """True for a step that writes spaces as SentencePiece does, or splits at those (Gemma)."""
+    """Return whether a step replaces spaces as SentencePiece does, or splits at spaces (Gemma)."""
     if part.get("pattern") != {"String": " "}:
         return False
     return part["type"] == "Split" or (part["type"], part.get("content")) == ("Replace", SPACE)

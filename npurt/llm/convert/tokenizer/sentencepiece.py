@@ -1,7 +1,7 @@
 """Read a SentencePiece model, the tokenizer.model of a checkpoint.
 
-It is a message of Protocol Buffers: fields, each a tag (its number and how its value is stored) and
-a value.  The file may come from a stranger: everything is checked.
+The file is a Protocol Buffers message: a list of fields, each with a tag (field number and wire
+type) and a value.  The file is untrusted, so every value is checked.
 Sources: protobuf.dev, "Encoding"; google/sentencepiece src/sentencepiece_model.proto, Apache-2.0
 (numbers and defaults of fields).
 """
@@ -16,28 +16,28 @@ from npurt.errors import ModelFormatError
 from npurt.llm.convert.checkpoint.settings import bad, content_of
 from npurt.llm.text.vocabulary import MAX_TEXT, MAX_TOKENS, Kind
 
-MOST = 1 << 26  # bytes of a file; Gemma's has 4.7 MB
-VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # how a value is stored
+MOST = 1 << 26  # maximum bytes of a file; Gemma's has 4.7 MB
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types
 SIZES = {FIXED64: 8, FIXED32: 4}
 PIECES, TRAINER, NORMALIZER = 1, 2, 3  # fields of the model
 PIECE_TEXT, PIECE_SCORE, PIECE_TYPE = 1, 2, 3
-MODEL_TYPE, BPE = 3, 2  # field of the trainer's settings, and the one value that GGUF calls llama
+MODEL_TYPE, BPE = 3, 2  # field of the trainer's settings, and its value for BPE ("llama" in GGUF)
 IDS = {40: "unk", 41: "bos", 42: "eos", 43: "pad"}
 DEFAULT_IDS = {"unk": 0, "bos": 1, "eos": 2}
 CHARACTERS, SPACE_BEFORE = 2, 3  # fields of the normalizer's settings
-OTHER = "use the GGUF file of its makers, or llama.cpp's convert_hf_to_gguf.py"
+OTHER = "use a released GGUF file of the model, or llama.cpp's convert_hf_to_gguf.py"
 
 Value = int | memoryview
 
 
 @dataclass(slots=True)
 class Pieces:
-    """A vocabulary whose merges follow from scores.
+    """A vocabulary in which scores determine the merges.
 
     Attributes:
-        kinds: The `Kind` of each piece; SentencePiece has the same numbers.
-        ids: Ids of the pieces with a role: unk, bos, eos and pad.
-        space_before: A text gets a space before it.
+        kinds: The `Kind` of each piece, with the numbers of SentencePiece.
+        ids: Role (unk, bos, eos or pad) -> id of the piece.
+        space_before: The tokenizer prepends a space to the text.
     """
 
     texts: list[str] = field(default_factory=list)
@@ -51,12 +51,12 @@ def read_model(path: Path) -> Pieces:
     """Return the pieces of a tokenizer.model.
 
     Raises:
-        ModelFormatError: The file cannot be read or is damaged, or its model is no BPE or changes
-            characters before it.
+        ModelFormatError: The file cannot be read or is damaged, its model is no BPE, or it
+            normalises characters.
     """
     try:
         if path.stat().st_size > MOST:
-            raise ValueError(f"it has more than {MOST} bytes")
+            raise ValueError(f"the file has more than {MOST} bytes")
         return _model(memoryview(content_of(path)))
     except ModelFormatError:
         raise
@@ -66,12 +66,12 @@ def read_model(path: Path) -> Pieces:
 
 def _model(data: memoryview) -> Pieces:
     found = Pieces(ids=dict(DEFAULT_IDS))
-    kind, nbytes = 1, 0  # unigram is the default
+    kind, nbytes = 1, 0  # type 1, unigram, is the default
     for number, value in _fields(data):
         if number == PIECES:
             nbytes += _add(found, _message(value))
             if len(found.texts) > MAX_TOKENS or nbytes > MAX_TEXT:
-                raise ValueError(f"it has more than {MAX_TOKENS} pieces or {MAX_TEXT} bytes")
+                raise ValueError(f"the model has over {MAX_TOKENS} pieces or {MAX_TEXT} bytes")
         elif number == TRAINER:
             for name, each in _fields(_message(value)):
                 if name == MODEL_TYPE:
@@ -81,10 +81,10 @@ def _model(data: memoryview) -> Pieces:
         elif number == NORMALIZER:
             _normalizer(found, _message(value))
     if not found.texts:
-        raise ValueError("it has no pieces")
+        raise ValueError("the model has no pieces")
     if kind != BPE:
         raise ModelFormatError(
-            f"tokenizer.model has model type {kind}, and npurt knows BPE ({BPE}) alone",
+            f"tokenizer.model has model type {kind}; npurt converts only BPE ({BPE})",
             remedy=OTHER,
         )
     found.ids = {role: i for role, i in found.ids.items() if 0 <= i < len(found.texts)}
@@ -92,7 +92,7 @@ def _model(data: memoryview) -> Pieces:
 
 
 def _add(found: Pieces, data: memoryview) -> int:
-    """Add a piece, and return the number of its bytes."""
+    """Add a piece to *found*, and return its length in bytes."""
     text, score, kind = b"", 0.0, int(Kind.NORMAL)
     for number, value in _fields(data):
         if number == PIECE_TEXT:
@@ -113,8 +113,8 @@ def _normalizer(found: Pieces, data: memoryview) -> None:
     for number, value in _fields(data):
         if number == CHARACTERS and len(_message(value)):
             raise ModelFormatError(
-                "tokenizer.model replaces characters before it looks for tokens, which GGUF cannot "
-                "say of this kind of tokenizer",
+                "tokenizer.model normalises characters before tokenization, which GGUF cannot "
+                "express for this type of tokenizer",
                 remedy=OTHER,
             )
         if number == SPACE_BEFORE:
@@ -122,7 +122,7 @@ def _normalizer(found: Pieces, data: memoryview) -> None:
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, Value]]:
-    """Yield the number and the value of each field: an int, or the bytes of any other."""
+    """Yield the number and the value of each field: an int for a varint, or else the bytes."""
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)
@@ -139,18 +139,18 @@ def _fields(data: memoryview) -> Iterator[tuple[int, Value]]:
             raise ValueError(f"the field at byte {at} has wire type {stored}")
         if size > len(data) - at:
             raise ValueError(
-                f"the field at byte {at} has {size} bytes, and {len(data) - at} follow"
+                f"the field at byte {at} has {size} bytes, but only {len(data) - at} follow"
             )
         yield number, data[at : at + size]
         at += size
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    """Return the integer at *at*, seven bits a byte, lowest first; and where it ends."""
+    """Return the varint at byte *at* and the position after it: 7 bits per byte, lowest first."""
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(data):
-            raise ValueError(f"it ends within a number, at byte {at}")
+            raise ValueError(f"the data end within a number, at byte {at}")
         byte = data[at]
         value |= (byte & 0x7F) << shift
         at += 1
@@ -161,12 +161,12 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
 
 def _message(value: Value) -> memoryview:
     if isinstance(value, int):
-        raise ValueError(f"a field is the number {value} where bytes belong")
+        raise ValueError(f"a field is the number {value}, but bytes are expected")
     return value
 
 
 def _integer(value: Value) -> int:
-    """Return an int32; negative ones are stored as 64 bits."""
+    """Return an int32; negative numbers are stored in 64 bits."""
     if not isinstance(value, int):
-        raise ValueError(f"a field has {len(value)} bytes where a number belongs")
+        raise ValueError(f"a field has {len(value)} bytes, but a number is expected")
     return value - (1 << 64) if value >= 1 << 63 else value

@@ -1,10 +1,10 @@
-"""The metadata of a tokenizer: its tokenizer.json and tokenizer_config.json.
+"""Convert tokenizer.json and tokenizer_config.json to GGUF metadata.
 
-There are three kinds: BPE over the bytes of UTF-8, here, BPE over pieces of text (`pieces`), and
-WordPiece (`wordpiece`).  The pre-tokenizer of the first is recognised by its patterns: llama.cpp
-recognises it by a hash of the tokens of a text.  Sources: tokenizers 0.23 (tokenizer.json),
-Apache-2.0; llama.cpp conversion/base.py (`get_vocab_base`: kinds of tokens), gguf-py/gguf/vocab.py
-(special ids), MIT.
+npurt converts three types of tokenizers: byte-level BPE (in this module), BPE over pieces of text
+(`pieces`) and WordPiece (`wordpiece`).  This module recognises the pre-tokenizer of a byte-level
+BPE by its patterns; llama.cpp recognises it by a hash of the tokens of a test string.  Sources:
+tokenizers 0.23 (tokenizer.json), Apache-2.0; llama.cpp conversion/base.py (`get_vocab_base`: kinds
+of tokens), gguf-py/gguf/vocab.py (special ids), MIT.
 """
 
 import io
@@ -24,7 +24,7 @@ from npurt.llm.convert.tokenizer.wordpiece import keys_of_words
 from npurt.llm.text.pretokenize import RULES
 from npurt.llm.text.vocabulary import BPE, ENDS, SENTENCEPIECE
 
-GPT2 = RULES["gpt-2"].patterns[0]  # what ByteLevel splits by when it is told to split
+GPT2 = RULES["gpt-2"].patterns[0]  # the pattern of ByteLevel with use_regex
 DIGIT = r"\p{N}"
 
 
@@ -32,18 +32,18 @@ def vocabulary_of(folder: Path, arch: str, rows: int) -> Keys:
     """Return the keys of the tokenizer in *folder*.
 
     Args:
-        arch: The architecture, whose own name for a pre-tokenizer is preferred.
-        rows: Of the token embedding; ids without a token get a name, and are never sampled.
+        arch: The architecture; if a pre-tokenizer has this name, it is preferred.
+        rows: Rows of the token embedding; ids without a token get a name and are never sampled.
 
     Raises:
-        ModelFormatError: A file is missing or damaged, or the tokenizer is none that npurt knows.
+        ModelFormatError: A file is missing or damaged, or npurt does not convert the tokenizer.
     """
     described = read_json(folder / "tokenizer.json")
     if not described and not (folder / MODEL).exists():
         raise ModelFormatError(
             f"{folder} has neither tokenizer.json nor {MODEL}",
             remedy="save the tokenizer with transformers (AutoTokenizer.save_pretrained), which "
-            "writes it",
+            "writes tokenizer.json",
         )
     config = read_json(folder / "tokenizer_config.json")
     with meaning("tokenizer.json"):
@@ -72,13 +72,13 @@ def vocabulary_of(folder: Path, arch: str, rows: int) -> Keys:
 
 
 def _is_of_pieces(described: dict[str, Any]) -> bool:
-    """True for a tokenizer of pieces of text: a BPE that is not one over bytes."""
+    """Return whether the tokenizer is a BPE over pieces of text, with bytes as the fallback."""
     model = described.get("model", {"type": "BPE", "byte_fallback": True})
     return model.get("type") == "BPE" and bool(model.get("byte_fallback"))
 
 
 def _byte_level(described: dict[str, Any], arch: str, rows: int) -> tuple[list[str], Keys]:
-    """Return the tokens of a BPE over bytes, and the keys that hold them."""
+    """Return the tokens of a byte-level BPE, and the metadata keys that hold them."""
     model = described["model"]
     _require_bytes(described, model)
     tokens, kinds = tokens_of(model["vocab"], described.get("added_tokens") or [], rows)
@@ -92,21 +92,21 @@ def _byte_level(described: dict[str, Any], arch: str, rows: int) -> tuple[list[s
 
 
 def _require_bytes(described: dict[str, Any], model: dict[str, Any]) -> None:
-    """Refuse what is no BPE over the bytes of UTF-8, or changes the text before."""
+    """Raise an error unless the tokenizer is a byte-level BPE without normalisation except NFC."""
     splits = parts(described.get("pre_tokenizer"))
     if model.get("type") != "BPE" or not any(part["type"] == "ByteLevel" for part in splits):
         raise ModelFormatError(
-            f"tokenizer.json is a {model.get('type')}, and no BPE over bytes or with byte_fallback",
+            f"tokenizer.json is a {model.get('type')}, not a BPE over bytes or with byte_fallback",
             remedy=OTHER,
         )
     normal = parts(described.get("normalizer"))
-    if any(part["type"] != "NFC" for part in normal):  # llama.cpp leaves NFC out as well
+    if any(part["type"] != "NFC" for part in normal):  # npurt and llama.cpp do not apply NFC
         kinds = ", ".join(str(part["type"]) for part in normal)
         raise ModelFormatError(f"tokenizer.json normalises text by {kinds:.80}", remedy=OTHER)
 
 
 def _rule(described: dict[str, Any], model: dict[str, Any], arch: str) -> str:
-    """Return llama.cpp's name of the pre-tokenizer."""
+    """Return llama.cpp's name of the pre-tokenizer with these patterns."""
     patterns: list[str] = []
     for part in parts(described.get("pre_tokenizer")):
         if part["type"] == "Split" and part.get("behavior") == "Isolated":
@@ -136,12 +136,12 @@ def _rule(described: dict[str, Any], model: dict[str, Any], arch: str) -> str:
 
 
 def _plain(pattern: str) -> str:
-    """Return a pattern with a class of one property written as the property."""
+    """Return *pattern* with each class of a single property, [\\p{X}], written as \\p{X}."""
     return re.sub(r"(?<!\\)\[(\\p\{\w+\})\]", r"\1", pattern)
 
 
 def _template(step: dict[str, Any] | None) -> tuple[str | None, str | None]:
-    """Return the tokens that the tokenizer puts before and after a text."""
+    """Return the tokens that the tokenizer adds before and after a text, or None for each."""
     for part in parts(step):
         if part["type"] == "TemplateProcessing":
             pieces = [piece.get("SpecialToken", {}).get("id") for piece in part["single"]]
@@ -156,11 +156,11 @@ def _special(
     ends: tuple[str | None, str | None],
     known_roles: dict[str, int],
 ) -> Keys:
-    """Return the ids of tokens with a role, and what a text begins and ends with.
+    """Return the keys of the special token ids, and whether to add BOS and EOS to a text.
 
     Args:
-        ends: Tokens before and after a text, if the tokenizer says so.
-        known_roles: Ids that the tokenizer's own file names; other files count first.
+        ends: The tokens that the tokenizer's template adds before and after a text, or None.
+        known_roles: Role -> id in tokenizer.model; the other files take precedence.
     """
     roles = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
     found = dict(known_roles)
@@ -199,7 +199,7 @@ def _special(
 
 
 def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
-    """Return the chat template; a file of its own is newer than the one in the settings."""
+    """Return the chat template, or None; a separate file takes precedence over the settings."""
     path = folder / "chat_template.jinja"
     if path.exists():
         try:

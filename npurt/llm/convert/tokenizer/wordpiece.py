@@ -1,6 +1,7 @@
-"""The WordPiece vocabulary of a BERT, from tokenizer.json.
+"""Convert the WordPiece vocabulary of a BERT model from tokenizer.json.
 
-GGUF writes U+2581 before words and nothing before the rests of words, which have ## there.
+GGUF stores the first piece of a word with the prefix U+2581, and later pieces without a prefix;
+tokenizer.json has the prefix ## on later pieces.
 Source: llama.cpp conversion/bert.py (BertModel.set_vocab), MIT; tokenizers 0.23, Apache-2.0.
 """
 
@@ -15,17 +16,17 @@ from npurt.llm.convert.tokenizer.steps import parts, tokens_of
 from npurt.llm.text.detokenize import SPACE
 from npurt.llm.text.vocabulary import WORDPIECE, Kind
 
-# Key of the id -> token.  "seperator" is GGUF's spelling.
+# Role in the GGUF key -> token.  GGUF spells "seperator".
 ROLES = {"unknown": "[UNK]", "bos": "[CLS]", "eos": "[SEP]", "seperator": "[SEP]",
          "padding": "[PAD]", "mask": "[MASK]"}  # fmt: skip
-LONGEST = 100  # characters of a word
+LONGEST = 100  # maximum characters of a word in BERT's tokenizer
 
 
 def keys_of_words(described: dict[str, Any], rows: int) -> Keys:
-    """Return the keys of the tokens of so many rows of the embedding.
+    """Return the metadata keys of the tokenizer, with one token for each of the embedding's *rows*.
 
     Raises:
-        ModelFormatError: The tokenizer changes or splits text in another way than BERT's.
+        ModelFormatError: The tokenizer normalises or splits text differently from BERT's.
     """
     model = described["model"]
     lowercase, strip = _normalizer(described)
@@ -33,9 +34,9 @@ def keys_of_words(described: dict[str, Any], rows: int) -> Keys:
     prefix, longest = model.get("continuing_subword_prefix"), model.get("max_input_chars_per_word")
     if (splits, prefix, longest) != (["BertPreTokenizer"], "##", LONGEST):
         raise ModelFormatError(
-            f"tokenizer.json splits text by {', '.join(splits):.80}, writes {prefix!r:.20} before "
-            f"the rest of a word, and takes words of up to {longest!r:.20} characters; BERT: "
-            f"BertPreTokenizer, ##, {LONGEST}",
+            f"tokenizer.json splits text by {', '.join(splits):.80}, has the prefix {prefix!r:.20} "
+            f"on later pieces of a word, and accepts words of up to {longest!r:.20} characters; "
+            f"npurt converts BertPreTokenizer, ## and {LONGEST}",
             remedy=OTHER,
         )
     texts, kinds = tokens_of(model["vocab"], described.get("added_tokens") or [], rows)
@@ -58,14 +59,14 @@ def _stored(text: str, kind: int) -> str:
 
 
 def _normalizer(described: dict[str, Any]) -> tuple[bool, bool]:
-    """Return whether text becomes lower case, and whether it loses its accents."""
+    """Return whether the tokenizer lower-cases text, and whether it strips accents."""
     steps = parts(described.get("normalizer"))
     step = steps[0] if len(steps) == 1 else {}
     if step.get("type") != "BertNormalizer" or not (
         step.get("clean_text") and step.get("handle_chinese_chars")
     ):
         raise ModelFormatError(
-            f"tokenizer.json changes text by {steps!s:.120}, and not as BERT does", remedy=OTHER
+            f"tokenizer.json normalises text by {steps!s:.120}, unlike BERT", remedy=OTHER
         )
     lowercase, strip = bool(step.get("lowercase")), step.get("strip_accents")
     return lowercase, lowercase if strip is None else bool(strip)
