@@ -167,7 +167,7 @@ def test_an_embedding_model_of_a_decoder_says_its_pooling(tmp_path):
         ("1_Pooling/config.json", {"pooling_mode_mean_tokens": True}, "pooling_mode"),
         ("1_Pooling/config.json", {"pooling_mode_cls_token": False,
                                    "pooling_mode_max_tokens": True}, "pooling_mode_max"),
-        ("tokenizer.json", {"normalizer": None}, "changes text"),
+        ("tokenizer.json", {"normalizer": None}, "normalises text"),
         ("tokenizer.json", {"pre_tokenizer": {"type": "Whitespace"}}, "Whitespace"),
     ],
 )  # fmt: skip

@@ -77,12 +77,12 @@ def test_experts_in_mxfp4_keep_their_codes(tmp_path, quantised, kind):
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
-        ("down_proj_scales", None, "alone"),
-        ("down_proj_blocks", None, "alone"),
+        ("down_proj_scales", None, "has only"),
+        ("down_proj_blocks", None, "has only"),
         ("down_proj_scales", ("U8", np.zeros((4, 64, 2), np.uint8)), "its scales"),
         ("down_proj_scales", ("U8", np.zeros((4, 64), np.uint8)), "has shape"),
         ("down_proj_scales", ("F32", np.zeros((4, 64, 3), np.float32)), "type F32, not U8"),
-        ("down_proj", ("BF16", np.zeros((4, 96, 64), np.uint16)), "alone"),
+        ("down_proj", ("BF16", np.zeros((4, 96, 64), np.uint16)), "has only"),
         ("gate_up_proj_bias", None, "lacks"),
     ],
 )
@@ -125,7 +125,7 @@ def test_the_text_part_of_a_model_of_several_is_converted(tmp_path, model, way):
     }
     (folder / "config.json").write_text(json.dumps(outer))
 
-    with pytest.warns(UserWarning, match="left out"):
+    with pytest.warns(UserWarning, match="which are not converted"):
         convert(folder, tmp_path / "a.gguf", "bf16", progress=False)
 
     with GGUF(tmp_path / "a.gguf") as found, GGUF(gguf_path(model)) as known:
@@ -154,7 +154,7 @@ def test_defaults_that_a_text_part_leaves_out_are_those_of_its_class():
     assert "gemma3.rope.freq_base_swa" not in keys
 
 
-# --- Settings that GGUF cannot express ---------------------------------------------------------------
+# --- Settings that GGUF cannot express ------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def test_an_index_cannot_lead_out_of_the_folder(tmp_path, name):
         ({"model": {"type": "Unigram", "vocab": []}}, "Unigram"),
         ({"normalizer": {"type": "Lowercase"}}, "Lowercase"),
         ({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}}, "pre-tokenizer"),
-        ({"model": 3}, "not as it must be"),
+        ({"model": 3}, "has a missing or wrong value"),
     ],
 )
 def test_a_tokenizer_that_npurt_does_not_know_is_refused(tmp_path, values, says):

@@ -86,7 +86,7 @@ def test_a_published_qwen35_gives_the_same_file(model, tmp_path):
     (whole / "config.json").write_text(json.dumps(outer | {"text_config": text}))
 
     convert(plain, tmp_path / "plain.gguf", "q8_0", progress=False)
-    with pytest.warns(UserWarning, match="left out"):
+    with pytest.warns(UserWarning, match="which are not converted"):
         convert(whole, tmp_path / "whole.gguf", "q8_0", progress=False)
 
     with GGUF(tmp_path / "plain.gguf") as known, GGUF(tmp_path / "whole.gguf") as found:

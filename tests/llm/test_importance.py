@@ -104,7 +104,7 @@ def test_each_expert_has_importances_of_its_own(tmp_path):
         (struct.pack("<ii", 1, -5), "-5 bytes"),
         (struct.pack("<ii", 1, 1) + b"\xff" + struct.pack("<iif", 1, 1, 1), "utf-8"),
         (struct.pack("<ii", 1, 1) + b"a" + struct.pack("<iif", 1, 1, np.nan), "NaN"),
-        (struct.pack("<ii", 1, 1) + b"a" + struct.pack("<iif", 1, 1, -1), "below 0"),
+        (struct.pack("<ii", 1, 1) + b"a" + struct.pack("<iif", 1, 1, -1), "negative number"),
         (struct.pack("<ii", 0, 0), "no importance values"),
         (b"GGUF" + bytes(20), "big-endian"),
     ],
@@ -127,7 +127,7 @@ def test_a_file_that_is_missing_or_of_another_model_is_refused(tmp_path):
     with pytest.raises(ModelFormatError, match=r"blk\.9\.x\.weight"):
         requantise(LLAMA3, out, "q4_0", importance=other)
     wide = modern(tmp_path / "w.gguf", {UP: (SUMS[None, :96], [1])})
-    with pytest.raises(ModelFormatError, match="96 importances"):
+    with pytest.raises(ModelFormatError, match="96 importance values"):
         requantise(LLAMA3, out, "q4_0", importance=wide)
     with pytest.raises(SettingError, match="to be read"):
         requantise(LLAMA3, wide, "q4_0", importance=wide)

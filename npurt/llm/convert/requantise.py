@@ -69,7 +69,7 @@ def requantise(
             tensors.append(new_tensor(name, info.shape, fmt, values, weights.get(name)))
         if again:
             warnings.warn(
-                f"{again} tensors of {source.name} are already quantised; requantising adds a "
+                f"{again} tensors of {source.name} are quantised already; requantising adds a "
                 "second rounding error",
                 stacklevel=2,
             )

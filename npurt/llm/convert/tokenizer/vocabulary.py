@@ -136,7 +136,7 @@ def _rule(described: dict[str, Any], model: dict[str, Any], arch: str) -> str:
 
 
 def _plain(pattern: str) -> str:
-    """Return *pattern* with each class of a single property, [\\p{X}], written as \\p{X}."""
+    """Return *pattern* with brackets removed from classes of a single Unicode property."""
     return re.sub(r"(?<!\\)\[(\\p\{\w+\})\]", r"\1", pattern)
 
 
