@@ -1,5 +1,6 @@
-"""The CPU device: kernels in C behind cffi.  Importing this opens nothing.
+"""The CPU device: C kernels called through cffi.  Importing this package loads no library.
 
-The rooms, lowest first: `kernels`, `pool`, `state`, `lowering`; `device` is the `Device`.  The
-docstring of each says what it is for and what it may import; tests/test_layers.py enforces it.
+Subpackages, lowest first: `kernels`, `pool`, `state`, `lowering`.  The module `device` has the
+`Device` class.  The docstring of each subpackage gives its purpose and its permitted imports, which
+tests/test_layers.py enforces.
 """

@@ -1,6 +1,6 @@
-"""The CPU as a device: the oracle, the fallback, and the decode path on many boards.
+"""The CPU device: fallback for other devices, and the fastest device for decoding on many boards.
 
-May import all rooms of `npurt.cpu`.
+May import all subpackages of `npurt.cpu`.
 """
 
 import functools
@@ -36,15 +36,17 @@ F64 = npt.NDArray[np.float64]
 
 
 class CpuDevice(Device, DeltaNets):
-    """The host's own cores.
+    """The cores of the host.
 
     Args:
-        threads: How many; None or 0 chooses from affinity, cgroup quota and core types.
-        isa: Kernel set, such as ``avx2``; the best one by default.
+        threads: The number of threads; None or 0 chooses it from affinity, cgroup quota and core
+            types.
+        isa: The kernels' instruction set, such as ``avx2``; by default the fastest one that this
+            CPU supports.
 
     Raises:
         DeviceNotFound: The kernel library cannot be loaded.
-        SettingError: *threads* or *isa* is not possible here.
+        SettingError: *threads* is out of range, or this CPU does not support *isa*.
     """
 
     def __init__(self, threads: int | None = None, isa: str = "") -> None:
@@ -53,7 +55,7 @@ class CpuDevice(Device, DeltaNets):
         self.caps = Caps(name="cpu", detail=detail, simulated=False)
 
     def why_not(self, op: MatMul) -> str | None:
-        """Return None, or the first rule that *op* breaks."""
+        """Return None if the CPU can run *op*, else the first reason why not."""
         fmt = BY_NAME.get(op.format)
         if fmt is None:
             return f"there is no kernel for {op.format}"
@@ -65,7 +67,7 @@ class CpuDevice(Device, DeltaNets):
         return None
 
     def pack(self, tensor: QTensor, *, int16: bool | None = False) -> CpuPacked:
-        """Lay out one weight ``[N, K]``."""
+        """Pack one weight ``[N, K]``."""
         return self.pack_all([tensor])[0]
 
     def pack_all(
@@ -73,9 +75,9 @@ class CpuDevice(Device, DeltaNets):
         tensors: Sequence[QTensor],
         done: Callable[[int], None] = lambda index: None,
     ) -> list[CpuPacked]:
-        """Lay out many weights, or stacks ``[E, N, K]``, calling *done* with the index of each.
+        """Pack weights ``[N, K]`` or stacks ``[E, N, K]``; call *done* with the index of each one.
 
-        All of them lie in one allocation, and one run lays out many: see `batches`.
+        All images are in one allocation, and one run packs many weights: see `batches`.
         """
         sizes = [self._image_bytes(tensor) for tensor in tensors]
         arena = Arena(sum(map(Arena.room, sizes)))
@@ -98,13 +100,13 @@ class CpuDevice(Device, DeltaNets):
     def _image_bytes(self, tensor: QTensor) -> int:
         if tensor.ndim < 2 or tensor.transposed:
             raise LayoutError(
-                f"a weight is [N, K] or a stack [E, N, K], as in the file, not {tensor!r}",
+                f"cannot pack {tensor!r}: a weight must be [N, K] or [E, N, K], not transposed",
                 remedy="pass the tensor itself, not its .T",
             )
         *experts, n, k = tensor.shape
         reason = self.why_not(MatMul(1, k, n, tensor.format.name))
         if experts and n % layout.ROWS:
-            reason = f"matrices of a stack need N % {layout.ROWS} == 0"
+            reason = f"the matrices of a stack need N % {layout.ROWS} == 0"
         if reason:
             raise UnsupportedOp(
                 f"the CPU cannot pack {tensor!r}: {reason}",
@@ -113,7 +115,7 @@ class CpuDevice(Device, DeltaNets):
         return math.prod(experts) * int(abi.lib().npurt_image_bytes(tensor.format.number, n, k))
 
     def matmul(self, x: F32, w: Packed, out: F32) -> None:
-        """Write ``x @ w.T`` to *out*, as many rows at a time as a run takes."""
+        """Write ``x @ w.T`` to *out*, in runs of at most ``abi.limits().rows`` rows."""
         check_product(self, x, [w], [out])
         assert isinstance(w, CpuPacked)
         most = abi.limits().rows
@@ -122,7 +124,7 @@ class CpuDevice(Device, DeltaNets):
             w.multiply(x[rows], out[rows])
 
     def matmul_i8(self, a: npt.NDArray[np.int8], b: npt.NDArray[np.int8]) -> npt.NDArray[np.int32]:
-        """Return ``a @ b``, exact: a ``[M, K]``, b ``[K, N]``, K at most `MAX_EXACT_K`."""
+        """Return the exact product ``a @ b`` of ``[M, K]`` and ``[K, N]``; K <= `MAX_EXACT_K`."""
         (m, k), n = a.shape, b.shape[1]
         if not (m and k and n):
             return np.zeros((m, n), np.int32)
@@ -145,7 +147,11 @@ class CpuDevice(Device, DeltaNets):
         return y[:, :n]
 
     def multiplied(self, x: F32, w: Packed) -> F64:
-        """Return x as the kernels see it: rounded to int8 per 32 where the weight is integer."""
+        """Return the input that the kernels multiply by *w*.
+
+        For a weight of integers, that is *x* rounded to int8 with one scale per 32 columns; for a
+        float weight, it is *x* unchanged.
+        """
         assert isinstance(w, CpuPacked)
         if not w.image.integer:
             return x.astype(np.float64)
@@ -154,7 +160,7 @@ class CpuDevice(Device, DeltaNets):
         return blocks.reshape(x.shape)
 
     def why_not_delta(self, net: DeltaNet) -> str | None:
-        """Return None, or the first rule that *net* breaks."""
+        """Return None if the CPU can run *net*, else the first reason why not."""
         heads, width = net.v.shape[2:]
         reason = _why_not_width(width, abi.limits().delta)
         if reason:
@@ -166,7 +172,7 @@ class CpuDevice(Device, DeltaNets):
         return None
 
     def delta_net(self, net: DeltaNet) -> None:
-        """Run *net* on the pool, as many tokens at a time as a run takes."""
+        """Run *net* on the thread pool, in runs of at most ``abi.limits().rows`` tokens."""
         require_delta(self, net)
         most = abi.limits().rows
         for start in range(0, net.v.shape[1], most):
@@ -178,14 +184,14 @@ class CpuDevice(Device, DeltaNets):
     def why_not_op(self, op: Op, limits: Limits) -> str | None:
         """Return None, or the first limit of the kernels that *op* exceeds.
 
-        An op that has no kernel is computed in numpy.
+        None does not mean that *op* has a kernel: ops without kernels are computed in numpy.
         """
         if reason := _why_not_rows(limits):
             return reason
         if isinstance(op, ops.MatMul | ops.ExpertMatMul):
             n, k = op.out.columns, op.x.columns
             if isinstance(op, ops.ExpertMatMul) and n % layout.ROWS:
-                return f"matrices of a stack need N % {layout.ROWS} == 0"
+                return f"the matrices of a stack need N % {layout.ROWS} == 0"
             return self.why_not(MatMul(limits.rows, k, n, op.weight.dtype))
         most = abi.limits()
         widest = max((t.columns for t in (*op.reads, *op.writes) if t.kind in WRITTEN), default=0)
@@ -203,32 +209,32 @@ class CpuDevice(Device, DeltaNets):
         return None
 
     def compile(self, part: Graph, weights: Weights, limits: Limits) -> Segment:
-        """Make a segment of *part*: one program where all its ops have kernels.
+        """Return a segment that runs *part*, as one program if all its ops have kernels.
 
         Raises:
-            UnsupportedOp: A run has more rows than kernels take, or see `CpuSegment`.
+            UnsupportedOp: *limits* allow more rows in a run than the kernels, or as `CpuSegment`.
         """
         if reason := _why_not_rows(limits):
             raise UnsupportedOp(
                 f"the CPU cannot run {part.name}: {reason}",
-                remedy="compile for fewer rows, and run long inputs in several runs",
+                remedy="compile for fewer rows, and split long inputs into several runs",
             )
         place = functools.partial(pack_each, self.pack_all)
         return CpuSegment(place, functools.partial(Steps, self.engine), part, weights, limits)
 
     def close(self) -> None:
-        """Stop the threads; packed weights go with their last reference."""
+        """Stop the threads.  A packed weight is freed with the last reference to it."""
         self.engine.close()
 
 
 def _why_not_rows(limits: Limits) -> str | None:
-    """Return None, or why no kernel takes so many rows."""
+    """Return None, or the reason if *limits* allow more rows in a run than the kernels."""
     most = abi.limits().rows
-    return f"a run of {limits.rows} rows is longer than {most}" if limits.rows > most else None
+    return f"a run of {limits.rows} rows has more than {most}" if limits.rows > most else None
 
 
 def _why_not_width(width: int, most: int) -> str | None:
-    """Return None, or why no kernel takes heads of *width*."""
+    """Return None, or the reason if no kernel supports heads of *width* columns."""
     step = abi.limits().head_step
     if width % step or not 0 < width <= most:
         return f"heads are {width} wide, not a multiple of {step} up to {most}"

@@ -301,7 +301,7 @@ def test_a_passing_error_of_the_host_is_caught_and_plain_kernels_take_over(cpu):
     assert (row.calls, row.failed) == (4, 1)
     assert row.verified == 4
     assert "quarantined: cpu" in ledger.report().table()
-    assert "scalar kernels do it now" in ledger.report().table()
+    assert "scalar kernels compute it from now on" in ledger.report().table()
     assert step.program.engine.runs == 4
 
 

@@ -1,8 +1,8 @@
-"""The C side of the CPU device: the parsed header, and the library, which opens on first use.
+"""The binary interface of the C library: its header parsed with cffi, and the library itself.
 
-`npurt_cpu.h` travels inside the package and is the only declaration there is: cffi reads it, so
-Python and C cannot disagree about a struct.  The library still says the size of its largest one,
-and a library built from another header is refused.
+`npurt_cpu.h` is in the package, and is the only declaration of the interface: Python and C read the
+same structs.  `load` rejects a library whose npurt_op has another size, because it was built from
+another header.
 """
 
 import re
@@ -21,30 +21,30 @@ LIBRARY = "cpu/libnpurt_cpu.so"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the kernels can do at most: `npurt_limit` in the header."""
+    """The maximum sizes that the kernels support: `npurt_limit` in the header."""
 
-    rows: int  # of one run
-    columns: int  # of anything
-    head: int  # width of a head of attention
-    delta: int  # width of a head of a delta net
-    head_step: int  # that both are multiples of
-    kernel_size: int  # of a convolution
-    experts: int
-    exact: int  # columns of an exact product of integers
-    page: int  # positions of a page of keys and values
+    rows: int  # maximum rows of one run
+    columns: int  # maximum columns of any buffer or weight
+    head: int  # maximum width of a head of attention
+    delta: int  # maximum width of a head of a delta net
+    head_step: int  # widths of heads are multiples of this
+    kernel_size: int  # maximum kernel size of a convolution
+    experts: int  # maximum number of experts
+    exact: int  # maximum columns of an exact integer product
+    page: int  # positions in a page of keys and values
 
 
 @once
 def ffi() -> Any:
-    """Parse the header once, on first use."""
+    """Return the cffi interface of the header, which is parsed on first use."""
     return library.declare(HEADER)
 
 
 @once
 def limits() -> Limits:
-    """Return the limits of the kernels, which refuse more.
+    """Return the limits of the kernels.
 
-    The header is read without cffi: the device numpy needs the limits, and no compiled code.
+    They are parsed without cffi, because the numpy device needs them without the C library.
     """
     (body,) = re.findall(r"enum npurt_limit \{(.*?)\}", HEADER.read_text(), flags=re.S)
     found = re.findall(r"NPURT_(?:MOST_)?(\w+) = (\d+)(?: << (\d+))?", body)
@@ -55,8 +55,8 @@ def load(path: Path) -> Any:
     """Open the kernel library at *path*.
 
     Raises:
-        DeviceNotFound: It is missing, cannot be loaded, is another library, or was built from
-            another header.
+        DeviceNotFound: The file is missing or cannot be loaded, is not npurt's library, or was
+            built from another header.
     """
     lib = library.load(ffi(), path, "the CPU kernels")
     try:
@@ -64,7 +64,7 @@ def load(path: Path) -> Any:
     except (AttributeError, getattr(ffi(), "error", AttributeError)) as error:
         raise DeviceNotFound(
             f"{path} is not npurt's library of CPU kernels: {error}",
-            remedy=f"unset {LIBRARIES.name}, or name a folder with npurt's C libraries",
+            remedy=f"unset {LIBRARIES.name}, or set it to a folder with npurt's C libraries",
         ) from error
     if have != want:
         raise DeviceNotFound(
@@ -76,28 +76,31 @@ def load(path: Path) -> Any:
 
 @once
 def lib() -> Any:
-    """The kernel library, opened on first use."""
+    """Return the kernel library, which is loaded on first use."""
     return load(library.path_of(LIBRARY))
 
 
 def isas() -> dict[str, int]:
-    """Instruction sets this machine can run, best first: name -> index in the library."""
+    """Return the index in the library by name of the instruction sets that this CPU supports.
+
+    The fastest one is first.
+    """
     count = lib().npurt_isa_count()
     names = [bytes(ffi().string(lib().npurt_isa_name(i))).decode() for i in range(count)]
     return {name: i for i, name in enumerate(names) if lib().npurt_isa_works(i)}
 
 
 def isa(name: str = "") -> int:
-    """Index of instruction set *name*, by default of `NPURT_CPU_ISA` or the best.
+    """Return the index of instruction set *name*, else of `NPURT_CPU_ISA`, else of the fastest.
 
     Raises:
-        SettingError: This machine or this build has no such instruction set.
+        SettingError: This CPU or this build does not support it.
     """
     available = isas()
     name = name or read(CPU_ISA, str) or next(iter(available))
     if name not in available:
         raise SettingError(
-            f"instruction set {name!r} does not run here",
+            f"instruction set {name!r} is not supported on this machine",
             remedy=f"choose one of {', '.join(available)}",
         )
     return available[name]

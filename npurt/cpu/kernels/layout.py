@@ -1,6 +1,6 @@
-"""The weight image in numpy: the inverse of pack__vec.c, and the table of formats.inc.
+"""Unpack weight images in numpy, the inverse of pack__vec.c; read the table in formats.inc.
 
-Pure: touches no library.  What C does with an image is tested against `unpack`.
+This module does not load the C library.  Tests compare the C kernels with `unpack`.
 """
 
 import functools
@@ -14,14 +14,14 @@ import numpy.typing as npt
 
 TABLE = Path(__file__).with_name("formats.inc")
 
-ROWS = 16  # of a panel
-BLOCK = 32  # columns
-RECORD = 256  # columns
+ROWS = 16  # rows of a panel
+BLOCK = 32  # columns of a block
+RECORD = 256  # columns of a record
 
 
 @dataclass(frozen=True, slots=True)
 class ImageFormat:
-    """One row of formats.inc."""
+    """One row of formats.inc, which documents the columns."""
 
     name: str
     number: int
@@ -35,7 +35,7 @@ class ImageFormat:
 
 @functools.cache
 def table() -> dict[int, ImageFormat]:
-    """Read formats.inc: GGUF type number -> row."""
+    """Return the rows of formats.inc by GGUF type number."""
     rows = re.findall(r"^NPURT_FORMAT\((.*)\)$", TABLE.read_text(), flags=re.M)
     formats = []
     for row in rows:
@@ -49,21 +49,21 @@ def table() -> dict[int, ImageFormat]:
 
 
 def group(number: int) -> int:
-    """Return how many columns of GGUF type *number* share a scale; 1 for floats."""
+    """Return the number of columns per block scale of GGUF type *number*; 1 for float types."""
     return table()[number].group if number in table() else 1
 
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
-    """What an image holds: value = scale * (codebook or code) + offset."""
+    """The contents of an image: value = scale * (code or codebook entry) + offset."""
 
-    codes: npt.NDArray[np.uint8]  # [N, K], as stored: code + 2^shift, or index of the codebook
+    codes: npt.NDArray[np.uint8]  # [N, K], stored as code + 2^shift, or as codebook index
     scales: npt.NDArray[np.float32]  # [N, K / group]
     offsets: npt.NDArray[np.float32] | None
 
 
 def unpack(image: npt.NDArray[np.uint8], number: int, n: int, k: int) -> Unpacked:
-    """Read an image of an integer format back, record by record, by the words of layout.h."""
+    """Return the contents of an image of an integer type; layout.h describes the format."""
     f = table()[number]
     panels = -(-n // ROWS)
     codes = np.empty((panels * ROWS, k), np.uint8)
@@ -89,7 +89,7 @@ def unpack(image: npt.NDArray[np.uint8], number: int, n: int, k: int) -> Unpacke
 def _scales(
     f: ImageFormat, data: npt.NDArray[np.uint8], blocks: int
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], int]:
-    """Return scales and offsets ``[16, groups]`` of one record, and the bytes they take."""
+    """Return the scales and offsets ``[16, groups]`` of one record, and their size in bytes."""
     groups = blocks * BLOCK // f.group
     size = groups * ROWS
     if f.scale == "FLAT":

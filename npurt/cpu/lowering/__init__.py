@@ -1,4 +1,4 @@
-"""From a part of a graph to programs of the pool, and the segment that runs them.
+"""Lower a part of a graph to programs for the thread pool; run them as a `Segment`.
 
 May import `kernels`, `pool` and `state`.  Begin with `lower`, then `part`.
 """

@@ -1,4 +1,4 @@
-"""Where a graph's weights, states and values are in memory, for `npurt.cpu.lowering.lower`."""
+"""A graph's weights, states and values in memory, for `npurt.cpu.lowering.lower`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,15 +10,16 @@ from npurt.device import F32
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What a graph's weights and states are in memory.
+    """A graph's weights and states in memory.
 
     Attributes:
-        weights: Matrices of products by name of the tensor.
-        vectors: Other weights by name of the tensor.
-        kv: By name of the attention.
-        recurrent: By name of the delta net.
-        convolved: What each short convolution keeps, ``[slots, capacity, C]``, by its name.
-        rows: The most rows of a run.
+        weights: Matrices of products by tensor name.
+        vectors: Other weights by tensor name.
+        kv: KV caches by name of the attention.
+        recurrent: States of delta nets by name of the delta net.
+        rows: The maximum number of rows in a run.
+        convolved: Stored inputs ``[slots, capacity, C]`` of short convolutions, by name of the
+            convolution.
     """
 
     weights: Mapping[str, Weight]
@@ -31,14 +32,14 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """A value: columns of a buffer from *start* on."""
+    """The place of a tensor: *count* columns of a buffer from *start* on."""
 
     buffer: F32
     start: int
     count: int
 
     def overlaps(self, other: "Columns") -> bool:
-        """Return whether they share a column of one buffer."""
+        """Return whether both places have a column of the same buffer in common."""
         return (
             self.buffer is other.buffer
             and self.start < other.start + other.count
@@ -47,10 +48,10 @@ class Columns:
 
     @property
     def is_whole(self) -> bool:
-        """True when the buffer has no other columns."""
+        """True if the buffer has no other columns."""
         return bool(self.count == self.buffer.shape[1])
 
     @property
     def view(self) -> F32:
-        """The columns."""
+        """A view of the columns."""
         return self.buffer[:, self.start : self.start + self.count]

@@ -1,7 +1,8 @@
-"""Where the values of a graph's tensors lie while its programs run.
+"""Assign buffers to the tensors of a graph.
 
-Layers have the same ops, so a buffer belongs to a tensor's name without its block and serves every
-layer.  Products of one input write side by side to one buffer; the results are views of it.
+All layers have the same ops, so tensors whose names differ only in the layer share one buffer.
+Products of the same input write their results side by side to one buffer; each result is a range of
+its columns.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,17 +20,18 @@ from npurt.graph.tensor import Tensor
 
 
 class Buffers:
-    """The values of one graph.
+    """The buffers of one graph's tensors.
 
     Args:
-        graph: With its ops joined.
-        weights: Matrices of products by name: of integers, or of floats.
-        rows: The most rows of a run.
-        inputs: Buffers ``[rows, columns]`` of values that exist before the first op, by name.
+        graph: The graph after `npurt.graph.passes`.
+        weights: Matrices of products by name.
+        rows: The maximum number of rows in a run.
+        inputs: Buffers ``[rows, columns]`` of tensors that have values before the first op, by
+            name.
 
     Attributes:
-        index: Of the op that is being added.
-        loose: Names of values that have no buffer until an op needs one.
+        index: The index of the op that is being lowered.
+        loose: Names of tensors that get a buffer only if an op with a kernel reads them.
     """
 
     def __init__(
@@ -52,16 +54,15 @@ class Buffers:
         self._neighbours = _neighbours(graph)
         self._precisions = _precisions(graph, weights)
         self._made: dict[tuple[str, str, int], Any] = {}
-        self._held: dict[int, set[str]] = {}  # names of what lies in a buffer, by its address
+        self._held: dict[int, set[str]] = {}  # buffer's address -> names of tensors in the buffer
 
     def __contains__(self, tensor: Tensor) -> bool:
         return tensor.name in self._values
 
     def is_read_after(self, tensor: Tensor) -> bool:
-        """Return whether a later op than the one being added needs *tensor*.
+        """Return whether an op after `index` reads *tensor* or a tensor in the same memory.
 
-        This includes all tensors that share its columns: a whole and its parts have the same
-        memory.
+        A tensor and the results of a split of it have columns in common, for example.
         """
         own = self.columns(tensor)
         names = self._held.get(_address(own.buffer), set()) | {tensor.name}
@@ -72,48 +73,55 @@ class Buffers:
         )
 
     def leaves(self, tensor: Tensor) -> bool:
-        """Say whether another part wants *tensor*."""
+        """Return whether another part of the graph reads *tensor*."""
         return self._last_use.get(tensor.name) == self._end
 
-    # --- What is there --------------------------------------------------------------------------
+    # --- Existing values ------------------------------------------------------------------------
 
     def view(self, name: str) -> F32 | None:
-        """Return where a value is; None when no op needed it in a buffer."""
+        """Return a view of the tensor called *name*; None if it has no buffer."""
         value = self._values.get(name)
         if isinstance(value, Input):
             return value.values
         return value.view if value else None
 
     def columns(self, tensor: Tensor) -> Columns:
-        """Return the place of *tensor*, of which no product needs codes."""
+        """Return the columns of *tensor*'s float values."""
         self._value(tensor)
         return self._columns(tensor.name)
 
     def input(self, op: Op, tensor: Tensor, quantise: Callable[[Input], None]) -> Input:
-        """Return *tensor* as an input of products; call *quantise* if it has no codes yet."""
+        """Return *tensor* as an input of products.
+
+        If products need codes and *tensor* has none yet, call *quantise* with the input.
+        """
         value = self._value(tensor)
         if isinstance(value, Columns):
             if not value.is_whole:
-                raise unsupported(op, f"{tensor.name} lies beside others")
+                raise unsupported(op, f"{tensor.name} shares its buffer with other tensors")
             value = self._values[tensor.name] = self.shared_input(tensor, value.buffer)
             if value.quantised:
                 quantise(value)
         return value
 
     def beside(self, op: Op, tensors: Sequence[Tensor]) -> F32:
-        """Return the buffer that *tensors* fill side by side."""
+        """Return the buffer that *tensors* fill side by side.
+
+        Raises:
+            UnsupportedOp: *tensors* are not side by side, or share the buffer with others.
+        """
         found = [self.columns(tensor) for tensor in tensors]
         buffer, end = found[0].buffer, 0
         for each in found:
             if each.buffer is not buffer or each.start != end:
-                raise unsupported(op, "its inputs do not lie side by side")
+                raise unsupported(op, "its inputs are not side by side in one buffer")
             end += each.count
         if end != buffer.shape[1]:
-            raise unsupported(op, "its inputs lie beside others")
+            raise unsupported(op, "its inputs share their buffer with other tensors")
         return buffer
 
     def codes(self, tensor: Tensor) -> tuple[bool, bool]:
-        """Say whether products of *tensor* need codes, and whether int16 ones."""
+        """Return whether products of *tensor* need int8 codes, and whether they need int16."""
         return self._precisions.get(local(tensor.name), (False, False))
 
     def _columns(self, name: str) -> Columns:
@@ -125,15 +133,15 @@ class Buffers:
             self.place([tensor], row_multiplier_of(tensor))
         return self._values[tensor.name]
 
-    # --- What is made ---------------------------------------------------------------------------
+    # --- New values -----------------------------------------------------------------------------
 
     def put(self, tensor: Tensor, value: Columns | Input) -> None:
-        """Record that *tensor* is *value*, whose memory another tensor may have had."""
+        """Record that the values of *tensor* are in *value*; other tensors may share its memory."""
         self._values[tensor.name] = value
         self._hold(value.values if isinstance(value, Input) else value.buffer, {tensor.name})
 
     def shared_input(self, tensor: Tensor, buffer: F32) -> Input:
-        """Return an input whose values are *buffer*, with codes as products of *tensor* need."""
+        """Return an input with the values in *buffer* and the codes that products need."""
         quantised, int16 = self.codes(tensor)
         key = (f"codes of {buffer.ctypes.data}", f"{quantised}, {int16}", tensor.columns)
         if key not in self._made:
@@ -142,7 +150,7 @@ class Buffers:
         return made
 
     def make_input(self, tensor: Tensor, row_multiplier: int = 1) -> Input:
-        """Return a new value of *tensor*, with codes when a product of integers reads it."""
+        """Return the input for new values of *tensor*, with codes if products need them."""
         quantised, int16 = self.codes(tensor)
         rows = self._rows * row_multiplier
         made: Input = self.own(
@@ -154,15 +162,16 @@ class Buffers:
         return made
 
     def make(self, tensors: Sequence[Tensor], row_multiplier: int = 1) -> F32:
-        """Return a buffer that has new values of *tensors* side by side."""
+        """Return a buffer for new values of *tensors*, side by side."""
         whole = self._wide(tensors, row_multiplier)
         self._lay(tensors, whole, 0)
         return whole
 
     def place(self, tensors: Sequence[Tensor], row_multiplier: int = 1) -> tuple[F32, int]:
-        """Return a buffer with new values of *tensors* side by side, and their first column.
+        """Return a buffer for new values of *tensors*, side by side, and their first column.
 
-        If an op wants other tensors beside them, the buffer has room for those.
+        If a later op needs *tensors* side by side with others, the buffer has columns for these,
+        too.
         """
         wanted = self._neighbours.get(tensors[0].name, ())
         first = wanted.index(tensors[0]) if wanted else 0
@@ -192,10 +201,17 @@ class Buffers:
         make: Callable[[], Any],
         memory: Callable[[Any], Any] = lambda made: made,
     ) -> Any:
-        """Return the buffer that *tensors* have in every layer.
+        """Return a buffer for *tensors*, which *make* creates on first use.
 
-        Layers share one buffer.  *tensors* get their own while values of another layer in the
-        shared one are still needed, or when another part of the graph writes or reads them.
+        All layers share the buffer.  *tensors* get a separate one if a later op reads values of
+        another layer in the shared buffer, or if another part of the graph reads or writes
+        *tensors*.
+
+        Args:
+            kind: Distinguishes buffers of one tensor name.
+            tensors: The tensors in the buffer.
+            make: Returns a new buffer.
+            memory: Returns the array that identifies the memory of a buffer.
         """
         names, columns = {t.name for t in tensors}, sum(t.columns for t in tensors)
         key = (local(tensors[0].name), kind, columns)
@@ -216,17 +232,17 @@ class Buffers:
 
 
 def local(name: str) -> str:
-    """Return *name* without its layer: the part that all layers share."""
+    """Return *name* without the prefix that names the layer."""
     return name.rpartition(".")[2]
 
 
 def row_multiplier_of(tensor: Tensor) -> int:
-    """Return the rows that *tensor* has for each of a run: more than one of experts."""
+    """Return the number of rows that *tensor* has per row of the run: top_k for experts, else 1."""
     return tensor.shape[1].size or 1 if len(tensor.shape) == 3 else 1
 
 
 def unsupported(op: Op, why: str) -> UnsupportedOp:
-    """Return the error of an op that no kernel runs."""
+    """Return the error for an op without a kernel."""
     return UnsupportedOp(
         f"{type(op).__name__} {op.name} cannot run on the host: {why}",
         remedy="run it on the device numpy, which runs every op",
@@ -234,7 +250,7 @@ def unsupported(op: Op, why: str) -> UnsupportedOp:
 
 
 def source(op: Fused, tensor: Tensor) -> Tensor:
-    """Return the tensor of which the norms and rotations in *op* make *tensor*."""
+    """Return the tensor from which norms and rotations in *op* compute *tensor*."""
     made = {part.writes[0].name: part for part in op.parts if not isinstance(part, ops.Split)}
     while tensor.name in made:
         tensor = made[tensor.name].reads[0]
@@ -252,7 +268,7 @@ def attention_of(op: Fused) -> ops.Attention | ops.EncoderAttention:
 
 
 def attention_inputs(op: Fused) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the q, k and v that lie side by side for an attention, before norms and rotations."""
+    """Return q, k and v before norms and rotations; the attention needs them side by side."""
     attention = attention_of(op)
     split = next((part for part in op.parts if isinstance(part, ops.Split)), None)
     q = split.x if split else source(op, attention.q)
@@ -260,9 +276,9 @@ def attention_inputs(op: Fused) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _neighbours(graph: Graph) -> dict[str, tuple[Tensor, ...]]:
-    """Return, for each tensor that an op wants side by side with others, the whole group in order.
+    """Return the tensors that an op needs side by side, in order, by name of each of them.
 
-    A sum is written over its first operand, so the operand takes the place.
+    A sum overwrites its first operand, so the operand replaces the sum in the group.
     """
     found: dict[str, tuple[Tensor, ...]] = {}
     sums = {op.out.name: op.a for op in graph.ops if isinstance(op, ops.Add)}
@@ -288,9 +304,9 @@ def _neighbours(graph: Graph) -> dict[str, tuple[Tensor, ...]]:
 
 
 def _precisions(graph: Graph, weights: Mapping[str, Weight]) -> dict[str, tuple[bool, bool]]:
-    """Return for each input of products whether it needs codes, and whether int16 ones.
+    """Return, by `local` name, whether an input of products needs codes, and whether int16.
 
-    Keys are names without blocks: an input is the same in all layers.
+    An input is quantised alike in all layers.
     """
     found: dict[str, tuple[bool, bool]] = {}
     for op in graph.ops:

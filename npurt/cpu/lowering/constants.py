@@ -1,4 +1,4 @@
-"""The weights of a part of a graph: packed for products, as floats, and as tables of rows."""
+"""The weights of a part of a graph: packed matrices, float vectors, and embedding tables."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ Place = Callable[[Graph, Weights, Mapping[str, F32]], Mapping[str, Weight]]
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """A weight of products: see `npurt.cpu.pool.checked.Weight`."""
+    """A packed weight with its name and bias: a `npurt.cpu.pool.checked.Weight`."""
 
     name: str
     packed: CpuPacked
@@ -33,7 +33,7 @@ def pack_each(
     weights: Weights,
     vectors: Mapping[str, F32],
 ) -> dict[str, Weight]:
-    """Lay all matrices of *part* out with *pack*; return them by name of the tensor."""
+    """Pack all matrices of *part* with *pack*; return the packed weights by tensor name."""
     found = products(part)
     packed = pack([weights.quantised(name) for name in found])
     return {
@@ -48,27 +48,28 @@ def products(part: Graph) -> dict[str, ops.MatMul | ops.ExpertMatMul]:
     """Return the first product with each matrix, by name of the matrix.
 
     Raises:
-        UnsupportedOp: Two products with one matrix have different biases.
+        UnsupportedOp: Two products with the same matrix have different biases.
     """
     found: dict[str, ops.MatMul | ops.ExpertMatMul] = {}
     for op in part.ops:
         if not isinstance(op, ops.MatMul | ops.ExpertMatMul):
             continue
         if found.setdefault(op.weight.name, op).bias != op.bias:
-            raise unsupported(op, f"{op.weight.name} has another bias in another product")
+            raise unsupported(op, f"another product with {op.weight.name} has another bias")
     return found
 
 
 class Constants:
-    """What the ops of a part read besides the values of a run.
+    """The weights that the ops of a part read, which are the same in all runs.
 
     Attributes:
-        tensors: What ops read and make, by name.
-        selected: Names of those with a row for each row that a run selects.
-        given: Names of those that a run is given.
-        weights: Matrices of products by name of the tensor.
-        vectors: Other weights by name.
-        tables: Weights that rows are taken from, by name.
+        part: The part of the graph; its inputs are in `given`, its outputs in `wanted`.
+        tensors: All tensors that the ops read or write, by name.
+        selected: Names of the tensors that have one row for each row that a run selects.
+        given: Names of the tensors that the caller of a run passes.
+        weights: Packed matrices of products by tensor name.
+        vectors: Other weights, as floats, by name.
+        tables: Embedding matrices by name.
     """
 
     def __init__(self, place: Place, part: Graph, weights: Weights) -> None:
@@ -93,11 +94,11 @@ class Constants:
         self.weights = dict(place(part, weights, self.vectors))
 
     def load(self, name: str) -> Array:
-        """Return a weight or table as floats, for ops without a kernel."""
+        """Return a weight as floats, for ops without a kernel."""
         return self.vectors[name] if name in self.vectors else self.source.values(name)
 
     def close(self) -> None:
-        """Let go of the weights."""
+        """Drop the references to the weights."""
         self.weights.clear()
         self.vectors.clear()
         self.tables.clear()

@@ -1,7 +1,7 @@
-"""From a graph to programs: the CPU's ops for each of the graph's.
+"""Lower a graph to programs: add the CPU's ops for each op of the graph.
 
-`npurt.graph.passes` joins what the CPU does as one; `npurt.cpu.lowering.buffers` says where values
-lie.
+`npurt.graph.passes` first joins ops of the graph that the CPU computes as one op.
+`npurt.cpu.lowering.buffers` assigns buffers to tensors.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,23 +31,24 @@ from npurt.graph.graph import Graph
 from npurt.graph.ops import Fused, Op, Pairing
 from npurt.graph.tensor import SELECTED, Kind, Tensor
 
-MOST_WEIGHTS = 3  # of one op: npurt_matmul.w
+MOST_WEIGHTS = 3  # weights per matmul op: the length of npurt_matmul.w
 
 
 class Lowering:
-    """Adds a graph, or a part of one, to steps.
+    """Adds the ops of a graph, or of a part of one, to steps.
 
     Args:
-        steps: Where to.
-        graph: As an architecture built it.
-        bound: Its weights and states.
+        steps: The steps to add to.
+        graph: The graph or part, before `npurt.graph.passes`.
+        bound: The graph's weights and states in memory.
         inputs: Buffers ``[rows, columns]`` of the graph's inputs and of the embedding, by name.
-        otherwise: Called with each op that no kernel runs, to add a step that does; by default such
-            an op is an error.
+        otherwise: Called with each op that has no kernel; must add a step that runs the op.  None
+            raises `UnsupportedOp` instead.
 
     Attributes:
-        values: Where the tensors lie.
-        output: What the last op makes when the last product writes it: see `Steps.redirect`.
+        values: The buffers of the tensors.
+        output: The output of the graph if the last product or a cap of its result writes it, else
+            None; `Steps.redirect` sets its buffer.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Lowering:
         for index, op in enumerate(self._graph.ops):
             self.values.index = index
             if any(tensor in self.values for tensor in op.writes):
-                continue  # the embedding: its rows are given
+                continue  # the embedding: the caller fills its buffer
             lower = _LOWER.get(op.pattern if isinstance(op, Fused) else type(op).__name__)
             try:
                 if lower is None:
@@ -96,7 +97,7 @@ class Lowering:
                 self.values.loose |= {tensor.name for tensor in op.writes}
 
     def _vector(self, tensor: Tensor) -> F32:
-        """Return a weight that is not multiplied by."""
+        """Return the float values of a weight that is not a matrix of a product."""
         return self._bound.vectors[tensor.name]
 
     def _input(self, op: Op, tensor: Tensor) -> Input:
@@ -113,14 +114,14 @@ class Lowering:
         centred = isinstance(norm, ops.LayerNorm)
         bias = norm.bias if isinstance(norm, ops.LayerNorm) else None
         if norm.weight is None or (isinstance(norm, ops.RMSNorm) and norm.plus_one):
-            raise unsupported(op, "the host norms by a weight as it is")
+            raise unsupported(op, "the host's norms need a weight without an offset")
         if len(norm.x.shape) == 3:
-            raise unsupported(op, "the host norms rows of a run, not of experts")
+            raise unsupported(op, "the host normalises rows of a run, not of experts")
         add = next((part for part in before if isinstance(part, ops.Add)), None)
         selects = any(isinstance(part, ops.SelectRows) for part in before)
         x = before[0].reads[0] if before else norm.x
         if add is not None and selects and self.values.leaves(add.out):
-            self._add(add)  # of all rows, not only of those that are selected
+            self._add(add)  # adds all rows, not only the selected ones
             x, add = add.out, None
         buffer = self.values.beside(op, [x])
         added, scale = None, 1.0
@@ -135,9 +136,9 @@ class Lowering:
         )  # fmt: skip
 
     def _require_last(self, op: Op, add: ops.Add) -> None:
-        """Refuse a sum in place of a tensor that a later op reads."""
+        """Raise UnsupportedOp if a later op reads ``add.a``, which the sum overwrites."""
         if self.values.is_read_after(add.a):
-            raise unsupported(op, f"{add.a.name} is read again after the sum")
+            raise unsupported(op, f"a later op reads {add.a.name}, which the sum overwrites")
 
     def _add(self, op: ops.Add) -> None:
         self._require_last(op, op)
@@ -160,7 +161,7 @@ class Lowering:
 
     def _cap_logits(self, op: ops.Scale | ops.Softcap, factor: float = 1.0, cap: float = 0) -> None:
         if op.x.name not in self._logits:
-            raise unsupported(op, "the host scales and caps logits only")
+            raise unsupported(op, "the host scales and caps only logits")
         self._steps.cap_logits(self.values.beside(op, [op.x]), factor=factor, cap=cap)
         self.values.put(op.out, self.values.columns(op.x))
         if self.output == op.x:
@@ -207,10 +208,10 @@ class Lowering:
         attention = attention_of(op)
         rope, (q_norm, k_norm) = _rotation(op), _head_norms(op)
         if isinstance(attention, ops.EncoderAttention) and (q_norm or k_norm):
-            raise unsupported(op, "the host norms no heads of encoders")
+            raise unsupported(op, "the host does not normalise heads of encoders")
         gated = any(isinstance(part, ops.SigmoidGate) for part in op.parts)
         if gated != any(isinstance(part, ops.Split) for part in op.parts):
-            raise unsupported(op, "its gates do not lie beside the queries")
+            raise unsupported(op, "its gates and queries are not side by side")
         qkv = self.values.beside(op, attention_inputs(op))
         kv = self._bound.kv[attention.name]
         table = kv.rotation
@@ -257,7 +258,7 @@ class Lowering:
 
     def _split(self, op: ops.Split) -> None:
         if op.heads > 1:
-            raise unsupported(op, "the host splits heads for gated attention only")
+            raise unsupported(op, "the host splits heads only for gated attention")
         whole = self.values.columns(op.x)
         start = whole.start
         for out in op.outs:
@@ -268,7 +269,7 @@ class Lowering:
 
     def _route(self, op: ops.Route) -> None:
         if op.gating is ops.Gating.SIGMOID or op.bias is not None:
-            raise unsupported(op, "the host routes by a softmax of scores only")
+            raise unsupported(op, "the host routes only by a softmax of scores without a bias")
         rows, top_k, experts = self._bound.rows, op.experts.columns, op.scores.columns
         found = [
             part.x
@@ -279,7 +280,7 @@ class Lowering:
             if part.experts == op.experts and len(part.x.shape) == 2
         ]
         if not found or not self._gathers:
-            raise unsupported(op, "rows of its experts leave this part of the graph")
+            raise unsupported(op, "another part of the graph uses the rows of its experts")
         x = found[0]
         quantised, int16 = self.values.codes(x)
 
@@ -327,7 +328,7 @@ class Lowering:
         split, _, conv, _ = op.parts
         assert isinstance(conv, ops.ShortConv)
         if conv.bias or conv.activation is not ops.Activation.NONE:
-            raise unsupported(op, "the host convolves without a bias or an activation")
+            raise unsupported(op, "the host's gated convolution has no bias and no activation")
         self._steps.host().add(
             "convolution",
             Program.shortconv,
@@ -349,7 +350,9 @@ class Lowering:
             raise unsupported(op, "its delta net is not in this part of the graph")
         mixed = self.values.columns(conv.x)
         if mixed.start or conv.bias or conv.activation is not ops.Activation.SILU:
-            raise unsupported(op, "the host convolves first columns without a bias, then SiLU")
+            raise unsupported(
+                op, "the host's convolution reads first columns, has no bias, and ends with SiLU"
+            )
         width = net.v.columns // net.heads
         out = self.values.make([net.q, net.k, net.v])
         out_gates = self.values.make([gates.out_beta, gates.out_decay])
@@ -370,7 +373,7 @@ class Lowering:
 
     def _delta(self, op: ops.GatedDeltaNet) -> None:
         if op.name not in self._convolutions:
-            raise unsupported(op, "the host convolves before a delta net")
+            raise unsupported(op, "no short convolution of the host comes before it")
         conv, held = self._convolutions[op.name], self._bound.recurrent[op.name]
         rows = len(conv.out)
         heads = conv.out.reshape(1, rows, -1, conv.width)
@@ -414,7 +417,7 @@ _LOWER: dict[str, Callable[[Lowering, Any], None]] = {
 
 
 def _logits(graph: Graph) -> set[str]:
-    """Return the names of the logits, and of tensors that scales and caps alone turn into them."""
+    """Return the names of the logits, and of the tensors that only scales and caps separate."""
     tensors = {t.name: t for op in graph.ops for t in (*op.reads, *op.writes)}
     selects = any(t.shape and t.shape[0] == SELECTED for t in tensors.values())
     found: set[str] = set()
@@ -428,7 +431,10 @@ def _logits(graph: Graph) -> set[str]:
 
 
 def _before(op: Fused, tensor: Tensor) -> tuple[ops.Rope | None, ops.RMSNorm | None]:
-    """Return the rotation and the norm that *tensor*, the queries or keys of *op*, come from."""
+    """Return the rotation and the norm in *op* whose result is *tensor*; None without one.
+
+    *tensor* is the queries or the keys of the attention.
+    """
     made = {part.writes[0].name: part for part in op.parts}
     rope = made.get(tensor.name)
     norm = made.get(rope.reads[0].name) if isinstance(rope, ops.Rope) else rope
@@ -439,7 +445,11 @@ def _before(op: Fused, tensor: Tensor) -> tuple[ops.Rope | None, ops.RMSNorm | N
 
 
 def _rotation(op: Fused) -> ops.Rope | None:
-    """Return how queries and keys rotate: alike, or not at all."""
+    """Return the rotation of queries and keys, or None if neither is rotated.
+
+    Raises:
+        UnsupportedOp: Queries and keys are rotated differently.
+    """
     attention = attention_of(op)
     q, k = (_before(op, tensor)[0] for tensor in (attention.q, attention.k))
     alike = (q is None) == (k is None)
@@ -447,18 +457,23 @@ def _rotation(op: Fused) -> ops.Rope | None:
         alike = replace(q, name="", x=k.x, out=k.out, heads=k.heads) == replace(k, name="")
         alike &= (q.heads, k.heads) == (attention.heads, attention.kv_heads)
     if not alike:
-        raise unsupported(op, "queries and keys rotate differently")
+        raise unsupported(op, "queries and keys are rotated differently")
     return q
 
 
 def _head_norms(op: Fused) -> tuple[ops.RMSNorm | None, ops.RMSNorm | None]:
-    """Return the norms of queries and keys: of both, or of none."""
+    """Return the norms of queries and keys, or None twice.
+
+    Raises:
+        UnsupportedOp: Only one of them has a norm, the norms differ in eps, or a norm has an offset
+            or no weight.
+    """
     attention = attention_of(op)
     q, k = (_before(op, tensor)[1] for tensor in (attention.q, attention.k))
     if (q is None) != (k is None) or (q and k and q.eps != k.eps):
-        raise unsupported(op, "queries and keys are normed differently")
+        raise unsupported(op, "queries and keys are normalised differently")
     if any(norm and (norm.plus_one or norm.weight is None) for norm in (q, k)):
-        raise unsupported(op, "the host norms by a weight as it is")
+        raise unsupported(op, "the host's norms need a weight without an offset")
     return q, k
 
 
@@ -467,7 +482,7 @@ def _unit(op: ops.GatedUnit) -> Unit:
     if op == ops.GatedUnit(op.name, op.gate, None, op.out, ops.Activation.GELU_ERF):
         return Unit("GELU_ERF")
     if op.up is None:
-        raise unsupported(op, f"the host has no {op.activation.name} without a gate")
+        raise unsupported(op, f"the host has no {op.activation.name} unit without up")
     if op == ops.GatedUnit(op.name, op.gate, op.up, op.out):
         return SILU
     if op.activation is ops.Activation.SILU:
@@ -475,4 +490,4 @@ def _unit(op: ops.GatedUnit) -> Unit:
         return Unit("CLAMPED", limit, op.alpha, op.up_offset)
     if op == ops.GatedUnit(op.name, op.gate, op.up, op.out, ops.Activation.GELU):
         return Unit("GELU")
-    raise unsupported(op, f"the host has no such unit of {op.activation.name}")
+    raise unsupported(op, f"the host has no {op.activation.name} unit with these parameters")

@@ -1,4 +1,4 @@
-"""An op that no kernel runs, computed in numpy between the programs."""
+"""Run an op without a kernel in numpy, between the programs."""
 
 import time
 from collections.abc import Iterable
@@ -21,12 +21,13 @@ from npurt.verify import Sampler
 
 
 class TensorView(NamedTuple):
-    """Where programs have a tensor.
+    """The place of a tensor in the buffers of the programs.
 
     Attributes:
-        view: ``[rows, columns]`` of the most rows.
-        selected: It has a row for each row that the run selects.
-        row_multiplier: Its rows for each of the run, otherwise.
+        name: The tensor's name.
+        view: ``[rows, columns]`` for the maximum number of rows.
+        selected: True if the tensor has one row for each row that the run selects.
+        row_multiplier: If not *selected*, the tensor's rows per row of the run.
         row: The shape of a row in the graph.
     """
 
@@ -38,36 +39,37 @@ class TensorView(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor, view: F32) -> Self:
-        """Return it for a tensor of the graph."""
+        """Return the view of *tensor*, whose buffer is *view*."""
         row = tuple(dim.size or -1 for dim in tensor.shape[1:])
         return cls(tensor.name, view, tensor.shape[0] == SELECTED, row_multiplier_of(tensor), row)
 
     def take(self, table: RowTable) -> Array:
-        """Return a copy of the values that programs left, in the graph's shape."""
+        """Return a copy of the tensor's values, in the graph's shape."""
         rows = len(table.selected) if self.selected else table.rows * self.row_multiplier
         return self.view[:rows].copy().reshape(-1, *self.row)
 
     def put(self, values: Array) -> None:
-        """Write *values* where programs read them."""
+        """Write *values* to the first rows of the buffer."""
         values = values.reshape(-1, self.view.shape[1])
         self.view[: len(values)] = values
 
 
 @dataclass(slots=True)
 class Current:
-    """The run that is going on, as ops without a kernel see it."""
+    """The values and rows of the current run, for ops without a kernel."""
 
     values: dict[str, Array] = field(default_factory=dict)
     rows: Rows = field(default_factory=lambda: Rows.of(0))
 
 
 class NumpyStep:
-    """An op that no kernel runs, by its function in `npurt.graph.meaning`, row by row.
+    """A step that runs an op without a kernel, by its function in `npurt.graph.meaning`.
 
     Attributes:
-        makes: What it makes.
-        sources: Where programs leave what it reads.
-        targets: Where programs want what it makes; known once all ops are added.
+        makes: The tensors that the op writes.
+        sources: Views of the tensors that the op reads from buffers of programs.
+        targets: Views of the buffers that the op's results are written to; set after all ops are
+            added.
     """
 
     def __init__(self, constants: Constants, current: Current, states: States, op: Op) -> None:
@@ -79,7 +81,7 @@ class NumpyStep:
         self.targets: list[TensorView] = []
 
     def run(self, table: RowTable) -> None:
-        """Compute it."""
+        """Compute the op, row by row."""
         current = self._current
         for source in self.sources:
             current.values[source.name] = source.take(table)
@@ -87,7 +89,7 @@ class NumpyStep:
                   self._states)  # fmt: skip
         for part, counter in zip(self._parts, self._counters, strict=True):
             start = time.perf_counter()
-            with np.errstate(over="ignore", invalid="ignore"):  # as in kernels
+            with np.errstate(over="ignore", invalid="ignore"):  # kernels do not warn either
                 results = by_row(part, run)
             current.values |= {t.name: v for t, v in zip(part.writes, results, strict=True)}
             counter.count(part, len(results[0]), time.perf_counter() - start)
@@ -95,14 +97,14 @@ class NumpyStep:
             target.put(current.values[target.name])
 
     def about(self) -> tuple[str, str]:
-        """Return the label of the step and its device."""
+        """Return the labels of the ops, separated by commas, and the name of the device."""
         return ", ".join(counter.op for counter in self._counters), "cpu"
 
     def verify(self, sampler: Sampler) -> None:
-        """Verify nothing, as the counters say: weights that numpy multiplies by are not packed."""
+        """Do nothing: a product in numpy has no packed weight and is not verified."""
 
     def redirect_last(self, array: F32) -> None:
-        """It has no product."""
+        """Do nothing: a numpy step does not write the output that `Steps.redirect` moves."""
 
     def counters(self) -> Iterable[Counter]:
         """Return the counts of the ops so far."""

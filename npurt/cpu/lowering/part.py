@@ -1,6 +1,6 @@
-"""A part of a graph as a program of the CPU: its ops lowered, the values of a run, its weights.
+"""A part of a graph lowered for the CPU, with its weights and states.
 
-What no kernel runs is computed in numpy between the programs.
+Ops without a kernel are computed in numpy between the programs.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,20 +31,24 @@ MakeSteps = Callable[[Sampler, list[str]], Steps]
 
 
 class PartProgram:
-    """The ops of a part in the order they run, on rows of any of its sequences.
+    """The ops of a part in the order they run; a run has rows of any of its sequences.
 
     Args:
-        make_steps: Makes empty steps; whoever wants other steps for some ops passes his own.
-        events: Gets sentences for reports.
+        place: Packs the weights.
+        make_steps: Returns empty steps; a device that runs some ops itself passes a subclass.
+        part: The part of the graph.
+        weights: The weights of the part.
+        limits: The maximum sizes of runs and states.
+        events: A list to which sentences for reports are appended.
 
     Attributes:
-        steps: The ops.
+        steps: The steps that run the ops.
         constants: Weights and tables.
         memory: The states of all sequences.
 
     Raises:
-        UnsupportedOp: Neither kernels nor numpy can run an op at its place in the graph.
-        SettingError: *limits* have no room for a page of keys and values.
+        UnsupportedOp: Neither a kernel nor numpy can run an op of the part.
+        SettingError: ``limits.kv_bytes`` is too small for one page.
     """
 
     def __init__(
@@ -69,7 +73,7 @@ class PartProgram:
             for op in part.ops
             if isinstance(op, ops.Embedding)
         ]
-        nothing = np.empty((0, 0), np.float32)  # no pages
+        nothing = np.empty((0, 0), np.float32)  # the caches of encoders, which have no pages
         encoders = {
             op.name: KV(nothing, nothing, rotations[op.name])
             for op in part.ops
@@ -92,27 +96,27 @@ class PartProgram:
         self._given = list(self._in_buffers(tensors[name] for name in part.given))
         wanted = sorted(part.wanted - ({self._output.name} if self._output else set()))
         self._left = list(self._in_buffers(tensors[name] for name in wanted))
-        self._computed = set(wanted) - {left.name for left in self._left}  # in numpy
+        self._computed = set(wanted) - {left.name for left in self._left}  # outputs of numpy steps
 
     def _in_buffers(self, tensors: Iterable[Tensor]) -> Iterator[TensorView]:
-        """Yield the tensors that programs have, with their places."""
+        """Yield a view of each of *tensors* that has a buffer."""
         for tensor in tensors:
             view = self._values.view(tensor.name)
             if view is not None:
                 yield TensorView.of(tensor, view)
 
     def _in_numpy(self, op: Op) -> None:
-        """Add a step for an op without a kernel.
+        """Add a numpy step for an op without a kernel.
 
         Raises:
-            UnsupportedOp: It reads what only kernels have.
+            UnsupportedOp: The op reads a tensor that exists only inside a kernel.
         """
         step = NumpyStep(self.constants, self._current, self.memory.others, op)
         values = self._values
         for tensor in op.reads:
             if tensor.kind in WRITTEN and tensor.name not in values.loose:
                 if tensor not in values:
-                    raise unsupported(op, f"only kernels have {tensor.name}")
+                    raise unsupported(op, f"{tensor.name} exists only inside a kernel")
                 step.sources.append(TensorView.of(tensor, values.columns(tensor).view))
         self.memory.leave(op.states)
         self.steps.append(step)
@@ -127,7 +131,10 @@ class PartProgram:
         """Run all ops; see `Segment.run_into`.
 
         Args:
-            rows: In the order of *spans*, whose sequences have prepared for the run.
+            values: The given tensors by name.
+            rows: The rows, in the order of *spans*.
+            spans: The spans that `SequenceStates.begin` returned.
+            outs: Buffers for outputs, by name.
         """
         selects = self.constants.selected and not all(rows.wanted.tolist())
         selected = np.flatnonzero(rows.wanted).astype(np.int32) if selects else None

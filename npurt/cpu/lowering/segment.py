@@ -1,7 +1,7 @@
-"""A part of a graph on the CPU: one program for the rows of all sequences.
+"""Run a part of a graph on the CPU, with the rows of all sequences in one run.
 
-Weights are read once a run, whatever the number of sequences.  Keys and values lie in pages, which
-sequences take as they grow; recurrent states lie in a slot for each sequence.
+A run reads the weights once, whatever the number of sequences.  Keys and values are in pages, which
+are assigned to sequences as they grow; recurrent states are in one slot per sequence.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -26,12 +26,15 @@ class CpuSegment(Segment):
     """A part of a graph on the CPU.
 
     Args:
-        place: Lays weights out for kernels.
-        make_steps: Makes empty steps; whoever wants other steps for some ops passes his own.
+        place: Packs the weights.
+        make_steps: Returns empty steps; a device that runs some ops itself passes a subclass.
+        part: The part of the graph.
+        weights: The weights of the part.
+        limits: The maximum sizes of runs and states.
 
     Raises:
-        UnsupportedOp: Neither kernels nor numpy can run an op at its place in the graph.
-        SettingError: `Limits.kv_bytes` are too few for a page.
+        UnsupportedOp: Neither a kernel nor numpy can run an op of the part.
+        SettingError: ``limits.kv_bytes`` is too small for one page.
     """
 
     def __init__(
@@ -41,10 +44,10 @@ class CpuSegment(Segment):
         self._guard, self._limits = Guard(part, limits), limits
         self._events: list[str] = []
         program = PartProgram(place, make_steps, part, weights, limits, self._events)
-        self._opened: PartProgram | None = program  # until it is closed
+        self._opened: PartProgram | None = program  # None after `close`
         self.rewinds, self.shifts = program.memory.rewinds, program.memory.shifts
         self._sequences: dict[int, SequenceStates] = {}
-        self._counted: list[Counter] = []  # when it was closed
+        self._counted: list[Counter] = []  # counters at `close`
 
     @property
     def _program(self) -> PartProgram:
@@ -60,9 +63,12 @@ class CpuSegment(Segment):
     def run_into(
         self, values: Mapping[str, Array], rows: Rows, out: Mapping[str, Array]
     ) -> dict[str, Array]:
-        """Run all ops; logits are written to *out* if rows of a sequence lie side by side."""
+        """Run all ops; write the output to *out* if the rows of each sequence are adjacent.
+
+        Otherwise the output is a new array; see `Segment.run_into`.
+        """
         parts = self._guard.begin_run(values, rows)
-        for part in parts:  # new sequences begin at 0
+        for part in parts:  # a new sequence begins at position 0
             if part.sequence in self._sequences:
                 self._sequences[part.sequence].require(part.first)
         self._require_pages(parts)
@@ -72,7 +78,7 @@ class CpuSegment(Segment):
             for part in parts:
                 self._sequences[part.sequence].end(part.end)
         except BaseException:
-            for part in parts:  # none of several knows how far it got: all are lost
+            for part in parts:  # of several sequences, it is unknown which ones are intact
                 if len(parts) > 1 or not self._guard.has(part.sequence):
                     self.forget(part.sequence)
                 else:
@@ -101,12 +107,13 @@ class CpuSegment(Segment):
         rows: Rows,
         out: Mapping[str, Array],
     ) -> dict[str, Array]:
-        """Run rows in the order of *spans*, and return results in the order of *rows*."""
+        """Run the rows in the order of *spans*; return results in the order of *rows*."""
         order = np.concatenate([part.rows for part in parts]) if len(parts) > 1 else None
         if order is None or (order == np.arange(len(order))).all():
             return self._program.run(values, rows, spans, out)
         constants, wanted = self._program.constants, rows.wanted[order]
-        selected = (np.cumsum(rows.wanted) - 1)[order[wanted]]  # the number of each wanted row
+        # The index of each wanted row in the selected rows, in the order of *spans*.
+        selected = (np.cumsum(rows.wanted) - 1)[order[wanted]]
 
         def index_of(name: str) -> Array:
             return selected if name in constants.selected else order
@@ -140,12 +147,12 @@ class CpuSegment(Segment):
         self.write_exact(state, sequence, values)
 
     def read_exact(self, state: Tensor, sequence: int) -> Array:
-        """Return a copy of a state: integers where another device has it so."""
+        """Return an exact copy of a state: integers if a device stores it as integers."""
         self._guard.begin_read(state, sequence)
         return self._of(sequence).read(state, exact=True)
 
     def write_exact(self, state: Tensor, sequence: int, values: Array) -> bool:
-        """Set a state to what `read_exact` returned; return False if it was rounded."""
+        """Set a state to values that `read_exact` returned; return False if they were rounded."""
         is_new = not self._guard.has(sequence)
         self._guard.begin_write(state, sequence, values)
         states = self._of(sequence)
@@ -158,12 +165,12 @@ class CpuSegment(Segment):
             raise
 
     def reach(self, sequence: int, length: int) -> int:
-        """Return how many positions `rewind` can keep."""
+        """Return the largest number of positions, at most *length*, that `rewind` can keep."""
         states = self._sequences.get(sequence)
         return states.reach(length) if states and self.rewinds else 0
 
     def rewind(self, sequence: int, length: int) -> None:
-        """Keep the first *length* positions: run the delta nets again over inputs that are kept."""
+        """Roll back to the first *length* positions; delta nets replay stored inputs."""
         states = self._sequences.get(sequence)
         if states is not None:
 
@@ -175,16 +182,16 @@ class CpuSegment(Segment):
             self._guard.rewind(sequence, length)
 
     def shift(self, sequence: int, keep: int, drop: int) -> None:
-        """Forget *drop* positions after the first *keep*, and rotate the later keys back."""
+        """Remove the *drop* positions after the first *keep*, and rotate later keys back."""
         states = self._sequences.get(sequence)
         if states is not None:
             states.shift(keep, drop)
             self._guard.rewind(sequence, states.length)
 
     def fork(self, source: int, target: int, length: int) -> None:
-        """Let *target* begin with the first *length* positions of *source*; see `Segment.fork`.
+        """Replace *target* by a copy of *source*'s first *length* positions; see `Segment.fork`.
 
-        Whole pages are shared, and the part of the last one is copied.
+        Whole pages are shared; a partly filled last page is copied.
         """
         self._guard.begin_fork(source, target, length)
         states = self._sequences.get(source)
@@ -197,7 +204,7 @@ class CpuSegment(Segment):
             self._guard.end_fork(target, length)
 
     def room(self, without: Collection[int] = ()) -> Room | None:
-        """Return how many pages there are; None without attention: see `Segment.room`."""
+        """Return the numbers of pages, or None if the part has no attention; see `Segment.room`."""
         if self._opened is None or not self._opened.memory.kv:
             return None
         memory = self._opened.memory
@@ -206,7 +213,7 @@ class CpuSegment(Segment):
         return Room(pages.size, pages.free_without(lists), pages.total, memory.kv_bytes)
 
     def forget(self, sequence: int) -> None:
-        """Drop all states of a sequence; another one gets its pages and its slot."""
+        """Drop all states of a sequence, and free its pages and its slot."""
         states = self._sequences.get(sequence)
         if states is not None:
             states.close()
@@ -216,24 +223,24 @@ class CpuSegment(Segment):
     # --- Accounts -------------------------------------------------------------------------------
 
     def verify(self, sampler: Sampler) -> None:
-        """Have products checked that *sampler* chooses."""
+        """Verify the products that *sampler* chooses, from now on."""
         if self._opened is not None:
             self._opened.steps.verify(sampler)
 
     def events(self) -> list[str]:
-        """Return the events since the last call that reports show."""
+        """Return the sentences for reports since the last call."""
         found = self._events[:]
         self._events.clear()
         return found
 
     def counters(self) -> Iterable[Counter]:
-        """Return the counts of the ops so far."""
+        """Return the counters of all ops; after `close`, as they were at `close`."""
         if self._opened is None:
             return self._counted
         return list(self._opened.steps.counters().values())
 
     def close(self) -> None:
-        """Release weights, programs and states; counters stay."""
+        """Release weights, programs and states, but keep the counters."""
         self._guard.closed = True
         self._counted = list(self.counters())
         self._sequences.clear()

@@ -1,6 +1,6 @@
-"""What a graph becomes: programs for the thread pool, and other steps between them.
+"""The steps of a lowered graph: programs for the thread pool, and other steps between them.
 
-Consecutive ops are one program, whose threads pass from op to op without Python.
+Consecutive ops with kernels are one program, which the threads run without calling Python.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,19 +19,19 @@ from npurt.verify import Sampler
 
 
 class Step(Protocol):
-    """A part of a plan: consecutive ops in one program, or one op that runs outside of programs."""
+    """A program of consecutive ops, or one op that runs outside programs."""
 
     def run(self, table: RowTable) -> None:
-        """Run it on the rows of *table*; ops of logits on those that it selects."""
+        """Run the step on the rows of *table*; ops of logits run on its selected rows."""
 
     def about(self) -> tuple[str, str]:
-        """Return the label of the step and its device."""
+        """Return the labels of the ops, separated by commas, and the name of the device."""
 
     def verify(self, sampler: Sampler) -> None:
-        """Have results checked that *sampler* chooses."""
+        """Verify the results that *sampler* chooses, from now on."""
 
     def redirect_last(self, array: F32) -> None:
-        """Let the last product, and the ops after it, write to *array* from now on."""
+        """Make *array* the buffer of the last product and of the caps of its results."""
 
 
 @runtime_checkable
@@ -43,7 +43,7 @@ class CountingStep(Step, Protocol):
 
 
 class Steps:
-    """Steps in the order they run; `npurt.cpu.lowering.lower` adds them, their owner runs them.
+    """Steps in the order they run; `npurt.cpu.lowering.lower` adds them.
 
     Attributes:
         sampler: Chooses the products to verify.
@@ -53,9 +53,9 @@ class Steps:
         self.sampler = sampler
         self._engine, self._events = engine, events
         self._steps: list[Step] = []
-        self._replays: list[Step] = []  # of delta nets alone
-        self._output = -1  # the step with the product that makes the output
-        self._out: F32 | None = None  # where that works
+        self._replays: list[Step] = []  # steps of `replay`
+        self._output = -1  # index of the step with the product that computes the output
+        self._out: F32 | None = None  # the buffer of the output
 
     def __iter__(self) -> Iterator[Step]:
         return iter((*self._steps, *self._replays))
@@ -65,7 +65,7 @@ class Steps:
         return CheckedProgram(self._engine, self.sampler, self._events)
 
     def host(self) -> CheckedProgram:
-        """Return the last step if it is a program; else append an empty program and return that."""
+        """Return the last step if it is a program; else append and return an empty program."""
         return self._last_program(self._steps)
 
     def _last_program(self, steps: list[Step]) -> CheckedProgram:
@@ -78,30 +78,30 @@ class Steps:
     # --- Running --------------------------------------------------------------------------------
 
     def run(self, table: RowTable) -> None:
-        """Run all steps on the rows of *table*; ops of logits on those that it selects."""
+        """Run all steps on the rows of *table*; ops of logits run on its selected rows."""
         for step in self._steps:
             step.run(table)
 
     def replay(self, table: RowTable) -> None:
-        """Run the delta nets alone, over kept inputs of the rows of *table*."""
+        """Run only the delta nets and their convolutions, over stored inputs of *table*'s rows."""
         for step in self._replays:
             step.run(table)
 
     def redirect(self, out: F32) -> None:
-        """Let the product that makes the output, and the ops after it, work in *out*."""
+        """Make *out* the buffer of the product that computes the output, and of its caps."""
         if out is not self._out:
             for step in self._steps[self._output :]:
                 step.redirect_last(out)
         self._out = out
 
     def verify(self, sampler: Sampler) -> None:
-        """Have results checked that *sampler* chooses."""
+        """Verify the results that *sampler* chooses, from now on."""
         self.sampler = sampler
         for step in self:
             step.verify(sampler)
 
     def counters(self) -> dict[tuple[int, int], Counter]:
-        """Return the counts by step and op; programs that never ran have none."""
+        """Return counters by (step, op); programs that never ran have none."""
         return {
             (i, j): counter
             for i, step in enumerate(self)
@@ -112,11 +112,14 @@ class Steps:
     # --- Adding ---------------------------------------------------------------------------------
 
     def append(self, step: CountingStep) -> None:
-        """Add *step*."""
+        """Append *step*."""
         self._steps.append(step)
 
     def cap_logits(self, y: F32, *, factor: float = 1.0, cap: float = 0.0) -> None:
-        """Add ``y = cap * tanh(factor * y / cap)`` on results of the last product; cap 0: none."""
+        """Add ``y = cap * tanh(factor * y / cap)``, or ``y = factor * y`` if *cap* is 0.
+
+        *y* has the results of the last product.
+        """
         if self._output == -1:
             self._output = len(self._steps) - 1
         self.host().cap_logits(y, factor, cap)
@@ -131,7 +134,7 @@ class Steps:
         selects: bool = False,
         column: int = 0,
     ) -> None:
-        """``y = [x @ w.T + bias for each weight]``, side by side from *column* on."""
+        """Add ``x @ w.T + bias`` for each weight; results are side by side in *y* from *column*."""
         self.host().matmul(label, x, weights, y, selects, column=column)
 
     def experts(
@@ -144,18 +147,21 @@ class Steps:
         *,
         column: int = 0,
     ) -> None:
-        """Multiply the rows of each expert by its matrix of each stack, side by side in *y*."""
+        """Add the products of each expert's rows with its matrix in each stack.
+
+        The results of the stacks are side by side in *y* from *column* on.
+        """
         self.host().matmul(label, x, stacks, y, routing=routing, column=column)
 
     def delta(self, conv: Convolution, net: DeltaNet, held: Recurrence) -> None:
-        """Convolve and run *net*; see `Program.delta`."""
+        """Add *net* and the convolution before it, both to `run` and to `replay`."""
         for steps, again in ((self._steps, False), (self._replays, True)):
             host = self._last_program(steps)
             host.add("replay" if again else "convolution", Program.conv, conv, replay=again)
             self._net(steps, net, held, "replay" if again else "delta net")
 
     def _net(self, steps: list[Step], net: DeltaNet, held: Recurrence, label: str) -> None:
-        """Add *net* to *steps*."""
+        """Add the op of *net* to *steps*."""
         self._last_program(steps).add(
             label, Program.delta, net, slots=held.array, control=held.control
         )

@@ -1,5 +1,5 @@
-"""The thread pool and its programs: `pool.c` runs what `program` builds.
+"""The thread pool and its programs: `program` builds arrays of ops, `pool.c` runs them.
 
-May import `kernels`.  Begin with `engine`, then `program`; the protocol of the threads is described
-in `pool.c`.
+May import `kernels`.  Begin with `engine`, then `program`.  `pool.c` describes how the threads
+divide the work.
 """

@@ -1,4 +1,4 @@
-"""The best numbers of a row, in C: one pass, at the speed of memory."""
+"""Find the largest numbers of a row in C, in one pass at memory bandwidth."""
 
 import numpy as np
 import numpy.typing as npt
@@ -8,9 +8,10 @@ from npurt.device import F32
 
 
 def best(row: F32, k: int) -> npt.NDArray[np.int64]:
-    """Return where the *k* largest numbers of *row* are, the largest and first of equals first.
+    """Return the indices of the *k* largest numbers of *row*, largest first.
 
-    Neither NaN nor -inf is among them, so there may be fewer.
+    Equal numbers are in order of their indices.  NaN and -inf are left out, so there may be fewer
+    than *k* indices.
     """
     ffi = abi.ffi()
     row = np.ascontiguousarray(row)

@@ -1,4 +1,4 @@
-"""A program whose ops have names for reports, and whose products are verified while it runs."""
+"""Programs with labelled ops, whose matrix products are verified during a run."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,58 +18,58 @@ from npurt.errors import VerificationFailed
 from npurt.segment import Counter
 from npurt.verify import Mode, Probe, Sampler, is_right, make_probe, probe_vector
 
-ORACLE = "scalar"  # the kernels that recompute what others got wrong
+ORACLE = "scalar"  # the instruction set whose kernels recompute wrong products
 
 WRONG_TWICE = (
     "check the hash of the model file and the memory of this machine (memtest), then run again "
-    "with NPURT_VERIFY=always and report what it says"
+    "with NPURT_VERIFY=always and report the output"
 )
 
 P = ParamSpec("P")
 
 
 class Weight(Protocol):
-    """A weight of products, packed."""
+    """A packed weight with its name and bias."""
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The weight's name, for reports."""
 
     @property
     def packed(self) -> Packed:
-        """Its image."""
+        """The packed weight."""
 
     @property
     def bias(self) -> F32 | None:
-        """What is added to results ``[N]``, of a stack ``[E, N]``."""
+        """The bias ``[N]``, of a stack ``[E, N]``; None if the weight has none."""
 
 
 @dataclass(slots=True)
 class Product:
     """One matmul op of the program."""
 
-    op: int  # index in the program
+    op: int  # index in the program's ops
     label: str
     weights: tuple[Weight, ...]
     packed: tuple[CpuPacked, ...]
     x: Input
     y: F32
-    column: int  # of y where the first weight's results begin
+    column: int  # column of y where the first weight's results begin
     routing: Routing | None
-    probes: tuple[Probe, ...] = ()  # once it has been checked
+    probes: tuple[Probe, ...] = ()  # one per weight; empty before the first verification
 
     @property
     def names(self) -> str:
-        """The names of its weights."""
+        """The names of the product's weights, separated by commas."""
         return ", ".join(w.name for w in self.weights)
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What makes products alike: formats and shapes."""
+        """The types and shapes of the weights: a key equal for products that run alike."""
         return tuple((p.tensor.dtype, p.n, p.k) for p in self.packed)
 
     def counter(self) -> Counter:
-        """Return its counter, at zero."""
+        """Return a counter of this product, at zero."""
         shape = (sum(p.n for p in self.packed), self.packed[0].k)
         return Counter(self.label, self.names, shape)
 
@@ -79,24 +79,24 @@ class CheckedProgram:
 
     Args:
         sampler: Chooses the products to verify.
-        events: Gets a sentence for each product that was wrong.
+        events: A list to which one sentence is appended for each wrong product.
     """
 
     def __init__(self, engine: Engine, sampler: Sampler, events: list[str]) -> None:
         self.program = Program(engine)
-        self.products: dict[int, Product] = {}  # by index in the program
+        self.products: dict[int, Product] = {}  # by index in the program's ops
         self._isa_name = engine.isa_name
         self.sampler = sampler
         self._events = events
         self._labels: list[str] = []
-        self._wrong: dict[int, int] = {}  # op -> results that did not verify
-        self._caps: list[int] = []  # ops that change what the last product wrote
+        self._wrong: dict[int, int] = {}  # op -> number of its results that failed verification
+        self._caps: list[int] = []  # ops that cap the results of the last product in place
 
     def add(
         self, label: str, method: Callable[Concatenate[Program, P], int], *args: P.args,
         **options: P.kwargs
     ) -> int:  # fmt: skip
-        """Add the op of a *method* of `Program` and name it; return its index."""
+        """Add an op by *method*, a method of `Program`, and label it; return the op's index."""
         index = method(self.program, *args, **options)
         self._labels += [label] * (len(self.program) - len(self._labels))
         return index
@@ -111,7 +111,7 @@ class CheckedProgram:
         routing: Routing | None = None,
         column: int = 0,
     ) -> None:
-        """Add the products of *x* with weights packed for the CPU, side by side in *y*."""
+        """Add the products of *x* with packed weights; their results are side by side in *y*."""
         packed = tuple(w.packed for w in weights if isinstance(w.packed, CpuPacked))
         op = self.add(
             label, Program.matmul, x, [p.image for p in packed], y,
@@ -120,11 +120,14 @@ class CheckedProgram:
         self.products[op] = Product(op, label, tuple(weights), packed, x, y, column, routing)
 
     def cap_logits(self, y: F32, factor: float, cap: float) -> None:
-        """Add ``y = cap * tanh(factor * y / cap)`` on results of the last product."""
+        """Add the op ``y = cap * tanh(factor * y / cap)`` on the results of the last product."""
         self._caps.append(self.add("logits", Program.cap, y, factor=factor, cap=cap, selects=True))
 
     def redirect_last(self, array: F32) -> None:
-        """Let the last product, if it is here, and the ops after it work in *array* from now on."""
+        """Make *array* the buffer of the last product and of the caps of its results.
+
+        If the program has no product, only the caps change.
+        """
         address = abi.ffi().cast("float *", array.ctypes.data)
         for op in self._caps:
             self.program.ops[op].u.cap.x = address
@@ -136,10 +139,10 @@ class CheckedProgram:
             matmul.stride = array.shape[1]
 
     def run(self, table: RowTable) -> None:
-        """Run the ops; a product that does not verify is computed again by the plainest kernels.
+        """Run the ops; recompute a product that fails verification with the scalar kernels.
 
         Raises:
-            VerificationFailed: It is wrong again.
+            VerificationFailed: The recomputed product fails verification, too.
         """
         ops, end = self.program.ops, len(self.program)
         verified = self._choose(table.rows)
@@ -164,18 +167,18 @@ class CheckedProgram:
                 ops[product.op].u.matmul.verify = 0
 
     def about(self) -> tuple[str, str]:
-        """Return the label of the step and its device."""
+        """Return the labels of the ops, separated by commas, and the name of the device."""
         return ", ".join(dict.fromkeys(self._labels)), "cpu"
 
     def verify(self, sampler: Sampler) -> None:
-        """Have products checked that *sampler* chooses; make all probes now, so no check has to."""
+        """Verify the products that *sampler* chooses; make all probes now, not during a run."""
         self.sampler = sampler
         if sampler.mode is Mode.OFF:
             return
         self._attach_probes(self.products.values())
 
     def counters(self) -> Iterator[Counter]:
-        """Yield the counts of each op in order; a program that never ran has none."""
+        """Yield the counter of each op in order; yield nothing if the program never ran."""
         if not self.program.started:
             return
         for index, label in enumerate(self._labels):
@@ -191,7 +194,7 @@ class CheckedProgram:
             yield counter
 
     def _choose(self, rows: int) -> list[Product]:
-        """Return the products to check in a run of *rows* rows."""
+        """Return the products to verify in a run of *rows* rows."""
         numbers = self.sampler.choose(len(self.products))
         first = self.sampler.mode is Mode.SAMPLE and self.sampler.is_first((id(self), rows > 1))
         if not numbers and not first:
@@ -203,7 +206,7 @@ class CheckedProgram:
         return chosen
 
     def _attach_probes(self, products: Iterable[Product]) -> None:
-        """Make the probes of *products* that have none, and give them to the ops."""
+        """Make the missing probes of *products*, and set their addresses in the ops."""
         new = [product for product in products if not product.probes]
         pairs = [pair for p in new for pair in zip(p.weights, p.packed, strict=True)]
         made = iter(probes_of_images([(w.name, packed, w.bias) for w, packed in pairs]))
@@ -217,26 +220,31 @@ class CheckedProgram:
                 matmul.w[i].check_floor = probe.floor
 
     def _replace(self, product: Product) -> None:
-        """Quarantine the kernel of a product: the oracle's takes over for good."""
+        """Quarantine the kernel of a product: all later runs use the scalar kernel.
+
+        Raises:
+            VerificationFailed: The scalar kernel computed the wrong result.
+        """
         op = self.program.ops[product.op]
         oracle = abi.isas()[ORACLE]
         if op.isa == oracle and product.op in self._wrong:
             raise VerificationFailed(
-                f"the product with {product.names} is wrong, and plain C gets it wrong too",
+                f"the product with {product.names} is wrong, and wrong again with scalar kernels",
                 remedy=WRONG_TWICE,
             )
         op.isa = oracle
         self._wrong[product.op] = self._wrong.get(product.op, 0) + 1
         self._events.append(
             f"quarantined: cpu ({self._isa_name}) computed a wrong product with "
-            f"{product.names}; {ORACLE} kernels do it now"
+            f"{product.names}; {ORACLE} kernels compute it from now on"
         )
 
 
 def probes_of_images(weights: Sequence[tuple[str, CpuPacked, F32 | None]]) -> list[Probe]:
-    """Make the probes of images of the CPU, each with its name and bias, in C.
+    """Make one probe for each (name, packed weight, bias); the sums are computed in C.
 
-    That of a stack has all s and the largest bounds.  Raises what `make_probe` does.
+    A stack gets one probe: the concatenated `s` of its matrices, and the largest `bound` and
+    `floor` of its matrices.  Errors are those of `make_probe`.
     """
     probes: list[Probe] = []
     for batch in batches([packed.nbytes for _, packed, _ in weights]):
@@ -259,7 +267,10 @@ def _probe(weight: tuple[str, CpuPacked, F32 | None], r: F64, sums: Sums) -> Pro
 
 
 def _is_overflow(product: Product, tokens: int) -> bool:
-    """Say whether a product that C calls wrong is right, except for values beyond float32."""
+    """Return whether a product failed in C only because values overflow float32.
+
+    The product is checked again in numpy.
+    """
     start = product.column
     for packed, w, probe in zip(product.packed, product.weights, product.probes, strict=True):
         columns = slice(start, start + packed.n)
@@ -273,12 +284,12 @@ def _is_overflow(product: Product, tokens: int) -> bool:
 
 
 def _of_matrix(bias: F32 | None, matrix: int) -> F32 | None:
-    """Return the bias of one matrix: a stack has one for each."""
+    """Return the bias ``[N]`` of one matrix; *bias* is ``[E, N]`` for a stack."""
     return bias if bias is None or bias.ndim == 1 else bias[matrix]
 
 
 def _groups(routing: Routing | None, tokens: int) -> Iterator[tuple[int, slice]]:
-    """Yield each matrix that is multiplied, and which rows by it."""
+    """Yield the index of each matrix in use, and the rows that are multiplied by it."""
     if routing is None:
         yield 0, slice(0, tokens)
         return

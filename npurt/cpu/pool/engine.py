@@ -1,7 +1,7 @@
-"""The thread pool, and the programs it runs.
+"""The thread pool of a CPU device, and the inputs of its matrix products.
 
-An op is a C struct that says what to do with which memory; a `Program` is an array of them, built
-once and run once per token or batch.  Everything a program points to is kept alive by it.
+An op is a C struct with a kind, sizes and addresses of buffers.  A `Program` is an array of ops,
+built once and run once per token or batch.  A program keeps alive all buffers that its ops use.
 """
 
 import atexit
@@ -24,25 +24,26 @@ F32 = npt.NDArray[np.float32]
 
 
 def empty(rows: int, columns: int, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
-    """Return zeroed, page-aligned ``[rows, columns]`` that costs memory only when touched."""
+    """Return a zeroed array ``[rows, columns]``, large ones in pages allocated on first access."""
     nbytes = rows * columns * np.dtype(dtype).itemsize
     return allocate(nbytes)[:nbytes].view(dtype).reshape(rows, columns)
 
 
 def pointer(ctype: str, array: npt.NDArray[Any]) -> Any:
-    """Return the address of *array* as a *ctype*; the caller keeps the array alive."""
+    """Return the address of *array* as a *ctype*; the caller must keep the array alive."""
     return abi.ffi().cast(ctype, array.ctypes.data)
 
 
 class Input:
-    """One input of matmuls: `values` float32 ``[rows, K]``, and codes where weights are integers.
+    """The input of matmuls: `values` float32 ``[rows, K]``, and int8 codes if *quantised*.
 
-    What writes the values of a *quantised* input writes its codes and their scales and sums too.
-    An *int16* input has a second set of codes for the remainders of the first, in steps of 1/255:
-    16 bits of precision for twice the products of integers.  Each of its blocks has both sets.
+    Weights of integers need a *quantised* input: an op that writes its values also writes their
+    codes, and the scales and sums of the blocks.  An *int16* input has a second int8 code per value
+    for the rounding error of the first, in steps of 1/255 of the scale.  It has 16 bits of
+    precision, and needs twice as many integer products.
 
     Args:
-        values: The memory of the values; by default its own.
+        values: The array to use as `values`; by default a new one.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Input:
             self.remainders: npt.NDArray[np.int8] = empty(rows, k, np.int8)
 
     def numbers(self, rows: slice) -> npt.NDArray[np.float64]:
-        """Return *rows* as products see them: values, or codes times their scales, exact."""
+        """Return the exact numbers that are multiplied: values, or codes times their scales."""
         if not self.quantised:
             return self.values[rows].astype(np.float64)
         codes = self.codes[rows].astype(np.float64)
@@ -72,7 +73,7 @@ class Input:
         return codes * np.repeat(scales, GROUP, axis=1)
 
     def fill(self, struct: Any) -> None:
-        """Write the addresses into the npurt_input *struct*."""
+        """Write the buffers' addresses and K to the npurt_input *struct*."""
         struct.values = pointer("float *", self.values)
         struct.k = self.k
         if self.quantised:
@@ -83,14 +84,14 @@ class Input:
 
 
 class Engine:
-    """The threads of one CPU device.  One run at a time: other threads wait.
+    """The thread pool of one CPU device.  It runs one program at a time; other callers wait.
 
-    They end when the engine is closed, or with its last reference.  After a fork the child has no
-    threads but its own: it gets new ones when it first runs.
+    The pool's threads end when the engine is closed, or when the last reference to it is dropped.
+    A forked child does not inherit the pool's threads; its first run starts new ones.
 
-    When a run has returned, no thread touches its inputs and outputs any more, but a late thread
-    may still read weights.  So the objects of a dropped program are released when no thread is
-    inside a run: see `retire`.
+    After a run has returned, no thread accesses its inputs and outputs, but a thread that has not
+    left the run may still read weights.  So the memory of a dropped program is freed when no thread
+    is inside a run: see `retire`.
     """
 
     def __init__(self, threads: int | None = None, isa: str = "") -> None:
@@ -98,7 +99,7 @@ class Engine:
         self._here = topology()
         self.isa_name = next(name for name, i in abi.isas().items() if i == self.isa)
         self.threads = threads_to_use(threads, self._here)
-        self._retired: list[object] = []  # what dropped programs kept
+        self._retired: list[object] = []  # buffers of dropped programs, until no thread reads them
         self._start()
         _ENGINES.add(self)
 
@@ -114,14 +115,14 @@ class Engine:
         self._lock = threading.RLock()
         self._process = os.getpid()
         self._free = weakref.finalize(self, _free, self._pool, self._process)
-        self._free.atexit = False  # threads end with the process, whatever they do
+        self._free.atexit = False  # no need to join threads when the process exits
 
     def locked(self) -> "Locked":
-        """Return a context manager that yields the pool, and keeps other threads away from it."""
+        """Return a context manager that locks the pool and yields it."""
         return Locked(self)
 
     def acquire(self) -> Any:
-        """Keep other threads away from the pool until `release`, and return it.
+        """Lock the pool until `release` is called, and return it.
 
         Raises:
             NpurtError: The engine is closed.
@@ -135,20 +136,20 @@ class Engine:
         return self._pool
 
     def release(self) -> None:
-        """Let other threads use the pool, and release the memory of dropped programs."""
+        """Unlock the pool, and free the memory of dropped programs."""
         self._lock.release()
         if self._retired:
             self._release()
 
     def run(self, ops: Any, count: int, table: RowTable) -> int:
-        """Run *count* ops; return how many ran before one did not verify (all: *count*)."""
+        """Run *count* ops; return the index of the first that fails verification, else *count*."""
         with self.locked() as pool:
             done = int(abi.lib().npurt_run(pool, ops, count, table.struct))
             if done == abi.lib().NPURT_REFUSED:
                 why = bytes(abi.ffi().string(abi.lib().npurt_pool_why(pool))).decode()
                 raise UnsupportedOp(
                     f"the CPU kernels cannot run {count} ops on {table.rows} rows: {why}",
-                    remedy="use a model or arrays of sizes that the kernels take",
+                    remedy="use a model or arrays of sizes that the kernels support",
                 )
         if done < 0:
             raise DriverError(
@@ -160,21 +161,24 @@ class Engine:
         return done
 
     def settle(self) -> None:
-        """Wait until no thread can read the weights of a finished run any more."""
+        """Wait until no thread reads the weights of a finished run."""
         if self._pool is not None:
             with self.locked() as pool:
                 abi.lib().npurt_pool_settle(pool)
 
     def retire(self, kept: object) -> None:
-        """Keep the memory of a dropped program until no thread can read it any more.
+        """Keep *kept*, the memory of a dropped program, until no thread reads it.
 
-        It never waits for a run of another thread, which releases the memory at its end.
+        This does not wait for a run of another thread; that thread frees the memory after its run.
         """
         self._retired.append(kept)
         self._release()
 
     def _release(self) -> None:
-        """Release the memory of dropped programs, unless another thread has the lock and will."""
+        """Free the memory of dropped programs, unless another thread holds the lock.
+
+        The other thread frees it in `release`.
+        """
         while self._retired and self._lock.acquire(blocking=False):
             try:
                 if self._pool is not None:
@@ -192,7 +196,7 @@ class Engine:
 
 
 class Locked:
-    """The lock of an engine, with ``with``."""
+    """A context manager that locks an engine's pool."""
 
     __slots__ = ("_engine",)
 
@@ -200,7 +204,7 @@ class Locked:
         self._engine = engine
 
     def __enter__(self) -> Any:
-        """Take it, and return the pool; errors are those of `Engine.acquire`."""
+        """Lock the pool and return it; errors are those of `Engine.acquire`."""
         return self._engine.acquire()
 
     def __exit__(self, *error: object) -> None:
@@ -212,11 +216,11 @@ _ENGINES: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 @atexit.register
 def _settle() -> None:
-    """Wait until late threads read no weights: the interpreter frees these at its end."""
+    """Wait at exit until no thread reads weights, because the interpreter then frees them."""
     for engine in tuple(_ENGINES):
         engine.retire(None)
 
 
 def _free(pool: Any, process: int) -> None:
-    if os.getpid() == process:  # a fork has no such threads
+    if os.getpid() == process:  # a forked child has no threads of this pool
         abi.lib().npurt_pool_free(pool)

@@ -1,7 +1,8 @@
-"""Memory for weight images and activations: zeroed, taken from the system when first touched.
+"""Allocate memory for weight images and activations: zeroed, committed on first access.
 
-Weights lie in huge pages where the kernel allows: that saves page faults at load and a few percent
-of read bandwidth at decode.  Activations do not: a short prompt touches little of them.
+Weights use huge pages if the Linux kernel has them: there are fewer page faults at load, and
+decoding reads weights a few percent faster.  Activations use small pages, because a short prompt
+accesses only a small part of them.
 """
 
 import contextlib
@@ -12,15 +13,15 @@ import numpy.typing as npt
 
 from npurt.errors import NpurtError, brief
 
-ALIGN = 64  # bytes: a cache line, and the widest vector
-SMALL = 1 << 18  # bytes below which a mapping of its own costs more than it saves
+ALIGN = 64  # bytes: the size of a cache line and of the widest vector
+SMALL = 1 << 18  # bytes; a smaller array is not worth a separate mapping
 
 
 def allocate(nbytes: int, *, huge: bool = False) -> npt.NDArray[np.uint8]:
-    """Return at least *nbytes* zeroed bytes (at least one), freed with the last view.
+    """Return max(*nbytes*, 1) zeroed bytes or more, freed with the last view of them.
 
     Raises:
-        NpurtError: There is not so much.
+        NpurtError: There is not enough memory.
     """
     if nbytes < SMALL:
         return np.zeros(max(nbytes, 1), np.uint8)
@@ -32,13 +33,16 @@ def allocate(nbytes: int, *, huge: bool = False) -> npt.NDArray[np.uint8]:
             remedy="close other programs, or use a smaller model or context (-c)",
         ) from error
     if huge and hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without huge pages
+        with contextlib.suppress(OSError):  # a Linux kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, dtype=np.uint8)
 
 
 class Arena:
-    """An allocator of aligned parts of one mapping, because large mappings get huge pages."""
+    """An allocator of aligned parts of one mapping of *nbytes*.
+
+    One large mapping gets huge pages where many small ones would not.
+    """
 
     def __init__(self, nbytes: int) -> None:
         self._memory = allocate(nbytes, huge=True)
@@ -46,11 +50,11 @@ class Arena:
 
     @staticmethod
     def room(nbytes: int) -> int:
-        """Bytes that a piece of *nbytes* takes."""
+        """Return *nbytes* rounded up to a multiple of ALIGN."""
         return -(-nbytes // ALIGN) * ALIGN
 
     def allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Return the next *nbytes* bytes; a fresh allocation when the arena is used up."""
+        """Return the next *nbytes* bytes, or a new mapping if too few bytes are left."""
         start, self._used = self._used, self._used + self.room(nbytes)
         if self._used > self._memory.nbytes:
             return allocate(nbytes, huge=True)

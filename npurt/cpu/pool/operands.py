@@ -1,4 +1,4 @@
-"""What ops of a program take besides plain arrays: weights, heads, convolutions, experts."""
+"""Groups of arguments of ops: weight images, attention heads, convolutions, expert routing."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ F32 = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A weight as the kernels read it (layout.h)."""
+    """A weight in the layout that the kernels read (layout.h)."""
 
     data: npt.NDArray[np.uint8]
     n: int
@@ -22,49 +22,49 @@ class Image:
 
     @property
     def integer(self) -> bool:
-        """True when its kernels multiply int8 codes of the input, not its float values."""
+        """True if the kernels multiply the weight by int8 codes, False if by float values."""
         return self.format.block > 1
 
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """The attention of one layer: its buffers and how its heads are cut.
+    """The attention of one layer: its buffers, and the number and width of its heads.
 
-    A row of *qkv* is the query heads, the key heads and the value heads; in a *gated* one a gate of
-    the same width follows each query head.
+    A row of *qkv* has the query heads, then the key heads, then the value heads.  If *gated*, each
+    query head is followed by a gate of the same width.
     """
 
-    qkv: F32  # [rows, (heads + 2 * kv_heads) * width], or heads twice
+    qkv: F32  # [rows, (heads + 2 * kv_heads) * width]; if gated, 2 * heads instead of heads
     cos: F32  # [positions, rotated / 2]
     sin: F32
-    k_cache: npt.NDArray[Any]  # as in `npurt.cpu.state.kv`, float16 or float32
+    k_cache: npt.NDArray[Any]  # layout as in `npurt.cpu.state.kv`, float16 or float32
     v_cache: npt.NDArray[Any]
     heads: int
     kv_heads: int
     width: int
-    halves: bool  # rotate (i, i + rotated / 2), not (2i, 2i + 1)
+    halves: bool  # True rotates the pairs (i, i + rotated / 2); False the pairs (2i, 2i + 1)
     scale: float
     gated: bool = False
-    q_norm: F32 | None = None  # [width]: heads are normed before they rotate
+    q_norm: F32 | None = None  # [width] or [heads * width]: RMS norm before the rotation
     k_norm: F32 | None = None
     eps: float = 0.0
-    window: int = 0  # positions that a row sees, its own included; 0: all
-    softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: they stay
-    sinks: F32 | None = None  # [heads]: one more logit of a head, whose value is nothing
-    temperature: F32 | None = None  # [positions]: queries are multiplied by it
+    window: int = 0  # positions that a row attends to, including itself; 0 means all before
+    softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0 disables the cap
+    sinks: F32 | None = None  # [heads]: one extra logit per head, for a value of zero
+    temperature: F32 | None = None  # [positions]: factors of the queries
 
     @property
     def whole(self) -> bool:
-        """True when q and k are normed over all heads together."""
+        """True if q and k are normalised over all heads together, not per head."""
         return self.q_norm is not None and len(self.q_norm) != self.width
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What a gated unit does: ``activation(gate) * up``.
+    """A gated unit: ``activation(gate) * up``.
 
-    A *clamped* one has SiLU: ``gate * sigmoid(alpha * gate) * (up + offset)``, the gate clamped
-    from above and up from both sides at *limit*.
+    CLAMPED is ``gate * sigmoid(alpha * gate) * (up + offset)``, with ``gate <= limit`` and
+    ``-limit <= up <= limit`` clamped before.
     """
 
     activation: str = "SILU"  # NPURT_* in the header: SILU, GELU, CLAMPED or GELU_ERF
@@ -75,18 +75,16 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """The short convolution before a gated delta net: channels are q, k, v of *width* a head."""
+    """The short convolution before a gated delta net; its channels are the heads of q, k and v."""
 
-    x: F32  # [rows, channels and more]
-    gates: F32  # [rows, 2 * heads]: beta and decay before their functions
+    x: F32  # [rows, columns]: the first columns are the channels
+    gates: F32  # [rows, 2 * heads]: beta and decay before their activation functions
     weight: F32  # [kernel_size, channels]
     rate: F32  # [heads]: the logarithm of decay is rate * softplus(decay + bias)
     bias: F32  # [heads]
-    kept: (
-        F32  # [slots, capacity, channels + 2 * heads]: what came last, token t in row t % capacity
-    )
-    out: F32  # [rows, channels]: q and k of length 1
-    out_gates: F32  # [rows, 2 * heads]: beta, logarithm of decay
+    kept: F32  # [slots, capacity, channels + 2 * heads]: last inputs, token t in row t % capacity
+    out: F32  # [rows, channels]: heads of q and k are normalised to length 1
+    out_gates: F32  # [rows, 2 * heads]: beta, then the logarithm of decay
     heads: int
     k_heads: int
     width: int
@@ -95,7 +93,7 @@ class Convolution:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Buffers of a mixture of experts: which experts each row goes to, and its copies."""
+    """Buffers of a mixture of experts: the experts of each row, and the rows of each expert."""
 
     expert_weights: F32  # [rows, top_k]
     scatter_indices: npt.NDArray[np.int64]  # [rows, top_k]: the positions of a row's copies
@@ -105,7 +103,7 @@ class Routing:
 
     @property
     def top_k(self) -> int:
-        """The number of experts of a row."""
+        """The number of experts per row."""
         return int(self.expert_weights.shape[1])
 
 

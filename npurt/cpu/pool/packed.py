@@ -1,4 +1,4 @@
-"""A weight on the CPU: its image, and the programs that multiply by it."""
+"""Weights packed for the CPU, and the programs that multiply by them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,17 +16,17 @@ from npurt.quant.tensor import QTensor
 
 F64 = npt.NDArray[np.float64]
 
-# Of every matrix of a weight: W^T r [E, K], and sum_n (r_n a_n)^2 [E], a_n being the norm of row n
-# that bounds rounding.
+# For each of the E matrices of a weight: W^T r [E, K], and sum_n (r_n a_n)^2 [E], where a_n is the
+# norm of row n that bounds rounding.
 Sums = tuple[F64, F64]
 
-KEPT = 4  # programs of a packed weight, by number of rows
+KEPT = 4  # cached programs of a packed weight, one per number of rows
 
 
 class CpuPacked(Packed):
-    """A weight in the layout of the CPU kernels; a stack is one image after another.
+    """A weight in the layout of the CPU kernels; a stack is the concatenation of its matrices.
 
-    `image` says what one matrix is, and holds all of them.
+    `image.data` has all matrices; `image.n` and `image.k` are the size of one matrix.
     """
 
     def __init__(self, device: Device, engine: Engine, tensor: QTensor, image: Image) -> None:
@@ -34,10 +34,10 @@ class CpuPacked(Packed):
         self.engine = engine
         self.tensor = tensor
         self.image = image
-        self._ready: dict[int, tuple[Input, Program]] = {}  # by rows, the last few
+        self._ready: dict[int, tuple[Input, Program]] = {}  # by number of rows, at most KEPT
 
     def multiply(self, x: F32, out: F32) -> None:
-        """Write ``x @ w.T`` to *out*, the rows of one run; keep the program for next time."""
+        """Write ``x @ w.T`` to *out* in one run, and cache the program for the next call."""
         with self.engine.locked():
             if len(x) not in self._ready:
                 if len(self._ready) == KEPT:
@@ -57,7 +57,7 @@ class CpuPacked(Packed):
         return source, program
 
     def first(self, n: int) -> "CpuPacked":
-        """Return the panels that hold the first *n* rows."""
+        """Return a view of the first *n* rows, rounded up to whole panels."""
         n = min(-(-n // layout.ROWS) * layout.ROWS, self.n)
         number = self.image.format.number
         data = self.image.data[: abi.lib().npurt_image_bytes(number, n, self.k)]
@@ -67,21 +67,21 @@ class CpuPacked(Packed):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the image."""
+        """The bytes of the image."""
         return self.image.data.nbytes
 
     @property
     def group(self) -> int:
-        """Columns that share a scale; 1 for float weights."""
+        """The number of columns per block scale; 1 for float weights."""
         return layout.group(self.image.format.number)
 
     @property
     def matrices(self) -> int:
-        """Matrices of the stack, 1 where there is none."""
+        """The number of matrices: E of a stack ``[E, N, K]``, 1 of a weight ``[N, K]``."""
         return self.tensor.shape[0] if self.tensor.ndim == 3 else 1
 
     def matrix(self, index: int) -> "CpuPacked":
-        """Return one matrix of a stack; of a weight ``[N, K]``, itself."""
+        """Return one matrix of a stack; a weight ``[N, K]`` returns itself."""
         if self.tensor.ndim == 2:
             return self
         data = self.image.data.reshape(self.matrices, -1)[index]
@@ -91,7 +91,7 @@ class CpuPacked(Packed):
 
 
 def transposed_matvecs(weights: Sequence[CpuPacked], vectors: Sequence[F64]) -> list[Sums]:
-    """Return `Sums` of each weight and its vector r ``[N]``, all in one run."""
+    """Return the `Sums` of each weight with its vector r ``[N]``, computed in one run."""
     program = Program(weights[0].engine)
     sums = []
     for weight, r in zip(weights, vectors, strict=True):

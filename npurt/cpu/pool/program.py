@@ -1,7 +1,7 @@
-"""Programs for the pool: ops in the order they run, built once, run once per token or batch.
+"""Programs for the thread pool: lists of ops, built once and run once per token or batch.
 
-Buffers are float32 arrays ``[rows, columns]``; a run says how many of the rows are in use.  Each
-method adds one op and returns its index.  Everything an op points to is kept alive here.
+Buffers are float32 arrays ``[rows, columns]``; the table of a run gives the number of rows in use.
+Each method adds one op and returns its index.  A program keeps alive all buffers that its ops use.
 """
 
 import weakref
@@ -20,14 +20,14 @@ from npurt.errors import LayoutError
 
 F32 = npt.NDArray[np.float32]
 
-BATCH = 1 << 25  # bytes of the weights of one run: 10 ms of work, and little memory at once
+BATCH = 1 << 25  # bytes of the weights that one run packs, in about 10 ms
 
 
 def batches(sizes: Sequence[int]) -> Iterator[range]:
-    """Divide weights of so many bytes into runs; yield the indices of each run's weights.
+    """Divide weights of *sizes* bytes into runs of about BATCH bytes; yield each run's indices.
 
-    Many weights in one run are faster than a run each: threads go from one to the next, and another
-    thread of Python has the interpreter meanwhile.
+    One run for many weights is faster than one run per weight: the pool's threads do not stop
+    between weights, and the run does not hold the GIL.
     """
     start = total = 0
     for i, size in enumerate(sizes):
@@ -42,7 +42,7 @@ def batches(sizes: Sequence[int]) -> Iterator[range]:
 class Program:
     """A list of ops for one engine.
 
-    It may be dropped at any time after a run: see `Engine.retire`.
+    The last reference to a program may be dropped at any time after a run: see `Engine.retire`.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -57,12 +57,12 @@ class Program:
 
     @property
     def started(self) -> bool:
-        """True when the program has been sealed, usually by a first run."""
+        """True if the array of ops exists: after the first run or use of `ops`."""
         return self._ops is not None
 
     @property
     def ops(self) -> Any:
-        """The npurt_op array; the program takes no more ops once it has been asked for."""
+        """The array of npurt_op.  After the first use of `ops`, no op may be added."""
         if self._ops is None:
             self._ops = abi.ffi().new("npurt_op[]", len(self))
             for i, struct in enumerate(self._structs):
@@ -70,10 +70,13 @@ class Program:
         return self._ops
 
     def run(self, table: RowTable | None = None, start: int = 0) -> int:
-        """Run the ops from *start* on; return the index of one that did not verify, or ``len``.
+        """Run the ops from *start* on.
 
         Args:
-            table: The rows; None: one row.
+            table: The rows of the run; None is one row.
+
+        Returns:
+            The index of the first op whose product fails verification, else the number of ops.
         """
         if not self._ran:
             weakref.finalize(self, self.engine.retire, self._keep).atexit = False
@@ -113,10 +116,11 @@ class Program:
         centred: bool = False,
         bias: F32 | None = None,
     ) -> int:
-        """Add ``x += scale * add; out = x / sqrt(mean(x^2) + eps) * weight``.
+        """Add an RMS norm: ``x += scale * add; out = x / sqrt(mean(x^2) + eps) * weight``.
 
-        With *centred* the mean of x is taken off before, and the *bias* is added: LayerNorm.
-        With *gathers*, the rows of *out* are those that the run selects, and no others change.
+        With *centred*, the op is a LayerNorm: it subtracts the mean of x first, and adds *bias* to
+        the result.  With *gathers*, the op computes only the rows that the run selects, and writes
+        them to the first rows of *out*.
         """
         op = self._add("NORM", selects=gathers).norm
         op.x, op.add, op.weight, op.bias = map(self._address, (x, add, weight, bias))
@@ -128,7 +132,7 @@ class Program:
         return len(self) - 1
 
     def sum(self, add: F32, out: Input, *, scale: float = 1.0) -> int:
-        """Add *scale* times *add* to the values of *out*, and fill its codes if it has any."""
+        """Add the op ``out += scale * add``; a quantised *out* also gets new codes."""
         op = self._add("SUM").sum
         op.x, op.add, op.scale = self._address(out.values), self._address(add), scale
         op.stride = out.k
@@ -136,7 +140,10 @@ class Program:
         return len(self) - 1
 
     def sum_columns(self, add: F32, x: F32, *, scale: float = 1.0) -> int:
-        """Add *scale* times *add* ``[rows, k]`` to *x*, a view of k columns of ``[rows, more]``."""
+        """Add the op ``x += scale * add``.
+
+        *add* is ``[rows, k]``, and *x* a view of k columns of a wider array.
+        """
         op = self._add("SUM").sum
         op.x, op.add, op.scale = self._address(x), self._address(add), scale
         op.stride = x.strides[0] // x.itemsize
@@ -144,13 +151,13 @@ class Program:
         return len(self) - 1
 
     def cap(self, x: F32, *, factor: float = 1.0, cap: float = 0.0, selects: bool = False) -> int:
-        """``x = cap * tanh(factor * x / cap)``, or ``factor * x`` without a cap."""
+        """Add ``x = cap * tanh(factor * x / cap)``, or ``x = factor * x`` if *cap* is 0."""
         op = self._add("CAP", selects=selects).cap
         op.x, op.k, op.factor, op.cap = self._address(x), x.shape[1], factor, cap
         return len(self) - 1
 
     def quant(self, out: Input) -> int:
-        """Fill the codes of *out* from its values."""
+        """Add an op that computes the codes of *out* from its values."""
         self._input(self._add("QUANT").quant.out, out)
         return len(self) - 1
 
@@ -165,12 +172,13 @@ class Program:
         routing: Routing | None = None,
         column: int = 0,
     ) -> int:
-        """``y = [x @ w.T + bias for each weight]``, side by side from *column* on; at most three.
+        """Add ``x @ w.T + bias`` for one to three weights.
 
-        It has as many rows as the run, or, if it *selects*, as many as that selects.
+        The results are side by side in *y*, from *column* on.  The op computes all rows of the run,
+        or, if it *selects*, as many rows as the run selects.
 
-        With a *routing* each weight is a stack of its `experts`, the rows of *x* are those that
-        `gather` made, and each group of them is multiplied by its own matrix.
+        With *routing*, each weight is a stack of ``routing.experts`` matrices, and *x* is the
+        output of `gather`: each group of its rows is multiplied by the matrix of one expert.
         """
         op = self._add(
             "MATMUL", selects=selects, row_multiplier=routing.top_k if routing else 1
@@ -208,27 +216,31 @@ class Program:
         return op
 
     def rope(self, heads: Heads) -> int:
-        """Rotate q and k in the qkv buffer; append k and v to the cache."""
+        """Add an op that rotates q and k in the qkv buffer, and writes k and v to the caches."""
         self._attention("ROPE", heads)
         return len(self) - 1
 
     def attend(self, heads: Heads, out: F32) -> int:
-        """``out[rows, heads * width] = softmax(scale * q @ k.T, causal) @ v`` over the cache."""
+        """Add causal attention over the caches: ``out = softmax(scale * q @ k.T) @ v``.
+
+        *out* is ``[rows, heads * width]``.
+        """
         self._attention("ATTEND", heads).out = self._address(out)
         return len(self) - 1
 
     def encode(self, heads: Heads, out: F32) -> int:
-        """``out = softmax(scale * q @ k.T) @ v`` over all rows of a sequence in the run.
+        """Add bidirectional attention over all rows of each sequence in the run.
 
-        q and k rotate on the way, and caches are not used.
+        The op computes ``out = softmax(scale * q @ k.T) @ v`` after it rotates q and k.  It uses no
+        caches.
         """
         self._attention("ENCODE", heads).out = self._address(out)
         return len(self) - 1
 
     def unit(self, gate_up: F32, out: Input, *, unit: Unit = SILU, row_multiplier: int = 1) -> int:
-        """Add ``out = activation(gate) * up`` of the two halves of *gate_up*.
+        """Add ``out = activation(gate) * up``; a row of *gate_up* has the gate, then up.
 
-        GELU by erf has no *up*: *gate_up* is the gate.
+        GELU_ERF has no up: *gate_up* is the gate alone, and ``out = gelu(gate)``.
         """
         op = self._add("UNIT", row_multiplier=row_multiplier).unit
         op.gate_up = self._address(gate_up)
@@ -238,7 +250,10 @@ class Program:
         return len(self) - 1
 
     def conv(self, c: Convolution, *, replay: bool = False) -> int:
-        """Convolve and keep the inputs; or, in a *replay*, convolve kept inputs."""
+        """Add a convolution that also stores its inputs in ``c.kept``.
+
+        With *replay*, the op reads its inputs from ``c.kept`` instead.
+        """
         op = self._add("CONV").conv
         setattr(op, "in", self._address(c.x))
         op.gates, op.weight, op.rate, op.bias, op.kept, op.out, op.out_gates = map(
@@ -251,11 +266,13 @@ class Program:
         return len(self) - 1
 
     def shortconv(self, x: F32, weight: F32, kept: F32, out: Input) -> int:
-        """``out = after * conv(before * value)`` of *x* ``[rows, 3 * K]``, these side by side.
+        """Add ``out = after * conv(before * value)``.
 
         Args:
-            weight: ``[kernel_size, K]``, the last for the token itself.
-            kept: ``[slots, capacity, K]``: what was convolved last, token t in row t % capacity.
+            x: ``[rows, 3 * K]``: before, after and value, side by side.
+            weight: ``[kernel_size, K]``; the last row is for the current token.
+            kept: ``[slots, capacity, K]``: the last inputs of the convolution, token t in row
+                t % capacity.
         """
         op = self._add("SHORTCONV").shortconv
         setattr(op, "in", self._address(x))
@@ -268,13 +285,14 @@ class Program:
     def delta(
         self, net: DeltaNet, *, slots: F32 | None = None, control: npt.NDArray[Any] | None = None
     ) -> int:
-        """Run a gated delta net over the rows.
+        """Add a gated delta net.
 
         Args:
-            slots: ``[slots, copies, *state.shape]``: in each slot the state of a sequence, and
-                copies of it; by default there is one slot, with the net's state.
-            control: int32 ``[slots, 3]``, read at each run: the copy to start from, the one to make
-                or -1, and the tokens before that.
+            slots: ``[slots, copies, *state.shape]``: each slot has the state of one sequence as
+                copy 0, then saved copies; the default is one slot with ``net.state``.
+            control: int32 ``[slots, 3]``, read in each run: the index of the copy to start from,
+                the index of the copy to save the state to or -1, and the number of tokens of the
+                run to process before saving.
         """
         op = self._add("DELTA").delta
         for name in ("q", "k", "v", "decay", "beta", "out"):
@@ -292,9 +310,10 @@ class Program:
         return len(self) - 1
 
     def gate(self, x: F32, gate: F32, weight: F32, eps: float, out: Input) -> int:
-        """``out = x / rms(x) * weight * silu(gate)``, each head of *weight*'s width by itself.
+        """Add ``out = x / rms(x) * weight * silu(gate)``, with rms over each head.
 
-        *x* is ``[rows, K]``, *gate* a view of K columns of ``[rows, more]``.
+        *x* is ``[rows, K]``, *weight* has the width of a head, and *gate* is a view of K columns of
+        a wider array.
         """
         op = self._add("GATE").gate
         op.x, op.gate, op.weight = map(self._address, (x, gate, weight))
@@ -311,9 +330,11 @@ class Program:
         scale: float = 1.0,
         over_chosen: bool = False,
     ) -> int:
-        """Choose experts by the first columns of *scores*; *normed* weights add up to *scale*.
+        """Add an op that chooses the experts of each row by the first columns of *scores*.
 
-        Expert weights are a softmax over all experts, or over the chosen ones (*over_chosen*).
+        Expert weights are the softmax over all experts, or, with *over_chosen*, over the chosen
+        experts.  They are multiplied by *scale*; with *normed*, they are divided by their sum
+        first.
         """
         op = self._add("ROUTE").route
         op.scores, op.expert_weights = self._address(scores), self._address(to.expert_weights)
@@ -325,16 +346,16 @@ class Program:
         return len(self) - 1
 
     def gather(self, x: Input, routing: Routing, out: Input) -> int:
-        """Copy the rows of *x* for each of their experts to *out*, expert by expert.
+        """Add an op that copies each row of *x* to *out* once per expert, grouped by expert.
 
         Raises:
-            LayoutError: *out* is wider or narrower, or has codes that *x* has not.
+            LayoutError: *x* and *out* differ in K, or *out* has codes that *x* does not have.
         """
         have, wanted = (x.k, x.quantised, x.int16), (out.k, out.quantised, out.int16)
         if x.k != out.k or (out.quantised and have != wanted):
             raise LayoutError(
                 f"rows of (K, quantised, int16) = {have} cannot be gathered as {wanted}",
-                remedy="make both inputs of one K and quantised alike",
+                remedy="give both inputs the same K, quantised and int16",
             )
         op = self._add("GATHER", row_multiplier=routing.top_k).gather
         op.gather_indices = self._address(routing.gather_indices, "int64_t *")
@@ -351,9 +372,9 @@ class Program:
         shared: F32 | None = None,
         gate: F32 | None = None,
     ) -> int:
-        """Write the weighted sum of the results of each row's experts to *out*.
+        """Add an op that writes the weighted sum of each row's expert results to *out*.
 
-        *shared* ``[rows, K]``, times the sigmoid of *gate*, a view of one column, is added.
+        It adds *shared* ``[rows, K]`` times the sigmoid of *gate*, a view of one column.
         """
         op = self._add("WEIGHTED_SUM").weighted_sum
         op.y, op.expert_weights, op.shared, op.gate, op.out = map(
@@ -365,7 +386,7 @@ class Program:
         return len(self) - 1
 
     def pack(self, blocks: npt.NDArray[Any], image: Image) -> int:
-        """Lay the GGUF rows *blocks* out as *image*."""
+        """Add an op that packs the GGUF rows *blocks* into *image*."""
         op = self._add("PACK").packing
         op.blocks = self._address(blocks, "uint8_t *")
         op.image = self._address(image.data, "uint8_t *")
@@ -380,7 +401,7 @@ class Program:
         s: npt.NDArray[np.float64],
         norms: npt.NDArray[np.float64],
     ) -> int:
-        """``s = W^T r`` and the squares that bound rounding, for verification."""
+        """Add ``s = W^T r`` and the sums of squares that bound rounding, for verification."""
         op = self._add("TRANSPOSED_MATVEC").transposed
         op.w.image = self._address(image.data, "uint8_t *")
         op.w.n, op.w.k, op.w.type = image.n, image.k, image.format.number
@@ -390,7 +411,10 @@ class Program:
         return len(self) - 1
 
     def pack_i8(self, b: npt.NDArray[np.int8], k: int, image: npt.NDArray[np.uint8]) -> int:
-        """Lay *b* ``[K, N]``, of any strides, out for exact products of *k* >= K columns."""
+        """Add an op that packs *b* ``[K, N]``, of any strides, for exact products.
+
+        *k* is K rounded up to a multiple of 4.
+        """
         op = self._add("PACK_I8").integers
         op.b = self._address(b, "int8_t *")
         op.real_k, op.n = b.shape
@@ -407,7 +431,7 @@ class Program:
         n: int,
         y: npt.NDArray[np.int32],
     ) -> int:
-        """``y[rows, :n] = x @ b``, exact; *minus* is -128 times the sum of each row of x."""
+        """Add the exact ``y[rows, :n] = x @ b``; *minus* is -128 times the sum of each row of x."""
         op = self._add("I8").integers
         op.x = self._address(x, "int8_t *")
         op.minus = self._address(minus, "int32_t *")

@@ -1,4 +1,4 @@
-"""The rows of a run as kernels see them: `npurt_table` of the header."""
+"""The table of the rows of a run: `npurt_table` in npurt_cpu.h."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -12,13 +12,14 @@ I32 = npt.NDArray[np.int32]
 
 
 class Span(NamedTuple):
-    """Consecutive rows of a run: consecutive positions of one sequence.
+    """Consecutive rows of a run, at consecutive positions of one sequence.
 
     Attributes:
-        rows: How many.
-        position: Of the first.
-        slot: Where the sequence has its recurrent states.
-        pages: Numbers of the pages of its keys and values, from position 0 on; None: it has none.
+        rows: The number of rows.
+        position: The position of the first row.
+        slot: The index of the sequence's recurrent states in the arrays of states.
+        pages: The page numbers of the sequence's keys and values, from position 0 on; None if the
+            sequence has no pages.
     """
 
     rows: int
@@ -28,13 +29,14 @@ class Span(NamedTuple):
 
 
 class RowTable:
-    """The rows of one run: spans that follow each other, and the rows whose logits are wanted.
+    """The rows of one run.
 
     Args:
-        selected: The numbers of those rows, ascending; None: all.
+        spans: The spans of the sequences, in the order of their rows.
+        selected: The numbers of the rows whose logits are computed, ascending; None selects all.
 
     Attributes:
-        rows: How many rows there are.
+        rows: The number of rows.
         struct: The npurt_table.
     """
 
@@ -46,7 +48,7 @@ class RowTable:
         self.selected = selected
         ffi = abi.ffi()
         self._spans = ffi.new("npurt_span[]", len(spans))
-        self._keep: list[Any] = []  # what they point to
+        self._keep: list[Any] = []  # the arrays that the structs point to
         first = 0
         for struct, span in zip(self._spans, spans, strict=True):
             struct.first, struct.rows = first, span.rows
@@ -60,7 +62,7 @@ class RowTable:
 
     @classmethod
     def of(cls, rows: int, position: int = 0, pages: I32 | None = None) -> "RowTable":
-        """Return the table of *rows* rows of one sequence, all of them selected."""
+        """Return a table of *rows* rows of one sequence, all rows selected."""
         return cls([Span(rows, position, 0, pages)] if rows else [])
 
     def _address(self, numbers: I32) -> Any:

@@ -1,6 +1,6 @@
-"""Choose CPUs: by affinity, by the quota of the cgroup, and by the speed of the cores.
+"""Choose CPUs and a number of threads by affinity, cgroup quota and speed of the cores.
 
-Reads /proc and /sys only.  `root` lets tests give another machine's tree.
+Reads only /proc and /sys; tests pass the tree of another machine as `root`.
 Sources: Linux Documentation, admin-guide/cgroup-v2.rst (cpu.max), cpu-freq/user-guide.rst
 (cpuinfo_max_freq) and ABI/testing/sysfs-devices-system-cpu (cpu_capacity).
 """
@@ -14,27 +14,27 @@ from pathlib import Path
 from npurt.errors import SettingError, brief
 from npurt.settings import THREADS, read
 
-FAST = 0.75  # a core is fast when it has this share of the best one's capacity
+FAST = 0.75  # a core is fast if its capacity is at least this fraction of the largest capacity
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
     """The CPUs to run on."""
 
-    cpus: tuple[int, ...]  # the fast ones this process may use
-    pinned: bool  # threads must be kept on them: there are slow ones too
-    limit: int  # threads that the cgroup's quota pays for
+    cpus: tuple[int, ...]  # the fast CPUs in this process's affinity mask
+    pinned: bool  # pin threads to `cpus`, because there are slower CPUs, too
+    limit: int  # CPUs that the cgroup's quota allows, rounded down, at least 1
 
     @property
     def threads(self) -> int:
-        """How many threads to use when nobody says."""
+        """The default number of threads."""
         return max(1, min(len(self.cpus), self.limit))
 
 
 def _text(path: Path) -> str | None:
     try:
         return path.read_text(errors="replace")
-    except (OSError, ValueError):  # not there, or its name holds what no name can
+    except (OSError, ValueError):  # no such file, or a null byte in its name
         return None
 
 
@@ -47,7 +47,11 @@ def _number(path: Path) -> float | None:
 
 
 def fast_cpus(allowed: Iterable[int], root: Path = Path("/")) -> tuple[int, ...]:
-    """Return those of *allowed* whose capacity, else highest frequency, is near the best."""
+    """Return the fast CPUs of *allowed*: those with at least FAST of the largest capacity.
+
+    If a CPU has no known capacity, maximum frequencies are compared instead; if these are unknown
+    as well, all of *allowed* are returned.
+    """
     allowed = sorted(allowed)
     for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq"):
         speeds = {c: _number(root / f"sys/devices/system/cpu/cpu{c}/{name}") for c in allowed}
@@ -59,7 +63,7 @@ def fast_cpus(allowed: Iterable[int], root: Path = Path("/")) -> tuple[int, ...]
 
 
 def quota(root: Path = Path("/")) -> float:
-    """Return the CPUs that this process's cgroups pay for; infinite when they set no limit."""
+    """Return the CPU quota of this process's cgroups in CPUs; infinity if they set no limit."""
     best = math.inf
     for line in (_text(root / "proc/self/cgroup") or "").splitlines():
         _, _, rest = line.partition(":")
@@ -85,7 +89,7 @@ def _v1(folder: Path) -> float:
 
 
 def _ratio(limit: str, period: str) -> float:
-    """Return CPUs; infinite for "max", -1, 0 and what is no number."""
+    """Return limit / period in CPUs; infinity if *limit* is "max", 0, negative or no number."""
     try:
         cpus = int(limit) / int(period)
     except (ValueError, ZeroDivisionError, OverflowError):
@@ -94,7 +98,7 @@ def _ratio(limit: str, period: str) -> float:
 
 
 def topology(root: Path = Path("/"), allowed: Iterable[int] | None = None) -> Topology:
-    """Look at this machine, or at the tree under *root*."""
+    """Return the topology of this machine, read from /proc and /sys under *root*."""
     usable = sorted(os.sched_getaffinity(0) if allowed is None else allowed)
     cpus = fast_cpus(usable, root)
     limit = quota(root)
@@ -106,15 +110,15 @@ def topology(root: Path = Path("/"), allowed: Iterable[int] | None = None) -> To
 
 
 def threads_to_use(asked: int | None, here: Topology) -> int:
-    """Return *asked*, else `NPURT_THREADS`, else what *here* suggests.
+    """Return *asked*, else `NPURT_THREADS`, else the default of *here*; 0 means the default.
 
     Raises:
-        SettingError: The number is negative or absurd.
+        SettingError: The number is negative or above 256.
     """
     count = asked if asked is not None else read(THREADS, int)
     if not 0 <= count <= 256:
         raise SettingError(
-            f"{brief(count)} threads cannot be had",
-            remedy="ask for 1 to 256, or 0 to let npurt choose",
+            f"cannot start {brief(count)} threads",
+            remedy="use 1 to 256, or 0 to let npurt choose",
         )
     return count or here.threads

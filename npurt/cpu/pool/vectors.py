@@ -1,4 +1,4 @@
-"""The rows of a quantised matrix as floats, as an embedding needs them."""
+"""Dequantise chosen rows of a matrix, for embeddings."""
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ from npurt.quant.types import FLOATS
 
 
 class Vectors:
-    """The rows of *tensor*, ``(N, K)``."""
+    """The rows of *tensor* ``[N, K]``, dequantised on demand."""
 
     def __init__(self, tensor: QTensor) -> None:
         self._tensor = tensor
@@ -22,7 +22,10 @@ class Vectors:
         self._bytes = abi.ffi().from_buffer(blocks.view(np.uint8)) if in_c else None
 
     def take(self, index: npt.NDArray[np.integer], out: F32) -> None:
-        """Write rows ``[T]`` to *out* ``[T, K]``, contiguous; the guard has seen their numbers."""
+        """Write the rows *index* ``[T]`` to *out* ``[T, K]``, which must be contiguous.
+
+        `npurt.guard` has checked that 0 <= *index* < N.
+        """
         if self._bytes is None:
             out[:] = dequantize(self._tensor.blocks[index], self._tensor.format)
             return

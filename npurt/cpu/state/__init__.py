@@ -1,4 +1,4 @@
-"""What sequences keep from run to run: pages of keys and values, delta nets, short convolutions.
+"""Sequence states: pages of keys and values, states of delta nets and of short convolutions.
 
 May import `kernels` and `pool`.  Begin with `states`.
 """

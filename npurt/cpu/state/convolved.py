@@ -1,7 +1,7 @@
-"""States of short convolutions: their inputs of the last tokens.
+"""States of short convolutions: the inputs of the last tokens.
 
-A convolution reads the inputs of a few earlier tokens.  More of them are kept, so that the last
-tokens can be taken back exactly.
+A convolution reads the inputs of the last kernel_size - 1 tokens.  KEPT more are stored, so that a
+rollback of up to KEPT tokens is exact.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,13 +11,14 @@ from npurt.cpu.state.recurrent import Replay
 from npurt.device import F32
 from npurt.graph.ops import ShortConv
 
-KEPT = 64  # tokens that can be taken back
+KEPT = 64  # tokens that can be rolled back
 
 
 def convolutions(ops: Iterable[ShortConv], sequences: int) -> dict[str, F32]:
-    """Return the memory of short convolutions for so many sequences, by name.
+    """Return the memory of short convolutions by name.
 
-    Each has ``[sequences, KEPT + kernel_size - 1, C]``, token t in row t % their number.
+    Each array is ``[sequences, R, C]`` with R = KEPT + kernel_size - 1, and token t is in row
+    t % R.
     """
     made = {}
     for op in ops:
@@ -27,35 +28,35 @@ def convolutions(ops: Iterable[ShortConv], sequences: int) -> dict[str, F32]:
 
 
 class Convolved:
-    """The kept inputs of every short convolution of a part, for one sequence.
+    """The stored inputs of a part's short convolutions, for one sequence.
 
     Args:
-        memory: Those of all sequences.
-        slot: Where the sequence has its own.
+        memory: The inputs of all sequences, by name of the convolution.
+        slot: The index of the sequence in that memory.
 
     Attributes:
-        kept: By name of the convolution.
-        at: Number of tokens seen; None after an interrupted run.
+        kept: The sequence's inputs by name of the convolution.
+        at: The number of tokens evaluated; None during a run and after an interrupted run.
     """
 
     def __init__(self, memory: Mapping[str, F32], slot: int) -> None:
         self.kept = {name: kept[slot] for name, kept in memory.items()}
         self.at: int | None = 0
-        self._seen = 0  # the most it has seen: inputs of KEPT tokens before are there
-        self._oldest = 0  # where it began: nobody can go back further
+        self._seen = 0  # largest `at` so far; inputs of the KEPT tokens before it are stored
+        self._oldest = 0  # position of the last `restored`; a rollback cannot go below it
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Reset the sequence to no tokens."""
         self.restored(0)
 
     def begin_as(self, other: "Convolved") -> None:
-        """Let everything be as another sequence has it."""
+        """Copy the stored inputs and positions of another sequence."""
         for name, kept in self.kept.items():
             kept[:] = other.kept[name]
         self.at, self._seen, self._oldest = other.at, other._seen, other._oldest
 
     def begin(self, position: int, rows: int) -> None:
-        """Prepare for a run of *rows* tokens from *position* on; `end` completes it."""
+        """Prepare for a run of *rows* tokens from *position* on; call `end` after the run."""
         assert self.at == position, "the states are not where the run begins"
         self.at = None
         self._seen = max(self._seen, position + rows)
@@ -70,13 +71,16 @@ class Convolved:
         return length if length == self.at or length >= oldest else 0
 
     def rewind(self, length: int, replay: Replay, most: int) -> None:
-        """Keep the first *length* tokens, which `reach` returned; nothing is to be replayed."""
+        """Roll back to the first *length* tokens, a number that `reach` returned.
+
+        The stored inputs need no replay; *replay* and *most* are unused.
+        """
         del replay, most
         if length == 0:
             self.restored(0)
         self.at = length
 
     def restored(self, position: int) -> None:
-        """Begin anew at *position*; earlier tokens cannot be taken back."""
+        """Set the position to *position*; a rollback cannot go below it."""
         self.at = position
         self._seen = self._oldest = position

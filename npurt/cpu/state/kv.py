@@ -1,9 +1,9 @@
-"""Keys and values as attention reads them: see attend__vec.c.
+"""Read, write and shift keys and values in the layout that attend__vec.c reads.
 
-They lie in pages of 64 positions, in any order.  Letters: G kv heads, N pages, P positions of a
-page, W head width.  Keys lie as ``[G, N, P / 16, W, 16]``, sixteen positions side by side, values
-as ``[G, N, P, W]``: pages in order of their numbers are read in one go.  Memory is taken from the
-system as pages are first used.
+Keys and values are in pages of 64 positions; the pages of a sequence need not be adjacent.
+Letters: G kv heads, N pages, P positions per page, W head width.  Keys are ``[G, N, P / 16, W,
+16]``, sixteen positions side by side; values are ``[G, N, P, W]``.  So pages with consecutive
+numbers are contiguous memory.  A page's memory is committed on first access.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ PANEL = 16  # positions
 
 
 def allocate(pages: int, kv_heads: int, width: int, dtype: npt.DTypeLike) -> tuple[Array, Array]:
-    """Return keys and values for so many pages."""
+    """Return zeroed arrays of keys and values with *pages* pages."""
     size = abi.limits().page
     keys = empty(pages * kv_heads * size, width, dtype)
     values = empty(pages * kv_heads * size, width, dtype)
@@ -32,7 +32,7 @@ def allocate(pages: int, kv_heads: int, width: int, dtype: npt.DTypeLike) -> tup
 
 
 def page_bytes(kv_heads: int, width: int, dtype: npt.DTypeLike) -> int:
-    """Return the bytes of a page of keys and values."""
+    """Return the bytes of one page: its keys and its values."""
     return 2 * kv_heads * abi.limits().page * width * np.dtype(dtype).itemsize
 
 
@@ -58,7 +58,7 @@ def read_values(values: Array, pages: PageNumbers, length: int) -> Array:
 
 
 def write_keys(keys: Array, pages: PageNumbers, given: Array) -> None:
-    """Let the keys of *pages*, from the first on, be *given*, ``[G, length, W]``."""
+    """Write the keys *given* ``[G, length, W]`` to *pages*, from position 0 of the first page."""
     kv_heads, _, panels, width, _ = keys.shape
     used = _used(pages, given.shape[1], panels * PANEL)
     lines = np.zeros((kv_heads, len(used), panels, PANEL, width), keys.dtype)
@@ -67,7 +67,7 @@ def write_keys(keys: Array, pages: PageNumbers, given: Array) -> None:
 
 
 def write_values(values: Array, pages: PageNumbers, given: Array) -> None:
-    """Let the values of *pages*, from the first on, be *given*, ``[G, length, W]``."""
+    """Write the values *given* ``[G, length, W]`` to *pages*, from position 0 of the first page."""
     kv_heads, _, size, width = values.shape
     used = _used(pages, given.shape[1], size)
     lines = np.zeros((kv_heads, len(used), size, width), values.dtype)
@@ -79,17 +79,19 @@ def shift(
     keys: Array, values: Array, pages: PageNumbers, cos: F32, sin: F32, *, halves: bool,
     keep: int, drop: int, end: int,
 ) -> None:  # fmt: skip
-    """Move positions ``[keep + drop, end)`` down by *drop*, over those that are forgotten.
+    """Move positions ``[keep + drop, end)`` down by *drop*, over the removed positions.
 
-    The moved keys are rotated back by *drop* positions: row *drop* of the tables cos and sin
-    ``[positions, rotated / 2]``, over the factor that both have (row 0 of cos).
+    The moved keys are rotated back by *drop* positions, with the angles in row *drop* of *cos* and
+    *sin*.
 
     Args:
-        halves: Pairs of elements are (i, i + rotated / 2), not (2i, 2i + 1).
+        cos: ``[positions, rotated / 2]``; row 0 is the magnitude that scales both tables.
+        sin: The same shape.
+        halves: True rotates the pairs (i, i + rotated / 2); False the pairs (2i, 2i + 1).
     """
     pairs = cos.shape[1]
     c, s = cos[drop] / cos[0], sin[drop] / cos[0]
-    first = keep // values.shape[2]  # page that changes
+    first = keep // values.shape[2]  # index of the first page that changes
     start = first * values.shape[2]
     rows = read_keys(keys, pages, end)
     moved = rows[:, keep + drop :].astype(np.float32)

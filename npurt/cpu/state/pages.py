@@ -1,7 +1,7 @@
-"""Which sequence has which pages of keys and values.
+"""Assign pages of keys and values to sequences.
 
-A page has the same number in every attention of a part.  Sequences share pages after a fork; what
-has several owners is never written: a sequence that has to write there gets a copy of its own.
+A page has the same number in every attention of a part.  Sequences share pages after a fork.  A
+shared page is never written: a sequence that must write to it gets a copy first.
 """
 
 import weakref
@@ -14,16 +14,17 @@ import numpy.typing as npt
 from npurt.cpu.kernels import abi
 from npurt.errors import OutOfPages
 
-CopyPage = Callable[[int, int, int], None]  # from a page, to a page, so many positions
+CopyPage = Callable[[int, int, int], None]  # (source page, target page, number of positions)
 
 
 class Pages:
-    """The pages of a part: their owners, and those that are free.
+    """The pages of a part: the number of owners of each page, and the free pages.
 
-    A page that was never used costs no memory, so one that was given back is taken before.
+    Pages that were used before are reused first, because a page takes no memory until its first
+    use.
 
     Args:
-        total: How many there are.
+        total: The number of pages.
         copy: Copies the first positions of a page to another page.
     """
 
@@ -32,29 +33,29 @@ class Pages:
         self.total = total
         self.copy = copy
         self._lists: weakref.WeakSet[PageList] = weakref.WeakSet()
-        self._owners: dict[int, int] = {}  # how many sequences have a page
-        self._returned: list[int] = []
-        self._fresh = 0  # pages from here on were never used
+        self._owners: dict[int, int] = {}  # page -> number of sequences that have it
+        self._returned: list[int] = []  # free pages that were used before
+        self._fresh = 0  # this page and all later ones were never used
 
     @property
     def free(self) -> int:
-        """Pages that no sequence has."""
+        """The number of free pages."""
         return self.total - len(self._owners)
 
     def free_without(self, lists: Iterable["PageList"]) -> int:
-        """Return how many pages would be free without those of *lists*."""
+        """Return how many pages would be free if *lists* freed their pages."""
         gone = Counter(page for each in lists for page in each.numbers.tolist())
         return self.free + sum(self._owners[page] == count for page, count in gone.items())
 
     def count(self, length: int) -> int:
-        """Return how many pages *length* positions take."""
+        """Return how many pages *length* positions need."""
         return -(-length // self.size)
 
     def require(self, needed: int) -> None:
-        """Check that *needed* pages can be taken.
+        """Check that *needed* pages are free.
 
         Raises:
-            OutOfPages: There are fewer.
+            OutOfPages: Fewer pages are free.
         """
         if needed > self.free:
             self._count_again()
@@ -66,17 +67,17 @@ class Pages:
             )
 
     def follow(self, pages: "PageList") -> None:
-        """Count the owners of these, too."""
+        """Include *pages* when `_count_again` counts the owners."""
         self._lists.add(pages)
 
     def _count_again(self) -> None:
-        """Count the owners again: Ctrl-C may have interrupted a change of the counts."""
+        """Count the owners again, because Ctrl-C may have left wrong counts."""
         owners = Counter(page for each in self._lists for page in each.numbers.tolist())
         self._owners = dict(owners)
         self._returned = [page for page in range(self._fresh) if page not in owners]
 
     def take(self) -> int:
-        """Return a free page, for one owner; `require` has passed."""
+        """Return a free page and set its owner count to 1; call `require` before."""
         if self._returned:
             page = self._returned.pop()
         else:
@@ -86,18 +87,18 @@ class Pages:
         return page
 
     def share(self, page: int) -> None:
-        """Add an owner."""
+        """Add an owner to *page*."""
         self._owners[page] += 1
 
     def release(self, page: int) -> None:
-        """Remove an owner; the page is free when it was the last."""
+        """Remove an owner of *page*; without owners the page is free."""
         self._owners[page] -= 1
         if not self._owners[page]:
             del self._owners[page]
             self._returned.append(page)
 
     def is_shared(self, page: int) -> bool:
-        """Say whether several sequences have *page*."""
+        """Return whether several sequences have *page*."""
         return self._owners[page] > 1
 
 
@@ -105,7 +106,7 @@ class PageList:
     """The pages of one sequence, from position 0 on.
 
     Args:
-        most: Positions of a sequence at most.
+        most: The maximum number of positions of a sequence.
     """
 
     def __init__(self, pages: Pages, most: int) -> None:
@@ -116,11 +117,11 @@ class PageList:
 
     @property
     def numbers(self) -> npt.NDArray[np.int32]:
-        """The page numbers; the array changes with the list."""
+        """The page numbers: a view, which later changes of the list overwrite."""
         return self._numbers[: self._count]
 
     def needed(self, start: int, end: int) -> int:
-        """Return how many pages to take before positions from *start* to *end* are written."""
+        """Return how many more free pages `reserve` of *start* to *end* needs."""
         if self._has(start, end):
             return 0
         pages, before = self._pages, start // self._pages.size
@@ -129,21 +130,21 @@ class PageList:
         return copied + pages.count(end) - kept - self.alone(kept)
 
     def _has(self, start: int, end: int) -> bool:
-        """Say whether all these positions are in the last page, which nobody else has."""
+        """Return whether positions *start* to *end* are all in the last page, which is unshared."""
         last, size = self._count - 1, self._pages.size
         inside = size * last <= start < end <= size * (last + 1)
         return inside and not self._pages.is_shared(int(self._numbers[last]))
 
     def alone(self, first: int = 0) -> int:
-        """Return how many pages, from that with number *first* on, nobody else has."""
+        """Return how many pages of the list, from index *first* on, are unshared."""
         listed = self._numbers[first : self._count].tolist()
         return sum([not self._pages.is_shared(page) for page in listed])
 
     def reserve(self, start: int, end: int) -> None:
-        """Let positions from *start* to *end* have pages of their own; later ones lose theirs.
+        """Give positions from *start* to *end* unshared pages, and free the pages of later ones.
 
         Raises:
-            OutOfPages: There are too few; nothing has changed.
+            OutOfPages: Too few pages are free; nothing has changed.
         """
         if self._has(start, end):
             return
@@ -157,12 +158,12 @@ class PageList:
             self._count += 1
 
     def own(self, start: int, end: int) -> None:
-        """Let the first *end* positions have pages, and those from *start* on pages of their own.
+        """Give the first *end* positions pages, unshared from *start* on, without loss of data.
 
-        What they hold is kept; the pages of later positions are given back.
+        The pages of positions from *end* on are freed.
 
         Raises:
-            OutOfPages: There are too few; nothing has changed.
+            OutOfPages: Too few pages are free; nothing has changed.
         """
         pages, first = self._pages, start // self._pages.size
         kept = min(pages.count(end), self._count)
@@ -176,24 +177,24 @@ class PageList:
             self._count += 1
 
     def _copy(self, index: int, count: int) -> None:
-        """Replace a shared page by a new one with its first *count* positions."""
+        """Replace the shared page at *index* by a copy of its first *count* positions."""
         shared, own = int(self._numbers[index]), self._pages.take()
         self._pages.copy(shared, own, count)
         self._numbers[index] = own
         self._pages.release(shared)
 
     def truncate(self, length: int) -> None:
-        """Give back the pages of all but the first *length* positions."""
+        """Free the pages of all but the first *length* positions."""
         kept = min(self._pages.count(length), self._count)
         given_back = self._numbers[kept : self._count].tolist()
         self._count = kept
-        for page in reversed(given_back):  # so that they are taken in their order
+        for page in reversed(given_back):  # `take` returns the last one first
             self._pages.release(page)
 
     def begin_with(self, source: "PageList", length: int) -> None:
-        """Let an empty list begin with *length* positions of *source*: share whole pages.
+        """Give this empty list the first *length* positions of *source*.
 
-        The part after them is copied, to a page that has to be free.
+        Whole pages are shared.  The rest is copied to a free page, which must exist.
         """
         pages = self._pages
         whole, rest = divmod(length, pages.size)

@@ -1,8 +1,8 @@
 """States of gated delta nets, and their rollback.
 
-A state can only go forward.  So the inputs of the last tokens are kept, and from time to time a
-checkpoint of the states.  A rollback runs the kept inputs again from a checkpoint.  That is the
-same arithmetic on the same numbers, and a small part of a forward pass.
+A state cannot be computed backwards.  So the inputs of the last tokens are stored, and a checkpoint
+of the states every few tokens.  A rollback evaluates stored inputs again, from a checkpoint on.
+This gives the same bits as the first evaluation, at a small part of the cost of a forward pass.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -14,24 +14,26 @@ from npurt.cpu.state.arrays import Recurrence
 from npurt.cpu.state.slots import Slots
 from npurt.graph.ops import GatedDeltaNet, ShortConv
 
-COPIES = 2  # of the states; they lie in slots 1 and 2, the states themselves in slot 0
-SPACING = 32  # tokens between copies while tokens come one by one
-KEPT = 2 * SPACING  # tokens whose inputs are kept
+COPIES = 2  # checkpoints per state, at indices 1 and 2; the state itself is at index 0
+SPACING = 32  # tokens from one checkpoint to the next during decoding
+KEPT = 2 * SPACING  # number of last tokens whose inputs are stored
 
-Replay = Callable[[int, int], None]  # run the nets alone: (tokens, position of the first)
+# Evaluates the nets alone over stored inputs: (number of tokens, position of the first).
+Replay = Callable[[int, int], None]
 
 
 def recurrences(
     nets: Iterable[tuple[GatedDeltaNet, ShortConv]], sequences: int
 ) -> dict[str, Recurrence]:
-    """Return the memory of delta nets for so many sequences, by name of the net.
+    """Return the memory of delta nets by name of the net.
 
-    Letters: S slots of sequences, H heads, W their width, C channels of the convolution.  States
-    are ``[S, 1 + COPIES, 1, H, W, W]``, rows along k; kept inputs
-    ``[S, KEPT + kernel_size - 1, C + 2 H]``, token t in row t % their number.
+    Letters: S slots, H heads, W head width, C channels of the convolution, R = KEPT + kernel_size -
+    1.  States are ``[S, 1 + COPIES, 1, H, W, W]``, the last axis along k.  Stored inputs are
+    ``[S, R, C + 2 H]``, token t in row t % R.
 
     Args:
         nets: The nets, each with the convolution before it.
+        sequences: The number of slots.
     """
     control = np.tile(np.array([0, -1, 0], np.int32), (sequences, 1))
     made = {}
@@ -46,16 +48,16 @@ def recurrences(
 
 
 class Recurrent:
-    """What the delta nets of a part remember of one sequence.
+    """The states of a part's delta nets for one sequence.
 
     Args:
-        nets: The memory of all of them.
-        slot: Where the sequence has its part.
+        nets: The memory of the delta nets, by name of the net.
+        slot: The index of the sequence's states in that memory.
 
     Attributes:
-        states: By name of the net.
-        kept: Inputs by name of the net.
-        at: Number of tokens that the states have seen; None after an interrupted run.
+        states: The state and its checkpoints, by name of the net.
+        kept: Stored inputs by name of the net.
+        at: The number of tokens evaluated; None during a run and after an interrupted run.
     """
 
     def __init__(self, nets: Mapping[str, Recurrence], slot: int) -> None:
@@ -65,16 +67,17 @@ class Recurrent:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Reset the sequence to no tokens."""
         for states in self.states.values():
             states.clear()
         self.at: int | None = 0
-        self._seen = 0  # the most they have seen: inputs of KEPT tokens before are there
-        self._copies: list[int | None] = [None] * COPIES  # tokens that each copy has seen
-        self._coming: tuple[int, int] | None = None  # the copy that the run makes
+        self._seen = 0  # largest `at` so far; inputs of the KEPT tokens before it are stored
+        self._copies: list[int | None] = [None] * COPIES  # tokens before each checkpoint
+        # The checkpoint that the current run makes: its index in `_copies`, the tokens before it.
+        self._coming: tuple[int, int] | None = None
 
     def begin_as(self, other: "Recurrent") -> None:
-        """Let everything be as another sequence has it."""
+        """Copy the states, checkpoints and stored inputs of another sequence."""
         for name, states in self.states.items():
             states.begin_as(other.states[name])
             self.kept[name][:] = other.kept[name]
@@ -83,10 +86,10 @@ class Recurrent:
     # --- Going forward --------------------------------------------------------------------------
 
     def begin(self, position: int, rows: int) -> None:
-        """Prepare for a run of *rows* tokens from *position* on; `end` completes it.
+        """Prepare for a run of *rows* tokens from *position* on; call `end` after the run.
 
-        The states are copied before a run of several tokens, or when the last copy is old: so a
-        rollback replays at most SPACING tokens.
+        A run makes a checkpoint if it has several tokens, or if the last checkpoint is SPACING
+        tokens old.  So a rollback replays at most SPACING tokens.
         """
         assert self.at == position, "the states are not where the run begins"
         self._coming = None
@@ -107,10 +110,10 @@ class Recurrent:
             self._copies[slot], self._coming = seen, None
 
     def _slot(self, end: int) -> int:
-        """Return the copy that a run which ends at *end* may overwrite.
+        """Return the index of the checkpoint that a run to position *end* overwrites.
 
-        It is an empty one, if there is one; else the older one, unless that will be useful for
-        some time.
+        This is an empty one if there is one.  Otherwise it is the older one if it is more than
+        KEPT - SPACING tokens old, else the newer one.
         """
         if None in self._copies:
             return self._copies.index(None)
@@ -127,7 +130,7 @@ class Recurrent:
         return length if self._copy_for(length) is not None else 0
 
     def _copy_for(self, length: int) -> int | None:
-        """Return the slot of the latest copy from which *length* tokens can be reached."""
+        """Return the slot of the latest checkpoint that a replay to *length* can start from."""
         usable = [
             (c, 1 + i)
             for i, c in enumerate(self._copies)
@@ -136,7 +139,10 @@ class Recurrent:
         return max(usable)[1] if usable else None
 
     def rewind(self, length: int, replay: Replay, most: int) -> None:
-        """Keep the first *length* tokens (see `reach`), by replays of at most *most* tokens."""
+        """Roll back to the first *length* tokens, in replays of at most *most* tokens.
+
+        *length* is a number that `reach` returned.
+        """
         if length == self.at:
             return
         slot = self._copy_for(length)
@@ -144,7 +150,7 @@ class Recurrent:
             self.clear()
             return
         position = self._copies[slot - 1]
-        assert position is not None, "a copy without its position"
+        assert position is not None, "a checkpoint without its position"
         self.at = None
         if length == position:
             for states in self.states.values():
@@ -156,6 +162,6 @@ class Recurrent:
         self._copies = [c if c is not None and c <= length else None for c in self._copies]
 
     def restored(self, position: int) -> None:
-        """Begin anew at *position*, with states and inputs that somebody wrote."""
+        """Set the position to *position* after states were written; drop all checkpoints."""
         self.at = self._seen = position
         self._copies = [None] * COPIES

@@ -1,4 +1,4 @@
-"""Tables that attention reads by position: rotations of heads, and factors of queries.
+"""Compute the tables that attention reads by position: rotary angles, and factors of queries.
 
 Angles are computed in float64; the tables are float32.
 """
@@ -18,12 +18,13 @@ F64 = npt.NDArray[np.float64]
 
 
 def rotations_of(graph: Graph, table: Callable[[str], F64], positions: int) -> dict[str, Rotation]:
-    """Return the rotary tables of each attention of a graph, by its name.
+    """Return the rotary tables of each attention of a graph, by name of the attention.
 
-    Where nothing rotates, rotated is 0.
+    An attention without rotation has tables ``[positions, 0]``.
 
     Args:
-        table: Returns the frequencies called so.
+        table: Returns the tensor of frequencies with the given name.
+        positions: The number of rows of the tables.
     """
     makers = {tensor.name: op for op in graph.ops for tensor in op.writes}
     made: dict[tuple[str, float], tuple[F32, F32]] = {}

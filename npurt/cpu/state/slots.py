@@ -1,7 +1,8 @@
-"""States of a delta net.  Only this module knows whether the host or a device has them.
+"""The state of a delta net for one sequence, stored on the host or on a device.
 
-Programs of the host keep them as float32 in an array.  A device that runs the net has them in a
-form of its own: the array is then out of date, and float32 is made when somebody reads.
+Programs of the host store the state as float32 in an array.  A device that runs the net stores it
+in the device's format; the array is then out of date, and `Slots.read` converts to float32.  Other
+modules use `Slots` and need not know where the state is.
 """
 
 from collections.abc import Callable
@@ -15,10 +16,10 @@ from npurt.device import F32
 
 
 class Slots:
-    """The state of a net for one sequence, and copies of it.
+    """The state of a delta net for one sequence, and saved copies of the state.
 
     Args:
-        array: float32 ``[1 + copies, N, H, W (of v), W (of k)]``, the state first.
+        array: float32 ``[1 + copies, N, H, W (of v), W (of k)]``: the state, then the copies.
     """
 
     def __init__(self, array: F32) -> None:
@@ -28,28 +29,28 @@ class Slots:
         self._copies: dict[int, Any] = {}
 
     def read(self) -> F32:
-        """Return the state, until the next run; not to be written to."""
+        """Return a read-only view of the state, valid until the next run."""
         return self._array[0] if self._state is None else self._state.read()
 
     def clear(self) -> None:
-        """Let the state be zero."""
+        """Set the state to zero."""
         self._array[0] = 0
         if self._state is not None:
             self._state.write(self._array[0])
 
     @property
     def integers(self) -> bool:
-        """Whether `exact` returns integers (`npurt.delta.STATE_INTEGERS`), or float32."""
+        """True if `exact` returns integers (`npurt.delta.STATE_INTEGERS`), False if float32."""
         return self._make is not None and self.state.integers
 
     def exact(self) -> npt.NDArray[Any]:
-        """Return an exact copy of the state; errors as `DeltaState.exact`."""
+        """Return an exact copy of the state; errors are those of `DeltaState.exact`."""
         return self._array[0].copy() if self._make is None else self.state.exact()
 
     def restore(self, exact: npt.NDArray[Any]) -> bool:
-        """Let the state be *exact*; return False when it had to be rounded.
+        """Set the state to *exact*; return False if the values were rounded.
 
-        Only here is float32 converted to integers, or integers to float32.
+        Values are rounded if *exact* is float32 and the state integers, or the other way round.
         """
         if self._make is None:
             self._array[0] = state_values(exact)
@@ -58,7 +59,7 @@ class Slots:
         return (exact.dtype == np.int32) == self.integers
 
     def begin_as(self, other: "Slots") -> None:
-        """Let the state and the copies be those of another sequence."""
+        """Set the state and the copies to those of another sequence."""
         if self._make is None:
             self._array[:] = other._array
         else:
@@ -66,7 +67,7 @@ class Slots:
             self._copies = dict(other._copies)
 
     def restore_checkpoint(self, slot: int) -> None:
-        """Go on from the copy in *slot*."""
+        """Set the state to the copy in *slot*."""
         if self._make is None:
             self._array[0] = self._array[slot]
         else:
@@ -76,17 +77,17 @@ class Slots:
 
     @property
     def state(self) -> DeltaState:
-        """The state, which a device has."""
-        assert self._make is not None, "no device has the states"
+        """The state on the device, created on first use from the array."""
+        assert self._make is not None, "no device stores the states"
         if self._state is None:
             self._state = self._make()
             self._state.write(self._array[0])
         return self._state
 
     def move(self, make: Callable[[], DeltaState]) -> None:
-        """Move all values to a state that *make* returns.
+        """Store the state and its copies on a device from now on, in a state that *make* returns.
 
-        It is made when it is first needed: there may be no sequence yet.
+        A state on an earlier device moves at once.  Otherwise, `state` calls *make* on first use.
         """
         self._make = make
         if self._state is not None:
@@ -98,5 +99,5 @@ class Slots:
             self._state = state
 
     def save(self, slot: int) -> None:
-        """Copy the state to *slot*."""
+        """Save a copy of the device's state in *slot*."""
         self._copies[slot] = self.state.checkpoint()

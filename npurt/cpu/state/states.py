@@ -1,4 +1,4 @@
-"""The states of sequences, as the CPU's programs and numpy keep them."""
+"""Store the states of sequences for the CPU's programs and for ops that run in numpy."""
 
 import functools
 from collections.abc import Iterable, Mapping
@@ -24,22 +24,22 @@ from npurt.segment import KV_DTYPES, Array, Limits, positional, recurrent
 
 
 class Memory:
-    """Memory for the states of all sequences of a part.  It is taken when it is first used.
+    """Memory for the states of all sequences of a part, committed on first access.
 
     Attributes:
-        kv: By name of the attention.
-        keys, values: The same, by name of the state.
-        recurrent: By name of the delta net.
-        convolved: By name of the short convolution, without those of delta nets.
-        inputs: Kept inputs of all convolutions, by name of the state, a slot for each sequence.
-        nets: Name of the delta net by name of its state.
-        others: States of ops that numpy runs.
-        in_numpy: The names of those.
-        pages: Of keys and values.
+        kv: KV caches by name of the attention.
+        keys, values: KV caches by name of the state.
+        recurrent: Memory of delta nets by name of the delta net.
+        convolved: Inputs of short convolutions outside delta nets, by name of the convolution.
+        inputs: The last inputs of all short convolutions, by name of the state; slots come first.
+        nets: Names of delta nets by name of their state.
+        others: States of ops that run in numpy.
+        in_numpy: The names of the states in `others` that are in use.
+        pages: The pages of keys and values, and their owners.
         kv_bytes: Bytes of all pages.
 
     Raises:
-        SettingError: `Limits.kv_bytes` are too few for a page.
+        SettingError: `Limits.kv_bytes` is too small for one page.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Memory:
         attentions = [op for op in part.ops if isinstance(op, ops.Attention)]
         sizes = [(op.kv_heads, op.q.columns // op.heads, dtype) for op in attentions]
         self.kv: dict[str, KV] = {}
-        copy = functools.partial(_copy_page, self.kv)  # a method would keep this object alive
+        copy = functools.partial(_copy_page, self.kv)  # a bound method would make a cycle
         self.pages = Pages(_page_count(limits, sum(kv.page_bytes(*s) for s in sizes)), copy)
         self.keys: dict[str, KV] = {}
         self.values: dict[str, KV] = {}
@@ -77,39 +77,41 @@ class Memory:
         self.positions = limits.positions
 
     def leave(self, states: Iterable[Tensor]) -> None:
-        """Record that numpy computes the ops of *states*, and keeps these states."""
+        """Record that ops with these *states* run in numpy, so `others` stores the states."""
         self.in_numpy |= {tensor.name for tensor in states}
 
     @property
     def rewinds(self) -> bool:
-        """Whether `SequenceStates.rewind` takes back all states: numpy's have no rollback."""
+        """Whether `SequenceStates.rewind` works: recurrent states in numpy have no rollback."""
         return self.in_numpy.isdisjoint(self._recurrent_names)
 
     @property
     def shifts(self) -> bool:
-        """Whether `SequenceStates.shift` can forget positions in the middle."""
+        """Whether `SequenceStates.shift` can remove positions in the middle."""
         rotated = all(held.rotation.known for held in self.kv.values())
         return rotated and not self.inputs and not self.in_numpy
 
 
 class SequenceStates:
-    """What the ops of a part remember of one sequence.
+    """The states of one sequence, for all ops of a part.
 
     Args:
-        sequence: Its number.
-        slot: Where it has its recurrent states.
+        memory: The states of all sequences.
+        sequence: The number of the sequence.
+        slot: The index of its recurrent states in the arrays of *memory*.
 
     Attributes:
-        length: Positions seen.
-        pages: Of its keys and values.
+        length: The number of positions evaluated.
+        pages: The pages of its keys and values.
     """
 
     def __init__(self, memory: Memory, sequence: int, slot: int) -> None:
         self._memory, self._sequence, self.slot = memory, sequence, slot
         self.length = 0
         self.pages = PageList(memory.pages, memory.positions if memory.kv else 0)
-        self._restored: dict[str, Array] = {}  # of convolutions: until a position is known
-        self._moved = False  # states were written: until a position is known
+        # Convolution states from `write`, by name, until `begin` tells their position in the ring.
+        self._restored: dict[str, Array] = {}
+        self._moved = False  # True from a `write` of recurrent states until the next `begin`
         self._sequential: list[Recurrent | Convolved] = []
         if memory.recurrent:
             self._sequential.append(Recurrent(memory.recurrent, slot))
@@ -122,7 +124,7 @@ class SequenceStates:
         """Check that a run can begin at *position*.
 
         Raises:
-            LayoutError: The states are those of another position.
+            LayoutError: The recurrent states are at another position.
         """
         if not self._moved and any(each.at != position for each in self._sequential):
             raise LayoutError(
@@ -131,14 +133,16 @@ class SequenceStates:
             )
 
     def needed(self, position: int, rows: int) -> int:
-        """Return how many pages have to be taken for a run of *rows* rows from *position* on."""
+        """Return how many free pages a run of *rows* rows from *position* on needs."""
         return self.pages.needed(position, position + rows) if self._memory.kv else 0
 
     def begin(self, position: int, rows: int) -> Span:
-        """Prepare for a run of *rows* rows from *position* on, and return it; `end` completes it.
+        """Prepare for a run of *rows* rows from *position* on, and return the span of these rows.
+
+        After the run, call `end`.
 
         Raises:
-            OutOfPages: There are too few pages; nothing has changed.
+            OutOfPages: Too few pages are free; nothing has changed.
         """
         if self._memory.kv:
             self.pages.reserve(position, position + rows)
@@ -168,7 +172,13 @@ class SequenceStates:
         return min((each.reach(length) for each in self._sequential), default=length)
 
     def rewind(self, length: int, replay: Replay, most: int) -> None:
-        """Keep the first *length* positions; `reach` has returned that number."""
+        """Drop all but the first *length* positions.
+
+        Args:
+            length: A number that `reach` returned.
+            replay: Runs the delta nets alone over stored inputs.
+            most: The maximum number of tokens per replay.
+        """
         if length == 0:
             self._restored.clear()
             self._moved = False
@@ -178,10 +188,10 @@ class SequenceStates:
         self.pages.truncate(self.length)
 
     def shift(self, keep: int, drop: int) -> None:
-        """Forget *drop* positions after the first *keep*.
+        """Remove the *drop* positions after the first *keep*.
 
         Raises:
-            OutOfPages: There is none for a copy of a page that is shared; nothing has changed.
+            OutOfPages: A shared page must be copied, and no page is free; nothing has changed.
         """
         end = self.length
         self.pages.own(keep, end)
@@ -193,26 +203,26 @@ class SequenceStates:
         self.pages.truncate(self.length)
 
     def require_fork(self, length: int, given_back: int) -> None:
-        """Check that another sequence can begin with the first *length* positions.
+        """Check that there are enough free pages to fork the first *length* positions.
 
         Args:
-            given_back: Pages that will be free before.
+            given_back: The number of pages that the target sequence will free before the fork.
 
         Raises:
-            OutOfPages: There is no page for what cannot be shared.
+            OutOfPages: The last page is partly filled and must be copied, and no page is free.
         """
         if self._memory.kv and length % self._memory.pages.size and not given_back:
             self._memory.pages.require(1)
 
     def begin_as(self, other: "SequenceStates", length: int) -> None:
-        """Let a sequence without states begin as the first *length* positions of another.
+        """Copy the first *length* positions of *other* to this sequence, which has no states yet.
 
-        Recurrent states are copied as they are.  `require_fork` has passed.
+        Recurrent states are copied unchanged.  Call `require_fork` before.
         """
         if self._memory.kv:
             self.pages.begin_with(other.pages, length)
         for own, theirs in zip(self._sequential, other._sequential, strict=True):
-            own.begin_as(theirs)  # type: ignore[arg-type]  # of one kind, as all sequences are
+            own.begin_as(theirs)  # type: ignore[arg-type]  # all sequences list the same types
         self._restored = {name: kept.copy() for name, kept in other._restored.items()}
         self._moved, self.length = other._moved, length
         memory = self._memory
@@ -222,10 +232,10 @@ class SequenceStates:
                 states[name] = states[name][:length]
             memory.others.restore(self._sequence, states)
 
-    # --- What they are --------------------------------------------------------------------------
+    # --- Reading and writing --------------------------------------------------------------------
 
     def read(self, state: Tensor, *, exact: bool = False) -> Array:
-        """Return a copy of a state in the graph's form, or *exact*: see `Segment.read_exact`."""
+        """Return a copy of a state in the graph's shape; for *exact*, see `Segment.read_exact`."""
         name, memory, pages = state.name, self._memory, self.pages.numbers
         if name in memory.in_numpy:
             return np.array(memory.others.of(self._sequence)[name])
@@ -245,10 +255,10 @@ class SequenceStates:
         return kept
 
     def write(self, state: Tensor, values: Array) -> bool:
-        """Set a state to *values*, as `read` returned them; return False if they were rounded.
+        """Set a state to *values* that `read` returned; return False if they were rounded.
 
         Raises:
-            OutOfPages: There are too few pages for keys or values; nothing has changed.
+            OutOfPages: Too few pages are free for the keys or values; nothing has changed.
         """
         integers = values.dtype == np.int32
         name, memory = state.name, self._memory
@@ -276,36 +286,40 @@ class SequenceStates:
         return True
 
     def _net(self, state: str) -> Slots:
-        """Return who has the state of a delta net, by name of the state."""
+        """Return the sequence's slots of the delta net with the state named *state*."""
         return self._memory.recurrent[self._memory.nets[state]].slots[self.slot]
 
     def close(self) -> None:
-        """Give the pages back; the slot is free for another sequence."""
+        """Free the pages and the states in numpy; another sequence may now use the slot."""
         self.pages.truncate(0)
         self._memory.others.forget(self._sequence)
 
 
 def _copy_page(caches: Mapping[str, KV], source: int, target: int, count: int) -> None:
-    """Copy the first *count* positions of a page to another one, in every attention."""
+    """Copy the first *count* positions of page *source* to page *target* in every KV cache."""
     for held in caches.values():
         kv.copy_page(held.keys, held.values, source, target, count)
 
 
 def _page_count(limits: Limits, page_bytes: int) -> int:
-    """Return how many pages there are, of so many bytes for all attentions together."""
+    """Return the number of pages that *limits* allow.
+
+    Args:
+        page_bytes: Bytes of one page, summed over all attentions.
+    """
     size = abi.limits().page
     if limits.kv_bytes is None or not page_bytes:
         return limits.sequences * -(-limits.positions // size)
     if limits.kv_bytes < page_bytes:
         raise SettingError(
-            f"kv_bytes={limits.kv_bytes} is less than a page of {size} positions takes",
+            f"kv_bytes={limits.kv_bytes} is too small for a page of {size} positions",
             remedy=f"use kv_bytes={page_bytes} or more",
         )
     return limits.kv_bytes // page_bytes
 
 
 def _nets(part: Graph) -> dict[str, ops.GatedDeltaNet]:
-    """Return the delta net after each short convolution, by that one's name."""
+    """Return the delta net that follows each short convolution, by name of the convolution."""
     makers = {t.name: op for op in part.ops for t in op.writes}
     found = {}
     for op in part.ops:
