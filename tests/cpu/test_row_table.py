@@ -179,19 +179,25 @@ def test_every_sequence_gets_the_bits_that_it_gets_alone(engine, drawn):
 @pytest.mark.parametrize(
     ("spans", "match"),
     [
-        ([Span(2), Span(0, 0, 1)], "rows of a sequence: 0, where 1 to 0"),
-        ([Span(2), Span(1)], "two sequences have one slot"),
+        ([Span(2), Span(0, 0, 1)], "rows of a sequence: 0, must be 1 to 0"),
+        ([Span(2), Span(1)], "two sequences have the same slot"),
         ([Span(1, 64, 0, np.array([3], np.int32))], "op 0, a row is beyond the pages of its seq"),
-        ([Span(1, 0, 0, np.array([PAGES], np.int32))], "op 0, pages of a cache: 10, where 0 to 9"),
+        (
+            [Span(1, 0, 0, np.array([PAGES], np.int32))],
+            "op 0, pages of a cache: 10, must be 0 to 9",
+        ),
         ([Span(1, 0, 0, np.array([-1], np.int32))], "page of a sequence: -1"),
-        ([Span(1, 0, SLOTS, np.array([0], np.int32))], "op 2, slots of sequences: 5, where 0 to 4"),
+        (
+            [Span(1, 0, SLOTS, np.array([0], np.int32))],
+            "op 2, slots of sequences: 5, must be 0 to 4",
+        ),
         (
             [Span(1, 0, i, np.array([5], np.int32)) for i in (0, 1)],
-            "times that a page is listed which a row is written to: 1, where 0 to 0",
+            "uses by a sequence of a page that a row is written to: 1, must be 0 to 0",
         ),
         (
             [Span(1, 64, 0, np.array([5, 5], np.int32))],
-            "times that a page is listed which a row is written to: 2, where 0 to 1",
+            "uses by a sequence of a page that a row is written to: 2, must be 0 to 1",
         ),
     ],
 )
@@ -207,5 +213,5 @@ def test_rows_at_the_end_that_belong_to_nobody_are_refused(engine):
     with pytest.raises(UnsupportedOp, match="rows at the end belong to no sequence"):
         made.program.run(table)
     table.struct.rows, table._spans[0].first = 1, 1
-    with pytest.raises(UnsupportedOp, match="first row of a sequence: 1, where 0 to 0"):
+    with pytest.raises(UnsupportedOp, match="first row of a sequence: 1, must be 0 to 0"):
         made.program.run(table)

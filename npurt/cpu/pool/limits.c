@@ -1,13 +1,13 @@
 /*
- * What an op must be like for the kernels.  npurt_run refuses others.
+ * Checks ops and tables before a run; npurt_run refuses those that the kernels cannot process.
  *
- * Sizes come from files, and Python checks them first, with better words.  But what the C relies on
- * is here, whatever Python believes: all of it but the addresses of buffers and how large they are.
+ * Sizes come from files.  Python checks them first, with more helpful messages.  This file checks
+ * everything that the kernels rely on again, except addresses and sizes of buffers.
  */
 #include "work.h"
 #include <stdio.h>
 
-/* Whether something holds that must; says what does not. */
+/* Returns `it`; writes the error `what` to `why` if it is 0. */
 static int holds(int it, char *why, const char *what)
 {
     if (!it) {
@@ -16,12 +16,12 @@ static int holds(int it, char *why, const char *what)
     return it;
 }
 
-/* Whether a size is from `least` to `most`. */
+/* Returns 1 if a size is from `least` to `most`; else 0, with an error in `why`. */
 static int fits(int64_t size, int64_t least, int64_t most, char *why, const char *what)
 {
     const int good = size >= least && size <= most;
     if (!good) {
-        snprintf(why, WHY_BYTES, "%s: %lld, where %lld to %lld can be", what, (long long) size,
+        snprintf(why, WHY_BYTES, "%s: %lld, must be %lld to %lld", what, (long long) size,
                  (long long) least, (long long) most);
     }
     return good;
@@ -35,28 +35,29 @@ static int columns_fit(int64_t columns, char *why, const char *what)
 static int head_fits(int64_t width, int64_t most, char *why)
 {
     return fits(width, 1, most, why, "width of a head") &&
-           holds(width % NPURT_HEAD_STEP == 0, why, "heads are not whole vectors wide");
+           holds(width % NPURT_HEAD_STEP == 0, why, "the width of a head is not whole vectors");
 }
 
 static int input_fits(const npurt_input *x, char *why)
 {
     return columns_fit(x->k, why, "columns of an input") &&
            holds(!x->codes || x->k % BLOCK == 0, why, "codes of an input are not whole blocks") &&
-           holds(x->codes || !x->remainders, why, "an input has remainders alone");
+           holds(x->codes || !x->remainders, why, "an input has remainders without codes");
 }
 
 static int sum_fits(const npurt_sum *s, char *why)
 {
     return input_fits(&s->out, why) &&
            fits(s->out.k, 1, s->stride, why, "columns of a sum in place") &&
-           holds(!s->out.codes || s->stride == s->out.k, why, "codes are not of whole rows");
+           holds(!s->out.codes || s->stride == s->out.k, why, "a sum with codes needs whole rows");
 }
 
 static int image_fits(int type, int64_t n, int64_t k, char *why)
 {
     return columns_fit(k, why, "columns of a weight") &&
            fits(n, 1, INT64_MAX / NPURT_MOST_COLUMNS / 8, why, "rows of a weight") &&
-           holds(npurt_image_bytes(type, n, k) > 0, why, "a weight's type has no such rows");
+           holds(npurt_image_bytes(type, n, k) > 0, why,
+                 "the type of a weight is unknown, or its columns are not whole blocks");
 }
 
 static int matmul_fits(const npurt_matmul *m, int64_t rows, char *why)
@@ -67,7 +68,7 @@ static int matmul_fits(const npurt_matmul *m, int64_t rows, char *why)
     for (int i = 0; good && i < m->weights; i++) {
         const npurt_weight *w = &m->w[i];
         good = image_fits(w->type, w->n, w->k, why) &&
-               holds(w->k == m->in.k, why, "a weight's columns are not those of its input") &&
+               holds(w->k == m->in.k, why, "a weight and its input differ in columns") &&
                holds(!m->groups || w->n % ROWS == 0, why, "matrices are not whole panels") &&
                holds(m->in.codes || !npurt_find_format(w->type), why, "an input has no codes") &&
                fits(w->column, 0, m->stride - w->n, why, "first column of a result");
@@ -79,17 +80,17 @@ static int attention_fits(const npurt_attention *a, char *why)
 {
     const int64_t heads = (a->gated ? 2 : 1) * (int64_t) a->heads + 2 * (int64_t) a->kv_heads;
     return head_fits(a->width, NPURT_MOST_HEAD, why) &&
-           fits(a->rotated, 0, a->width, why, "elements of a head that rotate") &&
-           holds(a->rotated % 2 == 0, why, "elements of a head do not rotate in pairs") &&
+           fits(a->rotated, 0, a->width, why, "rotated elements of a head") &&
+           holds(a->rotated % 2 == 0, why, "rotated elements of a head are not whole pairs") &&
            columns_fit(a->heads, why, "heads") && columns_fit(a->kv_heads, why, "key heads") &&
            holds(a->heads % a->kv_heads == 0, why, "heads do not share key heads evenly") &&
            fits(heads * a->width, 1, a->stride, why, "columns of q, k and v") &&
            columns_fit(a->stride, why, "columns of a row of q, k and v") &&
-           holds(a->cache_bytes == 2 || a->cache_bytes == 4, why, "no such type of a cache") &&
+           holds(a->cache_bytes == 2 || a->cache_bytes == 4, why, "unknown type of a cache") &&
            fits(a->pages, 0, INT32_MAX, why, "pages of a cache") &&
            fits(a->window, 0, INT32_MAX, why, "positions of a window") &&
            holds(!a->whole || (a->q_norm && a->k_norm && !a->gated), why,
-                 "norms over all heads need weights, and heads without gates");
+                 "norms over all heads need weights for q and k, and no gates");
 }
 
 static int conv_fits(const npurt_conv *c, char *why)
@@ -99,16 +100,17 @@ static int conv_fits(const npurt_conv *c, char *why)
            columns_fit(c->k_heads, why, "key heads") &&
            columns_fit(heads * c->width + 2 * (int64_t) c->heads, why, "channels") &&
            fits(c->kernel_size, 1, NPURT_MOST_KERNEL_SIZE, why, "kernel size of a convolution") &&
-           fits(c->capacity, c->kernel_size, INT32_MAX, why, "tokens that a convolution keeps") &&
+           fits(c->capacity, c->kernel_size, INT32_MAX, why, "stored tokens of a convolution") &&
            fits(c->slots, 0, INT32_MAX, why, "slots of sequences");
 }
 
 static int shortconv_fits(const npurt_shortconv *c, char *why)
 {
-    return input_fits(&c->out, why) && columns_fit(3 * c->out.k, why, "columns of two gates") &&
+    return input_fits(&c->out, why) &&
+           columns_fit(3 * c->out.k, why, "columns of a gated convolution") &&
            holds(c->out.k % NPURT_HEAD_STEP == 0, why, "columns are not whole vectors") &&
            fits(c->kernel_size, 1, NPURT_MOST_KERNEL_SIZE, why, "kernel size of a convolution") &&
-           fits(c->capacity, c->kernel_size, INT32_MAX, why, "tokens that a convolution keeps") &&
+           fits(c->capacity, c->kernel_size, INT32_MAX, why, "stored tokens of a convolution") &&
            fits(c->slots, 0, INT32_MAX, why, "slots of sequences");
 }
 
@@ -121,7 +123,7 @@ static int delta_fits(const npurt_delta *d, char *why)
            columns_fit(d->sequences, why, "sequences") &&
            fits(d->slots, 0, INT32_MAX, why, "slots of sequences") &&
            holds(d->gates == 1 || d->gates == d->width, why,
-                 "decays of a head: not 1 or its width");
+                 "decays of a head are neither 1 nor its width");
 }
 
 static int route_fits(const npurt_route *t, char *why)
@@ -134,7 +136,7 @@ static int route_fits(const npurt_route *t, char *why)
 static int gather_fits(const npurt_gather *g, char *why)
 {
     return input_fits(&g->in, why) && input_fits(&g->out, why) &&
-           holds(g->in.k == g->out.k, why, "copies have not the columns of their input") &&
+           holds(g->in.k == g->out.k, why, "copies and their input differ in columns") &&
            holds(g->in.codes || !g->out.codes, why, "an input has no codes to copy") &&
            holds(g->in.remainders || !g->out.remainders, why, "an input has no remainders to copy");
 }
@@ -148,7 +150,7 @@ static int gate_fits(const npurt_gate *g, char *why)
 static int integers_fit(const npurt_integers *i, char *why)
 {
     return fits(i->k, 1, NPURT_MOST_EXACT, why, "columns of an exact product") &&
-           holds(i->k % 4 == 0, why, "columns of an exact product are not whole fours") &&
+           holds(i->k % 4 == 0, why, "columns of an exact product are not a multiple of 4") &&
            columns_fit(i->n, why, "results of an exact product");
 }
 
@@ -162,16 +164,16 @@ static int kind_fits(const npurt_op *any, int64_t rows, char *why)
     }
 #include "ops.inc"
     }
-    return holds(0, why, "there is no such op");
+    return holds(0, why, "unknown op");
 }
 
-/* What a table asks of the caches and states of ops. */
+/* The sizes that the caches and states of ops must have for a table. */
 typedef struct {
-    int64_t positions, pages, slots; /* the most that a span needs */
-    int paged;                       /* spans list the pages of all their positions */
+    int64_t positions, pages, slots; /* the largest numbers that a span needs */
+    int paged;                       /* 1: spans list the pages of all their positions */
 } npurt_needs;
 
-/* Whether this run's rows have their places in the caches, tables and states of an op. */
+/* Returns 1 if the caches, tables and states of an op are large enough for a run. */
 static int places_fit(const npurt_op *op, const npurt_needs *needs, char *why)
 {
     switch (op->kind) {
@@ -193,7 +195,8 @@ static int places_fit(const npurt_op *op, const npurt_needs *needs, char *why)
     }
 }
 
-/* Whether an op fits: looked at once, unless a run has more rows than those before. */
+/* Checks an op.  Its sizes are checked only in its first run, and in runs with more rows than all
+ * earlier ones. */
 static int op_fits(npurt_op *op, const npurt_job *job, const npurt_needs *needs, char *why)
 {
     if (op->checked <= job->table.rows) {
@@ -231,7 +234,7 @@ static int span_fits(const npurt_span *span, int64_t end, int64_t rows, npurt_ne
     return 1;
 }
 
-/* How often a sequence lists a page. */
+/* Returns how many times a sequence lists a page. */
 static int64_t times_listed(const npurt_span *span, int32_t page)
 {
     int64_t times = 0;
@@ -241,18 +244,19 @@ static int64_t times_listed(const npurt_span *span, int32_t page)
     return times;
 }
 
-/* Whether what one span writes is nobody else's: its slot, and the pages of its rows. */
+/* Returns 1 if no other span uses the slot of a span or the pages that its rows are written to. */
 static int is_alone(const npurt_table *table, const npurt_span *own, char *why)
 {
     const int64_t end = (own->position + own->rows - 1) / NPURT_PAGE + 1;
     for (int64_t i = 0; i < table->count; i++) {
         const npurt_span *other = &table->spans[i];
-        if (!holds(own == other || own->slot != other->slot, why, "two sequences have one slot")) {
+        if (!holds(own == other || own->slot != other->slot, why,
+                   "two sequences have the same slot")) {
             return 0;
         }
         for (int64_t p = own->position / NPURT_PAGE; p < end && p < own->listed; p++) {
             if (!fits(times_listed(other, own->pages[p]), 0, own == other, why,
-                      "times that a page is listed which a row is written to")) {
+                      "uses by a sequence of a page that a row is written to")) {
                 return 0;
             }
         }

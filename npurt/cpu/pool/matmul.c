@@ -1,9 +1,10 @@
 /*
- * A matmul's work: how it divides into chunks, how a chunk is computed, committed and verified.
+ * Divides matmuls into chunks; computes, commits and verifies them.
  *
- * Items are panels of 16 columns of the result: of all weights side by side, and of each group of
- * rows one after another where there are groups.  A chunk is computed into scratch and committed
- * after.  Where the op is repeatable two threads may compute the same chunk (pool.c).
+ * An item is a panel: 16 columns of the result.  Items are numbered over the panels of all weights
+ * side by side, and over the groups of rows if there are groups.  A chunk is computed into scratch,
+ * then committed: copied to the result.  Two threads may compute the same chunk of a repeatable op
+ * (pool.c).
  */
 #include "work.h"
 
@@ -19,7 +20,7 @@ static int64_t ceil_div(int64_t a, int64_t b)
     return (a + b - 1) / b;
 }
 
-/* Panels of all weights of one matrix of the stack, or of the only one. */
+/* Returns the panels of all weights together, for one matrix of each. */
 static int64_t panels_of_all(const npurt_matmul *m)
 {
     int64_t panels = 0;
@@ -29,7 +30,7 @@ static int64_t panels_of_all(const npurt_matmul *m)
     return panels;
 }
 
-/* Groups there may be: those of the run are known only when it comes to them. */
+/* Returns the maximum number of groups; their actual number is known only when the op runs. */
 static int64_t most_groups(const npurt_matmul *m, int64_t rows)
 {
     if (!m->groups) {
@@ -39,8 +40,8 @@ static int64_t most_groups(const npurt_matmul *m, int64_t rows)
 }
 
 /*
- * Panels a chunk: enough bytes to be worth taking; where weights are expanded for many rows, enough
- * panels to read those for.
+ * Returns the panels per chunk.  For few rows, a chunk reads about GEMV_CHUNK_BYTES of weights, to
+ * amortise the cost of taking it.  For many rows it has 8 panels, to amortise reading the rows.
  */
 static int64_t grain_of(const npurt_matmul *m, int64_t items, int64_t rows, int threads)
 {
@@ -67,7 +68,7 @@ static int format_index(int type)
     return -1;
 }
 
-/* Copies `size` bytes to to[*used] where there is a `to`, and counts them; returns the copy. */
+/* Copies `size` bytes to to[*used] unless `to` is NULL, and adds to *used; returns the copy. */
 static void *keep(const void *from, int64_t size, uint8_t *to, int64_t *used)
 {
     void *kept = to ? memcpy(to + *used, from, (size_t) size) : NULL;
@@ -76,8 +77,8 @@ static void *keep(const void *from, int64_t size, uint8_t *to, int64_t *used)
 }
 
 /*
- * Copies what a matmul reads besides weights, `rows` of its input and the groups, to `to`; returns
- * the bytes.  If `to` is NULL, it only counts the bytes and sets the pointers to NULL.
+ * Copies `rows` rows of a matmul's input, and its groups, to `to`; returns the number of bytes.  If
+ * `to` is NULL, the function only counts the bytes and sets the pointers to NULL.
  */
 static int64_t move_input(npurt_matmul *m, int64_t rows, uint8_t *to)
 {
@@ -108,7 +109,7 @@ static int64_t move_input(npurt_matmul *m, int64_t rows, uint8_t *to)
 
 _Static_assert(NPURT_MOST_ROWS * ROWS * sizeof(float) <= RESULT_BYTES, "a panel does not fit");
 
-/* Bytes of the results of one panel: a row of the run is in a group once at most. */
+/* Returns the maximum bytes of one panel's results: a group has a row of the run at most once. */
 static int64_t panel_results(const npurt_op *op, const npurt_job *job)
 {
     const int64_t rows = op->u.matmul.groups ? job->table.rows : npurt_rows(op, job);
@@ -133,13 +134,13 @@ npurt_division npurt_divide_matmul(const npurt_op *op, const npurt_job *job, int
     return d;
 }
 
-/* A matmul without groups, and panels [first, last) of its weights. */
+/* Panels [first, last) of the weights of a matmul without groups, or of one group's product. */
 typedef struct {
     npurt_matmul m;
     int64_t rows, first, last;
 } npurt_part;
 
-/* The product of one group of rows with its matrix. */
+/* Returns the matmul of one group of rows with its matrix. */
 static npurt_matmul view_of(const npurt_matmul *m, const npurt_group *g)
 {
     npurt_matmul view = *m;
@@ -162,7 +163,7 @@ static npurt_matmul view_of(const npurt_matmul *m, const npurt_group *g)
     return view;
 }
 
-/* Sets *part to what the items from `from` on are, up to the end of a group; returns the next. */
+/* Sets *part to items [from, to), or to those up to the end of a group; returns the next item. */
 static int64_t next_part(const npurt_op *op, const npurt_job *job, int64_t from, int64_t to,
                          npurt_part *part)
 {
@@ -220,7 +221,7 @@ static void compute_dense(const npurt_isa *isa, const npurt_input *x, const npur
     }
 }
 
-/* A piece of codes: what its products need to know. */
+/* The product of rows of x with a piece of a weight of codes. */
 typedef struct {
     const npurt_isa *isa;
     const npurt_input *x;
@@ -230,7 +231,7 @@ typedef struct {
     int panels, format;
 } npurt_product;
 
-/* y [panels][rows][16]: as many rows at once as gemv takes, panel by panel. */
+/* Computes y [panels][rows][16] panel by panel, with up to GEMV_ROWS rows at a time. */
 static void by_gemv(const npurt_product *p, float *y)
 {
     for (int64_t first = 0; first < p->rows; first += GEMV_ROWS) {
@@ -246,7 +247,7 @@ static void by_gemv(const npurt_product *p, float *y)
     }
 }
 
-/* The same: all rows at once, a record of every panel after another. */
+/* Computes y [panels][rows][16] record by record, each with all rows at once. */
 static void by_gemm(const npurt_product *p, const npurt_format *f, float *y)
 {
     const uint8_t *image = p->image;
@@ -287,7 +288,7 @@ static void compute_codes(const npurt_isa *isa, const npurt_input *x, const npur
     }
 }
 
-/* out = in + bias, where given */
+/* out = in + bias; bias may be NULL */
 static void put_row(float *restrict out, const float *restrict in, const float *restrict bias,
                     int64_t width)
 {
@@ -299,7 +300,7 @@ static void put_row(float *restrict out, const float *restrict in, const float *
     }
 }
 
-/* Copies a piece's results to their columns, bias added. */
+/* Copies a piece's results to their columns of the output, and adds the bias. */
 static void commit_piece(const npurt_matmul *m, const npurt_piece *p, int64_t rows, const float *y)
 {
     const npurt_weight *w = p->w;
@@ -333,7 +334,7 @@ static void compute(const npurt_op *op, const npurt_job *job, int64_t from, int6
     }
 }
 
-/* Moves what `compute` made to where it belongs. */
+/* Copies the results of `compute` to the output. */
 static void commit(const npurt_op *op, const npurt_job *job, int64_t from, int64_t to,
                    const float *y)
 {
@@ -349,7 +350,7 @@ static void commit(const npurt_op *op, const npurt_job *job, int64_t from, int64
     }
 }
 
-/* A chunk may be larger than scratch: as many panels at a time as fit. */
+/* The results of a chunk may exceed scratch, so this computes as many panels at a time as fit. */
 void npurt_compute_matmul(const npurt_op *op, const npurt_job *job, int64_t from, int64_t to,
                           float *scratch)
 {

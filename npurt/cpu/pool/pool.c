@@ -1,21 +1,24 @@
 /*
- * The threads that run a program, and how they share it.
+ * The thread pool: its threads, and how they divide the work of a run.
  *
- * Every thread walks the ops in order and takes chunks of the current one until none is left; nobody
- * is in charge.  It begins with a lane of its own, consecutive chunks, so that it reads weights in
- * order: taking turns, two threads lose a fifth of the bandwidth (bench/RESULTS.md).  Then it takes
- * what is left in the lanes of others.  When all chunks are taken but some thread was preempted in
- * the middle of its own, the others do not wait: they compute that chunk again, and the first to
- * finish commits it.  So a busy neighbour costs its share of the machine and no more.
+ * Every thread processes the ops in order, and takes chunks of the current op until none is left;
+ * no thread coordinates the others.  The chunks of an op are divided into lanes of consecutive
+ * chunks.  A thread first takes the chunks of its own lane, so that it reads weights in order: if
+ * two threads take alternate chunks, they lose a fifth of the bandwidth (bench/RESULTS.md).  Then
+ * it takes chunks that are left in other lanes.  If all chunks are taken, but a thread was preempted
+ * in its chunk, the other threads compute that chunk again instead of waiting, and the first to
+ * finish commits the result.  So another process on one of the CPUs does not stall the run.
  *
- * A late thread is one whose chunk another thread has committed.  It reads nothing that anybody
- * writes to: a chunk that may be computed twice is computed from weights and a copy of the op and its
- * input, into the thread's own scratch.  It makes that copy while its `reads` is set, and the thread
- * that finishes the op waits for copies, if any chunk was repeated since somebody last did.  So once
- * an op is over, nobody reads it or its input.  What a late thread computes is dropped: to commit a
- * chunk is to change its slot from the value seen before to the number of the run.
+ * A late thread is one whose chunk another thread has committed.  It must not read memory that
+ * another thread may write.  So a repeatable chunk is computed from weights and from the thread's
+ * copy of the op and its input, into the thread's scratch.  The flag `reads` of a thread is set
+ * while it makes this copy.  The thread that finishes the op waits until all these flags are clear,
+ * if any chunk was repeated since the last such wait.  So no thread reads an op or its input after
+ * the op is over.  A thread commits a chunk by changing the chunk's slot from the value it saw
+ * before computing to the number of the run.  This fails for a late thread, which then drops its
+ * result.
  *
- * tests/cpu/pool_model.py has this protocol in small, and tries every order of events.
+ * tests/cpu/pool_model.py is a model of this protocol that tests every order of events.
  */
 #define _GNU_SOURCE
 #include "work.h"
@@ -29,55 +32,55 @@
 #include <time.h>
 #include <unistd.h>
 
-/* How long a thread looks busily: for a new run before it sleeps, for others before it helps. */
+/* How long a thread spins before it sleeps, repeats the chunks of others, or yields the CPU. */
 enum { IDLE_NS = 100000, HELP_NS = 10000, YIELD_NS = 50000 };
 
-enum { LANES = 8 };                              /* at most: more threads share them */
-static const uint32_t LAST_RUN = UINT32_MAX - 2; /* the next is run 1 again */
+enum { LANES = 8 };                              /* maximum number of lanes */
+static const uint32_t LAST_RUN = UINT32_MAX - 2; /* the run after this one has number 1 again */
 
 /* Consecutive chunks of one op. */
 typedef struct {
     _Alignas(64) _Atomic uint64_t ticket; /* next chunk to take */
 } npurt_lane;
 
-/* The progress of an op.  OVER: threads go on to the next op.  STOPPED: the run ends here.  CLOSING:
- * the last chunk is done.  OPEN: chunks are left. */
+/* The progress of an op.  OVER: threads continue with the next op.  STOPPED: the run ends with this
+ * op.  CLOSING: all chunks are committed.  Greater than OPEN: chunks are left. */
 enum npurt_progress { OVER, STOPPED, CLOSING, OPEN = CLOSING };
 
 /*
- * The shared state of one op in one run.  The high half of tickets and of `left` is the number of the
- * run.  A thread of an earlier run may look at any time, so every word is atomic.
+ * The shared state of one op in one run.  The high half of a ticket and of `left` is the number of
+ * the run.  Every word is atomic, because a thread of an earlier run may read it at any time.
  */
 typedef struct {
     npurt_lane lanes[LANES];
-    _Atomic uint64_t left; /* OPEN and the chunks not committed, or another npurt_progress */
+    _Atomic uint64_t left; /* OPEN + the number of uncommitted chunks, or another npurt_progress */
     _Atomic uint64_t division[sizeof(npurt_division) / 8];
     _Atomic uint32_t slots[MAX_CHUNKS]; /* the run that last committed each chunk */
 } npurt_share;
 
-/* What a thread has to itself. */
+/* The state of one thread. */
 typedef struct {
-    _Alignas(64) _Atomic int reads; /* 1 while it copies an op and its input */
+    _Alignas(64) _Atomic int reads; /* 1 while the thread copies an op and its input */
     void *scratch;                  /* SCRATCH_BYTES */
-    pthread_t id;                   /* of a worker */
+    pthread_t id;                   /* unused for thread 0, the caller of npurt_run */
 } npurt_thread;
 
 struct npurt_pool {
-    int count, pinned; /* of threads; kept on `cpus` */
-    pid_t owner;
+    int count, pinned; /* number of threads; 1 if they run only on `cpus` */
+    pid_t owner;       /* the process that started the threads */
     cpu_set_t cpus;
     npurt_thread *threads;
     npurt_share *shares;
-    int capacity;             /* of shares */
-    uint64_t waited;          /* what `repeats` was when somebody last waited for copies */
-    _Atomic uint64_t repeats; /* chunks computed a second time, so far */
+    int capacity;             /* length of `shares` */
+    uint64_t waited;          /* value of `repeats` at the last wait for copies */
+    _Atomic uint64_t repeats; /* how often a thread began to repeat chunks of others */
     _Atomic uint64_t job[sizeof(npurt_job) / 8];
-    _Atomic uint32_t run;           /* number of the current run; what sleepers wait on */
-    _Atomic uint32_t settled;       /* the last run that nobody may begin or go on with */
-    _Atomic int asleep, stop, next; /* next: thread ids handed out */
-    _Atomic int inside;             /* workers in a run */
-    _Atomic uint64_t stamp;         /* when the last op was over */
-    char why[WHY_BYTES];            /* the last run was refused */
+    _Atomic uint32_t run;       /* number of the current run; sleeping workers wait on it */
+    _Atomic uint32_t settled;   /* no thread may begin or continue this run or an earlier one */
+    _Atomic int asleep, inside; /* workers that sleep, and that are inside a run */
+    _Atomic int stop, next;     /* 1: workers exit; workers that have a thread number */
+    _Atomic uint64_t stamp;     /* time at which the last op was over, nanoseconds */
+    char why[WHY_BYTES];        /* reason why the last run was refused */
 };
 
 static uint64_t now(void)
@@ -101,14 +104,14 @@ static void futex(_Atomic uint32_t *word, int what, uint32_t value)
     syscall(SYS_futex, word, what | FUTEX_PRIVATE_FLAG, value, NULL, NULL, 0);
 }
 
-/* One thread's way through one run. */
+/* The progress of one thread in one run. */
 typedef struct {
     npurt_pool *pool;
     npurt_job job;
     uint32_t run;
     int thread;
-    int copied;    /* index of the op that `copy` is of, or -1 */
-    npurt_op copy; /* with its input in the thread's scratch */
+    int copied;    /* index of the op that was copied to `copy`, or -1 */
+    npurt_op copy; /* its input points into the thread's scratch */
 } npurt_walk;
 
 static npurt_thread *own(const npurt_walk *w)
@@ -116,20 +119,21 @@ static npurt_thread *own(const npurt_walk *w)
     return &w->pool->threads[w->thread];
 }
 
-/* True when the run has ended, since another began or the pool has settled. */
+/* Returns 1 if the run has ended, because another run began or the pool was settled. */
 static int is_settled(const npurt_walk *w)
 {
     return (int32_t) (w->run - atomic_load(&w->pool->settled)) <= 0;
 }
 
-/* `left` of the op, which is over if the run is. */
+/* Returns `left` of the op; OVER if the run has ended. */
 static uint32_t left_of(const npurt_walk *w, const npurt_share *s)
 {
     const uint64_t left = atomic_load(&s->left);
     return left >> 32 == w->run ? (uint32_t) left : OVER;
 }
 
-/* What may be read while it is written: whoever reads finds out afterwards whether it is whole. */
+/* Copies a struct word by word to atomic words.  A concurrent reader may get a mix of old and new
+ * words, and must check afterwards that they are consistent. */
 static void put_words(_Atomic uint64_t *words, const void *from, size_t bytes)
 {
     for (size_t i = 0; i < bytes / sizeof *words; i++) {
@@ -152,14 +156,14 @@ static int lanes_of(const npurt_pool *pool)
     return pool->count < LANES ? pool->count : LANES;
 }
 
-/* The first chunk of a lane; a lone chunk is in lane 0. */
+/* Returns the first chunk of a lane; a single chunk is in lane 0. */
 static int lane_start(const npurt_pool *pool, npurt_division d, int lane)
 {
     const int lanes = lanes_of(pool);
     return (d.chunks * lane + lanes - 1) / lanes;
 }
 
-/* Takes the next chunk of a lane: its number, or -1 when there is none or the run is over. */
+/* Takes the next chunk of a lane.  Returns its number, or -1 if none is left or the run is over. */
 static int take_from(const npurt_walk *w, npurt_share *s, npurt_division d, int lane)
 {
     const int end = lane_start(w->pool, d, lane + 1);
@@ -173,7 +177,7 @@ static int take_from(const npurt_walk *w, npurt_share *s, npurt_division d, int 
     return -1;
 }
 
-/* Takes a chunk, from the thread's own lane if it can: as above. */
+/* Takes a chunk from the thread's own lane, or from another lane if it is empty: see take_from. */
 static int take(const npurt_walk *w, npurt_share *s, npurt_division d)
 {
     const int lanes = lanes_of(w->pool);
@@ -186,7 +190,7 @@ static int take(const npurt_walk *w, npurt_share *s, npurt_division d)
     return -1;
 }
 
-/* Waits until no thread reads the op of which this one has committed the last chunk. */
+/* Waits until no thread copies the current op, whose chunks are all committed. */
 static void await_copies(npurt_pool *pool)
 {
     const uint64_t repeats = atomic_load(&pool->repeats);
@@ -198,7 +202,7 @@ static void await_copies(npurt_pool *pool)
     pool->waited = repeats;
 }
 
-/* The last chunk of an op is in: account for it, verify it, let everybody go on. */
+/* Finishes an op after its last chunk: verifies and counts it, and lets threads continue. */
 static void finish(const npurt_walk *w, int index, npurt_share *s)
 {
     npurt_op *op = &w->job.ops[index];
@@ -224,7 +228,7 @@ static void count_done(const npurt_walk *w, int index, npurt_share *s)
     }
 }
 
-/* Copies the op and its input, which cannot change while the thread's `reads` is set; ends that. */
+/* Copies the op and its input, which cannot change while the thread's `reads` is set; clears it. */
 static void copy(npurt_walk *w, int index)
 {
     npurt_snapshot(&w->job.ops[index], &w->job, own(w)->scratch, &w->copy);
@@ -232,7 +236,7 @@ static void copy(npurt_walk *w, int index)
     atomic_store_explicit(&own(w)->reads, 0, memory_order_release);
 }
 
-/* Computes a chunk of a repeatable op, which the thread has a copy of; the first to do so commits. */
+/* Computes a chunk from the thread's copy of the op; commits it unless another thread was first. */
 static void do_copied(const npurt_walk *w, int index, npurt_share *s, npurt_division d, int chunk)
 {
     uint32_t seen = atomic_load(&s->slots[chunk]);
@@ -247,9 +251,8 @@ static void do_copied(const npurt_walk *w, int index, npurt_share *s, npurt_divi
 }
 
 /*
- * Takes and computes chunks until none is left.  Before it takes a chunk of a repeatable op, a thread
- * notes that it reads the results of the op before.  A thread that repeats this chunk saw that it was
- * taken, and so sees the note.
+ * Takes and computes chunks until none is left.  A thread sets `reads` before it takes a chunk of a
+ * repeatable op.  A thread that repeats this chunk has seen that it was taken, and so sees `reads`.
  */
 static void do_chunks(npurt_walk *w, int index, npurt_share *s, npurt_division d)
 {
@@ -275,8 +278,8 @@ static void do_chunks(npurt_walk *w, int index, npurt_share *s, npurt_division d
 }
 
 /*
- * Computes again what others have taken and not committed.  Either the thread that commits the last
- * chunk sees that chunks are repeated, or this one that none is left.
+ * Repeats the chunks that other threads took and did not commit.  Either the thread that commits the
+ * last chunk sees the new value of `repeats`, or this thread sees that no chunk is left.
  */
 static void help(npurt_walk *w, int index, npurt_share *s, npurt_division d)
 {
@@ -295,7 +298,7 @@ static void help(npurt_walk *w, int index, npurt_share *s, npurt_division d)
     }
 }
 
-/* Every chunk is taken: wait for the others, and past some time do their work again. */
+/* Waits for other threads after all chunks are taken; after some time, repeats their chunks. */
 static enum npurt_progress await(npurt_walk *w, int index, npurt_share *s, npurt_division d,
                                  uint64_t spent)
 {
@@ -316,13 +319,13 @@ static enum npurt_progress await(npurt_walk *w, int index, npurt_share *s, npurt
     return left;
 }
 
-/* Returns how many ops are done, less than all if one has stopped the run. */
+/* Runs the ops.  Returns how many are done: less than all if an op stopped the run. */
 static int walk(npurt_walk *w)
 {
     int index = 0;
     for (w->copied = -1; index < w->job.count && !is_settled(w); index++) {
         npurt_share *s = &w->pool->shares[index];
-        npurt_division d; /* whole if a chunk can be taken: lanes are closed while it changes */
+        npurt_division d; /* consistent if a chunk can be taken: lanes are closed during changes */
         get_words(&d, s->division, sizeof d);
         const uint64_t start = now();
         do_chunks(w, index, s, d);
@@ -333,7 +336,7 @@ static int walk(npurt_walk *w)
     return index;
 }
 
-/* A worker: waits for a run it has not seen, joins it, again. */
+/* The main function of a worker: waits for a new run, joins it, and repeats. */
 static void *work(void *argument)
 {
     npurt_pool *pool = argument;
@@ -354,7 +357,7 @@ static void *work(void *argument)
         }
         atomic_fetch_add(&pool->inside, 1);
         w.run = run;
-        get_words(&w.job, pool->job, sizeof w.job); /* whole if the run is not settled then */
+        get_words(&w.job, pool->job, sizeof w.job); /* consistent unless the run is settled */
         if (!atomic_load(&pool->stop)) {
             walk(&w);
         }
@@ -363,7 +366,7 @@ static void *work(void *argument)
     return NULL;
 }
 
-/* Memory for up to `wanted` threads; returns for how many there was some. */
+/* Allocates memory for up to `wanted` threads; returns the number of threads that have memory. */
 static int make_threads(npurt_pool *pool, int wanted)
 {
     pool->threads = aligned_alloc(64, (size_t) wanted * sizeof *pool->threads);
@@ -397,15 +400,15 @@ npurt_pool *npurt_pool_new(int threads, const int32_t *cpus, int count)
            !pthread_create(&pool->threads[pool->count].id, NULL, work, pool)) {
         pool->count++;
     }
-    for (int i = pool->count; i < most; i++) { /* a system short of threads: fewer will do */
+    for (int i = pool->count; i < most; i++) { /* threads that could not be started */
         free(pool->threads[i].scratch);
     }
     return pool;
 }
 
 /*
- * A worker counts itself in before it looks at `settled`, and this looks at the count after it has
- * set `settled`: one of the two sees the other.
+ * A worker increments `inside` before it reads `settled`; this function sets `settled` before it
+ * reads `inside`.  So either this function waits for the worker, or the worker leaves the run.
  */
 void npurt_pool_settle(npurt_pool *pool)
 {
@@ -433,7 +436,7 @@ void npurt_pool_free(npurt_pool *pool)
     free(pool);
 }
 
-/* Makes room for the state of `count` ops, all zero where numbers of runs begin again; 0: no memory. */
+/* Grows `shares` to `count` ops; clears it before run 1.  Returns 0 if there is no memory. */
 static int reserve(npurt_pool *pool, int count)
 {
     if (count <= pool->capacity && atomic_load(&pool->run) < LAST_RUN) {
@@ -452,7 +455,7 @@ static int reserve(npurt_pool *pool, int count)
     return 1;
 }
 
-/* Lets threads take the chunks of one op; until then nobody may, of this run or of another. */
+/* Opens the lanes of one op for this run.  While `division` changes, no thread can take a chunk. */
 static void open_lanes(const npurt_walk *w, npurt_share *s, npurt_division d)
 {
     const uint64_t run = (uint64_t) w->run << 32;
@@ -484,7 +487,7 @@ int npurt_run(npurt_pool *pool, npurt_op *ops, int count, const npurt_table *tab
     }
     const uint32_t last = atomic_load(&pool->run);
     w.run = last < LAST_RUN ? last + 1 : 1;
-    atomic_store(&pool->settled, last); /* before the job changes */
+    atomic_store(&pool->settled, last); /* late threads must leave before the job changes */
     for (int i = 0; i < count; i++) {
         open_lanes(&w, &pool->shares[i], npurt_divide(&ops[i], &w.job, pool->count));
     }

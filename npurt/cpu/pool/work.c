@@ -1,7 +1,8 @@
 /*
- * What one op's work is: how it divides into chunks, how a chunk is computed.
+ * Divides ops into chunks, and computes the chunks.
  *
- * Matmuls are matmul.c's.  The other ops write where they stand and are computed once.
+ * matmul.c does this for matmuls.  The chunks of all other ops are computed only once, and write
+ * directly to the op's output.
  */
 #include "work.h"
 
@@ -18,7 +19,7 @@ static int64_t ceil_div(int64_t a, int64_t b)
     return (a + b - 1) / b;
 }
 
-/* Blocks of at most ATTEND_ROWS rows of one sequence, of all spans. */
+/* Returns the number of blocks of all spans: a block is up to ATTEND_ROWS rows of one span. */
 static int64_t attend_blocks(const npurt_table *table)
 {
     int64_t blocks = 0;
@@ -28,13 +29,13 @@ static int64_t attend_blocks(const npurt_table *table)
     return blocks;
 }
 
-/* Of one span: a head of q, k or v each, and the gates. */
+/* Items of one span: one for each head of q, k and v, and one for the gates. */
 static int64_t conv_items(const npurt_conv *op)
 {
     return 2 * (int64_t) op->k_heads + op->heads + 1;
 }
 
-/* Of one span: at most DELTA_ROWS rows of the state of a head each. */
+/* Items of one span: each is up to DELTA_ROWS rows of the state of one head. */
 static int64_t delta_items(const npurt_delta *op)
 {
     return (int64_t) op->sequences * op->heads * ceil_div(op->width, DELTA_ROWS);
@@ -59,7 +60,7 @@ npurt_division npurt_divide(const npurt_op *any, const npurt_job *job, int threa
     }
 #include "ops.inc"
     }
-    const int64_t least = ceil_div(d.items, MAX_CHUNKS) + !d.items; /* no items: no chunks of one */
+    const int64_t least = ceil_div(d.items, MAX_CHUNKS) + !d.items; /* at least 1 */
     d.grain = d.grain > least ? d.grain : least;
     d.chunks = (int) ceil_div(d.items, d.grain);
     return d;
@@ -85,7 +86,7 @@ static void cap_item(const npurt_cap *op, const npurt_level *level, int64_t item
     level->cap(op, item / spans, first, lesser(op->k - first, CAP_SPAN));
 }
 
-/* Index of the span that a row belongs to. */
+/* Returns the index of the span that has a row. */
 static int64_t span_of(const npurt_table *table, int64_t row)
 {
     int64_t low = 0, high = table->count;
@@ -141,7 +142,7 @@ static void attend_items(const npurt_attention *op, attend_fn *attend, const npu
                          int64_t from, int64_t to, float *scratch)
 {
     const npurt_span *span = table->spans;
-    int64_t before = 0; /* blocks of the spans before */
+    int64_t before = 0; /* blocks of all spans before `span` */
     for (int64_t i = from; i < to; i++) {
         for (int64_t own; i / op->kv_heads >= before + (own = ceil_div(span->rows, ATTEND_ROWS));
              span++) {

@@ -1,5 +1,5 @@
 /*
- * What pool.c asks of work.c and matmul.c, and the one of the other.
+ * Functions of work.c, matmul.c and limits.c that other files of the pool call.
  */
 #ifndef NPURT_WORK_H
 #define NPURT_WORK_H
@@ -8,14 +8,14 @@
 
 enum { MAX_CHUNKS = 256 };
 
-/* What one run of a program works on. */
+/* The ops and the rows of one run. */
 typedef struct {
     npurt_op *ops;
     int count;
-    npurt_table table; /* a late thread may read its numbers, but no more what it points to */
+    npurt_table table; /* a late thread must not dereference its pointers, which may be stale */
 } npurt_job;
 
-/* Work items of an op in one run, `grain` of them a chunk. */
+/* The work items of an op in one run; each chunk has `grain` items. */
 typedef struct {
     int64_t items, grain;
     int chunks;
@@ -24,18 +24,18 @@ typedef struct {
 
 enum { WHY_BYTES = 128 };
 
-/* Whether the kernels can run this; where not, `why` says why not. */
+/* Returns 1 if the kernels can run a job; else 0, with the reason in `why` [WHY_BYTES]. */
 int npurt_job_fits(const npurt_job *job, char *why);
 
-/* How an op that fits divides among threads. */
+/* Divides the work of a checked op into chunks. */
 npurt_division npurt_divide(const npurt_op *op, const npurt_job *job, int threads);
 
-/* Computes one chunk; its results are then where they belong. */
+/* Computes one chunk and writes its results to the op's output. */
 void npurt_compute(npurt_op *op, npurt_division d, const npurt_job *job, int chunk, void *scratch);
 
 /*
- * A chunk of a repeatable op in three steps: copy the op with its input, compute into scratch, move
- * the results to where they belong.  The second reads the copy and weights, and nothing else.
+ * A chunk of a repeatable op is computed in three steps: copy the op with its input, compute into
+ * scratch, copy the results to the output.  The second step reads only the copy and the weights.
  */
 void npurt_snapshot(const npurt_op *op, const npurt_job *job, void *scratch, npurt_op *copy);
 void npurt_compute_copy(const npurt_op *copy, npurt_division d, const npurt_job *job, int chunk,
@@ -43,18 +43,18 @@ void npurt_compute_copy(const npurt_op *copy, npurt_division d, const npurt_job 
 void npurt_commit_copy(const npurt_op *copy, npurt_division d, const npurt_job *job, int chunk,
                        const void *scratch);
 
-/* Rows that an op works on in a run. */
+/* Returns the number of rows that an op computes in a run. */
 int64_t npurt_rows(const npurt_op *op, const npurt_job *job);
 
-/* How often a finished matmul read a whole weight: once, or once for each of its groups. */
+/* Returns how many matrices of each weight a finished matmul read: 1, or one per group. */
 int64_t npurt_matrices(const npurt_op *op, const npurt_job *job);
 
-/* As npurt_divide and npurt_compute, for a matmul and its items [from, to). */
+/* npurt_divide and npurt_compute for a matmul; the latter computes items [from, to). */
 npurt_division npurt_divide_matmul(const npurt_op *op, const npurt_job *job, int threads);
 void npurt_compute_matmul(const npurt_op *op, const npurt_job *job, int64_t from, int64_t to,
                           float *scratch);
 
-/* Freivalds: whether a finished matmul's result agrees with its input. */
+/* Verifies the result of a finished matmul with Freivalds' algorithm; returns 1 if it is right. */
 int npurt_is_right(const npurt_op *op, const npurt_job *job);
 
 #endif
