@@ -1,6 +1,6 @@
 """`npurt serve`: HTTP interfaces of language models.
 
-The *front* speaks HTTP: it renders templates, tokenizes, parses, and knows every token that it
-sent.  An *engine* is a child process that holds the device.  `engine.protocol` is what they say to
-each other.
+The *front* is the HTTP process: it renders chat templates, tokenizes prompts, parses completions,
+and stores every token of an open sequence.  An *engine* is a child process that holds the device.
+`engine.protocol` defines the messages between the front and an engine.
 """

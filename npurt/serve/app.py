@@ -1,4 +1,7 @@
-"""The application: the handler of each path.  May import every room but `run`."""
+"""Build the ASGI application: map each path to its handler.
+
+May import every package of `npurt.serve` except `run`.
+"""
 
 import re
 from collections.abc import Sequence
@@ -80,7 +83,7 @@ def application(
     """Return the ASGI application of a server.
 
     Args:
-        served: Its model, or several.
+        served: The front of the only model, or the `Offers` of several models.
         keys, hosts, origins: See `Guard`.
         page: Serve the chat page at `/`.
     """
@@ -106,14 +109,15 @@ def application(
 
 
 def _answering(router: Router) -> ASGIApp:
-    """Return *router* with answers to unknown paths and methods.
+    """Return *router* with error responses for unknown paths and methods.
 
-    `Starlette` does the same, but in layers through which each part of a stream would pass.
+    The class `Starlette` does this in middleware, which every chunk of a stream would pass through.
     """
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await router({**scope, "app": app}, receive, send)  # then it raises for these
+            # With "app" in the scope, the router raises HTTPException for an unknown path.
+            await router({**scope, "app": app}, receive, send)
         except HTTPException as error:
             await _unrouted(scope, error)(scope, receive, send)
 
@@ -121,7 +125,7 @@ def _answering(router: Router) -> ASGIApp:
 
 
 def _unrouted(scope: Scope, error: HTTPException) -> Response:
-    """Return the answer to a path or a method that is not known, in the shape of its interface."""
+    """Return the error response for an unknown path or method, in the path's interface's form."""
     what = f"{scope['method']} {scope['path']}"
     known = HttpError(
         error.status_code,
@@ -134,7 +138,7 @@ def _unrouted(scope: Scope, error: HTTPException) -> Response:
 
 
 def _plain_paths(app: ASGIApp) -> ASGIApp:
-    """Return *app* with paths that have no slash at the end, and none twice."""
+    """Return *app* behind a filter that removes trailing and repeated slashes from paths."""
 
     async def plain(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":

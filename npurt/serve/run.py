@@ -1,6 +1,6 @@
-"""Run the server: listen, open the model, answer until a signal, finish what is under way.
+"""Run the server: listen, open the model, serve until a signal, finish the active requests.
 
-May import every room.
+May import every package of `npurt.serve`.
 """
 
 import asyncio
@@ -31,38 +31,38 @@ if TYPE_CHECKING:
     from npurt.serve.models.folder import FolderModel
     from npurt.serve.models.policy import Policy
 
-IDLE_SECONDS = 30  # that a connection may be idle between two requests
+IDLE_SECONDS = 30  # limit on the idle time of a connection between two requests
 ENGINE = (sys.executable, "-m", "npurt.serve.engine")
 
 log = logging.getLogger("npurt.serve")
 
 
 class Timer:
-    """Calls *call* some seconds after `start`, unless `stop` comes before."""
+    """A timer that calls *call* a given time after `start`, unless `stop` is called first."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call = call
         self._handle: asyncio.TimerHandle | None = None
 
     def start(self, seconds: float) -> None:
-        """Begin to wait, if it does not wait already."""
+        """Start the timer for *seconds*; do nothing if it is running."""
         if self._handle is None:
             self._handle = asyncio.get_running_loop().call_later(seconds, self._call)
 
     def stop(self) -> None:
-        """Stop waiting."""
+        """Stop the timer."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
 
 
 class ChunkedConnection(h11.Connection):
-    """HTTP of a connection that writes the parts of a stream itself, in less time than h11.
+    """An h11 connection that encodes chunks of a stream faster than h11, and checks headers.
 
-    It also refuses headers that h11 accepts: see `_require_sound`.
+    `_require_sound` lists the headers that h11 accepts and this class refuses.
 
     Args:
-        gone: Says whether the client has gone: then no part is written.
+        gone: Returns whether the client has disconnected; no chunk is written then.
     """
 
     def __init__(self, gone: Callable[[], bool]) -> None:
@@ -71,7 +71,7 @@ class ChunkedConnection(h11.Connection):
         self._chunked = False
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        """Return what the client sent next."""
+        """Return the next event that the client sent."""
         event = super().next_event()
         if type(event) is h11.Request:
             _require_sound(event)
@@ -90,13 +90,13 @@ class ChunkedConnection(h11.Connection):
 
 
 def _require_sound(request: h11.Request) -> None:
-    """Refuse headers that are too large, and two lengths of one body.
+    """Refuse headers that are too large, and a body with both Content-Length and chunks.
 
-    h11 accepts large headers that arrive at once.  A proxy may believe the other length, and take a
-    part of the body for a request (RFC 9112, 6.1).
+    h11 does not limit headers that arrive in one read.  If both lengths are given, a proxy may use
+    the other one and treat a part of the body as a request (RFC 9112, 6.1).
 
     Raises:
-        h11.RemoteProtocolError: The answer is 400, and the connection ends.
+        h11.RemoteProtocolError: The headers are refused: status 400, and the connection is closed.
     """
     lines = (len(name) + len(value) + 4 for name, value in request.headers)
     if len(request.target) + sum(lines) > limits.HEAD:
@@ -106,18 +106,18 @@ def _require_sound(request: h11.Request) -> None:
 
 
 class Protocol(H11Protocol):
-    """HTTP of a connection, which ends when headers do not arrive, or answers are not taken."""
+    """The HTTP protocol of a connection, with timeouts for receiving headers and for sending."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for a request."""
+        """Start the timeout for the first request's headers."""
         super().connection_made(transport)
         self.conn = ChunkedConnection(transport.is_closing)
-        self._late = Timer(transport.abort)  # runs while headers are to arrive
-        self._stalled = Timer(transport.abort)  # runs while the client takes nothing
+        self._late = Timer(transport.abort)  # runs while headers are incomplete
+        self._stalled = Timer(transport.abort)  # runs while the send buffer is full
         self._late.start(limits.HEAD_SECONDS)
 
     def data_received(self, data: bytes) -> None:
-        """Take *data*; wait for the end of headers that have begun, of any request."""
+        """Parse *data*; run the headers' timeout while the headers of a request are incomplete."""
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
             self._late.stop()
@@ -125,27 +125,27 @@ class Protocol(H11Protocol):
             self._late.start(limits.HEAD_SECONDS)
 
     def pause_writing(self) -> None:
-        """Wait until the client takes what was sent."""
+        """Start the send timeout: the send buffer is full."""
         super().pause_writing()
         self._stalled.start(limits.SEND_SECONDS)
 
     def resume_writing(self) -> None:
-        """Stop waiting: it did."""
+        """Stop the send timeout: the client received data."""
         self._stalled.stop()
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop waiting."""
+        """Stop both timeouts."""
         self._late.stop()
         self._stalled.stop()
         super().connection_lost(exc)
 
 
 class Server(uvicorn.Server):
-    """A server that finishes what is under way when a signal comes; a second one ends it at once.
+    """A server that a first signal ends after its active requests, and a second one at once.
 
     Attributes:
-        status: 128 and the number of the signal, or 0.
+        status: The exit status: 128 plus the number of the signal; 0 before a signal.
     """
 
     def __init__(self, app: ASGIApp, offers: Offers) -> None:
@@ -159,7 +159,7 @@ class Server(uvicorn.Server):
         self._draining: asyncio.Task[None] | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to end."""
+        """Start to drain the server; at a second signal, exit at once."""
         if self.status:
             self.should_exit = self.force_exit = True
         self.status = 128 + sig
@@ -170,21 +170,22 @@ class Server(uvicorn.Server):
             self._draining = asyncio.create_task(self._finish())
 
     async def _finish(self) -> None:
-        log.warning("no new requests; those under way get %.0f s", DRAIN_SECONDS)
+        log.warning("no new requests; active requests get %.0f s", DRAIN_SECONDS)
         await self._offers.drain()
         self.should_exit = True
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What the server is started with.
+    """The arguments of the server.
 
     Attributes:
-        model: The front's view of the model; or several, which are loaded when they are used.
-        policy: When several are loaded and unloaded; needed for them alone.
+        model: The front's view of the only model, or the models of a folder, which are loaded on
+            demand.
+        policy: When models of a folder are loaded and unloaded; unused with one model.
         options: Arguments of `npurt.Llama`.
-        stuck: Seconds after which an engine that says nothing is replaced.
-        command: What starts an engine.
+        stuck: Seconds without a message after which an engine is replaced.
+        command: The command line that starts an engine.
         page: Serve the chat page at `/`.
     """
 
@@ -199,7 +200,7 @@ class Start:
 
 
 def run(start: Start) -> int:
-    """Serve until a signal; return the exit status.
+    """Serve until a signal; return the process's exit status.
 
     Raises:
         NpurtError: The server cannot listen at the address, or the model cannot be opened.
@@ -221,7 +222,7 @@ async def _serve(start: Start, listening: socket.socket) -> int:
         offers = Only(Front(start.model, engine, start.settings))
         named = start.model.name
     else:
-        from npurt.serve.models.router import Launch, Router  # 10 MB that one model does not need
+        from npurt.serve.models.router import Launch, Router  # 10 MB, unused with one model
 
         launch = Launch(start.command, start.options, start.stuck)
         offers = Router(start.model, launch, start.settings, start.policy)

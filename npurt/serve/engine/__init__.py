@@ -1,5 +1,5 @@
-"""Engines: processes that compute tokens for the front.  What is here knows no HTTP.
+"""Engines: processes that compute tokens for the front.  This package contains no HTTP code.
 
 May import nothing else of `npurt.serve`.
-Begin with `protocol`; `client` is the front's side, `worker` the side of the process.
+Begin with `protocol`; `client` runs in the front, `worker` in the engine's process.
 """

@@ -9,7 +9,7 @@ from npurt.serve.engine.worker import Backend, Emit, work
 
 
 def open_backend(path: str, options: Mapping[str, Any], emit: Emit) -> Backend:
-    """Open the model of the file *path*; with the option *embeddings* it only embeds texts."""
+    """Open the model of the file *path*; with the option *embeddings*, for embeddings only."""
     others = dict(options)
     if others.pop("embeddings", False):
         from npurt.serve.engine.embeddings import Embeddings

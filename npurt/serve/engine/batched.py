@@ -23,10 +23,11 @@ class Batched:
     def __init__(self, path: str, options: Mapping[str, Any], emit: Emit) -> None:
         """Open the model of the file *path*; *options* are those of `npurt.Engine`."""
         self._emit = emit
-        self._lock = threading.Lock()  # of what follows
-        self._ids: dict[int, int] = {}  # of the front by those of the engine
-        self._requests: dict[int, Request] = {}
-        self._early: dict[int, list[Given]] = {}  # events that came before `submit` returned
+        self._lock = threading.Lock()  # guards the three dictionaries below
+        self._ids: dict[int, int] = {}  # the front's sequence ids by the engine's request ids
+        self._requests: dict[int, Request] = {}  # by the front's sequence ids
+        # Events that arrived before `Engine.submit` returned, by the engine's request ids.
+        self._early: dict[int, list[Given]] = {}
         self._engine = Batches(path, on_step=self._pass_on, progress=False, **options)
         sys.stderr.write(f"{self._engine.sizes}\n")
         stats = self._engine.stats()
@@ -36,10 +37,10 @@ class Batched:
         self.device = self._engine.llm.device.caps.name
 
     def submit(self, submit: Submit) -> None:
-        """Take a sequence.
+        """Submit a sequence to the engine.
 
         Raises:
-            NpurtError: It can never run.
+            NpurtError: The sequence can never run.
         """
         if submit.embed:
             raise UnsupportedOp("this engine embeds no texts", remedy="start it with --embeddings")
@@ -65,14 +66,14 @@ class Batched:
             self._emit(early)
 
     def cancel(self, sequence: int) -> None:
-        """Forget a sequence, if it is known."""
+        """Cancel a sequence; do nothing if it has ended."""
         with self._lock:
             request = self._requests.get(sequence)
         if request is not None:
             request.cancel()
 
     def _pass_on(self, events: Sequence[Given]) -> None:
-        """Send what a step did; the thread of the engine calls it."""
+        """Send the events of a step; called by the engine's thread."""
         with self._lock:
             for event in events:
                 if event.id not in self._ids:

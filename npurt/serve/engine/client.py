@@ -1,8 +1,9 @@
-"""The front's side of an engine: its process, and its sequences, which outlive the process.
+"""The front's side of an engine: start its process, restart it, and resubmit its sequences.
 
-When the process dies, or says nothing for too long, it is started again, and every open sequence is
-submitted with the tokens that it has.  Sequences that may have killed it are submitted one at a
-time: each when the one before has a token.  So the one that kills engines takes no others with it.
+If the process dies or sends no message for too long, it is started again, and every open sequence
+is resubmitted with its prompt and generated tokens.  Sequences that may have killed the process
+(suspects) are resubmitted one at a time, each after the previous one got a token.  So a sequence
+that kills the engine again ends no other sequence.
 """
 
 import asyncio
@@ -33,16 +34,18 @@ from npurt.serve.engine.protocol import (
 )
 from npurt.serve.engine.wire import EngineLost, read
 
-# A sequence ends after so many engines in a row that died before they gave a token of it.
+# A sequence fails after this many engine deaths in a row without a new token of the sequence.
 MOST_DEATHS = 3
-MOST_KILLS = 30  # by signal 9, which somebody else sends, or Linux when memory runs out
-MOST_OPENINGS = 3  # attempts in a row to open the model: then all sequences end
-# What opening a model may take at most: a board may have to quantise it again for its NPU.
+# The same limit for deaths by SIGKILL of another sender, such as Linux when memory runs out.
+MOST_KILLS = 30
+MOST_OPENINGS = 3  # failed attempts in a row to open the model, after which all sequences fail
+# The timeout for opening a model is OPEN_SECONDS plus the file's size / OPEN_BYTES.  A board may
+# have to quantise the model again for its NPU.
 OPEN_SECONDS = 300.0
-OPEN_BYTES = 4e6  # of the file a second
+OPEN_BYTES = 4e6  # bytes of the file per second
 LONGEST_PAUSE = 30.0  # seconds between attempts to start an engine
-CLOSE_SECONDS = 15.0  # what an engine gets to end by itself
-LINGER_SECONDS = 1.0  # the same, of one that closed its socket
+CLOSE_SECONDS = 15.0  # timeout for an engine to exit by itself at the server's end
+LINGER_SECONDS = 1.0  # timeout for an engine to exit after it closed its socket
 
 log = logging.getLogger("npurt.serve")
 
@@ -52,19 +55,20 @@ class StuckOpening(EngineLost):
 
 
 class OpenSequence:
-    """A sequence that is open: what was asked for, and the tokens so far."""
+    """An open sequence: its `Submit` message, and the tokens generated so far."""
 
     def __init__(self, submit: Submit, sink: Callable[[Event], None]) -> None:
         self.submit = submit
         self.sink = sink
         self.tokens: list[int] = []
-        self.sent = self.heard = False  # to the process of now; whether it gave a token
-        self.deaths = self.kills = 0  # processes in a row that gave no token
-        self._scored = 0  # log probabilities of the prompt that were passed on
-        self._repeated = 0  # of these, how many the present process repeats
+        self.sent = False  # whether the sequence was submitted to the current process
+        self.heard = False  # whether the current process generated a token of the sequence
+        self.deaths = self.kills = 0  # dead processes in a row that generated no token
+        self._scored = 0  # number of the prompt's log probabilities passed to `sink`
+        self._repeated = 0  # number of these that the current process still sends again
 
     def take(self, event: Event) -> None:
-        """Remember what *event* gave, and pass it on."""
+        """Store the tokens of *event*, and pass *event* to `sink`."""
         if event.tokens:
             self.tokens += event.tokens
             self.heard = True
@@ -82,39 +86,38 @@ class OpenSequence:
 
     @property
     def suspect(self) -> bool:
-        """Whether it may be what killed an engine."""
+        """Whether this sequence may have killed an engine."""
         return self.deaths + self.kills > 0
 
     def again(self) -> Submit:
-        """Return what continues the sequence at its next token."""
+        """Return the message that continues the sequence after its last token."""
         self._repeated = self._scored
         return replace(self.submit, tokens=[*self.submit.tokens, *self.tokens])
 
 
 def opening_seconds(path: str) -> float:
-    """Return how long an engine may take to open the model of the file *path*."""
+    """Return the timeout in seconds for opening the model of the file *path*."""
     try:
         folder, name = os.path.split(path)
         size = sum(os.path.getsize(os.path.join(folder, part)) for part in part_names(name))
-    except OSError:  # the engine says what is wrong
+    except OSError:  # the engine will report the error
         size = 0
     return OPEN_SECONDS + size / OPEN_BYTES
 
 
 class Engine:
-    """An engine, and its sequences.
+    """An engine process, restarted when it dies, and its open sequences.
 
     Args:
-        command: What starts the process; the number of its socket follows.
-        opening: The first message.
-        stuck: Seconds after which a process that has work and says nothing is killed.
-        opens: Seconds after which a process that still opens its model is killed; by default
-            `OPEN_SECONDS`, and more by the size of the file.
+        command: The command line of the process; the number of its socket is appended.
+        opening: The first message to the process.
+        stuck: Seconds without a message after which a process with open sequences is killed.
+        opens: Timeout in seconds for opening the model; by default `opening_seconds`.
 
     Attributes:
-        failure: Why the model could not be opened again, several times in a row; or None.
-        ready: What the engine last said of itself; None until the model is open.
-        restarts: How often a process was started in place of another.
+        failure: The error if the model could not be opened `MOST_OPENINGS` times in a row, or None.
+        ready: The last `Ready` message; None until the model is open.
+        restarts: Number of processes started after the first one.
     """
 
     def __init__(
@@ -132,13 +135,13 @@ class Engine:
         self._opening = replace(opening, version=VERSION)
         self._stuck = stuck
         self._opens = opening_seconds(opening.path) if opens is None else opens
-        self._openings = 0  # in a row, without success
+        self._openings = 0  # failed attempts in a row to open the model
         self._sequences: dict[int, OpenSequence] = {}
         self._ids = 0
-        self._heard = 0.0
-        self._steps = 0  # of the process that runs now
-        self._killed = False  # by this front
-        self._writer: asyncio.StreamWriter | None = None  # set while the engine takes messages
+        self._heard = 0.0  # the event loop's time of the last message
+        self._steps = 0  # steps of the current process
+        self._killed = False  # whether the front itself killed the current process
+        self._writer: asyncio.StreamWriter | None = None  # set while the engine accepts messages
         self._process: subprocess.Popen[bytes] | None = None
         self._asked: set[asyncio.Future[dict[str, float]]] = set()
         self._keeper: asyncio.Task[None] | None = None
@@ -156,12 +159,12 @@ class Engine:
         await opened
 
     async def watch(self) -> None:
-        """Wait until the task that keeps the process running ends, which only a bug causes."""
+        """Wait for the end of the task that restarts the process; only a bug ends this task."""
         if self._keeper is not None:
             await asyncio.shield(self._keeper)
 
     async def close(self) -> None:
-        """End the process and all sequences.  A second call does nothing."""
+        """Stop the process and all sequences.  A second call does nothing."""
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
@@ -169,16 +172,19 @@ class Engine:
 
     @property
     def pid(self) -> int | None:
-        """The number of the process; None while there is none."""
+        """The process id; None while no process runs."""
         return self._process.pid if self._process else None
 
     @property
     def alive(self) -> bool:
-        """Whether the engine takes messages now."""
+        """Whether the engine accepts messages now."""
         return self._writer is not None
 
     async def _keep(self, opened: asyncio.Future[None]) -> None:
-        """Keep a process running; tell *opened* whether the first one opened the model."""
+        """Keep a process running; set *opened* when the first process has opened the model.
+
+        If the first process cannot open the model, *opened* gets the error.
+        """
         pause = 0.0
         while True:
             self._steps, self._killed = 0, False
@@ -206,7 +212,7 @@ class Engine:
                     [*self._command, str(theirs.fileno())],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
-                    start_new_session=True,  # Ctrl-C is for the front
+                    start_new_session=True,  # so Ctrl-C signals the front only
                 )
             except OSError as error:
                 ours.close()
@@ -245,7 +251,7 @@ class Engine:
             await self._reap(process)
 
     async def _reap(self, process: subprocess.Popen[bytes]) -> None:
-        """Wait for the end of *process*, whose socket is closed; kill it if it does not come."""
+        """Wait until *process* exits after its socket was closed; kill it after a timeout."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         closing = task is not None and task.cancelling()
         until = loop.time() + (CLOSE_SECONDS if closing else LINGER_SECONDS)
@@ -255,7 +261,7 @@ class Engine:
             await asyncio.sleep(0.01)
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
-        """Pass on what the engine says, and kill it when it says nothing for too long."""
+        """Handle the engine's messages, and kill its process if none arrives for too long."""
         watch = asyncio.create_task(self._watch())
         try:
             while True:
@@ -276,9 +282,9 @@ class Engine:
             await asyncio.sleep(min(1.0, self._stuck / 4))
             silent = loop.time() - self._heard if self._sequences else 0.0
             if silent > self._stuck / 4:
-                self._send(AskStats())  # a broken engine ends at that
+                self._send(AskStats())  # a broken engine fails to answer and exits
             if silent > self._stuck:
-                log.error("the engine has said nothing for %.0f s: it is killed", self._stuck)
+                log.error("the engine sent no message for %.0f s: it is killed", self._stuck)
                 self._kill()
 
     def _kill(self) -> None:
@@ -294,17 +300,18 @@ class Engine:
         self._asked.clear()
 
     def _count_death(self, error: NpurtError) -> None:
-        """Count a death for each suspect sequence; end those with too many.
+        """Count a death of the engine for each suspect sequence; end a sequence with too many.
 
-        An engine runs the oldest sequences.  Those of them that got no token from it are suspect.
+        The engine runs the oldest submitted sequences.  Of these, each one that got no token from
+        the dead process is a suspect.
         """
         if self._writer is None or self.ready is None:
             if self._openings >= MOST_OPENINGS:
                 self._give_up(error)
-            return  # it died before it knew a sequence
+            return  # the process died before it got a sequence
         self._disconnect()
         code = self._process.returncode if self._process else None
-        killed = code == -signal.SIGKILL and not self._killed  # by somebody else
+        killed = code == -signal.SIGKILL and not self._killed  # not by this front
         sent = [sequence for sequence in self._sequences.values() if sequence.sent]
         for sequence in sent[: self.ready.sequences]:
             if sequence.heard:
@@ -319,8 +326,9 @@ class Engine:
                 )))  # fmt: skip
 
     def _give_up(self, error: NpurtError) -> None:
-        """End all sequences: the model cannot be opened again now."""
-        folder = os.path.join(os.path.dirname(self._opening.path), "")  # clients need not know more
+        """End all sequences with *error*: the model could not be opened again."""
+        # The error message for clients contains no folder of the server.
+        folder = os.path.join(os.path.dirname(self._opening.path), "")
         what, remedy = (text.replace(folder, "") for text in (error.what, error.remedy))
         self.failure = NpurtError(what, remedy=remedy)
         for sequence in list(self._sequences):
@@ -329,9 +337,13 @@ class Engine:
     # --- Sequences ------------------------------------------------------------------------------
 
     def submit(self, submit: Submit, sink: Callable[[Event], None]) -> int:
-        """Begin a sequence; *sink* gets its events, and the id of *submit* is replaced."""
+        """Begin a sequence and return its new id, which replaces the id in *submit*.
+
+        Args:
+            sink: Called with each event of the sequence.
+        """
         self._ids += 1
-        if not self._sequences:  # the engine had nothing to say
+        if not self._sequences:  # an idle engine sends no messages
             self._heard = asyncio.get_running_loop().time()
         self._sequences[self._ids] = OpenSequence(replace(submit, id=self._ids), sink)
         self._submit_next()
@@ -346,7 +358,7 @@ class Engine:
         self._submit_next()
 
     def _submit_next(self) -> None:
-        """Submit what the process does not have yet, up to the first suspect without a token."""
+        """Submit the sequences that the process lacks, up to and including the first suspect."""
         if self._writer is None:
             return
         for sequence in self._sequences.values():
@@ -357,14 +369,14 @@ class Engine:
                 return
 
     def cancel(self, sequence: int) -> None:
-        """End a sequence without another event, if it is open."""
+        """End a sequence without further events; do nothing if it has ended."""
         if self._sequences.pop(sequence, None):
             self._send(Cancel(sequence))
             self._submit_next()
 
     def _take(self, event: Event) -> None:
         sequence = self._sequences.get(event.id)
-        if sequence is None:  # it was cancelled
+        if sequence is None:  # the sequence was cancelled
             return
         suspect = sequence.suspect
         if event.finish:
@@ -380,7 +392,7 @@ class Engine:
     # --- Counts ---------------------------------------------------------------------------------
 
     async def stats(self, seconds: float = 1.0) -> dict[str, float]:
-        """Return counts of the engine; none if it does not answer in time."""
+        """Return the engine's counts by name; {} if it does not answer within *seconds*."""
         if self._writer is None:
             return {}
         future: asyncio.Future[dict[str, float]] = asyncio.get_running_loop().create_future()

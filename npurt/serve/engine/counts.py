@@ -1,10 +1,10 @@
-"""What an engine says of the device of its model."""
+"""Count the events of a model's device for the engine's statistics."""
 
 from npurt.llm.decode.model import Llama
 
 
 def device_counts(llm: Llama) -> dict[str, float]:
-    """Return counts of the device by name: fallbacks, checked products, restarts."""
+    """Return the device's counts by name: fallbacks, verified and wrong products, restarts."""
     report = llm.report()
     return {
         "fallbacks": float(len(report.fallbacks())),

@@ -1,4 +1,4 @@
-"""A backend that embeds texts, one after another, and generates none."""
+"""A backend that computes embeddings, one request after another."""
 
 import base64
 import threading
@@ -14,7 +14,7 @@ from npurt.serve.engine.worker import Emit, failure
 
 
 class Embeddings:
-    """A loaded model, and the texts that wait for it; see `Backend`."""
+    """A loaded model, and its queue of embedding requests; see `Backend`."""
 
     sequences = 1
 
@@ -32,10 +32,10 @@ class Embeddings:
         self._thread.start()
 
     def submit(self, submit: Submit) -> None:
-        """Take a text.
+        """Append a request to the queue.
 
         Raises:
-            UnsupportedOp: It is to be continued.
+            UnsupportedOp: The request is for a completion.
         """
         if not submit.embed:
             raise UnsupportedOp("this engine embeds texts only", remedy="start another server")
@@ -44,7 +44,7 @@ class Embeddings:
             self._changed.notify()
 
     def cancel(self, sequence: int) -> None:
-        """Forget a text that waits."""
+        """Remove a request from the queue."""
         with self._changed:
             self._waiting = deque(each for each in self._waiting if each.id != sequence)
 
@@ -57,7 +57,7 @@ class Embeddings:
                 submit = self._waiting.popleft()
             try:
                 (made,) = self._llm.embedder.each([list(submit.tokens)])
-            except Exception as error:  # noqa: BLE001  others go on
+            except Exception as error:  # noqa: BLE001  other requests continue
                 self._emit([failure(submit.id, error)])
                 continue
             self._done += 1
@@ -73,7 +73,7 @@ class Embeddings:
         }
 
     def close(self) -> None:
-        """Release the model, after the text that is being embedded."""
+        """Finish the current request, and release the model."""
         with self._changed:
             self._closing = True
             self._changed.notify()

@@ -1,11 +1,12 @@
-"""What the front and an engine say to each other.
+"""Messages between the front and an engine.
 
 A message is a frame: four bytes of length, big endian, then JSON ``[name, value of each field]``.
 The front sends `Open` first, and then `Submit`, `Cancel` and `AskStats`; the engine answers `Open`
-with `Ready` or `Failed`, and then sends a `Step` for each step, and `Stats` when asked.
+with `Ready` or `Failed`, and then sends a `Step` for each step, and `Stats` for each `AskStats`.
 
-The tokens of a sequence are a function of `Submit` alone.  So a front that lost an engine submits a
-sequence again, with the tokens that it has, and the text goes on as if nothing had happened.
+The tokens of a sequence are a function of `Submit` alone.  So if an engine is lost, the front
+submits the sequence to a new engine, with the tokens generated so far, and the new engine generates
+the same next tokens.
 """
 
 import json
@@ -16,16 +17,18 @@ from typing import Any, TypeAlias
 from npurt.errors import NpurtError
 
 VERSION = 1
-HEADER = 4  # bytes of a length
+HEADER = 4  # bytes of the length field
 MAX_FRAME = 64 << 20  # bytes; a prompt of a million tokens has 8 MB
 
-ENCODE = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps makes one for each call
+# json.dumps would make a new encoder for each call.
+ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 
-Logprob: TypeAlias = tuple[float, Sequence[tuple[int, float]]]  # of a token, and of the likeliest
+# A token's log probability, and (id, log probability) of the most likely tokens at its position.
+Logprob: TypeAlias = tuple[float, Sequence[tuple[int, float]]]
 
 
 class ProtocolError(NpurtError):
-    """The other side sent what is no message."""
+    """The other side sent data that is not a valid message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +42,24 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Continue *tokens*.
+    """Start a sequence: continue *tokens*, or embed them.
 
     Attributes:
-        id: Of the sequence; the front never uses one twice.
-        tokens: The prompt, then what was generated before.
-        prompt: How many of *tokens* are the prompt's.
+        id: The sequence's id; the front uses each id once.
+        tokens: The prompt, then the tokens that another engine generated before.
+        prompt: Number of *tokens* that belong to the prompt.
         sampling: Fields of `Sampling`, with a seed.
-        max_tokens: The most tokens to generate, with those before; None: no limit.
-        stop_ids: Ids that end the text and are not part of it.
+        max_tokens: Upper bound on generated tokens, including those in *tokens*; None: no limit.
+        stop_ids: Token ids that end the completion and are not part of it.
         ignore_eos: Never sample an end token.
-        min_tokens: Sample no end token before so many tokens.
-        top_logprobs: How many of the likeliest tokens to report with each; None: nothing.
-        salt: Prompts of different salts share no cache.
-        grammar, response_format: What the text must be; see `Llama.generate`.
-        lark: The same as a grammar in Lark, with llguidance's extensions.
+        min_tokens: Minimum number of tokens before an end token may be sampled.
+        top_logprobs: Number of most likely tokens to report with each token's log probability;
+            None: report no log probabilities.
+        salt: Sequences with different salts share no cached prefix.
+        grammar, response_format: Constraint of the completion; see `Llama.generate`.
+        lark: A constraint as a grammar in Lark, with llguidance's extensions.
         prompt_logprobs: Whether to report the log probabilities of the prompt's tokens as well.
-        embed: Embed the tokens instead, which are all of a text.
+        embed: Compute the embedding of *tokens*, and generate nothing.
     """
 
     id: int
@@ -77,14 +81,14 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Forget the sequence *id*."""
+    """End the sequence *id* without further events."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True)
 class AskStats:
-    """Send `Stats`."""
+    """Ask the engine for `Stats`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +96,10 @@ class Ready:
     """The model is open.
 
     Attributes:
-        version: Of this protocol.
-        n_ctx: The most tokens of a sequence.
-        sequences: How many run at a time.
-        device: Where products run.
+        version: The engine's version of this protocol.
+        n_ctx: Upper bound on the tokens of a sequence.
+        sequences: Number of sequences that run at the same time.
+        device: Name of the device that computes the matrix products.
     """
 
     version: int
@@ -112,22 +116,23 @@ class Failed:
     remedy: str
 
 
-@dataclass(slots=True)  # one that is frozen takes ten times as long to make
+@dataclass(slots=True)  # not frozen: a frozen dataclass takes ten times as long to construct
 class Event:
-    """What a step did for one sequence.
+    """The result of a step for one sequence.
 
     Attributes:
-        id: Of the sequence.
+        id: The sequence's id.
         tokens: The new tokens.
-        finish: How it ended: ``"end"``, ``"stop"`` (a stop id), ``"length"``, ``"context"``,
-            ``"refused"`` (what was asked for makes no sense), ``"unavailable"`` (there is no
-            engine) or ``"error"``; None: it goes on.
-        logprobs: Of the new tokens, if wanted.
-        read: How many tokens of the prompt have been read.
-        cached: How many of these were in the cache.
-        error: What went wrong, and a remedy, with the last three.
+        finish: Why the sequence ended: ``"end"``, ``"stop"`` (a stop id), ``"length"``,
+            ``"context"``, ``"refused"`` (the request is invalid), ``"unavailable"`` (no engine
+            runs) or ``"error"``; None: the sequence continues.
+        logprobs: Log probabilities of the new tokens, if requested.
+        read: Number of the prompt's tokens evaluated so far.
+        cached: Number of the prompt's tokens that were in the prefix cache.
+        error: The error and a remedy, if *finish* is refused, unavailable or error.
         vector: The embedding: float32, little endian, in base64.
-        prompt_logprobs: Of the next tokens of the prompt, from its second one on, if wanted.
+        prompt_logprobs: Log probabilities of the prompt's next tokens, if requested; the first
+            token of a prompt has none.
     """
 
     id: int
@@ -143,14 +148,14 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a step did for all sequences that it changed."""
+    """The events of one step of the engine."""
 
     events: Sequence[Event] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Counts of the engine since it started, by name."""
+    """The engine's counts since its start, by name."""
 
     values: Mapping[str, float]
 
@@ -168,7 +173,7 @@ def frame(message: Message) -> bytes:
     """Return *message* as a frame.
 
     Raises:
-        ProtocolError: It is larger than `MAX_FRAME`.
+        ProtocolError: The message is larger than `MAX_FRAME`.
     """
     values = _values(message)
     if isinstance(message, Step):
@@ -178,16 +183,16 @@ def frame(message: Message) -> bytes:
 
 
 def length(header: bytes) -> int:
-    """Return how many bytes follow *header*, the first `HEADER` bytes of a frame.
+    """Return the number of bytes that follow *header*, the first `HEADER` bytes of a frame.
 
     Raises:
-        ProtocolError: They are more than `MAX_FRAME`.
+        ProtocolError: The number is above `MAX_FRAME`.
     """
     return check_length(int.from_bytes(header, "big"))
 
 
 def check_length(count: int) -> int:
-    """Return *count*, the bytes of a message, or raise ProtocolError if they are too many."""
+    """Return *count*, a message's length in bytes, or raise ProtocolError above `MAX_FRAME`."""
     if count > MAX_FRAME:
         raise ProtocolError(
             f"a message has {count} bytes, above {MAX_FRAME}", remedy="send a shorter prompt"
@@ -199,7 +204,7 @@ def parse(data: bytes) -> Message:
     """Return the message in *data*, a frame without its header.
 
     Raises:
-        ProtocolError: It is none.
+        ProtocolError: *data* is not a valid message.
     """
     try:
         name, *values = json.loads(data)

@@ -1,4 +1,4 @@
-"""Messages from a socket, for the blocking side and for the side with an event loop."""
+"""Read messages from a socket: `receive` blocks (the engine), `read` is async (the front)."""
 
 import asyncio
 import socket
@@ -8,14 +8,14 @@ from npurt.serve.engine.protocol import HEADER, Message, length, parse
 
 
 class EngineLost(NpurtError):
-    """The process of the engine ended, or is stuck."""
+    """The engine's process ended, or does not answer."""
 
 
 def receive(connection: socket.socket) -> Message | None:
-    """Return the next message; None: the other side went away.
+    """Return the next message, or None if the other side closed the connection.
 
     Raises:
-        ProtocolError: It is no message.
+        ProtocolError: The data is not a valid message.
     """
     header = _exactly(connection, HEADER)
     data = None if header is None else _exactly(connection, length(header))
@@ -37,7 +37,7 @@ async def read(reader: asyncio.StreamReader) -> Message:
 
     Raises:
         EngineLost: The connection ended.
-        ProtocolError: It is no message.
+        ProtocolError: The data is not a valid message.
     """
     try:
         header = await reader.readexactly(HEADER)

@@ -1,4 +1,4 @@
-"""The process of an engine: it does what the front says until the front goes away."""
+"""Run an engine's process: handle the front's messages until the front disconnects."""
 
 import contextlib
 import os
@@ -12,39 +12,48 @@ from npurt.errors import NpurtError
 from npurt.serve.engine import protocol
 from npurt.serve.engine.wire import receive
 
-LEAVE_SECONDS = 10.0  # what a step may take after the front went away
+LEAVE_SECONDS = 10.0  # timeout for the backend to close after the front disconnected
 
 
 Emit = Callable[[Sequence[protocol.Event]], None]
 
 
 class Backend(Protocol):
-    """Computes tokens in a thread of its own, which reports each step through `Emit`."""
+    """A model that computes sequences in its own thread and reports each step through `Emit`."""
 
     n_ctx: int
     sequences: int
     device: str
 
     def submit(self, submit: protocol.Submit) -> None:
-        """Take a sequence, which runs when there is room for it.  NpurtError refuses it."""
+        """Queue a sequence; it is admitted when there is space for it.
+
+        Raises:
+            NpurtError: The sequence can never run.
+        """
 
     def cancel(self, sequence: int) -> None:
-        """End a sequence before the next step, if it is known."""
+        """End a sequence before the next step; do nothing if it has ended."""
 
     def stats(self) -> Mapping[str, float]:
-        """Return counts by name.  NpurtError: the backend is broken."""
+        """Return counts by name.
+
+        Raises:
+            NpurtError: The backend is broken.
+        """
 
     def close(self) -> None:
-        """Release everything."""
+        """End the thread, and release the model."""
 
 
 Opener = Callable[[str, Mapping[str, Any], Emit], Backend]
 
 
 def work(connection: socket.socket, open_backend: Opener) -> None:
-    """Open the model that the front names, and serve its sequences until the front goes away.
+    """Open the model that the front names, and run its sequences until the front disconnects.
 
-    SIGTERM and SIGINT are the front's to answer: it finishes its streams first.
+    The process ignores SIGTERM, SIGINT and SIGHUP: the front handles them, finishes its streams,
+    and then closes the connection.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -52,7 +61,7 @@ def work(connection: socket.socket, open_backend: Opener) -> None:
         asked = receive(connection)
         if not isinstance(asked, protocol.Open):
             return
-        sending = threading.Lock()  # answers come from two threads
+        sending = threading.Lock()  # the main thread and the backend's thread send messages
 
         def send(message: protocol.Message) -> None:
             with sending:
@@ -89,7 +98,7 @@ def _obey(
         case protocol.Submit():
             try:
                 backend.submit(command)
-            except Exception as error:  # noqa: BLE001  others go on
+            except Exception as error:  # noqa: BLE001  other sequences continue
                 send(protocol.Step([failure(command.id, error)]))
         case protocol.Cancel():
             backend.cancel(command.id)
@@ -100,7 +109,7 @@ def _obey(
 def failure(sequence: int, error: BaseException) -> protocol.Event:
     """Return the event of a sequence that ends with *error*.
 
-    Errors such as `SettingError`, which are ValueErrors, are the request's fault.
+    An error that is a ValueError, such as `SettingError`, is an error in the request ("refused").
     """
     if not isinstance(error, NpurtError):
         return protocol.Event(sequence, finish="error", error=(repr(error), "report this as a bug"))

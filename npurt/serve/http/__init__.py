@@ -1,4 +1,4 @@
-"""The parts of HTTP that know no models: endpoints, errors, limits, keys, streams.
+"""The HTTP code that is independent of models: endpoints, errors, limits, API keys, streams.
 
 May import nothing else of `npurt.serve`.
 Begin with `endpoint`.

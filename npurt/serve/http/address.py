@@ -1,4 +1,4 @@
-"""Where the server listens."""
+"""The server's listening address, with its checks and its socket."""
 
 import errno
 import socket
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from npurt.errors import SettingError
 from npurt.runtime.open.arguments import integer
 
-REMEDIES = {  # when a socket cannot listen
-    errno.EADDRINUSE: "choose another --port, or end what uses it",
+REMEDIES = {  # of errors of a listening socket, by errno
+    errno.EADDRINUSE: "choose another --port, or stop the program that uses it",
     errno.EACCES: "choose a --port above 1023",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the server listens, and to whom.
+    """The server's listening address, and who may use the server.
 
     Attributes:
-        keys: API keys; none: everyone may ask.
+        keys: API keys; if empty, requests need no key.
         hosts, origins: See `Guard`.
-        insecure: Listen beyond this machine without keys.
+        insecure: Whether to accept other machines without API keys.
     """
 
     host: str = "127.0.0.1"
@@ -33,14 +33,14 @@ class Address:
 
     @property
     def is_open(self) -> bool:
-        """Whether other machines can ask without a key."""
+        """Whether other machines can send requests without an API key."""
         return not self.keys and self.host not in ("127.0.0.1", "::1", "localhost")
 
     def require_safe(self) -> None:
-        """Refuse to listen beyond this machine without a key.
+        """Check that other machines need an API key, or that *insecure* is set.
 
         Raises:
-            SettingError: That is so, and not wanted.
+            SettingError: Other machines need no key, and *insecure* is not set.
         """
         if self.is_open and not self.insecure:
             raise SettingError(
@@ -49,22 +49,22 @@ class Address:
             )
 
     def listen(self) -> socket.socket:
-        """Return a socket that listens.
+        """Return a listening socket.
 
         Raises:
-            SettingError: It cannot listen at the address.
+            SettingError: The socket cannot listen at the address.
         """
         integer("port", self.port, 0, 65535)
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         try:
             listening = socket.create_server((self.host, self.port), family=family, backlog=1024)
         except OSError as error:
-            why = str(error.strerror).partition(" (while")[0]  # what follows repeats the address
+            why = str(error.strerror).partition(" (while")[0]  # "(while ...": the address again
             raise SettingError(
                 f"cannot listen on {self.host} port {self.port}: {why}",
                 remedy=REMEDIES.get(error.errno or 0, "give --host an address of this machine"),
             ) from error
-        # Connections inherit this.  Without it a small packet waits until the client confirms the
-        # one before it, which a client on Linux does after 40 ms.
+        # Connections inherit TCP_NODELAY.  Without this option, a small packet waits until the
+        # client acknowledges the previous packet, which a client on Linux delays by 40 ms.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listening

@@ -1,4 +1,4 @@
-"""Who may ask: API keys, names of this host, origins of web pages."""
+"""Access control: API keys, allowed host names, allowed origins of web pages."""
 
 import hashlib
 import hmac
@@ -16,10 +16,10 @@ METHODS = "GET, POST, HEAD, OPTIONS"
 
 
 def read_keys(path: Path) -> list[str]:
-    """Return the API keys in a file, one a line; lines that begin with # are comments.
+    """Return the API keys in a file, one per line; lines that begin with # are comments.
 
     Raises:
-        SettingError: The file cannot be read, or has no key.
+        SettingError: The file cannot be read, or contains no key.
     """
     try:
         lines = path.read_text().splitlines()
@@ -32,14 +32,14 @@ def read_keys(path: Path) -> list[str]:
 
 
 class Guard:
-    """Middleware that lets through who may ask.
+    """Middleware that checks the Host header, the Origin header and the API key of requests.
 
     Args:
-        app: What is guarded.
-        keys: API keys; none: everyone may ask.
-        hosts: Names of this host, besides localhost and addresses.  A page that an attacker's name
-            server points at this machine (DNS rebinding) has another name.
-        origins: Origins of web pages that may ask, besides the server's own.
+        app: The application that gets the allowed requests.
+        keys: API keys; if empty, requests need no key.
+        hosts: Allowed host names, besides localhost and IP addresses.  This check stops DNS
+            rebinding: an attacker's page whose name resolves to this machine sends another name.
+        origins: Origins whose web pages may send requests, besides the server's own origin.
         public: Paths that need no key.
     """
 
@@ -58,7 +58,7 @@ class Guard:
         self._origins = {origin.rstrip("/") for origin in origins}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse a request that is not allowed, and pass on others."""
+        """Refuse a request that is not allowed; pass an allowed one to the application."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -96,13 +96,17 @@ class Guard:
         )  # fmt: skip
 
     def _salt(self, path: str, headers: dict[bytes, str]) -> str:
-        """Return the salt of the cache, which differs from key to key."""
+        """Return the salt of the prefix cache, which differs for each API key.
+
+        Raises:
+            HttpError: The API key is missing or wrong.
+        """
         if not self._keys or path in self._public:
             return ""
         scheme, _, token = headers.get(b"authorization", "").partition(" ")
         given = token.strip() if scheme.lower() == "bearer" else headers.get(b"x-api-key", "")
         digest = _digest(given.encode("latin-1"))
-        # Every key is compared, in constant time.
+        # Compare with every key in constant time, so that the duration reveals nothing.
         if not sum([hmac.compare_digest(digest, key) for key in self._keys]):
             raise HttpError(
                 401, "the API key is missing or wrong",
@@ -117,7 +121,7 @@ def _digest(key: bytes) -> bytes:
 
 
 def _name(host: str) -> str:
-    """Return the name in a Host header, without port and brackets."""
+    """Return the host name in a Host header, without port and brackets."""
     name = host.strip().lower()
     if name.startswith("["):
         return name[1:].partition("]")[0]
@@ -133,7 +137,7 @@ def _is_address(name: str) -> bool:
 
 
 def _options(headers: dict[bytes, str], origin: str | None) -> Response:
-    """Return the answer to OPTIONS, which tells a browser what it may send."""
+    """Return the response to OPTIONS: the methods and headers that a web page may send."""
     found = {"Allow": METHODS}
     if origin is not None:
         wanted = headers.get(b"access-control-request-headers", "")

@@ -1,6 +1,6 @@
-"""The bodies of all requests, by path: the one place that says which fields have which types.
+"""The schemas of all request bodies, by path: the fields and their types.
 
-Rules that concern several fields are checked where these are read.
+A rule that concerns several fields is checked by the handler that reads these fields.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ NUMBERS = (
 )  # fmt: skip
 INTEGERS = ("top_k", "repeat_last_n", "dry_allowed_length", "dry_penalty_last_n")
 STOP = either(text(limits.STOP_TEXT), array(text(limits.STOP_TEXT), limits.STOPS))
-STOPS = either(  # token ids as well
+STOPS = either(  # strings and token ids
     text(limits.STOP_TEXT), array(either(text(limits.STOP_TEXT), integer(0)), limits.STOPS)
 )
 LENGTH = integer(-1)  # tokens; -1 is no limit
@@ -58,7 +58,11 @@ FUNCTION = fields({"name": TEXT, "parameters": OBJECT, "strict": FLAG})
 
 
 def flat_tools(schema: str) -> Schema:
-    """Return the schema of tools whose functions have no object of their own."""
+    """Return the schema of tools without the inner object "function".
+
+    Args:
+        schema: The field with the schema of the parameters.
+    """
     texts = dict.fromkeys(("type", "name", "description"), TEXT)
     return array(fields({**texts, schema: OBJECT, "strict": FLAG}), limits.TOOLS)
 
@@ -70,7 +74,7 @@ TOOLS: Properties = {
     "parallel_tool_calls": FLAG,
 }
 VARIABLES: Properties = {"chat_template_kwargs": OBJECT, "enable_thinking": FLAG}
-PROMPTS = either(TEXT, array(either(TEXT, integer(), array(integer()))))  # texts or ids
+PROMPTS = either(TEXT, array(either(TEXT, integer(), array(integer()))))  # strings or token ids
 
 # --- OpenAI -------------------------------------------------------------------------------------
 
@@ -118,8 +122,8 @@ RESPONSES: Properties = {
     "tool_choice": TOOLS["tool_choice"],
     "parallel_tool_calls": FLAG,
     "metadata": OBJECT,
-    "previous_response_id": ANY,  # refused
-    "conversation": ANY,
+    "previous_response_id": ANY,  # refused by the handler
+    "conversation": ANY,  # refused by the handler
 }
 
 # --- Anthropic ----------------------------------------------------------------------------------
@@ -168,11 +172,11 @@ OLLAMA: Properties = {
     "think": either(FLAG, TEXT),
     "stream": FLAG,
 }
-IMAGES: Properties = {"images": array(ANY, limits.MESSAGES)}  # refused unless empty
+IMAGES: Properties = {"images": array(ANY, limits.MESSAGES)}  # the handler refuses a list that is not empty
 
 # --- All ----------------------------------------------------------------------------------------
 
-BODIES: Mapping[str, Schema] = {  # by path; OpenAI's paths may lack /v1
+BODIES: Mapping[str, Schema] = {  # by path; OpenAI's paths work without /v1 as well
     "/v1/chat/completions": fields(CHAT, "messages"),
     "/v1/completions": fields(COMPLETIONS, "prompt"),
     "/v1/responses": fields(RESPONSES, "input"),

@@ -1,4 +1,4 @@
-"""/openapi.json: the description of all paths, made of what requests are checked against.
+"""/openapi.json: the description of all paths, made from the schemas that check requests.
 
 Source of the form: OpenAPI Specification 3.1.0, spec.openapis.org/oas/v3.1.0.
 """
@@ -15,16 +15,16 @@ from npurt.version import __version__
 
 PATH = "/openapi.json"
 ABOUT = (
-    "The interfaces of OpenAI, Anthropic, Ollama and llama.cpp. OpenAI's paths may lack /v1. "
-    "Fields that are not described are ignored."
+    "The interfaces of OpenAI, Anthropic, Ollama and llama.cpp. OpenAI's paths work without /v1 "
+    "as well. Fields that are not described are ignored."
 )
 JSON = "application/json"
-KEY = {"type": "http", "scheme": "bearer", "description": "where the server has API keys"}
+KEY = {"type": "http", "scheme": "bearer", "description": "required if the server has API keys"}
 RETRY = {"Retry-After": {"description": "seconds", "schema": {"type": "string"}}}
 ERRORS = {  # by status
-    "4XX": "The request makes no sense, or there is no room for it (429).",
-    "503": "The server loads the model, starts its engine again, or ends.",
-    "504": "The request took too long.",
+    "4XX": "The request is invalid, or the queue is full (429).",
+    "503": "The server loads the model, restarts its engine, or shuts down.",
+    "504": "The request exceeded its deadline.",
 }
 
 
@@ -33,12 +33,12 @@ def description(
     read: Mapping[str, Callable[..., Any]],
     keyless: Collection[str],
 ) -> dict[str, Any]:
-    """Return the description of a server.
+    """Return the OpenAPI document of a server.
 
     Args:
-        written: What answers requests with a body, by path.
-        read: What answers requests without one.
-        keyless: Paths that need no key.
+        written: The handlers of requests with a body, by path.
+        read: The handlers of requests without a body, by path.
+        keyless: Paths that need no API key.
     """
     paths: dict[str, Any] = {
         path: {"post": _operation(path, handler, BODIES[path])} for path, handler in written.items()
@@ -60,14 +60,15 @@ def description(
 def _operation(
     path: str, handler: Callable[..., Any], body: Schema | None = None
 ) -> dict[str, Any]:
-    """Return the object of what *handler* does at *path*."""
+    """Return OpenAPI's operation object of *handler* at *path*."""
     answers: dict[str, Any] = {"text/plain" if path == "/metrics" else JSON: {"schema": {}}}
     made: dict[str, Any] = {"summary": (inspect.getdoc(handler) or "").partition("\n")[0]}
     if body is not None:
         made["requestBody"] = {"required": True, "content": {JSON: {"schema": body}}}
         if "stream" in body["properties"]:
             kind = sse.LINES if path.startswith("/api/") else sse.EVENTS.partition(";")[0]
-            # Some readers apply the schema to the whole stream, others to each event.
+            # The schema of a stream is empty: some readers of OpenAPI apply a schema to the whole
+            # stream, others to each event.
             answers[kind] = {"schema": {}}
     if "{" in path:
         name = path.partition("{")[2].partition(":")[0]
@@ -81,7 +82,7 @@ def _operation(
 
 
 def _schema_of(example: Any) -> Schema:
-    """Return the schema of objects with the fields of *example*; None stands for text or null."""
+    """Return the schema of objects like *example*; a value None becomes "string or null"."""
     if isinstance(example, int):
         return {"type": "integer"}
     if isinstance(example, dict):

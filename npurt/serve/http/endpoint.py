@@ -1,4 +1,4 @@
-"""An endpoint: reads a request, has it answered, and gives up when the client goes away."""
+"""The endpoint of a path: read a request, call its handler, cancel it if the client disconnects."""
 
 import asyncio
 import contextlib
@@ -25,18 +25,19 @@ log = logging.getLogger("npurt.serve")
 
 
 class Aside:
-    """Threads that work for large requests, and for small ones while a large one is at work.
+    """Threads for the CPU work of large requests, and of small ones while a large one is active.
 
-    A small request may have to wait for an object that a large one uses, such as the tokenizer.
+    The work of a small request may wait for a lock of an object that a large one uses, such as the
+    tokenizer.  In a thread, this wait does not block the event loop.
     """
 
     def __init__(self) -> None:
-        self._large = ThreadPoolExecutor(2, "npurt aside")  # as many are read at a time
+        self._large = ThreadPoolExecutor(2, "npurt aside")  # at most two large requests at a time
         self._small = ThreadPoolExecutor(1, "npurt aside small")
-        self._under_way: list[Future[Any]] = []  # large ones; whoever asked may be gone
+        self._under_way: list[Future[Any]] = []  # work of large requests, also of cancelled ones
 
     async def do(self, work: Callable[[], T], *, large: bool) -> T:
-        """Return the result of *work*; use no thread if it is short and need not wait."""
+        """Return the result of *work*, called in a thread if *large* or if large work is active."""
         self._under_way = [each for each in self._under_way if not each.done()]
         if not large and not self._under_way:
             return work()
@@ -50,12 +51,13 @@ ASIDE = Aside()
 
 
 class Request:
-    """A request: its fields, and what is known of who asks.
+    """An HTTP request.
 
     Attributes:
-        fields: Of the body; for GET, of the query.
-        path: Of the URL.
-        salt: What separates the caches of different keys.
+        fields: The fields of the body; for GET, of the query.
+        path: The path of the URL.
+        salt: The salt of the prefix cache, which differs for each API key.
+        parameters: The variable parts of the path by name.
     """
 
     def __init__(self, scope: Scope, values: dict[str, Any]) -> None:
@@ -67,23 +69,23 @@ class Request:
         self._large = length is None or int(length) >= limits.LARGE
 
     async def aside(self, work: Callable[[], T]) -> T:
-        """Return the result of *work*, which takes long when the request is large.
+        """Return the result of *work*, called in a thread if the request is large.
 
-        A thread does it then, so that the answers to others go on.
+        So a long *work* does not delay the streams of other requests.
         """
         return await ASIDE.do(work, large=self._large)
 
 
-Handler = Callable[[F, Request], Awaitable[Answer]]  # of what F answers from
+Handler = Callable[[F, Request], Awaitable[Answer]]  # F: the type of the endpoint's *front*
 
 
 class Endpoint(Generic[F]):
     """The ASGI application of one path.
 
     Args:
-        front: What the handler answers from.
-        handler: Returns an object for JSON, a text, or a stream.
-        body: The schema of the body; None: a request has no body.
+        front: The handler's first argument, a `Front` or `Offers`.
+        handler: Returns an object that is sent as JSON, bytes of plain text, or a stream.
+        body: The schema of the request's body; None: requests have no body.
     """
 
     def __init__(self, front: F, handler: Handler[F], body: schema.Schema | None = None) -> None:
@@ -126,7 +128,7 @@ class Endpoint(Generic[F]):
             try:
                 await until_gone(self._stream(scope, answer, send), receive)
             finally:
-                answer.cancel()  # also what was never begun
+                answer.cancel()  # also if the stream was not started
         else:
             await reply(send, answer, head=scope["method"] == "HEAD")
 
@@ -134,23 +136,23 @@ class Endpoint(Generic[F]):
         return await self._handler(self._front, request)
 
     async def _stream(self, scope: Scope, stream: sse.Stream, send: Send) -> None:
-        """Send the parts of *stream*; an error is the last one."""
+        """Send the parts of *stream*; if one fails, send the error as the last part."""
         await send(_start(200, stream.kind, sse.HEADERS))
         try:
             async with contextlib.aclosing(stream.parts) as parts:
                 async for part in parts:
                     await send(_part(part))
-        except Exception as error:  # noqa: BLE001  a stream never ends without an event
+        except Exception as error:  # noqa: BLE001  the last event tells the client the error
             known = of(error, 500) if isinstance(error, NpurtError) else internal_error(error)
             await send(_part(stream.packed(shaped(known, scope["path"]))))
         await send({"type": "http.response.body", "body": b""})
 
 
 async def until_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T:
-    """Return the result of *work*, which is cancelled when the client goes away.
+    """Return the result of *work*; cancel *work* if the client disconnects first.
 
     Raises:
-        Gone: It did.
+        Gone: The client disconnected.
     """
     working = asyncio.create_task(work)
     watching = asyncio.create_task(_disconnect(receive))
@@ -166,7 +168,11 @@ async def until_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T:
 
 
 def _query(scope: Scope) -> dict[str, Any]:
-    """Return the fields of the query, all texts; of several with one name the last counts."""
+    """Return the fields of the query as strings; the last of several fields with one name wins.
+
+    Raises:
+        HttpError: The query has too many fields.
+    """
     query: bytes = scope.get("query_string", b"")
     try:
         return dict(parse_qsl(query.decode("latin-1"), max_num_fields=QUERY_FIELDS))
@@ -175,7 +181,7 @@ def _query(scope: Scope) -> dict[str, Any]:
 
 
 async def _disconnect(receive: Receive) -> None:
-    """Return when the client has gone; what else it sends is dropped."""
+    """Return when the client has disconnected; drop other data that it sends."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -192,7 +198,7 @@ async def reply(
     *,
     head: bool = False,
 ) -> None:
-    """Send an answer as a whole: an object as JSON, bytes as a text; *head*: without its body."""
+    """Send a whole response: an object as JSON, bytes as plain text; with *head*, headers only."""
     text = isinstance(answer, bytes)
     data = answer if isinstance(answer, bytes) else sse.compact(answer)
     kind = "text/plain; version=0.0.4; charset=utf-8" if text else "application/json"

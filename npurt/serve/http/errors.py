@@ -1,4 +1,4 @@
-"""Errors as HTTP answers, and the shape that each interface gives them."""
+"""Errors as HTTP responses, in the form of each interface."""
 
 import logging
 import traceback
@@ -8,7 +8,7 @@ from npurt.errors import NpurtError
 
 log = logging.getLogger("npurt.serve")
 
-TYPES = {  # of OpenAI's interface, by status; others are invalid_request_error
+TYPES = {  # error types of OpenAI's interface by status; other statuses: invalid_request_error
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
@@ -18,7 +18,7 @@ TYPES = {  # of OpenAI's interface, by status; others are invalid_request_error
     503: "unavailable_error",
     504: "timeout_error",
 }
-LLAMA_CPP = {  # paths of llama.cpp's interface
+LLAMA_CPP = {  # paths of llama.cpp's interface, which have its form of errors
     "/apply-template", "/completion", "/detokenize", "/health", "/infill", "/metrics", "/props",
     "/tokenize",
 }  # fmt: skip
@@ -26,14 +26,14 @@ ANTHROPIC = TYPES | {413: "request_too_large", 500: "api_error", 503: "overloade
 
 
 class HttpError(NpurtError):
-    """An answer that is an error.
+    """An error with an HTTP status.
 
     Attributes:
-        status: Of HTTP.
-        code: A word that programs read.
-        param: The field of the request that is wrong.
-        headers: Of the answer.
-        counts: Numbers that llama.cpp's interface gives as fields of their own.
+        status: The HTTP status.
+        code: The machine-readable name of the error.
+        param: The name of the wrong field of the request.
+        headers: Additional headers of the response.
+        counts: Additional fields of the error in llama.cpp's interface.
     """
 
     def __init__(
@@ -55,26 +55,26 @@ class HttpError(NpurtError):
 
     @property
     def message(self) -> str:
-        """What happened and what helps, in one line."""
+        """The error and its remedy, in one line."""
         return f"{self.what}; {self.remedy}"
 
 
 def wrong(what: str, remedy: str, param: str | None = None, code: str | None = None) -> HttpError:
-    """Return the error of a request that makes no sense."""
+    """Return the error of an invalid request, with status 400."""
     return HttpError(400, what, remedy=remedy, param=param, code=code)
 
 
 def of(error: NpurtError, status: int = 400) -> HttpError:
-    """Return *error* as an answer; what the library refuses is an error of the request."""
+    """Return *error* as an HttpError with *status*; an HttpError is returned unchanged."""
     if isinstance(error, HttpError):
         return error
     return HttpError(status, error.what, remedy=error.remedy)
 
 
 def internal_error(error: Exception) -> HttpError:
-    """Return the answer to a request at which npurt itself failed, and log where.
+    """Return the error response for a bug of npurt, and log the traceback.
 
-    Neither has the text of *error*, which may hold a prompt.
+    Neither the response nor the log contains the message of *error*, which may contain a prompt.
     """
     log.error(
         "an internal error: %s\n%s",
@@ -87,7 +87,7 @@ def internal_error(error: Exception) -> HttpError:
 
 
 def shaped(error: HttpError, path: str) -> dict[str, Any]:
-    """Return the body of *error* in the shape of the interface that *path* belongs to."""
+    """Return the response body of *error* in the form of the interface that *path* belongs to."""
     if path.startswith("/v1/messages"):
         kind = ANTHROPIC.get(error.status, "invalid_request_error")
         return {"type": "error", "error": {"type": kind, "message": error.message}}

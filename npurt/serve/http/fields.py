@@ -1,6 +1,6 @@
-"""Fields of a request by name and type.  A field that is null is as one left out.
+"""Read fields of a request by name and type.  A null field counts as missing.
 
-The body was checked against its schema (`bodies`) before, so that nothing is checked again here.
+The values are not checked here: `schema.check` has checked the body against its schema (`bodies`).
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from npurt.serve.http.errors import HttpError, wrong
 
 
 class Fields:
-    """The fields of an object of a request; *where* names it in errors."""
+    """The fields of an object in a request; *where* is the object's name in error messages."""
 
     def __init__(self, values: Mapping[str, Any], where: str = "") -> None:
         self.values = values
@@ -28,19 +28,19 @@ class Fields:
         )
 
     def has(self, field: str) -> bool:
-        """Return whether there is a value."""
+        """Return whether *field* has a value that is not null."""
         return self.values.get(field) is not None
 
     def text(self, field: str, default: str | None = None) -> str | None:
-        """Return a text."""
+        """Return the string in *field*."""
         found: str | None = self._found(field, default)
         return found
 
     def required_text(self, field: str) -> str:
-        """Return a text that must be there because of another field.
+        """Return the string in *field*, which another field's value makes mandatory.
 
         Raises:
-            HttpError: It is not.
+            HttpError: The field is missing.
         """
         value = self.text(field)
         if value is None:
@@ -48,19 +48,19 @@ class Fields:
         return value
 
     def flag(self, field: str, default: bool = False) -> bool:
-        """Return true or false."""
+        """Return the boolean in *field*."""
         return bool(self._found(field, default))
 
     def integer(self, field: str, default: int | None = None) -> int | None:
-        """Return a whole number; 3.0 is one."""
+        """Return the integer in *field*; the value 3.0 becomes 3."""
         value = self._found(field, default)
         return None if value is None else int(value)
 
     def number(self, field: str) -> float | None:
-        """Return a number.
+        """Return the number in *field* as a float.
 
         Raises:
-            HttpError: It is too large.
+            HttpError: The number is too large for a float.
         """
         value = self._found(field, None)
         try:
@@ -69,16 +69,16 @@ class Fields:
             raise self.wrong(field, "a number that is not so large") from None
 
     def items(self, field: str) -> list[Any]:
-        """Return a list; [] if there is none."""
+        """Return the list in *field*; [] if the field is missing."""
         found: list[Any] = self._found(field, [])
         return found
 
     def inner(self, field: str) -> "Fields":
-        """Return the fields of an object; of an empty one if there is none."""
+        """Return the fields of the object in *field*; no fields if the object is missing."""
         return Fields(self._found(field, {}), self.name(field))
 
     def objects(self, field: str) -> list["Fields"]:
-        """Return a list of objects; [] if there is none."""
+        """Return the list of objects in *field*; [] if the field is missing."""
         found = enumerate(self.items(field))
         return [Fields(each, f"{self.name(field)}[{i}]") for i, each in found]
 

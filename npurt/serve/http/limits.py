@@ -1,4 +1,4 @@
-"""What a request may have at most, and how its body is read."""
+"""The limits of a request, and reading its body within them."""
 
 import asyncio
 import json
@@ -11,36 +11,36 @@ from starlette.types import Receive, Scope
 from npurt.serve.http.errors import HttpError, wrong
 
 BODY = 4 << 20  # bytes
-LARGE = 32 << 10  # bytes of a body from which its texts are tokenized in a thread
-BODY_SECONDS = 30.0  # in which a body has to arrive
+LARGE = 32 << 10  # bytes of a body; from this size on, its prompt is tokenized in a thread
+BODY_SECONDS = 30.0  # timeout for receiving a body
 HEAD = 64 << 10  # bytes of request line and headers
-HEAD_SECONDS = 30.0  # in which they have to arrive
-SEND_SECONDS = 60.0  # that a client may take nothing of an answer
-MESSAGES = 1000
-CHOICES = 8  # texts of one request
-STOPS = 16
-STOP_TEXT = 1000  # characters of one
-BIASES = 1024  # of tokens
-TOOLS = 128
+HEAD_SECONDS = 30.0  # timeout for receiving request line and headers
+SEND_SECONDS = 60.0  # timeout for a client that receives nothing of a response
+MESSAGES = 1000  # messages in one request
+CHOICES = 8  # completions of one request
+STOPS = 16  # stop strings
+STOP_TEXT = 1000  # characters of one stop string
+BIASES = 1024  # tokens in logit_bias
+TOOLS = 128  # tools in one request
 TOOL_NAME = 256  # characters
-DETOKENIZED = 1 << 20  # tokens
-SCHEMA = 64 << 10  # characters
-TOP_LOGPROBS = 20
-QUEUE = 4  # times the sequences that run at a time
-EMBEDDINGS = 256  # texts that wait to be embedded; one request may have more
-DEPTH = 200  # of nested lists and objects
+DETOKENIZED = 1 << 20  # tokens in one request to /detokenize
+SCHEMA = 64 << 10  # characters of one schema or grammar
+TOP_LOGPROBS = 20  # tokens per position
+QUEUE = 4  # waiting sequences per sequence that the engine runs at the same time
+EMBEDDINGS = 256  # inputs in the queue for embeddings; an idle server accepts a larger request
+DEPTH = 200  # nesting of lists and objects
 
 
 class Gone(Exception):
-    """The client went away."""
+    """The client disconnected."""
 
 
 async def body(scope: Scope, receive: Receive) -> dict[str, Any]:
-    """Return the JSON object that is the body of a request.
+    """Return the body of a request, a JSON object.
 
     Raises:
-        Gone: The client went away before the end.
-        HttpError: It is something else, too large or too slow.
+        Gone: The client disconnected before the end of the body.
+        HttpError: The body is not a JSON object, too large or too slow.
     """
     headers = dict(scope["headers"])
     encoding = headers.get(b"content-encoding", b"identity")
@@ -75,10 +75,10 @@ def _too_large() -> HttpError:
 
 
 def parsed(data: bytes) -> dict[str, Any]:
-    """Return the object that *data* is, in JSON.
+    """Return the JSON object in *data*.
 
     Raises:
-        HttpError: It is something else.
+        HttpError: *data* is not a JSON object, or its nesting is too deep.
     """
     try:
         value = json.loads(data.decode(), parse_constant=_no_number, parse_float=_finite)
@@ -87,7 +87,7 @@ def parsed(data: bytes) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise wrong("the body is no JSON object", "send an object such as {...}")
     if too_deep(value):
-        raise wrong(f"the body is nested more than {DEPTH} deep", "send something flatter")
+        raise wrong(f"the body is nested more than {DEPTH} deep", "nest lists and objects less")
     return dict(value)
 
 
@@ -112,6 +112,6 @@ def _no_number(text: str) -> NoReturn:
 
 def _finite(text: str) -> float:
     value = float(text)
-    if math.isinf(value):  # an answer that repeats it would be no JSON
+    if math.isinf(value):  # a response that repeats the number would not be valid JSON
         raise ValueError(f"{text:.100} is too large")
     return value

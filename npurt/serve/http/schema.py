@@ -1,7 +1,8 @@
-"""JSON Schemas of requests: bodies are checked against them, and /openapi.json publishes them.
+"""Write JSON Schemas of request bodies, and check bodies against them.
 
-Only the words of JSON Schema that `bodies` uses: type, enum, anyOf, minimum, maximum, maxLength,
-minItems, maxItems, items, required, properties.  Properties that no schema names are allowed.
+The module supports the keywords of JSON Schema that `bodies` uses: type, enum, anyOf, minimum,
+maximum, maxLength, minItems, maxItems, items, required, properties.  Additional properties are
+allowed.  /openapi.json publishes the schemas.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,12 +28,12 @@ TYPES: Mapping[str, type | tuple[type, ...]] = {
 
 
 def text(most: int) -> Schema:
-    """Return the schema of a text of *most* characters at most."""
+    """Return the schema of a string of at most *most* characters."""
     return {"type": "string", "maxLength": most}
 
 
 def integer(least: int = -LARGEST, most: int = LARGEST) -> Schema:
-    """Return the schema of a whole number; 3.0 is one."""
+    """Return the schema of an integer from *least* to *most*; the value 3.0 is allowed."""
     return {"type": "integer", "minimum": least, "maximum": most}
 
 
@@ -43,17 +44,17 @@ def array(items: Schema, most: int | None = None, least: int = 0) -> Schema:
 
 
 def enum(*values: str) -> Schema:
-    """Return the schema of one of a few texts."""
+    """Return the schema of a string that is one of *values*."""
     return {"type": "string", "enum": list(values)}
 
 
 def either(*schemas: Schema) -> Schema:
-    """Return the schema of values that follow one of *schemas*, whose types all differ."""
+    """Return the schema of values that match one of *schemas*, whose types must all differ."""
     return {"anyOf": list(schemas)}
 
 
 def fields(properties: Mapping[str, Schema], *required: str) -> Schema:
-    """Return the schema of an object; a property may be null unless it is *required*."""
+    """Return the schema of an object; each property that is not *required* may be null."""
     found = {
         name: schema if name in required else _or_null(schema)
         for name, schema in properties.items()
@@ -64,7 +65,7 @@ def fields(properties: Mapping[str, Schema], *required: str) -> Schema:
 
 
 def _or_null(schema: Schema) -> Schema:
-    """Return *schema* with null allowed, which means the same as no field."""
+    """Return *schema* with null allowed; a null field counts as missing."""
     if not schema:
         return schema
     branches = schema.get("anyOf", [schema])
@@ -75,13 +76,13 @@ def _or_null(schema: Schema) -> Schema:
 
 
 def check(value: Any, schema: Schema, name: str = "") -> None:
-    """Refuse a *value* that does not follow *schema*.
+    """Check *value* against *schema*.
 
     Args:
-        name: Of the field, for errors; that of a body is empty.
+        name: The field's full name, for the error message; empty for the body.
 
     Raises:
-        HttpError: It does not.
+        HttpError: The value does not match *schema*.
     """
     found = branch(schema, value)
     if found is None or not _fits(value, found):
@@ -100,12 +101,12 @@ def check(value: Any, schema: Schema, name: str = "") -> None:
 
 
 def branch(schema: Schema, value: Any) -> Schema | None:
-    """Return the schema among the alternatives of *schema* that is of the type of *value*."""
+    """Return the alternative of *schema* that has the type of *value*; None if none has it."""
     return next((each for each in schema.get("anyOf", (schema,)) if _typed(value, each)), None)
 
 
 def refused(value: Any, schema: Schema, name: str) -> HttpError:
-    """Return the error of a *value* that does not follow *schema*."""
+    """Return the error of a *value* that does not match *schema*."""
     size = f"a list of {len(value)}" if isinstance(value, list) else ""
     what = f"{name} is {size or repr(value):.100}"
     return wrong(what, f"{name} must be {allowed(schema)}", param=name)
@@ -133,7 +134,7 @@ def _typed(value: Any, schema: Schema) -> bool:
 
 
 def _fits(value: Any, schema: Schema) -> bool:
-    """Return whether *value*, of the right type, is one of a few or within its bounds."""
+    """Return whether *value*, of the right type, is in the schema's enum or within its bounds."""
     if "enum" in schema:
         return value in schema["enum"]
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Server-sent events, and lines of JSON, which Ollama's interface streams."""
+"""Encode streams: server-sent events, and Ollama's lines of JSON."""
 
 import json
 from collections.abc import AsyncGenerator, Callable
@@ -6,16 +6,17 @@ from typing import Any
 
 HEADERS = {
     "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",  # nginx passes on each event at once
+    "X-Accel-Buffering": "no",  # makes nginx forward each event without buffering
 }
 EVENTS = "text/event-stream; charset=utf-8"
 LINES = "application/x-ndjson"
 DONE = b"data: [DONE]\n\n"
-ENCODE = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps makes one for each call
+# json.dumps would make a new encoder for each call.
+ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def compact(value: Any) -> bytes:
-    """Return *value* as JSON in ASCII, which can hold lone surrogates as well."""
+    """Return *value* as JSON in ASCII, which can encode lone surrogates as well."""
     return ENCODE(value).encode()
 
 
@@ -30,18 +31,18 @@ def event(name: str, value: Any) -> bytes:
 
 
 def line(value: Any) -> bytes:
-    """Return *value* as a line."""
+    """Return *value* as one line of JSON."""
     return compact(value) + b"\n"
 
 
 class Stream:
-    """An answer that is sent while it is made.
+    """A response that is sent in parts while it is generated.
 
     Args:
-        parts: What is sent.
-        cancel: Ends what makes them; called at the end in any case.
+        parts: Yields the encoded parts.
+        cancel: Stops the generation; always called at the end, also after an error.
         kind: The content type.
-        packed: Turns the body of an error into the last part of the stream.
+        packed: Encodes the body of an error as the last part of the stream.
     """
 
     def __init__(

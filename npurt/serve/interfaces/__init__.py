@@ -1,5 +1,5 @@
-"""The interfaces of OpenAI, Anthropic, Ollama and llama.cpp, over `model`.
+"""The HTTP interfaces of OpenAI, Anthropic, Ollama and llama.cpp.
 
-May import the rooms `model`, `tools`, `http` and `engine`.
-A file reads the requests of an interface and writes its answers.
+May import the packages `model`, `tools`, `http` and `engine`.
+Each module reads the requests of an interface and writes its responses.
 """

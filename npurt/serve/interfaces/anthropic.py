@@ -22,7 +22,7 @@ REASONS = {
     "calls": "tool_use",
 }  # fmt: skip
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-# Of a block by the kind of part: its type, what it begins with, and the delta's type and field.
+# For each kind of part: its block's type and initial fields, and the delta's type and text field.
 BLOCKS: dict[type[Part], tuple[str, dict[str, str], str, str]] = {
     Said: ("text", {"text": ""}, "text_delta", "text"),
     Thought: ("thinking", {"thinking": "", "signature": ""}, "thinking_delta", "thinking"),
@@ -30,7 +30,7 @@ BLOCKS: dict[type[Part], tuple[str, dict[str, str], str, str]] = {
 
 
 async def answer(front: Front, request: Request) -> Answer:
-    """Answer messages."""
+    """Answer a chat request in Anthropic's form."""
     fields = request.fields
     fields.text("model")  # the model was chosen by it
     wanted = options.wanted(fields, request.salt, "max_tokens")
@@ -46,7 +46,7 @@ async def answer(front: Front, request: Request) -> Answer:
 
 
 async def count_tokens(front: Front, request: Request) -> Answer:
-    """Count the tokens of messages."""
+    """Count the prompt tokens of a chat request."""
     fields = request.fields
     given, before = _messages(fields)
     tools, variables = _tools(fields), _variables(fields)
@@ -63,7 +63,7 @@ def _error(body: Any) -> bytes:
 
 
 def _variables(fields: Fields) -> dict[str, Any]:
-    """Return variables of the template: a model thinks aloud only when it is asked to."""
+    """Return the chat template's variables; thinking is enabled only if the request asks for it."""
     return {"enable_thinking": fields.inner("thinking").text("type", "disabled") != "disabled"}
 
 
@@ -71,7 +71,7 @@ def _variables(fields: Fields) -> dict[str, Any]:
 
 
 def _tools(fields: Fields) -> Tools:
-    """Return the tools; those that Anthropic itself would run are left out."""
+    """Return the tools, without those that Anthropic's server would run itself."""
     listed = flat_tools(fields, "custom", "custom", "input_schema")
     choice = fields.inner("tool_choice")
     kind = choice.text("type", "auto") or "auto"
@@ -87,7 +87,10 @@ def _tools(fields: Fields) -> Tools:
 
 
 def _messages(fields: Fields) -> tuple[list[dict[str, Any]], str]:
-    """Return messages in OpenAI's form, and the text with which the answer shall begin."""
+    """Return the messages in OpenAI's form, and the given beginning of the answer.
+
+    The beginning is the content of a final message of the assistant, "" if there is none.
+    """
     system = _text(fields, "system")
     made = [{"role": "system", "content": system}] if system else []
     for message in fields.objects("messages"):
@@ -102,7 +105,7 @@ def _messages(fields: Fields) -> tuple[list[dict[str, Any]], str]:
 
 
 def _text(fields: Fields, name: str) -> str:
-    """Return a text, or the texts of a list of blocks."""
+    """Return the string in the field *name*, or the joined texts of its list of blocks."""
     if isinstance(fields.values.get(name), str):
         return str(fields.values[name])
     blocks = fields.objects(name)
@@ -113,7 +116,7 @@ def _text(fields: Fields, name: str) -> str:
 
 
 def _turn(message: Fields, role: str) -> list[dict[str, Any]]:
-    """Return a message in OpenAI's form: results of tools are messages of their own."""
+    """Convert a message to OpenAI's form; each tool result becomes a separate message."""
     if isinstance(message.values.get("content"), str):
         return [{"role": role, "content": message.values["content"]}]
     results: list[dict[str, Any]] = []
@@ -172,7 +175,7 @@ def _usage(talk: Conversation) -> dict[str, int]:
 
 
 def _end(talk: Conversation, finish: str) -> dict[str, str | None]:
-    """Return why the answer ended."""
+    """Return the fields that tell why the answer ended."""
     stopped = talk.texts.choices[0].stopped
     if stopped is not None and finish != "calls":
         return {"stop_reason": "stop_sequence", "stop_sequence": stopped}
@@ -201,14 +204,14 @@ def _tool_use(call: Call, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Blocks:
-    """The blocks of a stream, of which one is open at a time."""
+    """Writes the content blocks of a stream; one block is open at a time."""
 
     def __init__(self) -> None:
         self._index = -1
         self._open: type[Part] | None = None
 
     def take(self, part: Part) -> bytes:
-        """Return the events of *part*."""
+        """Return the events of *part*, including the end of the block before it."""
         if isinstance(part, Call):
             data = self.end() + self._begin(Call, _tool_use(part, {}))
             data += self._delta({"type": "input_json_delta", "partial_json": part.arguments})
@@ -220,11 +223,11 @@ class _Blocks:
         return data + self._delta({"type": delta, field: part.text})
 
     def end(self) -> bytes:
-        """Return the end of the open block, if there is one."""
+        """Close the open block and return its final events; b"" if no block is open."""
         if self._open is None:
             return b""
         data = b""
-        if self._open is Thought:  # clients send it back with the thought
+        if self._open is Thought:  # clients send the signature back with the thought
             data = self._delta({"type": "signature_delta", "signature": "npurt"})
         self._open = None
         return data + self._event("stop")

@@ -1,4 +1,4 @@
-"""Embeddings: /v1/embeddings of OpenAI's interface, /api/embed of Ollama's."""
+"""Embeddings: OpenAI's /v1/embeddings and Ollama's /api/embed."""
 
 import base64
 import time
@@ -14,7 +14,7 @@ MOST_TEXTS = 2048
 
 
 async def embeddings(front: Front, request: Request) -> Answer:
-    """Embed a text, token ids, or several of these."""
+    """Embed a string, token ids, or a list of these."""
     fields = request.fields
     fields.text("model")  # the model was chosen by it
     form = fields.text("encoding_format", "float")
@@ -39,7 +39,7 @@ async def embeddings(front: Front, request: Request) -> Answer:
 
 
 async def embed(front: Front, request: Request) -> Answer:
-    """Embed texts, in Ollama's words."""
+    """Embed one or more texts, with a response in Ollama's form."""
     fields, began = request.fields, time.perf_counter_ns()
     fields.text("model")
     texts = await request.aside(lambda: _texts(front, fields))
@@ -54,7 +54,7 @@ async def embed(front: Front, request: Request) -> Answer:
 
 
 def _texts(front: Front, fields: Fields) -> list[list[int]]:
-    """Return the ids of each text of ``input``."""
+    """Return the token ids of each text in ``input``."""
     name = "input"
     given = fields.values.get(name)
     several = isinstance(given, list) and not all(is_id(each) for each in given)
@@ -75,7 +75,7 @@ def _texts(front: Front, fields: Fields) -> list[list[int]]:
 async def _vectors(
     front: Front, texts: list[list[int]], salt: str
 ) -> tuple[list["array[float]"], int]:
-    """Return the vector of each text, in float32, and how many tokens they have."""
+    """Return the float32 vector of each text, and the total number of tokens."""
     running = front.begin(texts, Wanted(embed=True, salt=salt))
     found = [array("f")] * len(texts)
     async for piece in running.pieces():

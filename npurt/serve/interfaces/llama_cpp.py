@@ -21,14 +21,14 @@ STOP_TYPES = {"end": "eos", "length": "limit", "context": "limit", "stop": "word
 
 
 async def completion(front: Front, request: Request) -> Answer:
-    """Continue a prompt."""
+    """Complete a prompt."""
     given = request.fields.values.get("prompt")
     ids = await request.aside(lambda: prompt_of(front.model, given))
     return await _answer(front, request, ids)
 
 
 async def infill(front: Front, request: Request) -> Answer:
-    """Fill a gap between two texts."""
+    """Fill in the text between a prefix and a suffix."""
     fields = request.fields
     before, after = fields.text("input_prefix", "") or "", fields.text("input_suffix", "") or ""
     others = [
@@ -41,10 +41,10 @@ async def infill(front: Front, request: Request) -> Answer:
 
 
 def prompt_of(model: ServedModel, given: Any) -> list[int]:
-    """Return the ids of a prompt: a text, ids, or both mixed in a list.
+    """Return the token ids of a prompt: a string, or a list of strings and token ids.
 
     Raises:
-        HttpError: It is something else.
+        HttpError: *given* is neither, or contains several prompts.
     """
     parts = given if isinstance(given, list) else [given]
     if len(parts) > 1 and all(isinstance(part, str | list) for part in parts):
@@ -80,7 +80,7 @@ async def _answer(front: Front, request: Request, prompt: list[int]) -> Answer:
 
 
 class Completion:
-    """One text in llama.cpp's words."""
+    """One completion in llama.cpp's form."""
 
     def __init__(self, front: Front, texts: Texts, wanted: Wanted, fields: Fields) -> None:
         self.texts = texts
@@ -91,7 +91,7 @@ class Completion:
         self._first: float | None = None
 
     async def whole(self) -> dict[str, Any]:
-        """Return the object of the whole text."""
+        """Wait for the end; return the response object of the whole completion."""
         text, likely = "", []
         async for piece in self.texts.pieces():
             assert piece is not None
@@ -101,7 +101,7 @@ class Completion:
         return self.final(text, likely)
 
     async def parts(self) -> AsyncGenerator[bytes, None]:
-        """Yield the events of a stream; the last one has ``stop``."""
+        """Yield the events of a stream; in the last one, ``stop`` is true."""
         async for piece in self.texts.pieces(self._front.settings.ping):
             if piece is None:
                 yield sse.data(self._event("", []) | self.texts.progress_now())
@@ -134,7 +134,7 @@ class Completion:
         ]
 
     def final(self, text: str, likely: Sequence[Likely]) -> dict[str, Any]:
-        """Return the object of the end."""
+        """Return the final object, with the settings and timings."""
         choice = self.texts.choices[0]
         end = choice.finish or "end"
         return self._event(text, likely) | {
@@ -150,7 +150,7 @@ class Completion:
         }
 
     def _timings(self, generated: int, cached: int) -> dict[str, Any]:
-        """Return durations as the client would measure them, with the time in the queue."""
+        """Return the durations from the client's view, including the time in the queue."""
         now = time.perf_counter()
         first = self._first or now
         read = self.texts.prompt_tokens - cached
@@ -167,7 +167,7 @@ class Completion:
 
 
 def settings(front: Front, wanted: Wanted) -> dict[str, Any]:
-    """Return the settings of a text."""
+    """Return the generation settings of a request in llama.cpp's form."""
     sampling = {**front.settings.sampling, **wanted.sampling}
     most = front.settings.max_tokens if wanted.max_tokens is None else wanted.max_tokens
     return {

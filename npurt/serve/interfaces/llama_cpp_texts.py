@@ -1,4 +1,4 @@
-"""llama.cpp's interface: tokens, templates, properties.
+"""llama.cpp's interface: /tokenize, /detokenize, /apply-template and /props.
 
 Source of the fields: llama.cpp tools/server/README.md.
 """
@@ -17,7 +17,7 @@ from npurt.version import __version__
 
 
 async def tokenize(front: Front, request: Request) -> Answer:
-    """Return the ids of a text."""
+    """Return the token ids of a text."""
     fields, model = request.fields, front.model
     content = fields.text("content", "") or ""
     add = None if fields.flag("add_special") else False
@@ -29,7 +29,7 @@ async def tokenize(front: Front, request: Request) -> Answer:
 
 
 def _piece(data: bytes) -> str | list[int]:
-    """Return the text of a token, or its bytes where it is a part of a character."""
+    """Return the text of a token, or its bytes if they are not valid UTF-8."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -37,13 +37,13 @@ def _piece(data: bytes) -> str | list[int]:
 
 
 async def detokenize(front: Front, request: Request) -> Answer:
-    """Return the text of ids."""
+    """Return the text of token ids."""
     ids = [int(i) for i in request.fields.items("tokens")]
     return {"content": front.model.tokenizer.decode(known(front.model, ids, "tokens"))}
 
 
 async def apply_template(front: Front, request: Request) -> Answer:
-    """Return the prompt that messages make."""
+    """Return the prompt that the chat template makes of messages."""
     fields: Fields = request.fields
     tools = tools_of(fields)
     given, variables = messages(fields), template_variables(fields)
@@ -54,7 +54,7 @@ async def apply_template(front: Front, request: Request) -> Answer:
 
 
 async def props(offers: Offers, request: Request) -> Answer:
-    """Describe the server, or one of several models; names of files have no folder."""
+    """Describe the server, or the model that the request names; file names have no folder."""
     found = offers.offers()
     if len(found) > 1 and not request.fields.has("model"):
         return {"role": "router", "models": [offer.model.name for offer in found],

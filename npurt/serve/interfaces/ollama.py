@@ -1,4 +1,4 @@
-"""Ollama's interface: /api/chat and /api/generate.  Streams are lines of JSON, and the default.
+"""Ollama's interface: /api/chat and /api/generate.  By default, responses are streams of JSON lines.
 
 Source of the fields: github.com/ollama/ollama, docs/api.md.
 """
@@ -25,7 +25,7 @@ REASONS = {"length": "length", "context": "length"}  # others: stop
 
 
 async def chat(front: Front, request: Request) -> Answer:
-    """Answer messages."""
+    """Answer a chat request in Ollama's form."""
     fields = request.fields
     fields.text("model")  # the model was chosen by it
     wanted = await _wanted(fields, request.salt)
@@ -46,7 +46,7 @@ async def chat(front: Front, request: Request) -> Answer:
 
 
 async def generate(front: Front, request: Request) -> Answer:
-    """Continue a prompt, or answer it by the chat template."""
+    """Complete a raw prompt, or answer a prompt through the chat template."""
     fields = request.fields
     fields.text("model")  # the model was chosen by it
     wanted = await _wanted(fields, request.salt)
@@ -96,7 +96,7 @@ async def _wanted(fields: Fields, salt: str) -> Wanted:
 
 
 def _variables(fields: Fields) -> dict[str, Any]:
-    """Return variables of the template: whether a model thinks, if the request says so."""
+    """Return the chat template's variables: enable_thinking, if the request has ``think``."""
     think = fields.values.get("think")
     if think is None:
         return {}
@@ -117,19 +117,19 @@ Parts = AsyncGenerator[dict[str, Any], None]
 
 
 def stamp() -> str:
-    """Return the time as Ollama writes it."""
+    """Return the current time in Ollama's format."""
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
 async def _loaded(front: Front, empty: dict[str, Any]) -> Answer:
-    """Return the answer to a request without a prompt, which asks that the model be loaded."""
+    """Load the model, and return the response to a request without a prompt."""
     await front.load()
     head = {"model": front.model.name, "created_at": stamp()}
     return head | empty | {"done": True, "done_reason": "load"}
 
 
 class _Talk:
-    """What the objects of one answer share."""
+    """The shared fields and the timing of the objects of one answer."""
 
     def __init__(self, front: Front, texts: Texts) -> None:
         self._front = front
@@ -138,18 +138,18 @@ class _Talk:
         self._first = 0
 
     def object(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Return an object in the middle of the answer."""
+        """Return an object before the end of the answer."""
         if self._texts.completion_tokens:
             self._first = self._first or time.perf_counter_ns()
         head = {"model": self._front.model.name, "created_at": stamp()}
         return head | values | {"done": False}
 
     def sign(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Return an object that only shows that the answer goes on."""
+        """Return a keep-alive object, with the progress of the prompt if requested."""
         return self.object(values) | self._texts.progress_now()
 
     def end(self, values: dict[str, Any], finish: str) -> dict[str, Any]:
-        """Return the last object; durations are in ns, as the client would measure them."""
+        """Return the last object; its durations are in ns, from the client's view."""
         now, texts = time.perf_counter_ns(), self._texts
         first = self._first or now
         return self.object(values) | {
@@ -166,7 +166,7 @@ class _Talk:
     async def whole(
         self, parts: Parts, joined: Callable[[list[dict[str, Any]]], dict[str, Any]]
     ) -> dict[str, Any]:
-        """Return one object of all *parts*."""
+        """Return one object with the fields of all *parts* joined."""
         found = [part async for part in parts]
         return found[-1] | joined(found)
 

@@ -1,4 +1,4 @@
-"""Ollama's interface: the model, read only.
+"""Ollama's interface: the models, read only.
 
 Source of the fields: github.com/ollama/ollama, docs/api.md.
 """
@@ -66,14 +66,14 @@ def _written(time: float) -> str:
 
 
 def described(model: ModelFile) -> dict[str, Any]:
-    """Return the object of a model."""
+    """Return a model's object in Ollama's form."""
     architecture = str(model.metadata.get("general.architecture", ""))
     return {
         "name": model.name,
         "model": model.name,
         "modified_at": _written(model.created),
         "size": model.nbytes,
-        # A name for this file, not a hash of its bytes: that would take seconds.
+        # A hash of the file's description; hashing the file's bytes would take seconds.
         "digest": hashlib.sha256(model.fingerprint.encode()).hexdigest(),
         "details": {
             "parent_model": "",

@@ -18,7 +18,7 @@ from npurt.serve.tools.wanted import tools_of
 
 
 async def chat(front: Front, request: Request) -> Answer:
-    """Answer messages."""
+    """Answer a chat request in OpenAI's form."""
     fields = request.fields
     fields.text("model")  # the model was chosen by it
     wanted = options.wanted(
@@ -52,7 +52,11 @@ def messages(fields: Fields) -> list[dict[str, Any]]:
 
 
 def template_variables(fields: Fields) -> dict[str, Any]:
-    """Return variables of the chat template that a request sets."""
+    """Return the chat template's variables that the request sets.
+
+    Raises:
+        HttpError: The request sets a variable that has a field of its own.
+    """
     given = dict(fields.inner("chat_template_kwargs").values)
     reserved = {"messages", "tools", "add_generation_prompt"} & given.keys()
     if reserved:
@@ -64,7 +68,7 @@ def template_variables(fields: Fields) -> dict[str, Any]:
 
 
 def stream_options(fields: Fields) -> Fields | None:
-    """Return ``stream_options`` of a request that wants a stream, else None."""
+    """Return ``stream_options`` if the request asks for a stream, else None."""
     chosen = fields.inner("stream_options")
     chosen.flag("include_usage")
     return chosen if fields.flag("stream") else None
@@ -137,7 +141,7 @@ async def _parts(front: Front, talk: Conversation, chosen: Fields) -> AsyncGener
         yield chunk(choice.number, {"role": "assistant", "content": ""})
     async for update in talk.updates():
         if update is None:
-            # Comments do not reset the timeouts of clients.
+            # An empty chunk: SSE comments do not reset the timeouts of clients.
             yield chunk(talk.texts.first_open, {}, **talk.texts.progress_now())
             continue
         match update.part:

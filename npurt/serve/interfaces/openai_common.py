@@ -1,4 +1,4 @@
-"""What the objects of OpenAI's interface share."""
+"""Fields and checks that the modules of OpenAI's interface share."""
 
 import itertools
 import secrets
@@ -11,7 +11,7 @@ from npurt.serve.model.front import Front
 from npurt.serve.model.generation import Likely, Texts
 from npurt.serve.model.served_model import ServedModel
 
-# How a text ended, in OpenAI's words; the context is a length as well.
+# OpenAI's finish_reason by `Update.finish`.
 FINISH = {
     "end": "stop",
     "stop": "stop",
@@ -22,7 +22,7 @@ FINISH = {
 
 
 def new_id(kind: str) -> str:
-    """Return a name that no other object has, such as chatcmpl-..."""
+    """Return a new unique id, such as chatcmpl-..."""
     return f"{kind}-{secrets.token_hex(12)}"
 
 
@@ -32,7 +32,7 @@ def now() -> int:
 
 
 def usage(texts: Texts) -> dict[str, Any]:
-    """Return the counts of tokens."""
+    """Return OpenAI's ``usage`` object: the counts of tokens."""
     return {
         "prompt_tokens": texts.prompt_tokens,
         "completion_tokens": texts.completion_tokens,
@@ -42,7 +42,7 @@ def usage(texts: Texts) -> dict[str, Any]:
 
 
 def head(front: Front, kind: str, of: str) -> dict[str, Any]:
-    """Return the first fields of every object of an answer."""
+    """Return the first fields of a response object, which all chunks of a stream repeat."""
     return {
         "id": new_id(kind),
         "object": of,
@@ -53,18 +53,22 @@ def head(front: Front, kind: str, of: str) -> dict[str, Any]:
 
 
 def token_text(model: ServedModel, token: int) -> tuple[str, list[int]]:
-    """Return the text of *token*, and its bytes, which may be a part of a character."""
+    """Return the text of *token*, and its bytes, which may be incomplete UTF-8."""
     data = model.tokenizer.piece(token)
     return data.decode("utf-8", "replace"), list(data)
 
 
 def is_id(value: object) -> bool:
-    """Return whether *value* may be a token id: JSON has true and false beside the integers."""
+    """Return whether *value* is an integer; in Python, true and false would be integers too."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def known(model: ServedModel, ids: Sequence[int], param: str) -> list[int]:
-    """Return *ids*, all of which must be in the vocabulary."""
+    """Return *ids*.
+
+    Raises:
+        HttpError: An id is not in the vocabulary.
+    """
     count = model.tokenizer.n_vocab
     unknown = [i for i in ids if not 0 <= i < count]
     if unknown:
@@ -74,7 +78,7 @@ def known(model: ServedModel, ids: Sequence[int], param: str) -> list[int]:
 
 
 def chat_logprobs(model: ServedModel, likely: Sequence[Likely]) -> dict[str, Any]:
-    """Return log probabilities as a chat has them."""
+    """Return log probabilities in the form of chat completions."""
 
     def entry(token: int, logprob: float) -> dict[str, Any]:
         text, data = token_text(model, token)
@@ -90,10 +94,13 @@ def chat_logprobs(model: ServedModel, likely: Sequence[Likely]) -> dict[str, Any
 def text_logprobs(
     model: ServedModel, likely: Sequence[Likely], offset: int, first: int | None = None
 ) -> dict[str, Any]:
-    """Return log probabilities as completions have them; the first token begins at *offset*.
+    """Return log probabilities in the form of text completions.
 
     Args:
-        first: A token before these, of which there is none.
+        model: The model.
+        likely: The tokens with their log probabilities.
+        offset: Position in the text of the first token.
+        first: A prompt's first token, which comes before *likely* and has no log probability.
     """
     if first is not None:
         text = token_text(model, first)[0]

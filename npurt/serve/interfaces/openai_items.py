@@ -1,4 +1,4 @@
-"""The items of a response, each with the events that build it."""
+"""The output items of /v1/responses, with the stream events that build each item."""
 
 from abc import abstractmethod
 from typing import Any, Protocol
@@ -11,32 +11,32 @@ Events = list[tuple[str, dict[str, Any]]]
 
 
 class Item(Protocol):
-    """An item; *closed* says whether its end was told."""
+    """An output item; *closed* is whether its final events were sent."""
 
     closed: bool
 
     def takes(self, part: Part) -> bool:
-        """Return whether *part* continues it."""
+        """Return whether *part* continues this item."""
 
     def begin(self) -> Events:
-        """Return the events with which it begins."""
+        """Return the item's first events."""
 
     def add(self, part: Part) -> Events:
-        """Take *part*; return its events."""
+        """Append *part* to the item; return the events of *part*."""
 
     def end(self) -> Events:
-        """Return the events with which it ends."""
+        """Return the item's final events."""
 
     def whole(self) -> dict[str, Any]:
-        """Return the item as it is now."""
+        """Return the item's object in its current state."""
 
 
 class _Text:
     """An item whose content is one text."""
 
-    kind: type[Part]  # what continues it
-    delta = ""  # event of new text, and of the whole text
-    done = ""
+    kind: type[Part]  # the parts that this item consists of
+    delta = ""  # name of the event with new text
+    done = ""  # name of the event with the whole text
 
     def __init__(self, prefix: str) -> None:
         self.closed = False
@@ -44,32 +44,32 @@ class _Text:
         self.text = ""
 
     def takes(self, part: Part) -> bool:
-        """Return whether *part* continues it."""
+        """Return whether *part* continues this item."""
         return isinstance(part, self.kind)
 
     @abstractmethod
     def content(self) -> dict[str, Any]:
-        """Return the text as a part."""
+        """Return the text as a content part."""
 
     @abstractmethod
     def item(self, content: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the item with this *content*."""
+        """Return the item's object with *content*."""
 
     def begin(self) -> Events:
-        """Return the events with which it begins."""
+        """Return the item's first events."""
         return [
             ("response.output_item.added", {"item": self.item([])}),
             ("response.content_part.added", {**self._place(), "part": self.content()}),
         ]
 
     def add(self, part: Part) -> Events:
-        """Take *part*; return its events."""
+        """Append *part* to the item; return the events of *part*."""
         assert isinstance(part, Said | Thought)
         self.text += part.text
         return [(self.delta, {**self._place(), "delta": part.text, **self.extra()})]
 
     def end(self) -> Events:
-        """Return the events with which it ends."""
+        """Return the item's final events."""
         return [
             (self.done, {**self._place(), "text": self.text, **self.extra()}),
             ("response.content_part.done", {**self._place(), "part": self.content()}),
@@ -77,11 +77,11 @@ class _Text:
         ]
 
     def extra(self) -> dict[str, Any]:
-        """Return the further fields of events of text."""
+        """Return additional fields of the events *delta* and *done*."""
         return {}
 
     def whole(self) -> dict[str, Any]:
-        """Return the item as it is now."""
+        """Return the item's object in its current state."""
         return self.item([self.content()])
 
     def _place(self) -> dict[str, Any]:
@@ -89,12 +89,12 @@ class _Text:
 
     @property
     def status(self) -> str:
-        """Whether it goes on."""
+        """The item's status: completed or in progress."""
         return "completed" if self.closed else "in_progress"
 
 
 class TextItem(_Text):
-    """What the model says."""
+    """A piece of the model's answer."""
 
     kind = Said
     delta, done = "response.output_text.delta", "response.output_text.done"
@@ -103,23 +103,23 @@ class TextItem(_Text):
         super().__init__("msg")
 
     def content(self) -> dict[str, Any]:
-        """Return the text as a part."""
+        """Return the text as a content part."""
         return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}
 
     def item(self, content: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the item with this *content*."""
+        """Return the item's object with *content*."""
         return {
             "id": self.id, "type": "message", "role": "assistant", "status": self.status,
             "content": content,
         }  # fmt: skip
 
     def extra(self) -> dict[str, Any]:
-        """Return the further fields of events of text."""
+        """Return additional fields of the events *delta* and *done*."""
         return {"logprobs": []}
 
 
 class ThoughtItem(_Text):
-    """What the model thinks before it answers."""
+    """The model's reasoning before the answer."""
 
     kind = Thought
     delta, done = "response.reasoning_text.delta", "response.reasoning_text.done"
@@ -128,11 +128,11 @@ class ThoughtItem(_Text):
         super().__init__("rs")
 
     def content(self) -> dict[str, Any]:
-        """Return the text as a part."""
+        """Return the text as a content part."""
         return {"type": "reasoning_text", "text": self.text}
 
     def item(self, content: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the item with this *content*."""
+        """Return the item's object with *content*."""
         return {
             "id": self.id, "type": "reasoning", "summary": [], "content": content,
             "status": self.status,
@@ -140,7 +140,7 @@ class ThoughtItem(_Text):
 
 
 class CallItem:
-    """A call of a function."""
+    """A function call."""
 
     def __init__(self, call: Call) -> None:
         self.closed = False
@@ -149,20 +149,20 @@ class CallItem:
         self._call = call
 
     def takes(self, part: Part) -> bool:
-        """Return whether *part* continues it: a call comes whole."""
+        """Return False: a call is always one part."""
         return False
 
     def begin(self) -> Events:
-        """Return the event with which it begins, without arguments."""
+        """Return the item's first event, without arguments."""
         return [("response.output_item.added", {"item": self.whole() | {"arguments": ""}})]
 
     def add(self, part: Part) -> Events:
-        """Return the event of the arguments."""
+        """Return the event with the arguments."""
         delta = {"item_id": self._id, "delta": self._call.arguments}
         return [("response.function_call_arguments.delta", delta)]
 
     def end(self) -> Events:
-        """Return the events with which it ends."""
+        """Return the item's final events."""
         call = self._call
         done = {"item_id": self._id, "name": call.name, "arguments": call.arguments}
         return [
@@ -171,7 +171,7 @@ class CallItem:
         ]
 
     def whole(self) -> dict[str, Any]:
-        """Return the item as it is now."""
+        """Return the item's object in its current state."""
         return {
             "id": self._id,
             "type": "function_call",
@@ -183,7 +183,7 @@ class CallItem:
 
 
 def new_item(part: Part) -> Item:
-    """Return the item that *part* begins; it is still to be added."""
+    """Return a new item for *part*, without the content of *part*."""
     if isinstance(part, Call):
         return CallItem(part)
     return TextItem() if isinstance(part, Said) else ThoughtItem()

@@ -25,7 +25,7 @@ async def model(offers: Offers, request: Request) -> Answer:
 
 
 def described(offer: Offer) -> dict[str, Any]:
-    """Return the object of a model; *status* is as of llama.cpp's router."""
+    """Return a model's object in OpenAI's form, with ``status`` as in llama.cpp's router."""
     model = offer.model
     ready = offer.front.engine.ready if offer.front else None
     return {

@@ -1,4 +1,4 @@
-"""OpenAI's interface: /v1/responses, without memory of earlier responses.
+"""OpenAI's interface: /v1/responses, without stored responses.
 
 Source of the fields and events: platform.openai.com, API reference, Responses.
 """
@@ -20,7 +20,7 @@ from npurt.serve.tools.wanted import Tools, flat_tools, tools_of
 
 
 async def respond(front: Front, request: Request) -> Answer:
-    """Answer an input."""
+    """Answer an input in the form of OpenAI's Responses."""
     fields = request.fields
     fields.text("model")  # the model was chosen by it
     if fields.has("previous_response_id") or fields.has("conversation"):
@@ -57,7 +57,7 @@ async def respond(front: Front, request: Request) -> Answer:
 
 
 def _tools(fields: Fields) -> Tools:
-    """Return the tools that are functions; others, which OpenAI would run, are left out."""
+    """Return the tools that are functions, without tools that OpenAI's server would run."""
     listed = flat_tools(fields, None, "function", "parameters")
     chosen = fields.values.get("tool_choice")
     several = fields.flag("parallel_tool_calls", True)
@@ -67,7 +67,7 @@ def _tools(fields: Fields) -> Tools:
 
 
 def _messages(fields: Fields) -> list[dict[str, Any]]:
-    """Return the input as messages of a chat."""
+    """Convert the input to chat messages."""
     instructions = fields.text("instructions")
     made: list[dict[str, Any]] = []
     if instructions:
@@ -86,7 +86,7 @@ def _messages(fields: Fields) -> list[dict[str, Any]]:
                     "arguments": item.text("arguments", "{}"),
                 }
                 call = {"id": item.text("call_id", ""), "type": "function", "function": function}
-                if made and made[-1]["role"] == "assistant":  # what the model wrote at once
+                if made and made[-1]["role"] == "assistant":  # one turn of the model
                     made[-1].setdefault("tool_calls", []).append(call)
                 else:
                     made.append({"role": "assistant", "content": "", "tool_calls": [call]})
@@ -96,7 +96,7 @@ def _messages(fields: Fields) -> list[dict[str, Any]]:
                     "content": _content(item, "output"),
                 })  # fmt: skip
             case "reasoning":
-                pass  # templates leave out what a model thought before earlier answers
+                pass  # chat templates leave out the thoughts of earlier answers
             case _:
                 raise item.wrong("type", "message, function_call, function_call_output, reasoning")
     if not made:
@@ -136,7 +136,7 @@ def _echoed(fields: Fields) -> dict[str, Any]:
 
 
 class Response:
-    """A response while it is made."""
+    """A response under construction: its object, its items, and its stream events."""
 
     def __init__(self, front: Front, talk: Conversation, echoed: dict[str, Any]) -> None:
         self._talk = talk
@@ -158,11 +158,11 @@ class Response:
         }
 
     def whole(self) -> dict[str, Any]:
-        """Return the response as it is now."""
+        """Return the response's object in its current state."""
         return self._made
 
     def error(self, body: Any) -> bytes:
-        """Return the events of an error; *body* is its object in OpenAI's form."""
+        """Return the events of an error; *body* is the error's object in OpenAI's form."""
         found = body["error"]
         told = {name: found[name] for name in ("code", "message", "param")}
         self._made["status"] = "failed"
@@ -171,7 +171,7 @@ class Response:
         return self._event("error", **told) + self._event("response.failed", response=self._made)
 
     async def events(self, *, signs: bool = True) -> AsyncGenerator[bytes, None]:
-        """Yield the events of a stream; afterwards the response is whole."""
+        """Yield the events of a stream; after the last event, `whole` returns the full response."""
         yield self._event("response.created", response=self._made)
         yield self._event("response.in_progress", response=self._made)
         finish = "end"
@@ -214,7 +214,7 @@ class Response:
         return sse.event(name, {"type": name, "sequence_number": self._sequence, **values})
 
     def _thought(self) -> int:
-        """Return how many tokens the thoughts have, as the tokenizer would write them."""
+        """Return the number of tokens of the thoughts, counted by tokenizing their text."""
         thoughts = [item.text for item in self._items if isinstance(item, ThoughtItem)]
         return sum(len(self._model.encode(text, add_bos=False)) for text in thoughts)
 

@@ -1,4 +1,4 @@
-"""OpenAI's interface: /v1/completions, with echo, and suffix to fill in a gap."""
+"""OpenAI's interface: /v1/completions, with echo, and with suffix (fill in the middle)."""
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
@@ -19,18 +19,18 @@ from npurt.serve.model.served_model import ServedModel
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """What stands before a text.
+    """The echo of a prompt before its completion.
 
     Attributes:
-        text: The prompt, or nothing.
-        ids: Its tokens, if their log probabilities are wanted.
+        text: The prompt; "" without echo.
+        ids: The prompt's token ids, if their log probabilities are requested.
     """
 
     text: str = ""
     ids: Sequence[int] = ()
 
     def logprobs(self, model: ServedModel, prompt: Sequence[Logprob], rest: list[Likely]) -> Any:
-        """Return log probabilities of the prompt, if wanted, and of the *rest*."""
+        """Return log probabilities of the prompt's tokens, if requested, and of *rest*."""
         if not self.ids:
             return text_logprobs(model, rest, 0)
         likely = [*zip(self.ids[1:], prompt, strict=True), *rest]
@@ -38,7 +38,7 @@ class Echo:
 
 
 async def completions(front: Front, request: Request) -> Answer:
-    """Continue one prompt or several."""
+    """Complete one prompt or several."""
     fields = request.fields
     fields.text("model")  # the model was chosen by it
     wanted = options.wanted(fields, request.salt, "max_tokens", "n_predict")
@@ -48,13 +48,13 @@ async def completions(front: Front, request: Request) -> Answer:
         raise wrong("best_of differs from n", "leave best_of out", "best_of", "unsupported")
     found = await request.aside(lambda: prompts(front.model, fields))
     if len(found) * wanted.choices > limits.CHOICES:
-        raise wrong(f"{len(found)} prompts with n = {wanted.choices} are too many texts",
-                    f"ask for {limits.CHOICES} texts at most", "prompt")  # fmt: skip
+        raise wrong(f"{len(found)} prompts with n = {wanted.choices} are too many completions",
+                    f"ask for {limits.CHOICES} completions at most", "prompt")  # fmt: skip
     echoes = [Echo()] * len(found)
     if fields.flag("echo"):
         wanted.prompt_logprobs = wanted.top_logprobs is not None
         if fields.text("suffix") is not None:
-            raise wrong("echo cannot stand with suffix", "leave one of them out", "echo")
+            raise wrong("echo cannot be used with suffix", "leave one of them out", "echo")
         echoes = [
             Echo(
                 front.model.tokenizer.decode(ids, special=False),
@@ -73,23 +73,23 @@ async def completions(front: Front, request: Request) -> Answer:
 
 
 def _logprobs(fields: Fields) -> int | None:
-    """Return how many likeliest tokens are wanted; true means none but the token itself."""
+    """Return the number of most likely tokens in ``logprobs``; true counts as 0, false as None."""
     if isinstance(fields.values.get("logprobs"), bool):
         return 0 if fields.flag("logprobs") else None
     return fields.integer("logprobs")
 
 
 def prompts(model: ServedModel, fields: Fields) -> list[list[int]]:
-    """Return the ids of each prompt: a text, ids, or a list of these.
+    """Return the token ids of each prompt: a string, token ids, or a list of these.
 
     Raises:
-        HttpError: They are something else.
+        HttpError: The field is something else, or has too many prompts.
     """
     given = fields.values.get("prompt")
     several = isinstance(given, list) and not all(is_id(each) for each in given)
     found = given if several and isinstance(given, list) else [given]
     if len(found) > limits.CHOICES:
-        raise wrong(f"prompt has {len(found)} texts", f"send {limits.CHOICES} at most", "prompt")
+        raise wrong(f"there are {len(found)} prompts", f"send {limits.CHOICES} at most", "prompt")
     suffix = fields.text("suffix")
     ids = []
     for each in found:
@@ -125,7 +125,7 @@ async def _parts(
     made = head(front, "cmpl", "text_completion")
     with_usage = chosen.flag("include_usage")
     offsets = [0] * len(before)
-    scores: list[list[Logprob]] = [[] for _ in before]  # of prompts, until all are there
+    scores: list[list[Logprob]] = [[] for _ in before]  # of the prompts' tokens
 
     def chunk(
         number: int, text: str, likely: Any = None, finish: str | None = None, **others: Any
@@ -146,9 +146,10 @@ async def _parts(
         return chunk(number, echo.text, likely)
 
     for number, echo in enumerate(before):
-        if len(echo.ids) == 1 or (echo.text and not echo.ids):  # else its scores come first
+        # An echo with log probabilities is sent after the engine has computed them.
+        if len(echo.ids) == 1 or (echo.text and not echo.ids):
             yield echoed(number)
-    async for piece in texts.pieces(front.settings.ping):  # silence counts as a text, too
+    async for piece in texts.pieces(front.settings.ping):
         if piece is None:
             yield chunk(texts.first_open, "", **texts.progress_now())
             continue

@@ -1,5 +1,5 @@
-"""A model that answers requests: prompts, the texts under way, and what is read from them.
+"""A model that answers requests: its prompts, the active completions, and their parsed parts.
 
-May import the rooms `engine`, `http` and `tools`.
+May import the packages `engine`, `http` and `tools`.
 Begin with `front`.
 """

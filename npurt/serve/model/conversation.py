@@ -1,4 +1,4 @@
-"""Answers to messages, for every interface that has them: prompts, thoughts, calls."""
+"""Answer chat messages for every interface: build the prompt, split thoughts, answer and calls."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -24,10 +24,11 @@ class Update:
     """New output of a choice.
 
     Attributes:
-        choice: Its number.
-        part: A piece of the answer; None: only log probabilities or the end.
-        likely: Log probabilities of tokens.
-        finish: How it ended: as in `Piece`, or ``"calls"``.
+        choice: The choice's number.
+        part: A parsed piece of the completion; None: the update has log probabilities or the end
+            only.
+        likely: The new tokens with their log probabilities.
+        finish: Why the choice ended: as in `Piece`, or ``"calls"``.
     """
 
     choice: int
@@ -37,10 +38,10 @@ class Update:
 
 
 class Conversation:
-    """The answers to messages, taken apart.
+    """The completions of a chat request, parsed into thoughts, answer and calls.
 
     Attributes:
-        texts: What is generated.
+        texts: The completions.
     """
 
     @classmethod
@@ -60,13 +61,13 @@ class Conversation:
 
         Args:
             apart: Whether thoughts are separated from the answer.
-            before: The text with which the answer begins, and which is not part of it.
+            before: Text appended to the prompt: the beginning of the answer, not returned.
 
         Raises:
-            HttpError: There is no room, or something makes no sense.
+            HttpError: The queue is full, or the request is invalid.
         """
         tools = tools or Tools()
-        front.require_room(wanted.choices)  # before the work
+        front.require_room(wanted.choices)  # before the work of rendering and tokenizing
 
         def prepared() -> tuple[str, list[int]]:
             prompt = front.model.prompt(messages, tools=tools.listed, variables=variables) + before
@@ -75,7 +76,7 @@ class Conversation:
         prompt, ids = await request.aside(prepared)
         if tools.strict and not (wanted.grammar or wanted.response_format):
             thinks = apart and not before and front.model.thinks
-            wanted.lark = await asyncio.to_thread(  # it may take a second
+            wanted.lark = await asyncio.to_thread(  # the grammar may take a second
                 _grammar, front.model, tools, prompt, thinks=thinks
             )
         return cls(front, prompt, ids, wanted, tools, apart=apart and not before)
@@ -90,7 +91,7 @@ class Conversation:
         *,
         apart: bool,
     ) -> None:
-        """Begin to continue *prompt*, whose tokens are *ids*; see `of`."""
+        """Begin the completions of *prompt*, whose tokens are *ids*; see `of`."""
         model = front.model
         calls = reader_format(tools, format_of(model.source))
         thinks = apart and model.thinks and not tools.forced
@@ -107,13 +108,13 @@ class Conversation:
         self.texts: Texts = front.begin([ids], wanted)
 
     async def updates(self, *, signs: bool = True) -> AsyncGenerator[Update | None, None]:
-        """Yield what is new; with *signs*, None after a while of silence.
+        """Yield new output; with *signs*, yield None after `Settings.ping` seconds without output.
 
         Raises:
             HttpError: A choice failed.
         """
         time = asyncio.get_running_loop().time
-        last = time()  # when something was yielded
+        last = time()  # of the last yield
         async for piece in self.texts.pieces(self._ping if signs else None):
             if piece is None:
                 last = time()
@@ -143,10 +144,10 @@ class Conversation:
 
 
 def _grammar(model: ServedModel, tools: Tools, prompt: str, *, thinks: bool) -> str:
-    """Return the grammar of answers to *prompt*, with calls of strict functions by schema.
+    """Return the grammar of answers to *prompt* in which strict calls match their schemas.
 
     Raises:
-        HttpError: A schema makes no sense, or is too large.
+        HttpError: A schema is invalid or too large.
     """
     markers = Markers(lambda text: next(iter(model.markup([text])), None))
     try:

@@ -1,4 +1,4 @@
-"""The front: a model, its engine, and the requests that are under way."""
+"""The front: a model, its engine, and the active requests."""
 
 import asyncio
 import secrets
@@ -16,21 +16,21 @@ from npurt.serve.model.generation import Choice, Texts
 from npurt.serve.model.served_model import ServedModel
 
 DRAIN_SECONDS = 30.0
-LAST_SECONDS = 2.0  # for clients to receive the error that ended their texts
-LONGEST_RETRY = 60  # seconds
+LAST_SECONDS = 2.0  # timeout for sending the final error to clients
+LONGEST_RETRY = 60  # seconds; upper bound on Retry-After
 SEEDS = 1 << 63
 
 
 @dataclass(slots=True)
 class Settings:
-    """How the server was started.
+    """The server's settings for requests.
 
     Attributes:
-        sampling: Settings of sampling where a request has none.
-        max_tokens: The most tokens where a request says nothing; None: no limit.
-        deadline: Seconds that a request may take.
-        ping: Seconds of silence after which a stream gets an event that counts.
-        embeddings: Whether the server embeds texts, and generates none.
+        sampling: Default sampling settings of a request.
+        max_tokens: Default limit on generated tokens; None: no limit.
+        deadline: Upper bound on the duration of a request, in seconds.
+        ping: Seconds without output after which a stream gets a keep-alive event.
+        embeddings: Whether the server computes embeddings only.
     """
 
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -42,19 +42,20 @@ class Settings:
 
 @dataclass(slots=True)
 class Wanted:
-    """What a request asks for, besides the prompt.
+    """The options of a request, without its prompt.
 
     Attributes:
         sampling: Fields of `Sampling`.
-        max_tokens: The most tokens of a text.
-        stops: Texts that end it.
-        stop_ids: Token ids that end it.
-        choices: How many texts.
-        prompt_logprobs: Whether log probabilities of the prompt's tokens are wanted.
-        shown: Ids of markup that are part of the text.
-        salt: What separates the caches of different keys.
-        grammar, response_format, lark: What a text must be; see `Submit`.
-        embed: Whether the prompts are texts to be embedded.
+        max_tokens: Upper bound on the tokens of a completion; None: the server's default.
+        stops: Strings that end a completion.
+        stop_ids: Token ids that end a completion.
+        choices: Number of completions per prompt.
+        ignore_eos, min_tokens, top_logprobs: See `Submit`.
+        prompt_logprobs: Whether log probabilities of the prompt's tokens are requested.
+        shown: Ids of control tokens whose text is part of the output.
+        salt: The salt of the prefix cache, which differs for each API key.
+        grammar, response_format, lark: Constraint of a completion; see `Submit`.
+        embed: Whether the request is for the embeddings of the prompts.
     """
 
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -76,24 +77,24 @@ class Wanted:
 
 @dataclass(slots=True)
 class Counts:
-    """Counts since the start."""
+    """Counts since the server's start."""
 
     requests: int = 0
-    refused: int = 0  # because the queue was full
+    refused: int = 0  # requests refused because the queue was full
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
-    seconds: float = 0.0  # of texts that have ended, from their request to their end
-    ended: int = 0
+    seconds: float = 0.0  # sum of the durations of ended sequences, from request to end
+    ended: int = 0  # ended sequences
 
 
 @dataclass(frozen=True, slots=True)
 class OnDemand:
-    """How an engine is started by the first text.
+    """How the first sequence starts the engine.
 
     Attributes:
-        expected: What the engine is likely to say of itself.
-        start: Begins to start the engine, unless it runs.  An exception of it refuses the text.
+        expected: The expected `Ready` message of the engine, used until it is ready.
+        start: Starts the engine if it is not running.  If it raises, the request is refused.
     """
 
     expected: Ready
@@ -104,13 +105,13 @@ class Front:
     """A model that answers requests.
 
     Args:
-        on_demand: How the engine is started, if by the first text; without it, texts are refused
-            until the engine is open.
-        counts: Go on with these.
+        on_demand: How the first sequence starts the engine; None: the engine is started elsewhere,
+            and requests are refused until it is ready.
+        counts: Counts to continue, such as those of an earlier front of the model.
 
     Attributes:
-        counts: What was done so far.
-        draining: Whether the server is about to end.
+        counts: Counts of requests and tokens.
+        draining: Whether the server is shutting down and refuses new requests.
     """
 
     def __init__(
@@ -131,24 +132,24 @@ class Front:
         self._failure: HttpError | None = None
         self._under_way: set[Texts] = set()
 
-    # --- Whether there is room ------------------------------------------------------------------
+    # --- Admission ------------------------------------------------------------------------------
 
     @property
     def active(self) -> int:
-        """Texts that run or wait."""
+        """Number of sequences that are running or waiting."""
         return sum(len(texts.choices) for texts in self._under_way)
 
     def ready(self) -> Ready:
-        """Return what the engine said of itself, or is expected to say.
+        """Return the engine's `Ready` message; with `OnDemand`, the expected one until it is ready.
 
         Raises:
-            HttpError: It is still loading, or cannot be, or the server is about to end.
+            HttpError: The model is loading or could not be loaded, or the server is shutting down.
         """
         if self._failure is not None:
             raise self._failure
         if self.draining:
             raise HttpError(
-                503, "the server is about to end", remedy="ask another one",
+                503, "the server is about to end", remedy="use another server, or try again later",
                 code="shutting_down", headers={"Retry-After": "30"},
             )  # fmt: skip
         if (failure := self.engine.failure) is not None:
@@ -167,10 +168,10 @@ class Front:
         return ready
 
     async def load(self) -> None:
-        """Wait until the model is loaded.
+        """Wait until the model is loaded; start its engine if needed.
 
         Raises:
-            HttpError: As `ready`.
+            HttpError: See `ready`.
         """
         self.ready()
         if self._on_demand is not None:
@@ -180,16 +181,16 @@ class Front:
             self.ready()
 
     def fail(self, error: HttpError) -> None:
-        """End all texts with *error*, and refuse others with it: the model cannot be loaded."""
+        """End all sequences and refuse new ones with *error*: the model cannot be loaded."""
         self._failure = error
         for texts in self._under_way:
             texts.fail(error)
 
     def require_room(self, choices: int) -> None:
-        """Refuse *choices* more texts when the queue is full.
+        """Check that the queue has space for *choices* more sequences.
 
         Raises:
-            HttpError: It is.
+            HttpError: The queue is full.
         """
         most = self.ready().sequences * (1 + limits.QUEUE)
         if self.settings.embeddings:
@@ -197,23 +198,23 @@ class Front:
         if self.active + choices > most and self.active:
             self.counts.refused += 1
             raise HttpError(
-                429, f"{self.active} texts run or wait, of {most} at most",
+                429, f"the queue is full: {self.active} sequences run or wait, at most {most}",
                 remedy="ask again later", code="queue_full",
                 headers={"Retry-After": str(self.retry_after())},
             )  # fmt: skip
 
     def retry_after(self) -> int:
-        """Return in how many seconds a text is likely to end, by those that have ended."""
+        """Return the expected time in seconds until a sequence ends, from the mean duration."""
         mean = self.counts.seconds / self.counts.ended if self.counts.ended else 1.0
         return max(1, min(LONGEST_RETRY, round(mean / max(1, self.active))))
 
     # --- Requests -------------------------------------------------------------------------------
 
     def begin(self, prompts: Sequence[Sequence[int]], wanted: Wanted) -> Texts:
-        """Begin the texts that continue *prompts*; those of the first prompt come first.
+        """Begin the completions of *prompts*, in the order of *prompts*.
 
         Raises:
-            HttpError: There is no room, or what is *wanted* makes no sense.
+            HttpError: The queue is full, or *wanted* is invalid.
         """
         if wanted.embed != self.settings.embeddings:
             embeds = self.settings.embeddings
@@ -253,11 +254,11 @@ class Front:
         return texts
 
     def _submits(self, prompt: Sequence[int], wanted: Wanted) -> list[Submit]:
-        """Return the requests to the engine for the choices of *prompt*."""
+        """Return the engine's `Submit` messages for the choices of *prompt*."""
         n_ctx = self.ready().n_ctx
         if not prompt:
             raise wrong("the prompt is empty", "send at least one token of text", "prompt")
-        if len(prompt) >= n_ctx + wanted.embed:  # a text needs room for one token more
+        if len(prompt) >= n_ctx + wanted.embed:  # a completion needs space for one more token
             error = wrong(
                 f"the prompt has {len(prompt)} tokens, and the context {n_ctx}",
                 "send less, or start the server with a larger -c",
@@ -306,7 +307,7 @@ class Front:
     # --- The end --------------------------------------------------------------------------------
 
     async def drain(self, seconds: float = DRAIN_SECONDS) -> None:
-        """Take no new requests, and wait for those under way; end them after *seconds*."""
+        """Refuse new requests, and wait for the active ones; end these after *seconds*."""
         self.draining = True
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
@@ -314,9 +315,10 @@ class Front:
             await asyncio.sleep(0.02)
         for texts in self._under_way:
             texts.fail(HttpError(
-                503, "the server ends", remedy="ask another one, or again later",
+                503, "the server ends", remedy="use another server, or try again later",
                 code="shutting_down",
             ))  # fmt: skip
         until = loop.time() + LAST_SECONDS
-        while self._under_way and loop.time() < until:  # a client that does not read gets no error
+        # Let the streams send the error; do not wait longer for clients that do not read.
+        while self._under_way and loop.time() < until:
             await asyncio.sleep(0.02)

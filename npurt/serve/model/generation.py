@@ -1,4 +1,4 @@
-"""The texts of one request while they are generated: tokens become text, and stop at stop texts."""
+"""The completions of one request: decode tokens to text, and end at stop strings."""
 
 import asyncio
 import functools
@@ -11,18 +11,18 @@ from npurt.llm.text.tokenizer import Tokenizer
 from npurt.serve.engine.protocol import Event, Logprob, Submit
 from npurt.serve.http.errors import HttpError
 
-STATUSES = {"refused": 400, "unavailable": 503}  # of errors, by how a text ended
-Likely = tuple[int, Logprob]  # a token and its log probability
+STATUSES = {"refused": 400, "unavailable": 503}  # HTTP status by `Event.finish`; others: 500
+Likely = tuple[int, Logprob]  # a token id and its log probabilities
 
 
 class Engine(Protocol):
-    """What generates tokens; see `engine.client`."""
+    """The engine as `Texts` uses it; see `engine.client`."""
 
     def submit(self, submit: Submit, sink: Callable[[Event], None]) -> int:
         """Begin a sequence; return its id."""
 
     def cancel(self, sequence: int) -> None:
-        """End a sequence without another event."""
+        """End a sequence without further events."""
 
 
 @dataclass(slots=True)
@@ -30,11 +30,12 @@ class Piece:
     """New output of a choice.
 
     Attributes:
-        choice: Its number.
-        text: New text, which is final.
-        likely: Tokens of the text with their log probabilities, if wanted.
-        finish: How the text ended: as in `Event`; ``"stop"`` also for a stop text.
-        vector, prompt: Of `Event`: the embedding, log probabilities of the prompt.
+        choice: The choice's number.
+        text: New text, which no later token changes.
+        likely: The tokens of *text* with their log probabilities, if requested.
+        finish: Why the choice ended: as in `Event`; ``"stop"`` also for a stop string.
+        vector: The embedding, as in `Event`.
+        prompt: Log probabilities of the prompt's next tokens, as in `Event`.
     """
 
     choice: int
@@ -46,19 +47,20 @@ class Piece:
 
 
 class Choice:
-    """One text.
+    """One completion of a request.
 
     Args:
-        tokenizer: Of the model.
-        number: Of the choice.
-        stops: Texts that end the text and are not part of it.
-        shown: Ids of markup that are part of the text.
+        tokenizer: The model's tokenizer.
+        number: The choice's number.
+        stops: Strings that end the completion and are not part of it.
+        shown: Ids of control tokens whose text is part of the output.
 
     Attributes:
-        count: Tokens so far.
-        read: Tokens of the prompt that have been read.
-        cached: Those that were in the cache.
-        stopped: The stop text that ended it, or None.
+        count: Number of generated tokens.
+        read: Number of the prompt's tokens evaluated so far.
+        cached: Number of the prompt's tokens that were in the prefix cache.
+        finish: Why the completion ended, as in `Piece`; None: it continues.
+        stopped: The stop string that ended the completion, or None.
     """
 
     def __init__(
@@ -78,15 +80,16 @@ class Choice:
         self._stream = tokenizer.stream(special=False, continued=True)
         self._stops = tuple(stops)
         self._shown = shown
-        self._held = ""
-        self._given = 0  # characters that are final
-        self._likely: list[tuple[int, Likely]] = []  # held back, with where each token begins
+        self._held = ""  # text that may be the beginning of a stop string
+        self._given = 0  # number of characters returned so far
+        # Tokens not returned yet, each with the position of its first character.
+        self._likely: list[tuple[int, Likely]] = []
 
     def take(self, event: Event) -> Piece:
-        """Return the new piece of text of *event*."""
+        """Return the new output of *event*."""
         self.read, self.cached = max(self.read, event.read), max(self.cached, event.cached)
         text = ""
-        for i, token in enumerate(event.tokens):  # a stop text may come before the last one
+        for i, token in enumerate(event.tokens):  # a stop string may end before the last token
             if i < len(event.logprobs):
                 start = self._given + len(self._held)
                 self._likely.append((start, (token, event.logprobs[i])))
@@ -104,7 +107,7 @@ class Choice:
         )
 
     def _shown_of(self, text: str) -> str:
-        """Return what is final with *text*, and hold back what may begin a stop text."""
+        """Append *text*; return the final text, and keep what may begin a stop string."""
         whole = self._held + text
         shown, self._held, stopped = split_at_stop(whole, self._stops)
         self._given += len(shown)
@@ -119,28 +122,28 @@ class Choice:
         return self._stream.push(token)
 
     def _released(self) -> list[Likely]:
-        """Return the tokens that begin in text that is final."""
+        """Return the tokens whose first character has been returned."""
         if not self._likely:
             return []
         whole = self.finish is not None and self.stopped is None
         final = [likely for start, likely in self._likely if start < self._given or whole]
-        del self._likely[: len(final)]  # they begin one after another
+        del self._likely[: len(final)]  # the list is sorted by position
         return final
 
 
 class Texts:
-    """The choices of one request.  Iterate once; `cancel` in any case.
+    """The completions of one request.  Iterate over `pieces` once, and always call `cancel`.
 
     Args:
-        engine: Where they are generated.
-        submits: What is asked of it, for each choice.
-        choices: The texts.
-        done: Called once, when the last one has ended or is cancelled.
+        engine: The engine that generates the completions.
+        submits: The engine's `Submit` message for each choice.
+        choices: The completions.
+        done: Called once, when the last completion has ended or is cancelled.
 
     Attributes:
-        choices: As given.
-        prompt_tokens: Of all prompts; that of several choices counts once.
-        progress: Whether `pieces` yields None also when more of a prompt was read.
+        choices: The completions.
+        prompt_tokens: Number of tokens of all prompts; a prompt of several choices counts once.
+        progress: Whether `pieces` yields None also after each evaluated part of a prompt.
     """
 
     def __init__(
@@ -159,34 +162,34 @@ class Texts:
         self._engine = engine
         self._done = done
         self._updates: asyncio.Queue[tuple[int, Event] | HttpError | None] = asyncio.Queue()
-        self._open: dict[int, int] = {}  # id of the engine by choice
+        self._open: dict[int, int] = {}  # the engine's sequence id by choice
         for i, submit in enumerate(submits):
             self._prompts.setdefault(tuple(submit.tokens), []).append(self.choices[i])
             self._open[i] = engine.submit(submit, functools.partial(self._put, i))
 
     @property
     def first_open(self) -> int:
-        """The number of the first choice that goes on, which keep-alive events name."""
+        """The number of the first open choice, which keep-alive events name."""
         return next(iter(self._open), 0)
 
     @property
     def completion_tokens(self) -> int:
-        """Tokens of all texts."""
+        """Number of generated tokens of all choices."""
         return sum(choice.count for choice in self.choices)
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of prompts that no choice had to read, because they were in the cache."""
+        """Number of prompt tokens that no choice evaluated: they were in the prefix cache."""
         found = sum(min(each.cached for each in same) for same in self._prompts.values())
         return min(self.prompt_tokens, found)
 
     @property
     def read(self) -> int:
-        """Tokens of prompts that have been read, or were in the cache."""
+        """Number of prompt tokens that have been evaluated or were in the prefix cache."""
         return sum(max(each.read for each in same) for same in self._prompts.values())
 
     async def pieces(self, every: float | None = None) -> AsyncIterator[Piece | None]:
-        """Yield what is new until all choices have ended; None after *every* seconds of silence.
+        """Yield new output until all choices have ended; None after *every* seconds without any.
 
         Raises:
             HttpError: A choice failed.
@@ -212,9 +215,9 @@ class Texts:
             self.cancel()
 
     def progress_now(self) -> dict[str, Any]:
-        """Return llama.cpp's field of how far the prompts are read; {} if that is not wanted.
+        """Return llama.cpp's field ``prompt_progress``; {} if not requested or after a first token.
 
-        It is wanted until the first token.
+        The field tells how many tokens of the prompts have been evaluated.
         """
         if not self.progress or self.completion_tokens:
             return {}
@@ -229,7 +232,7 @@ class Texts:
         }
 
     async def whole(self) -> list[Piece]:
-        """Return each text when all have ended."""
+        """Wait until all choices have ended; return each one's whole output."""
         texts = [Piece(choice.number) for choice in self.choices]
         async for piece in self.pieces():
             if piece is not None:
@@ -241,25 +244,25 @@ class Texts:
         return texts
 
     def cancel(self) -> None:
-        """End the texts that are still going on."""
+        """End the choices that are still open."""
         for sequence in self._open.values():
             self._engine.cancel(sequence)
         self._open.clear()
         self._over()
 
     def stop(self, number: int) -> None:
-        """End one text."""
+        """End one choice."""
         if number in self._open:
             self._engine.cancel(self._open.pop(number))
 
     def fail(self, error: HttpError) -> None:
-        """End all texts with *error*, which the reader gets when it asks for more."""
+        """End all choices; `pieces` raises *error*."""
         for sequence in self._open.values():
             self._engine.cancel(sequence)
         self._updates.put_nowait(error)
 
     def give_up(self, error: HttpError) -> None:
-        """End all texts as `fail` does; a client that does not read occupies no place then."""
+        """End all choices as `fail` does, and call *done* even if the client does not read."""
         self.fail(error)
         self._over()
 
@@ -271,8 +274,8 @@ class Texts:
         self._updates.put_nowait((number, event))
 
     def _taken(self, number: int, event: Event) -> Piece | None:
-        """Return the new piece of *event*; None if a client would see nothing of it."""
-        if number not in self._open:  # it stopped at a text
+        """Return the new output of *event*; None if *event* has none."""
+        if number not in self._open:  # a stop string has ended the choice
             return None
         if event.error is not None:
             what, remedy = event.error
@@ -287,7 +290,7 @@ class Texts:
 
 
 class _Silence:
-    """Puts None into a queue when nothing was heard for *every* seconds, again and again."""
+    """A timer that puts None into a queue after each *every* seconds without output."""
 
     def __init__(self, every: float | None, queue: asyncio.Queue[Any]) -> None:
         self._every = every
@@ -297,11 +300,11 @@ class _Silence:
         self._timer = self._loop.call_later(every, self._look) if every else None
 
     def over(self) -> None:
-        """Take note that something was heard."""
+        """Restart the timer: there was output."""
         self._since = self._loop.time()
 
     def end(self) -> None:
-        """Stop."""
+        """Stop the timer."""
         if self._timer:
             self._timer.cancel()
 

@@ -1,4 +1,4 @@
-"""A model by the header of its file: what lists say of it, without its tokenizer and weights."""
+"""A model's description from its file's header, without its tokenizer and weights."""
 
 import hashlib
 from collections.abc import Mapping
@@ -13,22 +13,23 @@ from npurt.version import __version__
 
 
 class ModelFile:
-    """A model by its file.
+    """The description of a model file.
 
     Args:
-        path: The file; of a model that is split, the first.
-        name: What clients call it; by default the file's name without its ending.
-        template: As *chat_template* of `Llama`.
+        path: The file; the first file of a split model.
+        name: The name in requests; by default the file name without its suffix.
+        template: A chat template, as *chat_template* of `Llama`.
 
     Attributes:
-        metadata: What the header says, in texts and whole numbers.
-        n_vocab: Tokens of the vocabulary.
-        nbytes: Of all its files.
+        metadata: The header's metadata that are strings or integers.
+        n_vocab: Number of tokens in the vocabulary.
+        source: The source of the chat template; "" if the model has none.
+        nbytes: Size of all files of the model in bytes.
         created: When the file was written, in seconds since 1970.
-        fingerprint: Changes when answers may change.
+        fingerprint: A string that changes when the same request may get another answer.
 
     Raises:
-        ModelFormatError: It is no model that npurt can read.
+        ModelFormatError: The file is not a model that npurt can read.
     """
 
     def __init__(self, path: Path, name: str | None = None, template: str | None = None) -> None:
@@ -44,7 +45,7 @@ class ModelFile:
         self.fingerprint = "fp_" + hashlib.sha256(identity.encode()).hexdigest()[:10]
 
     def _read(self, file: MappedGGUF) -> None:
-        """Take what is needed from *file*, which is closed afterwards."""
+        """Set the attributes that come from *file*, which is closed afterwards."""
         self.metadata: Mapping[str, Any] = {
             key: value for key, value in file.metadata.items() if isinstance(value, str | int)
         }

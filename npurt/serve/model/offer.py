@@ -1,4 +1,4 @@
-"""What a server offers: one model, or several of which a request names one."""
+"""The models that a server offers: a single one, or several that requests choose from by name."""
 
 import contextlib
 from collections.abc import AsyncIterator, Sequence
@@ -14,12 +14,15 @@ from npurt.serve.model.model_file import ModelFile
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A model that is served.
+    """The state of an offered model.
 
     Attributes:
-        status: ``"loaded"``, ``"loading"`` or ``"unloaded"``: the words of llama.cpp's router.
-        front: What answers its requests; None while nobody asks it.
-        expires: When it is unloaded if nobody asks it, in seconds since 1970; None: never.
+        model: The model's description.
+        counts: The model's counts of requests and tokens.
+        status: ``"loaded"``, ``"loading"`` or ``"unloaded"``, as in llama.cpp's router.
+        front: The model's front; None while the model is not in use.
+        expires: When the model is unloaded without another request, in seconds since 1970; None:
+            never.
     """
 
     model: ModelFile
@@ -34,29 +37,29 @@ class Offers(Protocol):
 
     @property
     def draining(self) -> bool:
-        """Whether the server is about to end."""
+        """Whether the server is shutting down and refuses new requests."""
 
     def using(self, request: Request) -> AbstractAsyncContextManager[Front]:
-        """Enter with the front of the model that *request* names, which is kept until the exit."""
+        """Enter with the front of the model that *request* names; keep it in use until the exit."""
 
     def offer(self, request: Request) -> Offer:
-        """Return the model that *request* names, without using it."""
+        """Return the model that *request* names, without loading it."""
 
     def offers(self) -> Sequence[Offer]:
         """Return all models."""
 
     def require_healthy(self) -> None:
-        """Raise HttpError if the server takes no requests."""
+        """Raise HttpError if the server accepts no requests."""
 
     async def drain(self) -> None:
-        """Take no new requests, and wait for those under way, or end them."""
+        """Refuse new requests, and wait for the active ones; end these after a timeout."""
 
     async def close(self) -> None:
         """End all engines."""
 
 
 class Only:
-    """A server with one model, which answers to any name; see `Offers`."""
+    """The `Offers` of a server with one model, which is used for any name in a request."""
 
     def __init__(self, front: Front) -> None:
         self._front = front
@@ -69,7 +72,7 @@ class Only:
 
     @property
     def draining(self) -> bool:
-        """Whether the server is about to end."""
+        """Whether the server is shutting down and refuses new requests."""
         return self._front.draining
 
     def offer(self, request: Request) -> Offer:
@@ -84,7 +87,7 @@ class Only:
         return [Offer(front.model, front.counts, status, front)]
 
     def require_healthy(self) -> None:
-        """Raise HttpError if the server takes no requests, or the engine is lost."""
+        """Raise HttpError if the server accepts no requests, or the engine is lost."""
         self._front.ready()
         if not self._front.engine.alive:
             raise HttpError(
@@ -93,7 +96,7 @@ class Only:
             )  # fmt: skip
 
     async def drain(self) -> None:
-        """Take no new requests, and wait for those under way, or end them."""
+        """Refuse new requests, and wait for the active ones; end these after a timeout."""
         await self._front.drain()
 
     async def close(self) -> None:
@@ -102,7 +105,7 @@ class Only:
 
 
 def by_model(handler: Handler[Front]) -> Handler[Offers]:
-    """Return *handler* with the front of the model that the request names."""
+    """Return *handler* called with the front of the model that the request names."""
 
     async def answer(offers: Offers, request: Request) -> Answer:
         async with offers.using(request) as front:

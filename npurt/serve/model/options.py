@@ -1,4 +1,4 @@
-"""What requests say about sampling and length, in the words of OpenAI and of llama.cpp."""
+"""Read a request's sampling, length and constraint fields, as OpenAI and llama.cpp name them."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from npurt.serve.model.front import SEEDS, Wanted
 
 
 def sampling(fields: Fields) -> dict[str, Any]:
-    """Return the settings of sampling in *fields*; what is not there is left out."""
+    """Return the sampling settings in *fields*, without missing ones."""
     found: dict[str, Any] = {}
     for name in NUMBERS:
         found[name] = fields.number(name)
@@ -28,10 +28,12 @@ def sampling(fields: Fields) -> dict[str, Any]:
 
 
 def biases(fields: Fields) -> dict[int, float] | None:
-    """Return ``logit_bias`` by id: an object, or llama.cpp's list of pairs (false: never).
+    """Return the biases in ``logit_bias`` by token id.
+
+    The field is OpenAI's object, or llama.cpp's list of pairs, in which the bias false bans a token.
 
     Raises:
-        HttpError: It is something else.
+        HttpError: The field is neither.
     """
     given = fields.values.get("logit_bias")
     if given is None:
@@ -61,16 +63,22 @@ def _is_number(value: object, kind: Any) -> bool:
 
 
 def stops(fields: Fields, name: str = "stop") -> tuple[list[str], list[int]]:
-    """Return the texts and the token ids that end a text: one, several or none."""
+    """Return the stop strings and the stop token ids in the field *name*."""
     given = fields.values.get(name)
     several = [given] if isinstance(given, str) else fields.items(name)
     texts = [text for text in several if isinstance(text, str)]
     ids = [int(token) for token in several if not isinstance(token, str)]
-    return [text for text in texts if text], ids  # clients send "" for none
+    return [text for text in texts if text], ids  # some clients send "" for no stop string
 
 
 def wanted(fields: Fields, salt: str, *lengths: str) -> Wanted:
-    """Return what *fields* ask for; *lengths* are names for the most tokens, the first wins."""
+    """Return the options in *fields*.
+
+    Args:
+        fields: The request's fields.
+        salt: The salt of the prefix cache.
+        lengths: Field names of the limit on tokens; the first one with a value is used.
+    """
     most = None
     for name in lengths:
         if fields.has(name):
@@ -90,10 +98,10 @@ def wanted(fields: Fields, salt: str, *lengths: str) -> Wanted:
 
 
 async def constrain(fields: Fields, wanted: Wanted) -> None:
-    """Set the constraint of the text in *wanted*: ``response_format`` or ``grammar``.
+    """Set the constraint in *wanted* from the field ``response_format`` or ``grammar``.
 
     Raises:
-        HttpError: It makes no sense, or is too large.
+        HttpError: The constraint is invalid or too large.
     """
     form = fields.inner("response_format")
     wanted.grammar = fields.text("grammar") or None
@@ -103,7 +111,7 @@ async def constrain(fields: Fields, wanted: Wanted) -> None:
         raise wrong(f"a schema has more than {limits.SCHEMA} characters", "send a smaller one",
                     "response_format")  # fmt: skip
     if wanted.grammar or wanted.response_format:
-        try:  # in a thread, because it may take a second
+        try:  # in a thread, because compiling a grammar may take a second
             await asyncio.to_thread(grammar_of, wanted.grammar, wanted.response_format)
         except NpurtError as error:
             param = "grammar" if wanted.grammar else "response_format"

@@ -1,4 +1,4 @@
-"""Read the text of a model as it comes: what it thinks, what it says, what it calls."""
+"""Parse a completion as a stream into thoughts, answer and function calls."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from npurt.llm.decode.stops import split_at_stop
 from npurt.serve.tools.calls import Call, Format, Schemas
 
-BEGIN, END = "<think>", "</think>"  # around what a model thinks
+BEGIN, END = "<think>", "</think>"  # tags around a thought
 BLANK = " \t\r\n"
 
 
@@ -19,7 +19,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """A piece of what the model thinks before it answers."""
+    """A piece of the model's reasoning before the answer."""
 
     text: str
 
@@ -28,24 +28,24 @@ Part = Said | Thought | Call
 
 
 def begins_in_thought(prompt: str) -> bool:
-    """Return whether *prompt* ends with the beginning of a thought, which the template wrote.
+    """Return whether the chat template ended *prompt* with the tag that begins a thought.
 
-    What a user writes is not at the end: the markup of the answer follows it.
+    A tag in a user's message is not at the end of the prompt: the markup of the answer follows.
     """
     return prompt.rstrip(BLANK).endswith(BEGIN)
 
 
 class Reader:
-    """Takes a text apart.
+    """A streaming parser of one completion.
 
     Args:
-        calls: How calls are written; None: there are none.
-        schemas: Of the functions.
-        thinks: Whether the model can think aloud.
-        within: Whether the text begins in a thought.
+        calls: The format of calls; None: the completion has no calls.
+        schemas: The schemas of the functions' parameters.
+        thinks: Whether the model writes thoughts.
+        within: Whether the completion begins inside a thought.
 
     Attributes:
-        called: Calls so far.
+        called: Number of calls so far.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Reader:
         self._thinks = thinks
         self._state = "thought" if within and thinks else "begin" if thinks else "text"
         self._bare = calls.bare if calls else ""
-        self._fresh = True  # blank text is not shown yet
+        self._fresh = True  # no part was yielded in this state; leading blanks are dropped
 
     def push(self, text: str) -> Iterator[Part]:
         """Yield the parts that *text* completes."""
@@ -66,7 +66,7 @@ class Reader:
         yield from self._read(False)
 
     def finish(self) -> Iterator[Part]:
-        """Yield what is left at the end of the text."""
+        """Yield the remaining parts at the end of the completion."""
         yield from self._read(True)
 
     def _read(self, last: bool) -> Iterator[Part]:
@@ -78,7 +78,7 @@ class Reader:
     # --- States ---------------------------------------------------------------------------------
 
     def _in_begin(self, last: bool) -> Iterator[Part]:
-        """Find out whether the text begins with a thought."""
+        """Detect whether the completion begins with a thought; yield nothing."""
         start = self._held.lstrip(BLANK)
         if start.startswith(BEGIN):
             self._held, self._state = start[len(BEGIN) :], "thought"
@@ -95,7 +95,8 @@ class Reader:
             self._held, self._state = rest, "text"
             shown = text.rstrip(BLANK)
         else:
-            shown = text + held if last else text.rstrip(BLANK)  # blank text may be the last
+            # Hold back trailing blanks: they are dropped if the thought ends after them.
+            shown = text + held if last else text.rstrip(BLANK)
             self._held = "" if last else text[len(shown) :] + held
         if shown:
             self._fresh = False
@@ -124,7 +125,7 @@ class Reader:
             text, self._held = text + held, ""
         else:
             self._held = held
-            if self._calls:  # blank text before calls is not shown
+            if self._calls:  # hold back trailing blanks: they are dropped before a call
                 kept = text.rstrip(BLANK)
                 self._held = text[len(kept) :] + held
                 text = kept
@@ -142,7 +143,7 @@ class Reader:
             return
         self._state = "text"
         found = self._parsed(self._held if at < 0 else self._held[:at])
-        if not found:  # it only looked like a call, up to what looked like its end
+        if not found:  # not a valid call: yield the text up to the first end marker as answer
             at = first
         whole = len(self._held) if at < 0 else at + len(self._calls.end)
         if not found:
@@ -151,14 +152,14 @@ class Reader:
         yield from found
 
     def _in_bare(self, last: bool) -> Iterator[Part]:
-        """Wait for the end: only then is it known whether all of the text is a call."""
+        """Wait for the end of the completion, and parse the whole text as calls or as an answer."""
         if last:
             body, self._held, self._state, self._bare = self._held, "", "text", ""
             found: Sequence[Part] = self._parsed(body) or [Said(body)]
             yield from found
 
     def _parsed(self, body: str) -> Sequence[Call]:
-        """Return the calls that *body* is; none if it only looks like one."""
+        """Return the calls in *body*; () if *body* is not a valid call."""
         assert self._calls is not None
         try:
             found = self._calls.parse(body, self._schemas)

@@ -1,4 +1,4 @@
-"""What the front knows of a model: its tokenizer and chat template, not its weights."""
+"""A model as the front loads it: with tokenizer and chat template, without weights."""
 
 import contextlib
 import ctypes
@@ -20,7 +20,7 @@ from npurt.serve.model.reading import BEGIN, END
 
 
 class ServedModel(ModelFile):
-    """A model whose texts the front can write and read.  Arguments and errors as `ModelFile`."""
+    """A model with its tokenizer and chat template.  Arguments and errors as for `ModelFile`."""
 
     def __init__(self, path: Path, name: str | None = None, template: str | None = None) -> None:
         super().__init__(path, name, template)
@@ -33,36 +33,40 @@ class ServedModel(ModelFile):
     # --- Text -----------------------------------------------------------------------------------
 
     def encode(self, text: str, *, add_bos: bool | None = None, special: bool = True) -> list[int]:
-        """Return the ids of *text*, or raise HttpError."""
+        """Return the token ids of *text*.
+
+        Raises:
+            HttpError: The tokenizer refuses *text*.
+        """
         try:
             return self.tokenizer.encode(text, add_bos=add_bos, special=special)
         except NpurtError as error:
             raise of(error) from error
 
     def encode_whole(self, text: str) -> list[int]:
-        """Return the ids of all of *text*, to be embedded: with EOS where the model wants it."""
+        """Return the token ids of *text* for an embedding, with EOS if the model's metadata ask."""
         ids = self.encode(text, special=False)
         end = self.tokenizer.eos if self.tokenizer.add_eos else None
         return ids if end is None else [*ids, end]
 
     def text_of(self, token: int | None) -> str:
-        """Return the text of a token; that of None is empty."""
+        """Return the text of a token; "" for None."""
         return "" if token is None else self.tokenizer.decode([token])
 
     def markup(self, texts: Sequence[str]) -> frozenset[int]:
-        """Return the ids of those of *texts* that are tokens of markup."""
+        """Return the ids of the control tokens whose text is in *texts*."""
         return frozenset(self._control[text] for text in texts if text in self._control)
 
     @functools.cached_property
     def _control(self) -> dict[str, int]:
-        """Ids of markup by text."""
+        """Ids of the control tokens by their text."""
         return {self.tokenizer.decode([token]): token for token in self.tokenizer.control}
 
     # --- Chat -----------------------------------------------------------------------------------
 
     @property
     def thinks(self) -> bool:
-        """Whether the model thinks aloud, as its template says."""
+        """Whether the chat template contains the tags of thoughts."""
         return BEGIN in self.source or END in self.source
 
     @functools.cached_property
@@ -70,7 +74,7 @@ class ServedModel(ModelFile):
         """The chat template.
 
         Raises:
-            HttpError: The model has none, or a broken one.
+            HttpError: The model has no chat template, or an invalid one.
         """
         if not self.source:
             raise wrong(
@@ -94,15 +98,15 @@ class ServedModel(ModelFile):
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the prompt that *messages* make by the template.
+        """Render *messages* with the chat template; return the prompt.
 
         Raises:
-            HttpError: The template refuses them, or does not read *tools*.
+            HttpError: The template raises an error for the messages, or does not use *tools*.
         """
         template = self.template
         if tools and "tools" not in template.variables:
             raise wrong(
-                f"the chat template of {self.name} knows no tools",
+                f"the chat template of {self.name} does not support tools",
                 "leave tools out, or use a model that can call functions",
                 param="tools", code="unsupported",
             )  # fmt: skip
@@ -124,12 +128,12 @@ class ServedModel(ModelFile):
             raise of(error) from error
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Return the ids of what `prompt` returned, which may begin with BOS."""
+        """Return the token ids of a prompt of `prompt`; add BOS unless *text* begins with it."""
         bos = self.text_of(self.tokenizer.bos)
         printed = bool(bos) and text.startswith(bos)
         return self.encode(text, add_bos=False if printed else None)
 
-    # --- Filling a gap --------------------------------------------------------------------------
+    # --- Fill in the middle ---------------------------------------------------------------------
 
     @functools.cached_property
     def _fill_in(self) -> FillIn | None:
@@ -137,14 +141,15 @@ class ServedModel(ModelFile):
 
     @property
     def fills_in(self) -> bool:
-        """Whether the model can fill a gap."""
+        """Whether the model has the tokens for fill-in-the-middle."""
         return self._fill_in is not None
 
     def around(self, before: str, after: str) -> list[int]:
-        """Return a prompt whose continuation stands between *before* and *after*.
+        """Return a fill-in-the-middle prompt, whose completion goes between *before* and *after*.
 
         Raises:
-            HttpError: The model has no tokens for that, or the texts cannot be read.
+            HttpError: The model does not support fill-in-the-middle, or the tokenizer refuses a
+                text.
         """
         if self._fill_in is None:
             raise wrong(
@@ -158,18 +163,18 @@ class ServedModel(ModelFile):
 
 
 def _give_back() -> None:
-    """Give memory that is free back to the system: a vocabulary takes far more while it is read."""
+    """Return free heap memory to the system, because reading a vocabulary takes much of it."""
     gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # a function of glibc
     if trim is not None:
         trim(0)
 
 
 def _readable(message: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return *message* as templates expect it.
+    """Return *message* in the form that chat templates expect.
 
-    The role of a developer is that of the system, unless the template knows it.  Arguments of
-    calls are objects, where clients send them as text.  What a client left out is empty.
+    The role developer becomes system unless the template mentions developer.  Arguments of calls
+    that are JSON strings become objects.  A missing content becomes "".
     """
     made = {key: value for key, value in message.items() if value is not None}
     if made.get("role") == "developer" and "developer" not in source:

@@ -1,5 +1,5 @@
-"""Several models in one server: which there are, and which of them are loaded.
+"""Several models in one server: find the models of a folder, load and unload them on demand.
 
-May import the rooms `model`, `http` and `engine`.
+May import the packages `model`, `http` and `engine`.
 Begin with `router`.
 """

@@ -1,4 +1,4 @@
-"""The models in a folder, by the names that clients call them."""
+"""Find the models in a folder, and give each the name that requests use."""
 
 from collections import Counter
 from pathlib import Path
@@ -10,7 +10,7 @@ from npurt.llm.file.mapped import MappedGGUF
 from npurt.llm.measure.memory import needs
 from npurt.serve.model.model_file import ModelFile
 
-# Values of general.architecture and general.type in files that go with a model.
+# Values of general.architecture and general.type in GGUF files that are not models themselves.
 # Source: llama.cpp, gguf-py/gguf/constants.py, MODEL_ARCH.MMPROJ and GGUFType.
 PROJECTOR = "clip"
 OTHERS = ("mmproj", "adapter", "imatrix", "vocab")
@@ -20,15 +20,15 @@ class FolderModel(ModelFile):
     """A model in a folder.
 
     Args:
-        n_ctx: As of `npurt.Llama`; an encoder has a context of its own size.
+        n_ctx: The context's size, as for `npurt.Llama`; an encoder uses its own context size.
 
     Attributes:
-        memory: Bytes that its weights and one context take.
-        positions: Of that context.
-        embeds: Whether it is an encoder, which embeds texts and generates none.
+        memory: Bytes of the weights and one context.
+        positions: Number of tokens in the context.
+        embeds: Whether the model is an encoder, which computes embeddings only.
 
     Raises:
-        ModelFormatError: npurt does not run it.
+        ModelFormatError: npurt does not support the model.
     """
 
     def __init__(self, path: Path, name: str | None = None, n_ctx: int | None = None) -> None:
@@ -48,13 +48,13 @@ class FolderModel(ModelFile):
 
 
 def scan(folder: Path, n_ctx: int | None = None) -> tuple[list[FolderModel], list[str]]:
-    """Return the models in *folder* and the folders in it, and a note of each file left out.
+    """Return the models in *folder* and its subfolders, and a note for each skipped file.
 
-    The name of a model is that of its file without ``.gguf`` and without the number of a part.
-    Where several files have that name, it is the path below *folder*.
+    A model's name is its file name without ``.gguf`` and without the part number of a split model.
+    If several files have the same name, each name is the path relative to *folder*.
 
     Raises:
-        SettingError: The folder cannot be read, or npurt runs none of its files.
+        SettingError: The folder cannot be read, or npurt supports none of its files.
     """
     models, notes = {}, []
     files = _first_files(folder)
@@ -64,7 +64,7 @@ def scan(folder: Path, n_ctx: int | None = None) -> tuple[list[FolderModel], lis
         below = file.parent.relative_to(folder) / _stem(file)
         name = _stem(file) if stems[_stem(file)] == 1 else below.as_posix()
         try:
-            if not name.isprintable():  # so surrogates, which stand for bytes that are no UTF-8
+            if not name.isprintable():  # also rejects surrogates, which encode invalid UTF-8
                 raise NpurtError("its name cannot be written", remedy="rename it")
             if name in models:
                 raise NpurtError(f"another file is called {name} as well", remedy="rename one")
@@ -82,9 +82,9 @@ def scan(folder: Path, n_ctx: int | None = None) -> tuple[list[FolderModel], lis
 
 
 def _first_files(folder: Path) -> list[Path]:
-    """Return all GGUF files, without later parts of a split model whose first part is there."""
+    """Return all GGUF files, without later parts of a split model whose first part is present."""
     try:
-        next(folder.iterdir(), None)  # which rglob passes over where it cannot be read
+        next(folder.iterdir(), None)  # raises if the folder cannot be read, which rglob ignores
         found = sorted(folder.rglob("*"))
     except OSError as error:
         raise SettingError(

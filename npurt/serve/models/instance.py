@@ -1,4 +1,4 @@
-"""A model in use: its front and its engine, from the first request until it is unloaded."""
+"""The state of a model in use: its front and engine, from its first request until unloading."""
 
 import asyncio
 
@@ -7,16 +7,17 @@ from npurt.serve.models.folder import FolderModel
 
 
 class Instance:
-    """A model in use.
+    """The state of a model in use.
 
     Attributes:
-        model: Which one.
-        users: Requests that have its front and may begin texts.
-        used: When a request last came or ended, by the clock of the loop.
-        front: None until the tokenizer is there.
-        opening: Reads the tokenizer, and returns the front.
-        loading: Loads the weights, and then watches the engine; None before the first text.
-        unloading: Unloads them.
+        model: The model in the folder.
+        users: Number of requests that use the front and may begin sequences.
+        used: The event loop's time at which a request last began or ended.
+        front: The model's front; None until the tokenizer is loaded.
+        opening: The task that reads the tokenizer and returns the front.
+        loading: The task that loads the weights and then watches the engine; None before the first
+            sequence.
+        unloading: The task that unloads the weights; None until unloading starts.
     """
 
     def __init__(self, model: FolderModel) -> None:
@@ -30,7 +31,7 @@ class Instance:
 
     @property
     def busy(self) -> bool:
-        """Whether a request needs it."""
+        """Whether a request uses the model."""
         return self.users > 0 or (self.front is not None and self.front.active > 0)
 
     @property
@@ -40,7 +41,7 @@ class Instance:
 
     @property
     def status(self) -> str:
-        """``"loaded"``, ``"loading"`` or ``"unloaded"``: the words of llama.cpp's router."""
+        """``"loaded"``, ``"loading"`` or ``"unloaded"``, as in llama.cpp's router."""
         if self.loaded:
             return "loaded"
         return "unloaded" if self.loading is None else "loading"

@@ -1,4 +1,4 @@
-"""When a model is loaded and unloaded: what fits into the memory, and for how long."""
+"""Decide when a model is loaded and unloaded, by its memory and its idle time."""
 
 from dataclasses import dataclass
 
@@ -11,12 +11,12 @@ IDLE_SECONDS = 300.0  # as Ollama's default
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """When a model is loaded and unloaded.
+    """The limits that decide when a model is loaded and unloaded.
 
     Attributes:
         idle: Seconds after its last request at which a model is unloaded; 0: never.
-        most: How many are loaded at a time, at most; None: as many as there is memory for.
-        nbytes: What they may take together; None: what the machine has free.
+        most: Upper bound on the number of loaded models; None: limited by memory only.
+        nbytes: Memory budget of all loaded models in bytes; None: the machine's free memory.
     """
 
     idle: float = IDLE_SECONDS
@@ -24,7 +24,7 @@ class Policy:
     nbytes: int | None = None
 
     def too_large(self, model: FolderModel) -> str | None:
-        """Return why *model* can never be loaded; None if it can."""
+        """Return the reason if *model* can never be loaded, else None."""
         all_of_it = self.nbytes or total_memory()
         if not all_of_it or need(model) <= all_of_it:
             return None
@@ -32,20 +32,20 @@ class Policy:
         return f"{_shown(need(model))} of memory, and {whose} {_shown(all_of_it)}"
 
     def shortage(self, model: FolderModel, loaded: list[FolderModel]) -> str | None:
-        """Return what *model* lacks while others are *loaded*; None: it can be loaded."""
+        """Return the reason if *model* cannot be loaded beside the *loaded* models, else None."""
         if self.most is not None and len(loaded) >= self.most:
-            return f"room beside {len(loaded)} others, the most that --models-max allows"
+            return f"a place beside {len(loaded)} others, the most that --models-max allows"
         if self.nbytes is not None:
             free = self.nbytes - sum(map(need, loaded))
         else:
-            free = free_memory() or need(model)  # 0: the system does not say
+            free = free_memory() or need(model)  # free_memory() is 0 if the system does not tell
         if need(model) <= free:
             return None
         return f"{_shown(need(model))} of memory, of which {_shown(max(0, free))} is free"
 
 
 def need(model: FolderModel) -> int:
-    """Return the bytes that *model* takes in a process of its own, with one context."""
+    """Return the memory in bytes of a process that runs *model* with one context."""
     return model.memory + PROCESS
 
 

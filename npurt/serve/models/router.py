@@ -1,10 +1,10 @@
-"""Chooses the model of a request, loads it on first use, and unloads it to make room.
+"""Choose the model of a request, load it on first use, and unload models to free memory.
 
-A model has an `Instance` while it is in use.  Reading its tokenizer does not load it; a text does.
-Models are loaded one after another, so that each sees what the one before left free.  Where memory
-is short, the model that was used least recently is unloaded; if it has texts under way, it first
-ends them, and requests for it that come in the meantime wait for it to be loaded again.  So no text
-is broken off, and no model waits for ever behind another one (docs/decisions/036).
+A model has an `Instance` while it is in use.  A request reads the model's tokenizer; only the first
+sequence loads its weights.  Models are loaded one after another, so that the check of free memory
+includes all earlier models.  If memory is short, the least recently used model is unloaded, after
+its active sequences have ended.  New requests for this model wait until it is loaded again.  So
+unloading interrupts no sequence, and no model waits forever for another one (docs/decisions/036).
 """
 
 import asyncio
@@ -30,20 +30,20 @@ from npurt.serve.models.folder import FolderModel
 from npurt.serve.models.instance import Instance
 from npurt.serve.models.policy import Policy
 
-LISTED = 20  # models that an error names
-MOMENT = 0.02  # seconds between two looks at what is under way
+LISTED = 20  # upper bound on the models that an error message lists
+MOMENT = 0.02  # seconds between two checks for active requests
 
 log = logging.getLogger("npurt.serve")
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How engines are started.
+    """The arguments of every engine that the router starts.
 
     Attributes:
-        command: What starts one.
+        command: The command line of an engine.
         options: Arguments of `npurt.Engine`.
-        stuck: Seconds after which an engine that says nothing is replaced.
+        stuck: Seconds without a message after which an engine is replaced.
     """
 
     command: Sequence[str]
@@ -52,10 +52,10 @@ class Launch:
 
 
 class Router:
-    """Several models; see `Offers`.
+    """The `Offers` of a server with several models.
 
     Attributes:
-        draining: Whether the server is about to end.
+        draining: Whether the server is shutting down and refuses new requests.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class Router:
         self._launch = launch
         self._settings = settings
         self._policy = policy or Policy()
-        self._current: dict[str, Instance] = {}  # those that take requests, by name
-        self._held: list[Instance] = []  # those that have memory
+        self._current: dict[str, Instance] = {}  # instances that accept requests, by model name
+        self._held: list[Instance] = []  # instances whose engine uses memory
         self._one_loads = asyncio.Lock()
         self._watching: asyncio.Task[None] | None = None
 
@@ -84,7 +84,7 @@ class Router:
         """Enter with the front of the model that *request* names.
 
         Raises:
-            HttpError: There is no such model, or its file cannot be read any more.
+            HttpError: The model does not exist, or its file can no longer be read.
         """
         instance = self._instance(self._chosen(request))
         instance.users += 1
@@ -96,7 +96,7 @@ class Router:
 
     def _chosen(self, request: Request) -> FolderModel:
         if len(self._models) == 1:
-            return next(iter(self._models.values()))  # any name means the only model
+            return next(iter(self._models.values()))  # the only model answers to any name
         name = request.fields.text("model")
         listed = ", ".join(list(self._models)[:LISTED])
         if len(self._models) > LISTED:
@@ -118,7 +118,7 @@ class Router:
         if found is None:
             found = self._current[model.name] = Instance(model)
             found.opening = asyncio.create_task(self._open(found))
-            found.opening.add_done_callback(_take_note)  # those who waited may have gone
+            found.opening.add_done_callback(_take_note)  # all requests may have ended
         return found
 
     async def _open(self, instance: Instance) -> Front:
@@ -149,17 +149,17 @@ class Router:
         return front
 
     def _forget(self, instance: Instance) -> None:
-        """Let the next request for the model begin another instance."""
+        """Remove *instance*, so that the next request for its model creates a new instance."""
         if self._current.get(instance.model.name) is instance:
             del self._current[instance.model.name]
 
     # --- Loading --------------------------------------------------------------------------------
 
     def _start(self, instance: Instance) -> None:
-        """Begin to load an instance, unless that has begun.
+        """Start to load an instance, if this has not started yet.
 
         Raises:
-            HttpError: It never fits into the memory.
+            HttpError: The model can never fit into the memory.
         """
         if instance.loading is not None:
             return
@@ -180,7 +180,7 @@ class Router:
         try:
             async with self._one_loads:
                 await self._make_room(instance)
-                if not instance.busy:  # its clients went away
+                if not instance.busy:  # all its clients disconnected
                     instance.loading = None
                     return
                 log.warning("loading %s", name)
@@ -199,10 +199,10 @@ class Router:
                 self._held.remove(instance)
 
     async def _make_room(self, instance: Instance) -> None:
-        """Unload others until *instance* fits, and wait for the end of their texts if need be.
+        """Unload other models until *instance* fits; wait for their active sequences to end.
 
         Raises:
-            HttpError: It does not fit even alone.
+            HttpError: The model does not fit even if no other model is loaded.
         """
         model = instance.model
         while lack := self._policy.shortage(model, [held.model for held in self._held]):
@@ -219,7 +219,7 @@ class Router:
     # --- Unloading ------------------------------------------------------------------------------
 
     def _unloading(self, instance: Instance) -> asyncio.Task[None]:
-        """Begin to unload an instance; return the task that ends when its memory is free."""
+        """Start to unload an instance; return the task that ends when its memory is free."""
         self._forget(instance)
         if instance.unloading is None:
             instance.unloading = asyncio.create_task(self._unload(instance))
@@ -238,7 +238,7 @@ class Router:
             log.warning("%s is unloaded", instance.model.name)
 
     async def _unload_idle(self) -> None:
-        """Unload each instance that nobody has used for a while."""
+        """Unload each instance whose idle time exceeds the policy's limit."""
         loop, idle = asyncio.get_running_loop(), self._policy.idle
         while idle:
             await asyncio.sleep(min(1.0, idle / 4))
@@ -248,14 +248,14 @@ class Router:
                 elif loop.time() - instance.used >= idle:
                     self._unloading(instance)
 
-    # --- What there is --------------------------------------------------------------------------
+    # --- The offered models ---------------------------------------------------------------------
 
     def offers(self) -> Sequence[Offer]:
         """Return all models, in the order of their files."""
         return [self._offer(model) for model in self._models.values()]
 
     def offer(self, request: Request) -> Offer:
-        """Return the model that *request* names, without using it."""
+        """Return the model that *request* names, without loading it."""
         return self._offer(self._chosen(request))
 
     def _offer(self, model: FolderModel) -> Offer:
@@ -269,17 +269,17 @@ class Router:
         return Offer(model, counts, instance.status, instance.front, expires)
 
     def require_healthy(self) -> None:
-        """Raise HttpError if the server takes no requests."""
+        """Raise HttpError if the server accepts no requests."""
         if self.draining:
             raise HttpError(
-                503, "the server is about to end", remedy="ask another one",
+                503, "the server is about to end", remedy="use another server, or try again later",
                 code="shutting_down", headers={"Retry-After": "30"},
             )  # fmt: skip
 
     # --- The end --------------------------------------------------------------------------------
 
     async def drain(self, seconds: float = DRAIN_SECONDS) -> None:
-        """Take no new requests, and wait for those under way; end them after *seconds*."""
+        """Refuse new requests, and wait for the active ones; end these after *seconds*."""
         self.draining = True
         fronts = [instance.front for instance in self._all() if instance.front is not None]
         await asyncio.gather(*(front.drain(seconds) for front in fronts))
@@ -299,15 +299,16 @@ class Router:
 
 
 def _take_note(opening: "asyncio.Task[Front]") -> None:
+    """Retrieve the task's exception, so that asyncio logs no warning about it."""
     if not opening.cancelled():
         opening.exception()
 
 
 def _require_no_bug(instance: Instance, loading: asyncio.Task[None]) -> None:
-    """End the texts of an instance whose task failed with an unexpected exception."""
+    """End the sequences of an instance whose loading task failed with an unexpected exception."""
     error = None if loading.cancelled() else loading.exception()
     if error is not None and instance.front is not None:
-        log.error("%s ends by a bug", instance.model.name, exc_info=error)
+        log.error("%s failed by a bug", instance.model.name, exc_info=error)
         instance.front.fail(HttpError(500, f"{error!r:.200}", remedy="report this as a bug"))
 
 
@@ -318,7 +319,7 @@ def _unloadable(model: FolderModel, error: Exception) -> HttpError:
     what, remedy = type(error).__name__, "look at what the server printed"
     if isinstance(error, NpurtError):
         what, remedy = error.what, error.remedy
-    folder = f"{model.path.parent}/"  # which clients need not know
+    folder = f"{model.path.parent}/"  # removed from the message: clients need not see it
     return HttpError(
         503 if isinstance(error, EngineLost) else 500,
         f"{model.name} cannot be loaded: {what.replace(folder, '')}",

@@ -1,6 +1,6 @@
-"""The chat page at `/`: static files of this folder, and the state of the server that it shows.
+"""Serve the chat page at `/`: the static files of this folder, and the server's state for the page.
 
-May import the rooms `status`, `model` and `http`.
+May import the packages `status`, `model` and `http`.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from npurt.serve.model.offer import Offers
 from npurt.serve.status.metrics import engine_stats, values
 from npurt.version import __version__
 
-# Files by path.  They hold no secrets, so that they need no API key.
+# Files by path.  They contain no secrets, so requests for them need no API key.
 FILES = {
     "/": "index.html",
     **{
@@ -42,9 +42,9 @@ TYPES = {
     "svg": "image/svg+xml",
 }
 HEADERS = {
-    "Cache-Control": "no-cache",  # the browser asks each time, and mostly gets 304
-    # Scripts, styles and requests of this server only.  The last two directives have browsers
-    # refuse every string that a script would parse as HTML.
+    "Cache-Control": "no-cache",  # the browser revalidates each time, and usually gets 304
+    # Scripts, styles and requests are limited to this server.  The last two directives make the
+    # browser refuse every string that a script would parse as HTML.
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'; object-src 'none'; trusted-types 'none'; "
     "require-trusted-types-for 'script'",
@@ -54,12 +54,12 @@ HEADERS = {
 
 
 def routes() -> list[Route]:
-    """Return the routes of the files."""
+    """Return the routes of the static files."""
     return [Route(path, _file(name), methods=["GET"]) for path, name in FILES.items()]
 
 
 def _file(name: str) -> Callable[[HttpRequest], Awaitable[Response]]:
-    """Return an endpoint that answers with a file."""
+    """Return an endpoint that sends the file *name*."""
     data = (files(__package__) / name).read_bytes()
     headers = {**HEADERS, "ETag": f'"{hashlib.sha256(data).hexdigest()[:32]}"'}
     kind = TYPES[name.rpartition(".")[2]]
@@ -74,9 +74,9 @@ def _file(name: str) -> Callable[[HttpRequest], Awaitable[Response]]:
 
 
 async def state(offers: Offers, request: Request) -> Answer:
-    """Return what the page shows of a model: its device, queue, pages, counts.
+    """Return the state of a model that the page shows: its device, queue, pages and counts.
 
-    Counts that the engine does not have, or that it did not say in time, are null.
+    A count is null if the engine does not have it or did not answer in time.
     """
     offer = offers.offer(request)
     engine = await engine_stats(offer)

@@ -1,10 +1,10 @@
-// Conversations, which the browser keeps.  Each has an entry of its own, so that two tabs do not
-// overwrite each other's.
+// Conversations in the browser's localStorage.  Each conversation has its own entry, so that two
+// tabs do not overwrite each other's conversations.
 
 const PREFIX = "npurt.chat.";
-const USUAL = "npurt.settings"; // of the next conversation
+const USUAL = "npurt.settings"; // key of the settings of the next conversation
 
-// Returns a name that no other conversation has.  crypto.randomUUID() is there on https only.
+// Returns a unique id.  (crypto.randomUUID() exists on https only.)
 function newId() {
   const numbers = crypto.getRandomValues(new Uint32Array(4));
   return [...numbers].map((n) => n.toString(16).padStart(8, "0")).join("");
@@ -14,20 +14,20 @@ function read(key) {
   try {
     return JSON.parse(localStorage.getItem(key));
   } catch {
-    return null; // not ours, or broken
+    return null; // not valid JSON
   }
 }
 
 const isText = (value) => typeof value === "string";
 
 export class Chats {
-  // Returns a conversation without messages, with the settings that were used last.
+  // Returns a new conversation without messages, with the most recent settings.
   empty() {
     const { system = "", settings = {} } = read(USUAL) ?? {};
     return { id: newId(), title: "", system, settings, messages: [], revision: 0, changed: 0 };
   }
 
-  // Returns a conversation, or null.
+  // Returns the conversation `id`; null if it does not exist or is not valid.
   get(id) {
     const found = read(PREFIX + id);
     const whole = found && found.id === id && isText(found.title) && Array.isArray(found.messages)
@@ -35,7 +35,7 @@ export class Chats {
     return whole ? found : null;
   }
 
-  // Returns all conversations, the last changed first.
+  // Returns all conversations, the most recently changed first.
   all() {
     return Object.keys(localStorage)
       .filter((key) => key.startsWith(PREFIX))
@@ -44,8 +44,8 @@ export class Chats {
       .sort((a, b) => b.changed - a.changed);
   }
 
-  // Keeps a conversation.  When another tab has changed it, this one becomes a second one.  Raises
-  // what the browser does when it has no room.
+  // Saves a conversation; if another tab has changed its entry, saves it as a new conversation.
+  // Throws the browser's exception if the storage is full.
   save(chat) {
     const kept = this.get(chat.id);
     if (kept && kept.revision !== chat.revision) chat.id = newId();
@@ -56,7 +56,7 @@ export class Chats {
     Object.assign(chat, next);
   }
 
-  // Takes the settings of a conversation for the next new one.
+  // Stores the settings of a conversation for the next new conversation.
   usual({ system, settings }) {
     localStorage.setItem(USUAL, JSON.stringify({ system, settings }));
   }

@@ -1,4 +1,4 @@
-// The choice of a model, where the server has several.
+// The select box of models, shown if the server has several models.
 
 import { element, show } from "./markdown.js";
 import { models } from "./server.js";
@@ -20,7 +20,7 @@ export class Choice {
     return this.box.value || undefined;
   }
 
-  // Asks the server for its models.
+  // Fills the select box with the server's models.
   async read() {
     const names = await models();
     const several = names.length > 1;

@@ -1,4 +1,4 @@
-// The page: one conversation at a time, and what the user does to it.
+// The page: shows one conversation at a time, and handles the user's actions.
 
 import { Chats } from "./chats.js";
 import { chat as ask } from "./server.js";
@@ -12,10 +12,10 @@ const messages = find("#messages");
 const chats = new Chats();
 const status = new Status();
 let chat = chats.empty();
-let running = null; // the AbortController of the answer that is being made
+let running = null; // the AbortController of the answer that is being generated
 let edited = null; // the number of the message that is being edited
 
-// --- What is shown -------------------------------------------------------------------------------
+// --- Display -------------------------------------------------------------------------------------
 
 function notice(words = "") {
   find("#notice").textContent = words;
@@ -56,7 +56,7 @@ function showMenu(open) {
   find("#menu").setAttribute("aria-expanded", open);
 }
 
-// --- What is kept --------------------------------------------------------------------------------
+// --- Saved conversations -------------------------------------------------------------------------
 
 function save(kept = chat) {
   try {
@@ -118,10 +118,10 @@ function request() {
   return { model: status.choice.model, messages: [...system, ...said], ...chat.settings };
 }
 
-// Has the server make the next message, and shows it while it is made.
+// Requests the next message from the server, and shows it while it is generated.
 async function answer() {
   const controller = new AbortController();
-  const mine = chat; // the user may open another one
+  const mine = chat; // the user may open another conversation in the meantime
   const body = request();
   const message = { role: "assistant", content: "", figures: {} };
   mine.messages.push(message);
@@ -154,21 +154,21 @@ async function answer() {
   status.read();
 }
 
-// Saves the conversation `mine`, which may be closed by now, deleted, or open once more.
+// Saves the conversation `mine`, unless the user has deleted it; if it is open again, shows it.
 function keep(mine) {
   if (mine !== chat && !chats.get(mine.id)) return;
   save(mine);
   if (mine !== chat && mine.id === chat.id) open(mine.id);
 }
 
-// Counts the tokens of an answer and their time.
+// Measures the tokens of an answer and their speed.
 class Clock {
   constructor(figures) {
     this.figures = Object.assign(figures, { tokens: 0, about: true });
     this.began = performance.now();
   }
 
-  // Takes a piece of text, which is mostly one token.
+  // Counts one piece of text, which usually is one token.
   tick() {
     this.last = performance.now();
     this.firstAt ??= this.last;
@@ -176,7 +176,7 @@ class Clock {
     this.count(this.figures.tokens + 1);
   }
 
-  // Takes the count of tokens that the server says.
+  // Sets the exact count of tokens, from the server's usage.
   end(tokens) {
     this.figures.about = false;
     this.count(tokens);
@@ -189,8 +189,8 @@ class Clock {
   }
 }
 
-// Shows a message that grows, in a quarter of the time at most, and so that what was shown last can
-// be read on.
+// Updates the view of a growing message.  The updates take at most a quarter of the time, and leave
+// the scroll position if the reader has scrolled up.
 class Shown {
   constructor(made, message) {
     Object.assign(this, { made, message, timer: null, took: 0 });
@@ -224,7 +224,7 @@ text.addEventListener("keydown", (event) => {
   } else if (event.key === "ArrowUp" && !text.value && !running) {
     const last = chat.messages.findLastIndex((message) => message.role === "user");
     if (last >= 0) {
-      event.preventDefault(); // the cursor stays at the end of the text
+      event.preventDefault(); // leaves the cursor at the end of the text
       showEditing(last);
     }
   }

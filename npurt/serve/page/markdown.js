@@ -1,8 +1,8 @@
-// Markdown as DOM nodes.  The text is a stranger's: no part of it is ever parsed as HTML, links lead
-// to http, https and mailto only, pictures are not loaded.  The time is linear in the text, whatever
-// it is: nothing is searched for twice from each of many places, and nesting is limited.
+// Converts Markdown to DOM nodes.  The text is untrusted: no part of it is parsed as HTML, links use
+// http, https and mailto only, and images are not loaded.  The time is linear in the length of any
+// text, because searches do not repeat over the same characters, and nesting is limited.
 
-const DEPTH = 12; // of quotations and lists; what is deeper is plain text
+const DEPTH = 12; // nesting of quotations and lists; deeper ones are shown as plain text
 const CHECKED = 2000; // characters of a link's address
 const MARK = /\\[!-/:-@[-`{-~]|`+|\*\*?|__?|~~|!?\[|\]|https?:\/\/|\n/g;
 const ADDRESS = /\]\([ ]{0,9}<?((?:[^\s()<>]|\([^\s()<>]{0,200}\)){0,2000})>?(?:[ ]{1,9}"[^"\n]{0,200}")?[ ]{0,9}\)/y;
@@ -15,16 +15,16 @@ const TAGS = { "*": "em", _: "em", "**": "strong", __: "strong", "~~": "s" };
 // Returns an element `tag` with `children`, which are nodes and strings.
 export function element(tag, properties = {}, ...children) {
   const made = Object.assign(document.createElement(tag), properties);
-  for (const child of children) made.append(child); // no spread: there may be very many
+  for (const child of children) made.append(child); // a spread would overflow the stack
   return made;
 }
 
-// Returns the nodes of a text.
+// Returns the nodes of a text in Markdown.
 export function markdown(text) {
   return blocks(text.replace(/\r\n?/g, "\n").split("\n"), 0);
 }
 
-// Shows `nodes` in `parent`; what did not change stays, with the reader's selection.
+// Shows `nodes` in `parent`; keeps unchanged nodes, so that the reader's selection remains.
 export function show(parent, nodes) {
   let i = 0;
   for (const old of [...parent.childNodes]) {
@@ -58,7 +58,8 @@ function blocks(lines, depth) {
   return nodes;
 }
 
-// Returns the block that begins with line `i` and the line after it; null: the line is plain.
+// Returns the block that begins with line `i`, and the number of the next line; null if line `i`
+// begins no block.
 function block(lines, i, depth, inParagraph) {
   const line = lines[i];
   const bare = line.trim();
@@ -75,7 +76,7 @@ function block(lines, i, depth, inParagraph) {
   }
   if (depth < DEPTH && bare.startsWith(">")) return quotation(lines, i, depth);
   const item = ITEM.exec(line);
-  // A number in the middle of a paragraph is a number, unless it is 1.
+  // A numbered item ends a paragraph only if its number is 1.
   if (depth < DEPTH && item && !(inParagraph && /^\d/.test(item[2]) && parseInt(item[2]) !== 1)) {
     return list(lines, i, depth, item);
   }
@@ -123,7 +124,7 @@ function list(lines, i, depth, first) {
     }
     const entry = element("li");
     for (const node of blocks(kept, depth + 1)) entry.append(node);
-    // An item of one paragraph is shown close to the next one.
+    // The first paragraph of an item is shown without a margin.
     if (entry.childNodes.length && entry.firstChild.tagName === "P") {
       entry.firstChild.replaceWith(fragment([...entry.firstChild.childNodes]));
     }
@@ -138,7 +139,7 @@ function belongs(lines, i, inner) {
   const indent = lines[i].search(/\S/);
   if (indent >= inner) return true;
   if (indent < 0) return i + 1 < lines.length && lines[i + 1].search(/\S/) >= inner;
-  // A line that goes on with the paragraph before it.
+  // The line continues the paragraph of the line before.
   return lines[i - 1].trim() !== "" && !ITEM.test(lines[i]) && !FENCE.test(lines[i])
     && !HEADING.test(lines[i]);
 }
@@ -168,14 +169,14 @@ function cells(line) {
 
 // --- Text within a block -------------------------------------------------------------------------
 
-// Returns a fragment.  `stack` has the marks that are open, at most one of each kind, so that its
-// height and what a closing mark costs are bounded.
+// Returns a fragment of the inline nodes of `text`.  `stack` has the open marks, at most one of each
+// kind, which bounds its height and the cost of a closing mark.
 function inline(text) {
   const stack = [{ mark: "", nodes: [] }];
-  const unclosed = new Set(); // lengths of runs of backticks that have no second one
+  const unclosed = new Set(); // lengths of runs of backticks without a second run
   const add = (node) => stack.at(-1).nodes.push(node);
   const at = (mark) => stack.findIndex((frame) => frame.mark === mark);
-  // Makes plain text of marks that are open above level `level`.
+  // Converts the open marks above level `level` to plain text.
   const flatten = (level) => {
     while (stack.length > level) {
       const frame = stack.pop();
@@ -231,7 +232,7 @@ export function fragment(nodes) {
   return made;
 }
 
-// Returns where a run of exactly `length` backticks begins, at `from` or later, or -1.
+// Returns the index of a run of exactly `length` backticks at `from` or later, or -1.
 function run(text, from, length) {
   const runs = /`+/g;
   runs.lastIndex = from;
@@ -254,7 +255,7 @@ function emphasis(text, mark, begin, end, stack, flatten, level, add) {
   }
 }
 
-// Closes a link or a picture at "]"; returns where the text goes on.
+// Closes a link or an image at "]"; returns the index after it.
 function closeLink(text, begin, stack, flatten, level, add) {
   ADDRESS.lastIndex = begin;
   const found = level > 0 && text[begin + 1] === "(" ? ADDRESS.exec(text) : null;
@@ -269,7 +270,7 @@ function closeLink(text, begin, stack, flatten, level, add) {
   return ADDRESS.lastIndex;
 }
 
-// Returns a link, or its text where the address is of another kind, such as javascript:.
+// Returns a link; returns its text only if the protocol is not allowed, such as javascript:.
 function link(address, nodes) {
   let url = null;
   try {

@@ -1,10 +1,10 @@
-// What the page asks of the server: texts over OpenAI's interface, and the server's state.
+// The page's requests to the server: chat over OpenAI's interface, and the server's state.
 
 const KEY = "npurt.key";
 
 export class ServerError extends Error {}
 
-// Resolves to an API key that the user types.  One dialog serves all requests that wait for it.
+// Resolves to an API key that the user types.  All requests that need a key wait for one dialog.
 let asking = null;
 function askKey() {
   asking ??= new Promise((resolve) => {
@@ -25,7 +25,7 @@ function askKey() {
   return asking;
 }
 
-// Returns the answer to a request; asks for the key when the server does.
+// Returns the response to a request; if the server requires an API key, asks the user for one.
 async function ask(path, options = {}) {
   for (;;) {
     const key = sessionStorage.getItem(KEY);
@@ -64,7 +64,7 @@ export async function models() {
   return (await (await ask("/v1/models")).json()).data.map(({ id }) => id);
 }
 
-// Yields the objects of a stream: those of OpenAI's chat.completion.chunk.
+// Yields the chat.completion.chunk objects of a stream.
 export async function* chat(body, signal) {
   const answer = await ask("/v1/chat/completions", {
     method: "POST",

@@ -1,4 +1,4 @@
-// The live view of the server: where it runs, its queue, pages and sequences.
+// The live view of the server: its device, queue, pages and sequences.
 
 import { element, show } from "./markdown.js";
 import { Choice } from "./choice.js";
@@ -13,7 +13,7 @@ export class Status {
     document.querySelector("#server").addEventListener("toggle", () => this.read());
   }
 
-  // Reads the state now, and then again and again while it is shown.
+  // Reads the state now, and then periodically while the view is open.
   async read() {
     clearTimeout(this.timer);
     try {

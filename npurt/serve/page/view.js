@@ -5,7 +5,7 @@ import { element, fragment, markdown, show } from "./markdown.js";
 const button = (name, textContent, label) =>
   element("button", { type: "button", name, textContent, ariaLabel: label ?? textContent });
 
-// Returns what is said under an answer: its length, its speed, where it ran.
+// Returns the line under an answer: its number of tokens, its speed, its device.
 export function figures(message) {
   const { tokens, rate, first, device, finish, about } = message.figures ?? {};
   const parts = [];
@@ -17,7 +17,7 @@ export function figures(message) {
   return parts.join(", ");
 }
 
-// Returns the article of a message.
+// Returns the article element of a message.
 export function article(message, number) {
   const made = element("article", { className: message.role });
   made.dataset.number = number;
@@ -32,7 +32,7 @@ export function article(message, number) {
   return made;
 }
 
-// Shows a message in its article, which may have an older state of it.
+// Updates the article element `made` to the current state of a message.
 export function fill(made, message) {
   const text = made.querySelector(".text");
   if (message.role === "user") text.textContent = message.content;
@@ -55,7 +55,8 @@ export function list(chats, current) {
   show(document.querySelector("#chats"), nodes);
 }
 
-// Copies a text.  The clipboard is there on https and this machine only; elsewhere the old way.
+// Copies a text.  navigator.clipboard exists on https and localhost only; elsewhere a hidden text
+// field and execCommand copy the text.
 export async function copy(text) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text);
   const field = element("textarea", { value: text });

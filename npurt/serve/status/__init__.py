@@ -1,4 +1,4 @@
-"""What the server says of itself: health and metrics.
+"""The server's state: health and metrics.
 
-May import the rooms `model`, `http` and `engine`.
+May import the packages `model`, `http` and `engine`.
 """

@@ -1,10 +1,10 @@
-"""/health: whether the server takes requests."""
+"""/health: whether the server accepts requests."""
 
 from npurt.serve.http.endpoint import Answer, Request
 from npurt.serve.model.offer import Offers
 
 
 async def health(offers: Offers, request: Request) -> Answer:
-    """Say that all is well, or raise HttpError with 503."""
+    """Return the status "ok"; raise HttpError (503) if the server accepts no requests."""
     offers.require_healthy()
     return {"status": "ok"}

@@ -1,4 +1,4 @@
-"""/metrics: the counts of the server."""
+"""/metrics: the server's counters and gauges."""
 
 import asyncio
 from collections.abc import Mapping
@@ -10,10 +10,10 @@ OF_THE_DEVICE = ("fallbacks", "verified", "wrong", "device_restarts")
 
 
 async def metrics(offers: Offers, request: Request) -> Answer:
-    """Return all counts; with several models, each has the label ``model``."""
+    """Return all metrics; with several models, each metric has the label ``model``."""
     found = offers.offers()
     stats = await asyncio.gather(*map(engine_stats, found))
-    from npurt.serve.status.prometheus import text  # 1.5 MB that only those who measure need
+    from npurt.serve.status.prometheus import text  # 1.5 MB, loaded at first use
 
     return text({
         offer.model.name: values(offer, engine)
@@ -22,12 +22,12 @@ async def metrics(offers: Offers, request: Request) -> Answer:
 
 
 async def engine_stats(offer: Offer) -> Mapping[str, float]:
-    """Return the counts of the engine; none if it does not run."""
+    """Return the engine's counts by name; {} if the engine does not run."""
     return await offer.front.engine.stats() if offer.front else {}
 
 
 def values(offer: Offer, engine: Mapping[str, float]) -> dict[str, float]:
-    """Return each count by its name."""
+    """Return the value of each metric by name."""
     counts, front = offer.counts, offer.front
     ready = front.engine.ready if front else None
     active = front.active if front else 0

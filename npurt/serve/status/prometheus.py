@@ -1,4 +1,4 @@
-"""Counts in the format of Prometheus; names as llama.cpp's where it has them."""
+"""Write metrics in Prometheus' format, with llama.cpp's name where llama.cpp has the metric."""
 
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
@@ -11,34 +11,38 @@ Family: TypeAlias = CounterMetricFamily | GaugeMetricFamily
 
 # Source of the names with "llamacpp:": llama.cpp tools/server/README.md, GET /metrics.
 COUNTERS = {
-    "llamacpp:prompt_tokens": "Tokens of prompts that were read.",
-    "llamacpp:tokens_predicted": "Tokens that were generated.",
+    "llamacpp:prompt_tokens": "Prompt tokens evaluated (without cached ones).",
+    "llamacpp:tokens_predicted": "Tokens generated.",
     "llamacpp:n_decode": "Steps of the engine.",
-    "npurt:requests": "Requests that began.",
-    "npurt:requests_refused": "Requests that were refused because the queue was full.",
-    "npurt:cached_tokens": "Tokens of prompts that were in the cache.",
-    "npurt:engine_restarts": "Processes of the engine that were started in place of another.",
-    "npurt:device_restarts": "Times that the device was lost and opened again.",
-    "npurt:fallbacks": "Reasons for which the CPU computes what was planned for the device.",
-    "npurt:verified": "Products that were checked.",
-    "npurt:wrong": "Checked products that were wrong, and were computed again.",
+    "npurt:requests": "Requests started.",
+    "npurt:requests_refused": "Requests refused because the queue was full.",
+    "npurt:cached_tokens": "Prompt tokens found in the prefix cache.",
+    "npurt:engine_restarts": "Restarts of the engine's process.",
+    "npurt:device_restarts": "Times the device was lost and reopened.",
+    "npurt:fallbacks": "Distinct reasons for which the CPU computed work planned for the device.",
+    "npurt:verified": "Matrix products verified.",
+    "npurt:wrong": "Verified products that were wrong, and were computed again.",
 }
 GAUGES = {
-    "llamacpp:requests_processing": "Texts that are being generated.",
-    "llamacpp:requests_deferred": "Texts that wait.",
-    "npurt:ready": "1 when the engine takes requests.",
+    "llamacpp:requests_processing": "Sequences that are running.",
+    "llamacpp:requests_deferred": "Sequences that are waiting.",
+    "npurt:ready": "1 if the engine accepts requests, else 0.",
 }
 
 
 def text(found: Mapping[str, Mapping[str, float]]) -> bytes:
-    """Return *found*, the counts of each model by name."""
+    """Return the metrics in Prometheus' text format.
+
+    Args:
+        found: The values of the metrics by name, by model.
+    """
     registry = CollectorRegistry()
     registry.register(Readings(found))
     return generate_latest(registry)
 
 
 class Readings:
-    """A collector of one reading of each model."""
+    """A Prometheus collector of one reading of all models' metrics."""
 
     def __init__(self, found: Mapping[str, Mapping[str, float]]) -> None:
         self._found = found

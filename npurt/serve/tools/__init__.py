@@ -1,5 +1,5 @@
-"""Calls of functions in the text of a model: a file for each format of calls.
+"""Function calls in completions: one module for each format of calls.
 
-May import the room `http`.
+May import the package `http`.
 Begin with `calls`; `wanted` reads the tools of a request.
 """

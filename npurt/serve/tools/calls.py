@@ -1,4 +1,4 @@
-"""Tools of a request, and calls of them."""
+"""Function calls, and the protocol of the formats in which models write them."""
 
 import json
 import secrets
@@ -11,23 +11,24 @@ from npurt.serve.tools.strict import Functions, Markers
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a function: its name, and its arguments as the text of a JSON object."""
+    """A function call: the function's name, and the arguments as a JSON object in a string."""
 
     name: str
     arguments: str
 
 
-Schemas = Mapping[str, Mapping[str, Any]]  # of the parameters of each function, by name
+Schemas = Mapping[str, Mapping[str, Any]]  # schema of each function's parameters by its name
 
 
 class Format(Protocol):
-    """How a model writes calls.
+    """A format in which a model writes calls.
 
     Attributes:
-        start: What a call begins with.
-        end: What it ends with; "": the end of the text.
-        bare: What a text without *start* begins with, if all of it may be a call.
-        markup: Tokens of markup that belong to it.
+        start: The marker that begins a call.
+        end: The marker that ends a call; "": the call ends with the completion.
+        bare: The first characters of a completion that may be a call as a whole, without *start*;
+            "": no such completion.
+        markup: Control tokens that the format uses.
     """
 
     start: str
@@ -36,17 +37,17 @@ class Format(Protocol):
     markup: tuple[str, ...]
 
     def find_end(self, text: str) -> int:
-        """Return where *end* begins in *text*, which follows *start*; -1: it has not come yet.
+        """Return the index of the call's *end* in *text*, which follows *start*; -1: none yet.
 
-        Arguments may hold the text of *end* as well.
+        Arguments may contain the text of *end* as well.
         """
         return -1
 
     def rules(self, functions: Functions, markers: Markers) -> str:
-        """Return rules of Lark: ``answer``, a text whose calls are of *functions*; see `strict`.
+        """Return the Lark rules of an ``answer`` whose calls match *functions*; see `strict`.
 
         Raises:
-            GrammarError: A schema makes no sense, or is too large.
+            GrammarError: A schema is invalid or too large.
         """
         return "answer: TEXT\n"
 
@@ -54,20 +55,20 @@ class Format(Protocol):
         """Return the calls in *body*, the text between start and end.
 
         Raises:
-            ValueError: There are none, or the text is something else as well.
+            ValueError: *body* contains no call, or other text besides calls.
         """
 
 
 def call_of(value: Any, *names: str) -> Call:
-    """Return the call that *value* is: an object with a name, and arguments as one of *names*.
+    """Return the call in *value*, an object with a name, and arguments under one of *names*.
 
     Raises:
-        ValueError: It is none.
+        ValueError: *value* is not a call.
     """
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise ValueError("no name")
     arguments: Any = next((value[name] for name in names if name in value), {})
-    if isinstance(arguments, str):  # some models write text in which there is JSON
+    if isinstance(arguments, str):  # some models write the arguments as JSON in a string
         arguments = json.loads(arguments or "{}")
     if not isinstance(arguments, dict):
         raise ValueError("arguments that are no object")
@@ -78,21 +79,21 @@ def written(arguments: Mapping[str, Any]) -> str:
     """Return *arguments* as JSON.
 
     Raises:
-        ValueError: There is a number that JSON does not have, such as NaN.
+        ValueError: The arguments contain a number that JSON lacks, such as NaN.
     """
     return without_surrogates(json.dumps(arguments, ensure_ascii=False, allow_nan=False))
 
 
 def without_surrogates(text: str) -> str:
-    """Return *text* with pairs of surrogates as one character, and others replaced."""
+    """Return *text* with surrogate pairs joined to one character, and lone ones replaced."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def objects(text: str, separators: str = "") -> list[Any]:
-    """Return the JSON values in *text*, one after another.
+    """Return the list of JSON values in *text*, with blanks or *separators* between them.
 
     Raises:
-        ValueError: There is something else, or nothing.
+        ValueError: *text* contains other text, or no value.
     """
     decoder, found, at = json.JSONDecoder(), [], 0
     blank = " \t\r\n" + separators
@@ -121,5 +122,5 @@ LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 
 
 def new_call_id() -> str:
-    """Return a name for a call: nine letters and digits, which is what Mistral's templates want."""
+    """Return a random id of a call: nine letters and digits, as Mistral's templates require."""
     return "".join(secrets.choice(LETTERS) for _ in range(9))

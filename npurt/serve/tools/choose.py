@@ -1,4 +1,4 @@
-"""Choose the way in which a model writes calls, by its chat template."""
+"""Choose the format of a model's calls from its chat template."""
 
 from npurt.serve.tools.calls import Format
 from npurt.serve.tools.coder import Coder
@@ -6,7 +6,7 @@ from npurt.serve.tools.hermes import Hermes
 from npurt.serve.tools.llama3 import Llama3, Pythonic
 from npurt.serve.tools.mistral import Mistral
 
-# What a template contains, first match first.  Templates of Llama 3 have their markup of turns.
+# The first string found in the template decides.  <|start_header_id|> is Llama 3's markup of turns.
 SIGNS: tuple[tuple[str, type[Format]], ...] = (
     ("<function=", Coder),
     ("<tool_call>", Hermes),
@@ -18,5 +18,5 @@ SIGNS: tuple[tuple[str, type[Format]], ...] = (
 
 
 def format_of(template: str) -> Format:
-    """Return the format in which the model of *template* writes calls; Hermes' if unknown."""
+    """Return the format of calls of a model with *template*; `Hermes` if it is unknown."""
     return next((kind() for sign, kind in SIGNS if sign in template), Hermes())

@@ -1,8 +1,9 @@
-r"""Calls in tags for each parameter: Qwen3-Coder, Qwen3.5.
+r"""Calls with a tag for each parameter: Qwen3-Coder, Qwen3.5.
 
 Source: the chat templates of these models: ``<tool_call>\n<function=NAME>\n<parameter=NAME>\n
-VALUE\n</parameter>\n</function>\n</tool_call>``.  A value is text; its type is in the schema.
-Nothing in a value is escaped.  So a tag ends something only where the next tag follows it.
+VALUE\n</parameter>\n</function>\n</tool_call>``.  A value is written as text; its type is in the
+schema.  A value may contain the text of a tag, because nothing is escaped.  So an end tag counts
+only if another tag of the format follows it.
 """
 
 import json
@@ -22,11 +23,11 @@ PARAMETER = re.compile(
     re.S,
 )
 LAST_TAGS = re.compile(r"(?:<function=[^<>\n]+>|</parameter>)\s*</function>\s*(?=</tool_call>)")
-DEPTH = 4  # of schemas within schemas that are looked at
+DEPTH = 4  # levels of nested schemas that are searched for types
 
 
 class Coder(Format):
-    """See `Format`."""
+    """The format of Qwen3-Coder; see `Format`."""
 
     start = "<tool_call>"
     end = "</tool_call>"
@@ -34,14 +35,14 @@ class Coder(Format):
     markup: tuple[str, ...] = ("<tool_call>", "</tool_call>")
 
     def find_end(self, text: str) -> int:
-        """Return where the end begins: the first one after the tags with which a call ends."""
+        """Return the index of the first end marker after the tags that end a call; -1: none yet."""
         if not FUNCTION.match(text):
             return text.find(self.end)
         found = LAST_TAGS.search(text)
         return found.end() if found else -1
 
     def rules(self, functions: Functions, markers: Markers) -> str:
-        """Return rules of Lark."""
+        """Return the Lark rules of an answer; see `Format`."""
         calls = [
             f"{strict.quoted(f'<function={name}>')} SPACE {_parameters(schema)}"
             for name, schema in functions.items()
@@ -65,7 +66,7 @@ class Coder(Format):
 
 
 def _call(name: str, body: str, at: int, schemas: Schemas) -> tuple[Call, int]:
-    """Return the call of *name* whose parameters begin at *at*, and where it ends."""
+    """Return the call of *name* whose parameters begin at index *at*, and the index of its end."""
     properties = schemas.get(name, {}).get("properties")
     properties = properties if isinstance(properties, Mapping) else {}
     arguments: dict[str, Any] = {}
@@ -80,7 +81,7 @@ def _call(name: str, body: str, at: int, schemas: Schemas) -> tuple[Call, int]:
 
 
 def _parameters(schema: Mapping[str, Any]) -> str:
-    """Return a rule for the parameters of a call, in the order of *schema*."""
+    """Return a Lark rule for the parameters of a call, in the order of *schema*."""
     found = strict.properties(schema)
     if found is None:
         return '("<parameter=" /[^<>\\n]+/ ">" up_to_end SPACE)*'
@@ -91,7 +92,7 @@ def _parameters(schema: Mapping[str, Any]) -> str:
 
 
 def _written(schema: Any) -> str:
-    """Return a rule for a value of *schema* as `_value` reads it, up to its end."""
+    """Return a Lark rule for a value of *schema* as `_value` parses it, with its end tag."""
     kinds = _kinds(schema) if isinstance(schema, Mapping) else {"string"}
     if "string" not in kinds:
         return f'SPACE {strict.value(schema)} SPACE "</parameter>"'
@@ -102,7 +103,7 @@ def _written(schema: Any) -> str:
 
 
 def _value(text: str, schema: Any) -> Any:
-    """Return *text* as what *schema* says; text where it says nothing, or the text is no JSON."""
+    """Parse *text* by the type in *schema*; return *text* if it is no JSON or has no type."""
     kinds = _kinds(schema) if isinstance(schema, Mapping) else {"string"}
     if "string" in kinds:
         return None if text == "null" and "null" in kinds else text
@@ -116,7 +117,7 @@ def _value(text: str, schema: Any) -> Any:
 
 
 def _kinds(schema: Mapping[str, Any]) -> set[str]:
-    """Return the types that *schema* allows, as far as it names them, down to `DEPTH`."""
+    """Return the types that *schema* names, in up to `DEPTH` levels of anyOf and oneOf."""
     found, level = set(), [schema]
     for _ in range(DEPTH):
         for each in level:

@@ -11,13 +11,13 @@ from npurt.serve.tools import strict
 from npurt.serve.tools.calls import Call, Format, Schemas, call_of, objects
 from npurt.serve.tools.strict import Functions, Markers
 
-# A string of JSON, as far as it has come.  A control character breaks it off.
+# A JSON string, which may be incomplete at the end of the text.  A control character ends it.
 STRING = r'"(?:[^"\\\x00-\x1f]|\\[^\x00-\x1f])*+\\?(?:["\x00-\x1f]|\Z)'
 BEFORE_END = re.compile(rf'(?:[^"<]++|{STRING}|<(?!/tool_call>))*+')
 
 
 class Hermes(Format):
-    """See `Format`."""
+    """The format of Hermes; see `Format`."""
 
     start = "<tool_call>"
     end = "</tool_call>"
@@ -25,13 +25,13 @@ class Hermes(Format):
     markup: tuple[str, ...] = ("<tool_call>", "</tool_call>")
 
     def find_end(self, text: str) -> int:
-        """Return where the end begins: the first one that is not in a string."""
+        """Return the index of the first end marker outside a JSON string; -1: none yet."""
         found = BEFORE_END.match(text)
-        assert found, "it matches the empty text"
+        assert found, "the pattern matches the empty text"
         return found.end() if found.end() < len(text) else -1
 
     def rules(self, functions: Functions, markers: Markers) -> str:
-        """Return rules of Lark."""
+        """Return the Lark rules of an answer; see `Format`."""
         return (
             "answer: call* TEXT\n"
             f"call: begin SPACE object SPACE {markers.one(self.end)}\n"

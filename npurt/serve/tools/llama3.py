@@ -1,7 +1,7 @@
-"""Calls that are all of the text: Llama 3's JSON, and its lists of calls in Python's syntax.
+"""Llama 3's calls, which are the whole completion: JSON, or a list of calls in Python's syntax.
 
-Source: the chat templates of Llama 3.1 and 3.2: ``{"name": ..., "parameters": {...}}``, after
-``<|python_tag|>`` or without it; ``[f(a=1), g(b="x")]``.
+Source: the chat templates of Llama 3.1 and 3.2: ``{"name": ..., "parameters": {...}}`` or
+``[f(a=1), g(b="x")]``, each after ``<|python_tag|>`` or without it.
 """
 
 import ast
@@ -17,7 +17,7 @@ from npurt.serve.tools.strict import Functions, Markers
 
 
 class Llama3(Format):
-    """See `Format`."""
+    """Llama 3's format of calls in JSON; see `Format`."""
 
     start = "<|python_tag|>"
     end = ""
@@ -25,7 +25,10 @@ class Llama3(Format):
     markup: tuple[str, ...] = ("<|python_tag|>",)
 
     def rules(self, functions: Functions, markers: Markers) -> str:
-        """Return rules of Lark: an object that names a function first is a call of it."""
+        """Return the Lark rules of an answer: an object that begins with a function's name is a call.
+
+        See `Format`.
+        """
         heads = "".join(
             f"head_{i}[lazy]: SPACE {strict.spaced(strict.head(name, 'parameters'))}\n"
             for i, name in enumerate(functions)
@@ -45,7 +48,7 @@ class Llama3(Format):
 
 
 class Pythonic(Format):
-    """See `Format`."""
+    """Llama 3's format of calls in Python's syntax; see `Format`."""
 
     start = "<|python_tag|>"
     end = ""
@@ -53,9 +56,9 @@ class Pythonic(Format):
     markup: tuple[str, ...] = ("<|python_tag|>",)
 
     def rules(self, functions: Functions, markers: Markers) -> str:
-        """Return rules of Lark: a list that begins with a call of a function consists of calls.
+        """Return the Lark rules of an answer: a list that begins with a call contains calls only.
 
-        Values are those of JSON, all of which `parse` reads.
+        Arguments are JSON values; `parse` accepts these and Python's literals.
         """
         names = [strict.spaced([name, "("]) for name in functions]
         heads = "".join(f'head_{i}[lazy]: SPACE "[" SPACE {name}\n' for i, name in enumerate(names))
@@ -73,7 +76,7 @@ class Pythonic(Format):
     def parse(self, body: str, schemas: Schemas) -> Sequence[Call]:
         """Return the calls in *body*, of functions that there are."""
         try:
-            with warnings.catch_warnings():  # of a backslash in a text, as in a regular expression
+            with warnings.catch_warnings():  # ignore warnings about backslashes in strings
                 warnings.simplefilter("ignore")
                 tree = ast.parse(body.strip(), mode="eval").body
             if not isinstance(tree, ast.List) or not tree.elts:
@@ -84,13 +87,13 @@ class Pythonic(Format):
 
 
 def _keywords(rule: str, schema: Mapping[str, Any]) -> str:
-    """Return *rule*, which matches the arguments of a call, and what it needs.
+    """Return *rule*, which matches the arguments of a call, and the rules that it uses.
 
-    The properties come in the order of *schema*.  Each has two rules: one for the first property of
-    a call, and one that begins with a comma for later ones.
+    The properties are in the order of *schema*.  Each property has two rules: one as the first
+    argument of a call, and one as a later argument, which begins with a comma.
 
     Raises:
-        GrammarError: The name of a property is not possible in Python.
+        GrammarError: The name of a property is not a valid name in Python.
     """
     found = strict.properties(schema)
     if found is None:
@@ -123,16 +126,20 @@ def _python_call(node: ast.expr) -> Call:
 
 
 class _JsonNames(ast.NodeTransformer):
-    """Replaces JSON's names of values (true, false, null), which models write as well."""
+    """Replaces JSON's true, false and null, which models write in Python's syntax as well."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        """Return the value of *node*, if it is one."""
+        """Return the constant if *node* is true, false or null, else *node*."""
         values = {"true": True, "false": False, "null": None}
         return ast.Constant(values[node.id]) if node.id in values else node
 
 
 def _known(calls: Sequence[Call], schemas: Schemas) -> Sequence[Call]:
-    """Return *calls*; a text that only looks like calls names no function that there is."""
+    """Return *calls*.
+
+    Raises:
+        ValueError: A call's function is not in *schemas*: the text is an answer, not a call.
+    """
     if any(call.name not in schemas for call in calls):
         raise ValueError("a function that nobody has named")
     return calls

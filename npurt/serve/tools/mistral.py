@@ -1,4 +1,4 @@
-"""Mistral's calls: ``[TOOL_CALLS]`` and a list, or a name, ``[ARGS]`` and an object for each.
+"""Mistral's calls: ``[TOOL_CALLS]``, then a JSON list, or per call a name, ``[ARGS]``, an object.
 
 Source: the chat templates of Mistral's models.
 """
@@ -18,7 +18,7 @@ NAMED = re.compile(
 
 
 class Mistral(Format):
-    """See `Format`."""
+    """Mistral's format of calls; see `Format`."""
 
     start = "[TOOL_CALLS]"
     end = ""
@@ -26,7 +26,7 @@ class Mistral(Format):
     markup: tuple[str, ...] = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
 
     def rules(self, functions: Functions, markers: Markers) -> str:
-        """Return rules of Lark."""
+        """Return the Lark rules of an answer; see `Format`."""
         calls = [
             f"{strict.quoted(name)} SPACE ({markers.one('[ARGS]')} SPACE)? arguments_{i}"
             for i, name in enumerate(functions)

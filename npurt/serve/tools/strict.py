@@ -1,8 +1,8 @@
-"""Grammars of texts in which each call that the model begins is of its schema.
+"""Grammars for completions in which every function call matches its schema.
 
-The text is free up to what a call begins with.  From there on it is what the rules of the format
-say, up to the end of the call.  The form is Lark, as llguidance reads it: a rule that is ``[lazy]``
-ends as soon as it can, and so before other rules that match more.
+The text before a call's start marker is unconstrained.  From the start marker to the end of the
+call, the format's rules constrain the text.  The grammars are in Lark, with llguidance's extension
+``[lazy]``: a lazy rule ends at its first match, even if another rule matches more text.
 """
 
 import json
@@ -22,10 +22,10 @@ LINE: /\n?/
 
 
 class Markers:
-    """How markers stand in Lark: as tokens where the model has them as markup, else as text.
+    """Writes a format's markers as Lark rules: control tokens by id, other markers as text.
 
     Args:
-        token: Returns the id of a token of markup, or None.
+        token: Returns the id of the control token with a given text; None if there is none.
     """
 
     def __init__(self, token: Callable[[str], int | None]) -> None:
@@ -37,28 +37,40 @@ class Markers:
         return quoted(marker) if token is None else f"<[{token}]>"
 
     def up_to(self, rule: str, marker: str, before: str = "TEXT") -> str:
-        """Return a *rule* for the text *before* the first *marker*, and the marker."""
+        """Return a Lark rule for text up to and including the first *marker*.
+
+        Args:
+            rule: The rule's name.
+            marker: The marker that ends the rule.
+            before: The name of the rule for the text before *marker*.
+        """
         lazy = "[lazy]" if self._token(marker) is None else ""
         return f"{rule}{lazy}: {before} {self.one(marker)}\n"
 
 
 def spaced(words: Iterable[str]) -> str:
-    """Return a rule for *words* with space between them."""
+    """Return a Lark rule for *words* with optional space between them."""
     return " SPACE ".join(quoted(word) for word in words)
 
 
 def arguments(functions: Functions) -> str:
-    """Return a rule for the arguments of each function, as an object; errors as `value`."""
+    """Return the rules ``arguments_i`` for each function's arguments as an object.
+
+    Errors as for `value`.
+    """
     return either("arguments", [value({"type": "object", **each}) for each in functions.values()])
 
 
 def head(name: str, key: str) -> list[str]:
-    """Return the words before the arguments in an object that calls *name*."""
+    """Return the JSON tokens of a call of *name* up to the arguments, whose key is *key*."""
     return ["{", '"name"', ":", json.dumps(name, ensure_ascii=False), ",", json.dumps(key), ":"]
 
 
 def objects(functions: Functions, key: str) -> str:
-    """Return the rule ``object`` of calls with arguments as *key*; errors as `value`."""
+    """Return the rule ``object`` for a call in JSON whose arguments have *key*.
+
+    Errors as for `value`.
+    """
     options = [
         f'{spaced(head(name, key))} SPACE arguments_{i} SPACE "}}"'
         for i, name in enumerate(functions)
@@ -67,9 +79,9 @@ def objects(functions: Functions, key: str) -> str:
 
 
 def properties(schema: Mapping[str, Any]) -> list[tuple[str, Any, bool]] | None:
-    """Return each property of an object: name, schema, whether it must be; None: there may be any.
+    """Return (name, schema, whether required) of each property; None if any property is allowed.
 
-    Their schemas get the definitions of *schema*.
+    The definitions in *schema* (``$defs``) are copied into each property's schema.
     """
     found, required = schema.get("properties"), schema.get("required")
     if not isinstance(found, Mapping):
@@ -86,17 +98,18 @@ def properties(schema: Mapping[str, Any]) -> list[tuple[str, Any, bool]] | None:
 
 
 def grammar(rules: str, markers: Markers, thought: tuple[str, str] | None, *, within: bool) -> str:
-    """Return the grammar of a text.
+    """Return the grammar of a completion.
 
     Args:
-        rules: Those of a format: ``answer`` and what it needs.
-        thought: What is around a thought, with which the text may begin; None: there is none.
-        within: Whether the text begins in a thought.
+        rules: The format's rules: ``answer`` and the rules that it uses.
+        markers: The writer of markers.
+        thought: The tags around a thought before the answer; None: no thoughts.
+        within: Whether the completion begins inside a thought.
     """
     if thought is None:
         return f"start: answer\n{rules}{TERMINALS}"
     begin, end = thought
-    rest = "thought answer | TEXT"  # a thought need not end
+    rest = "thought answer | TEXT"  # TEXT: a thought that does not end
     start = f"start: {rest}\n"
     if not within:
         start = f"start: answer | opening ({rest})\n" + markers.up_to("opening", begin, "SPACE")

@@ -1,4 +1,4 @@
-"""The tools of a request, and whether the model may, must or must not call them."""
+"""Read the tools of a request, and whether the model may, must or must not call them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,14 +15,14 @@ from npurt.serve.tools.strict import Functions
 
 @dataclass(slots=True)
 class Tools:
-    """Tools that a model may call.
+    """The tools that the model may call.
 
     Attributes:
-        listed: As the template gets them.
-        schemas: Of the parameters of each function.
-        forced: Names of which one must be called; none: the model decides.
-        several: Whether there may be more than one call.
-        strict: Names of functions whose calls must be of their schemas.
+        listed: The tools in the form that chat templates expect.
+        schemas: The schema of each function's parameters by its name.
+        forced: Names of functions, one of which must be called; empty: the model decides.
+        several: Whether more than one call is allowed.
+        strict: Names of functions whose calls must match their schemas.
     """
 
     listed: Sequence[Mapping[str, Any]] = ()
@@ -33,36 +33,36 @@ class Tools:
 
     @property
     def checked(self) -> Functions:
-        """The functions as a grammar gets them: calls of others have any arguments."""
+        """The functions for a grammar: their schemas, or {} (any arguments) if not strict."""
         return {
             name: schema if name in self.strict else {} for name, schema in self.schemas.items()
         }
 
     def response_format(self) -> dict[str, Any] | None:
-        """Return what makes the text one call of a forced function; None: nothing is forced."""
+        """Return the response format of one call of a forced function; None if none is forced."""
         if not self.forced:
             return None
         return one_call({name: self.schemas[name] for name in self.forced})
 
 
 class Forced(Format):
-    """A text that is a call by construction, as JSON.  See `Format`."""
+    """The format of a completion that a grammar forces to be one call in JSON; see `Format`."""
 
-    start = "\0"  # never
+    start = "\0"  # no completion contains this marker
     end = ""
     bare = "{"
     markup: tuple[str, ...] = ()
 
     def parse(self, body: str, schemas: Schemas) -> Sequence[Call]:
-        """Return the call that *body* is."""
+        """Return the call in *body*."""
         return [call_of(value, "arguments") for value in objects(body)]
 
 
 def tools_of(fields: Fields) -> Tools:
-    """Return the tools in *fields*, in OpenAI's form; tools that are no functions are left out.
+    """Return the tools in *fields*, in OpenAI's form, without tools that are not functions.
 
     Raises:
-        HttpError: They make no sense.
+        HttpError: A tool or the choice of tools is invalid, or the schemas are too large.
     """
     listed, schemas, strict = [], {}, set()
     for tool in fields.objects("tools"):
@@ -97,11 +97,13 @@ def tools_of(fields: Fields) -> Tools:
 
 
 def flat_tools(fields: Fields, usual: str | None, kind: str, schema: str) -> list[dict[str, Any]]:
-    """Return tools in OpenAI's form, which are given without its inner object.
+    """Convert tools without the inner object "function" to OpenAI's form.
 
     Args:
-        usual: The type of a tool that names none.
-        kind: The type of functions; others, which the client's usual server runs, are left out.
+        fields: The request's fields.
+        usual: The type of a tool without the field "type".
+        kind: The type of functions.  Tools of other types are left out: the original server of the
+            interface would run them.
         schema: The field with the schema of the parameters.
     """
     return [
@@ -120,7 +122,7 @@ def flat_tools(fields: Fields, usual: str | None, kind: str, schema: str) -> lis
 
 
 def reader_format(tools: Tools, usual: Format) -> Format | None:
-    """Return how calls are written in a text; None: there are none."""
+    """Return the format of calls in the completion; None if there are no tools."""
     if tools.forced:
         return Forced()
     return usual if tools.listed else None
