@@ -172,7 +172,7 @@ OLLAMA: Properties = {
     "think": either(FLAG, TEXT),
     "stream": FLAG,
 }
-IMAGES: Properties = {"images": array(ANY, limits.MESSAGES)}  # the handler refuses a list that is not empty
+IMAGES: Properties = {"images": array(ANY, limits.MESSAGES)}  # handlers refuse a non-empty list
 
 # --- All ----------------------------------------------------------------------------------------
 

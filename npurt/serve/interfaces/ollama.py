@@ -1,4 +1,4 @@
-"""Ollama's interface: /api/chat and /api/generate.  By default, responses are streams of JSON lines.
+"""Ollama's interface: /api/chat and /api/generate.  By default, responses are streams.
 
 Source of the fields: github.com/ollama/ollama, docs/api.md.
 """

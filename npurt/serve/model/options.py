@@ -30,7 +30,7 @@ def sampling(fields: Fields) -> dict[str, Any]:
 def biases(fields: Fields) -> dict[int, float] | None:
     """Return the biases in ``logit_bias`` by token id.
 
-    The field is OpenAI's object, or llama.cpp's list of pairs, in which the bias false bans a token.
+    The field is OpenAI's object, or llama.cpp's list of pairs, where the bias false bans a token.
 
     Raises:
         HttpError: The field is neither.

@@ -25,9 +25,9 @@ class Llama3(Format):
     markup: tuple[str, ...] = ("<|python_tag|>",)
 
     def rules(self, functions: Functions, markers: Markers) -> str:
-        """Return the Lark rules of an answer: an object that begins with a function's name is a call.
+        """Return the Lark rules of an answer; see `Format`.
 
-        See `Format`.
+        An object that begins with a function's name must be a call of this function.
         """
         heads = "".join(
             f"head_{i}[lazy]: SPACE {strict.spaced(strict.head(name, 'parameters'))}\n"
