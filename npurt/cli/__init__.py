@@ -1,7 +1,7 @@
-"""The command `npurt`: one verb, one library call, printed.
+"""The command `npurt`: each verb calls the library and prints the result.
 
-Exit status: 0 done, 1 failed, 2 what was asked for makes no sense, 130 interrupted; after SIGTERM
-143, after SIGHUP 129.
+Exit status: 0 success, 1 failure, 2 invalid usage, 130 after SIGINT, 143 after SIGTERM, 129 after
+SIGHUP.
 """
 
 import argparse
@@ -19,8 +19,8 @@ from npurt.errors import NpurtError, SettingError, UnknownDevice
 from npurt.settings import DEBUG, read
 from npurt.version import __version__
 
-STDIN, STDOUT, STDERR = range(3)  # descriptors
-USAGE = (SettingError, UnknownDevice)  # errors of the request, which fails on any machine
+STDIN, STDOUT, STDERR = range(3)  # file descriptors
+USAGE = (SettingError, UnknownDevice)  # errors of invalid usage (exit status 2)
 VERBS = (
     "run",
     "chat",
@@ -44,7 +44,7 @@ VERSION = f"npurt {__version__}"
 
 
 def parser(only: Sequence[str] = VERBS) -> argparse.ArgumentParser:
-    """Return the parser of all verbs, or of some *only*."""
+    """Return the parser of the verbs in *only*, by default of all verbs."""
     top = Parser(
         prog="npurt", description="Quantised products and small language models on edge NPUs."
     )
@@ -65,23 +65,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not signals.ends(error):
             raise
         given = sys.argv if argv is None else argv
-        if isinstance(error, KeyboardInterrupt) and "--json" in given:  # before the verb knew more
+        if isinstance(error, KeyboardInterrupt) and "--json" in given:  # before the verb's output
             print('{"interrupted": true}')
         return signals.status
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    """Run one verb; print its error."""
+    """Run one verb, print its error if it fails, and return the exit status."""
     _open_streams()
     given = list(sys.argv[1:] if argv is None else argv)
     if given == ["--version"]:
-        print(VERSION)  # without the import of the verbs
+        print(VERSION)  # without importing the verbs
         return 0
-    named = given[:1] if given[:1] != ["completion"] else []  # which prints all verbs
+    named = given[:1] if given[:1] != ["completion"] else []  # completion needs all verbs
     args = parser([verb for verb in VERBS if verb in named] or VERBS).parse_args(given)
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # what is not text becomes U+FFFD, or a "?"
+            # Bytes that are not text become U+FFFD; characters that cannot be written become "?".
+            stream.reconfigure(errors="replace")
     debug = 0
     try:
         debug = read(DEBUG, int)
@@ -89,7 +90,7 @@ def _run(argv: Sequence[str] | None) -> int:
             warnings.simplefilter("default", UserWarning)
             warnings.showwarning = _print_warning
             status = int(args.run(args))
-        print(end="", flush=True)  # reports an error of writing here, not at exit
+        print(end="", flush=True)  # flush here, so that a write error is reported below
         return status
     except NpurtError as error:
         if debug:
@@ -98,7 +99,7 @@ def _run(argv: Sequence[str] | None) -> int:
         return 2 if isinstance(error, USAGE) else 1
     except MemoryError as error:
         print(f"npurt: no memory left: {error}", file=sys.stderr)
-        print("  remedy: close other programs, or ask for less at once", file=sys.stderr)
+        print("  remedy: close other programs, or use a smaller input", file=sys.stderr)
         return 1
     except OSError as error:
         if error.filename is not None or not _is_of_output(error):
@@ -106,34 +107,39 @@ def _run(argv: Sequence[str] | None) -> int:
                 raise
             what = "the system refuses" if error.filename is None else error.filename
             print(f"npurt: {what}: {error.strerror or error}", file=sys.stderr)
-            print("  remedy: check paths and permissions; NPURT_DEBUG=1 shows where that happens",
+            print("  remedy: check paths and permissions; NPURT_DEBUG=1 shows the traceback",
                   file=sys.stderr)  # fmt: skip
             return 1
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # for output that is still buffered
-        if not isinstance(error, BrokenPipeError):  # the reader went away: nothing is left to say
+        # Discard the output that is still buffered, so that no second error occurs at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):  # a reader that closed the pipe is no error
             print(f"npurt: cannot write the output: {error.strerror}", file=sys.stderr)
-            print("  remedy: make room where it goes, or send it elsewhere", file=sys.stderr)
+            print("  remedy: free space on the disk, or write to another place", file=sys.stderr)
         return 1
 
 
 def _print_warning(message: Warning | str, *where: object, **rest: object) -> None:
-    """Print the text of a warning, without its place in npurt's source."""
+    """Print a warning's message without its source location."""
     print(f"npurt: {message}", file=sys.stderr)
 
 
 def _is_of_output(error: OSError) -> bool:
-    """Return whether *error* comes from writing standard output: flushing then fails, too."""
+    """Return whether *error* comes from writing standard output.
+
+    In this case, flushing usually fails as well.
+    """
     try:
         sys.stdout.flush()
     except OSError:
         return True
-    return error.errno in (errno.EPIPE, errno.ENOSPC, errno.EFBIG)  # unless it was dropped
+    return error.errno in (errno.EPIPE, errno.ENOSPC, errno.EFBIG)  # if the buffer was dropped
 
 
 def _open_streams() -> None:
-    """Open /dev/null for each closed standard stream, whose number the next file would get."""
+    """Open /dev/null for each closed standard stream.
+
+    Otherwise the next file that is opened would get the stream's file descriptor.
+    """
     spare = -1
     while spare <= STDERR:
         spare = os.open(os.devnull, os.O_RDWR)

@@ -1,6 +1,7 @@
-"""Signals that ask the program to end: it unwinds, so that files half written go.
+"""Turn terminating signals into exceptions, so that cleanup removes incomplete files.
 
-The status is 128 and the number of the signal, as shells have it.  It may import nothing of npurt.
+The exit status is 128 plus the number of the signal, as in shells.  This module may import nothing
+of npurt.
 """
 
 import contextlib
@@ -13,12 +14,12 @@ ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Unwinding:
-    """While entered, SIGTERM and SIGHUP raise SystemExit, and SIGINT KeyboardInterrupt.
+    """A context in which SIGTERM and SIGHUP raise SystemExit, and SIGINT KeyboardInterrupt.
 
-    A signal that is ignored, as after nohup, stays so.
+    A signal that was ignored before, as after nohup, is still ignored.
 
     Attributes:
-        status: The exit status of the last signal; 0 when none came.
+        status: The exit status of the last signal; 0 before any signal.
     """
 
     def __init__(self) -> None:
@@ -30,7 +31,7 @@ class Unwinding:
             if signal.getsignal(number) not in (signal.SIG_IGN, None):
                 try:
                     self._before[number] = signal.signal(number, self._unwind)
-                except ValueError:  # only the main thread may
+                except ValueError:  # only the main thread may set handlers
                     break
         return self
 
@@ -41,7 +42,7 @@ class Unwinding:
         trace: TracebackType | None,
     ) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]  # what it returned
+            signal.signal(number, handler)  # type: ignore[arg-type]  # returned by signal.signal
 
     def _unwind(self, number: int, frame: FrameType | None) -> None:
         self.status = 128 + number
@@ -50,10 +51,10 @@ class Unwinding:
         raise SystemExit(self.status)
 
     def ends(self, error: BaseException) -> bool:
-        """Return whether *error* comes of a signal.
+        """Return whether a signal caused *error*.
 
-        C code may replace what a signal raised: numpy reports an ImportError when it is stopped in
-        its import.  After SIGTERM and SIGHUP, every error is taken for one of the signal.
+        C code may replace the exception of a signal: numpy raises ImportError if a signal
+        interrupts its import.  After SIGTERM and SIGHUP, every error counts as the signal's.
         """
         if isinstance(error, KeyboardInterrupt):
             self.status = self.status or 128 + signal.SIGINT
@@ -64,7 +65,7 @@ class Unwinding:
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """Hold SIGINT back until the end; only the main thread may enter."""
+    """Delay SIGINT until the end of the context, which only the main thread may enter."""
     came: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
     try:

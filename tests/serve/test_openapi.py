@@ -97,7 +97,7 @@ async def test_the_description_is_one_of_openapi_and_needs_no_key():
     assert b"tiny" not in reply.body  # nothing of the model: the same for every server
     schemathesis.openapi.from_dict(found).validate()
     chat = found["paths"]["/v1/chat/completions"]["post"]
-    assert chat["summary"] == "Answer messages."
+    assert chat["summary"] == "Answer a chat request in OpenAI's form."
     assert chat["requestBody"]["content"]["application/json"]["schema"]["required"] == ["messages"]
     assert set(chat["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}
     assert set(chat["responses"]) == {"200", "4XX", "503", "504"}

@@ -1,4 +1,4 @@
-"""What is written after a verb: the parser, and options that several verbs have.
+"""Command-line arguments: the parser, and the options that several verbs share.
 
 May import the layers below.  Begin with `options`.
 """

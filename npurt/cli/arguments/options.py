@@ -1,4 +1,4 @@
-"""Flags that several verbs share, named as in llama-cli, and the library's arguments for them."""
+"""Flags that several verbs share, named as in llama-cli, and their arguments for the library."""
 
 import argparse
 import contextlib
@@ -14,20 +14,20 @@ from npurt.files import require_file
 from npurt.gguf_parts import part_names
 
 MODEL = "GGUF file, name of `npurt models`, https URL or hf:USER/REPO"
-REPO = "hub repository: USER/REPO, with :QUANT (usually Q4_K_M) or /FILE.gguf if wanted"
+REPO = "hub repository: USER/REPO[:QUANT] (default: Q4_K_M) or USER/REPO/FILE.gguf"
 DEVICE = "cpu, hexagon, rknpu, hexagon:sim, rknpu:sim or auto (default: NPURT_DEVICE, else cpu)"
-# llama.cpp, common/arg.cpp: -1 is the default of --threads, and means the usual number.
-THREADS = "CPU threads; -1: as the machine's cores and limits suggest (default: -1)"
+# As in llama.cpp (common/arg.cpp), --threads -1 is the default and means the default number.
+THREADS = "CPU threads; -1: from the machine's cores and limits (default: -1)"
 INTERRUPTED = 130  # exit status after Ctrl-C
-TRAINED = "what the model was trained for, at most 4096"
+TRAINED = "the model's trained context, at most 4096"
 KV_TYPES = ("f16", "f32")  # the first is the default
-GOES_ON = "{} is not complete; the same command goes on where this one stopped"
-MOST_SECONDS = 1e8  # of a timeout; the system takes little more
-MOST_BYTES = 256 << 20  # of a file that is read whole: a text or a program, not a model
+GOES_ON = "{} is not complete; run the same command again to resume the download"
+MOST_SECONDS = 1e8  # upper bound on a timeout; the system's limit is little higher
+MOST_BYTES = 256 << 20  # upper bound on a file that is read into memory (not a model)
 
 
 class Notice(argparse.Action):
-    """A hidden flag: it prints the sentence *said*, and sets its *dest*, if it has one."""
+    """A hidden flag that prints the sentence *said* and sets *dest* to True, if *dest* is given."""
 
     def __init__(self, option_strings: list[str], dest: str, said: str, **options: Any) -> None:
         hidden = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
@@ -41,7 +41,7 @@ class Notice(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        """Print the sentence, and set the flag."""
+        """Print the sentence, and set *dest*."""
         del parser, values
         print(f"npurt: {option_string} {self._said}", file=sys.stderr)
         if self.dest != argparse.SUPPRESS:
@@ -49,7 +49,7 @@ class Notice(argparse.Action):
 
 
 class KvType(argparse.Action):
-    """The type of the KV cache; keys and values have the same."""
+    """The action of the KV cache's type, which is the same for keys and values."""
 
     def __call__(
         self,
@@ -58,7 +58,7 @@ class KvType(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        """Set the type; refuse a second one."""
+        """Set the type; refuse a second, different type."""
         if getattr(namespace, self.dest) not in (None, values):
             parser.error(f"{option_string} {values}: keys and values have one type in npurt, and "
                          f"{getattr(namespace, self.dest)} was given before")  # fmt: skip
@@ -66,17 +66,17 @@ class KvType(argparse.Action):
 
 
 def add_unneeded(group: Any, *names: str, why: str, **options: Any) -> None:
-    """Accept the flags *names* of llama-cli, which change nothing here."""
+    """Accept llama-cli's flags *names*, which have no effect in npurt; *why* tells the reason."""
     group.add_argument(*names, action=Notice, dest=argparse.SUPPRESS,
                        said=f"changes nothing: {why}", **options)  # fmt: skip
 
 
 def add_device(group: Any) -> None:
-    """Add the flags that choose the device of a model."""
+    """Add the flags that choose a model's device."""
     group.add_argument("-dev", "--device", metavar="NAME", help=DEVICE)
     group.add_argument("-ngl", "--gpu-layers", "--n-gpu-layers", type=_layers, metavar="N",
-                       help="0: device cpu; another number, auto or all: as -dev says, with all "
-                       "layers")  # fmt: skip
+                       help="0: all layers on the CPU; any other number, auto or all: all layers "
+                       "on the device of -dev")  # fmt: skip
     add_unneeded(group, "-fa", "--flash-attn", why="flash attention is always on",
                  nargs="?", choices=("on", "off", "auto", "1", "0"))  # fmt: skip
     add_unneeded(group, "--mmap", "--no-mmap", why="weights are copied out of the file once")
@@ -91,7 +91,8 @@ def add_compute(group: Any) -> None:
     group.add_argument("-b", "--batch-size", type=int, metavar="N",
                        help="tokens evaluated at once, at most 512 (default: 512)")  # fmt: skip
     group.add_argument("--verify", choices=("off", "sample", "always"),
-                       help="check results (default: NPURT_VERIFY, else sample)")  # fmt: skip
+                       help="verify products of the device (default: NPURT_VERIFY, else "
+                       "sample)")  # fmt: skip
 
 
 def compute(args: argparse.Namespace) -> dict[str, Any]:
@@ -113,7 +114,7 @@ def _kv_type(text: str) -> str:
 
 
 def _layers(text: str) -> int:
-    """Read the number of layers that a device shall run; -1 for all of them."""
+    """Parse the number of layers on the device; return -1 for all layers."""
     if text in ("auto", "all"):
         return -1
     try:
@@ -123,24 +124,24 @@ def _layers(text: str) -> int:
 
 
 def device(args: argparse.Namespace) -> str | None:
-    """Return the device that ``-dev`` and ``-ngl`` name together.
+    """Return the device that ``-dev`` and ``-ngl`` choose.
 
     Raises:
-        SettingError: They contradict each other.
+        SettingError: The two flags contradict each other.
     """
     named: str | None = args.device
     if args.gpu_layers != 0:
         return named
     if named not in (None, "auto", "cpu", "numpy"):
         raise SettingError(
-            f"-ngl 0 keeps all layers off {named}, which -dev names",
-            remedy="leave one of the two out",
+            f"-ngl 0 runs all layers on the CPU, and -dev names {named}",
+            remedy="leave out one of the two flags",
         )
     return named if named == "numpy" else "cpu"
 
 
 def add_source(group: Any) -> Any:
-    """Add the flags that name a model, exactly one of which is needed; return their group."""
+    """Add the flags that name a model, of which exactly one is required; return their group."""
     source = group.add_mutually_exclusive_group(required=True)
     source.add_argument("-m", "--model", metavar="FILE", help=MODEL)
     source.add_argument("-hf", "--hf-repo", dest="model", type=of_hub, metavar="REPO", help=REPO)
@@ -148,17 +149,20 @@ def add_source(group: Any) -> Any:
 
 
 def of_hub(text: str) -> str:
-    """Return the value of ``-hf`` in the form that ``-m`` takes."""
+    """Convert a value of ``-hf`` to a value of ``-m``."""
     return text if text.startswith("hf:") else f"hf:{text}"
 
 
 def model_path(args: argparse.Namespace) -> Path:
-    """Return the file of the model that *args* name; one that is not here is downloaded."""
+    """Return the file of the model that *args* name; download it if it is not here."""
     return located(args.model)
 
 
 def located(model: str) -> Path:
-    """Return the file that *model* names, downloaded if need be; Ctrl-C says how to go on."""
+    """Return the file that *model* names; download it if it is not here.
+
+    After Ctrl-C, print how to resume the download.
+    """
     from npurt.models.location import locate
 
     with goes_on(model):
@@ -167,7 +171,7 @@ def located(model: str) -> Path:
 
 @contextlib.contextmanager
 def goes_on(model: str) -> Iterator[None]:
-    """Say how to go on with the download of *model* when Ctrl-C stops it."""
+    """Print how to resume the download of *model* if Ctrl-C interrupts the context."""
     try:
         yield
     except KeyboardInterrupt:
@@ -176,49 +180,49 @@ def goes_on(model: str) -> Iterator[None]:
 
 
 def require_apart(output: str | Path, *inputs: str | Path | None) -> None:
-    """Refuse an *output* that is one of the files to be read; a split model is all its parts.
+    """Check that *output* is none of the *inputs* and of their parts, if an input is a split model.
 
     Raises:
-        SettingError: It is one of them.
+        SettingError: *output* is one of these files.
     """
     for path in [Path(each) for each in inputs if each]:
         for part in part_names(path.name):
             if _is_same(output, path.parent / part):
                 raise SettingError(
-                    f"{output} is a file to be read", remedy="give the output another name"
+                    f"{output} is an input as well", remedy="give the output another name"
                 )
 
 
 def _is_same(output: str | Path, path: Path) -> bool:
     try:
         return os.path.samefile(output, path)
-    except (OSError, ValueError):  # one of the two is not there
+    except (OSError, ValueError):  # one of the two files does not exist
         return False
 
 
 def require_output(output: str | Path, *inputs: str | Path | None) -> None:
-    """Refuse an *output* that is no place for a file, or one of the files to be read.
+    """Check that *output* can be written and is none of the *inputs*.
 
     Raises:
-        NpurtError: It is.
+        NpurtError: *output* cannot be written, or is one of the inputs.
     """
     try:
         require_file(Path(output))
     except OSError as error:
         raise NpurtError(
             f"cannot write {output}: {error.strerror}",
-            remedy="name a file, new or to be replaced, in a folder that exists",
+            remedy="name a new or existing file in a folder that exists",
         ) from error
     require_apart(output, *inputs)
 
 
 def models_of(args: argparse.Namespace, path: Path) -> list[str | Path]:
-    """Return the files that a model is made of: its own at *path*, a draft and adapters."""
+    """Return the files that a run reads: the model at *path*, the draft model and the adapters."""
     return [path, *([args.draft] if args.draft else []), *(file for file, _ in args.lora)]
 
 
 def draft_path(draft: str) -> str | Path:
-    """Return the file of a draft model, or *draft* where it names none."""
+    """Return the file of the draft model *draft*; return "lookup" unchanged."""
     return draft if draft == "lookup" else located(draft)
 
 
@@ -226,44 +230,47 @@ def add_draft(group: Any) -> None:
     """Add the flags that name a draft model."""
     source = group.add_mutually_exclusive_group()
     source.add_argument("-md", "--draft", metavar="FILE",
-                        help="draft with a smaller model, or 'lookup': from the text")  # fmt: skip
+                        help="draft with a smaller model, or 'lookup': from the context's "
+                        "repetitions")  # fmt: skip
     source.add_argument("-hfd", "--hf-repo-draft", dest="draft", type=of_hub, metavar="REPO",
-                        help="draft with a smaller model of a hub repository")  # fmt: skip
+                        help="draft with a smaller model from a hub repository")  # fmt: skip
 
 
 def add_text(parser: argparse.ArgumentParser, what: str, file: str) -> None:
-    """Add the flags that give *what*: on the command line, or in a file (help text *file*)."""
+    """Add the flags for *what*: a string on the command line, or a file with the help *file*."""
     source = parser.add_mutually_exclusive_group()
     source.add_argument("-p", "--prompt", type=words, metavar="TEXT",
-                        help=f"{what} (default: standard input, if that is "
-                        "no terminal)")  # fmt: skip
-    source.add_argument("-f", "--file", metavar="FILE", help=f"{file}; -: from standard input")
+                        help=f"{what} (default: standard input, unless it is a "
+                        "terminal)")  # fmt: skip
+    source.add_argument("-f", "--file", metavar="FILE", help=f"{file}; -: standard input")
 
 
 def add_model(parser: argparse.ArgumentParser, context: str = TRAINED) -> Any:
-    """Add the flags for opening a model; return the group of those that name it."""
+    """Add the flags for opening a model; return the group of the flags that name it."""
     group = parser.add_argument_group("model")
     source = add_source(group)
     add_device(group)
     group.add_argument("-c", "--ctx-size", type=int, metavar="N",
-                       help="positions of the context; 0: as trained "
+                       help="tokens in the context; 0: the model's trained context "
                        f"(default: {context})")  # fmt: skip
     add_compute(group)
     group.add_argument("-ctk", "--cache-type-k", "-ctv", "--cache-type-v", "--kv-type",
                        dest="kv_type",
                        action=KvType, type=_kv_type, choices=KV_TYPES, metavar="TYPE",
-                       help="of the KV cache, keys and values alike: f16 or f32 "
+                       help="type of the KV cache, for keys and values: f16 or f32 "
                        "(default: f16)")  # fmt: skip
     group.add_argument("--lora", "--lora-scaled", action="append", type=scaled, default=[],
                        metavar="FILE[:SCALE]",
-                       help="LoRA adapter, a GGUF file, and its scale (default: 1); may be "
+                       help="GGUF file of a LoRA adapter, and its scale (default: 1); may be "
                        "repeated")  # fmt: skip
-    group.add_argument("--strict", action="store_true", help="refuse to fall back to the CPU")
+    group.add_argument(
+        "--strict", action="store_true", help="fail instead of falling back to the CPU"
+    )
     group.add_argument("--context-shift", action="store_true",
-                       help="forget the oldest half when the context is full")  # fmt: skip
+                       help="drop the oldest half of the context when it is full")  # fmt: skip
     add_draft(group)
     group.add_argument("--draft-max", type=int, metavar="N",
-                       help="tokens to draft at once, at most (default: 8)")  # fmt: skip
+                       help="maximum number of tokens per draft (default: 8)")  # fmt: skip
     group.add_argument("-devd", "--device-draft", metavar="NAME",
                        help="device of a draft model (default: cpu)")  # fmt: skip
     return source
@@ -285,7 +292,10 @@ def model(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def scaled(text: str) -> tuple[str, float]:
-    """Return the file and the scale of ``FILE[:SCALE]``; a file of that whole name wins."""
+    """Parse ``FILE[:SCALE]``; return the file and the scale.
+
+    If a file with the whole name exists, the colon is part of the name.
+    """
     path, _, scale = text.rpartition(":")
     if path and not Path(text).exists():
         with contextlib.suppress(ValueError):
@@ -294,20 +304,21 @@ def scaled(text: str) -> tuple[str, float]:
 
 
 def add_conversation(parser: argparse.ArgumentParser, raw: str | None = None) -> None:
-    """Add llama-cli's flags for a conversation; *raw* is the help of a prompt without one."""
+    """Add llama-cli's flags for a conversation; *raw* is the help of ``--raw``, None hides it."""
     group = parser.add_argument_group("conversation")
     group.add_argument("-sys", "--system-prompt", "--system", dest="system", type=words,
                        metavar="TEXT", help="system message")  # fmt: skip
     group.add_argument("-cnv", "--conversation", dest="conversation", action="store_true",
                        default=None,
-                       help="use the model's chat template (default: if it has one)")  # fmt: skip
+                       help="use the model's chat template (default: if the model has "
+                       "one)")  # fmt: skip
     group.add_argument("-no-cnv", "--no-conversation", "--raw", dest="conversation",
                        action="store_false", default=None,
                        help=raw or argparse.SUPPRESS)  # fmt: skip
 
 
 def words(text: str) -> str:
-    """Return an argument that is UTF-8 as text, also where the locale is another."""
+    """Decode an argument as UTF-8, independent of the locale."""
     try:
         return os.fsencode(text).decode()
     except (UnicodeEncodeError, UnicodeDecodeError) as error:
@@ -315,18 +326,18 @@ def words(text: str) -> str:
 
 
 def number(text: str) -> int | None:
-    """Read a number of 0 or more, or -1, which is llama-cli's way to give none."""
+    """Parse an integer of 0 or more; return None for -1, llama-cli's value for "not set"."""
     try:
         value = int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
     if value < -1:
-        raise argparse.ArgumentTypeError(f"{value} is neither -1 nor 0 or more")
+        raise argparse.ArgumentTypeError(f"{value} is below -1")
     return None if value == -1 else value
 
 
 def seconds(text: str) -> float:
-    """Read a time in seconds, which is finite."""
+    """Parse a time in seconds, from 0 to `MOST_SECONDS`."""
     with contextlib.suppress(ValueError):
         if 0 <= (value := float(text)) <= MOST_SECONDS:
             return value
@@ -334,10 +345,10 @@ def seconds(text: str) -> float:
 
 
 def bytes_of(path: str | Path, most: int = MOST_BYTES) -> bytes:
-    """Return the bytes of a file that is read whole.
+    """Return the content of a file.
 
     Raises:
-        NpurtError: It cannot be read, or has more than *most* bytes.
+        NpurtError: The file cannot be read, or has more than *most* bytes.
     """
     try:
         with open(path, "rb") as file:
@@ -346,7 +357,7 @@ def bytes_of(path: str | Path, most: int = MOST_BYTES) -> bytes:
         raise NpurtError(
             f"cannot read {path}: {error.strerror}", remedy="check the path"
         ) from error
-    except ValueError as error:  # a null character, or what the locale cannot write
+    except ValueError as error:  # the path has a null character, or one the locale cannot encode
         raise NpurtError(f"cannot read {path}: {error}", remedy="check the path") from error
     if len(data) > most:
         raise NpurtError(f"{path} has more than {most} bytes", remedy="give a smaller file")
@@ -354,7 +365,11 @@ def bytes_of(path: str | Path, most: int = MOST_BYTES) -> bytes:
 
 
 def standard_input(most: int = MOST_BYTES) -> bytes:
-    """Return the bytes of standard input; NpurtError when there are more than *most*."""
+    """Return the bytes of standard input.
+
+    Raises:
+        NpurtError: Standard input has more than *most* bytes.
+    """
     data: bytes = sys.stdin.buffer.read(most + 1)
     if len(data) > most:
         raise NpurtError(f"standard input has more than {most} bytes", remedy="give it less")
@@ -362,10 +377,10 @@ def standard_input(most: int = MOST_BYTES) -> bytes:
 
 
 def text_of(path: str) -> str:
-    """Return the text of a file, or of standard input for ``-``, its line ends as in Python.
+    """Return the text of a file, or of standard input for ``-``, with line ends as in Python.
 
     Raises:
-        NpurtError: It cannot be read, is too large or not UTF-8.
+        NpurtError: The file cannot be read, is too large or not UTF-8.
     """
     data = standard_input() if path == "-" else bytes_of(path)
     try:
@@ -373,5 +388,5 @@ def text_of(path: str) -> str:
     except UnicodeDecodeError as error:
         raise NpurtError(
             f"{path} is no text: byte {error.start} is not UTF-8",
-            remedy="give a text in UTF-8; iconv makes one of other encodings",
+            remedy="give a text in UTF-8; iconv converts other encodings",
         ) from error

@@ -1,4 +1,4 @@
-"""The parser of the command line, which accepts only whole names of options."""
+"""The command-line parser, which accepts no abbreviated options and suggests similar names."""
 
 import argparse
 import difflib
@@ -6,14 +6,14 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-CLOSE = 0.7  # likeness from which a name may be a mistyped one; "color" and "lora" have 2/3
-CLOSE_CHOICE = 0.6  # of a verb or a value, of which there are few; "rnu" and "run" have 2/3
-OLLAMA = {"list": "models", "ls": "models", "pull": "models fetch"}  # its verbs, and ours
-MOST_LINES = 6  # of a usage that stands before an error; a longer one would hide it
+CLOSE = 0.7  # minimum similarity of a suggested option; "color" and "lora" have 2/3
+CLOSE_CHOICE = 0.6  # minimum similarity of a suggested verb or value; "rnu" and "run" have 2/3
+OLLAMA = {"list": "models", "ls": "models", "pull": "models fetch"}  # npurt's verbs by Ollama's
+MOST_LINES = 6  # upper bound on the lines of the usage before an error message
 
 
 class Help(argparse.HelpFormatter):
-    """Help that ends with the default of an option, where that has a value."""
+    """A formatter that appends an option's default to its help, if it has a default."""
 
     def _get_help_string(self, action: argparse.Action) -> str:
         text = action.help or ""
@@ -24,11 +24,11 @@ class Help(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that never takes an option for the beginning, or the end, of another.
+    """A parser that accepts options by their full names only.
 
-    argparse reads ``--fi`` as ``--file`` and ``-hf`` as ``-h`` with the value "f"; here both are
-    unknown.  A number may follow a letter at once, as in ``-n5``.  What is unknown is an error of
-    the verb, with names that are like it.
+    argparse parses ``--fi`` as ``--file`` and ``-hf`` as ``-h`` with the value "f"; this parser
+    refuses such arguments.  A number may follow a letter directly, as in ``-n5``.  The error of an
+    unknown argument is the verb's, and suggests similar names.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -37,7 +37,10 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """Parse *args*, all of which must be known: argparse would name the wrong usage."""
+        """Parse *args*; fail if one is unknown.
+
+        argparse would let the top parser report an unknown argument, with the top parser's usage.
+        """
         if args is not None:
             self._refuse_unknown(list(args))
         found, extra = super().parse_known_args(args, namespace)
@@ -46,19 +49,19 @@ class Parser(argparse.ArgumentParser):
         return found, []
 
     def print_usage(self, file: Any = None) -> None:
-        """Print the usage before an error: the first line and where the rest is, if it is long."""
+        """Print the usage before an error; print a reference to ``--help`` if the usage is long."""
         usage = self.format_usage()
         if usage.count("\n") > MOST_LINES:
             usage = f"usage: {self.prog} [OPTION ...]; {self.prog} --help lists the options\n"
         self._print_message(usage, file)
 
     def _refuse_unknown(self, args: list[str]) -> None:
-        """Refuse an unknown option before argparse reads it as another one."""
+        """Refuse an unknown option before argparse parses it as an abbreviation."""
         words, optional = iter(enumerate(args)), False
         for i, written in words:
             plain = not written.startswith("-")
             if written == "--" or (plain and self._subparsers is not None):
-                return  # what follows belongs to a program, or to a verb
+                return  # the following arguments belong to a program or to a verb
             if plain and not optional and not self._get_positional_actions():
                 self.error(f"unrecognized arguments: {written}{self._where()}")
             action = self._option_string_actions.get(written)
@@ -83,7 +86,7 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"unrecognized arguments: {shown}{hint}")
 
     def _where(self) -> str:
-        """Return a hint at the options for values that other programs take without an option."""
+        """Return a hint that models and prompts need an option, if the verb has these options."""
         takes = {"model": "a model is named with -m", "prompt": "a prompt follows -p"}
         known = {action.dest for action in self._actions}
         return "".join(f"; {said}" for dest, said in takes.items() if dest in known)
@@ -114,7 +117,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def like(written: str, names: Iterable[str], close: float = CLOSE) -> str:
-    """Return "; did you mean ...?" for *names* that begin with *written* or resemble it; or ""."""
+    """Return "; did you mean ...?" with the *names* that begin with *written* or resemble it.
+
+    Return "" if there is no such name.
+    """
     name, known = written.partition("=")[0], list(names)
     begun = [each for each in known if name.strip("-") and each.startswith(name)]
     bare = {each.lstrip("-"): each for each in known}  # dashes would make all names alike
@@ -123,5 +129,5 @@ def like(written: str, names: Iterable[str], close: float = CLOSE) -> str:
 
 
 def _is_number(text: str | None) -> bool:
-    """Return whether *text* is what may follow a letter, such as 5, -1 or 128,512."""
+    """Return whether *text* is a number or a list of numbers, such as 5, -1 or 128,512."""
     return text is not None and re.fullmatch(r"-?\d[\d.,]*", text) is not None

@@ -1,4 +1,4 @@
-"""Tables that verbs print.
+"""Output of the verbs: tables, markdown, and terminal styles.
 
 May import the layers below.  Begin with `tables`.
 """

@@ -1,9 +1,9 @@
-"""Markdown on a terminal, rendered by rich while it is written.
+"""Render Markdown on a terminal with rich, while the model generates it.
 
-The last block is shown by `Live` until the next one begins, and each finished block is printed for
-good.  What `Live` shows takes less than the screen, so nothing that scrolled away is drawn again.
-No text is left out: what rich would drop (HTML, pictures, definitions of links, tables and nested
-blocks that are too wide) is shown as it was written.
+`Live` redraws the last block until the next block begins; then the finished block is printed once.
+`Live` draws fewer lines than the screen has, because it cannot redraw lines that scrolled away.
+No text is lost: elements that rich would drop (HTML, images, link definitions, tables and nested
+blocks that are too wide) are printed as plain text.
 """
 
 import itertools
@@ -20,10 +20,10 @@ from rich.text import Text
 
 from npurt.cli.signals import deferred
 
-SECONDS = 0.1  # between two refreshes
-SHARE = 0.1  # of the time goes to refreshes, at most
-COLUMNS = 4  # which a level of nesting or a column of a table needs, at least
-LEVELS = 20  # of nesting; MarkdownIt drops what is deeper
+SECONDS = 0.1  # minimum time between two refreshes
+SHARE = 0.1  # maximum share of the time that refreshes may take
+COLUMNS = 4  # minimum width of a level of nesting or a column of a table, in characters
+LEVELS = 20  # levels of nesting; MarkdownIt drops deeper ones
 SHOWN_AS_WRITTEN = ("reference", "html_block", "html_inline", "image", "autolink")
 PARSER = (
     MarkdownIt("commonmark", {"maxNesting": LEVELS})
@@ -34,17 +34,17 @@ BLOCKS = MarkdownIt("commonmark").enable("table").disable(["inline", "reference"
 
 
 def show(pieces: Iterable[str]) -> None:
-    """Render *pieces* as they come; the last line is left open, as by ``print(end="")``."""
+    """Render *pieces* as they arrive; do not end the last line, like ``print(end="")``."""
     page = _Page()
     try:
         for piece in pieces:
             page.write(piece)
-    finally:  # what came before an interrupt is shown, too
+    finally:  # also show the text before an interrupt
         page.close()
 
 
 class _Table(TableElement):
-    """A table that folds long words; rich would cut them."""
+    """A table that wraps long words, which rich would truncate."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for table in super().__rich_console__(console, options):
@@ -59,15 +59,15 @@ class _Document(Markdown):
 
 
 class _Page:
-    """Standard output, with the text that is not yet printed for good."""
+    """Standard output, and the text of the last block, which `Live` still redraws."""
 
     def __init__(self) -> None:
         self._console = Console(force_terminal=True, force_interactive=True, highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True,
                           redirect_stdout=False, redirect_stderr=False)  # fmt: skip
-        self._text = ""
-        self._follows = False  # a block
-        self._due = 0.0
+        self._text = ""  # Markdown that is not printed yet
+        self._follows = False  # whether a block was printed before `_text`
+        self._due = 0.0  # time of the next refresh
 
     def write(self, piece: str) -> None:
         self._text += piece
@@ -91,7 +91,7 @@ class _Page:
             self._console.print(_joined(self._rendered(self._text)))
 
     def _print_finished(self) -> None:
-        """Print all blocks but the last, which the next line may belong to."""
+        """Print all blocks except the last one, which the next line may extend."""
         whole = self._text[: self._text.rfind("\n") + 1]
         starts = [token.map[0] for token in BLOCKS.parse(whole) if not token.level and token.map]
         if len(starts) < 2:
@@ -108,7 +108,7 @@ class _Page:
         self._live.update(_joined([]), refresh=True)
 
     def _rendered(self, text: str) -> list[list[Segment]]:
-        """Return the lines of *text*, after an empty one where a block stands before."""
+        """Return the rendered lines of *text*, with an empty line first if a block precedes."""
         text = text.strip("\n")
         if not text.strip():
             return []
@@ -126,12 +126,12 @@ class _Page:
 
 
 def _trimmed(lines: list[list[Segment]]) -> list[list[Segment]]:
-    """Return *lines* from the first that shows text."""
+    """Return *lines* without blank lines at the beginning."""
     blank = itertools.takewhile(lambda line: not "".join(s.text for s in line).strip(), lines)
     return lines[len(list(blank)) :]
 
 
 def _joined(lines: list[list[Segment]]) -> Segments:
-    """Return *lines* with ends between them."""
+    """Join *lines* with line ends between them."""
     ended = [[*line, Segment.line()] for line in lines[:-1]] + lines[-1:]
     return Segments(segment for line in ended for segment in line)

@@ -1,4 +1,4 @@
-"""What `npurt bench --spec` shows: the table of llama.cpp pull request 25166, and a drawing."""
+"""The table and the plot of `npurt bench --spec`; columns as in llama.cpp pull request 25166."""
 
 import io
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ Rows = Sequence[dict[str, Any]]
 
 
 def table(rows: Rows) -> str:
-    """Return the rows as a markdown table; it marks texts that differ from plain decoding."""
+    """Return the rows as a markdown table; mark rows whose text differs from plain decoding."""
     lines = [
         (
             row["prompt"],
@@ -38,10 +38,10 @@ def _speedup(row: dict[str, Any]) -> str:
 
 
 def require_plot(path: str) -> None:
-    """Make sure that a drawing can be made, before anything is measured for it.
+    """Check before the measurement that a plot can be written to *path*.
 
     Raises:
-        NpurtError: matplotlib is missing, or *path* is no place for a drawing.
+        NpurtError: matplotlib is missing, or *path* is not a possible file.
     """
     target = Path(path)
     if target.suffix not in FORMATS or not target.parent.is_dir():
@@ -57,10 +57,10 @@ def require_plot(path: str) -> None:
 
 
 def plot(rows: Rows, path: str) -> None:
-    """Draw speedup over draft length, a line for each prompt, to the file *path*.
+    """Plot speedup over draft length, one line per prompt, to the file *path*.
 
     Raises:
-        NpurtError: It cannot be written; there is no part of it then.
+        NpurtError: The file cannot be written.  No incomplete file remains.
     """
     drawing = io.BytesIO()
     _figure(rows).savefig(drawing, format=Path(path).suffix[1:])

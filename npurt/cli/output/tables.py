@@ -1,4 +1,4 @@
-"""Tables in markdown, their columns lined up."""
+"""Markdown tables with aligned columns."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ DRAFTED = ("drafted / accepted", "accept rate", "mean accepted")
 
 
 def markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Return a table with the head *columns* and a row for each of *lines*."""
+    """Return a table with the header *columns* and one row per element of *lines*."""
     lines = [columns, ["-" * len(c) for c in columns], *lines]
     widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
     return "\n".join(

@@ -1,4 +1,4 @@
-"""What only a terminal has: styles of text, and lines that were typed before."""
+"""Terminal output and input: styles, filtered control characters, and the input history."""
 
 import contextlib
 import itertools
@@ -8,11 +8,10 @@ from collections.abc import Iterable, Iterator
 
 from npurt import settings
 
-BEGIN, END = "<think>", "</think>"  # around what a model thinks
+BEGIN, END = "<think>", "</think>"  # tags around a thought
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
-CONTROLS = re.compile(  # but not tab and newline; line separators, directions, surrogates
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
-)
+# Control characters except tab and newline; line separators, text directions, surrogates.
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 HISTORY, MOST_LINES = "chat_history", 1000
 
 
@@ -22,11 +21,12 @@ def has_styles() -> bool:
 
 
 def show(pieces: Iterable[str], *, within: bool, markdown: bool) -> None:
-    """Print an answer as it comes: to a terminal with styles, without what controls it otherwise.
+    """Print an answer as it arrives; on a terminal, with styles and without control characters.
 
     Args:
-        within: The text begins with a thought, whose first tag is in the prompt.
-        markdown: Render what is no thought, if there are styles.
+        pieces: The text of the answer.
+        within: Whether the text begins inside a thought, whose first tag is in the prompt.
+        markdown: Whether to render the text outside thoughts as Markdown, if there are styles.
     """
     if sys.stdout.isatty():
         pieces = map(harmless, pieces)
@@ -43,7 +43,7 @@ def show(pieces: Iterable[str], *, within: bool, markdown: bool) -> None:
 
 
 def harmless(text: str) -> str:
-    """Return *text* without what controls a terminal, or the direction of its text."""
+    """Return *text* without characters that control a terminal or the direction of text."""
     return CONTROLS.sub("", text)
 
 
@@ -53,7 +53,7 @@ def _print(pieces: Iterable[str]) -> None:
 
 
 def _render(parts: Iterable[tuple[str, bool]]) -> None:
-    """Print thoughts dimmed, and render what stands between them."""
+    """Print thoughts dimmed, and render the other text as Markdown."""
     from npurt.cli.output.markdown import show as show_markdown
 
     gap = ""
@@ -68,12 +68,13 @@ def _render(parts: Iterable[tuple[str, bool]]) -> None:
 
 
 def parted(pieces: Iterable[str], *, within: bool = False) -> Iterator[tuple[str, bool]]:
-    """Yield the text of *pieces* in parts, and whether the model thinks there.
+    """Yield the text of *pieces* in parts, each with a flag for a thought.
 
-    A tag may be divided among pieces: what may be the beginning of one waits for the next.
+    A tag may be split over pieces: text that may begin a tag is kept until the next piece.
 
     Args:
-        within: The text begins with a thought, whose first tag is in the prompt.
+        pieces: The text of the answer.
+        within: Whether the text begins inside a thought, whose first tag is in the prompt.
     """
     tag, held = END if within else BEGIN, ""
     for piece in pieces:
@@ -93,7 +94,7 @@ def _said(*parts: tuple[str, bool]) -> Iterator[tuple[str, bool]]:
 
 
 def dimmed(parts: Iterable[tuple[str, bool]]) -> Iterator[str]:
-    """Yield the text of *parts*, with thoughts dimmed."""
+    """Yield the text of *parts*, with escape sequences that dim thoughts."""
     dim = False
     for text, thought in parts:
         style = "" if thought == dim else DIM if thought else PLAIN
@@ -102,19 +103,19 @@ def dimmed(parts: Iterable[tuple[str, bool]]) -> Iterator[str]:
 
 
 def _begun(tag: str, text: str) -> int:
-    """Return how many characters at the end of *text* may be the beginning of *tag*."""
+    """Return the number of characters at the end of *text* that may be the beginning of *tag*."""
     return next((n for n in range(len(tag) - 1, 0, -1) if text.endswith(tag[:n])), 0)
 
 
 @contextlib.contextmanager
 def history(*, kept: bool) -> Iterator[None]:
-    """Have `input` edit lines, and bring back earlier ones: with *kept*, those of earlier chats.
+    """Enable line editing and history in `input`, if *kept* and standard input is a terminal.
 
-    A history that cannot be read or written stops no chat.
+    The history includes earlier chats.  Errors of its file are ignored.
     """
     try:
         import readline
-    except ImportError:  # a Python without it
+    except ImportError:  # a Python without readline
         kept = False
     if not (kept and sys.stdin.isatty()):
         yield

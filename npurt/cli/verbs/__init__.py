@@ -1,5 +1,5 @@
-"""The verbs of the command, a file each: ``add`` describes its options, and the rest runs it.
+"""The verbs of the command, one module each: ``add`` adds its options, ``run`` executes it.
 
-`regcmd_run` is a part of `regcmd`, and `remote` of `chat`.  May import the rooms `arguments` and
-`output`, and all layers below.  Begin with `embed`.
+`regcmd_run` is a part of `regcmd`, and `remote` a part of `chat`.  May import the packages
+`arguments` and `output`, and all layers below.  Begin with `embed`.
 """

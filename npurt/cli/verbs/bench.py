@@ -1,4 +1,4 @@
-"""`npurt bench`: tokens per second, in llama-bench's terms; `npurt bench matmul`: one product."""
+"""`npurt bench`: tokens per second, as llama-bench; `npurt bench matmul`: one matrix product."""
 
 import argparse
 import json
@@ -15,8 +15,8 @@ COLUMNS = ("model", "size", "params", "device", "threads", "test", "t/s", "+-")
 
 
 def add(verbs: Any) -> None:
-    """Add the verb and its one sub-verb."""
-    parser = verbs.add_parser("bench", help="measure prefill, decode or one product")
+    """Add the verb and its subcommand matmul."""
+    parser = verbs.add_parser("bench", help="measure prefill, decode or one matrix product")
     parser.add_argument("-m", "--model", action="append", default=[], metavar="FILE",
                         help=f"{options.MODEL}; may be repeated")  # fmt: skip
     parser.add_argument("-hf", "--hf-repo", dest="model", action="append", type=options.of_hub,
@@ -26,18 +26,22 @@ def add(verbs: Any) -> None:
     parser.add_argument("-n", "--n-gen", "--gen", type=_counts, default="128", metavar="N[,N]",
                         help="tokens of each decode test; 0: none")  # fmt: skip
     parser.add_argument("-d", "--n-depth", type=int, default=0, metavar="N",
-                        help="tokens in the cache before")  # fmt: skip
+                        help="tokens in the KV cache before each test")  # fmt: skip
     parser.add_argument("-r", "--repetitions", type=int, default=5, metavar="N",
                         help="runs of each test")  # fmt: skip
     parser.add_argument("--parallel", type=_positive, metavar="N[,N]",
-                        help="measure so many texts at once, such as 1,2,4,8")  # fmt: skip
+                        help="numbers of concurrent sequences to measure, such as "
+                        "1,2,4,8")  # fmt: skip
     parser.add_argument("--shared-prefix", type=int, metavar="N",
-                        help="with --parallel: first tokens that all prompts share")  # fmt: skip
+                        help="with --parallel: number of first tokens that all prompts "
+                        "share")  # fmt: skip
     options.add_device(parser)
     options.add_compute(parser)
-    parser.add_argument("--report", action="store_true", help="print the ledger too")
-    parser.add_argument("--json", action="store_true", help="a JSON list of rows")
-    parser.add_argument("--compare", metavar="FILE", help="rows of an earlier --json run")
+    parser.add_argument("--report", action="store_true",
+                        help="also print which device computed what")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print a JSON list of rows")
+    parser.add_argument("--compare", metavar="FILE",
+                        help="print ratios to the rows of an earlier --json run")  # fmt: skip
     _add_spec(parser.add_argument_group("speculative decoding"))
     parser.set_defaults(run=run, usage_error=parser.error)
     _add_matmul(parser.add_subparsers(metavar="matmul"))
@@ -45,34 +49,37 @@ def add(verbs: Any) -> None:
 
 def _add_spec(group: Any) -> None:
     group.add_argument("--spec", action="store_true",
-                       help="measure draft lengths over four prompts; needs -md")  # fmt: skip
+                       help="measure several draft lengths with four prompts; needs "
+                       "-md")  # fmt: skip
     options.add_draft(group)
     group.add_argument("-devd", "--device-draft", metavar="NAME",
                        help="device of a draft model (default: cpu)")  # fmt: skip
     group.add_argument("--draft-n", type=_positive, metavar="N[,N]",
-                       help="tokens to draft at once (default: 1,2,3,4,6,8; with --parallel: up "
-                       "to 8)")  # fmt: skip
-    group.add_argument("--plot", metavar="FILE", help="draw speedups, as PNG, SVG or PDF")
+                       help="tokens per draft (default: 1,2,3,4,6,8; with --parallel: up to "
+                       "8)")  # fmt: skip
+    group.add_argument("--plot", metavar="FILE",
+                       help="plot the speedups to a PNG, SVG or PDF file")  # fmt: skip
 
 
 def _add_matmul(verbs: Any) -> None:
-    parser = verbs.add_parser("matmul", help="one product y[m, n] = x[m, k] w[n, k]^T")
+    parser = verbs.add_parser("matmul", help="measure one product y[m, n] = x[m, k] w[n, k]^T")
     for size in "mkn":
-        parser.add_argument(f"--{size}", type=int, required=True, metavar="N", help="of the shape")
+        parser.add_argument(f"--{size}", type=int, required=True, metavar="N",
+                            help=f"size {size} of the shapes")  # fmt: skip
     parser.add_argument("--type", type=_format, default="q4_0", metavar="FORMAT",
-                        help="format of w; i8: int8 by int8, exact on the CPU, while an NPU rounds "
-                        "activations to int8 by rows")  # fmt: skip
+                        help="format of w; i8: int8 by int8, exact on the CPU; with other formats "
+                        "an NPU rounds activations to int8 per row")  # fmt: skip
     parser.add_argument("-dev", "--device", metavar="NAME", help=options.DEVICE)
     parser.add_argument("-t", "--threads", type=options.number, metavar="N",
                         help=options.THREADS)  # fmt: skip
     parser.add_argument("-r", "--repetitions", type=int, default=20, metavar="N",
                         help="runs of the product")  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run_matmul)
 
 
 def _counts(text: str) -> list[int]:
-    """Read ``128,512``; zeros mean none."""
+    """Parse a list of counts such as ``128,512``; drop zeros."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() for part in parts):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of counts such as 128,512")
@@ -80,14 +87,14 @@ def _counts(text: str) -> list[int]:
 
 
 def _positive(text: str) -> list[int]:
-    """Read ``1,4,8``."""
+    """Parse a list of counts of at least 1, such as ``1,4,8``."""
     if len(counts := _counts(text)) <= text.count(","):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of counts of at least 1")
     return counts
 
 
 def _format(text: str) -> str:
-    """Read the name of a format, or ``i8``."""
+    """Parse the name of a format, or ``i8``."""
     from npurt.quant.types import BY_NAME
     from npurt.runtime.api.bench import INTEGER
 
@@ -132,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_parallel(args: argparse.Namespace) -> int:
-    """Measure one model with several texts at once."""
+    """Measure one model with several concurrent sequences."""
     from npurt.cli.output import parallel_table
     from npurt.llm.measure.parallel import bench_parallel
 
@@ -140,9 +147,9 @@ def run_parallel(args: argparse.Namespace) -> int:
     if args.parallel is None or (len(args.model), len(prompts), len(args.n_gen)) != (1, 1, 1):
         args.usage_error("--parallel needs one -m/--model, one -p/--n-prompt and one -n/--n-gen")
     if args.compare or args.n_depth or args.spec or args.plot:
-        args.usage_error("--parallel knows no --compare, -d/--n-depth, --spec and --plot")
+        args.usage_error("--parallel cannot be used with --compare, -d/--n-depth, --spec or --plot")
     if args.draft_n is not None and len(args.draft_n) != 1:
-        args.usage_error("--parallel needs one --draft-n: the most tokens to draft at once")
+        args.usage_error("--parallel needs one --draft-n: the maximum number of tokens per draft")
     rows: list[dict[str, Any]] = []
 
     def measure() -> None:
@@ -173,7 +180,9 @@ def run_spec(args: argparse.Namespace) -> int:
     if not (args.spec and args.draft) or len(args.model) != 1 or len(args.n_gen) != 1:
         args.usage_error("--spec needs one -m/--model, one -md/--draft and one -n/--n-gen")
     if args.compare or args.report or args.n_depth or args.n_prompt is not None:
-        args.usage_error("--spec knows no --compare, --report, -d/--n-depth and -p/--n-prompt")
+        args.usage_error(
+            "--spec cannot be used with --compare, --report, -d/--n-depth or -p/--n-prompt"
+        )
     if args.plot:
         options.require_apart(args.plot, args.model[0], args.draft)
         spec_table.require_plot(args.plot)
@@ -203,7 +212,7 @@ def _run(
     rows: list[dict[str, Any]],
     table: Callable[[list[dict[str, Any]]], str],
 ) -> int:
-    """Call *measure*, print the *rows* that it made until its end or Ctrl-C; return the status."""
+    """Call *measure* until it ends or Ctrl-C, print the *rows* so far, return the exit status."""
     interrupted = False
     try:
         measure()
@@ -215,7 +224,7 @@ def _run(
         print(table(rows))
     if not interrupted:
         return 0
-    print(f"[stopped; rows that were finished: {len(rows)}]", file=sys.stderr)
+    print(f"[stopped; finished rows: {len(rows)}]", file=sys.stderr)
     return options.INTERRUPTED
 
 
@@ -242,7 +251,7 @@ def rows_of(path: str) -> dict[tuple[str, str], float]:
     """Return the tokens per second of each (model, test) in the file *path*.
 
     Raises:
-        NpurtError: It cannot be read, or does not hold such rows.
+        NpurtError: The file cannot be read, or does not contain rows of ``bench --json``.
     """
     from npurt.cli.arguments.options import text_of
     from npurt.errors import NpurtError
@@ -254,13 +263,13 @@ def rows_of(path: str) -> dict[tuple[str, str], float]:
         }
     except (ValueError, TypeError, KeyError, OverflowError) as error:
         raise NpurtError(
-            f"{path} does not hold rows of `npurt bench --json`",
+            f"{path} does not contain rows of `npurt bench --json`",
             remedy="make it with: npurt bench -m FILE --json > FILE.json",
         ) from error
 
 
 def compare(rows: list[dict[str, Any]], before: dict[tuple[str, str], float]) -> str:
-    """Return the ratio of *rows* to those of *before*, test by test."""
+    """Return a line for each test with the ratio of its rate in *rows* to its rate in *before*."""
     lines = []
     for row in rows:
         then, now = before.get((row["model"], row["test"])), row["tokens_per_second"]
@@ -270,7 +279,7 @@ def compare(rows: list[dict[str, Any]], before: dict[tuple[str, str], float]) ->
 
 
 def run_matmul(args: argparse.Namespace) -> int:
-    """Measure one product."""
+    """Measure one matrix product."""
     from npurt.runtime.api.bench import bench_matmul
 
     row = bench_matmul(

@@ -1,4 +1,4 @@
-"""`npurt chat`: talk to a model by its chat template."""
+"""`npurt chat`: an interactive chat with a model."""
 
 import argparse
 import contextlib
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 HELP = "/help lists the commands; /quit or Ctrl-D leaves."
 COMMANDS = {
     "/help": "list these commands",
-    "/clear": "forget the conversation, and keep the system message (also /reset)",
+    "/clear": "delete the conversation except the system message (also /reset)",
     "/regen": "answer the last message again",
     "/system [TEXT]": 'show the system message, or replace it; "" removes it',
-    "/set [NAME VALUE]": "show the settings of sampling, or change one, as /set temp 0.5",
+    "/set [NAME VALUE]": "show the sampling settings, or change one, as in /set temp 0.5",
     "/save FILE": "write the conversation to a file, as JSON",
-    "/load FILE": "go on with a conversation from such a file",
+    "/load FILE": "continue a conversation from a file of /save",
     "/report": "show which device computed what",
     "/quit": "leave (also /exit, Ctrl-D)",
 }
-MULTILINE = 'A line that ends with \\ goes on in the next; """ stands around many lines.'
+MULTILINE = 'A \\ at the end of a line continues the message; """ encloses several lines.'
 ALIASES = {"/reset": "/clear", "/exit": "/quit"}
 FULL = "/clear, or start again with a larger -c"
-UNSET = {"n_predict": -1, "seed": -1}  # what /set shows, and takes, for no value
+UNSET = {"n_predict": -1, "seed": -1}  # the numbers that stand for "not set" in /set
 QUOTES = '"""'
 
 Messages = list[dict[str, str]]
@@ -50,23 +50,23 @@ def add(verbs: Any) -> None:
         description=f"Talk to a model. {HELP} {MULTILINE}",
     )
     source = options.add_model(parser)
-    source.required = False  # a server may know its model
+    source.required = False  # with --url, a server may have only one model
     remote.add(parser)
     options.add_conversation(parser)
     add_sampling(parser)
     parser.add_argument("--no-history", dest="history", action="store_false",
-                        help="neither read nor keep the messages typed here")  # fmt: skip
+                        help="neither load nor save the input history")  # fmt: skip
     parser.add_argument("--no-markdown", dest="markdown", action="store_false",
-                        help="on a terminal, show the text as the model writes it")  # fmt: skip
+                        help="do not render Markdown on a terminal")  # fmt: skip
     parser.set_defaults(run=run, usage_error=parser.error)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read messages and answer them; Ctrl-C stops an answer or drops a message, not the program."""
+    """Read messages and answer them; Ctrl-C ends the current answer or message only."""
     if args.conversation is False:
         args.usage_error("a chat is a conversation; for plain text: npurt run --raw")
     if args.url is not None:
-        remote.settings(args)  # refuses what makes no sense before the server is asked
+        remote.settings(args)  # checks the settings before the first request
         _talk(Chat(remote.opened(args), args, (), remote.settings))
         return 0
     if args.model is None:
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _talk(chat: "Chat") -> None:
-    """Take messages until the user leaves."""
+    """Read and handle messages until the user leaves."""
     print(f"{chat.llm!r}\n{HELP}", file=sys.stderr)
     with terminal.history(kept=chat.args.history):
         while True:
@@ -102,8 +102,8 @@ class Chat:
     """A conversation with a model, and the settings of its answers.
 
     Attributes:
-        llm: The model, here or behind a server.
-        args: The options of the verb, with what /set changed.
+        llm: The model, local or on a server.
+        args: The options of the verb, including changes by /set.
     """
 
     def __init__(
@@ -115,19 +115,19 @@ class Chat:
     ) -> None:
         self.llm = llm
         self._settings = settings
-        self._models = models  # files, which /save must not replace
+        self._models = models  # files of the model, which /save must not overwrite
         self.args = args
         self._messages: Messages = []
         self._set_system(args.system or "")
 
     def take(self, message: str) -> bool:
-        """Answer *message*, or do the command that it is; False: leave."""
+        """Answer *message*, or execute it as a command; return False for /quit, else True."""
         word, _, rest = message.partition(" ")
         word = ALIASES.get(word, word)
         if word == "/quit":
             return False
         try:
-            if re.fullmatch(r"/\w*", word):  # a path such as /etc/hosts begins a message
+            if re.fullmatch(r"/\w*", word):  # a path such as /etc/hosts is no command
                 self._command(word, rest.strip())
             elif message:
                 self._answer([*self._messages, {"role": "user", "content": message}])
@@ -148,7 +148,10 @@ class Chat:
         getattr(self, f"_{word[1:]}")(rest)
 
     def _answer(self, asked: Messages) -> None:
-        """Answer *asked*; the conversation stays as it was after an error."""
+        """Answer the conversation *asked* and store it with the answer; do not store it on errors.
+
+        *asked* ends with the user's message.
+        """
         pieces: list[str] = []
 
         def made() -> Iterator[str]:
@@ -174,9 +177,9 @@ class Chat:
         self._messages = [*asked, {"role": "assistant", "content": "".join(pieces)}]
 
     def _begins_in_thought(self, asked: Messages) -> bool:
-        """Return whether the template writes the first tag of a thought into the prompt."""
+        """Return whether the prompt ends with the tag that begins a thought."""
         if isinstance(self.llm, remote.Remote) or not terminal.has_styles():
-            return False  # a server writes both tags itself
+            return False  # `Remote` yields both tags
         prompt = self.llm.template.render(asked, add_generation_prompt=True)
         return prompt.rstrip().endswith(terminal.BEGIN)
 
@@ -210,7 +213,7 @@ class Chat:
             print("\n".join(said) or "there is no system message")
 
     def _set(self, text: str) -> None:
-        """Show the settings, or change one in the words of the command line."""
+        """Show the settings, or change one, which has the name and values of its flag."""
         settings = _Settings(prog="/set", add_help=False)
         add_sampling(settings)
         if not text:
@@ -255,7 +258,7 @@ class _Settings(Parser):
         raise SettingError(message, remedy="/set alone lists the settings and their values")
 
     def names(self) -> dict[str, str]:
-        """Return the names of the settings, by the attributes that have their values."""
+        """Return the names of the settings by the attributes of their values."""
         names: dict[str, str] = {}
         for action in self._actions:
             flag = max(action.option_strings, key=lambda flag: flag.startswith("--"))
@@ -264,16 +267,16 @@ class _Settings(Parser):
 
 
 def _named(path: str, command: str) -> Path:
-    if path in ("", "-"):  # standard input has the messages
+    if path in ("", "-"):  # standard input is used for the messages
         raise SettingError(f"{command} needs the name of a file", remedy=f"write: {command} FILE")
-    return Path(os.path.expanduser(path))  # leaves the ~ of an unknown user as it is
+    return Path(os.path.expanduser(path))  # does not expand the ~ of an unknown user
 
 
 def _conversation(path: str) -> Messages:
-    """Return the messages of a file that /save wrote.
+    """Return the messages in a file that /save wrote.
 
     Raises:
-        NpurtError: It cannot be read, or holds something else.
+        NpurtError: The file cannot be read, or does not contain a conversation.
     """
     text = options.text_of(path)
     try:
@@ -281,16 +284,16 @@ def _conversation(path: str) -> Messages:
         messages = [{"role": m["role"], "content": m["content"]} for m in held]
         if not all(isinstance(text, str) for m in messages for text in m.values()):
             raise TypeError("a role or content is no text")
-        json.dumps(messages, ensure_ascii=False).encode()  # refuses halves of surrogate pairs
+        json.dumps(messages, ensure_ascii=False).encode()  # refuses lone surrogates
     except (ValueError, TypeError, KeyError) as error:
         raise NpurtError(
-            f"{path} holds no conversation", remedy="give a file that /save wrote"
+            f"{path} contains no conversation", remedy="give a file that /save wrote"
         ) from error
     return messages
 
 
 def _message() -> str:
-    """Return what the user types, stripped; ``/quit`` at the end of input."""
+    """Read one message, which may have several lines; return ``/quit`` at the end of input."""
     try:
         text = input("> " if sys.stdin.isatty() else "").strip()
     except EOFError:
@@ -299,13 +302,13 @@ def _message() -> str:
         return _quoted(text.removeprefix(QUOTES))
     while text.endswith("\\"):
         text = text[:-1] + "\n"
-        with contextlib.suppress(EOFError):  # the message ends where the input does
+        with contextlib.suppress(EOFError):  # the end of input ends the message
             text += _more()
     return text.strip()
 
 
 def _quoted(text: str) -> str:
-    """Return *text* and the lines up to the next quotes, or to the end of input."""
+    """Return *text* and the next lines up to the closing quotes or the end of input."""
     with contextlib.suppress(EOFError):
         while not text.rstrip().endswith(QUOTES):
             text += "\n" + _more()

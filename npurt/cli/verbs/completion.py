@@ -1,4 +1,4 @@
-"""`npurt completion`: print a script with which a shell completes verbs, options and values."""
+"""`npurt completion`: print a shell script that completes verbs, options and values."""
 
 import argparse
 import shlex
@@ -51,7 +51,7 @@ def add(verbs: Any) -> None:
     """Add the verb."""
     parser = verbs.add_parser(
         "completion",
-        help="print what makes a shell complete npurt",
+        help="print a script for the shell's completion of npurt",
         description=USE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -60,14 +60,14 @@ def add(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the script of a shell, made from the parsers of all verbs."""
+    """Print the script for a shell, made from the parsers of all verbs."""
     script = fish(args.verbs) if args.shell == "fish" else bash(args.verbs)
     print(f"{ZSH if args.shell == 'zsh' else ''}{script}", end="")
     return 0
 
 
 def bash(verbs: Any) -> str:
-    """Return the script for bash; where it has no word, bash completes names of files."""
+    """Return the script for bash; without a matching word, bash completes file names."""
     values, options = [], []
     parsers = dict(_parsers(verbs))
     for verb, parser in parsers.items():
@@ -78,7 +78,7 @@ def bash(verbs: Any) -> str:
             choices = " ".join(map(str, action.choices or ()))
             if not action.option_strings:
                 first += choices.split()
-            elif choices or action.nargs is None:  # without choices: names of files
+            elif choices or action.nargs is None:  # without choices, bash completes file names
                 each = "|".join(f"'{verb}:{name}'" for name in action.option_strings)
                 values.append(f"            {each}) words={shlex.quote(choices)} ;;")
         options.append(f"                '{verb}:-'*) words={shlex.quote(' '.join(names))} ;;")
@@ -93,7 +93,7 @@ def bash(verbs: Any) -> str:
 
 
 def fish(verbs: Any) -> str:
-    """Return the script for fish; where it has no word, fish completes names of files."""
+    """Return the script for fish; without a matching word, fish completes file names."""
     parsers = dict(_parsers(verbs))
     lines = []
     for about in verbs._choices_actions:
@@ -116,7 +116,7 @@ def fish(verbs: Any) -> str:
 
 
 def _parsers(verbs: Any, before: str = "") -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """Yield each verb, and each verb of a verb such as "bench matmul", with its parser."""
+    """Yield each verb and each subcommand, such as "bench matmul", with its parser."""
     for verb, parser in verbs.choices.items():
         yield f"{before}{verb}", parser
         for group in parser._subparsers._group_actions if parser._subparsers else ():
@@ -128,14 +128,14 @@ def _visible(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def _fish_name(name: str) -> str:
-    """Return how fish is told of an option: with two dashes, or with one, which -o stands for.
+    """Return fish's flag for an option: -l for two dashes, -o for one dash.
 
-    With -s, the usual one for a letter, fish would join letters, as in `-hn`.
+    With -s, fish's usual flag for a single letter, fish would combine letters, as in `-hn`.
     """
     return f"-l {name[2:]}" if name.startswith("--") else f"-o {name[1:]}"
 
 
 def _quoted(text: str) -> str:
-    """Return *text* in the quotes of fish."""
+    """Quote *text* for fish."""
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"

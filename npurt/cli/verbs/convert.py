@@ -1,4 +1,4 @@
-"""`npurt convert`: make a GGUF file of a checkpoint."""
+"""`npurt convert`: convert a checkpoint to a GGUF file."""
 
 import argparse
 import os
@@ -14,16 +14,17 @@ def add(verbs: Any) -> None:
     """Add the verb."""
     parser = verbs.add_parser(
         "convert",
-        help="make a GGUF file of a folder of safetensors",
-        description="Make a GGUF file of the folder that transformers saves: config.json, "
-        "tokenizer.json and *.safetensors, also in several files (docs/convert.md).",
+        help="convert a folder of safetensors to a GGUF file",
+        description="Convert a folder that transformers saved to a GGUF file: config.json, "
+        "tokenizer.json and one or more *.safetensors (docs/convert.md).",
     )
-    parser.add_argument("folder", metavar="FOLDER", type=Path, help="the checkpoint")
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="folder of the checkpoint")
     parser.add_argument("-o", "--output", metavar="FILE.gguf", type=Path,
-                        help="usually FOLDER-TYPE.gguf beside the folder")  # fmt: skip
+                        help="the new file (default: FOLDER-TYPE.gguf beside the "
+                        "folder)")  # fmt: skip
     parser.add_argument("--type", default="f16", metavar="TYPE",
-                        help=f"{TYPES}; usually f16")  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="one JSON object when it is done")
+                        help=f"{TYPES} (default: f16)")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     parser.set_defaults(run=run)
 
 

@@ -1,4 +1,4 @@
-"""`npurt devices`: which devices this machine has, and why it lacks the others."""
+"""`npurt devices`: list the devices of this machine, and why others are missing."""
 
 import argparse
 import dataclasses
@@ -13,12 +13,14 @@ if TYPE_CHECKING:
 def add(verbs: Any) -> None:
     """Add the verb."""
     parser = verbs.add_parser("devices", help="list the devices, and why one is missing")
-    parser.add_argument("--json", action="store_true", help="one JSON array instead of a table")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON array instead of a table"
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print one line a device."""
+    """Print one line per device."""
     from npurt.runtime.open.devices import SIMULATORS, devices
 
     rows = devices()
@@ -29,11 +31,11 @@ def run(args: argparse.Namespace) -> int:
             print(f"{row.device:8}  {'yes' if row.found else 'no':3}  {_short(row)}")
         print(f"simulated, for tests: {', '.join(SIMULATORS)}", file=sys.stderr)
         if not all(row.found for row in rows):
-            print("npurt doctor says what is missing, and what to do", file=sys.stderr)
+            print("npurt doctor shows what is missing, and how to fix it", file=sys.stderr)
     return 0
 
 
 def _short(row: "Found") -> str:
-    """Return the description of a device, or the first reason why it is missing."""
+    """Return the description of a device, or the first reason for its absence."""
     detail = row.detail.removeprefix(f"device {row.device!r} cannot be used: ")
     return detail if row.found else detail.partition("; ")[0]

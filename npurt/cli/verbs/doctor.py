@@ -1,4 +1,4 @@
-"""`npurt doctor`: find what keeps an NPU from running, first cause first, and a remedy."""
+"""`npurt doctor`: find the causes that prevent an NPU from running, and their remedies."""
 
 import argparse
 import json
@@ -16,25 +16,26 @@ def add(verbs: Any) -> None:
     """Add the verb."""
     parser = verbs.add_parser(
         "doctor",
-        help="say what keeps an NPU from running, and what mends it",
-        description="Exit status 0: an NPU can run; 1: none can; 2: wrong usage.",
+        help="find why an NPU does not run, and how to fix it",
+        description="Exit status 0: an NPU can run; 1: no NPU can run; 2: invalid usage.",
     )
     parser.add_argument(
         "-dev",
         "--device",
         metavar="NAME",
-        help="hexagon, rknpu, hexagon:sim or rknpu:sim; all NPUs",
+        help="hexagon, rknpu, hexagon:sim or rknpu:sim (default: all NPUs)",
     )
-    parser.add_argument("--json", action="store_true", help="one object, with all evidence")
+    parser.add_argument("--json", action="store_true",
+                        help="print one JSON object with all evidence")  # fmt: skip
     parser.add_argument("--bundle", type=Path, metavar="FILE",
-                        help="write the evidence, made anonymous, to a .tar.gz")  # fmt: skip
+                        help="write the anonymised evidence to a .tar.gz file")  # fmt: skip
     parser.add_argument("--from", dest="source", type=Path, metavar="BUNDLE",
-                        help="judge the evidence of another machine")  # fmt: skip
+                        help="diagnose another machine from its bundle")  # fmt: skip
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Examine, print, and write the bundle if one is wanted."""
+    """Examine the devices, print the report, and write the bundle if requested."""
     from npurt.doctor import anonymous, board, bundle
     from npurt.doctor.system import Recorder, Replay
     from npurt.runtime.api import doctor
@@ -58,14 +59,14 @@ def run(args: argparse.Namespace) -> int:
             kind.collect(system)
         bundle.write(args.bundle, system.evidence, report, anonymous.secrets())
         if not args.json:
-            print(f"\n{args.bundle} holds:\n{bundle.README}")
+            print(f"\n{args.bundle} contains:\n{bundle.README}")
     return 0 if any(diagnosis.runs for diagnosis in found) else 1
 
 
 def _lines(
     found: "list[Diagnosis]", settings: list[dict[str, Any]], page: str | None = None
 ) -> Iterator[str]:
-    """Yield the report, whose last lines say what to do."""
+    """Yield the lines of the report."""
     if settings:
         yield "settings"
     for row in settings:
@@ -96,6 +97,6 @@ def _diagnosis(diagnosis: "Diagnosis") -> Iterator[str]:
         if result.command and finding is not diagnosis.first:
             yield f"{'':21}-> {result.command}"
     if waiting:
-        yield f"  -     {waiting} more wait for what is needed first"
+        yield f"  -     {waiting} more checks wait until the failed checks pass"
     if diagnosis.first:
         yield f"start here: {diagnosis.first.check.name}: {diagnosis.first.result.command}"

@@ -1,4 +1,4 @@
-"""`npurt embed`: the embeddings of texts."""
+"""`npurt embed`: print the embeddings of texts."""
 
 import argparse
 import json
@@ -16,25 +16,27 @@ def add(verbs: Any) -> None:
     parser = verbs.add_parser(
         "embed",
         help="print the embeddings of texts",
-        description="Prints the embedding of each line of text, a line of numbers each.  Flags are "
-        "those of llama-embedding.",
+        description="Print the embedding of each line of text as one line of numbers.  The flags "
+        "are those of llama-embedding.",
     )
     options.add_text(parser, "the texts", "read the texts from a file")
     parser.add_argument("--embd-separator", type=options.words, default="\n", metavar="TEXT",
-                        help="separator of two texts (default: the end of a line)")  # fmt: skip
+                        help="separator between two texts (default: the line end)")  # fmt: skip
     parser.add_argument("--pooling", choices=POOLING,
-                        help="how the vectors of tokens become one; none: all of them; rank: the "
-                        "scores of a reranker (default: as the file says, else mean)")  # fmt: skip
+                        help="method of pooling the tokens' vectors; none: print the vectors of "
+                        "all tokens; rank: print the scores of a reranker (default: from the "
+                        "model's metadata, else mean)")  # fmt: skip
     parser.add_argument(
         "--embd-normalize",
         type=int,
         choices=(-1, 2),
         default=2,
-        help="2: scale each embedding to length 1; -1: leave it as it is",
+        help="2: scale each embedding to length 1; -1: do not scale",
     )
     parser.add_argument("--truncate", action="store_true",
-                        help="cut texts that are longer than the context")  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="one JSON object, as of OpenAI's API")
+                        help="truncate texts that are longer than the context")  # fmt: skip
+    parser.add_argument("--json", action="store_true",
+                        help="print one JSON object in the form of OpenAI's API")  # fmt: skip
     options.add_model(parser)
     parser.set_defaults(run=run, usage_error=parser.error)
 
@@ -60,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _texts(args: argparse.Namespace) -> list[str]:
-    """Return the texts of the command line, of a file or of standard input."""
+    """Return the texts from the command line, a file or standard input."""
     text = args.prompt
     if text is None:
         if args.file is None and sys.stdin.isatty():

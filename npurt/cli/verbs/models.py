@@ -1,4 +1,4 @@
-"""`npurt models`: list the models that are known or here, and fetch some."""
+"""`npurt models`: list the models of the catalogue and on this machine, or fetch models."""
 
 import argparse
 import json
@@ -20,18 +20,20 @@ def add(verbs: Any) -> None:
     parser = verbs.add_parser("models", help="list or fetch models")
     parser.add_argument("action", nargs="?", choices=("list", "fetch"), default="list")
     parser.add_argument("names", nargs="*", metavar="NAME",
-                        help="models to fetch: names of the list, hf:USER/REPO or https URLs; "
-                        "none: the catalogue")  # fmt: skip
+                        help="models to fetch: names of the list, hf:USER/REPO or https URLs "
+                        "(default: all of the catalogue)")  # fmt: skip
     parser.add_argument("--folder", type=Path,
-                        help="where the catalogue's are kept (NPURT_MODELS), "
-                        "usually models in the user's cache")  # fmt: skip
-    parser.add_argument("--yes", action="store_true", help="fetch the catalogue without asking")
-    parser.add_argument("--json", action="store_true", help="one JSON array instead of a table")
+                        help="folder of the catalogue's models (default: NPURT_MODELS, else "
+                        "models in the user's cache)")  # fmt: skip
+    parser.add_argument("--yes", action="store_true",
+                        help="fetch all of the catalogue without asking")  # fmt: skip
+    parser.add_argument("--json", action="store_true",
+                        help="print one JSON array instead of a table")  # fmt: skip
     parser.set_defaults(run=run, usage_error=parser.error)
 
 
 def run(args: argparse.Namespace) -> int:
-    """List models with what is already there, or fetch and print paths."""
+    """List the models with their local paths, or fetch models and print their paths."""
     if args.action == "fetch":
         return fetch(args)
     if args.names:
@@ -50,14 +52,14 @@ def run(args: argparse.Namespace) -> int:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         print("  ".join(map(str.ljust, line, widths)).rstrip())
-    print("\nmemory: weights and KV cache of the usual context; Python and the vocabulary take "
+    print("\nmemory: weights and KV cache of the default context; Python and the vocabulary need "
           "0.1 to 0.2 GB more")  # fmt: skip
     print(ABOUT)
     return 0
 
 
 def row(model: "Stored") -> dict[str, Any]:
-    """Return the row of *model* in a list; None stands for anything unknown."""
+    """Return the row of *model* in the list; unknown values are None."""
     from npurt.models.catalogue import CATALOGUE
 
     known = CATALOGUE.get(model.name)
@@ -81,7 +83,7 @@ def row(model: "Stored") -> dict[str, Any]:
 
 
 def fetch(args: argparse.Namespace) -> int:
-    """Fetch models and print their paths; all of the catalogue only when the user agrees."""
+    """Fetch models and print their paths; ask the user before fetching the whole catalogue."""
     from npurt.models import catalogue
     from npurt.models.location import default_folder, locate
 
@@ -90,7 +92,7 @@ def fetch(args: argparse.Namespace) -> int:
         _ask(folder)
     paths = []
     for name in args.names or catalogue.CATALOGUE:
-        other = ":" in name  # of a hub, or a URL
+        other = ":" in name  # a model of a hub, or a URL
         try:
             paths.append(str(locate(name) if other else catalogue.fetch(name, folder)))
         except KeyboardInterrupt:
@@ -106,10 +108,10 @@ def fetch(args: argparse.Namespace) -> int:
 
 
 def _ask(folder: Path) -> None:
-    """Ask whether to fetch the missing models of the catalogue; return if the answer is yes.
+    """Ask whether to fetch the missing models of the catalogue.
 
     Raises:
-        SettingError: The answer is another than yes.
+        SettingError: The answer is not yes.
     """
     from npurt.models.catalogue import CATALOGUE, find
 
@@ -126,7 +128,7 @@ def _ask(folder: Path) -> None:
 
 
 def _header(path: Path) -> tuple[str | None, int | None]:
-    """Return the licence that a file states and the memory it needs, as far as it says so."""
+    """Return the licence in a file's metadata and the model's memory; None if unknown."""
     from npurt.llm.file.gguf import GGUF
     from npurt.llm.measure.memory import memory
 
@@ -136,12 +138,12 @@ def _header(path: Path) -> tuple[str | None, int | None]:
             stated = file.metadata.get("general.license")
             licence = stated if isinstance(stated, str) else None
             return licence, memory(file)
-    except NpurtError:  # a file that does not run is listed all the same
+    except NpurtError:  # list the file even if npurt does not support it
         return licence, None
 
 
 def _cells(found: dict[str, Any]) -> list[str]:
-    """Return a row of the table; "-" where nothing is known."""
+    """Return a row of the table, with "-" for unknown values."""
     return [
         found["name"],
         _size(found["bytes"]),
@@ -157,5 +159,5 @@ def _size(nbytes: int | None) -> str:
 
 
 def _shown(text: str | None) -> str:
-    """Return a text of a file without characters that could control a terminal."""
+    """Return up to 20 characters of *text*, without those that could control a terminal."""
     return "".join(c for c in text if c.isprintable())[:20] if text else "-"

@@ -1,4 +1,4 @@
-"""`npurt perplexity`: how surprised a model is by a text."""
+"""`npurt perplexity`: measure a model's perplexity on a text."""
 
 import argparse
 import json
@@ -14,12 +14,12 @@ def add(verbs: Any) -> None:
     parser.add_argument("-f", "--file", required=True, metavar="FILE", help="UTF-8 text")
     parser.add_argument("--chunks", type=int, metavar="N", help="use only the first N chunks")
     options.add_model(parser, context="512")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run, ctx_size=512)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the perplexity and its error."""
+    """Print the perplexity and its standard error."""
     from npurt.llm.decode.model import Llama
     from npurt.llm.measure.perplexity import Perplexity, perplexity
 

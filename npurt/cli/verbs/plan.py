@@ -1,4 +1,4 @@
-"""`npurt plan`: formats, bytes, errors and speed to expect of a model on an NPU."""
+"""`npurt plan`: estimate the formats, memory, errors and speed of a model on an NPU."""
 
 import argparse
 import json
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from npurt.llm.measure.memory import Memory
     from npurt.llm.measure.speed import Rates
 
-DEVICES = {"rknpu": "rknpu:sim"}  # and the simulator that predictions are measured on
+DEVICES = {"rknpu": "rknpu:sim"}  # the simulator that measures a device's divergence, by device
 
 
 def add(verbs: Any) -> None:
@@ -25,26 +25,30 @@ def add(verbs: Any) -> None:
     parser = verbs.add_parser(
         "plan",
         help="estimate a model's memory, error and speed on an NPU",
-        description="Estimate a model's memory, error and speed on an NPU.  Of a model that is "
-        "on a server (https URL, hf:USER/REPO), only the header is read.",
+        description="Estimate a model's memory, error and speed on an NPU.  If the model is on a "
+        "server (https URL, hf:USER/REPO), only its header is downloaded.",
     )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("file", nargs="?", metavar="MODEL", help=options.MODEL)
-    source.add_argument("-m", "--model", dest="option", metavar="MODEL", help="the same")
+    source.add_argument("-m", "--model", dest="option", metavar="MODEL",
+                        help="the same as MODEL")  # fmt: skip
     source.add_argument("-hf", "--hf-repo", dest="option", type=options.of_hub, metavar="REPO",
                         help=options.REPO)  # fmt: skip
     parser.add_argument("--device", choices=tuple(DEVICES), default="rknpu")
-    parser.add_argument("--quick", action="store_true", help="do not evaluate a text in simulation")
-    parser.add_argument("--graph", action="store_true", help="print the model's ops instead")
-    parser.add_argument("--dot", action="store_true", help="as --graph, in Graphviz' language")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("--quick", action="store_true",
+                        help="do not measure the divergence in the simulator")  # fmt: skip
+    parser.add_argument("--graph", action="store_true",
+                        help="print the model's graph of ops instead")  # fmt: skip
+    parser.add_argument("--dot", action="store_true",
+                        help="print the graph in Graphviz' language")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a row for each matrix, totals, and the divergence to expect; or the graph.
+    """Print a row for each matrix, the totals, and the predicted divergence; or the graph.
 
-    Of a model on a server, the header alone is read.
+    If the model is on a server, only its header is downloaded.
     """
     from npurt.llm.arch.reading import describe
     from npurt.llm.file.gguf import GGUF
@@ -75,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
             host=division.host_rates(model, described.config),
             shares=division.shares(model, rows),
         )
-    if here and not args.quick and described.config.causal:  # texts of encoders have no logits
+    if here and not args.quick and described.config.causal:  # encoders have no logits
         plan.divergence = estimate.divergence(here, DEVICES[args.device])
     _print_json(plan) if args.json else _print_table(plan)
     return 0
@@ -83,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass
 class Plan:
-    """The statements about a model."""
+    """The estimates for a model."""
 
     downloaded: bool
     memory: "Memory"
@@ -124,10 +128,10 @@ def _print_table(plan: Plan) -> None:
     _print_devices(plan)
     schemes = ", ".join(f"{n} {scheme}" for scheme, n in Counter(row.form for row in rows).items())
     print(f"{len(rows)} weights ({schemes}), {nbytes / 1e6:.0f} MB on the NPU")
-    print("tokens/s to expect, host included: estimates of models made of others' measurements; "
-          "npurt was never timed on an NPU")  # fmt: skip
+    print("expected tokens/s, including the host's work: estimates of cost models that were "
+          "fitted to published measurements; npurt was never timed on an NPU")  # fmt: skip
     for each in plan.rates:
-        clock = "as the driver leaves it" if each.stock else "with a frequency patch"
+        clock = "the driver's clock" if each.stock else "with a frequency patch"
         print(f"  {each.driver} at {each.mhz:.0f} MHz, {clock}: prompt of {each.prompt_tokens} "
               f"{_range(each.prompt)}, decoding {_range(each.decode)}")  # fmt: skip
     dsp = plan.hexagon
@@ -136,25 +140,25 @@ def _print_table(plan: Plan) -> None:
           f"decoding {_range(dsp.decode)}")  # fmt: skip
     if apart:
         print(f"predicted KL divergence {apart.mean:.1e} on average, {apart.worst:.1e} at most; "
-              f"the same best token {100 * apart.same_best:.1f} % of the time "
+              f"the same most likely token {100 * apart.same_best:.1f} % of the time "
               f"(simulated, {apart.tokens} tokens)")  # fmt: skip
     if not plan.downloaded:
-        print("nothing was downloaded but the header, so errors are not known, and schemes are "
-              "assumed; `npurt models fetch` downloads the model")  # fmt: skip
+        print("only the header was downloaded: errors are unknown, and schemes are assumed; "
+              "`npurt models fetch` downloads the model")  # fmt: skip
 
 
 def _print_devices(plan: Plan) -> None:
     """Print the memory, the weights of each device, and the CPU's speed."""
     need = plan.memory
     print(f"memory: {need.weights / 1e9:.2f} GB of weights, {need.kv_cache / 1e9:.2f} GB of KV "
-          f"cache for {need.positions} positions; Python and the vocabulary take 0.1 to 0.2 GB "
+          f"cache for {need.positions} positions; Python and the vocabulary need 0.1 to 0.2 GB "
           "more")  # fmt: skip
     total = plan.shares[0].weights
     for share in plan.shares:
         why = "; ".join(f"{n} on the CPU: {reason}" for reason, n in share.others.items())
         print(f"{share.device}: {share.weights} of {total} weights, {share.nbytes / 1e6:.0f} MB"
               + (f" ({why})" if why else ""))  # fmt: skip
-    print("the CPU does what is no product; a Hexagon also takes delta nets")
+    print("the CPU computes all other ops; a Hexagon also computes delta nets")
     prompt, decode = plan.host
     print(f"tokens/s of the CPU of an RK3588 (four A76), at most: prompt {prompt:.3g}, decoding "
           f"{decode:.3g}")  # fmt: skip

@@ -1,4 +1,4 @@
-"""`npurt probe`: the first program on a board: small products on the RK3588, against numpy."""
+"""`npurt probe`: a first test on an RK3588 board: compare small products with numpy."""
 
 import argparse
 import dataclasses
@@ -16,20 +16,21 @@ def add(verbs: Any) -> None:
     parser = verbs.add_parser(
         "probe",
         help="RK3588: compare small products with numpy",
-        description="Exit status 0: all are right; 1: one is not; 2: wrong usage.",
+        description="Exit status 0: all products are right; 1: one is not; 2: invalid usage.",
     )
     parser.add_argument("-dev", "--device", default="rknpu", metavar="NAME",
                         help="rknpu, rknpu:sim or rknpu:sim-vendor; default: rknpu")  # fmt: skip
     parser.add_argument("--unsafe", action="store_true",
-                        help="also try what may hang the NPU for good")  # fmt: skip
+                        help="also run trials that may hang the NPU until a reboot")  # fmt: skip
     parser.add_argument("--risky", action=Notice, dest="unsafe",
                         said="is now called --unsafe")  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.add_argument("--json", action="store_true",
+                        help="print one JSON object instead of a table")  # fmt: skip
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a row for each trial as it ends."""
+    """Run the trials, and print a row for each one when it ends."""
     from npurt.rknpu.doctor.probe import probe
     from npurt.rknpu.driver.names import connection
 
@@ -68,10 +69,10 @@ def _summary(outcomes: "list[Outcome]", *, simulated: bool) -> str:
     clocks = ", ".join(f"{name} {hz / 1e6:.0f} MHz" for name, hz in CLOCKS.items())
     bad = [outcome for outcome in outcomes if outcome.state != "ok"]
     times = (
-        "driver and model: both the cost model's estimate, as the NPU is simulated"
+        "driver and model: both the cost model's estimate, because the NPU is simulated"
         if simulated
-        else "driver: its own measurement; model: what the cost model expects at the clock that "
-        f"the driver gives the NPU ({clocks})"
+        else "driver: the driver's measurement; model: the cost model's estimate at the clock that "
+        f"the driver sets ({clocks})"
     )
     if not bad:
         return f"all {len(outcomes)} right; {times}"

@@ -1,4 +1,4 @@
-"""`npurt quantize`: write a GGUF file again with another type."""
+"""`npurt quantize`: convert a GGUF file to another type."""
 
 import argparse
 import json
@@ -8,8 +8,8 @@ from typing import Any
 from npurt.cli.arguments import options
 
 TYPES = (
-    "f32, f16, bf16, q8_0, q6_k, q5_k, q5_1, q5_0, q4_k, q4_1, q4_0, iq4_nl or mxfp4; or of mixed "
-    "types as llama.cpp's: q5_k_m, q5_k_s, q4_k_m, q4_k_s or mxfp4_moe"
+    "f32, f16, bf16, q8_0, q6_k, q5_k, q5_1, q5_0, q4_k, q4_1, q4_0, iq4_nl or mxfp4; or a mixed "
+    "type of llama.cpp: q5_k_m, q5_k_s, q4_k_m, q4_k_s or mxfp4_moe"
 )
 
 
@@ -17,21 +17,21 @@ def add(verbs: Any) -> None:
     """Add the verb."""
     parser = verbs.add_parser(
         "quantize",
-        help="write a GGUF file again with another type",
-        description="Write a GGUF file again with another type.  All matrices get it; a mixed type "
-        "gives some of them more bits, as in llama.cpp.  Norms and other vectors stay float32, and "
-        "the output matrix gets Q6_K when the type has less than 8 bits (docs/convert.md).",
+        help="convert a GGUF file to another type",
+        description="Convert the matrices of a GGUF file to another type.  A mixed type uses more "
+        "bits for some matrices, as in llama.cpp.  Norms and other vectors are kept in float32.  "
+        "The output matrix becomes Q6_K if the type has less than 8 bits (docs/convert.md).",
     )
     parser.add_argument("file", metavar="MODEL", help=options.MODEL)
     parser.add_argument("output", metavar="OUT.gguf", type=Path, help="the new file")
     parser.add_argument("type", metavar="TYPE", help=TYPES)
     parser.add_argument("--tensor-type", metavar="PATTERN=TYPE", action="append", default=[],
-                        help="type of the matrices whose names have PATTERN, a regular expression; "
-                        "may be repeated, the first that fits counts")  # fmt: skip
+                        help="type of the matrices whose names contain a match of PATTERN, a "
+                        "regular expression; may be repeated, the first match decides")  # fmt: skip
     parser.add_argument("--imatrix", metavar="FILE", type=Path,
-                        help="importance matrix of llama-imatrix: errors of columns that matter "
-                        "more are made smaller")  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="one JSON object when it is done")
+                        help="importance matrix of llama-imatrix, which weights the errors of "
+                        "columns")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     parser.set_defaults(run=run)
 
 
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def print_written(args: argparse.Namespace, told: dict[str, Any]) -> None:
-    """Print path and size of the new file ``args.output``: a line, or JSON with *told*."""
+    """Print path and size of the new file ``args.output`` as a line, or as JSON with *told*."""
     nbytes = args.output.stat().st_size
     if args.json:
         print(json.dumps({"path": str(args.output), "bytes": nbytes, **told}))

@@ -1,4 +1,4 @@
-"""`npurt regcmd`: decode, check or run a program of the RK3588's NPU; print that of one product."""
+"""`npurt regcmd`: decode, check or run an RK3588 NPU program; print the program of a product."""
 
 import argparse
 import itertools
@@ -13,20 +13,26 @@ from npurt.cli.verbs import regcmd_run
 
 def add(verbs: Any) -> None:
     """Add the verb."""
-    parser = verbs.add_parser("regcmd", help="RK3588 NPU programs: read, write, check or run one")
+    parser = verbs.add_parser(
+        "regcmd", help="decode, write, check or run a program of the RK3588's NPU"
+    )
     kinds = parser.add_subparsers(required=True, metavar="WHAT")
 
-    reader = kinds.add_parser("decode", help="name what each word of a program writes")
+    reader = kinds.add_parser(
+        "decode", help="print the register and value of each word of a program"
+    )
     reader.add_argument("file", type=Path, help="little-endian 64-bit words, or JSON hexadecimal; "
                         "-: standard input")  # fmt: skip
     reader.set_defaults(run=decode)
 
     writer = kinds.add_parser("matmul", help="print the program of one product C = A x B^T")
-    for letter, meaning in (("m", "rows of A and C"), ("k", "of the sums"), ("n", "rows of B")):
+    for letter, meaning in (
+        ("m", "rows of A and C"), ("k", "columns of A and B"), ("n", "rows of B"),
+    ):  # fmt: skip
         writer.add_argument(f"--{letter}", type=int, required=True, help=meaning)
     writer.add_argument("--dtype", choices=("int8", "fp16"), default="int8", help="default: int8")
     writer.add_argument("--layout", choices=("row", "native-w", "native-h"),
-                        default="row", help="of A and C; default: row")  # fmt: skip
+                        default="row", help="layout of A and C; default: row")  # fmt: skip
     for letter, meaning in (("a", "A"), ("w", "the packed B"), ("c", "C")):
         writer.add_argument(f"--{letter}", type=regcmd_run.address, required=True, metavar="ADDR",
                             help=f"NPU address of {meaning}")  # fmt: skip
@@ -36,16 +42,16 @@ def add(verbs: Any) -> None:
 
     regcmd_run.add(kinds)
     for command in (reader, writer):
-        command.add_argument("--json", action="store_true", help="one JSON object")
+        command.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def decode(args: argparse.Namespace) -> int:
-    """List the words of a file."""
+    """Decode and list the words of a program in a file."""
     return _print(regcmd_run.words_of(args.file), args, {})
 
 
 def matmul(args: argparse.Namespace) -> int:
-    """Print the program of one task."""
+    """Print the program of one product, as a single task."""
     from npurt.rknpu.isa import program
     from npurt.rknpu.isa.formats import FORMATS
     from npurt.rknpu.isa.layout import Layout
@@ -62,7 +68,7 @@ def matmul(args: argparse.Namespace) -> int:
 
 
 def _overlapping(spans: dict[str, range]) -> Iterator[tuple[str, str]]:
-    """Yield the names of each two matrices that share addresses."""
+    """Yield the names of each pair of matrices whose addresses overlap."""
     for (one, first), (other, second) in itertools.combinations(spans.items(), 2):
         if max(first.start, second.start) < min(first.stop, second.stop):
             yield one, other

@@ -1,4 +1,4 @@
-"""`npurt regcmd check` and `run`: a register program on buffers that are .npy files."""
+"""`npurt regcmd check` and `run`: check or run a register program with .npy files as buffers."""
 
 import argparse
 import io
@@ -21,54 +21,55 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-MOST_PROGRAM_BYTES = 16 << 20  # what a buffer of thousands of tasks takes
-MOST_BYTES = 1 << 30  # of one buffer
-MOST_DIGITS = 600  # of a number; Python may be set to read no more than 640
+MOST_PROGRAM_BYTES = 16 << 20  # upper bound on a program: enough for thousands of tasks
+MOST_BYTES = 1 << 30  # upper bound on one buffer
+MOST_DIGITS = 600  # upper bound on the digits of a number; Python's limit may be set to 640
 DTYPES = ("int8", "uint8", "int16", "float16", "int32", "float32")
 INPUT = "ADDR=FILE.npy"
 OUTPUT = "ADDR=FILE.npy:DTYPE:SHAPE"
 
 
 def add(kinds: Any) -> None:
-    """Add both kinds of `npurt regcmd`."""
+    """Add the subcommands check and run of `npurt regcmd`."""
     checker = kinds.add_parser(
         "check",
-        help="prove that a program touches only its buffers and cannot hang the NPU",
-        description="Exit status 0: it is harmless; 1: it is not proven harmless, or a file cannot "
-        "be read; 2: wrong usage.",
+        help="prove that a program accesses only its buffers and cannot hang the NPU",
+        description="Exit status 0: the program is harmless; 1: it is not proven harmless, or a "
+        "file cannot be read; 2: invalid usage.",
     )
     runner = kinds.add_parser(
         "run",
-        help="check a program, run it, and write what it computes",
-        description="Inputs are copied byte by byte: in the layout that the program reads.",
+        help="check a program, run it, and write its outputs",
+        description="Inputs are copied without conversion, so they must have the layout that the "
+        "program reads.",
     )
     for parser, run in ((checker, run_check), (runner, run_program)):
         also = " or ADDR=BYTES" if parser is checker else ""
         parser.add_argument("file", type=Path,
                             help="the program: as for `npurt regcmd decode`")  # fmt: skip
         parser.add_argument("-i", "--input", action="append", default=[], metavar=INPUT,
-                            help=f"what the NPU reads at an address: {INPUT}{also}")  # fmt: skip
+                            help=f"input buffer at an address: {INPUT}{also}")  # fmt: skip
         parser.add_argument("-o", "--output", action="append", default=[], metavar=OUTPUT,
-                            help=f"what it writes, such as 0x3000000=c.npy:int32:4x64{also}; "
+                            help=f"output buffer, such as 0x3000000=c.npy:int32:4x64{also}; "
                             f"types: {', '.join(DTYPES)}")  # fmt: skip
         parser.set_defaults(run=run)
     checker.add_argument("--at", type=address, metavar="ADDR",
-                         help="address of the program; default: what its tasks say")  # fmt: skip
+                         help="address of the program; default: from its tasks")  # fmt: skip
     runner.add_argument("-dev", "--device", default="rknpu", metavar="NAME",
                         help="rknpu, rknpu:sim or rknpu:sim-vendor; default: rknpu")  # fmt: skip
     runner.add_argument("--timeout", type=float, default=2.0, metavar="SECONDS",
-                        help="how long the program may take; default: 2")  # fmt: skip
+                        help="timeout of the program; default: 2")  # fmt: skip
     for parser in (checker, runner):
-        parser.add_argument("--json", action="store_true", help="one JSON object")
+        parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def address(text: str) -> int:
-    """Read a number in any base: 0x1000 or 4096."""
+    """Parse a number in any base, such as 0x1000 or 4096."""
     return int(text, 0)
 
 
 def words_of(file: Path) -> list[int]:
-    """Return the words of the program in *file*, or of standard input when it is "-"."""
+    """Return the words of the program in *file*, or on standard input if *file* is "-"."""
     from npurt.rknpu.isa import regcmd
 
     if str(file) == "-":
@@ -77,7 +78,7 @@ def words_of(file: Path) -> list[int]:
 
 
 def run_check(args: argparse.Namespace) -> int:
-    """Say whether a program is harmless, or why not."""
+    """Check a program; print that it is harmless, or why this is not proven."""
     from npurt.rknpu.plan.check import check
     from npurt.rknpu.plan.proof import Role
 
@@ -139,7 +140,7 @@ def run_program(args: argparse.Namespace) -> int:
 
 
 def _about(program: "Checked") -> dict[str, Any]:
-    """Return the result of the proof, for scripts."""
+    """Return the result of the proof for JSON output."""
 
     def rows(spans: "frozenset[Span]") -> list[dict[str, Any]]:
         ordered = sorted(spans, key=lambda span: span.start)
@@ -195,7 +196,7 @@ def _pair(text: str, form: str) -> tuple[int, str]:
 
 
 def _input(text: str) -> "tuple[int, Array]":
-    """Return the address and the content of an input."""
+    """Return the address and the array of an input."""
     import numpy as np
 
     address, path = _pair(text, INPUT)
@@ -213,7 +214,7 @@ def _input(text: str) -> "tuple[int, Array]":
 
 
 def _output(text: str) -> "tuple[int, tuple[Path, Array]]":
-    """Return the address, file and array of an output."""
+    """Return the address, the file and an empty array of an output."""
     import numpy as np
 
     address, rest = _pair(text, OUTPUT)

@@ -1,4 +1,4 @@
-"""A model behind an OpenAI-compatible server, for `npurt chat --url`.
+"""A model on an OpenAI-compatible server, for `npurt chat --url`.
 
 Source of the fields: platform.openai.com/docs/api-reference/chat.
 """
@@ -19,45 +19,46 @@ from npurt.cli.arguments.sampling import add_sampling, check_sampling, sampling
 from npurt.cli.output import terminal
 from npurt.errors import ContextFull, NpurtError, SettingError
 
-SECONDS = 300.0  # of silence: a server that reads a long prompt may say nothing until it has
-MOST_LINE = 1 << 20  # bytes of one event
-MOST_ANSWER = 16 << 20  # bytes of a list of models
-MOST_KEY = 4096  # bytes of a file with a key
-TRY_URL = "check --url: it mostly ends with /v1"
-LOCAL = {  # flags of a model that runs here, by the attribute that has the value
+SECONDS = 300.0  # timeout for a silent server; a server may send nothing during a long prefill
+MOST_LINE = 1 << 20  # upper bound on one event in bytes
+MOST_ANSWER = 16 << 20  # upper bound on a list of models in bytes
+MOST_KEY = 4096  # upper bound on a key file in bytes
+TRY_URL = "check --url, which usually ends with /v1"
+LOCAL = {  # flags of a local model and the attributes of their values
     "-dev": "device", "-ngl": "gpu_layers", "-c": "ctx_size", "-b": "batch_size", "-t": "threads",
     "-ctk": "kv_type", "--verify": "verify", "--lora": "lora", "--strict": "strict",
     "--context-shift": "context_shift", "-md": "draft", "--draft-max": "draft_max",
     "-devd": "device_draft",
 }  # fmt: skip
-THOUGHT = ("<think>\n", "\n</think>\n\n")  # as most models write it
+THOUGHT = ("<think>\n", "\n</think>\n\n")  # tags around a thought, as most models write them
 
 
 class RemoteError(NpurtError):
-    """The server cannot be reached, refuses a request, or breaks an answer off."""
+    """The server cannot be reached, refuses a request, or breaks off an answer."""
 
 
 @dataclass(slots=True)
 class Timing:
-    """Of the last answer: tokens, as far as the server says, and their rate here."""
+    """The figures of the last answer."""
 
-    generated_tokens: int = 0
-    decode_rate: float = 0.0
-    finish: str = ""
+    generated_tokens: int = 0  # from the server's usage, else the number of events with text
+    decode_rate: float = 0.0  # tokens per second, measured by this client
+    finish: str = ""  # the server's finish_reason
 
 
 class Remote:
-    """A model of a server; the part of `npurt.Llama` that a chat needs.
+    """A model on a server, with the methods of `npurt.Llama` that a chat uses.
 
     Args:
-        url: Of the interface, such as ``http://127.0.0.1:8080/v1``.
-        model: Its name there; None: the only one.
+        url: The URL of the interface, such as ``http://127.0.0.1:8080/v1``.
+        model: The model's name on the server; None: the server's only model.
         key: An API key.
-        seconds: After which a server that says nothing is given up.
+        seconds: Timeout for a server that sends nothing.
 
     Raises:
-        SettingError: *url* is none.
-        RemoteError: The server does not answer, or has several models and *model* names none.
+        SettingError: *url* is not a valid URL.
+        RemoteError: The server does not answer, or *model* is None and the server has several
+            models.
     """
 
     def __init__(
@@ -76,15 +77,16 @@ class Remote:
     def chat(
         self, messages: Sequence[Mapping[str, str]], *, stream: bool, **settings: Any
     ) -> Iterator[str]:
-        """Yield the answer to *messages* in pieces; closing the generator stops the server.
+        """Yield the answer to *messages* in pieces; closing the generator cancels the request.
 
         Args:
-            stream: True: there is no other way here.
-            settings: Fields of the request.
+            messages: The conversation.
+            stream: Must be True.
+            settings: Additional fields of the request.
 
         Raises:
             ContextFull: The conversation is too long.
-            RemoteError: The answer is refused or broken off.
+            RemoteError: The server refuses the request or breaks off the answer.
         """
         self.timing = Timing()
         body = {"model": self.model, "messages": list(messages), "stream": stream,
@@ -113,7 +115,7 @@ class Remote:
                 timing.decode_rate = (timing.generated_tokens - 1) / (last - first)
 
     def report(self) -> "Remote":
-        """Return this object: printed, it names the model and the server."""
+        """Return this object, whose repr names the model and the server."""
         return self
 
     def line(self) -> str:
@@ -126,7 +128,7 @@ class Remote:
         """Return the name of the server's model.
 
         Raises:
-            RemoteError: There is another number of them, or the server does not say.
+            RemoteError: The server has no model or several, or does not list its models.
         """
         try:
             with self._asked("GET", "/models") as reply:
@@ -146,10 +148,10 @@ class Remote:
     def _asked(
         self, method: str, path: str, body: Mapping[str, Any] | None = None
     ) -> Iterator[http.client.HTTPResponse]:
-        """Send a request, and enter with the beginning of the answer.
+        """Send a request, and enter with the response after its headers.
 
         Raises:
-            NpurtError: The server does not answer, or refuses.
+            NpurtError: The server does not answer, or refuses the request.
         """
         kind = http.client.HTTPSConnection if self._tls else http.client.HTTPConnection
         headers = {"Content-Type": "application/json"}
@@ -168,15 +170,15 @@ class Remote:
                 yield reply
 
     def _events(self, reply: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
-        """Yield the objects of a stream, until it ends as it should.
+        """Yield the objects of a stream up to its final event.
 
         Raises:
-            RemoteError: It does not.
+            RemoteError: The stream ends early or contains invalid events.
         """
         while line := reply.readline(MOST_LINE + 1):
             if len(line) > MOST_LINE:
                 raise RemoteError(f"{self._url} sends an event of more than {MOST_LINE} bytes",
-                                  remedy="ask another server")  # fmt: skip
+                                  remedy="use another server")  # fmt: skip
             name, _, data = line.partition(b":")
             if name != b"data":
                 continue  # a comment, another field, or the end of an event
@@ -188,16 +190,20 @@ class Remote:
                 event = None
             if not isinstance(event, dict):
                 raise RemoteError(
-                    f"{self._url} sends what is no event: {self._shown(repr(data), 80)}",
+                    f"{self._url} sends an invalid event: {self._shown(repr(data), 80)}",
                     remedy=TRY_URL,
                 )
             yield event
         if not self.timing.finish:
             raise RemoteError("the connection ended before the answer did",
-                              remedy="ask again with /regen, or the message once more")  # fmt: skip
+                              remedy="use /regen, or send the message again")  # fmt: skip
 
     def _taken(self, event: dict[str, Any]) -> dict[str, Any]:
-        """Take the counts of *event*, or raise its error; return the new part of the message."""
+        """Store the counts in *event*; return the new part of the message.
+
+        Raises:
+            NpurtError: *event* is an error.
+        """
         if event.get("error"):
             raise self._error(500, event)
         usage, choices = event.get("usage"), event.get("choices")
@@ -216,7 +222,7 @@ class Remote:
         """Return the error of an answer other than 200."""
         if 300 <= reply.status < 400:
             to = self._shown(reply.headers.get("Location") or "another place", 200)
-            return RemoteError(f"{self._url} sends requests on to {to}",
+            return RemoteError(f"{self._url} redirects requests to {to}",
                                remedy="if you trust that server, give its URL")  # fmt: skip
         try:
             found = json.loads(reply.read(1 << 16))
@@ -232,32 +238,32 @@ class Remote:
         remedies = {
             401: "give a file with the right key: --api-key-file FILE",
             403: "give a file with the right key: --api-key-file FILE",
-            404: "check --model, and --url, which mostly ends with /v1",
-            429: f"ask again in {wait} seconds",
-            503: f"ask again in {wait} seconds",
+            404: "check --model, and --url, which usually ends with /v1",
+            429: f"try again in {wait} seconds",
+            503: f"try again in {wait} seconds",
         }
         if fields.get("code") in ("context_length_exceeded", "exceed_context_size_error"):
             return ContextFull(said, remedy="/clear begins a new conversation")
-        remedy = remedies.get(status, "ask again, or look at what the server printed")
+        remedy = remedies.get(status, "try again, or look at the server's log")
         return RemoteError(f"{self._url} refuses: {said}", remedy=remedy)
 
     def _unreachable(self, error: Exception) -> RemoteError:
         if isinstance(error, TimeoutError):
             return self._broken(error)
         what = self._shown(str(error) or type(error).__name__, 200)
-        return RemoteError(f"{self._url} does not answer as a server does: {what}",
+        return RemoteError(f"{self._url} does not answer: {what}",
                            remedy="start the server, or check --url")  # fmt: skip
 
     def _broken(self, error: Exception) -> RemoteError:
         if isinstance(error, TimeoutError):
-            return RemoteError(f"{self._url} has said nothing for {self._seconds:g} s",
-                               remedy="ask again, or give a larger --timeout")  # fmt: skip
+            return RemoteError(f"{self._url} has sent nothing for {self._seconds:g} s",
+                               remedy="try again, or give a larger --timeout")  # fmt: skip
         what = self._shown(str(error) or type(error).__name__, 200)
-        return RemoteError(f"the connection broke: {what}", remedy="ask again with /regen, or the "
-                           "message once more")  # fmt: skip
+        return RemoteError(f"the connection broke: {what}",
+                           remedy="use /regen, or send the message again")  # fmt: skip
 
     def _shown(self, text: str, most: int) -> str:
-        """Return a server's error message without the API key and control characters."""
+        """Return up to *most* characters of a server's text, without key and control characters."""
         if self._key:
             text = text.replace(self._key, "[key]")
         return "".join(c if c.isprintable() else " " for c in text[:most])
@@ -267,38 +273,38 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Add the flags that name a server."""
     group = parser.add_argument_group("server")
     group.add_argument("--url", metavar="URL",
-                       help="talk to a model of an OpenAI-compatible server, such as "
-                       "http://127.0.0.1:8080/v1; --model is its name there; settings that you "
-                       "leave alone are the server's")  # fmt: skip
+                       help="chat with a model on an OpenAI-compatible server, such as "
+                       "http://127.0.0.1:8080/v1; --model is the model's name there; the server's "
+                       "defaults apply to settings that you do not give")  # fmt: skip
     group.add_argument("--api-key-file", type=Path, metavar="FILE",
                        help="file with the API key of the server")  # fmt: skip
     group.add_argument("--timeout", type=options.seconds, default=SECONDS, metavar="SECONDS",
-                       help="of silence, after which the server is given up")  # fmt: skip
+                       help="timeout for a server that sends nothing")  # fmt: skip
 
 
 def opened(args: argparse.Namespace) -> "Remote":
     """Return the model that *args* name.
 
     Raises:
-        NpurtError: As `Remote` and `read_key`.
+        NpurtError: See `Remote` and `read_key`.
     """
     for flag, name in LOCAL.items():
         if getattr(args, name):
-            args.usage_error(f"{flag} is of a model that runs here; the server decides that")
+            args.usage_error(f"{flag} is for a local model; with --url the server decides")
     if not args.timeout:
-        args.usage_error("--timeout is a number above 0")
+        args.usage_error("--timeout must be above 0")
     key = read_key(args.api_key_file) if args.api_key_file else None
     return Remote(args.url, args.model, key, args.timeout)
 
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the fields of a request for the settings that are not the flags' defaults.
+    """Return the fields of a request for the settings that differ from the flags' defaults.
 
     Raises:
-        NpurtError: One makes no sense.
+        NpurtError: A setting is invalid.
     """
     form = args.grammar
-    plain = argparse.Namespace(**{**vars(args), "grammar": None})  # the server reads the grammar
+    plain = argparse.Namespace(**{**vars(args), "grammar": None})  # the server parses the grammar
     check_sampling(plain)
     flags = argparse.ArgumentParser()
     add_sampling(flags)
@@ -320,10 +326,11 @@ def settings(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def read_key(path: Path) -> str:
-    """Return the API key in a file: its first line that is no comment.
+    """Return the API key in a file: the first line that is not a comment.
 
     Raises:
-        SettingError: The file cannot be read, or has no key.
+        SettingError: The file contains no key.
+        NpurtError: The file cannot be read.
     """
     lines = options.bytes_of(path, MOST_KEY).decode("latin-1").splitlines()
     keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
@@ -336,7 +343,7 @@ def _parts(url: str) -> tuple[bool, str, int | None, str]:
     """Return whether *url* uses TLS, its host, its port and its path.
 
     Raises:
-        SettingError: It is no URL of a server.
+        SettingError: *url* is not the URL of a server.
     """
     remedy = "write it as http://127.0.0.1:8080/v1"
     try:
@@ -354,7 +361,7 @@ def _parts(url: str) -> tuple[bool, str, int | None, str]:
 
 
 def _text(value: Any) -> str:
-    """Return a server's text without control characters; "" if it is no text."""
+    """Return *value* without control characters if it is a string, else ""."""
     if not isinstance(value, str):
         return ""
     return terminal.harmless(value)

@@ -1,4 +1,4 @@
-"""`npurt run`: answer a prompt, or continue it."""
+"""`npurt run`: answer a prompt, or complete it as plain text."""
 
 import argparse
 import contextlib
@@ -20,29 +20,31 @@ def add(verbs: Any) -> None:
     """Add the verb."""
     parser = verbs.add_parser(
         "run",
-        help="answer a prompt, or continue it",
-        description="Answers a prompt by the model's chat template; continues it where the model "
-        "has none, and with --raw.  Ctrl-C ends the text, and the account of it follows.",
+        help="answer or complete a prompt",
+        description="Answer a prompt through the model's chat template.  With --raw, or if the "
+        "model has no chat template, complete the prompt as plain text.  Ctrl-C ends the text; "
+        "the timing is printed in any case.",
     )
     options.add_text(parser, "the prompt", "read the prompt from a file, without its last line end")
     options.add_model(parser)
-    options.add_conversation(parser, raw="continue the prompt as it is")
+    options.add_conversation(parser, raw="complete the prompt without a chat template")
     add_sampling(parser)
     options.add_unneeded(parser, "-st", "--single-turn", why="run answers once")
     options.add_unneeded(parser, "--no-display-prompt", why="the prompt is not printed")
-    parser.add_argument("--report", action="store_true", help="print the ledger at the end")
-    parser.add_argument("--trace", metavar="FILE", help="write a timeline to FILE, for Perfetto")
-    parser.add_argument("--json", action="store_true", help="one JSON object at the end, no stream")
+    parser.add_argument("--report", action="store_true", help="print which device computed what")
+    parser.add_argument("--trace", metavar="FILE", help="write a timeline for Perfetto to FILE")
+    parser.add_argument("--json", action="store_true",
+                        help="print one JSON object at the end instead of a stream")  # fmt: skip
     parser.set_defaults(run=run, usage_error=parser.error)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Stream the text to stdout and the account to stderr."""
+    """Stream the text to standard output, and print timing and report to standard error."""
     from npurt.llm.decode.model import Llama
     from npurt.llm.decode.options import Request
 
     prompt, wanted = _prompt(args), sampling(args)
-    Request.of(wanted, None)  # refuses what makes no sense before the model is opened
+    Request.of(wanted, None)  # checks the settings before the model is opened
     path = options.model_path(args)
     if args.trace:
         options.require_apart(args.trace, *options.models_of(args, path), args.file)
@@ -70,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prompt(args: argparse.Namespace) -> str:
-    """Return the prompt of the command line, of a file or of standard input."""
+    """Return the prompt from the command line, a file or standard input."""
     if args.prompt is not None:
         return str(args.prompt)
     if args.file is None and sys.stdin.isatty():
@@ -82,34 +84,34 @@ def _prompt(args: argparse.Namespace) -> str:
 
 
 def _is_answered(llm: "Llama", args: argparse.Namespace) -> bool:
-    """Return whether the prompt is a message, and not a text to continue."""
+    """Return whether the prompt is a chat message; otherwise it is completed as plain text."""
     if args.conversation is None:
         return bool(args.system) or "tokenizer.chat_template" in llm.metadata
     return bool(args.conversation)
 
 
 def _how(llm: "Llama", args: argparse.Namespace) -> str:
-    """Return a line that says how the prompt was used, unless the user chose."""
+    """Return a note on how the prompt was used; "" if a flag chose it."""
     if args.conversation is not None:
         return ""
     if _is_answered(llm, args):
-        return "[answered by the model's chat template; --raw continues the prompt instead]\n"
-    return "[the prompt was continued as it is: the model has no chat template]\n"
+        return "[answered through the model's chat template; --raw completes the prompt instead]\n"
+    return "[the prompt was completed as plain text: the model has no chat template]\n"
 
 
 def _pieces(
     llm: "Llama", prompt: str, args: argparse.Namespace, wanted: dict[str, Any]
 ) -> Iterator[str]:
-    """Return the text to print, piece by piece.
+    """Return an iterator of the pieces of the generated text.
 
     Raises:
-        LayoutError: The prompt is a message, and empty.
-        SettingError: There is a system message, and no conversation.
+        LayoutError: The prompt is a chat message and empty.
+        SettingError: A system message is given for a completion without chat template.
     """
     if not _is_answered(llm, args):
         if args.system:
             raise SettingError(
-                "a prompt that is continued as it is has no system message",
+                "a system message needs a chat template, which is not used here",
                 remedy="leave out --raw (-no-cnv), or -sys and write its text into the prompt",
             )
         continued: Iterator[str] = llm.generate(prompt, stream=True, **wanted)

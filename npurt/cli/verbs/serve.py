@@ -1,4 +1,4 @@
-"""`npurt serve`: answer requests over HTTP."""
+"""`npurt serve`: serve models over HTTP."""
 
 import argparse
 import importlib.util
@@ -14,61 +14,67 @@ from npurt.errors import SettingError
 if TYPE_CHECKING:
     from npurt.serve.models.folder import FolderModel
 
-NEEDED = ("starlette", "uvicorn", "prometheus_client")  # of the extra `server`
+NEEDED = ("starlette", "uvicorn", "prometheus_client")  # packages of the extra `server`
 
 
 def add(verbs: Any) -> None:
     """Add the verb."""
     parser = verbs.add_parser(
         "serve",
-        help="answer requests over HTTP, as OpenAI's interface",
-        description="Answers requests over HTTP, as OpenAI's interface and others.  It needs "
-        "`pip install npurt[server]`.  Ctrl-C, or SIGTERM, finishes what is under way first.",
+        help="serve models over HTTP with OpenAI's and other interfaces",
+        description="Serve models over HTTP with the interfaces of OpenAI, Anthropic, Ollama and "
+        "llama.cpp.  This needs `pip install npurt[server]`.  After Ctrl-C or SIGTERM, the server "
+        "finishes the active requests and exits.",
     )
     source = options.add_model(parser)
     source.add_argument("--models-dir", type=Path, metavar="DIR",
-                        help="serve all GGUF files in DIR and its folders by their names; each is "
-                        "loaded on first use")  # fmt: skip
+                        help="serve all GGUF files in DIR and its subfolders by their names; load "
+                        "each model on first use")  # fmt: skip
     add_sampling(parser)
     group = parser.add_argument_group("server")
     group.add_argument("--host", default="127.0.0.1", metavar="ADDRESS",
                        help="address to listen on")  # fmt: skip
-    group.add_argument("--port", type=int, default=8080, metavar="N", help="0: any free one")
+    group.add_argument(
+        "--port", type=int, default=8080, metavar="N", help="port to listen on; 0: any free port"
+    )
     group.add_argument("-a", "--alias", metavar="NAME",
-                       help="what clients call the model (default: the file's name)")  # fmt: skip
+                       help="name of the model in requests (default: the file's name)")  # fmt: skip
     group.add_argument("--chat-template", metavar="TEXT",
-                       help="Jinja source, or the name of a format such as chatml")  # fmt: skip
+                       help="chat template as Jinja source, or the name of a format such as "
+                       "chatml")  # fmt: skip
     group.add_argument("--api-key-file", type=Path, metavar="FILE",
-                       help="file of API keys, one a line; needed beyond this machine")  # fmt: skip
+                       help="file of API keys, one per line; required if other machines can "
+                       "reach the server")  # fmt: skip
     group.add_argument("--insecure", action="store_true",
-                       help="listen beyond this machine without keys")  # fmt: skip
+                       help="accept requests of other machines without API keys")  # fmt: skip
     group.add_argument("--allow-host", action="append", default=[], metavar="NAME",
-                       help="a name of this server, besides localhost and addresses; may be "
+                       help="host name of this server, besides localhost and addresses; may be "
                        "repeated")  # fmt: skip
     group.add_argument("--cors-origin", action="append", default=[], metavar="ORIGIN",
-                       help="web pages of this origin may use the server; may be "
+                       help="let web pages of this origin use the server; may be "
                        "repeated")  # fmt: skip
-    group.add_argument("--no-page", action="store_true", help="no chat page at /")
+    group.add_argument("--no-page", action="store_true", help="do not serve the chat page at /")
     group.add_argument("-np", "--parallel", type=int, metavar="N",
-                       help="most texts at a time (default: 8)")  # fmt: skip
+                       help="maximum number of concurrent sequences (default: 8)")  # fmt: skip
     group.add_argument("--kv-bytes", type=int, metavar="N",
-                       help="memory for keys and values of all texts (default: a quarter of "
-                       "what is free)")  # fmt: skip
+                       help="memory for the KV cache of all sequences (default: a quarter of "
+                       "the free memory)")  # fmt: skip
     group.add_argument("--embeddings", "--embedding", action="store_true",
-                       help="embed texts, and generate none")  # fmt: skip
+                       help="serve embeddings only")  # fmt: skip
     group.add_argument("--idle-seconds", type=options.seconds, default=300.0, metavar="SECONDS",
-                       help="after which a model of --models-dir that nobody uses is unloaded; "
-                       "0: never (default: 300)")  # fmt: skip
+                       help="idle time after which a model of --models-dir is unloaded; 0: never "
+                       "(default: 300)")  # fmt: skip
     group.add_argument("--models-max", type=int, default=0, metavar="N",
-                       help="most models loaded at a time; 0: as many as there is memory for "
-                       "(default: 0)")  # fmt: skip
+                       help="maximum number of loaded models; 0: limited by memory only (default: "
+                       "0)")  # fmt: skip
     group.add_argument("--models-bytes", type=int, metavar="N",
-                       help="memory that loaded models take together (default: what is "
-                       "free)")  # fmt: skip
+                       help="memory budget of all loaded models (default: the free "
+                       "memory)")  # fmt: skip
     group.add_argument("--timeout", type=options.seconds, default=600.0, metavar="SECONDS",
-                       help="that a request may take")  # fmt: skip
+                       help="maximum duration of a request")  # fmt: skip
     group.add_argument("--engine-timeout", type=options.seconds, default=120.0, metavar="SECONDS",
-                       help="after which an engine that says nothing is replaced")  # fmt: skip
+                       help="time without a message after which the engine is "
+                       "restarted")  # fmt: skip
     parser.set_defaults(run=run, usage_error=parser.error)
 
 
@@ -82,15 +88,15 @@ def run(args: argparse.Namespace) -> int:
     most = defaults.pop("max_tokens")
     for name in ("stop", "grammar", "ignore_eos"):
         if defaults.pop(name):
-            args.usage_error(f"{name} is for one text; a request names its own")
+            args.usage_error(f"{name} cannot be a default of the server; set it in requests")
     if args.parallel is not None and args.parallel < 1:
-        args.usage_error(f"-np {args.parallel}: at least one text runs at a time")
+        args.usage_error(f"-np {args.parallel}: the number of sequences must be 1 or more")
     if not args.timeout or not args.engine_timeout:
-        args.usage_error("a timeout is a number above 0")
+        args.usage_error("a timeout must be above 0")
     if args.models_max < 0:
-        args.usage_error("--models-max is 0 or more")
+        args.usage_error("--models-max must be 0 or more")
     if args.models_bytes is not None and args.models_bytes < 1:
-        args.usage_error("--models-bytes is 1 or more")
+        args.usage_error("--models-bytes must be 1 or more")
     keys: list[str] = []
     if args.api_key_file:
         from npurt.serve.http.auth import read_keys
@@ -109,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
 
         model = ServedModel(options.model_path(args), args.alias, args.chat_template)
         policy = None
-    # Imported after the model is read, these modules take memory that reading it left free.
+    # These imports come after reading the model, so that they reuse the memory that reading freed.
     from npurt.serve.model.front import Settings
     from npurt.serve.run import Start
     from npurt.serve.run import run as serve
@@ -122,12 +128,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def models(args: argparse.Namespace) -> "list[FolderModel]":
-    """Return the models of ``--models-dir``, and print which files are left out."""
+    """Return the models of ``--models-dir``, and print which files are skipped."""
     from npurt.serve.models.folder import scan
 
     for name in ("alias", "chat_template", "lora"):
         if getattr(args, name):
-            args.usage_error(f"--{name.replace('_', '-')} is for one model; serve it with -m")
+            args.usage_error(f"--{name.replace('_', '-')} is for one model: use it with -m")
     found, notes = scan(args.models_dir, args.ctx_size)
     for note in notes:
         print(f"npurt: {note}", file=sys.stderr)
@@ -139,10 +145,13 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of `npurt.Engine` besides the model.
 
     Raises:
-        SettingError: One is for a single text.
+        SettingError: An option works with a single sequence only.
     """
     if args.context_shift:
-        raise SettingError("--context-shift is for one text", remedy="use a larger -c instead")
+        raise SettingError(
+            "--context-shift is not possible with several sequences",
+            remedy="use a larger -c instead",
+        )
     given = options.model(args)
     del given["context_shift"]
     if args.draft:
@@ -154,10 +163,10 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def require_installed() -> None:
-    """Refuse to start without the packages of the extra.
+    """Check that the packages of the extra `server` are installed.
 
     Raises:
-        SettingError: One is missing.
+        SettingError: A package is missing.
     """
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:

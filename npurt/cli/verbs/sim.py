@@ -1,4 +1,4 @@
-"""`npurt sim`: the simulated drivers, for any program."""
+"""`npurt sim`: list the driver simulators, or run a program on one."""
 
 import argparse
 import json
@@ -15,11 +15,11 @@ from npurt.settings import SIM_FASTRPC, SIM_RKNPU, preloading
 
 @dataclass(frozen=True, slots=True)
 class Simulator:
-    """A library that simulates a driver: its name, its path, its description."""
+    """A library that simulates a driver."""
 
     name: str
-    library: str  # below the package
-    settings: str  # environment variable
+    library: str  # path relative to the package
+    settings: str  # name of its environment variable
     about: str
 
 
@@ -42,15 +42,16 @@ PRELOADED = "rknpu"  # simulates device nodes, so any program can run on it unch
 
 def add(verbs: Any) -> None:
     """Add the verb."""
-    parser = verbs.add_parser("sim", help="the simulated drivers, for any program")
+    parser = verbs.add_parser("sim", help="list the driver simulators, or run a program on one")
     names = [simulator.name for simulator in SIMULATORS]
-    parser.add_argument("--path", choices=names, help="print the library's path, one line")
-    parser.add_argument("--json", action="store_true", help="one JSON array instead of a table")
+    parser.add_argument("--path", choices=names, help="print the path of a simulator's library")
+    parser.add_argument("--json", action="store_true",
+                        help="print one JSON array instead of a table")  # fmt: skip
     parser.add_argument(
         "command",
         nargs="*",
         metavar="-- PROGRAM ...",
-        help="run this program on a simulated RK3588, which no other program sees",
+        help="run this program on a simulated RK3588 of its own",
     )
     parser.set_defaults(run=run, usage_error=parser.error)
 
@@ -58,7 +59,7 @@ def add(verbs: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print a simulator's path, or list the simulators, or run a program on one."""
     if args.command and (args.path or args.json):
-        args.usage_error("a program to run goes with no other option")
+        args.usage_error("a program cannot be combined with --path or --json")
     if args.command:
         run_program(args.command)
     if args.path:
@@ -83,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_program(command: Sequence[str]) -> NoReturn:
-    """Replace this process by *command*, with the RK3588's simulator preloaded.
+    """Replace this process with *command*, with the RK3588 simulator preloaded.
 
     Raises:
         DeviceNotFound: The simulator was not built.
@@ -100,10 +101,10 @@ def run_program(command: Sequence[str]) -> NoReturn:
 
 
 def built(name: str) -> Path:
-    """Return the library of the simulator called *name*.
+    """Return the library of the simulator *name*.
 
     Raises:
-        DeviceNotFound: It was not built.
+        DeviceNotFound: The library was not built.
     """
     libraries = {simulator.name: simulator.library for simulator in SIMULATORS}
     library = path_of(libraries[name])

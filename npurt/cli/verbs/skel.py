@@ -1,4 +1,4 @@
-"""`npurt skel`: check code for the DSP before the DSP loads it, or compile some."""
+"""`npurt skel`: compile code for the DSP, or check it before the DSP loads it."""
 
 import argparse
 import dataclasses
@@ -18,14 +18,18 @@ def add(verbs: Any) -> None:
     """Add the verb."""
     parser = verbs.add_parser("skel", help="compile, check or describe code for the Hexagon")
     parser.add_argument("action", choices=("verify", "info", "build"))
-    parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="skel; build: C files")
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE",
+                        help="the skel; with build: the C files")  # fmt: skip
     parser.add_argument(
-        "--arch", type=_arch, metavar="v68", help="version of the DSP that is to load it"
+        "--arch", type=_arch, metavar="v68", help="version of the DSP that will load the skel"
     )
-    parser.add_argument("--entry", metavar="SYMBOL", help="the skel's function that the URI names")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
-    parser.add_argument("--idl", type=Path, metavar="FILE.idl", help="build: the skel's interface")
-    parser.add_argument("-o", "--out", type=Path, metavar="FILE.so", help="build: libNAME_skel.so")
+    parser.add_argument("--entry", metavar="SYMBOL",
+                        help="the skel's entry function, which the URI names")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--idl", type=Path, metavar="FILE.idl",
+                        help="with build: the skel's interface")  # fmt: skip
+    parser.add_argument("-o", "--out", type=Path, metavar="FILE.so",
+                        help="with build: the new file (default: libNAME_skel.so)")  # fmt: skip
     parser.set_defaults(run=run)
 
 
@@ -34,12 +38,12 @@ def _arch(text: str) -> int:
 
     if not re.fullmatch(r"v?\d\d", text) or int(text[-2:]) not in VERSIONS:
         known = f"v{VERSIONS[0]} to v{VERSIONS[-1]}"
-        raise argparse.ArgumentTypeError(f"{text!r} is no version such as v68, of {known}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a version of {known}")
     return int(text[-2:])
 
 
 def run(args: argparse.Namespace) -> int:
-    """Build a skel, verify it (exit status 1: it would not load), or describe it."""
+    """Build, verify or describe a skel; return 1 if the DSP would not load it."""
     if args.action == "build":
         return _verify(_build(args), args)
     if len(args.files) > 1 or args.idl or args.out:
@@ -93,7 +97,7 @@ def _verify(file: Path, args: argparse.Namespace) -> int:
 
 
 def _describe(skel: "SharedObject") -> dict[str, Any]:
-    """Return the properties of a skel in words."""
+    """Return the properties of a skel by name."""
     segments = [
         f"kind {s.kind:#x} {s.access!s:3} {s.memory_bytes} bytes at {s.address:#x}, align {s.align}"
         for s in skel.segments
