@@ -158,7 +158,7 @@ def test_help_lists_every_command_and_all_of_them_exist(npurt):
         ("/set tmep 1", "there is no setting tmep; did you mean temp?"),
         ("/set zzz 1", "there is no setting zzz\n  remedy: /set alone lists"),
         ("/set stop", "a stop text is empty"),
-        ("/set n -7", "neither -1 nor 0 or more"),
+        ("/set n -7", "is below -1"),
     ],
 )
 def test_a_command_that_cannot_be_done_is_said_and_changes_nothing(npurt, typed, said):
@@ -198,7 +198,7 @@ def test_a_file_that_holds_no_conversation_is_refused(npurt, tmp_path, text):
     result = npurt("chat", *QUICK, stdin=f"/load {path}\nHello\n".encode())
 
     assert result.out == answers("Hello")[0] + "\n"
-    assert f"{path} holds no conversation" in result.err
+    assert f"{path} contains no conversation" in result.err
 
 
 def test_an_answer_is_replaced_by_another(npurt):

@@ -72,7 +72,7 @@ def test_half_of_a_surrogate_pair_is_no_text_of_a_conversation(npurt, tmp_path):
     result = npurt("chat", *QUICK, stdin=f"/load {path}\n/save {again}\n".encode())
 
     assert result.code == 0
-    assert f"{path} holds no conversation" in result.err
+    assert f"{path} contains no conversation" in result.err
     assert json.loads(again.read_text()) == []
 
 

@@ -152,4 +152,4 @@ def test_fish_is_told_what_verbs_and_options_do(npurt):
 
     for verb in VERBS:
         assert re.search(f"__npurt_verb -a {verb} -d '", said)
-    assert re.search(r"verb run' -o n -l n-predict -r -d 'most tokens", said)
+    assert re.search(r"verb run' -o n -l n-predict -r -d 'maximum number of tokens", said)

@@ -145,7 +145,7 @@ def test_rows_to_compare_with_that_are_hostile_are_refused(npurt, tmp_path, text
     path = tmp_path / "rows.json"
     path.write_text(text)
 
-    assert_failed(npurt(*READS["compare"], path), "rows.json does not hold rows")
+    assert_failed(npurt(*READS["compare"], path), "rows.json does not contain rows")
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)

@@ -172,7 +172,7 @@ def test_help_says_the_defaults(npurt):
     text = re.sub(r"\s+", " ", npurt("run", "--help").out)
 
     defaults = vars(given("-p x"))
-    for name, option in (("temperature", "likeliest token each time"), ("top_k", "0: all")):
+    for name, option in (("temperature", "always the most likely token"), ("top_k", "0: all")):
         assert f"{option} (default: {defaults[name]})" in text
     assert "(default: None)" not in text
     assert "(default: False)" not in text
@@ -198,11 +198,11 @@ def texts():
 @pytest.mark.parametrize(
     ("flags", "kind", "said"),
     [
-        ((), "answer", "[answered by the model's chat template; "),
+        ((), "answer", "[answered through the model's chat template; "),
         (("-cnv",), "answer", ""),
         (("--raw",), "continued", ""),
         (("-no-cnv",), "continued", ""),
-        (("-sys", "Be brief."), "brief", "[answered by "),
+        (("-sys", "Be brief."), "brief", "[answered through "),
     ],
 )
 def test_run_answers_by_the_template_unless_told_otherwise(npurt, texts, flags, kind, said):
@@ -320,7 +320,7 @@ def test_control_c_leaves_the_tests_that_bench_has_finished(npurt, monkeypatch, 
     result = npurt("bench", "-m", MODEL, "-p", "8,16", "-n", 0, "-r", 1, *flags)
 
     assert result.code == 130
-    assert "[stopped; rows that were finished: 1]" in result.err
+    assert "[stopped; finished rows: 1]" in result.err
     if flags:
         held = json.loads(result.out)
         assert held["interrupted"] is True
@@ -377,12 +377,12 @@ def test_control_c_in_a_download_says_how_to_go_on(npurt, monkeypatch, tmp_path)
                     (*spec, "-m", model)):  # fmt: skip
         other = npurt(*command)
         assert (other.code, other.out) == (130, "")
-        assert "hf:some/model is not complete; the same command goes on" in other.err
+        assert "hf:some/model is not complete; run the same command again" in other.err
     result = npurt("models", "fetch", "smollm2-135m", "--folder", tmp_path, "--json")
 
     assert result.code == 130
     assert json.loads(result.out) == {"interrupted": True, "paths": []}
-    assert "smollm2-135m is not complete; the same command goes on" in result.err
+    assert "smollm2-135m is not complete; run the same command again" in result.err
 
 
 def test_control_c_in_the_download_of_a_draft_names_the_draft(npurt, monkeypatch):
@@ -395,7 +395,7 @@ def test_control_c_in_the_download_of_a_draft_names_the_draft(npurt, monkeypatch
     result = npurt("run", "-m", MODEL, "-md", "hf:some/draft", "-p", "x")
 
     assert (result.code, result.out) == (130, "")
-    assert "hf:some/draft is not complete; the same command goes on" in result.err
+    assert "hf:some/draft is not complete; run the same command again" in result.err
 
 
 def test_perplexity_interrupted_before_the_first_chunk_says_so(npurt, monkeypatch, tmp_path):
@@ -424,7 +424,7 @@ def test_perplexity_interrupted_before_the_first_chunk_says_so(npurt, monkeypatc
         (("run", "-m", MODEL, "-sys", "--brief", "-p", "x"), "--system-prompt=--brief"),
         (("run", "-m", MODEL, "-p", "x", "-ngl", "1e3"), "'1e3' is no number of layers"),
         (("run", "-m", MODEL, "-p", "x", "-n", "1e3"), "'1e3' is no whole number"),
-        (("run", "-m", MODEL, "-p", "x", "-t", "-2"), "-2 is neither -1 nor 0 or more"),
+        (("run", "-m", MODEL, "-p", "x", "-t", "-2"), "-2 is below -1"),
     ],
 )
 def test_a_value_that_is_misread_is_explained(npurt, command, said):

@@ -60,7 +60,7 @@ SPEC = ("bench", "--spec", "-md", "lookup", "-n", 4, "-r", 1, "--draft-n", 1)
 def test_a_file_that_is_read_is_not_written(npurt, folder, command):
     before = content(folder)
 
-    assert_failed(npurt(*command), "is a file to be read", "another name", code=2)
+    assert_failed(npurt(*command), "is an input as well", "another name", code=2)
     assert content(folder) == before
 
 
@@ -69,7 +69,7 @@ def test_a_chat_is_not_saved_over_its_model(npurt, folder):
     result = npurt("chat", "-m", "m.gguf", stdin=b"/save link.gguf\n/save m.svg\n/save said\n")
 
     assert result.code == 0
-    assert result.err.count("is a file to be read") == 2
+    assert result.err.count("is an input as well") == 2
     assert content(folder) == before | {"said": b"[]\n"}
 
 

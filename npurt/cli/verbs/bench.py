@@ -67,8 +67,8 @@ def _add_matmul(verbs: Any) -> None:
         parser.add_argument(f"--{size}", type=int, required=True, metavar="N",
                             help=f"size {size} of the shapes")  # fmt: skip
     parser.add_argument("--type", type=_format, default="q4_0", metavar="FORMAT",
-                        help="format of w; i8: int8 by int8, exact on the CPU; with other formats "
-                        "an NPU rounds activations to int8 per row")  # fmt: skip
+                        help="format of w; i8: int8 by int8, exact on the CPU; on an NPU, int8 "
+                        "weights with a scale for each row")  # fmt: skip
     parser.add_argument("-dev", "--device", metavar="NAME", help=options.DEVICE)
     parser.add_argument("-t", "--threads", type=options.number, metavar="N",
                         help=options.THREADS)  # fmt: skip

@@ -251,7 +251,7 @@ class Remote:
         if isinstance(error, TimeoutError):
             return self._broken(error)
         what = self._shown(str(error) or type(error).__name__, 200)
-        return RemoteError(f"{self._url} does not answer: {what}",
+        return RemoteError(f"{self._url} gives no valid HTTP response: {what}",
                            remedy="start the server, or check --url")  # fmt: skip
 
     def _broken(self, error: Exception) -> RemoteError:
