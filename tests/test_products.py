@@ -122,7 +122,7 @@ def test_a_wrong_product_is_computed_again_by_the_cpu():
     (moved,) = [part for part in parts if "computed a wrong product" in part.reason]
     assert moved.actual == "cpu"
     assert sum(row.failed for row in report.rows) == 1
-    assert "cpu goes on for fake: fake computed a wrong product with" in str(report)
+    assert "cpu takes over from fake: fake computed a wrong product with" in str(report)
 
 
 def test_a_wrong_product_ends_strict_mode():

@@ -108,7 +108,7 @@ def test_a_text_goes_on_when_it_dies(dies):
 def test_what_has_no_room_runs_on_the_cpu():
     with npurt.Llama(tiny.path(), "toy:memory=1K", n_ctx=64, progress=False) as llm:
         y = llm.eval([1, 2, 3])
-        assert "has no room for" in str(llm.report())
+        assert "has no space for" in str(llm.report())
         assert {row.actual for row in llm.report().rows} == {"cpu"}
     assert nmse(y, logits(tiny.path(), [1, 2, 3])) < 1e-6
 

@@ -186,7 +186,7 @@ with warnings.catch_warnings(record=True) as warned:
     warnings.simplefilter("always")
     w = npurt.pack(numpy.eye(64, dtype="f4"), "q8_0")
 y = numpy.ones((1, 64), "f4") @ w
-print(w.device, abs(y - 1).max() < 0.02, "numpy computes meanwhile" in str(warned[0].message))
+print(w.device, abs(y - 1).max() < 0.02, "numpy computes instead" in str(warned[0].message))
 try:
     npurt.pack(numpy.eye(64, dtype="f4"), device="cpu")
 except npurt.DeviceNotFound as error:

@@ -1,7 +1,8 @@
-"""Run products and graphs on devices, check the results, and keep a record of what ran where.
+"""Run products and graphs on devices, verify the results, and record which device ran which op.
 
-The rooms, lowest first: `report` and `open`, `execute`, `api`.
-The docstring of each says what it is for and what it may import; tests/test_layers.py enforces it.
+The subpackages, lowest layer first: `report` and `open`, `execute`, `api`.
+The docstring of each subpackage has its purpose and its allowed imports, which
+tests/test_layers.py enforces.
 """
 
 from npurt import moved

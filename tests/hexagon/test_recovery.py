@@ -397,7 +397,7 @@ def test_the_cpu_goes_on_when_the_dsp_is_lost_for_good(simulator):
     rows = [row for row in report.rows if row.macs]
     assert {row.actual for row in rows} == {"hexagon:sim", "cpu"}
     assert all("lost 3 times" in row.reason for row in rows if row.actual == "cpu")
-    (note,) = [note for note in report.notes if "CPU goes on" in note]
+    (note,) = [note for note in report.notes if "CPU takes over" in note]
     assert "hexagon:sim" in note
     output = [row for row in rows if row.op == "output"]
     assert sum(row.calls for row in output) == 12

@@ -105,7 +105,7 @@ def test_the_cpu_goes_on_with_all_texts_when_the_npu_is_lost_for_good(rknpu):
 
     tokens, report = generate(DENSE, "rknpu:sim", strike)
 
-    assert any("CPU goes on" in note for note in report.notes)
+    assert any("CPU takes over" in note for note in report.notes)
     for number in range(TEXTS):
         rknpu.set(f"reload=1 {STRICT}")
         assert generate(DENSE, "rknpu:sim", strike, [number])[0] == [tokens[number]]

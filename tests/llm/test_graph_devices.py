@@ -179,7 +179,7 @@ def test_a_device_that_fails_in_a_text_does_not_change_it(model, failing):
 
     with npurt.Llama(file, device, n_ctx=64, progress=False) as llm:
         assert llm.generate([1, 2, 3], max_tokens=12, temperature=0) == want
-        assert "cpu goes on for partial: it died" in str(llm.report())
+        assert "cpu takes over from partial: it died" in str(llm.report())
 
 
 def test_strict_mode_ends_with_the_device():

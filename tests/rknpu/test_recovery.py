@@ -331,7 +331,7 @@ def test_the_cpu_goes_on_when_the_npu_is_lost_for_good(name, simulator, fault):
     assert pieces == undisturbed()
     assert is_all_on(report, name, "cpu")
     assert all("given up" in row.reason for row in report.rows if row.macs and row.actual == "cpu")
-    assert any("CPU goes on" in note for note in report.notes)
+    assert any("CPU takes over" in note for note in report.notes)
     output = [row for row in report.rows if row.op == "output"]
     assert sum(row.calls for row in output) == 12
 

@@ -104,10 +104,10 @@ def test_what_fits_is_on_the_npu_and_the_rest_on_the_cpu(name, simulator, deep, 
         layers, output = planned(llm)
         assert share(llm) >= fits - 1.5 / (LAYERS + 1)
         assert 0 < layers + output < LAYERS + 1
-        (note,) = [each for each in llm.report().notes if "has room for" in each]
-        assert f"has room for {7 * layers + output} of {7 * LAYERS + 1} weights" in note
-        assert "To have more there: " in note
-        assert str(llm.report()).count("has room for") == 1
+        (note,) = [each for each in llm.report().notes if "has space for" in each]
+        assert f"has space for {7 * layers + output} of {7 * LAYERS + 1} weights" in note
+        assert "To place more on rknpu" in note
+        assert str(llm.report()).count("has space for") == 1
 
 
 @pytest.mark.parametrize("creates", [40, 100])
@@ -162,7 +162,7 @@ def test_a_device_that_comes_back_with_less_memory_keeps_what_fits(
     assert f"{name} ran out of memory" in report.fallbacks()[0]
     notes = [note for note in report.notes if "ran out of memory while it worked" in note]
     assert len(notes) == 1
-    assert "To have more there: " in notes[0]
+    assert "To keep more on rknpu" in notes[0]
 
 
 def test_without_room_for_single_rows_the_cpu_has_all_for_one_reason(
@@ -174,7 +174,7 @@ def test_without_room_for_single_rows_the_cpu_has_all_for_one_reason(
         check(llm, exact, usual)
         assert share(llm) == 0
         assert sum(space.used for space in spaces_of(llm)) == 0
-        assert f"has room for 0 of {7 * LAYERS + 1} weights" in "".join(llm.report().notes)
+        assert f"has space for 0 of {7 * LAYERS + 1} weights" in "".join(llm.report().notes)
 
 
 def test_a_strict_model_that_does_not_fit_is_refused(name, simulator, deep):

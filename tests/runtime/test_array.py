@@ -309,8 +309,8 @@ def test_the_method_of_an_array_is_refused_since_numpy_hides_the_weight_from_it(
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (lambda a, w: a @ w.T, "is no right operand"),
-        (lambda a, w: w @ a.T, "is no left operand"),
+        (lambda a, w: a @ w.T, "cannot be a right operand"),
+        (lambda a, w: w @ a.T, "cannot be a left operand"),
         (lambda a, w: w.T @ w, "are both quantised"),
         (lambda a, w: np.inner(a, w), "cannot be summed"),
         (lambda a, w: np.tensordot(w, a[:, :N], ([1], [1])), "cannot be summed"),

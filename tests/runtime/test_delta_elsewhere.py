@@ -1,4 +1,4 @@
-"""Delta nets on a device that fails, or lies: the CPU goes on, and the report says so."""
+"""Delta nets on a device that fails, or lies: the CPU takes over, and the report says so."""
 
 import random
 from dataclasses import replace
@@ -68,7 +68,7 @@ def test_the_cpu_goes_on_and_no_bit_is_lost(what, well):
     np.testing.assert_array_equal(y, plain)
     rows = [row for row in report.rows if row.op == "delta net" and row.calls]
     assert {row.actual for row in rows if row.reason} == {"cpu"}
-    assert any("the CPU goes on with delta nets" in note for note in report.notes)
+    assert any("the CPU takes over delta nets" in note for note in report.notes)
     if what is not lost:
         assert sum(row.failed for row in rows) > 0
 
@@ -96,7 +96,7 @@ def test_the_cpu_goes_on_with_the_states_of_each_sequence(what):
             found.append(out.copy())
         notes = llm.report().notes
 
-    assert any("the CPU goes on with delta nets" in note for note in notes)
+    assert any("the CPU takes over delta nets" in note for note in notes)
     np.testing.assert_array_equal(np.swapaxes(found, 0, 1), wanted)
 
 

@@ -135,7 +135,7 @@ def test_a_device_that_fails_is_left_and_the_tokens_are_evaluated_again(failing)
 
     assert again == 1
     assert nmse(np.concatenate(found), logits(tiny.path("llama3", "q8_0"), ids)) < FLOAT32
-    assert "numpy goes on for partial: it died" in ledger.report().notes
+    assert "numpy takes over from partial: it died" in ledger.report().notes
     assert {row.actual for row in ledger.report().rows} <= {"partial", "numpy"}
 
 
@@ -156,7 +156,7 @@ def test_what_has_no_room_runs_elsewhere():
 
     assert nmse(run(made, ids), logits(tiny.path("llama3", "q8_0"), ids)) < FLOAT32
     assert [part.actual for part in made.parts].count("partial") == 1
-    assert any("has no room for" in note for note in ledger.report().notes)
+    assert any("has no space for" in note for note in ledger.report().notes)
 
 
 def test_strict_mode_refuses_what_the_device_refuses():

@@ -1,4 +1,4 @@
-"""A device that fails for good costs no product: the CPU goes on, and the ledger says so."""
+"""A device that fails for good costs no product: the CPU takes over, and the ledger says so."""
 
 import numpy as np
 import pytest
@@ -66,7 +66,7 @@ def test_a_lost_device_is_replaced_in_the_middle_and_said_to_be(cpu):
     assert rows["cpu"].reason == "fake failed: it is gone"
     assert "1 fallbacks" in report.line()
     assert ", 0 wrong" in report.line()
-    assert report.notes == ("call 2", "the CPU goes on for fake: it is gone")
+    assert report.notes == ("call 2", "the CPU takes over from fake: it is gone")
 
 
 def test_packets_are_charged_to_the_products_that_took_them(cpu):
@@ -131,4 +131,4 @@ def test_a_device_lost_in_the_middle_of_a_model_costs_no_token(monkeypatch):
 
     assert text == wanted
     assert any(row.actual == "cpu" and "it is gone" in row.reason for row in report.rows)
-    assert sum("the CPU goes on" in note for note in report.notes) == 1
+    assert sum("the CPU takes over" in note for note in report.notes) == 1

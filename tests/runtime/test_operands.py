@@ -135,7 +135,7 @@ def test_narrow_numbers_of_ml_dtypes_are_refused_with_a_conversion_that_works(na
 def test_a_conversion_that_would_drop_imaginary_parts_is_not_the_remedy():
     with pytest.raises(LayoutError, match="a is complex64") as caught:
         npurt.matmul(np.ones((2, 4), np.complex64), GOOD)
-    assert caught.value.remedy == "multiply its real and imaginary parts apart"
+    assert caught.value.remedy == "multiply its real and imaginary parts separately"
 
 
 def test_tensors_of_torch_are_operands_and_bfloat16_too():

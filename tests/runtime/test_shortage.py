@@ -105,10 +105,10 @@ def test_units_that_save_most_for_each_byte_come_first_and_come_whole(cpu):
         ("a1", "a2", "b"), HERE
     )
     assert sorted(done) == [0, 1, 2, 3, 4, 5]
-    assert {w.reason for w in placed} == {"", "fake has no room for it"}
+    assert {w.reason for w in placed} == {"", "fake has no space for it"}
     assert notes == [
-        "fake has room for 3 of 6 weights (0.0 of 0.0 MB of the file); the CPU has the others, "
-        "a1 to b. To have more there: use less"
+        "fake has space for 3 of 6 weights (0.0 of 0.0 MB of the file); the CPU has the others, "
+        "a1 to b. To place more on fake: use less"
     ]
 
 
@@ -194,7 +194,7 @@ def test_a_model_counts_what_had_no_room_as_planned_and_says_it_once(monkeypatch
     assert "0 fallbacks" in report.line()
     assert report.fallbacks() == []
     (note,) = report.notes
-    assert "has room for 7 of 15 weights" in note
+    assert "has space for 7 of 15 weights" in note
     assert str(report).count("use less") == 1
 
 
@@ -240,8 +240,8 @@ def test_memory_that_runs_out_costs_the_weights_that_are_worth_least(cpu):
         "3 ops, w3 to w1: planned fake, ran on cpu: fake ran out of memory"
     ]
     assert report.notes == (
-        "fake ran out of memory while it worked; the CPU goes on with the weights that are worth "
-        "least there. To have more there: use less",
+        "fake ran out of memory while it worked; the weights that save the least time move to "
+        "the CPU. To keep more on fake: use less",
     )
     assert ", 0 wrong" in report.line()
 

@@ -61,7 +61,7 @@ def test_delta_nets_that_a_device_has_no_kernel_for_are_an_error_while_loading(m
     device, closed = FakeDevice(), []
     monkeypatch.setattr(device, "close", lambda: closed.append(True))
 
-    with pytest.raises(NotOffloaded, match="fake cannot take delta nets: fake has no kernel"):
+    with pytest.raises(NotOffloaded, match="fake cannot run delta nets: fake has no kernel"):
         open_strict(device, "qwen35")
 
     assert closed == []  # it was given, and stays its giver's

@@ -1,5 +1,5 @@
-"""The public functions below models: `matmul`, `pack`, benchmarks of products, the doctor.
+"""Public functions that need no model: `matmul`, `pack`, benchmarks of products, the doctor.
 
-May import every other room.
+May import every other subpackage.
 Begin with `matmul`.
 """

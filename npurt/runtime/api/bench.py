@@ -18,8 +18,8 @@ from npurt.runtime.open.devices import open_device
 
 INTEGER = "i8"
 ELEMENT = 16  # bytes: float64 for the exact product, float32, and the packed weight
-# The least rows for the error.  The int8 rounding error of a Gaussian row of 1536 varies by 6 %
-# from row to row, so the error of one row would depend on the random numbers.
+# Smallest number of rows for the error.  The int8 rounding error of a Gaussian row of 1536 elements
+# varies by 6 % from row to row, so the error of one row would depend on the random numbers.
 SAMPLE = 128
 
 Measured = tuple[Callable[[], Any], F64, int]  # the product, its exact result, bytes of the weight
@@ -38,17 +38,17 @@ def bench_matmul(
     """Measure ``y[m, n] = x[m, k] @ w[n, k].T`` on Gaussian data.
 
     Args:
-        kind: Format of w, or ``i8``: int8 by int8, exact on the CPU.  A device that rounds
-            activations to int8 by rows uses int8 weights with a scale for each row.
+        kind: Format of w, or ``i8`` for int8 weights.  With ``i8`` the CPU multiplies int8 by int8
+            exactly; another device rounds activations to int8 and has a weight scale for each row.
 
     Returns:
         ``macs``, ``packets`` of instructions for one product (None if the device does not count
         them), ``bytes`` of the weight on the device, ``seconds`` (the median), ``nmse`` against
-        float64 on the dequantised weight, over at least `SAMPLE` rows.  Rows beyond *m* are
-        multiplied once, in a product of their own.
+        float64 with the dequantised weight, over at least `SAMPLE` rows.  Rows beyond *m* are
+        multiplied once, in a separate product that is not timed.
 
     Raises:
-        SettingError: A size is below 1, or this machine has no memory for it.
+        SettingError: A size is below 1, or this machine has too little memory.
         UnsupportedOp: There is no such *kind*, or the device has no kernel for it.
     """
     for name, size in (("m", m), ("k", k), ("n", n), ("repetitions", repetitions)):
@@ -78,8 +78,8 @@ def _require_memory(m: int, k: int, n: int) -> None:
     have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if wanted > have:
         raise SettingError(
-            f"a product of {m} x {k} x {n} takes {wanted / 1e9:.3g} GB to measure, "
-            f"this machine has {have / 1e9:.3g}",
+            f"a product of {m} x {k} x {n} needs {wanted / 1e9:.3g} GB to measure, "
+            f"this machine has {have / 1e9:.3g} GB",
             remedy="use smaller sizes",
         )
 

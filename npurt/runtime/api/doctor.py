@@ -1,4 +1,4 @@
-"""`npurt doctor`: find the NPUs of this machine, the reasons why they do not run, and remedies."""
+"""Run the checks of `npurt doctor`: find the NPUs of this machine, their problems and remedies."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,14 +15,14 @@ Probe = Callable[[], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of NPU: its checks, its trials, and further data for a bundle.
+    """A type of NPU: its checks, its trials, and further data for a bundle.
 
     Attributes:
         name: The name in device strings.
         checks: The checks, in order.
-        why_not: Returns why a machine cannot have this NPU, or None.
+        why_not: Returns the reason why a machine cannot have this NPU, or None.
         probes: Trials on this machine, by the names that checks use.
-        collect: Reads data from a system that no check needs.
+        collect: Reads additional data, which no check needs, for the bundle.
         simulated: Whether the NPU is simulated.
     """
 
@@ -36,7 +36,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The findings about one kind of NPU; *absent* is the reason if nothing was checked."""
+    """The findings about one type of NPU; *absent* is the reason if no check ran."""
 
     kind: str
     findings: tuple[Finding, ...] = ()
@@ -45,7 +45,7 @@ class Diagnosis:
 
     @property
     def first(self) -> Finding | None:
-        """The finding to mend first."""
+        """The problem to solve first, or None."""
         return start_here(self.findings)
 
     @property
@@ -54,7 +54,7 @@ class Diagnosis:
         return not self.absent and self.first is None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the diagnosis for scripts."""
+        """Return the diagnosis as JSON data."""
         rows = [
             {
                 "name": f.check.name,
@@ -72,7 +72,7 @@ class Diagnosis:
 
 
 def kinds(device: str | None = None) -> list[Kind]:
-    """Return the kinds of NPU to look for: all, or that of a device string.
+    """Return the types of NPU to check: all, or only the type that *device* names.
 
     Raises:
         UnknownDevice: There is no such device.
@@ -83,8 +83,8 @@ def kinds(device: str | None = None) -> list[Kind]:
     name = device.partition(":")[0]
     if name not in makers:
         raise UnknownDevice(
-            f"the doctor knows nothing of device {device!r}",
-            remedy="use hexagon, rknpu, hexagon:sim or rknpu:sim, or leave -dev away",
+            f"the doctor has no checks for device {device!r}",
+            remedy="use hexagon, rknpu, hexagon:sim or rknpu:sim, or omit -dev",
         )
     return [makers[name](device)]
 
@@ -112,7 +112,7 @@ def _rknpu(device: str) -> Kind:
 
     which = device.partition(":")[2]
     if which not in DRIVERS:
-        raise unknown(f"the doctor knows nothing of device {device!r}")
+        raise unknown(f"the doctor has no checks for device {device!r}")
     probes: dict[str, Probe] = {"rknpu": lambda: doctor_trial.trial(device)}
     if which.startswith("sim"):
         return Kind(device, doctor.SIMULATED, lambda system: None, probes, simulated=True)
@@ -120,13 +120,13 @@ def _rknpu(device: str) -> Kind:
 
 
 def this_machine(looked_for: Sequence[Kind]) -> Recorder:
-    """Return this machine, as a system that records what is read."""
+    """Return this machine, as a system that records every value read."""
     probes = {name: probe for kind in looked_for for name, probe in kind.probes.items()}
     return Recorder(Machine(probes=probes))
 
 
 def examine(looked_for: Sequence[Kind], system: Recorder) -> list[Diagnosis]:
-    """Run the checks of each kind that the machine may have."""
+    """Run the checks of each type of NPU that the machine may have."""
     found = []
     for kind in looked_for:
         absent = kind.why_not(system)

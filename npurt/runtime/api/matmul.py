@@ -1,10 +1,11 @@
-"""`matmul`: numpy's product on a device, with quantised operands.
+"""Multiply arrays and quantised weights on a device, with the semantics of `numpy.matmul`.
 
 Dtypes: int8 @ int8 gives exact int32.  Otherwise both operands and the result are float32: float16,
-bfloat16 and int8 are widened, float64 is rounded.  A quantised operand of an integer format rounds
-the other operand to int8, with one scale for each 32 columns of K.
+bfloat16 and int8 are widened, float64 is rounded.  If one operand is quantised in an integer
+format, the other is rounded to int8, with one scale for each 32 columns of K.
 
-An NPU multiplies packed operands.  Two arrays multiply on the CPU, int8 ones on the RK3588 as well.
+NPUs multiply only packed weights, except that the RK3588 also multiplies two int8 arrays.  The CPU
+multiplies all operands.
 """
 
 import math
@@ -70,28 +71,27 @@ def matmul(
     quantised weights, and exact int8 products, are verified.  If a product is wrong, plain kernels
     of the CPU compute it again, with a RuntimeWarning and a note in `report`.
 
-    With a weight, ``a @ w`` and ``w.T @ b`` are the same as this function.
+    For a weight w, the operators ``a @ w`` and ``w.T @ b`` call this function.
 
     Args:
         a: Array; or a quantised weight ``[N, K]``: ``w.T`` of a `PackedWeight`, or a QTensor.
-        b: Array; or a quantised weight ``[K, N]``: a `PackedWeight`, or ``w.T`` of a QTensor, which
-            is packed for this call.  A QTensor of F32, F16 or BF16 may be summed along each axis;
-            next to another weight, and as a stack, it is an array of its values.
+        b: Array; or a quantised weight ``[K, N]``: a `PackedWeight`, or ``w.T`` of a QTensor.  A
+            QTensor is packed for this call.  A QTensor of F32, F16 or BF16 may be a left or a right
+            operand; it is decoded to an array if it is a stack or if both operands are weights.
         out: Array of the result's shape and dtype, written and returned.
-        device: Where to multiply; a packed weight is multiplied by where it is.
-        verify: ``off``, ``sample`` (the first product of a weight, and one in a hundred after that)
-            or ``always``; by default what `NPURT_VERIFY` says, else ``sample``.  Products of two
-            float arrays are numpy's own, and not verified.
+        device: Device that multiplies; for a packed weight, ``auto`` or the weight's device.
+        verify: ``off``, ``sample`` (the first product of a weight, and 1 % of the later products)
+            or ``always``; by default the value of `NPURT_VERIFY`, else ``sample``.  numpy
+            multiplies two float arrays, without verification.
 
     Raises:
-        LayoutError: Shapes or dtypes do not fit, or a weight is packed for another device; the
-            message says what to do.
-        NumericsError: A weight is of an integer format, and it or the other operand holds NaN or
-            infinity.
+        LayoutError: Shapes or dtypes do not fit, or a weight is packed for another device.
+        NumericsError: A weight has an integer format, and the weight or the other operand holds NaN
+            or infinity.
         UnsupportedOp: int8 sums of K > 131071 would not fit int32, or the device does not multiply
             arrays of these dtypes.
-        SettingError: There is no such mode of verification.
-        VerificationFailed: The product is wrong, and so is the CPU's.
+        SettingError: *verify* is not a mode of verification.
+        VerificationFailed: The product is wrong on the device and on the CPU.
     """
     how = mode(verify)
     left, right = _operand(a, "a"), _operand(b, "b")
@@ -109,14 +109,14 @@ def matmul(
 
 
 def _operand(x: Operand, name: str) -> Array | QuantisedArray:
-    """Return a weight as it is, and anything else as an array."""
+    """Return a weight unchanged, and any other operand as an array."""
     if isinstance(x, QuantisedArray):
         return _values_of_floats(x) if x.ndim == 3 else x
     return as_array(x, name)
 
 
 def _values_of_floats(x: Array | QuantisedArray) -> Array | QuantisedArray:
-    """Return the values of a QTensor of floats, and anything else as it is."""
+    """Return the values of a QTensor of floats, and any other operand unchanged."""
     return x.dequantize() if isinstance(x, QTensor) and x.format.block == 1 else x
 
 
@@ -126,7 +126,7 @@ def _weight_last(a: Array, w: QuantisedArray, device: str, how: Mode) -> Array:
     if w.ndim == 3 or w.sum_axis != 0:
         turned = "a @ w, without the .T" if _is_view(w) else "a @ w.T"
         raise LayoutError(
-            f"{w!r} is no right operand: its blocks lie along axis {w.sum_axis}",
+            f"{w!r} cannot be a right operand: its blocks lie along axis {w.sum_axis}",
             remedy=_how_to_multiply(w, a.shape[-1], turned),
         )
     if a.shape[-1] != w.shape[0]:
@@ -139,13 +139,13 @@ def _weight_first(w: QuantisedArray, b: Array | QuantisedArray, device: str, how
     if isinstance(b, QuantisedArray):
         raise LayoutError(
             f"{w!r} and {b!r} are both quantised",
-            remedy="multiply by the values of one, for example a.dequantize() @ b",
+            remedy="decode one of them, for example a.dequantize() @ b",
         )
     w = w.with_sum_axis(w.ndim - 1)
     if w.ndim == 3 or w.sum_axis != w.ndim - 1:
         turned = "w @ b, without the .T" if _is_view(w) else "w.T @ b"
         raise LayoutError(
-            f"{w!r} is no left operand, only a right operand: its blocks lie along axis "
+            f"{w!r} cannot be a left operand, only a right operand: its blocks lie along axis "
             f"{w.sum_axis}",
             remedy=_how_to_multiply(w, b.shape[-2:][0], turned),
         )
@@ -158,16 +158,16 @@ def _weight_first(w: QuantisedArray, b: Array | QuantisedArray, device: str, how
 
 
 def _times(x: Array, name: str, w: QuantisedArray, device: str, how: Mode) -> Array:
-    """Return ``x @ w`` of a weight ``[K, N]`` or ``[K]``; K is known to fit.
+    """Return ``x @ w`` for a weight ``[K, N]`` or ``[K]``; the caller has checked K.
 
     Args:
-        name: The argument that x is; ``b`` was transposed.
+        name: The argument of `matmul` that x comes from; the caller has transposed ``b``.
     """
     if isinstance(w, PackedWeight):
         if not isinstance(device, str) or device not in ("auto", w.device, w.weight.planned):
             raise LayoutError(
                 f"the weight is packed for {w.device}, not for {brief(device)}",
-                remedy="leave device away"
+                remedy="omit device"
                 + (f", or use npurt.pack(w, device={device!r})" if isinstance(device, str) else ""),
             )
         return _packed(x, name, w.products, w.weight, how)
@@ -180,22 +180,22 @@ def _times(x: Array, name: str, w: QuantisedArray, device: str, how: Mode) -> Ar
 
 
 def _is_view(w: QuantisedArray) -> bool:
-    """Say whether w is the ``.T`` of another weight."""
+    """Return whether w is the ``.T`` of another weight."""
     return isinstance(w, QTensor | PackedWeight) and w.transposed
 
 
 def _how_to_multiply(w: QuantisedArray, k: int, turned: str) -> str:
-    """Return the remedy of a weight on the wrong side.
+    """Return the remedy for a weight on the wrong side of a product.
 
     Args:
         k: The length of the other operand along the axis that is summed.
-        turned: The product by the transpose.
+        turned: The product with the weight transposed, as text.
     """
     if w.ndim == 3:
         return "multiply by each matrix of a stack: a @ w[i].T, or w[i] @ b"
     if k == w.shape[w.sum_axis]:
         return f"multiply {turned}"
-    return "multiply by its values, the array that its dequantize() returns"
+    return "multiply by the array that its dequantize() returns"
 
 
 def _mismatch(
@@ -206,7 +206,7 @@ def _mismatch(
     if transposed and weight is not None:
         return LayoutError(
             f"shapes {a} and {b} do not multiply: a has K = {k}, the weight K = {other}",
-            remedy="a sum along the other axis of the weight takes the transpose of its values, "
+            remedy="to sum along the other axis of the weight, decode and transpose it: "
             "dequantize().T",
         )
     return LayoutError(
@@ -229,8 +229,8 @@ def _packed(
             row, column = column, row
         raise NumericsError(
             f"{name} holds {value} in row {row}, column {column}; products with quantised "
-            "weights take finite numbers",
-            remedy="mend the input: look for what overflowed or divided by zero",
+            "weights need finite numbers",
+            remedy="find the operation on the input that overflowed or divided by zero",
         )
     if len(rows) and w.n and w.k:
         y = products.matmul(rows, weight, how, once=once)
@@ -254,7 +254,7 @@ def _arrays(a: Array, b: Array, device: str, how: Mode) -> Array:
         raise LayoutError(
             f"shapes {a.shape} and {b.shape} do not multiply: batch axes {left.shape[:-2]} and "
             f"{right.shape[:-2]} do not broadcast",
-            remedy="make them equal from the last on, or 1 in one of the operands",
+            remedy="make the batch axes equal, counted from the last, or 1 in one operand",
         ) from error
     shape = (*batch, left.shape[-2], right.shape[-1])
     y = _exact(left, right, shape, device, how) if exact else _float(left, right, device)
@@ -264,7 +264,7 @@ def _arrays(a: Array, b: Array, device: str, how: Mode) -> Array:
 
 
 def _float(a: F32, b: F32, device: str) -> Array:
-    """Multiply float arrays with numpy's BLAS, which is the fastest for them on the CPU."""
+    """Multiply float arrays with numpy's BLAS, the fastest way on the CPU."""
     target = packed_weight.shared(device).device
     if not isinstance(target, CpuDevice):
         raise UnsupportedOp(
@@ -303,9 +303,9 @@ def _deliver(result: Array, out: Array | None) -> Array | np.generic:
         have = f"{out.dtype} {out.shape}" if isinstance(out, np.ndarray) else type(out).__name__
         raise LayoutError(
             f"out is {have}, the result {result.dtype} {result.shape}",
-            remedy="pass an array of exactly that dtype and shape, or call it without out",
+            remedy="pass an array with the result's dtype and shape, or omit out",
         )
     if not out.flags.writeable:
-        raise LayoutError("out is read-only", remedy="pass an array that can be written")
+        raise LayoutError("out is read-only", remedy="pass a writeable array")
     out[...] = result
     return out

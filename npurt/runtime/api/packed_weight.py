@@ -1,4 +1,4 @@
-"""`pack`: quantise a weight and lay it out for a device, for many products."""
+"""Quantise a weight and lay it out for a device, for many products: `pack`, `PackedWeight`."""
 
 import atexit
 from typing import Any
@@ -19,21 +19,21 @@ from npurt.runtime.report.ledger import Report, joined
 
 
 class PackedWeight(QuantisedArray):
-    """The right operand of products, on a device; `pack` makes it.  Its shape is ``(K, N)``.
+    """A weight of shape ``(K, N)`` on a device, the right operand of products; `pack` makes it.
 
-    ``a @ w`` is ``npurt.matmul(a, w)``, and so are the products of numpy's dot,
-    inner, tensordot, einsum and linalg.  ``w.T`` of shape ``(N, K)`` is the left operand: ``w.T @
-    b``.  ``w[:, rows]`` packs some columns again.  numpy's other functions are refused, because
-    they would decode the weight; `dequantize` does that.
+    ``a @ w`` calls ``npurt.matmul(a, w)``, and so do numpy's dot, inner, tensordot, einsum and
+    linalg.  ``w.T``, of shape ``(N, K)``, is a left operand: ``w.T @ b``.  ``w[:, rows]`` packs the
+    chosen columns again.  numpy's other functions raise an error, because they would decode the
+    weight; call `dequantize` first.
 
-    A weight does not change, so a copy of it is the weight itself.  Its pickle holds the codes and
-    the name of the device, and packs them again when it is loaded.
+    A weight is immutable, so copies are the weight itself.  A pickle holds the codes and the name
+    of the device; loading packs the codes again.
     """
 
     def __init__(self, packed: Packed, products: Products | None = None) -> None:
         self.products = products or Products(packed.device)
         self.weight = Weight(packed, packed.device.caps.name)
-        self._base: PackedWeight | None = None  # of a transposed view
+        self._base: PackedWeight | None = None  # the weight that a transposed view belongs to
 
     @property
     def packed(self) -> Packed:
@@ -100,17 +100,17 @@ class PackedWeight(QuantisedArray):
         return (self.tensor if self.transposed else self.tensor.T).dequantize()
 
     def copy(self) -> "PackedWeight":
-        """Return the weight itself, which does not change."""
+        """Return the weight itself, which is immutable."""
         return self
 
     def __getitem__(self, index: Any) -> "PackedWeight":
-        """Return ``w[:, rows]`` or ``w.T[rows]``, packed again: a slice, ints or a mask along N.
+        """Return ``w[:, rows]`` or ``w.T[rows]``, packed again; *rows* is a slice, ints or a mask.
 
         ``w[:]`` and ``w[...]`` are the weight itself.
 
         Raises:
-            LayoutError: The index would cut K, or leave one axis.
-            IndexError: There is no such row, or a mask is of another length than N.
+            LayoutError: The index would cut K, or the result would have one axis.
+            IndexError: A row is beyond N, or the length of a mask is not N.
         """
         try:
             rows = (self.tensor if self.transposed else self.tensor.T)[index]
@@ -118,8 +118,8 @@ class PackedWeight(QuantisedArray):
             raise cannot_be_cut(self, index) from error
         if rows.ndim != 2:
             raise LayoutError(
-                f"an int leaves one axis of {self!r}, and a vector is not packed",
-                remedy="choose with a slice, for example 3:4",
+                f"an int index reduces {self!r} to a vector, and only matrices can be packed",
+                remedy="use a slice, for example 3:4",
             )
         every, some = self.tensor.blocks, rows.blocks
         if (every.shape, every.strides) == (some.shape, some.strides) and np.may_share_memory(
@@ -155,13 +155,13 @@ class PackedWeight(QuantisedArray):
 
 
 def _restored(tensor: QTensor, device: str, transposed: bool) -> PackedWeight:
-    """Return the weight that was pickled."""
+    """Unpickle a weight: pack *tensor* again."""
     weight = pack(tensor.T, device=device)
     return weight.T if transposed else weight
 
 
 def shared(name: str) -> Products:
-    """Return the device that products share, opened on first use and closed at exit."""
+    """Return the process's `Products` of the device *name*, opened on first use, closed at exit."""
     if not isinstance(name, str):
         raise UnknownDevice(
             f"{brief(name)} is not a device name",
@@ -172,7 +172,7 @@ def shared(name: str) -> Products:
     return products
 
 
-_used: dict[Products, None] = {}  # what `shared` returned, in order
+_used: dict[Products, None] = {}  # results of `shared`, in the order of first use
 
 
 @once
@@ -183,15 +183,16 @@ def _shared(name: str) -> Products:
 
 
 def report(device: str | None = None) -> Report:
-    """Return what `npurt.matmul` did in this process: how often, where, and what was verified.
+    """Return the counts of all products of `npurt.matmul` in this process, with verifications.
 
     Args:
-        device: Report on the weights of this device only; by default on those of every device.
+        device: Report only on products of this device; by default on all devices.
 
     Raises:
-        DeviceNotFound: There is no such device.
+        DeviceNotFound: *device* is not available.
     """
-    asked = shared("auto" if device is None else device)  # may be open twice: as auto and as cpu
+    # A device may be open twice, for example as "auto" and as "cpu".
+    asked = shared("auto" if device is None else device)
     reports = [
         products.report()
         for products in tuple(_used)  # another thread may open a device meanwhile
@@ -206,17 +207,17 @@ def pack(
     """Quantise *b* and lay it out for *device*, for many products.
 
     Args:
-        b: Float ``[K, N]``, or a QTensor's transposed view ``w.T`` of shape ``(K, N)``, or a packed
-            weight, for another device or format.
-        dtype: Format to quantise to: a name such as ``q8_0``, ``q4_0``, ``q4_k``, ``f16``; by
-            default that of a quantised *b*, which keeps its codes, and ``q8_0`` for floats.  In
-            another format its values are quantised again.
-        device: Where to multiply; by default a packed *b* stays where it is.
+        b: Float array ``[K, N]``, or a QTensor's transposed view ``w.T`` of shape ``(K, N)``, or a
+            packed weight to convert to another device or format.
+        dtype: Format to quantise to, such as ``q8_0``, ``q4_0``, ``q4_k`` or ``f16``; by default
+            ``q8_0`` for floats, and the format of a quantised *b*, whose codes are then kept.  For
+            another format, *b* is decoded and quantised again.
+        device: Device that will multiply; by default a packed *b* remains on its device.
 
     Raises:
-        LayoutError: *b* is not 2-D, or K does not divide into blocks of the format.
+        LayoutError: *b* is not 2-D, or K is not a multiple of the format's block length.
         NumericsError: *b* holds NaN or infinity.
-        UnsupportedOp: The device has no kernel for the format, or there is no such format.
+        UnsupportedOp: npurt has no format *dtype*, or the device has no kernel for it.
     """
     products = b.products if isinstance(b, PackedWeight) and device == "auto" else shared(device)
     tensor = finite(_quantised(b, dtype))
@@ -226,10 +227,10 @@ def pack(
 
 
 def finite(tensor: QTensor) -> QTensor:
-    """Return *tensor* ``[N, K]``, whose values must be finite.
+    """Return *tensor* ``[N, K]`` if all its values are finite.
 
     Raises:
-        NumericsError: They are not.
+        NumericsError: A value is NaN or infinite.
     """
     row = tensor.first_not_finite()
     if row is not None:
@@ -241,11 +242,11 @@ def finite(tensor: QTensor) -> QTensor:
 
 
 def _how_to_pack(w: QuantisedArray) -> str:
-    """Return what to pass in place of a weight that is no right operand."""
+    """Return the remedy for a weight that cannot be a right operand."""
     if isinstance(w, PackedWeight):  # a transposed view
         return "pass w itself, without the .T"
     return {
-        1: "pass a matrix of one row: w[i : i + 1].T of the tensor it is a row of",
+        1: "pass a matrix of one row, w[i : i + 1].T, instead of the row w[i]",
         2: "pass w.T, of shape (K, N)",
         3: "pack each matrix of the stack: w[i].T",
     }[w.ndim]
@@ -264,13 +265,13 @@ def _quantised(b: npt.ArrayLike | QTensor | PackedWeight, dtype: str) -> QTensor
     if array.ndim != 2:
         raise LayoutError(
             f"b has {array.ndim} axes; a weight has two, [K, N]",
-            remedy="pack each matrix by itself",
+            remedy="pack each matrix separately",
         )
     bad = ~np.isfinite(array)
     if bad.any():
         at = np.unravel_index(bad.argmax(), bad.shape)
         raise NumericsError(
-            f"b[{at[0]}, {at[1]}] is {array[at]}; a weight has finite numbers",
+            f"b[{at[0]}, {at[1]}] is {array[at]}; a weight must have finite numbers",
             remedy="replace NaN and infinity before packing; a file that has them is damaged",
         )
     fmt = encodable("q8_0" if isinstance(dtype, str) and dtype.lower() == "auto" else dtype)

@@ -21,7 +21,7 @@ from npurt.verify import Mode, Probe, Sampler, is_right, probe_of
 I8 = npt.NDArray[np.int8]
 I32 = npt.NDArray[np.int32]
 
-WITHIN = ("npurt", "numpy")  # packages between a product and the line that asked for it
+WITHIN = ("npurt", "numpy")  # packages whose frames are skipped to find the user's line
 
 
 @dataclass(slots=True, eq=False)
@@ -29,18 +29,20 @@ class Weight:
     """A packed weight, its device and its checks."""
 
     packed: Packed
-    planned: str  # the device that it was packed for
-    reason: str = ""  # why it is on another device
+    planned: str  # the device that the weight was packed for
+    reason: str = ""  # why the weight moved to another device
     probe: Probe | None = None  # made at the first check
-    seen: set[bool] = field(default_factory=set)  # True: of several rows; False: of one
+    # Whether a product of one row (False) and one of several rows (True) was verified.
+    seen: set[bool] = field(default_factory=set)
 
 
 class Products:
-    """The products of *device*, verified and counted.
+    """Runs products on *device*, verifies and counts them.
 
-    In mode ``sample`` a weight is verified at its first product of one row, at its first of several
-    rows, and in 1 % of the later calls.  int8 products of two arrays are verified in the same way,
-    by shape.  Plain C kernels compute a wrong product again, with a warning, and keep its weight.
+    In mode ``sample`` a weight's first product of one row, its first product of several rows and
+    1 % of the later products are verified.  int8 products of two arrays are verified in the same
+    way, by shape.  If a product is wrong, plain C kernels of the CPU compute it again, with a
+    warning, and run all later products with its weight.
     """
 
     def __init__(self, device: Device) -> None:
@@ -51,7 +53,7 @@ class Products:
         self._samplers = {mode: Sampler(mode) for mode in Mode}
 
     def report(self) -> Report:
-        """Return the counts of products by device, and of verified ones."""
+        """Return the counts of products, and of verified products, by device."""
         with self._lock:
             return self._ledger.report()
 
@@ -59,10 +61,11 @@ class Products:
         """Return ``x @ w.T``, float32.
 
         Args:
-            once: The weight is packed for this product alone, so checks go by its shape.
+            once: The weight is packed only for this product, so its format and shape decide whether
+                this is a first product.
 
         Raises:
-            VerificationFailed: The product is wrong, and so is the CPU's.
+            VerificationFailed: The product is wrong on the device and on the CPU.
         """
         packed, several = weight.packed, len(x) > 1
         y = np.empty((len(x), packed.n), np.float32)
@@ -80,8 +83,8 @@ class Products:
         """Return ``a @ b``, exact.
 
         Raises:
-            UnsupportedOp: The device has no such product.
-            VerificationFailed: It is wrong, and so is the CPU's.
+            UnsupportedOp: The device does not multiply int8 arrays exactly.
+            VerificationFailed: The product is wrong on the device and on the CPU.
         """
         name, (k, n) = self.device.caps.name, b.shape
         if not isinstance(self.device, ExactInt8):
@@ -137,14 +140,14 @@ class Products:
 
     def _verify(self, packed: Packed, weight: Weight, x: F32, y: F32, row: Row) -> None:
         """Verify y, and compute it again with plain C kernels if it is wrong."""
-        if weight.packed is packed:  # else another thread has found it wrong meanwhile
+        if weight.packed is packed:  # else another thread found an error and moved the weight
             if _is_right(weight, x, y):
                 return
             wrong = packed.device.caps.name
             row.failed += 1
             self._say(f"{wrong} computed a wrong product with {packed.tensor!r}")
             weight.packed = self._plain().pack(packed.tensor)
-            weight.probe = probe_of(repr(packed.tensor), weight.packed)  # not of its image
+            weight.probe = probe_of(repr(packed.tensor), weight.packed)  # from the file's values
             weight.reason = f"{wrong} computed a wrong product with it"
         again = self._multiply(weight.packed, weight, x, y)
         again.verified += 1
@@ -167,7 +170,7 @@ class Products:
 
 
 def _users_level() -> int:
-    """Return the stacklevel, for the caller's `warn`, of the line that asked for a product."""
+    """Return the stacklevel, for the caller's `warn`, of the user's line that called npurt."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in WITHIN:
         level, frame = level + 1, frame.f_back
@@ -196,11 +199,11 @@ def _is_right(weight: Weight, x: F32, y: F32) -> bool:
 
 
 def is_exact(a: I8, b: I8, y: I32) -> bool:
-    """Return whether y is ``a @ b``: ``y r`` and ``a (b r)`` are equal integers for a probe r.
+    """Test whether y is ``a @ b``: return whether ``y r`` equals ``a (b r)`` for a random probe r.
 
-    The largest sums are below 2^63: |y| is at most 2^31, r below 2^11 and N at most 2^19.  b r is
-    below 2^37, so exact in float64; K is at most 2^17.  A single wrong element of a row is always
-    found; two cancel with a probability of 2^-11.
+    The integer sums are below 2^63: |y| is at most 2^31, |r| below 2^11 and N at most 2^19.  b r is
+    below 2^37, so it is exact in float64; K is at most 2^17.  The test always finds a single wrong
+    element of a row.  The errors of two wrong elements cancel with a probability of 2^-11.
     """
     if y.shape != (len(a), b.shape[1]):
         return False

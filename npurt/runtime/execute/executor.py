@@ -1,7 +1,7 @@
-"""Run a graph in segments: a device runs the ops that it accepts, another device the others.
+"""Run a graph in segments: one device runs the ops that it supports, another device the rest.
 
 When a device fails, the other device takes over its segment, and the report has the reason.  If the
-segment had states, the caller has to evaluate the tokens so far again.
+segment had states, they are lost, and the caller has to evaluate all tokens again.
 """
 
 import math
@@ -25,7 +25,7 @@ from npurt.runtime.report.ledger import Ledger, Row, row_of
 from npurt.segment import Array, Compiler, Limits, Room, Segment, Shifts, Weights, recurrent, split
 from npurt.verify import Sampler
 
-CHECKPOINTS = 4  # of recurrent states of a sequence, each before a run
+CHECKPOINTS = 4  # recent copies of a sequence's recurrent states, each made before a run
 
 
 @dataclass(slots=True)
@@ -33,10 +33,11 @@ class Part:
     """A part of the graph and the device that runs it.
 
     Attributes:
-        planned: Name of the device that was planned to run it.
-        reason: Why another device runs it; "" if none does.
-        before: Counts of its earlier segments, whose devices failed.
-        checkpoints: Of recurrent states, by sequence and by positions seen.
+        planned: Name of the device that was planned to run the part.
+        actual: Name of the device that runs the part.
+        reason: Why *actual* is not *planned*; "" if they are equal.
+        before: Counts of earlier segments of the part, whose devices failed.
+        checkpoints: Copies of recurrent states, by sequence and number of positions.
     """
 
     graph: Graph
@@ -49,11 +50,11 @@ class Part:
 
     @property
     def keeps_checkpoints(self) -> bool:
-        """Whether to copy recurrent states before runs: the segment cannot rewind them."""
+        """Whether to copy recurrent states before runs, because the segment cannot rewind them."""
         return not self.segment.rewinds and bool(recurrent(self.graph))
 
     def begin(self, sequence: int, position: int) -> None:
-        """Copy recurrent states that have seen *position* positions, if nobody else does."""
+        """Copy the recurrent states, which include *position* positions, if `keeps_checkpoints`."""
         if not self.keeps_checkpoints or not position:
             return
         kept = self.checkpoints.setdefault(sequence, OrderedDict())
@@ -70,7 +71,7 @@ class Part:
         return self.segment.reach(sequence, length)
 
     def rewind(self, sequence: int, length: int) -> None:
-        """Keep the first *length* positions, which `reach` returned."""
+        """Keep the first *length* positions; *length* is a result of `reach`."""
         if not length:
             self.forget(sequence)
             return
@@ -88,12 +89,12 @@ class Part:
         self.segment.forget(sequence)
 
     def fork(self, source: int, target: int, length: int) -> None:
-        """Let *target* begin with the first *length* positions of *source*."""
+        """Replace the states of *target* by the first *length* positions of *source*."""
         self.checkpoints.pop(target, None)
         self.segment.fork(source, target, length)
 
     def write(self, sequence: int, states: Mapping[str, Array]) -> bool:
-        """Set the states; return False if some were rounded."""
+        """Set the sequence's states; return False if some were rounded."""
         self.checkpoints.pop(sequence, None)
         exact = True
         for tensor in self.graph.tensors(Kind.STATE):
@@ -101,7 +102,7 @@ class Part:
         return exact
 
     def rows(self) -> Iterator[Row]:
-        """Yield the ledger's rows of the graph."""
+        """Yield the ledger's rows of this part."""
         yield from self.before
         for counter in self.segment.counters():
             if counter.calls:
@@ -109,20 +110,21 @@ class Part:
 
 
 class Executor:
-    """A graph on *device*; *other* runs the ops that *device* refuses.
+    """Runs a graph on *device*; *other* runs the ops that *device* refuses.
 
     Args:
-        graph: A valid one: see `Graph.check`.
+        graph: A graph that passes `Graph.check`.
         kept: Names of tensors that runs return besides the graph's outputs.
         checks: Chooses the products to verify in segments that can verify; by default none.
 
     Attributes:
-        losses: How often a device failed that had states.  The states of all sequences are lost
-            then: `forget` each of them, and evaluate its tokens again.
+        losses: Number of failures of devices that had states.  After a failure the states of all
+            sequences are lost: the caller has to `forget` every sequence and evaluate its tokens
+            again.
 
     Raises:
-        SettingError: A device runs no graphs.
-        NotOffloaded: In strict mode: *device* refuses an op, or has no room.
+        SettingError: *device* or *other* does not run graphs.
+        NotOffloaded: In strict mode, *device* refuses an op, or has too little memory.
     """
 
     def __init__(
@@ -140,7 +142,7 @@ class Executor:
         self._checks = checks
         self._device, self._other = _require_compiler(device), _require_compiler(other)
         self._names = {id(self._device): device.caps.name, id(self._other): other.caps.name}
-        # The device whose segments record their runs themselves, in more detail.
+        # An Offload traces its own runs, in more detail.
         self._records = device.caps.name if isinstance(device, Offload) else ""
         self._weights, self._limits, self._ledger = weights, limits, ledger
         reasons = {op.name: self._device.why_not_op(op, limits) for op in graph.ops}
@@ -148,7 +150,7 @@ class Executor:
             name, reason = next((name, why) for name, why in reasons.items() if why)
             raise NotOffloaded(
                 f"{device.caps.name} cannot run {name}: {reason}",
-                remedy=f"leave strict mode to let {other.caps.name} do it",
+                remedy=f"turn strict mode off to run it on {other.caps.name}",
             )
 
         def owner(op: Op) -> Any:
@@ -162,7 +164,7 @@ class Executor:
         except BaseException:
             self.close()
             raise
-        kept_weakly = weakref.ref(self)  # segments keep the ledger
+        kept_weakly = weakref.ref(self)  # avoids a cycle: the segments refer to the ledger
 
         def rows() -> Iterator[Row]:
             alive = kept_weakly()
@@ -178,7 +180,7 @@ class Executor:
             if who is self._other:
                 raise
             reason = error.what
-            self._ledger.fallback(f"{planned} has no room for {part.name}: {error.what}")
+            self._ledger.fallback(f"{planned} has no space for {part.name}: {error.what}")
             who, segment = self._other, self._compile(self._other, part)
         return Part(part, planned, self._names[id(who)], reason, segment, [])
 
@@ -190,7 +192,7 @@ class Executor:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The parts in their order."""
+        """The parts, in the order of execution."""
         return tuple(self._parts)
 
     def run(
@@ -202,10 +204,10 @@ class Executor:
             out: Arrays for results, by name: see `Segment.run_into`.
 
         Returns:
-            None when a device failed and its states are lost: see `losses`.
+            The tensors; or None if a device failed and its states are lost: see `losses`.
 
         Raises:
-            NotOffloaded: In strict mode: the device failed.
+            NotOffloaded: In strict mode, the device failed.
         """
         values = dict(inputs)
         for part in self._parts:
@@ -223,7 +225,7 @@ class Executor:
     def _run(
         self, part: Part, values: Mapping[str, Array], rows: Rows, out: Mapping[str, Array]
     ) -> dict[str, Array]:
-        """Run a segment, and record it in the ledger's trace."""
+        """Run the part's segment, and record the run in the ledger's trace."""
         trace = self._ledger.trace
         if trace is None or part.actual == self._records:
             return part.segment.run_into(values, rows, out)
@@ -231,12 +233,12 @@ class Executor:
             return part.segment.run_into(values, rows, out)
 
     def _move(self, part: Part, error: DriverError) -> None:
-        """Move a part to the other device for good; raise *error* if it is there already."""
+        """Move a part to the other device permanently; raise *error* if that device failed."""
         other = self._names[id(self._other)]
         if part.actual == other:
             raise error
-        error = copy(error)  # without its traceback, which keeps much alive
-        self._ledger.fallback(f"{other} goes on for {part.actual}: {error.what}")
+        error = copy(error)  # drops the traceback, whose frames keep objects alive
+        self._ledger.fallback(f"{other} takes over from {part.actual}: {error.what}")
         part.before += [
             row_of(c, part.planned, part.actual, part.reason)
             for c in part.segment.counters()
@@ -251,7 +253,7 @@ class Executor:
     # --- States ---------------------------------------------------------------------------------
 
     def begin(self, sequence: int, position: int) -> bool:
-        """Prepare for a run from *position* on; return False when a device lost its states."""
+        """Prepare for a run from *position* on; return False if a device lost its states."""
         try:
             for part in self._parts:
                 part.begin(sequence, position)
@@ -267,10 +269,10 @@ class Executor:
         return length
 
     def rewind(self, sequence: int, length: int) -> int:
-        """Keep the first *length* positions, which `reach` returned; or none, if a device failed.
+        """Keep the first *length* positions; *length* is a result of `reach`.
 
         Returns:
-            How many were kept.
+            The number of positions that were kept: *length*, or 0 if a device failed.
         """
         failed = False
         for part in self._parts:
@@ -284,43 +286,46 @@ class Executor:
         return 0 if failed else length
 
     def _shifting(self) -> list[Shifts] | None:
-        """Return the segments with states, or None if one cannot forget positions."""
+        """Return the segments with states, or None if one of them cannot remove positions."""
         segments = [part.segment for part in self._parts if part.graph.tensors(Kind.STATE)]
         able: list[Shifts] = [s for s in segments if isinstance(s, Shifts) and s.shifts]
         return able if len(able) == len(segments) else None
 
     @property
     def shifts(self) -> bool:
-        """Whether positions in the middle can be forgotten."""
+        """Whether `shift` can remove positions from the middle of a sequence."""
         return self._shifting() is not None
 
     def shift(self, sequence: int, keep: int, drop: int) -> None:
-        """Forget *drop* positions after the first *keep*; `shifts` is true."""
+        """Remove *drop* positions after the first *keep*; the caller has checked `shifts`."""
         for segment in self._shifting() or ():
             segment.shift(sequence, keep, drop)
 
     @property
     def recurrent(self) -> bool:
-        """Whether some states only go forward: they have no axis of positions."""
+        """Whether the graph has recurrent states, which have no axis of positions."""
         return any(recurrent(part.graph) for part in self._parts)
 
     @property
     def recurrent_bytes(self) -> int:
-        """Bytes of the states of one sequence that only go forward, as float32."""
+        """Bytes of the recurrent states of one sequence, as float32."""
         tensors = [tensor for part in self._parts for tensor in recurrent(part.graph)]
         return 4 * sum(math.prod(dim.size or 1 for dim in tensor.shape) for tensor in tensors)
 
     # --- Several sequences ----------------------------------------------------------------------
 
     def fork(self, source: int, target: int, length: int) -> bool:
-        """Let *target* begin with the first *length* positions of *source*; see `Segment.fork`.
+        """Replace the states of *target* by the first *length* positions of *source*.
+
+        See `Segment.fork`.
 
         Returns:
-            False when a device failed and its states are lost: see `losses`.
+            False if a device failed and its states are lost: see `losses`.
 
         Raises:
-            LayoutError: As of `Segment.fork`, or recurrent states have seen more than *length*.
-            OutOfPages: There is no page for what cannot be shared; *target* has no states.
+            LayoutError: As in `Segment.fork`; *target* has no states then.
+            OutOfPages: No page is free for the positions that cannot be shared; *target* has no
+                states then.
         """
         try:
             for part in self._parts:
@@ -335,16 +340,16 @@ class Executor:
         return True
 
     def room(self, without: Collection[int] = ()) -> Room | None:
-        """Return the pages of the segment that has the fewest free ones; None: none has pages.
+        """Return the page counts of the segment with the fewest free pages, or None without pages.
 
         Args:
-            without: As for `Segment.room`.
+            without: As in `Segment.room`.
         """
         rooms = [room for part in self._parts if (room := part.segment.room(without))]
         return min(rooms, key=lambda room: room.free, default=None)
 
     def read(self, sequence: int) -> dict[str, Array]:
-        """Return copies of all states by name, as `Segment.read_exact` has them.
+        """Return exact copies of all states by name; see `Segment.read_exact`.
 
         Raises:
             DriverError: A device failed.
@@ -356,7 +361,7 @@ class Executor:
         }
 
     def write(self, sequence: int, states: Mapping[str, Array]) -> bool:
-        """Set all states to what `read` returned; return False if some were rounded."""
+        """Set all states to *states*, a result of `read`; return False if some were rounded."""
         exact = True
         for part in self._parts:
             try:
@@ -378,15 +383,16 @@ class Executor:
 
 
 def runs_graphs(device: object) -> TypeGuard[Compiler]:
-    """Return whether *device* runs models in segments of its own.
+    """Return whether *device* runs all ops of models in segments of its own.
 
-    The others multiply for the CPU: see `npurt.runtime.execute.offload`.
+    The other devices run only products, and the CPU runs the other ops: see
+    `npurt.runtime.execute.offload`.
     """
     return isinstance(device, Compiler) and not isinstance(device, CpuDevice | ProductDevice)
 
 
 def _require_compiler(device: Device | Compiler) -> Compiler:
-    """Return *device*; raise SettingError if it runs no graphs."""
+    """Return *device*; raise SettingError if it does not run graphs."""
     if not isinstance(device, Compiler):
         raise SettingError(
             f"{device.caps.name} does not run graphs",

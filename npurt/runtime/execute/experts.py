@@ -1,4 +1,4 @@
-"""Products of experts on an NPU: one call for each expert that has rows."""
+"""Run the products of experts on an NPU: one call for each expert that has rows."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ class RemoteExperts:
     """Multiplies the rows of each expert by its matrix, into the columns of *y* from *column* on.
 
     Args:
-        each: The matrices of one stack.
+        each: The matrices of one stack, one for each expert.
     """
 
     def __init__(
@@ -42,16 +42,16 @@ class RemoteExperts:
         return self._label, ", ".join(dict.fromkeys([one.about()[1] for one in self._each]))
 
     def verify(self, sampler: Sampler) -> None:
-        """Have products checked that *sampler* chooses."""
+        """Verify the products that *sampler* chooses."""
         for one in self._each:
             one.verify(sampler)
 
     def redirect_last(self, array: F32) -> None:
-        """Replace the output by *array*."""
+        """Write later results to *array*."""
         self._y = array
 
     def run(self, table: RowTable) -> None:
-        """Multiply group by group; raises the errors of `RemoteProducts.multiply`."""
+        """Multiply the rows of each expert.  Errors as `RemoteProducts.multiply`."""
         groups = self._routing.groups[: table.rows * self._routing.top_k]
         for matrix, count, first in groups.tolist():
             if count:

@@ -1,4 +1,4 @@
-"""Consecutive ops on the CPU: one program for its thread pool, verified and accounted for."""
+"""Run consecutive ops on the CPU as one program for its thread pool; verify and count them."""
 
 from collections.abc import Iterator
 
@@ -13,8 +13,9 @@ class HostStep(CheckedProgram):
     """A program that reports its ops as rows of the ledger."""
 
     def __init__(self, cpu: CpuDevice, ledger: Ledger, sampler: Sampler) -> None:
-        super().__init__(cpu.engine, sampler, ledger.notes)  # not the ledger, which keeps this step
-        self.planned: dict[int, tuple[str, str]] = {}  # op -> other device, why it is not there
+        # Passes only the notes: a reference to the ledger, which refers to this step, is a cycle.
+        super().__init__(cpu.engine, sampler, ledger.notes)
+        self.planned: dict[int, tuple[str, str]] = {}  # op -> planned device and reason
         ledger.follow(self._rows)
 
     def _rows(self) -> Iterator[Row]:

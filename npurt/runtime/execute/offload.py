@@ -1,7 +1,8 @@
-"""The host with a device that multiplies for it, as a device that runs graphs.
+"""Combine the host and a device for products into one device that runs graphs.
 
-The host runs the ops in one program; products, and the delta nets that the device accepts, run on
-the device.  Which weights the device has is decided by its memory and by what they save (`place`).
+Products, and the delta nets that the device supports, run on the device; the host runs the other
+ops in one program.  If the device has too little memory for all weights, `place` chooses the
+weights that save the most time.
 """
 
 import functools
@@ -25,12 +26,12 @@ class Offload:
     """Compiles graphs for the CPU and *device*, which may be the CPU.
 
     Args:
-        used: The share of its experts that a token uses.
-        packed: Called with the name and the bytes of each weight once it is packed.
+        used: The fraction of a layer's experts that a token uses.
+        packed: Called with the name and the bytes of each weight after it was packed.
 
     Attributes:
-        weights: The weights of products by name of the tensor.
-        vectors: Other weights by name.
+        weights: The weights of products, by tensor name without ".weight".
+        vectors: Other weights, such as biases, by name.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Offload:
 
     @property
     def caps(self) -> Caps:
-        """What the device is."""
+        """The name and description of the device."""
         return self._device.caps
 
     def why_not_op(self, op: Op, limits: Limits) -> str | None:
@@ -57,10 +58,11 @@ class Offload:
         return self._cpu.why_not_op(op, limits)
 
     def compile(self, part: Graph, weights: Weights, limits: Limits) -> Segment:
-        """Place the weights of *part* and make a segment.
+        """Place the weights of *part* and return a segment.
 
         Raises:
-            NotOffloaded: In strict mode: the device refuses a weight or a net, or has no room.
+            NotOffloaded: In strict mode, the device refuses a weight or a net, or has too little
+                memory.
         """
         place_all = functools.partial(self._place, limits.rows)
         return CpuSegment(place_all, self._steps, part, weights, limits)
@@ -70,14 +72,14 @@ class Offload:
         return Plan(self._cpu, self._ledger, sampler, self._device)
 
     def _steps(self, sampler: Sampler, events: list[str]) -> Plan:
-        del events  # they go to the ledger
+        del events  # the ledger collects events
         return self.plan(sampler)
 
     def _place(
         self, rows: int, part: Graph, weights: Weights, vectors: Mapping[str, F32]
     ) -> dict[str, Placed]:
         found, placed = products(part), dict[str, Placed]()
-        for exact in (True, False):  # exact products are the CPU's
+        for exact in (True, False):  # exact products run on the CPU
             names = [n for n, op in found.items() if (op.precision is Precision.EXACT) is exact]
             wanted = [self._wanted(found[n], weights, rows) for n in names]
             device = self._cpu if exact else self._device
@@ -97,10 +99,10 @@ class Offload:
         self._packed(names[i], wanted[i].tensor.nbytes)
 
     def _wanted(self, op: ops.MatMul | ops.ExpertMatMul, weights: Weights, rows: int) -> Wanted:
-        """Say what the weight of *op* is for: a layer is one unit, and so is the output matrix."""
+        """Describe the weight of *op* for `place`; a layer or the output matrix is one unit."""
         name, tensor = op.weight.name.removesuffix(".weight"), weights.quantised(op.weight.name)
         share = self._used if tensor.ndim == 3 else 1.0
-        head = op.role == "output"  # which no row of a prompt but the last needs
+        head = op.role == "output"  # needed only for the last row of a prompt
         return Wanted(
             name,
             tensor,

@@ -1,9 +1,10 @@
-"""Placement: decide which device does which product.
+"""Place weights: decide which device runs which product.
 
-The device that the user asked for gets all weights that it accepts.  The CPU gets the others, and
-the ledger records the reason.  When the device has no room for all, it gets whole units, such as
-layers: first those that are expected to save most time for each byte.  When its memory runs out
-later, the unit that saves least moves to the CPU.  In strict mode all of these are errors.
+The device that the user chose gets all weights that it supports.  The CPU gets the other weights,
+and the ledger records the reason.  If the device has too little memory, it gets whole units, such
+as layers, in the order of the time that they save for each byte.  If it runs out of memory later,
+the unit that saves the least time moves to the CPU.  In strict mode each of these fallbacks is an
+error.
 """
 
 import weakref
@@ -16,8 +17,8 @@ from npurt.device import F32, Device, Estimates, MatMul, Packed, Use
 from npurt.errors import DeviceFull, NotOffloaded, UnsupportedOp
 from npurt.quant.tensor import QTensor
 
-# What a device is used for, when weights compete for its memory: a prompt, then an answer.
-PROMPT, REPLY = 512, 128  # tokens
+# The assumed work when weights compete for memory: tokens of a prompt and of a completion.
+PROMPT, REPLY = 512, 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +26,13 @@ class Wanted:
     """A weight ``[N, K]``, or a stack of them ``[E, N, K]``, to be placed.
 
     Attributes:
-        name: Its name in the file.
-        tensor: Its values.
-        int16: Its products need activations of 16 bits.
-        unit: Weights of the same unit are placed together; by default its name.
-        call: Weights of the same call are multiplied by one input; by default its name.
-        rows: The most rows of one product.
-        prompt: Rows of a product for each token of a prompt; 0: one row for the whole prompt.
+        name: The tensor's name in the file.
+        tensor: The values.
+        int16: The products need activations of 16 bits.
+        unit: Weights of the same unit are placed together; by default *name*.
+        call: Weights of the same call are multiplied by one input; by default *name*.
+        rows: The largest number of rows of one product.
+        prompt: Rows of a product for each token of a prompt; 0 means one row for a whole prompt.
         reply: Products for each generated token.
     """
 
@@ -45,17 +46,17 @@ class Wanted:
     reply: float = 1.0
 
     def op(self, rows: int) -> MatMul:
-        """Return the product of *rows* rows, by one matrix of a stack."""
+        """Return the product of *rows* rows with the weight, or with one matrix of the stack."""
         n, k = self.tensor.shape[-2:]
         return MatMul(rows, k, n, self.tensor.dtype)
 
     @property
     def matrices(self) -> int:
-        """The number of matrices."""
+        """The number of matrices: E for a stack, else 1."""
         return len(self.tensor) if self.tensor.ndim == 3 else 1
 
     def worth(self, device: Device) -> tuple[float, int]:
-        """Return the seconds that *device* is expected to save, and the bytes that it takes."""
+        """Return the seconds that *device* is expected to save, and its bytes for the weight."""
         if not isinstance(device, Estimates):
             return 0.0, self.tensor.nbytes
         prompt = device.saving(self.op(max(1, round(PROMPT * self.prompt))), int16=self.int16)
@@ -72,18 +73,18 @@ class Placed:
 
     name: str
     packed: Packed
-    planned: str  # name of the device the plan chose
-    reason: str  # why it is not there; "" when it is
-    bias: F32 | None = None  # [N], of a stack [E, N]
-    residents: "Residents | None" = None  # it is one of them
+    planned: str  # name of the device that the plan chose
+    reason: str  # why the weight is on another device; "" if it is on the planned one
+    bias: F32 | None = None  # [N], or [E, N] for a stack
+    residents: "Residents | None" = None  # the list that this weight is in
 
     @property
     def device(self) -> str:
-        """Name of the device that does the product."""
+        """Name of the device that runs the product."""
         return self.packed.device.caps.name
 
     def add_bias(self, bias: F32) -> None:
-        """Add *bias* ``[N]``, of a stack ``[E, N]``, to results from now on."""
+        """Add *bias* ``[N]``, or ``[E, N]`` for a stack, to results from now on."""
         self.bias = bias
         if isinstance(self.packed, Stacked):
             for matrix, row in zip(self.packed.each, bias, strict=True):
@@ -93,7 +94,7 @@ class Placed:
         """Return the first *n* rows or more: see `Packed.first`."""
         packed = self.packed.first(n)
         if packed is self.packed:
-            return self  # so that both move when one does
+            return self  # not a copy, so that both move to the CPU together
         return replace(self, packed=packed, bias=None if self.bias is None else self.bias[:n])
 
 
@@ -113,7 +114,7 @@ class Stacked(Packed):
 
 @dataclass(slots=True)
 class Unit:
-    """Weights that are placed together: their indices, and the time that they save."""
+    """Weights that are placed together: their indices, time saved and bytes."""
 
     members: list[int] = field(default_factory=list)
     seconds: float = 0.0
@@ -126,10 +127,10 @@ class Unit:
 
 
 class Residents:
-    """The weights on a device, unit by unit, those that save most time first.
+    """The units of weights on a device, in descending order of the time that they save.
 
-    Weights refer to this object, which refers to them weakly: the memory of a dropped model is
-    free at once.
+    This object has weak references to the weights, so the memory of a dropped model is freed at
+    once.
     """
 
     def __init__(self, device: Device, cpu: CpuDevice) -> None:
@@ -137,13 +138,13 @@ class Residents:
         self._units: list[list[weakref.ref[Placed]]] = []
 
     def add(self, weights: Sequence[Placed]) -> None:
-        """Add a unit, which saves no more than those before."""
+        """Add a unit, which saves at most as much time as the units before."""
         self._units.append([weakref.ref(w) for w in weights])
         for w in weights:
             w.residents = self
 
     def evict(self) -> bool:
-        """Move the unit that saves least to the CPU; return False if there is none."""
+        """Move the unit that saves the least time to the CPU; return False if no unit is left."""
         while self._units:
             moved = False
             for w in filter(None, (there() for there in self._units.pop())):
@@ -165,16 +166,16 @@ def place(
     done: Callable[[int], None] = lambda index: None,
     note: Callable[[str], None] = lambda sentence: None,
 ) -> list[Placed]:
-    """Pack each weight for *device*, or for *cpu* if the device refuses it or has no room.
+    """Pack each weight for *device*, or for *cpu* if *device* refuses it or has too little memory.
 
-    A stack is packed whole for the CPU, matrix by matrix for another device.
+    A stack is packed as a whole for the CPU, and matrix by matrix for another device.
 
     Args:
-        done: A function that gets the index of each packed weight.
-        note: A function that gets a sentence for the report, at most once.
+        done: Called with the index of each packed weight.
+        note: Called with a sentence for the report, at most once.
 
     Raises:
-        NotOffloaded: *strict*, and *device* refuses a weight, or has no room for it.
+        NotOffloaded: *strict* is set, and *device* refuses a weight or has too little memory.
     """
     placer = _Placer(wanted, device, cpu, strict, done)
     placer.ask()
@@ -199,8 +200,8 @@ class _Placer:
     ) -> None:
         self._wanted, self._device, self._cpu = wanted, device, cpu
         self._strict, self._done = strict, done
-        self._reasons: dict[int, str] = {}  # of what the device refuses
-        self._full: DeviceFull | None = None  # why the device had no room
+        self._reasons: dict[int, str] = {}  # index of a refused weight -> reason
+        self._full: DeviceFull | None = None  # the last failure for lack of memory
         self._residents = Residents(device, cpu)
         self.placed: dict[int, Placed] = {}
 
@@ -217,15 +218,15 @@ class _Placer:
             name = self._device.caps.name
             raise NotOffloaded(
                 f"{name} cannot take {each.name} ({each.tensor!r}): {reason}",
-                remedy="leave strict mode to let the CPU do it, or use a file quantised otherwise",
+                remedy="turn strict mode off to use the CPU, or use a file in another format",
             )
 
     def fill(self) -> None:
-        """Pack units for the device until it is full, those that save most first."""
+        """Pack units for the device until it is full; units that save the most time come first."""
         units = self._units()
         if not units or not self._reserve():
             return
-        smallest = None  # that had no room
+        smallest = None  # bytes of the smallest unit that did not fit
         for unit in units:
             if smallest is not None and unit.nbytes >= smallest:
                 continue
@@ -233,7 +234,7 @@ class _Placer:
                 smallest = unit.nbytes
 
     def _units(self) -> list[Unit]:
-        """Return the units of the accepted weights, those that save most first."""
+        """Return the units of the accepted weights, in descending order of time saved per byte."""
         if self._device is self._cpu:
             return []
         units: dict[str, Unit] = {}
@@ -261,7 +262,7 @@ class _Placer:
 
     def _note_full(self, each: Wanted, error: DeviceFull) -> None:
         self._refuse(each, error.what)
-        self._full = copy(error)  # without its traceback, which keeps weights alive
+        self._full = copy(error)  # drops the traceback, whose frames keep weights alive
 
     def _pack(self, unit: Unit) -> bool:
         """Pack a whole unit for the device, or nothing."""
@@ -297,7 +298,7 @@ class _Placer:
             return Placed(each.name, self._cpu.pack(tensor), name, error.what)
 
     def shortage(self) -> str:
-        """Return a sentence if the device had no room for all weights, else ""."""
+        """Return a sentence if the device had too little memory for all weights, else ""."""
         if not self._full:
             return ""
         sizes = [each.tensor.nbytes for each in self._wanted]
@@ -305,19 +306,22 @@ class _Placer:
         names = [self._wanted[i].name for i in self._left()]
         others = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
         return (
-            f"{self._device.caps.name} has room for {len(self.placed)} of {len(sizes)} weights "
+            f"{self._device.caps.name} has space for {len(self.placed)} of {len(sizes)} weights "
             f"({there / 1e6:.1f} of {sum(sizes) / 1e6:.1f} MB of the file); the CPU has the "
-            f"others, {others}. To have more there: {self._full.remedy}"
+            f"others, {others}. To place more on {self._device.caps.name}: {self._full.remedy}"
         )
 
     def _left(self) -> Iterator[int]:
-        """Yield the weights that had no room."""
+        """Yield the indices of accepted weights that did not fit."""
         return (
             i for i in range(len(self._wanted)) if i not in self.placed and i not in self._reasons
         )
 
     def rest(self) -> None:
-        """Pack the remaining weights for the CPU; those that had no room are planned there."""
+        """Pack the remaining weights for the CPU.
+
+        For weights that did not fit, the CPU becomes the planned device.
+        """
         stay = [i for i in range(len(self._wanted)) if i not in self.placed]
         tensors = [self._wanted[i].tensor for i in stay]
         packed = self._cpu.pack_all(tensors, lambda j: self._done(stay[j]))
@@ -326,4 +330,4 @@ class _Placer:
             planned = self._device if reason else self._cpu
             self.placed[i] = Placed(self._wanted[i].name, each, planned.caps.name, reason)
             if self._full and not reason:
-                self.placed[i].reason = f"{self._device.caps.name} has no room for it"
+                self.placed[i].reason = f"{self._device.caps.name} has no space for it"

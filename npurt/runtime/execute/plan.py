@@ -1,7 +1,8 @@
-"""A plan: the ops of one forward pass, each on its device, built once and run once per batch.
+"""Plan the ops of a forward pass, each on its device; a plan is built once and run for each batch.
 
-Consecutive ops on the host become one program for its thread pool, whose threads pass from op to op
-without Python.  A product on another device ends that program, and a new one begins after it.
+Consecutive ops on the host become one program, which the CPU's thread pool runs without returning
+to Python.  A product on another device ends the program, and the next op on the host starts
+another.
 """
 
 import weakref
@@ -32,10 +33,10 @@ from npurt.verify import Sampler
 class Plan(Steps):
     """The ops of a forward pass in order; buffers as in `npurt.cpu.pool.program.Program`.
 
-    The ledger follows them, so `counters` has nothing.
+    The ledger reads the counts of the steps, so `counters` returns nothing.
 
     Args:
-        device: Runs the delta nets that it accepts; by default the CPU runs them.
+        device: Runs the delta nets that it supports; by default the CPU runs them.
     """
 
     def __init__(
@@ -45,17 +46,17 @@ class Plan(Steps):
         self._cpu = cpu
         self._ledger = ledger
         self._device = device or cpu
-        self._remote_delta: RemoteDelta | None = None  # the net that is being added
-        self._host_reason = ""  # why the CPU runs it
+        self._remote_delta: RemoteDelta | None = None  # step of the net that `delta` adds
+        self._host_reason = ""  # why the CPU runs that net
 
     def new_program(self) -> HostStep:
-        """Return an empty program, which the ledger follows."""
+        """Return an empty program, whose counts the ledger reads."""
         return HostStep(self._cpu, self._ledger, self.sampler)
 
     def append(self, step: CountingStep) -> None:
-        """Add a step without a kernel, which the ledger follows."""
+        """Add a step without a kernel; the ledger reads its counts."""
         super().append(step)
-        kept = weakref.ref(step)  # it keeps the ledger
+        kept = weakref.ref(step)  # avoids a cycle: the step may refer to the ledger
 
         def rows() -> Iterator[Row]:
             alive = kept()
@@ -64,7 +65,7 @@ class Plan(Steps):
         self._ledger.follow(rows)
 
     def counters(self) -> dict[tuple[int, int], Counter]:
-        """Return nothing: the ledger has it."""
+        """Return no counters: the ledger has the counts."""
         return {}
 
     def run(self, table: RowTable) -> None:
@@ -72,7 +73,7 @@ class Plan(Steps):
         self._walk("run", self._steps, table)
 
     def replay(self, table: RowTable) -> None:
-        """Run the delta nets alone, over kept inputs of the rows of *table*."""
+        """Run only the delta nets, on the stored inputs of the rows of *table*."""
         self._walk("replay", self._replays, table)
 
     def _walk(self, name: str, steps: Sequence[Step], table: RowTable) -> None:
@@ -97,7 +98,7 @@ class Plan(Steps):
         selects: bool = False,
         column: int = 0,
     ) -> None:
-        """``y = [x @ w.T + bias for each weight]``, side by side from *column* on."""
+        """Add ``y = [x @ w.T + bias for each weight]``, side by side from *column* on."""
         if all(isinstance(w.packed, CpuPacked) for w in weights):
             super().matmul(label, x, weights, y, selects=selects, column=column)
             return
@@ -117,7 +118,7 @@ class Plan(Steps):
         *,
         column: int = 0,
     ) -> None:
-        """Multiply the rows of each expert by its matrix of each stack, side by side in *y*."""
+        """Add products of each expert's rows with its matrix of each stack, side by side in *y*."""
         if all(isinstance(w.packed, CpuPacked) for w in stacks):
             super().experts(label, x, stacks, y, routing, column=column)
             return
@@ -133,17 +134,17 @@ class Plan(Steps):
             column += w.packed.n
 
     def delta(self, conv: Convolution, net: DeltaNet, held: Recurrence) -> None:
-        """Convolve and run *net*, on the device if it accepts the net; see `Program.delta`.
+        """Add a convolution and *net*, which runs on the device if supported; see `Program.delta`.
 
         Raises:
-            NotOffloaded: In strict mode: the device refuses the net.
+            NotOffloaded: In strict mode, the device refuses the net.
         """
         device = self._device
         reason = why_not_delta(device, net)
         if reason and self._ledger.strict:
             raise NotOffloaded(
-                f"{device.caps.name} cannot take delta nets: {reason}",
-                remedy="leave strict mode to let the CPU do them",
+                f"{device.caps.name} cannot run delta nets: {reason}",
+                remedy="turn strict mode off to run them on the CPU",
             )
         self._remote_delta, self._host_reason = None, reason or ""
         if not reason and device is not self._cpu:

@@ -1,4 +1,4 @@
-"""A gated delta net on an NPU: run it, verify it, record it in the ledger."""
+"""Run a gated delta net on an NPU, verify it, record it in the ledger."""
 
 import functools
 import random
@@ -17,16 +17,16 @@ from npurt.errors import DriverError, VerificationFailed
 from npurt.runtime.report.ledger import Ledger, Row
 from npurt.verify import Mode, Sampler
 
-LOOSE = DeltaError(2.0**10 * UNIT, FLUSHED)  # of the CPU, once another device was wrong
+LOOSE = DeltaError(2.0**10 * UNIT, FLUSHED)  # accepted error of the CPU's recomputation
 
 
 class RemoteDelta:
-    """A net on a device, for one sequence after another.
+    """Runs a net on a device, one sequence after another.
 
-    When its device fails or computes a wrong result, the CPU takes over for good.
+    If the device fails or computes a wrong result, the CPU takes over permanently.
 
     Args:
-        held: The states of all sequences, which the device has from now on.
+        held: The states of all sequences, which this object moves to the device.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class RemoteDelta:
     ) -> None:
         assert isinstance(device, DeltaNets), "a device without delta nets"
         self._planned = device.caps.name
-        self._nets: DeltaNets = device  # the same object
+        self._nets: DeltaNets = device  # always the same object as `_device`
         self._device: Device = device
         self._cpu = cpu
         self._ledger = ledger
@@ -56,24 +56,24 @@ class RemoteDelta:
         return "delta net", self._device.caps.name
 
     def verify(self, sampler: Sampler) -> None:
-        """Have results checked that *sampler* chooses."""
+        """Verify the results that *sampler* chooses."""
         self._sampler = sampler
 
     def redirect_last(self, array: F32) -> None:
-        """Refuse: a delta net is never the last op."""
+        """Raise AssertionError: a delta net is never the last op."""
         raise AssertionError(f"a delta net does not write to {array.shape}")
 
     def _move(self, device: DeltaNets) -> None:
-        """Let *device* have the states."""
+        """Move the states to *device*."""
         for slots in self._held.slots:
             slots.move(functools.partial(device.delta_state, self._net))
 
     def run(self, table: RowTable) -> None:
-        """Run the net over the rows of each sequence; copy states as `Recurrence.control` says.
+        """Run the net over the rows of each sequence, and copy states as in `Recurrence.control`.
 
         Raises:
             VerificationFailed: The result is wrong on the device and on the CPU.
-            NotOffloaded: In strict mode: the device failed, or was wrong.
+            NotOffloaded: In strict mode, the device failed or computed a wrong result.
         """
         if table.rows == 1:
             self._run(self._token, table.spans[0].slot)
@@ -130,10 +130,10 @@ class RemoteDelta:
         return self._ledger.row(Row("delta net", "", (), self._planned, name, reason))
 
     def _take_over(self, reason: str) -> None:
-        """Move the net to the CPU for good."""
+        """Move the net to the CPU permanently."""
         if self._device is self._cpu:
             return
-        self._ledger.fallback(f"the CPU goes on with delta nets: {reason}")
+        self._ledger.fallback(f"the CPU takes over delta nets: {reason}")
         self._move(self._cpu)
         self._device = self._nets = self._cpu
         self._row = self._row_of(reason)
@@ -155,6 +155,6 @@ class RemoteDelta:
 
 
 def _is_right(net: DeltaNet, slots: Slots, head: int, before: F32, error: DeltaError) -> bool:
-    """Say whether *net* took a head of the state from *before* to what it is now."""
+    """Return whether the output and the current state of *head* are correct, given *before*."""
     after = slots.state.read(slice(head, head + 1))
     return is_right(net, head, before, after, error)

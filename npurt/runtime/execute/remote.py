@@ -1,4 +1,4 @@
-"""Products on an NPU: run them, verify them, record them in the ledger."""
+"""Run products on an NPU, verify them, record them in the ledger."""
 
 import functools
 import time
@@ -22,13 +22,13 @@ from npurt.verify import Check, Sampler
 
 @dataclass(slots=True)
 class _Product:
-    """One weight of a step, and data that stay the same while it is on one device."""
+    """One weight of a step; *row* and *check* are renewed when the weight moves to the CPU."""
 
     placed: Placed
-    columns: slice  # of y
-    macs: int  # of one row
-    row: Row  # of the ledger
-    check: Check  # of what the row is about: it may have moved
+    columns: slice  # columns of y
+    macs: int  # multiply-adds of one row
+    row: Row  # row of the ledger
+    check: Check  # for the packed weight that *row* counts
     shortlist: Shortlist | None = None
 
     @property
@@ -40,7 +40,7 @@ class RemoteStep:
     """Multiplies the rows of a buffer by one or more weights, side by side into *y*.
 
     Args:
-        selects: The product makes logits, of the selected rows only.
+        selects: The product computes logits, only for the selected rows.
     """
 
     def __init__(self, products: "RemoteProducts", x: Input, y: F32, *, selects: bool) -> None:
@@ -52,15 +52,15 @@ class RemoteStep:
         return self._products.about()
 
     def verify(self, sampler: Sampler) -> None:
-        """Have products checked that *sampler* chooses."""
+        """Verify the products that *sampler* chooses."""
         self._products.verify(sampler)
 
     def redirect_last(self, array: F32) -> None:
-        """Replace the output by *array*."""
+        """Write later results to *array*."""
         self._y = array
 
     def run(self, table: RowTable) -> None:
-        """Multiply; raises the errors of `RemoteProducts.multiply`."""
+        """Multiply the rows of *table*.  Errors as `RemoteProducts.multiply`."""
         count = len(table.selected) if self._selects else table.rows
         if count:
             self._products.multiply(self._x.values[:count], self._y)
@@ -69,11 +69,11 @@ class RemoteStep:
 class RemoteProducts:
     """Products of the same rows with one or more weights, side by side.
 
-    The CPU takes over what a device cannot do, or does wrong.
+    The CPU takes over a product if the device fails or computes a wrong result.
 
     Args:
         label: The name of the op, for reports.
-        shortlists: The products make logits, the largest of which are computed again exactly.
+        shortlists: The products are logits; the host computes the largest again (`Shortlist`).
     """
 
     def __init__(
@@ -101,22 +101,22 @@ class RemoteProducts:
             ledger.add_status_note(w.packed.device.status_note)
 
     def about(self) -> tuple[str, str]:
-        """Return the label and the device."""
+        """Return the label of the op and the names of its devices."""
         devices = dict.fromkeys([product.placed.device for product in self._products])
         return self._label, ", ".join(devices)
 
     def verify(self, sampler: Sampler) -> None:
-        """Have products checked that *sampler* chooses; probes are made then."""
+        """Verify the products that *sampler* chooses; the first check of a weight makes a probe."""
         self._sampler = sampler
 
     def multiply(self, x: F32, y: F32) -> None:
-        """Multiply the rows *x*, into the first columns of the first rows of *y*; add biases.
+        """Write the products of the rows *x*, plus biases, side by side to the first rows of *y*.
 
-        Chosen products are verified.
+        The products that the sampler chooses are verified.
 
         Raises:
             VerificationFailed: A product is wrong on the device and on the CPU.
-            NotOffloaded: In strict mode: the device failed, or was wrong.
+            NotOffloaded: In strict mode, the device failed or computed a wrong product.
         """
         views = [y[: len(x), product.columns] for product in self._products]
         outs = [v if v.flags.c_contiguous else np.empty(v.shape, v.dtype) for v in views]
@@ -131,7 +131,7 @@ class RemoteProducts:
                 product.shortlist.rescore(x, view)
 
     def _multiply(self, x: F32, outs: Sequence[F32]) -> None:
-        """Call each device once for its products; the CPU takes over those that fail."""
+        """Call each device once for all its products; the CPU takes over failed products."""
         left: Sequence[int] = range(len(outs))
         while left:
             for product in self._products:
@@ -142,7 +142,7 @@ class RemoteProducts:
             products, results = [self._products[i] for i in mine], [outs[i] for i in mine]
             start, packets = time.perf_counter(), device.packets()
             if not self._call(device, x, products, results):
-                continue  # some of them may be elsewhere now
+                continue  # some weights may have moved to the CPU
             left = [i for i in left if i not in mine]
             seconds = time.perf_counter() - start
             if self._ledger.trace:
@@ -153,47 +153,47 @@ class RemoteProducts:
     def _call(
         self, device: Device, x: F32, products: Sequence[_Product], outs: Sequence[F32]
     ) -> bool:
-        """Multiply; return False if *device* had no memory, and now has more."""
+        """Multiply; return False if *device* had too little memory and weights left it: retry."""
         try:
             device.matmuls(x, [product.packed for product in products], outs)
         except DriverError as error:
             if device is self._cpu:
                 raise
-            failure = copy(error)  # without its traceback, which keeps weights alive
+            failure = copy(error)  # drops the traceback, whose frames keep weights alive
         else:
             return True
-        if isinstance(failure, DeviceFull) and self._make_room(products[0].placed, failure):
+        if isinstance(failure, DeviceFull) and self._evict(products[0].placed, failure):
             return False
         self._take_over(products, failure)
         self._cpu.matmuls(x, [product.packed for product in products], outs)
         return True
 
-    def _make_room(self, placed: Placed, error: DeviceFull) -> bool:
-        """Move the unit that saves least to the CPU; return False if there is none."""
+    def _evict(self, placed: Placed, error: DeviceFull) -> bool:
+        """Move the unit that saves the least time to the CPU; return False if no unit is left."""
         if placed.residents is None:
             return False
         self._ledger.fallback(
-            f"{placed.device} ran out of memory while it worked; the CPU goes on with the weights "
-            f"that are worth least there. To have more there: {error.remedy}"
+            f"{placed.device} ran out of memory while it worked; the weights that save the least "
+            f"time move to the CPU. To keep more on {placed.device}: {error.remedy}"
         )
         return placed.residents.evict()
 
     def _charge(self, products: Sequence[_Product], seconds: float, packets: int) -> None:
-        """Divide the time of one call among its products, by multiply-adds."""
+        """Divide the time and packets of one call among its products, by multiply-adds."""
         macs = sum([product.macs for product in products])
         for product in products:
             product.row.seconds += seconds * product.macs / macs
             product.row.packets += packets * product.macs // macs
 
     def _take_over(self, products: Sequence[_Product], error: DriverError) -> None:
-        """Move these products to the CPU: their device failed for good."""
+        """Move *products* to the CPU permanently after a failure of their device."""
         failed = products[0].packed.device
-        self._ledger.fallback(f"the CPU goes on for {failed.caps.name}: {error.what}")
+        self._ledger.fallback(f"the CPU takes over from {failed.caps.name}: {error.what}")
         for product in products:
             self._move(product, f"{failed.caps.name} failed: {error.what}")
 
     def _move(self, product: _Product, reason: str) -> None:
-        """Move a product to the CPU for good."""
+        """Move a product to the CPU permanently."""
         placed = product.placed
         placed.packed = self._cpu.pack(placed.packed.tensor)
         placed.reason = reason
@@ -223,10 +223,10 @@ class RemoteProducts:
             self._replace(product, x, out)
 
     def _replace(self, product: _Product, x: F32, out: F32) -> None:
-        """Move a weight to the CPU for good, because the device's result was wrong."""
+        """Move a weight to the CPU permanently after a wrong result, and multiply again."""
         name, wrong = product.placed.name, product.placed.device
         self._ledger.fallback(
-            f"quarantined: {wrong} computed a wrong product with {name}; the CPU does it now"
+            f"quarantined: {wrong} computed a wrong product with {name}; the CPU takes it over"
         )
         self._move(product, f"{wrong} computed a wrong product with it")
         self._cpu.matmul(x, product.packed, out)

@@ -1,9 +1,9 @@
-"""Shortlist of an NPU's logits: compute the best few of each row again, exactly.
+"""Compute the largest logits of an NPU again on the host, in float32.
 
-An NPU rounds activations and sometimes weights, which may swap two close logits.  The candidates
-with the largest logits are computed again in float32 from the file's rows, biases included.  So the
-best token is that of the exact product, if it is among the candidates.  The report has the
-probability of all other tokens.
+An NPU rounds activations and sometimes weights, which may swap two close logits.  So the host
+computes the `SIZE` largest logits of each row again in float32, from the file's weights and biases.
+The token with the largest logit is then correct if it is among these candidates.  The report has
+the total probability of all other tokens.
 """
 
 import numpy as np
@@ -11,29 +11,29 @@ import numpy as np
 from npurt.device import F32
 from npurt.quant.tensor import QTensor
 
-SIZE = 64  # candidates a row: the exact best was always among the first 8 (docs/decisions/007)
+SIZE = 64  # candidates a row; the correct token was always in the first 8 (docs/decisions/007)
 
 
 class Shortlist:
-    """Computes the best logits of an output matrix again.
+    """Computes the largest logits of an output matrix again.
 
     Args:
-        tensor: The matrix ``[V, D]``, as in the file.
-        bias: ``[V]``, or None.
+        tensor: The output matrix ``[V, D]``, as in the file.
+        bias: The bias ``[V]``, or None.
     """
 
     def __init__(self, tensor: QTensor, bias: F32 | None = None) -> None:
         self._tensor = tensor
         self._bias = bias
         self.rows = 0
-        self.outside = 0.0  # probability outside the candidates: sum over rows
-        self.worst = 0.0  # of a row
+        self.outside = 0.0  # probability of tokens outside the candidates, summed over rows
+        self.worst = 0.0  # largest such probability of a row
 
     @np.errstate(invalid="ignore", over="ignore")
     def rescore(self, x: F32, logits: F32) -> None:
-        """Replace the best of *logits* ``[M, V]`` by exact ones for the inputs x ``[M, D]``.
+        """Replace the largest of *logits* ``[M, V]`` by exact values for the inputs x ``[M, D]``.
 
-        Rows that are not finite stay as they are; the caller reports them.
+        The caller reports rows with NaN or infinity.
         """
         count = min(SIZE, logits.shape[1])
         for row, approximate in zip(x, logits, strict=True):
@@ -52,7 +52,7 @@ class Shortlist:
         self.worst = max(self.worst, outside)
 
     def note(self, device: str) -> str:
-        """Return a sentence for the report."""
+        """Return the report's sentence about the shortlist."""
         mean = self.outside / self.rows if self.rows else 0.0
         return (
             f"logits: approximate on {device}, the best {SIZE} of each row exact on the host; "

@@ -8,12 +8,12 @@ from typing import Any
 
 from npurt.errors import SettingError, brief
 
-# Characters that no name of a file has.  Surrogates that stand for bytes outside UTF-8 are allowed.
+# Characters that no file name can have.  Surrogates that encode bytes outside UTF-8 are allowed.
 _SURROGATE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 
 
 def integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
-    """Return the integer *value*, Python's or numpy's, of the argument *name*.
+    """Return *value* of the argument *name*, an integer of Python or numpy, as an int.
 
     Raises:
         SettingError: *value* is not an integer, below *least* or above *most*.
@@ -32,10 +32,10 @@ def integer(name: str, value: Any, least: int | None = None, most: int | None = 
 
 
 def flag(name: str, value: Any) -> bool:
-    """Return *value* of the argument *name*: a bool, Python's or numpy's, 1, 0 or None.
+    """Return *value* of the argument *name*, a bool of Python or numpy, 1, 0 or None, as a bool.
 
     Raises:
-        SettingError: It is something else.
+        SettingError: *value* is of another type, or another integer.
     """
     if value is None or _is_bool(value) or (isinstance(value, Integral) and value in (0, 1)):
         return bool(value)
@@ -43,20 +43,20 @@ def flag(name: str, value: Any) -> bool:
 
 
 def _is_bool(value: Any) -> bool:
-    """Say whether *value* is a bool of Python, or one of numpy, which a caller may not have."""
+    """Return whether *value* is a bool of Python or numpy, without importing numpy."""
     if isinstance(value, bool):
         return True
     return getattr(value, "shape", None) == () and str(getattr(value, "dtype", "")) == "bool"
 
 
 def listed(name: str, value: Any, of: str) -> list[Any]:
-    """Return the members of *value*, which the argument *name* must be able to list.
+    """Return the members of *value*, an iterable argument called *name*, as a list.
 
     Args:
-        of: What it must be, for the remedy: "a list of texts".
+        of: The required type, for the remedy: "a list of texts".
 
     Raises:
-        SettingError: It has no members.
+        SettingError: *value* is not iterable.
     """
     try:
         return list(value)
@@ -65,10 +65,10 @@ def listed(name: str, value: Any, of: str) -> list[Any]:
 
 
 def require_path(value: Any) -> str:
-    """Return the path *value*, a str or a path object, as text.
+    """Return the path *value*, a str or a path object, as a str.
 
     Raises:
-        SettingError: It is none, or no file can be called so.
+        SettingError: *value* is not a path, or no file can have this name.
     """
     text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not isinstance(text, str) or not text or "\0" in text or _SURROGATE.search(text):
@@ -82,10 +82,10 @@ def optional_integer(name: str, value: Any, least: int | None = None) -> int | N
 
 
 def none_at_minus_one(name: str, value: Any) -> int | None:
-    """Return *value*, None or an integer of at least -1; None for -1, as other libraries have it.
+    """Return *value*, None or an integer of at least -1; -1 becomes None, as in other libraries.
 
     Raises:
-        SettingError: It is neither.
+        SettingError: *value* is neither None nor an integer of at least -1.
     """
     number = optional_integer(name, value, -1)
     return None if number == -1 else number

@@ -1,4 +1,4 @@
-"""Convert arguments to arrays: numpy's, lists, and arrays of other libraries."""
+"""Convert arguments to numpy arrays: lists, and arrays of numpy and other libraries."""
 
 from typing import Any
 
@@ -15,18 +15,17 @@ FLOATS = (np.float16, np.float32, np.float64)
 
 
 def as_array(x: Any, name: str) -> Array:
-    """Return *x* as an array in native byte order, of a dtype that can be multiplied.
+    """Return *x* as an array in native byte order, with a dtype that npurt multiplies.
 
-    bfloat16 becomes float32, which holds its values.  Lists of integers have no dtype of their
-    own, and become floats.
+    bfloat16 becomes float32 without rounding.  Lists of integers become float64.
 
     Raises:
-        LayoutError: *x*, the argument *name*, is not such an array.
+        LayoutError: *x*, the argument *name*, cannot be read as an array, or has another dtype.
     """
     try:
         array = _read(x)
     except (
-        AttributeError,  # from an array of JAX inside jit, which has no values
+        AttributeError,  # from a JAX array inside jit, which has no values
         BufferError,
         RuntimeError,  # from torch
         TypeError,
@@ -34,7 +33,7 @@ def as_array(x: Any, name: str) -> Array:
     ) as error:
         raise LayoutError(
             f"{name} cannot be read as an array: {error}",
-            remedy="pass a rectangular numpy array in memory of the host; of a torch tensor, "
+            remedy="pass a rectangular numpy array in host memory; for a torch tensor t, "
             "t.detach().cpu()",
         ) from error
     if array.dtype.name == "bfloat16" or (isinstance(x, list | tuple) and array.dtype.kind in "iu"):
@@ -46,7 +45,7 @@ def as_array(x: Any, name: str) -> Array:
             raise LayoutError(
                 f"{name} is {array.dtype}; npurt multiplies int8, bfloat16, float16, float32 and "
                 "float64",
-                remedy="multiply its real and imaginary parts apart"
+                remedy="multiply its real and imaginary parts separately"
                 if array.dtype.kind == "c"
                 else f"convert it, for example np.asarray({name}, np.float32)",
             )
@@ -71,7 +70,7 @@ def _read(x: Any) -> Array:
         return np.asarray(x)
     try:
         return np.asarray(x) if hasattr(x, "__array__") else np.from_dlpack(x)
-    except (TypeError, BufferError, RuntimeError):  # numpy knows no bfloat16, torch's for example
+    except (TypeError, BufferError, RuntimeError):  # numpy cannot read bfloat16, e.g. of torch
         widened = dlpack.bfloat16(x)
         if widened is None:
             raise
@@ -79,10 +78,10 @@ def _read(x: Any) -> Array:
 
 
 def as_float(array: Array, name: str) -> F32:
-    """Return *array* in float32; refuse a float64 that would overflow.
+    """Return *array* in float32.
 
     Raises:
-        NumericsError: *array*, the argument *name*, holds a value beyond float32.
+        NumericsError: *array*, the argument *name*, holds a finite value beyond float32.
     """
     with np.errstate(over="ignore"):
         narrow = array.astype(np.float32, copy=False)

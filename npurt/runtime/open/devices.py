@@ -18,21 +18,21 @@ from npurt.runtime.open.arguments import optional_integer
 from npurt.settings import DEVICE, LIBRARIES, read
 
 KINDS = ("cpu", "hexagon", "rknpu", "numpy")
-GROUP = "npurt.devices"  # of entry points
+GROUP = "npurt.devices"  # name of the entry point group
 SIMULATORS = ("hexagon:sim", "rknpu:sim", "rknpu:sim-vendor")
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Whether this machine has one kind of device."""
+    """Whether this machine has a type of device."""
 
     device: str
     found: bool
-    detail: str  # a description, or the reason why it cannot be used
+    detail: str  # a description, or the reason why the device cannot be used
 
 
 def no_device(said: str) -> UnknownDevice:
-    """Return the error that *said*, as the user wrote it, is no name of a device."""
+    """Return the error for *said*, the user's text, which names no device."""
     return UnknownDevice(
         f"{said} is not a device name",
         remedy=f"use auto, or one of {', '.join((*KINDS, *SIMULATORS))}",
@@ -40,12 +40,12 @@ def no_device(said: str) -> UnknownDevice:
 
 
 def open_device(name: str | None = None, *, threads: int | None = None) -> Device:
-    """Open the device called *name*; for None and ``auto`` that of `NPURT_DEVICE`, else the CPU.
+    """Open the device called *name*; None and ``auto`` mean `NPURT_DEVICE` if set, else the CPU.
 
     Raises:
         UnknownDevice: *name* is misspelt.
-        SettingError: *threads* is not a number from 0.
-        DeviceNotFound: There is no such device, or npurt cannot drive it.
+        SettingError: *threads* is not an integer of at least 0.
+        DeviceNotFound: This machine has no such device, or npurt cannot use it.
     """
     threads = optional_integer("threads", threads, 0)
     said = brief(name)
@@ -76,14 +76,15 @@ def open_host(threads: int | None = None) -> Device:
     except DeviceNotFound as error:
         if read(LIBRARIES, str) or library.path_of(abi.LIBRARY).exists():
             raise
-        warnings.warn(f"{error}\nnumpy computes meanwhile, which is slow", stacklevel=3)
+        warnings.warn(f"{error}\nnumpy computes instead, which is slow", stacklevel=3)
         return _numpy("numpy")
 
 
 def _of_others(kind: str) -> Callable[[str], Device] | None:
     """Return the function of another package that opens devices of *kind*, or None.
 
-    The package names it in its entry points, group `GROUP`; the function takes a device string.
+    The package declares the function as an entry point in the group `GROUP`.  The function takes a
+    device string.
 
     Raises:
         DeviceNotFound: The function cannot be imported.
@@ -95,7 +96,7 @@ def _of_others(kind: str) -> Callable[[str], Device] | None:
             except (ImportError, AttributeError) as error:
                 raise DeviceNotFound(
                     f"the package of device {kind!r} cannot be used: {error}",
-                    remedy=f"reinstall it; its entry point is {entry.value}",
+                    remedy=f"reinstall the package; its entry point is {entry.value}",
                 ) from error
             return opener
     return None
@@ -125,14 +126,14 @@ OPENERS = {"hexagon": _hexagon, "rknpu": _rknpu, "numpy": _numpy}
 
 
 def _entry_points() -> Any:
-    """Return those of devices in other packages."""
-    from importlib import metadata  # imported where it is needed, because that takes 13 ms
+    """Return the entry points of devices in other packages."""
+    from importlib import metadata  # imported here because the import takes 13 ms
 
     return metadata.entry_points(group=GROUP)
 
 
 def devices() -> list[Found]:
-    """Return each kind of device: its description, or why it is missing.  Never raises."""
+    """Return all device types: descriptions, or reasons why they are missing.  Never raises."""
     rows = []
     others = sorted({entry.name for entry in _entry_points()})
     for kind in (*KINDS, *others):

@@ -1,7 +1,7 @@
-"""Read bfloat16 arrays of other libraries by DLPack: numpy has no such dtype.
+"""Read bfloat16 arrays of other libraries by DLPack; numpy has no bfloat16.
 
 Source: dlpack.h of DLPack 1.0 (DLManagedTensor, DLTensor, DLDataType), and the Python
-specification of `__dlpack__`: a capsule that nobody has consumed frees its tensor with itself.
+specification of `__dlpack__`: an unconsumed capsule frees its tensor when it is deleted.
 """
 
 import ctypes
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-HOSTS = (1, 3, 11, 13)  # kDLCPU, and memory of the host from CUDA, ROCm and CUDA's managed
+HOSTS = (1, 3, 11, 13)  # kDLCPU, kDLCUDAHost, kDLROCMHost, kDLCUDAManaged
 BFLOAT = 4  # kDLBfloat
 NAME = b"dltensor"
 
@@ -33,7 +33,7 @@ class _Tensor(ctypes.Structure):
 
 
 def bfloat16(x: Any) -> npt.NDArray[np.float32] | None:
-    """Return the values of *x*, or None where it is no array of bfloat16 in the host's memory."""
+    """Return the values of *x*, or None if *x* is not a bfloat16 array in host memory."""
     if x.__dlpack_device__()[0] not in HOSTS:
         return None
     capsule = x.__dlpack__()
@@ -53,7 +53,7 @@ def bfloat16(x: Any) -> npt.NDArray[np.float32] | None:
     codes: npt.NDArray[np.uint16] = np.ndarray(
         shape, np.uint16, memory, offset=2 * behind, strides=tuple(2 * s for s in strides)
     )
-    return (codes.astype(np.uint32) << 16).view(np.float32)  # a copy; the capsule may go
+    return (codes.astype(np.uint32) << 16).view(np.float32)  # a copy, so the capsule may be freed
 
 
 def _strides(tensor: _Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,5 +1,5 @@
-"""The record of what ran: calls, work and time by op and device, and traces of single steps.
+"""The record of the work: calls, multiply-adds and time by op and device, and traces of steps.
 
-May import no other room.
+May import no other subpackage.
 Begin with `ledger`.
 """

@@ -1,4 +1,4 @@
-"""The ledger: a record of what ran on which device, how often, how long and why.  Always on.
+"""The ledger: counts and time of each op on each device, with reasons of fallbacks.  Always on.
 
 A row belongs to one tensor, or an op without a tensor, on one device.  CPU programs count their own
 ops, and a report reads these counts.  Other ops are added when they run.
@@ -16,19 +16,19 @@ from npurt.segment import Counter
 
 @dataclass(slots=True)
 class Row:
-    """One row of the ledger, whose counts grow."""
+    """One row of the ledger; its counts grow as the op runs."""
 
     op: str  # class: "attn_qkv", "ffn_down", "norm", ...
-    tensor: str  # names of the weights, "" for ops without
+    tensor: str  # names of the weights, "" for an op without weights
     shape: tuple[int, ...]  # (N, K) of a product
-    planned: str  # device the plan chose
-    actual: str  # device that did it
-    reason: str = ""  # why not the planned one
+    planned: str  # device that the plan chose
+    actual: str  # device that ran the op
+    reason: str = ""  # why the planned device did not run the op
     calls: int = 0
     rows: int = 0  # activation rows over all calls
     macs: int = 0
-    nbytes: int = 0  # weights read
-    packets: int = 0  # of instructions, where the device counts them
+    nbytes: int = 0  # bytes of weights read
+    packets: int = 0  # instruction packets; 0 if the device does not count them
     seconds: float = 0.0
     verified: int = 0
     failed: int = 0
@@ -56,7 +56,7 @@ class Report:
     """A copy of the ledger."""
 
     rows: tuple[Row, ...]
-    device: str  # what ran it, for people
+    device: str  # description of the devices
     notes: tuple[str, ...] = ()
 
     def totals(self) -> list[dict[str, Any]]:
@@ -86,7 +86,7 @@ class Report:
         return sorted(groups.values(), key=lambda entry: -entry["seconds"])
 
     def line(self) -> str:
-        """Return a summary in one line: multiply-adds by device, fallbacks, verification."""
+        """Return a one-line summary: multiply-adds by device, fallbacks, verification."""
         macs = sum(row.macs for row in self.rows)
         by_device: dict[str, int] = {}
         for row in self.rows:
@@ -106,14 +106,14 @@ class Report:
         )
 
     def fallbacks(self) -> list[str]:
-        """Return a line for each reason of fallbacks, with the ops that it concerns."""
+        """Return one line for each reason of a fallback, with the ops that fell back."""
         return [
             f"{_which(rows)}: planned {planned}, ran on {actual}: {reason}"
             for (planned, actual, reason), rows in self._astray().items()
         ]
 
     def _astray(self) -> dict[tuple[str, str, str], list[Row]]:
-        """Return the rows that ran elsewhere than planned, by device and reason."""
+        """Return the rows that ran on another device than planned, by devices and reason."""
         groups: dict[tuple[str, str, str], list[Row]] = {}
         for row in self.rows:
             if row.calls and not row.offloaded:
@@ -121,7 +121,7 @@ class Report:
         return groups
 
     def table(self) -> str:
-        """Return the totals as aligned text, then fallbacks with their reasons, then the line."""
+        """Return the totals as aligned text, then fallbacks, notes and the summary line."""
         totals = self.totals()
         columns = [c for c in COLUMNS if c != "packets" or any(e["packets"] for e in totals)]
         cells = [
@@ -149,7 +149,7 @@ class Report:
         return "\n".join([*text, *self.fallbacks(), *self.notes, self.line()])
 
     def to_json(self) -> str:
-        """Return device, rows, totals, notes and the line as one JSON object."""
+        """Return device, rows, totals, notes and the summary line as one JSON object."""
         return json.dumps(
             {
                 "device": self.device,
@@ -165,7 +165,7 @@ class Report:
 
 
 def joined(reports: Sequence[Report]) -> Report:
-    """Return one report of all *reports*, such as those of several devices."""
+    """Return one report that combines *reports*, for example of several devices."""
     return Report(
         tuple(row for each in reports for row in each.rows),
         "; ".join(dict.fromkeys(each.device for each in reports)),
@@ -174,7 +174,7 @@ def joined(reports: Sequence[Report]) -> Report:
 
 
 def _which(rows: Sequence[Row]) -> str:
-    """Name one op; of several, how many there are, the first and the last."""
+    """Return the name of one op, or for several ops their count and the first and last names."""
     names = ", ".join(row.tensor or row.op for row in rows)
     if len(rows) == 1:
         return names
@@ -183,9 +183,9 @@ def _which(rows: Sequence[Row]) -> str:
 
 @dataclass(slots=True)
 class Ledger:
-    """The rows by op, tensor and device, and notes, for example of a quarantine.
+    """Collects rows by op, tensor and device, and notes, for example about a quarantine.
 
-    In strict mode a fallback is an error.
+    In strict mode a fallback raises NotOffloaded.
     """
 
     device: str
@@ -204,7 +204,7 @@ class Ledger:
         return self._rows.setdefault(key, row)
 
     def fallback(self, what: str) -> None:
-        """Record a fallback to the CPU, once, with its reason; call it before the CPU takes over.
+        """Record the fallback *what* to the CPU as a note, once; call this before the fallback.
 
         Raises:
             NotOffloaded: In strict mode.
@@ -212,14 +212,14 @@ class Ledger:
         if self.strict:
             raise NotOffloaded(
                 f"a fallback in strict mode: {what}",
-                remedy="find out what is wrong with the device (npurt doctor), or leave strict "
-                "mode to let the CPU go on",
+                remedy="run `npurt doctor` to find the device's problem, or turn strict mode off "
+                "to allow the fallback",
             )
         if what not in self.notes:
             self.notes.append(what)
 
     def add_status_note(self, sentence: Callable[[], str]) -> None:
-        """Add what *sentence* returns to each report, unless it is ""."""
+        """Call *sentence* for each report, and add its result to the notes unless it is ""."""
         if sentence not in self._status_notes:
             self._status_notes.append(sentence)
 
@@ -233,7 +233,7 @@ class Ledger:
         self.follow(lambda: (replace(r, op=prefix + r.op) for r in other.report().rows))
 
     def watch(self, trace: Trace | None) -> None:
-        """Record events in *trace* from now on; None ends that."""
+        """Record events in *trace* from now on; None stops recording."""
         self.trace = trace
         for prefix, other in self._included:
             other.watch(trace and trace.named(prefix))
@@ -249,7 +249,7 @@ class Ledger:
         return Report(tuple(rows), self.device, tuple(notes))
 
     def freeze(self) -> None:
-        """Keep the present report, and release the sources of rows."""
+        """Store the current report as the final one, and release the sources of rows."""
         self._last = self.report()
         self.trace = None
         for kept in (self._rows, self._status_notes, self._sources, self._included):

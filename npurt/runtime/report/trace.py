@@ -1,9 +1,10 @@
-"""Traces: a timeline for Perfetto or chrome://tracing, written whole or not at all.
+"""Record traces: timelines for Perfetto or chrome://tracing, written atomically.
 
-There are three kinds of events, one inside the other: a run of a plan; its steps (consecutive ops
-on the host, or products or a delta net on an NPU); and in those the calls of a device, without
-verification and rescoring.  A run of a segment on a device that runs graphs is one event.  The
-format is Google's Trace Event Format: a JSON array of complete events ("ph": "X") in microseconds.
+A run of a plan is an event.  It contains an event for each step: consecutive ops on the host, or
+products or a delta net on an NPU.  A step on an NPU contains an event for each call of the device,
+without verification and rescoring.  On a device that runs graphs, a run of a segment is one event.
+The format is Google's Trace Event Format: a JSON array of complete events ("ph": "X") in
+microseconds.
 """
 
 import contextlib
@@ -19,10 +20,10 @@ from npurt.files import replacing
 
 
 class Event(NamedTuple):
-    """A named interval.  Times are those of `time.perf_counter`."""
+    """A named interval; times are from `time.perf_counter`."""
 
     name: str
-    device: str  # "" for what is on several
+    device: str  # "" for an event on several devices
     start: float
     seconds: float
     counts: dict[str, int]
@@ -32,7 +33,7 @@ class Trace:
     """A list of events in the order in which they ended.
 
     Args:
-        prefix: The beginning of each name.
+        prefix: Put before the name of each event.
     """
 
     def __init__(self, prefix: str = "") -> None:
@@ -40,7 +41,7 @@ class Trace:
         self._prefix = prefix
 
     def named(self, prefix: str) -> Self:
-        """Return a trace that adds its events here, with *prefix* before their names."""
+        """Return a trace that adds its events to this trace, with *prefix* before their names."""
         other = type(self)(prefix)
         other.events = self.events
         return other
@@ -52,7 +53,7 @@ class Trace:
 
     @contextlib.contextmanager
     def span(self, name: str, device: str, **counts: int) -> Iterator[None]:
-        """Record the body of the ``with`` statement as an event, even when it fails."""
+        """Record the body of the ``with`` statement as an event, even if the body raises."""
         start = time.perf_counter()
         try:
             yield
@@ -60,7 +61,7 @@ class Trace:
             self.add(name, device, start, **counts)
 
     def to_json(self) -> str:
-        """Return the events in the order of their beginnings, the first at time 0."""
+        """Return the events in JSON, ordered by start; the first event starts at time 0."""
         events = sorted(self.events, key=lambda event: (event.start, -event.seconds))
         zero = events[0].start if events else 0.0
         told = [
@@ -84,7 +85,7 @@ def written_to(path: str | os.PathLike[str]) -> Iterator[Trace]:
     """Yield a trace, and write it to *path* at the end, also after an error.
 
     Raises:
-        SettingError: The file cannot be written.  This is tried before tracing begins.
+        SettingError: The file cannot be written, which is checked before and after tracing.
     """
     target, trace, whole = Path(path), Trace(), contextlib.ExitStack()
     with _failing(target):
@@ -103,5 +104,5 @@ def _failing(target: Path) -> Iterator[None]:
     except OSError as error:
         raise SettingError(
             f"cannot write a trace to {target}: {error.strerror or error}",
-            remedy="name a file in a folder that exists and has room for it",
+            remedy="name a file in an existing folder with enough free space",
         ) from error
