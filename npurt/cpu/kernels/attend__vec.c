@@ -1,16 +1,18 @@
 /*
- * out = softmax(scale * q . K^T, causal) . V          one kv head, some tokens, all their query heads
+ * out = softmax(scale * q . K^T, causal) . V       for one kv head, with the query heads of some
+ * rows
  *
- * Options of an op: a window hides positions too long ago; scores are capped; a sink is one more
- * logit, with which the online softmax begins; queries are multiplied by a factor of the position.
- * q       float32, rotated, in the qkv buffer; out [rows][heads * width].  A gate that follows each
- *         query head there multiplies its result: out * sigmoid(gate).
- * K       pages of 64 positions, each [64/16][width][16]: sixteen positions lie side by side, so
- *         scores need no transposition; V pages [64][width].  float16 or float32.
- * Why     eight query rows, a tile, share each vector of K and V.  Up to 16 tiles read a page one
- *         after another, while the level 1 cache holds it.  The softmax runs online over blocks of
- *         64 positions counted from 0, so a row's result is the same alone or in a batch: positions
- *         it must not see add exact zeros.  A block is a page: where pages lie changes no bit.
+ * Options of an op: a window masks old positions; scores are capped; a sink is an extra logit, with
+ * which the online softmax begins; queries are multiplied by a factor that depends on the position.
+ * q       float32, rotated, in the qkv buffer; out [rows][heads * width].  If gated, a gate follows
+ *         each query head in the buffer, and the head's result is out * sigmoid(gate).
+ * K       pages of 64 positions, each [64/16][width][16]: sixteen positions are adjacent, so that
+ *         scores need no transposition.  Pages of V are [64][width].  float16 or float32.
+ * Why     a tile is eight query rows, for which each vector of K and V is loaded once.  Up to 16
+ *         tiles read a page one after another, while it is in the level 1 cache.  The softmax runs
+ *         online over blocks of 64 positions counted from 0, and masked positions add exact zeros,
+ *         so a row's result is the same alone or in a batch.  A block is a page, so the order of
+ *         pages in memory does not change the result.
  * Source  Milakov & Gimelshein 2018 (online softmax); Dao et al. 2022 (tiling).
  */
 #include "kernels.h"
@@ -18,8 +20,8 @@
 
 enum { SPAN = NPURT_PAGE, TILE = 8, TILES = 16 };
 
-/* Panels of 16 keys for which an element of a query is loaded once.  On Arm the sums of eight rows
- * and one panel are 32 registers, which is all there are. */
+/* Number of panels of 16 keys for which an element of a query is loaded once.  On Arm, the sums of
+ * eight rows and one panel already fill all 32 registers. */
 #ifdef __aarch64__
 enum { PANELS = 1 };
 #else
@@ -30,14 +32,14 @@ typedef struct {
     const npurt_attention *op;
     const npurt_span *span;
     int kv_head, rows;
-    int alone;          /* no other tile reads the pages */
-    int64_t row, first; /* query rows [first, first + rows) of a block from row `row` of the span */
+    int alone;          /* 1: no other tile reads the same pages */
+    int64_t row, first; /* query rows [first, first + rows) of the block at row `row` of the span */
     float q[TILE][NPURT_MOST_HEAD], out[TILE][NPURT_MOST_HEAD], p[TILE][SPAN];
     float most[TILE], sum[TILE];
-    int64_t from[TILE], seen[TILE]; /* each row sees positions [from, seen) */
+    int64_t from[TILE], seen[TILE]; /* each row attends to positions [from, seen) */
 } npurt_tile_state;
 
-_Static_assert(TILES * sizeof(npurt_tile_state) <= SCRATCH_BYTES, "the tiles do not fit");
+_Static_assert(TILES * sizeof(npurt_tile_state) <= SCRATCH_BYTES, "scratch is too small for tiles");
 
 INLINE f32x16 load_cache(const void *cache, int64_t at, int bytes)
 {
@@ -45,7 +47,8 @@ INLINE f32x16 load_cache(const void *cache, int64_t at, int bytes)
                       : load_f16((const _Float16 *) cache + at);
 }
 
-/* One number in all lanes, in a register: as an operand in memory it would be loaded for each use. */
+/* Returns a number in all lanes of a register; otherwise clang loads it from memory for each
+ * use. */
 INLINE f32x16 broadcast(float x)
 {
     f32x16 v = x;
@@ -55,14 +58,14 @@ INLINE f32x16 broadcast(float x)
     return v;
 }
 
-/* Where the keys, and the values, of the page with position `first` begin. */
+/* Returns the index of the first element of the page with position `first`, in both caches. */
 INLINE int64_t page_start(const npurt_tile_state *s, int64_t first)
 {
     const int64_t page = s->span->pages[first / SPAN];
     return (s->kv_head * s->op->pages + page) * SPAN * s->op->width;
 }
 
-/* Scores of `panels` times 16 positions from position `first` of a page on. */
+/* Computes the scores of 16 * panels positions, from position `first` of a page on. */
 INLINE void panel_scores(npurt_tile_state *s, int rows, int bytes, int64_t start, int first,
                          int panels)
 {
@@ -93,8 +96,8 @@ INLINE void panel_scores(npurt_tile_state *s, int rows, int bytes, int64_t start
     }
 }
 
-/* Memory limits a tile that is alone: two panels at a time would cost it 12 % at a depth of 16,000
- * (bench/RESULTS.md). */
+/* Computes the scores of a page.  Memory bandwidth limits a tile that is alone: two panels at a
+ * time would be 12 % slower at a depth of 16,000 (bench/RESULTS.md). */
 INLINE void scores(npurt_tile_state *s, int rows, int bytes, int64_t start, int count)
 {
     int j = 0;
@@ -106,7 +109,7 @@ INLINE void scores(npurt_tile_state *s, int rows, int bytes, int64_t start, int 
     }
 }
 
-/* Caps scores, of hidden positions as well. */
+/* Caps all scores, including those of masked positions. */
 INLINE void cap_scores(float *p, float cap)
 {
     for (int j = 0; j < SPAN; j += 16) {
@@ -114,7 +117,7 @@ INLINE void cap_scores(float *p, float cap)
     }
 }
 
-/* Hides what a row does not see of a span. */
+/* Masks the positions of a page that row r does not attend to. */
 INLINE void hide(npurt_tile_state *s, int r, int64_t first)
 {
     for (int64_t j = 0; j < s->from[r] - first; j++) {
@@ -125,12 +128,12 @@ INLINE void hide(npurt_tile_state *s, int r, int64_t first)
     }
 }
 
-/* Turns scores into weights against the running maximum; rescales what was summed before. */
+/* Replaces scores by exp(score - running maximum); rescales the sums of earlier pages. */
 INLINE void softmax(npurt_tile_state *s, int rows, int64_t first)
 {
     const int width = s->op->width;
     for (int r = 0; r < rows; r++) {
-        if (s->from[r] >= first + SPAN) { /* another row's window begins earlier */
+        if (s->from[r] >= first + SPAN) { /* only windows of other rows include the page */
             memset(s->p[r], 0, sizeof s->p[r]);
             continue;
         }
@@ -165,7 +168,7 @@ INLINE void weigh(npurt_tile_state *s, int rows, int bytes, int64_t start, int c
 {
     const int width = s->op->width;
     for (int d = 0; d < width; d += 32) {
-        const int second = d + 16 < width ? 16 : 0; /* a lone last vector is done twice */
+        const int second = d + 16 < width ? 16 : 0; /* 0 computes a single last vector twice */
         f32x16 a[TILE], b[TILE];
 #pragma clang loop unroll(full)
         for (int r = 0; r < rows; r++) {
@@ -221,7 +224,7 @@ static void one_span(npurt_tile_state *s, int rows, int64_t first, int count)
     }
 }
 
-/* Fills a tile.  Query row i is token i / group, head i % group. */
+/* Initialises a tile.  Query row i is token i / group, head i % group. */
 static void begin(npurt_tile_state *s)
 {
     const npurt_attention *op = s->op;
@@ -261,7 +264,7 @@ static void end(const npurt_tile_state *s)
     }
 }
 
-/* Fetches part i of `parts` equal ones of a page into the level 2 cache. */
+/* Prefetches part i of `parts` equal parts of a page into the level 2 cache. */
 static void fetch(const npurt_tile_state *s, int64_t first, int i, int parts)
 {
     const int64_t bytes = (int64_t) SPAN * s->op->width * s->op->cache_bytes;
@@ -272,8 +275,8 @@ static void fetch(const npurt_tile_state *s, int64_t first, int i, int parts)
     }
 }
 
-/* Later rows have later positions: the first row of a tile sees the first position that the tile
- * sees, and the last row the last one. */
+/* Computes `count` tiles.  Positions ascend, so the window of a tile begins with that of its first
+ * row, and ends with that of its last row. */
 static void tiles(npurt_tile_state *s, int count)
 {
     const int64_t visible = s[count - 1].seen[s[count - 1].rows - 1];
@@ -290,7 +293,7 @@ static void tiles(npurt_tile_state *s, int count)
     }
 }
 
-/* Rows [row, row + rows) of a span, and the query heads of one key head. */
+/* Computes rows [row, row + rows) of a span, with the query heads of one key head. */
 void AT_LEVEL(npurt_attend)(const npurt_attention *op, int kv_head, const npurt_span *span,
                             int64_t row, int rows, float *scratch)
 {

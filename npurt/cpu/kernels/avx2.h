@@ -1,10 +1,10 @@
 /*
- * Exact dot products of four unsigned codes with four int8 values, eight rows a vector, with AVX2.
+ * Exact dot products of four codes with four int8 values, eight rows per vector, with AVX2.
  *
- * vpmaddubsw adds pairs in 16 bits: a code of up to 6 bits leaves room (63 * 127 * 2 < 32768), and
- * one of 4 bits for the sum of eight steps, 5 bits of four, 6 bits of one.  Codes of 8 bits would
- * overflow, so they are taken as signed, and the sign is moved to x: |w| * sign(w) x is at most
- * 128 * 127 * 2 < 32768.
+ * vpmaddubsw adds pairs of products in 16 bits.  Codes of up to 6 bits do not overflow
+ * (63 * 127 * 2 < 32768); with 4 bits, eight results can be summed in 16 bits, with 5 bits four,
+ * with 6 bits one.  Unsigned 8-bit codes would overflow, so 8-bit codes are signed, and their sign
+ * is moved to x: a pair of products |w| * (sign(w) x) is at most 128 * 127 * 2 < 32768.
  */
 #ifndef NPURT_AVX2_H
 #define NPURT_AVX2_H
@@ -12,7 +12,8 @@
 #include "kernels.h"
 #include <immintrin.h>
 
-/* Sum over `quads` vectors of codes, each times four codes of x.  bits: 4, 5, 6; 8: signed. */
+/* Returns the dot products of `quads` vectors of codes with codes of x.  Codes of 4, 5 and 6 bits
+ * are unsigned, codes of 8 bits signed. */
 INLINE __m256i dot_avx2(int bits, int quads, const __m256i *q, const int8_t *codes)
 {
     const __m256i one = _mm256_set1_epi16(1);

@@ -1,9 +1,9 @@
 /*
- * The best numbers of a row, such as the logits of a step.
+ * Finds the k largest numbers of a row, such as logits.
  *
- * A heap holds the best so far, the worst of them at its root.  Most blocks have nothing above that,
- * which one comparison of their vectors says; so the row is read once, at the speed of memory.
- * Of equal numbers, the first is better.  NaN and -inf are never among the best.
+ * A heap has the indices of the k largest numbers so far, with the smallest at its root.  Vector
+ * comparisons skip blocks without a number above the root, which are most blocks.  So the row is
+ * read once, at memory bandwidth.  Of equal numbers, the first wins.  NaN and -inf are left out.
  */
 #include "kernels.h"
 #include <math.h>
@@ -15,7 +15,7 @@ INLINE int worse(const float *x, int32_t a, int32_t b)
     return x[a] < x[b] || (x[a] == x[b] && a > b);
 }
 
-/* Puts `id` at `at` of the heap of `count` ids, or further from its root. */
+/* Moves `id` from place `at` of the heap of `count` ids away from the root, to its place. */
 static void sink(const float *x, int32_t *heap, int64_t count, int64_t at, int32_t id)
 {
     for (int64_t child; (child = 2 * at + 1) < count; at = child) {
@@ -66,7 +66,7 @@ int64_t npurt_best(const float *x, int64_t n, int64_t k, int32_t *best)
             floor = count == k ? x[best[0]] : -INFINITY;
         }
     }
-    for (int64_t left = count; left-- > 1;) { /* the worst goes last */
+    for (int64_t left = count; left-- > 1;) { /* sorts the heap: the smallest is last */
         const int32_t last = best[left];
         best[left] = best[0];
         sink(x, best, left, 0, last);

@@ -1,13 +1,15 @@
 /*
- * Verification of a product (Freivalds): s = W^T r once a weight, then r . y against s . x.
+ * Verifies products (Freivalds): computes s = W^T r once per weight, then compares r . y with s .
+ * x.
  *
- * s       Sums over rows run in float32 for at most 64 panels, then in double: what that rounds is
- *         part of the bound (npurt/verify.py counts it).  Float weights, and codes whose
- *         scale is any power of two, run in double at once: float32 holds neither their sums nor
- *         their squares.  Other scales are a float16 times 8 bits: numbers stay within 2^-24..2^35.
- * squares sum((r a)^2) over the record, a = |scale * code| + |offset|: bounds what a kernel rounds.
- * Why     a tile's 64 codes are four vectors of four rows by four columns; rows are added up only
- *         at the end, so the inner loop is convert, multiply, add.
+ * s       is summed over rows in float32 for at most 64 panels, then in double; npurt/verify.py
+ *         includes the rounding errors in the bound.  Float weights, and codes whose scale is any
+ *         power of two, are summed in double, because float32 would overflow or underflow.  Other
+ *         scales are a float16 times 8 bits, so numbers are within 2^-24..2^35.
+ * squares are sum((r a)^2) over the record, a = |scale * code| + |offset|; they bound the rounding
+ *         errors of a kernel.
+ * Why     64 codes of a tile are four vectors of four rows by four columns.  Rows are added up at
+ *         the end, so the inner loop only converts, multiplies and adds.
  */
 #include "kernels.h"
 
@@ -17,7 +19,7 @@ typedef double f64x16 __attribute__((ext_vector_type(16)));
 
 typedef struct {
     float sums[RECORD][LANES];  /* [block, quad, four rows][4 rows x 4 columns] */
-    double wide[RECORD][LANES]; /* the same in double; of float weights, [column][row] */
+    double wide[RECORD][LANES]; /* same layout in double; for float weights [column][row] */
     double s[RECORD];
     double squares;
 } npurt_sums;
@@ -55,7 +57,7 @@ INLINE f32x16 load_codes(const uint8_t *p)
     return __builtin_convertvector(v, f32x16);
 }
 
-/* Rows 4j..4j+3 of v, each four times. */
+/* Returns lanes 4j..4j+3 of v, each four times. */
 INLINE f32x16 four_rows(f32x16 v, int j)
 {
     float out[LANES];
@@ -87,7 +89,7 @@ INLINE void add_group(const npurt_tile *t, int g, f32x16 r, npurt_sums *sums)
     sums->squares += (double) sum16(squares);
 }
 
-/* The same in double, of a format without offsets. */
+/* Does the same as add_group in double, for formats without offsets. */
 INLINE void add_wide_group(const npurt_tile *t, int g, f32x16 r, npurt_sums *sums)
 {
     const float bias = (float) (1 << t->shift);
@@ -110,7 +112,8 @@ INLINE void add_wide_group(const npurt_tile *t, int g, f32x16 r, npurt_sums *sum
     sums->squares += sum_f64(squares);
 }
 
-/* Moves sums, in double if they are `wide`, into s; those of float weights lie column by column. */
+/* Adds the sums to s and clears them; `wide` uses the sums in double, `by_column` their layout for
+ * float weights. */
 static void flush(npurt_sums *sums, int wide, int by_column)
 {
     for (int e = 0; e < RECORD; e++) {
@@ -144,7 +147,7 @@ INLINE f32x16 load_dense(const uint8_t *p, int type)
     return v;
 }
 
-/* Adds one panel of `columns` columns of float weights. */
+/* Adds one panel of float weights with `columns` columns. */
 INLINE void add_dense(const uint8_t *at, int type, int columns, f32x16 r, npurt_sums *sums)
 {
     f64x16 squares = 0.0;
@@ -178,7 +181,7 @@ void AT_LEVEL(npurt_transposed_matvec)(const npurt_transposed *op, int64_t recor
     const npurt_format *f = npurt_find_format(w->type);
     const int64_t left = w->k - record * RECORD;
     const int columns = left < RECORD ? (int) left : RECORD;
-    const size_t line = w->type == 0 ? 64 : 32; /* of float weights: a column of a panel */
+    const size_t line = w->type == 0 ? 64 : 32; /* bytes of a column of a panel, float weights */
     const size_t stride = f ? panel_bytes(f, w->k) : line * (size_t) w->k;
     const size_t before = f ? record_bytes(f, RECORD_BLOCKS) : line * RECORD;
     const uint8_t *at = w->image + (size_t) record * before;
@@ -211,7 +214,7 @@ void AT_LEVEL(npurt_transposed_matvec)(const npurt_transposed *op, int64_t recor
     op->norms[record] = sums.squares;
 }
 
-/* sum of r * (y - bias) */
+/* Returns the sum of r * (y - bias). */
 static double dot_result(const double *r, const float *y, const float *bias, int64_t n)
 {
     f64x16 sum = 0.0;
@@ -253,7 +256,7 @@ int AT_LEVEL(npurt_row_is_right)(const npurt_matmul *m, const npurt_weight *w, i
         squares += v * v;
     }
     double expected = sum_f64(want), norm = sum_f64(squares);
-    for (; k < w->k; k++) { /* only float weights have a rest */
+    for (; k < w->k; k++) { /* columns after the last whole vector, only with float weights */
         const double v = (double) x->values[row * x->k + k];
         expected += w->check_s[k] * v;
         norm += v * v;

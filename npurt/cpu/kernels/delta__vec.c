@@ -1,17 +1,19 @@
 /*
- * A gated delta net, from the projections of its input to the input of its output product.
+ * A gated delta net, from the results of the input projections to the input of the output
+ * projection.
  *
- * conv    y[t] = silu(sum_j w[j] x[t - kernel_size + 1 + j]); q and k divided by their length; the
- *         functions of beta and decay.  Keeps what it read, for the next tokens and for a replay.
+ * conv    y[t] = silu(sum_j w[j] x[t - kernel_size + 1 + j]); q and k are divided by their length;
+ *         beta and decay get their activation functions.  Stores its inputs, for later tokens and
+ *         for replays.
  * delta   for each token: S = e^decay S; d = beta (v - S k); S = S + d k^T; out = scale S q.
- *         S [width of v][width of k]: rows lie along k, so both products read them in order.
+ *         S is [width of v][width of k], so both products read its rows in order.
  * gate    out = x / rms(x) * weight * silu(gate), head by head.
  *
- * Rows of S do not depend on each other: sixteen of them go through SPAN tokens while they are in
- * the L1 cache, and many tokens give the same bits as one by one.  Dot products are a chain of
- * fused multiply-adds in 16 lanes and the tree of sum16.
- * Sources Yang et al. 2024, Gated Delta Networks, eq. 10; transformers modeling_qwen3_5.py (which
- *         1e-6 stands where); ggml ggml_gated_delta_net (decay for each element of k).
+ * Rows of S do not depend on each other: sixteen rows process SPAN tokens while they are in the L1
+ * cache.  One run of many tokens gives the same bits as many runs of one token.  Dot products are
+ * fused multiply-adds in 16 lanes, then the tree of sum16.
+ * Sources Yang et al. 2024, Gated Delta Networks, eq. 10; transformers modeling_qwen3_5.py (the
+ *         place of eps); ggml ggml_gated_delta_net (a decay for each element of k).
  */
 #include "kernels.h"
 #include <math.h>
@@ -22,14 +24,14 @@ enum { SPAN = 16, LANES = 16 };
 
 static const float nothing[NPURT_MOST_DELTA];
 
-/* Where a sequence keeps what it has of the token at a position. */
+/* Returns the row of `kept` for the token at a position. */
 static float *kept_at(const npurt_conv *op, const npurt_span *span, int64_t position)
 {
     const int64_t line = (2 * op->k_heads + op->heads) * op->width + 2 * op->heads;
     return op->kept + (span->slot * op->capacity + position % op->capacity) * line;
 }
 
-/* Values of the token at `back` tokens before row `row` of a span, from column `column` on. */
+/* Returns the inputs of the token `back` tokens before row `row` of a span, from a column on. */
 static const float *token_at(const npurt_conv *op, const npurt_span *span, int64_t row,
                              int64_t back, int64_t column)
 {
@@ -67,7 +69,7 @@ static void convolve(const npurt_conv *op, const npurt_span *span, int64_t row, 
     }
 }
 
-/* Beta and decay of one row: raw [2 * heads] -> out [2 * heads]. */
+/* Computes beta and log decay of one row: raw [2 * heads] -> out [2 * heads]. */
 static void gates(const npurt_conv *op, const float *raw, float *out)
 {
     const int heads = op->heads;
@@ -77,7 +79,7 @@ static void gates(const npurt_conv *op, const float *raw, float *out)
     }
 }
 
-/* Keeps columns of the rows of a span, the first of which is row 0 of `from`. */
+/* Stores `count` columns of a span's rows in `kept`; row 0 of `from` is the span's first row. */
 static void keep(const npurt_conv *op, const npurt_span *span, const float *from, int64_t stride,
                  int64_t column, int64_t count)
 {
@@ -88,7 +90,8 @@ static void keep(const npurt_conv *op, const npurt_span *span, const float *from
     }
 }
 
-/* One head of q, k or v for all rows of a span; or, past the last, beta and decay. */
+/* Computes one head of q, k or v for all rows of a span, or beta and decay if `head` is one past
+ * the last head. */
 void AT_LEVEL(npurt_conv)(const npurt_conv *op, int64_t head, const npurt_span *span)
 {
     const int64_t heads = 2 * op->k_heads + op->heads;
@@ -111,20 +114,20 @@ void AT_LEVEL(npurt_conv)(const npurt_conv *op, int64_t head, const npurt_span *
 
 /* --- delta -------------------------------------------------------------------------------------- */
 
-/* What a span of tokens needs of one head besides v: with a = e^decay, a is one or `width` floats. */
+/* The inputs of one head for one token, except v; a = e^decay in every element. */
 typedef struct {
     float a[NPURT_MOST_DELTA], k[NPURT_MOST_DELTA], ak[NPURT_MOST_DELTA], aq[NPURT_MOST_DELTA];
     float kq, beta;
 } npurt_token;
 
-_Static_assert(SPAN * sizeof(npurt_token) <= SCRATCH_BYTES, "a span of tokens does not fit");
+_Static_assert(SPAN * sizeof(npurt_token) <= SCRATCH_BYTES, "scratch is too small for tokens");
 
 /* One head of one sequence. */
 typedef struct {
     const npurt_delta *op;
     const float *q, *k, *v, *decay, *beta;
     float *out;
-    npurt_token *tokens; /* of a span */
+    npurt_token *tokens; /* [SPAN] */
 } npurt_head;
 
 static void prepare(const npurt_head *h, int64_t first, int count)
@@ -150,7 +153,8 @@ static void prepare(const npurt_head *h, int64_t first, int count)
     }
 }
 
-/* S (a k) and S (a q) of four rows of S; may fetch the rows that come sixteen later into L2. */
+/* Computes S (a k) and S (a q) for four rows of S; if `fetches`, prefetches the rows of S that are
+ * sixteen rows further into L2. */
 INLINE void read_rows(const float *s, const npurt_token *token, int width, int fetches, f32x4 *k,
                       f32x4 *q)
 {
@@ -171,7 +175,7 @@ INLINE void read_rows(const float *s, const npurt_token *token, int width, int f
     *q = sum16_of_4(sq[0], sq[1], sq[2], sq[3]);
 }
 
-/* S = a S + d k^T, d = beta (v - S (a k)), of four rows; out = scale (S (a q) + d k.q). */
+/* For four rows: d = beta (v - S (a k)), out = scale (S (a q) + d k.q), then S = a S + d k^T. */
 INLINE void write_rows(float *s, const npurt_token *token, int width, f32x4 k, f32x4 q,
                        const float *v, float scale, float *out)
 {
@@ -191,8 +195,8 @@ INLINE void write_rows(float *s, const npurt_token *token, int width, f32x4 k, f
 }
 
 /*
- * One token of sixteen rows of S.  Both products read S as it was, four rows ahead of those that are
- * written: so nobody waits for sums.
+ * Processes one token for sixteen rows of S.  Both products read S before the update, four rows
+ * ahead of the rows that are written, so that writing does not wait for the sums.
  */
 INLINE void one_token(float *s, const npurt_token *token, int width, int fetches, const float *v,
                       float scale, float *out)
@@ -210,8 +214,9 @@ INLINE void one_token(float *s, const npurt_token *token, int width, int fetches
 }
 
 /*
- * `count` prepared tokens, the first being `first`, of the sixteen rows of S from row j on.  States
- * of a model come from memory, each once a token: fetched ahead, they come in half the time.
+ * Processes `count` prepared tokens, from token `first` on, for the sixteen rows of S from row j
+ * on. During decoding, every state is read from memory once per token; prefetching halves this
+ * time.
  */
 INLINE void sixteen_rows(const npurt_head *h, int64_t first, int count, int64_t j, int width,
                          float *s)
@@ -226,7 +231,7 @@ INLINE void sixteen_rows(const npurt_head *h, int64_t first, int count, int64_t 
     }
 }
 
-/* The widths that models have are compiled by themselves. */
+/* Calls sixteen_rows, which is compiled separately for the usual widths. */
 static void advance(const npurt_head *h, int64_t first, int count, int64_t j, float *s)
 {
     switch (h->op->width) {
@@ -246,7 +251,7 @@ static int64_t start_of(const npurt_strides *at, int64_t token, int64_t head, in
     return token * at->token + head * at->head + sequence * at->sequence;
 }
 
-/* DELTA_ROWS rows, or the rest, of one head of one sequence, for all tokens of a span. */
+/* Computes up to DELTA_ROWS rows of one head of one sequence, for all tokens of a span. */
 void AT_LEVEL(npurt_delta)(const npurt_delta *op, int64_t item, const npurt_span *span,
                            float *scratch)
 {

@@ -2,10 +2,10 @@
  * y[rows][16 * panels] = x[rows][k] . W^T            float32 x float32/float16/bfloat16
  *
  * W       [panels][k][16], 16 rows side by side.
- * y       row stride in elements; overwritten.
- * Exact   y = fma(w, x, y) for k in order: the same for one row and for many.
- * Why     one row of x reads four panels at once, as gemv does; many rows share each vector of W,
- *         converted once for eight of them.
+ * y       overwritten; `stride` is in elements.
+ * Exact   y = fma(w, x, y) for k in order, with the same result for one row and for many.
+ * Why     one row of x is multiplied by four panels at a time.  For many rows, each vector of W is
+ *         converted once for eight rows.
  */
 #include "kernels.h"
 

@@ -1,12 +1,12 @@
 /*
- * out = softmax(scale * q . K^T) . V        one kv head, some rows of a sequence, their query heads
+ * out = softmax(scale * q . K^T) . V        for one kv head, with the query heads of some rows
  *
- * Attention of an encoder: a row sees all rows that its sequence has in the run.  Nothing is kept:
- * q, k and v are read where the products left them, and q and k rotated on the way.
- * Why     32 query rows share the keys of 64 rows, which are turned once so that sixteen of them lie
- *         side by side.  The softmax runs online over blocks of 64 rows counted from the first of
- *         the sequence, so a row's result is the same whatever else is in the run, and however its
- *         sequence is divided among threads.
+ * Bidirectional attention of an encoder: a row attends to all rows of its sequence in the run.
+ * There is no cache: q, k and v are read from the qkv buffer, and copies of q and k are rotated.
+ * Why     the keys of 64 rows are transposed once for 32 query rows, so that the keys of sixteen
+ *         rows are adjacent.  The softmax runs online over blocks of 64 rows, counted from the
+ *         first row of the sequence.  So a row's result does not depend on other sequences in the
+ *         run, or on the division of the rows among threads.
  * Source  Milakov & Gimelshein 2018 (online softmax); Dao et al. 2022 (tiling).
  */
 #include "kernels.h"
@@ -18,15 +18,15 @@ typedef struct {
     const npurt_attention *op;
     const npurt_span *span;
     int kv_head;
-    float keys[NPURT_MOST_HEAD][SPAN]; /* of one block */
+    float keys[NPURT_MOST_HEAD][SPAN]; /* transposed keys of one block */
     float q[TILES * TILE][NPURT_MOST_HEAD], out[TILES * TILE][NPURT_MOST_HEAD];
     float p[TILE][SPAN];
     float most[TILES * TILE], sum[TILES * TILE];
 } npurt_encoding;
 
-_Static_assert(sizeof(npurt_encoding) <= SCRATCH_BYTES, "four tiles and a block do not fit");
+_Static_assert(sizeof(npurt_encoding) <= SCRATCH_BYTES, "scratch is too small for an encoding");
 
-/* Copies a head of row `at` of the span, rotated by its position; element d to to[d * step]. */
+/* Rotates a head of row `at` of the span by its position, and writes element d to to[d * step]. */
 INLINE void rotated(const npurt_encoding *s, int64_t at, int column, float *to, int64_t step)
 {
     const npurt_attention *op = s->op;
@@ -66,7 +66,7 @@ INLINE void scores(npurt_encoding *s, int tile)
     }
 }
 
-/* Turns the scores of `count` rows into weights; rescales what was summed before. */
+/* Replaces scores of `count` keys by exp(score - running maximum); rescales earlier sums. */
 INLINE void softmax(npurt_encoding *s, int tile, int count)
 {
     for (int r = 0; r < TILE; r++) {
@@ -119,8 +119,8 @@ INLINE void weigh(npurt_encoding *s, int tile, int64_t first, int count)
     }
 }
 
-/* Query rows [first, first + count) of a block that begins at row `row` of the span: query row i is
- * row i / group, head i % group. */
+/* Computes query rows [first, first + count) of the block at row `row` of the span.  Query row i is
+ * row i / group of the block, head i % group. */
 static void tiles(npurt_encoding *s, int64_t row, int first, int count)
 {
     const npurt_attention *op = s->op;
@@ -162,7 +162,7 @@ static void tiles(npurt_encoding *s, int64_t row, int first, int count)
     }
 }
 
-/* Rows [row, row + rows) of a span, and the query heads of one key head. */
+/* Computes rows [row, row + rows) of a span, with the query heads of one key head. */
 void AT_LEVEL(npurt_encode)(const npurt_attention *op, int kv_head, const npurt_span *span,
                             int64_t row, int rows, float *scratch)
 {

@@ -1,7 +1,8 @@
 /*
- * Record of an image -> tile: unsigned codes a byte each, scales and offsets as float32.
+ * Expands a record of an image to a tile: unsigned codes, one per byte, and float32 scales and
+ * offsets.
  *
- * Used before gemm, where one expansion serves every row.  Exact: a float16 times an 8-bit integer
+ * A gemm uses one expansion for all rows.  The expansion is exact: a float16 times an 8-bit integer
  * fits float32, so the products of two-level scales do not round.
  */
 #include "kernels.h"

@@ -1,14 +1,14 @@
 /*
- * Which experts a row goes to, and what becomes of their results.
+ * Chooses the experts of each row, and adds up their results.
  *
- * route         weights = softmax(scores), the top_k largest of each row, equal ones by lower
- *               index; or the softmax of those alone.  Then it lists rows by expert, so that each
- *               expert's rows lie together.
- * weighted_sum  out = sum over a row's experts, most likely first, of weight * y; then the shared
+ * route         chooses the top_k experts of each row by score; of equal scores, the lower index
+ *               wins.  Expert weights are the softmax over all experts or over the chosen ones.
+ *               Then it lists the rows by expert, so that each expert's rows are contiguous.
+ * weighted_sum  out = sum of weight * y over a row's experts, largest score first, plus the shared
  *               expert.
  *
- * A row's result depends on no other row; route runs on one thread for all of them.
- * Source  llama.cpp build_moe_ffn (2^-14, below which a sum of weights is not divided by).
+ * A row's result does not depend on other rows; route processes all rows on one thread.
+ * Source  llama.cpp build_moe_ffn (also for 2^-14, the smallest divisor of expert weights).
  */
 #include "kernels.h"
 #include <math.h>
@@ -17,9 +17,9 @@ enum { LANES = 16 };
 
 _Static_assert(NPURT_MOST_EXPERTS % LANES == 0 &&
                    NPURT_MOST_EXPERTS * (sizeof(int64_t) + sizeof(float)) <= SCRATCH_BYTES,
-               "what is known of experts does not fit");
+               "scratch is too small for the arrays of route");
 
-/* Makes scores to powers of e, less the largest score; returns the sum that weights are shares of. */
+/* Replaces each score by exp(score - largest score); returns the denominator of the softmax. */
 static float exponentials(const npurt_route *op, float *e, const int64_t *chosen)
 {
     const f32x16 most = (f32x16) (e[chosen[0]]);
@@ -39,7 +39,7 @@ static float exponentials(const npurt_route *op, float *e, const int64_t *chosen
     return total;
 }
 
-/* The top_k most likely experts of one row, and their weights. */
+/* Chooses the top_k experts of one row, and computes their weights. */
 static void choose(const npurt_route *op, int64_t row, float *e, int64_t *chosen, float *weights)
 {
     const int padded = (op->experts + LANES - 1) / LANES * LANES, top_k = op->top_k;
@@ -72,7 +72,8 @@ static void choose(const npurt_route *op, int64_t row, float *e, int64_t *chosen
     }
 }
 
-/* Groups in the order of their experts; next[e] becomes where the first row of expert e goes. */
+/* Writes the groups in the order of their experts.  next[e] is the number of rows of expert e, and
+ * becomes the index of its first row. */
 static void group(const npurt_route *op, int64_t copies, int64_t *next)
 {
     const int64_t most = op->experts < copies ? op->experts : copies;

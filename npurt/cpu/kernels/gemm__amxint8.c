@@ -1,15 +1,15 @@
 /*
  * y[rows][16] += x[rows][blocks * 32] . tile^T          int8 x 8-bit codes, AMX tiles
  *
- * tile    one record of one panel, expanded: its codes lie in the order AMX wants.
- * x       quantised rows, read straight from memory.
- * Needs   AMX-TILE, AMX-INT8 and AVX512; permission asked for in kernels.c.
- * Exact   as gemv__avx512vnni.c: the tiles give exact int32 dot products of one group, vectors
+ * tile    one record of one panel, expanded; its codes are in the order that AMX needs.
+ * x       quantised rows, loaded into tiles directly from memory.
+ * Needs   AMX-TILE, AMX-INT8 and AVX512; kernels.c requests the permission to use AMX.
+ * Exact   as gemv__avx512vnni.c: tiles compute exact int32 dot products of one group, and vectors
  *         scale them in the same order.
- * Why     a group of 32 columns is half a tile deep, so a tile product is 8192 multiply-adds and
- *         costs about what scaling its 256 results does: 16 sums of y stay in registers, and the
- *         next group is multiplied while this one is scaled.  Codes are made signed first, which
- *         saves correcting each result.
+ * Why     a group of 32 columns is half the depth of a tile.  A tile product is 8192 multiply-adds,
+ *         and takes about as long as scaling its 256 results.  So 16 sums of y stay in registers,
+ *         and the next group is multiplied while the current one is scaled.  Codes are converted to
+ *         signed first, so that results need no correction.
  * Source  Intel SDM vol. 2 (LDTILECFG, TDPBSSD).
  */
 #include "kernels.h"
@@ -47,7 +47,7 @@ static void make_signed(const npurt_tile *w, npurt_codes out)
     }
 }
 
-/* dots[rows][16] = one group of the rows from `x` on */
+/* dots[rows][16] = products of one group with the rows from `x` on */
 INLINE void multiply(const uint8_t *codes, const int8_t *x, size_t stride, void *dots)
 {
     _tile_zero(SUM);
@@ -57,7 +57,7 @@ INLINE void multiply(const uint8_t *codes, const int8_t *x, size_t stride, void 
     _tile_stored(SUM, dots, 64);
 }
 
-/* The sums of one group: of codes, and of remainders. */
+/* The dot products of one group with codes and with remainders. */
 typedef struct {
     _Alignas(64) int32_t codes[16][ROWS], remainders[16][ROWS];
 } npurt_dots;
@@ -81,7 +81,7 @@ INLINE __m512i dot_of(int int16, const npurt_dots *dots, int r)
                : code_dot;
 }
 
-/* Rows from x on, at most 16; `rows` is the tiles' too. */
+/* Computes up to 16 rows from x on; the tiles are configured for `rows` rows. */
 INLINE void some_rows(int rows, int group, int offset, int int16, const npurt_tile *w,
                       npurt_codes codes, npurt_row x, float *out)
 {

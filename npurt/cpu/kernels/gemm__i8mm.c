@@ -2,31 +2,33 @@
  * y[rows][16] += x[rows][blocks * 32] . tile^T          int8 x 8-bit codes
  *
  * tile    one record of one panel, expanded (expand__vec.c).
- * x       quantised rows; y accumulated into, so the caller walks k record by record.
- * By 2 x 2 blocks: usmmla multiplies eight columns of two rows of weights with those of two rows of
- * x, and its four sums are scaled as they lie.
+ * x       quantised rows; results are added to y, so the caller calls this for each record of k.
+ * Method  usmmla multiplies eight columns of two rows of weights by eight columns of two rows of x;
+ *         its four sums are scaled without rearranging them.
  * Needs   Armv8.6 int8 matrix products (usmmla), and sdot.
  * Exact   equal bit for bit to every other gemm.
- * Why     usmmla does twice what sdot does, but wants eight columns of a row side by side: the tile
- *         is rearranged once for all rows, which pays from eight rows on.  Fewer go to sdot.  Four
- *         rows by sixteen by 32 columns, 2048 products, take 261 to 291 instructions, 150 to 170 of
- *         them on vectors, where sdot takes 266 to 278 and 192 to 224; two thirds scale and add.
+ * Why     usmmla computes twice as many products as sdot, but needs eight adjacent columns of a
+ *         row. So the tile is rearranged once for all rows, which is faster from eight rows on;
+ *         fewer rows use sdot.  Four rows by sixteen rows by 32 columns are 2048 products.  They
+ *         take 261 to 291 instructions, of which 150 to 170 are vector instructions; with sdot 266
+ *         to 278, of which 192 to 224.  Two thirds of them scale and add.
  */
 #include "kernels.h"
 #include <arm_neon.h>
 
 npurt_gemm_fn npurt_gemm__dotprod, npurt_gemm__i8mm;
 
-enum { AT_ONCE = 4, LEAST = 8 }; /* rows of x */
-enum { PAIRS = ROWS / 2 };       /* of rows of weights */
+enum { AT_ONCE = 4, LEAST = 8 }; /* rows of x per step; minimum rows for usmmla */
+enum { PAIRS = ROWS / 2 };       /* pairs of rows of weights */
 
-/* A tile by pairs of rows [a b]: 8 columns of a, then of b; scales and offsets as [a a b b]. */
+/* A tile rearranged by pairs of rows a and b: codes are 8 columns of a, then 8 columns of b; scales
+ * and offsets are [a a b b]. */
 typedef struct {
     uint8x16_t codes[RECORD / 8][PAIRS];
     float32x4_t scales[2 * RECORD_BLOCKS][PAIRS], offsets[2 * RECORD_BLOCKS][PAIRS];
 } npurt_pairs;
 
-/* The first or second pair of four rows. */
+/* Interleaves the first or the second two elements of a and b. */
 INLINE float32x4_t zip(int second, float32x4_t a, float32x4_t b)
 {
     return second ? vzip2q_f32(a, b) : vzip1q_f32(a, b);
@@ -54,7 +56,7 @@ static void rearrange(const npurt_tile *w, npurt_pairs *out)
     }
 }
 
-/* What two rows of x bring to one group: [a b a b]. */
+/* The codes, scales and sums of two rows of x for one group; scales and sums are [a b a b]. */
 typedef struct {
     int8x16_t codes[BLOCK / 8], remainders[BLOCK / 8];
     float32x4_t scale, sum;
@@ -67,7 +69,7 @@ INLINE float32x4_t twice(float a, float b)
     return vcombine_f32(two, two);
 }
 
-/* Eight columns of two rows, k apart. */
+/* Loads eight columns of two rows, which are k bytes apart. */
 INLINE int8x16_t pair(const int8_t *from, int64_t k)
 {
     return vcombine_s8(vld1_s8(from), vld1_s8(from + k));
@@ -93,7 +95,7 @@ INLINE npurt_two two_of(int group, int int16, int block, int g, npurt_row x, int
     return two;
 }
 
-/* start + the products of one group of two rows of weights with two rows of codes */
+/* Returns start + the dot products of two rows of weights with two rows of codes, for one group. */
 INLINE int32x4_t dot(int group, const uint8x16_t (*w)[PAIRS], int p, const int8x16_t *x,
                      int32x4_t start)
 {
@@ -104,7 +106,7 @@ INLINE int32x4_t dot(int group, const uint8x16_t (*w)[PAIRS], int p, const int8x
     return start;
 }
 
-/* Four rows of x by the tile: group g of block b. */
+/* Adds the products of four rows of x with group g of block b of the tile. */
 INLINE void one_group(int group, int offset, int int16, const npurt_tile *w,
                       const npurt_pairs *pairs, int b, int g, npurt_row x, float32x4_t y[2][PAIRS])
 {

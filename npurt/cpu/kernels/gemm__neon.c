@@ -1,7 +1,7 @@
 /*
  * y[rows][16] += x[rows][blocks * 32] . tile^T          int8 x 8-bit codes
  *
- * As gemm__i8mm.c, with 4 rows of weights a vector (gemm_neon.h).
+ * Arguments as in gemm__i8mm.c; vectors have 4 rows of weights (gemm_neon.h).
  * Needs   Armv8.0.
  * Exact   equal bit for bit to every other gemm.
  */

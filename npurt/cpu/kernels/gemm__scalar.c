@@ -1,5 +1,5 @@
 /*
- * y[rows][16] += x[rows][blocks * 32] . tile^T          portable C: the oracle of every other gemm
+ * y[rows][16] += x[rows][blocks * 32] . tile^T     portable C: the reference for all other gemms
  *
  * Exact   as stated in gemv__avx512vnni.c.
  */

@@ -1,10 +1,12 @@
 /*
- * A gemm on vectors of four rows by four columns, for the instructions of the file that includes it.
+ * A gemm on vectors of four rows by four columns.  The file that includes this chooses the
+ * instructions.
  *
- * Why     AT_ONCE rows of x share each vector of weights, and eight rows of weights a pass leave their
- *         sums in registers all along a record.  With sdot four rows by eight by 32 columns, 1024
- *         products, take 133 to 139 instructions, 96 to 112 of them on vectors, without a spill;
- *         without sdot half of that takes 173 to 223.
+ * Why     each vector of weights is loaded once for AT_ONCE rows of x.  A pass has eight rows of
+ *         weights, whose sums stay in registers for a whole record.  With sdot, four rows by eight
+ *         rows by 32 columns are 1024 products; they take 133 to 139 instructions, of which 96 to
+ *         112 are vector instructions, without spills.  Without sdot, half as many products take
+ *         173 to 223 instructions.
  */
 #ifndef NPURT_GEMM_NEON_H
 #define NPURT_GEMM_NEON_H
@@ -12,12 +14,12 @@
 #include "neon.h"
 
 /*
- * How a tile holds its codes (formats.inc: what has an offset has no shift, and the other way).
- * PLAIN: as they are, with offsets; SHIFTED: 2^shift more, at most 6 bits; WIDE: 128 more.
+ * The codes of a tile (in formats.inc, a format has either an offset or a shift).  PLAIN: codes,
+ * and the format has offsets; SHIFTED: code + 2^shift, at most 6 bits; WIDE: code + 128.
  */
 enum { PLAIN, SHIFTED, WIDE };
 
-/* Eight rows of the tile, from row 8 * half on. */
+/* Multiplies `count` rows of x by eight rows of the tile, from row 8 * half on. */
 INLINE void some_rows(int count, int kind, int group, int int16, const npurt_tile *w, npurt_row x,
                       int half, float *out)
 {

@@ -1,7 +1,7 @@
 /*
  * y[panel][row][16] = x[row][0..k) . W^T          int8 x 4/5/6/8-bit codes
  *
- * As gemv__avx512vnni.c, with 8 rows a vector and two vectors a panel (gemv_avx2.h).
+ * Arguments as in gemv__avx512vnni.c; vectors have 8 rows (gemv_avx2.h).
  * Needs   AVX2, FMA, F16C.
  * Exact   equal bit for bit to every other gemv.
  */

@@ -1,19 +1,20 @@
 /*
  * y[panel][row][16] = x[row][0..k) . W^T          int8 x 4/5/6/8-bit codes
  *
- * x       codes, scales and sums of each row, as `quantise` leaves them.
- * W       image of panels (layout.h), read once, as one stream.
+ * x       codes, scales and sums of each row, as `quantise` computes them.
+ * W       image of panels (layout.h), read once, from start to end.
  * k       a multiple of 32, any length.
  * Needs   AVX512F/BW/DQ/VL and VNNI.
- * Exact   dot products of a group are exact int32; for int16 rows 255 times that of the codes plus
- *         that of the remainders (kernels.h).  Then, group by group in order,
- *         y = fma(dot, scale_w * scale_x, y) and y = fma(offset_w, sum_x, y): every kernel does
- *         these same operations, so all are equal bit for bit.
- * Why     16 rows by 4 columns a vector: a splat of four x values meets 64 weights, sums never
- *         cross lanes, and the scales of 16 rows are one vector.  One stream a thread: with four panels
- *         at once one core of Zen 4 read half as fast (docs/decisions/003).  A block is expanded in
- *         registers for all rows: a gemm that expanded a record into memory first was slower for
- *         any number of rows (bench/RESULTS.md).
+ * Exact   dot products of a group are exact int32; for int16 rows, 255 times the dot product of the
+ *         codes plus the dot product of the remainders (kernels.h).  Then, for all groups in order,
+ *         y = fma(dot, scale_w * scale_x, y) and y = fma(offset_w, sum_x, y).  All kernels execute
+ *         these operations in this order, so their results are equal bit for bit.
+ * Why     a vector has 16 rows by 4 columns: four values of x, broadcast, are multiplied by 64
+ *         weights, sums stay in their lanes, and the scales of 16 rows are one vector.  A thread
+ *         reads one panel at a time: with four panels at a time, one core of Zen 4 read half as
+ *         fast (docs/decisions/003).  A block is expanded in registers, once for all rows: a gemm
+ *         that expanded a record into memory first was slower for any number of rows
+ *         (bench/RESULTS.md).
  */
 #include "kernels.h"
 #include <immintrin.h>
@@ -24,9 +25,9 @@ INLINE __m512i bytes(int v)
 }
 
 /*
- * Prefetches the next `count` bytes of a stream that is read at `at` into L2.  For one or two rows
- * of x, which memory limits, each line is prefetched three times: Zen 4 drops many single ones, which
- * may cost a third of the bandwidth [?] (bench/RESULTS.md).
+ * Prefetches `count` bytes into L2, FAR bytes ahead of `at`.  With one or two rows of x, memory
+ * bandwidth limits the kernel, and each line is prefetched three times.  Zen 4 drops many single
+ * prefetches, which may cost a third of the bandwidth [?] (bench/RESULTS.md).
  */
 INLINE void fetch(const uint8_t *at, size_t count, int rows)
 {
@@ -98,11 +99,11 @@ INLINE __m512 power(const uint8_t *p)
     return _mm512_castsi512_ps(_mm512_mask_mov_epi32(normal, is_low, low));
 }
 
-/* What of a record the groups of one block need. */
+/* The place of one block in a record. */
 typedef struct {
-    const uint8_t *scales, *codes; /* of the record; of the block */
-    int blocks, block;             /* in the record; which one */
-    __m512 d, dmin;                /* SUPER */
+    const uint8_t *scales, *codes; /* start of the record; codes of the block */
+    int blocks, block;             /* number of blocks in the record; index of the block */
+    __m512 d, dmin;                /* SUPER only */
 } npurt_place;
 
 INLINE __m512 scale_of(npurt_format f, const npurt_place *at, size_t group)
@@ -116,7 +117,7 @@ INLINE __m512 scale_of(npurt_format f, const npurt_place *at, size_t group)
     return _mm512_mul_ps(at->d, small(at->scales + (f.offset ? 64 : 32) + group * 16));
 }
 
-/* The offset, minus the sign that SUPER formats give it. */
+/* Returns the offsets of a group; SUPER offsets are negated. */
 INLINE __m512 offset_of(npurt_format f, const npurt_place *at, size_t group)
 {
     const size_t groups = (size_t) (at->blocks * (BLOCK / f.group));
@@ -129,7 +130,7 @@ INLINE __m512 offset_of(npurt_format f, const npurt_place *at, size_t group)
 /* The codes, scales and offsets of one block of one panel. */
 typedef struct {
     __m512i q[8];
-    __m512 scale[2], offset[2]; /* of its groups */
+    __m512 scale[2], offset[2]; /* one for each group of the block */
 } npurt_weights;
 
 INLINE npurt_weights weights_of(npurt_format f, const npurt_place *at, __m512i book)
@@ -145,7 +146,7 @@ INLINE npurt_weights weights_of(npurt_format f, const npurt_place *at, __m512i b
     return w;
 }
 
-/* start + the products of `quads` vectors of weights with codes of x */
+/* Returns start + the dot products of `quads` vectors of weights with codes of x. */
 INLINE __m512i dot(const __m512i *q, int quads, const int8_t *codes, __m512i start)
 {
 #pragma clang loop unroll(full)
@@ -157,7 +158,7 @@ INLINE __m512i dot(const __m512i *q, int quads, const int8_t *codes, __m512i sta
     return start;
 }
 
-/* One block of one panel: its products with `rows` rows of x, added to y. */
+/* Adds the products of one block of one panel with `rows` rows of x to y. */
 INLINE void one_block(npurt_format f, const npurt_weights *w, const npurt_row *x, int rows,
                       int int16, int64_t block, __m512 *y)
 {
@@ -193,7 +194,7 @@ INLINE void one_block(npurt_format f, const npurt_weights *w, const npurt_row *x
     }
 }
 
-/* One panel times `rows` rows of x; the sum of a lone row stays in a register. */
+/* out[rows][16] = `rows` rows of x times one panel; for one row, y stays in a register. */
 INLINE void one_panel(npurt_format f, const uint8_t *at, __m512i book, const npurt_row *x, int rows,
                       int int16, float *out)
 {
@@ -206,7 +207,7 @@ INLINE void one_panel(npurt_format f, const uint8_t *at, __m512i book, const npu
     for (int64_t first = 0; first < blocks; first += RECORD_BLOCKS) {
         const int n = blocks - first < RECORD_BLOCKS ? (int) (blocks - first) : RECORD_BLOCKS;
         const size_t head = scale_bytes(f.scale, f.group, f.offset, n);
-        const size_t share = bytes + head / (size_t) n; /* of a block, scales included */
+        const size_t share = bytes + head / (size_t) n; /* bytes of a block, including scales */
         npurt_place place = {.scales = at, .codes = at + head, .blocks = n};
         if (f.scale == SUPER) {
             place.d = halves(at);

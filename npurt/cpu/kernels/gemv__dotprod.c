@@ -1,7 +1,7 @@
 /*
- * y[panel][row][16] = x[row][0..k) . W^T          int8 x 4/5/6/8-bit codes, up to four rows
+ * y[panel][row][16] = x[row][0..k) . W^T          int8 x 4/5/6/8-bit codes
  *
- * As gemv__avx512vnni.c, with 4 rows a vector (gemv_neon.h).
+ * Arguments as in gemv__avx512vnni.c; vectors have 4 rows (gemv_neon.h).
  * Needs   Armv8.2 dot products (sdot).
  * Exact   equal bit for bit to every other gemv.
  */

@@ -1,13 +1,13 @@
 /*
- * y[0..16*panels) = x[0..k) . W^T            portable C: the oracle of every other gemv
+ * y[0..16*panels) = x[0..k) . W^T            portable C: the reference for all other gemv kernels
  *
- * Decodes each weight from the image by the words of layout.h, one at a time.
+ * Decodes one weight at a time from the image, as layout.h describes it.
  * Exact   as stated in gemv__avx512vnni.c.
  */
 #include "kernels.h"
 #include <math.h>
 
-/* Unsigned code of column e of row r, from the code area of one block. */
+/* Returns the unsigned code of column e of row r, from the codes of one block. */
 static int code(npurt_format f, const uint8_t *c, int r, int e)
 {
     const int quad = e / 4, i = e % 4;

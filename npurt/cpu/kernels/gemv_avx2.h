@@ -1,5 +1,5 @@
 /*
- * The gemv of 256-bit vectors: 8 rows a vector, two vectors a panel.  As gemv__avx512vnni.c.
+ * The gemv of gemv__avx512vnni.c with 256-bit vectors: 8 rows per vector, two vectors per panel.
  */
 #ifndef NPURT_GEMV_AVX2_H
 #define NPURT_GEMV_AVX2_H
@@ -17,10 +17,10 @@ INLINE __m256i load(const uint8_t *p)
 }
 
 /*
- * Fetches the next `count` bytes of a stream that is read at `at`: from memory into L2, and for one
- * row of x, which is faster than L2 answers, from there into L1.  Straight into L1 they would take
- * its few miss buffers for as long as memory takes, and rows of x, which come from L2, would wait
- * behind them (bench/RESULTS.md).
+ * Prefetches `count` bytes into L2, FAR bytes ahead of `at`.  With one row of x, the kernel is
+ * faster than the latency of L2 allows, so the bytes NEAR ahead are also prefetched from L2 into
+ * L1. Prefetching from memory directly into L1 would occupy its few miss buffers for the latency of
+ * memory, and loads of x from L2 would wait (bench/RESULTS.md).
  */
 INLINE void fetch(const uint8_t *at, size_t count, int rows)
 {
@@ -33,7 +33,8 @@ INLINE void fetch(const uint8_t *at, size_t count, int rows)
     }
 }
 
-/* Codes of eight rows (half 0 or 1) of one block; 8-bit ones and those from a book are signed. */
+/* Unpacks the codes of eight rows (half 0 or 1) of one block; codes of 8 bits or of a codebook are
+ * signed. */
 INLINE void expand(const uint8_t *c, npurt_format f, __m256i book, int half, __m256i q[8])
 {
     c += 32 * half;
@@ -88,7 +89,7 @@ INLINE __m256 power(const uint8_t *p)
     return _mm256_castsi256_ps(_mm256_blendv_epi8(normal, low, is_low));
 }
 
-/* Scale and offset (0 when the format has none) of group g for eight rows. */
+/* Computes the scales and offsets of group g for eight rows; offset 0 if the format has none. */
 INLINE void scale_of(npurt_format f, const uint8_t *record, int n, int g, int half, __m256 *scale,
                      __m256 *offset)
 {
@@ -136,7 +137,7 @@ INLINE __m256 one_group(npurt_format f, const npurt_row *x, int int16, int64_t b
     return y;
 }
 
-/* One panel times `rows` rows of x. */
+/* out[rows][16] = `rows` rows of x times one panel. */
 INLINE void one_panel(npurt_format f, const uint8_t *record, __m256i book, const npurt_row *x,
                       int rows, int int16, float *out)
 {

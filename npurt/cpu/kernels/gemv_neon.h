@@ -1,12 +1,13 @@
 /*
- * A gemv on vectors of four rows by four columns, for the instructions of the file that includes it.
+ * A gemv on vectors of four rows by four columns.  The file that includes this chooses the
+ * instructions.
  *
- * Codes of 4 to 6 bits stay unsigned, since they fit int8, and sums start at minus sum(x) << shift;
- * 8-bit codes and those from a book become signed.
- * Why     the unit of work is eight rows by one block: its codes stay in 16 registers for every row
- *         of x, nothing is spilled, and two independent sums hide the latency of the
- *         multiplications where cores work in order.  Those 256 products take, in instructions of
- *         clang 22 (of them on vectors), for the first row of x and for each further one:
+ * Codes of 4 to 6 bits stay unsigned, because they fit int8, and sums start at -sum(x) << shift.
+ * 8-bit codes and codes of a codebook are converted to signed.
+ * Why     a unit of work is eight rows by one block.  Its codes stay in 16 registers for all rows
+ *         of x, without spills.  Two independent sums hide the latency of multiplications on
+ *         in-order cores.  Instructions of clang 22 for these 256 products (vector instructions in
+ *         brackets), for the first row of x, then for each further row:
  *                      Q4_0            Q8_0            Q4_K            Q6_K
  *           dotprod    67 (42), 44     68 (42), 41     90 (62), 40     124 (92), 48
  *           neon      104 (65), 81    114 (74), 87    124 (82), 74     168 (123), 93
@@ -16,7 +17,7 @@
 
 #include "neon.h"
 
-/* Two vectors: a value for each of eight rows. */
+/* One value for each of eight rows. */
 typedef struct {
     float32x4_t v[2];
 } npurt_eight;
@@ -26,13 +27,14 @@ INLINE int is_signed(npurt_format f)
     return f.bits == 8 || f.book;
 }
 
-/* Vectors of products that dot() may sum in 16 bits. */
+/* Returns how many vectors of products dot() may sum in 16 bits. */
 INLINE int room(npurt_format f)
 {
     return f.bits == 8 || f.book == 1 ? 2 : f.group / 4;
 }
 
-/* `low` with the bits of `mask` taken from `high`; in C it would become two instructions. */
+/* Returns `low` with the bits of `mask` from `high`; clang needs two instructions for the C
+ * code. */
 INLINE uint8x16_t insert(uint8x16_t low, uint8x16_t high, int mask)
 {
     const uint8x16_t m = vdupq_n_u8((uint8_t) mask);
@@ -46,7 +48,7 @@ INLINE uint8x16_t shift(uint8x16_t v, int by)
     return by < 0 ? v >> vdupq_n_u8((uint8_t) -by) : v << vdupq_n_u8((uint8_t) by);
 }
 
-/* Codes of four rows of one block, columns 4i..4i+3 in q[i]. */
+/* Unpacks the codes of four rows of one block, with columns 4i..4i+3 in q[i]. */
 INLINE void codes_of(npurt_format f, const uint8_t *c, int8x16_t book, int8x16_t q[8])
 {
 #pragma clang loop unroll(full)
@@ -99,7 +101,7 @@ INLINE npurt_eight powers(const uint8_t *p)
     return (npurt_eight) {{power(vmovl_u16(vget_low_u16(wide))), power(vmovl_high_u16(wide))}};
 }
 
-/* Scale of group g of a record for eight rows (half 0 or 1). */
+/* Returns the scales of group g of a record for eight rows (half 0 or 1). */
 INLINE npurt_eight scale_of(npurt_format f, const uint8_t *record, int g, int half)
 {
     if (f.scale == EXP) {
@@ -112,7 +114,7 @@ INLINE npurt_eight scale_of(npurt_format f, const uint8_t *record, int g, int ha
     return product(halves(record + 16 * half), small(subs + ROWS * g + 8 * half));
 }
 
-/* Its offset, less its sign where the scales have two levels. */
+/* Returns the offsets of group g for eight rows; SUPER offsets are negated. */
 INLINE npurt_eight offset_of(npurt_format f, const uint8_t *record, int groups, int g, int half)
 {
     if (f.scale == FLAT) {
@@ -122,7 +124,7 @@ INLINE npurt_eight offset_of(npurt_format f, const uint8_t *record, int groups, 
     return product(halves(record + 32 + 16 * half), small(mins + ROWS * g + 8 * half));
 }
 
-/* Group g of a block for one row of x: two vectors of sums. */
+/* Adds the products of group g of a block with one row of x to `sum`. */
 INLINE void one_group(npurt_format f, int int16, int g, int8x16_t q[2][8], npurt_eight scale,
                       npurt_eight offset, const npurt_row *row, int64_t block, float32x4_t sum[2])
 {
@@ -154,7 +156,7 @@ INLINE void one_group(npurt_format f, int int16, int g, int8x16_t q[2][8], npurt
     }
 }
 
-/* y[rows][..8] += x . W^T: block b of a record of eight rows of W. */
+/* y[rows][..8] += x . W^T, for block b of a record and eight rows of W. */
 INLINE void one_block(npurt_format f, const uint8_t *record, int blocks, int b, int half,
                       const npurt_row *x, int rows, int int16, int64_t block, float *y)
 {
@@ -184,7 +186,7 @@ INLINE void one_block(npurt_format f, const uint8_t *record, int blocks, int b, 
     }
 }
 
-/* One panel times `rows` rows of x. */
+/* y[rows][16] = `rows` rows of x times one panel. */
 INLINE void one_panel(npurt_format f, const uint8_t *at, const npurt_row *x, int rows, int int16,
                       float *y)
 {

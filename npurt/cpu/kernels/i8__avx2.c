@@ -1,15 +1,16 @@
 /*
  * y[rows][0..16) = x[rows][4 * quads] . w^T          int8 x int8 -> int32, exact
  *
- * Arguments as npurt_i8_fn in kernels.h.  Sums wrap modulo 2^32: the caller limits k.
+ * Arguments as npurt_i8_fn in kernels.h.  Sums wrap modulo 2^32, so the caller must limit k.
  * Needs   AVX2.
- * Why     x = -128 has no sign-moved twin in 8 bits (avx2.h), so both sides are widened to 16 bits,
- *         where vpmaddwd is exact: 128 * 128 * 2 = 2^15 fits its 32-bit sums.
+ * Why     the method of avx2.h needs -x, but 128 does not fit int8.  So both operands are widened
+ *         to 16 bits, where vpmaddwd is exact: 255 * 128 * 2 < 2^17 fits its 32-bit sums.
  */
 #include "kernels.h"
 #include <immintrin.h>
 
-/* Rows 4 * part .. 4 * part + 3 of w against one row of x: pairs of sums, two a row. */
+/* Adds the products of rows 4 * part .. 4 * part + 3 of w with one row of x; each row of w has two
+ * partial sums. */
 INLINE __m256i step(const uint8_t *w, int part, __m256i x16, __m256i sum)
 {
     const __m128i codes = _mm_loadu_si128((const __m128i *) (w + 16 * part));

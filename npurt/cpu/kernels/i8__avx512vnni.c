@@ -1,9 +1,9 @@
 /*
  * y[rows][0..16) = x[rows][4 * quads] . w^T          int8 x int8 -> int32, exact
  *
- * Arguments as npurt_i8_fn in kernels.h.  Sums wrap modulo 2^32: the caller limits k.
+ * Arguments as npurt_i8_fn in kernels.h.  Sums wrap modulo 2^32, so the caller must limit k.
  * Needs   AVX512F and VNNI.
- * Why     eight rows of x share each vector of w, and there is nothing to scale.
+ * Why     each vector of w is loaded once for eight rows of x; no scaling is needed.
  */
 #include "kernels.h"
 #include <immintrin.h>

@@ -1,8 +1,8 @@
 /*
  * y[rows][0..16) = x[rows][4 * quads] . w^T          int8 x int8 -> int32, exact
  *
- * Arguments as npurt_i8_fn in kernels.h.  Sums wrap modulo 2^32: the caller limits k.
- * As i8__avx512vnni.c, with 4 rows of w a vector (i8_neon.h).
+ * Arguments as npurt_i8_fn in kernels.h.  Sums wrap modulo 2^32, so the caller must limit k.
+ * The algorithm is that of i8__avx512vnni.c, with 4 rows of w per vector (i8_neon.h).
  * Needs   Armv8.0.
  */
 #include "i8_neon.h"

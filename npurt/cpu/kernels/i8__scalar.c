@@ -1,7 +1,7 @@
 /*
  * y[rows][0..16) = x[rows][4 * quads] . w^T          int8 x int8 -> int32, exact, portable C
  *
- * Arguments as npurt_i8_fn in kernels.h.  Sums wrap modulo 2^32, as int32 does: the caller limits k.
+ * Arguments as npurt_i8_fn in kernels.h.  Sums wrap modulo 2^32, so the caller must limit k.
  */
 #include "kernels.h"
 

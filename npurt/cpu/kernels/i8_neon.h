@@ -1,15 +1,15 @@
 /*
- * Exact integer products on vectors of four rows by four columns, for the instructions of the file
- * that includes it.
+ * Exact integer products on vectors of four rows by four columns.  The file that includes this
+ * chooses the instructions.
  *
- * The weights are made signed again, so `minus` is not needed.
+ * Weights are converted back to signed, so `minus` is not needed.
  */
 #ifndef NPURT_I8_NEON_H
 #define NPURT_I8_NEON_H
 
 #include "neon.h"
 
-enum { PARTS = ROWS / 4, STEP = 4 }; /* vectors of rows; quads at a time */
+enum { PARTS = ROWS / 4, STEP = 4 }; /* vectors per panel; quads per step */
 
 /* Adds four quads to the sums of `count` rows of x, `stride` bytes apart. */
 INLINE void step(int count, const uint8_t *w, const int8_t *x, int64_t stride,
@@ -30,7 +30,7 @@ INLINE void step(int count, const uint8_t *w, const int8_t *x, int64_t stride,
         }
 #pragma clang loop unroll(full)
         for (int r = 0; r < count; r++) {
-            sum[r][p] = dot(1, STEP, q, xs[r], sum[r][p]); /* room 1: x may be -128 */
+            sum[r][p] = dot(1, STEP, q, xs[r], sum[r][p]); /* `room` is 1, as x may be -128 */
         }
     }
 }

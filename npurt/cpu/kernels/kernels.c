@@ -1,5 +1,5 @@
 /*
- * Which kernels there are, and which of them this machine runs.
+ * The table of instruction sets with their kernels, and the detection of this CPU's features.
  *
  * Feature bits: Intel SDM vol. 2A CPUID, vol. 1 ch. 18 (AMX permission, Linux arch_prctl);
  * Arm: Linux Documentation/arch/arm64/elf_hwcaps.rst.
@@ -74,7 +74,7 @@ static uint64_t xcr0(void)
     return (uint64_t) hi << 32 | lo;
 }
 
-/* All of `bits` set in the given register of leaf 7 (or 1), and the OS saves `state`. */
+/* Returns 1 if all `bits` of a register of CPUID leaf 7 or 1 are set, and the OS saves `state`. */
 static int has(uint32_t leaf, int reg, uint32_t bits, uint64_t state)
 {
     uint32_t r[4], one[4];

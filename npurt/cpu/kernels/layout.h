@@ -1,15 +1,16 @@
 /*
- * The weight image: panels of 16 rows, each a chain of records of up to 256 columns.
+ * The layout of a weight image: panels of 16 rows; a panel is records of up to 256 columns.
  *
- * A record holds its scales, then its offsets, then its codes, so a panel is one stream:
- *   FLAT   scales [b][16] f16, offsets [b][16] f16, b = blocks of 32 in the record (8, or the rest)
+ * A record has its scales, then its offsets, then its codes, so that a panel is read in order:
+ *   FLAT   scales [b][16] f16, offsets [b][16] f16; b = blocks of 32 in the record, at most 8
  *   SUPER  d [16] f16, dmin [16] f16, sub [groups][16] i8, submin [groups][16] i8
  *   EXP    exponents [b][16] u8
- *   codes  [b] of: low [4][16][4] u8; the byte (j, row, i) holds column 4j+i in its low nibble and
- *          column 16+4j+i in its high one; then for 5 bits high [16][4] u8, bit q of the byte
- *          (row, i) being bit 4 of column 4q+i; for 6 bits high [2][16][4] u8, bits 2j+1..2j of
- *          plane p being bits 5..4 of column 16p+4j+i; 8 bits are [8][16][4] u8 instead.
- * Four columns of one row lie together because that is what vpdpbusd, sdot and AMX multiply.
+ *   codes  per block, for 4 to 6 bits: low [4][16][4] u8, where byte (j, row, i) has the low bits
+ *          of column 4j+i in its low nibble and of column 16+4j+i in its high nibble.
+ *          For 5 bits, high [16][4] u8 follows: bit q of byte (row, i) is bit 4 of column 4q+i.
+ *          For 6 bits, high [2][16][4] u8 follows: bits 2j+1..2j of byte (p, row, i) are bits 5..4
+ *          of column 16p+4j+i.  For 8 bits, the codes are [8][16][4] u8.
+ * Four columns of one row are adjacent, because vpdpbusd, sdot and AMX multiply four at a time.
  */
 #ifndef NPURT_LAYOUT_H
 #define NPURT_LAYOUT_H
@@ -24,7 +25,7 @@ typedef struct {
     int number, bits, book, shift, group, scale, offset;
 } npurt_format;
 
-/* Rows of formats.inc. */
+/* The number of rows of formats.inc. */
 enum {
     FORMATS = 0
 #define NPURT_FORMAT(...) +1
@@ -41,7 +42,7 @@ static inline size_t code_bytes(int bits)
     return bits == 8 ? 512 : 256 + 64 * (size_t) (bits - 4);
 }
 
-/* Bytes before the codes of a record of `blocks` blocks. */
+/* Returns the bytes of the scales and offsets of a record of `blocks` blocks. */
 static inline size_t scale_bytes(int scale, int group, int offset, int blocks)
 {
     const size_t held = offset ? 2 : 1;
@@ -58,7 +59,7 @@ static inline size_t record_bytes(const npurt_format *f, int blocks)
            code_bytes(f->bits) * (size_t) blocks;
 }
 
-/* Bytes of a panel of 16 rows of k columns; k a multiple of 32. */
+/* Returns the bytes of a panel of 16 rows and k columns; k is a multiple of 32. */
 static inline size_t panel_bytes(const npurt_format *f, int64_t k)
 {
     const int64_t full = k / RECORD;

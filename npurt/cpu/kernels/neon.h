@@ -1,10 +1,10 @@
 /*
- * Exact dot products of int8 codes of four rows, four columns a vector, with one row of x.
+ * Exact dot products of int8 codes of four rows, four columns per vector, with one row of x.
  *
- * A file that may use sdot gets one instruction for sixteen products; any other sums products in 16
- * bits where they fit: `room` vectors of them, x being at least -127.  Codes of 5 bits leave room
- * for the eight of a block (31 * 127 * 8 < 2^15), of 6 bits for the four of a group of 16, of 8
- * bits for two (128 * 127 * 2).
+ * If the including file is compiled with sdot, one instruction computes sixteen products.
+ * Otherwise `room` vectors of products are summed in 16 bits, which x >= -127 makes possible: 8
+ * vectors of 5-bit codes (31 * 127 * 8 < 2^15), 4 vectors of 6-bit codes, or 2 vectors of 8-bit
+ * codes (128 * 127 * 2 < 2^15).
  */
 #ifndef NPURT_NEON_H
 #define NPURT_NEON_H
@@ -14,9 +14,9 @@
 
 #if defined(__ARM_FEATURE_DOTPROD)
 
-enum { AT_ONCE = 4 }; /* rows of x that share weights and fit the registers */
+enum { AT_ONCE = 4 }; /* rows of x per step, as many as fit the registers */
 
-/* Up to 32 columns of x: sixteen a vector. */
+/* Up to 32 columns of x, sixteen per vector. */
 typedef struct {
     int8x16_t v[2];
 } npurt_splat;
@@ -26,7 +26,7 @@ INLINE npurt_splat splat(const int8_t *x, int quads)
     return (npurt_splat) {{vld1q_s8(x), vld1q_s8(x + (quads == 8 ? 16 : 0))}};
 }
 
-/* sum + the products of `quads` vectors of codes with x; quads is 4 or 8. */
+/* Returns sum + the dot products of `quads` vectors of codes with x; quads is 4 or 8. */
 INLINE int32x4_t dot(int room, int quads, const int8x16_t *q, npurt_splat x, int32x4_t sum)
 {
     (void) room;
@@ -44,7 +44,7 @@ INLINE int32x4_t dot(int room, int quads, const int8x16_t *q, npurt_splat x, int
 
 enum { AT_ONCE = 2 };
 
-/* Up to 32 columns of x: four a vector, four times. */
+/* Up to 32 columns of x, four per vector, each four times. */
 typedef struct {
     int8x16_t v[8];
 } npurt_splat;
@@ -57,12 +57,12 @@ INLINE npurt_splat splat(const int8_t *x, int quads)
         int32_t four;
         memcpy(&four, x + 4 * i, 4);
         s.v[i] = vreinterpretq_s8_s32(vdupq_n_s32(four));
-        __asm__("" : "+w"(s.v[i])); /* hides that its halves are equal, lest q be split */
+        __asm__("" : "+w"(s.v[i])); /* hides the equal halves, or clang would split q */
     }
     return s;
 }
 
-/* sum + the products of `quads` vectors of codes with x. */
+/* Returns sum + the dot products of `quads` vectors of codes with x. */
 INLINE int32x4_t dot(int room, int quads, const int8x16_t *q, npurt_splat x, int32x4_t sum)
 {
     int32x4_t low = vdupq_n_s32(0), high = low; /* two sums for each row */

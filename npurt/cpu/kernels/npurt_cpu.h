@@ -1,9 +1,9 @@
 /*
- * The binary interface of libnpurt_cpu: what npurt/cpu/kernels/abi.py declares, struct for struct.
+ * The binary interface of libnpurt_cpu; npurt/cpu/kernels/abi.py reads this header.
  *
- * A program is an array of ops that the threads of a pool walk together; every op but the last waits
- * for the one before.  Rows are tokens: an op works on as many of them as a run has.  A run's table
- * says which sequence each row belongs to; few kinds of ops ask.
+ * A program is an array of ops.  The threads of a pool run its ops in order; an op begins when the
+ * one before is over.  Rows are tokens, and an op computes as many rows as the run has.  The table
+ * of a run assigns its rows to sequences, which matters only to ops with states and to attention.
  */
 #ifndef NPURT_CPU_H
 #define NPURT_CPU_H
@@ -13,43 +13,43 @@
 
 #define NPURT_API __attribute__((visibility("default")))
 
-/* Sizes that the kernels rely on.  npurt_run refuses what goes beyond them; Python reads them here. */
+/* Limits of the kernels.  npurt_run refuses larger sizes; Python parses this enum. */
 enum npurt_limit {
-    NPURT_MOST_ROWS = 512,        /* of a run */
-    NPURT_MOST_COLUMNS = 1 << 24, /* of anything: what is computed of two such fits 64 bits */
+    NPURT_MOST_ROWS = 512,        /* rows of a run */
+    NPURT_MOST_COLUMNS = 1 << 24, /* columns of any buffer: products of two sizes fit 64 bits */
     NPURT_MOST_HEAD = 256,        /* width of a head of attention */
     NPURT_MOST_DELTA = 128,       /* width of a head of a delta net */
-    NPURT_HEAD_STEP = 16,         /* that both are multiples of */
-    NPURT_MOST_KERNEL_SIZE = 8,   /* of a convolution */
+    NPURT_HEAD_STEP = 16,         /* widths of heads are multiples of this */
+    NPURT_MOST_KERNEL_SIZE = 8,   /* kernel size of a convolution */
     NPURT_MOST_EXPERTS = 4096,
     NPURT_MOST_EXACT = 1 << 17, /* columns of an exact product: its sums fit 32 bits */
-    NPURT_PAGE = 64,            /* positions of a page of keys and values */
+    NPURT_PAGE = 64,            /* positions in a page of keys and values */
 };
 
-enum { NPURT_REMAINDER_STEPS = 255 }; /* of a remainder in one step of a code */
+enum { NPURT_REMAINDER_STEPS = 255 }; /* remainder units per unit of a code */
 
-/* What npurt_run returns besides how many ops were done. */
+/* Errors that npurt_run returns. */
 enum npurt_error { NPURT_NO_MEMORY = -1, NPURT_REFUSED = -2 };
 
 /*
- * What the kernels need of 32 quantised activations besides their codes.  With remainders, "code"
- * below means 255 * code + remainder.
+ * The scale and the sums of a block of 32 quantised activations.  With remainders, "code" below
+ * means 255 * code + remainder.
  */
 typedef struct {
     float scale;
     float sum;     /* scale times the sum of the 32 codes */
     int32_t minus; /* minus the sum of the 32 codes */
     int32_t reserved;
-    float sums[2]; /* as above, of 16 codes each */
-    int32_t minuses[2];
+    float sums[2];      /* like `sum`, for each half of 16 codes */
+    int32_t minuses[2]; /* like `minus`, for each half */
 } npurt_block;
 
-/* One input of a matmul: float32 rows, and what `quantise` makes of them. */
+/* One input of a matmul: float32 rows, and the codes that `quantise` computes from them. */
 typedef struct {
     float *values;       /* [rows][k] */
-    int8_t *codes;       /* [rows][k]; NULL when no consumer multiplies integers */
+    int8_t *codes;       /* [rows][k]; NULL if no product needs codes */
     npurt_block *blocks; /* [rows][k/32] */
-    int8_t *remainders;  /* [rows][k] of what the codes leave over; or NULL */
+    int8_t *remainders;  /* [rows][k], codes of the rounding errors of `codes`; or NULL */
     int64_t k;
 } npurt_input;
 
@@ -60,53 +60,53 @@ typedef struct {
     int32_t type; /* GGUF number */
     int32_t reserved;
     const float *bias;     /* [n], of a stack [matrices][n]; or NULL */
-    int64_t column;        /* of y where this weight's first output goes */
-    const double *check_r; /* [n] probe vector r, or NULL when never checked */
+    int64_t column;        /* column of y for this weight's first output */
+    const double *check_r; /* [n] probe vector r; NULL before the first verification */
     const double *check_s; /* [k] W^T r */
-    double check_bound;    /* of the error of a row, per unit of the norm of its input */
-    double check_floor;    /* that is added to it */
+    double check_bound;    /* bound of a row's error, per unit of the norm of its input */
+    double check_floor;    /* constant part of the bound of a row's error */
 } npurt_weight;
 
-/* Consecutive rows of a matmul's input that go to one matrix of a stack. */
+/* Consecutive rows of a matmul's input that are multiplied by one matrix of a stack. */
 typedef struct {
     int32_t matrix;
-    int32_t rows; /* none: there are no more groups */
+    int32_t rows; /* 0: this group and all later ones are unused */
     int64_t first;
 } npurt_group;
 
 enum npurt_kind {
     NPURT_NORM = 1,          /* x += add_scale * add; out = norm(x) * weight, quantised too */
-    NPURT_QUANT,             /* fill out's codes from its values */
+    NPURT_QUANT,             /* compute out's codes from its values */
     NPURT_MATMUL,            /* y[:, column..] = input . weight^T + bias, for up to 3 weights */
-    NPURT_ROPE,              /* rotate q and k of a qkv buffer; append k and v to the cache */
-    NPURT_ATTEND,            /* causal grouped-query attention over the cache */
+    NPURT_ROPE,              /* rotate q and k of a qkv buffer; write k and v to the caches */
+    NPURT_ATTEND,            /* causal grouped-query attention over the caches */
     NPURT_UNIT,              /* out = activation(gate) * up, quantised too */
     NPURT_PACK,              /* GGUF rows -> image */
     NPURT_TRANSPOSED_MATVEC, /* s = W^T r of an image, for verification */
     NPURT_PACK_I8,           /* int8 [k][n] -> image of exact integer products */
     NPURT_I8,                /* y = x . w, int8 x int8 -> int32, exact */
-    NPURT_CONV,         /* what the projections gave -> q, k, v, decay and beta of a delta net */
+    NPURT_CONV,         /* results of the projections -> q, k, v, decay and beta of a delta net */
     NPURT_DELTA,        /* gated delta net: state = decay * state + beta * (v - state . k) k^T */
     NPURT_GATE,         /* out = norm of each head * silu(gate), quantised too */
-    NPURT_ROUTE,        /* the experts of each row, and the rows of each expert */
-    NPURT_GATHER,       /* rows of an input, in the order of their experts */
-    NPURT_WEIGHTED_SUM, /* the weighted sum of the results of a row's experts */
+    NPURT_ROUTE,        /* choose the experts of each row; list the rows of each expert */
+    NPURT_GATHER,       /* copy rows of an input, in the order of their experts */
+    NPURT_WEIGHTED_SUM, /* add up the results of each row's experts, times their weights */
     NPURT_SUM,          /* x += scale * add, quantised too */
     NPURT_CAP,          /* x = cap * tanh(factor * x / cap) */
-    NPURT_SHORTCONV,    /* a short convolution between two gates */
-    NPURT_ENCODE,       /* attention of all rows of a sequence to all of them; no cache */
+    NPURT_SHORTCONV,    /* out = after * conv(before * value) */
+    NPURT_ENCODE,       /* bidirectional attention over the rows of a sequence; no cache */
 };
 
 typedef struct {
-    float *x;            /* [rows][k], updated when add is given */
+    float *x;            /* [rows][k], overwritten by the sum unless add is NULL */
     const float *add;    /* [rows][k] or NULL */
     const float *weight; /* [k] */
     const float *bias;   /* [k] or NULL; LayerNorm only */
     npurt_input out;
     float add_scale;
     float eps;
-    int32_t gathers; /* 1: row i of out is made of the i-th selected row of x */
-    int32_t centred; /* 1: the mean is taken off before: LayerNorm; 0: RMSNorm */
+    int32_t gathers; /* 1: row i of out is the norm of the i-th selected row of x */
+    int32_t centred; /* 1: LayerNorm, which subtracts the mean first; 0: RMSNorm */
 } npurt_norm;
 
 typedef struct {
@@ -115,60 +115,60 @@ typedef struct {
 
 typedef struct {
     npurt_input in;
-    npurt_weight w[3]; /* each a stack of `matrices` where there are groups; check_s too */
+    npurt_weight w[3]; /* with groups, each weight and its check_s is a stack of `matrices` */
     float *y;          /* [rows][stride] */
     int64_t stride;
     int32_t weights;
     int32_t verify;            /* verify this run */
-    const npurt_group *groups; /* NULL: all rows times the only matrix */
+    const npurt_group *groups; /* NULL: each weight is one matrix, for all rows */
     int64_t matrices;
 } npurt_matmul;
 
-/* A row of qkv is the query heads, the key heads, the value heads. */
+/* A row of qkv has the query heads, then the key heads, then the value heads. */
 typedef struct {
     float *qkv;       /* [rows][stride] */
     const float *cos; /* [positions][rotated/2] */
     const float *sin;
-    const float *q_norm; /* [width] or NULL: heads are normed before they rotate */
+    const float *q_norm; /* [width] or NULL: weight of the RMS norm before the rotation */
     const float *k_norm;
-    const float *sinks; /* [heads] or NULL: one more logit of a head, whose value is nothing */
-    const float *temperature; /* [positions] or NULL: q is multiplied by it */
+    const float *sinks;       /* [heads] or NULL: one extra logit per head, for a value of zero */
+    const float *temperature; /* [positions] or NULL: factors of the queries */
     int64_t stride;
     void *k_cache;     /* [kv_heads][pages][NPURT_PAGE/16][width][16] f16 or f32 */
     void *v_cache;     /* [kv_heads][pages][NPURT_PAGE][width] */
-    int64_t pages;     /* of the caches */
-    int64_t positions; /* of the tables: no row may have a later one */
-    int64_t window;    /* positions that a row sees, its own included; 0: all */
+    int64_t pages;     /* pages of the caches */
+    int64_t positions; /* length of the tables: positions of rows are smaller */
+    int64_t window;    /* positions that a row attends to, including itself; 0: no limit */
     int32_t heads, kv_heads, width, rotated;
-    int32_t halves;      /* 0: pairs (2i, 2i+1); 1: pairs (i, i + rotated/2) */
-    int32_t cache_bytes; /* 2 or 4 an element */
-    int32_t gated;       /* a gate follows each query head: out *= sigmoid(gate) */
-    int32_t whole;       /* norms are over all heads together: q_norm [heads * width] */
-    float *out;          /* attention only: [rows][heads * width] */
+    int32_t halves;      /* 0 rotates pairs (2i, 2i+1); 1 rotates pairs (i, i + rotated/2) */
+    int32_t cache_bytes; /* 2 or 4 bytes per element */
+    int32_t gated;       /* 1: a gate follows each query head, and out *= sigmoid(gate) */
+    int32_t whole;       /* 1: norms are over all heads together, q_norm is [heads * width] */
+    float *out;          /* ATTEND and ENCODE: [rows][heads * width] */
     float scale, eps;
-    float softcap; /* scores become softcap * tanh(score / softcap); 0: they stay */
+    float softcap; /* scores become softcap * tanh(score / softcap); 0 disables the cap */
 } npurt_attention;
 
 enum npurt_activation {
     NPURT_SILU,     /* silu(gate) * up */
-    NPURT_GELU,     /* gelu(gate) * up, by tanh */
-    NPURT_CLAMPED,  /* gate * sigmoid(alpha * gate) * (up + offset), both clamped before */
-    NPURT_GELU_ERF, /* gelu(gate) by erf; there is no up: rows of gate_up have k columns */
+    NPURT_GELU,     /* gelu(gate) * up, with the tanh approximation */
+    NPURT_CLAMPED,  /* gate * sigmoid(alpha * gate) * (up + offset), gate and up clamped first */
+    NPURT_GELU_ERF, /* gelu(gate) with erf, without up: rows of gate_up have k columns */
 };
 
 typedef struct {
     const float *gate_up; /* [rows][2 * k]: gate, then up */
     npurt_input out;
     int32_t activation;
-    float limit; /* the gate is clamped from above, up from both sides */
+    float limit; /* CLAMPED: gate <= limit, -limit <= up <= limit */
     float alpha, offset;
 } npurt_unit;
 
 typedef struct {
-    float *x;         /* [rows][k] at `stride`, updated when add is given */
+    float *x;         /* [rows][stride], k columns of each row; overwritten by the sum */
     const float *add; /* [rows][k] or NULL */
-    npurt_input out;  /* its values are x; it has codes only where `stride` is k */
-    int64_t stride;   /* from one row of x to the next, in elements */
+    npurt_input out;  /* its values are x; it has codes only if `stride` is k */
+    int64_t stride;   /* elements from one row of x to the next */
     float scale;
 } npurt_sum;
 
@@ -182,7 +182,7 @@ typedef struct {
     const uint8_t *blocks; /* [n][row_bytes] of the GGUF type */
     uint8_t *image;
     int64_t n, k;
-    int64_t row_bytes; /* what k columns of a row take in the file */
+    int64_t row_bytes; /* bytes of a row in the file */
     int32_t type;
 } npurt_packing;
 
@@ -194,7 +194,7 @@ typedef struct {
 
 /* Exact integer products: x [rows][k], k a multiple of 4 (zeros past the end). */
 typedef struct {
-    const int8_t *b; /* packing: [real_k][n] with strides in bytes */
+    const int8_t *b; /* PACK_I8: [real_k][n] with strides in bytes */
     int64_t stride_k, stride_n, real_k;
     uint8_t *image; /* [ceil(n/16)][k/4][16][4] of b + 128 */
     const int8_t *x;
@@ -204,38 +204,39 @@ typedef struct {
 } npurt_integers;
 
 /*
- * The short convolution before a delta net.  A row of `kept` is the row of `in` up to v, then the row
- * of `gates`; a sequence has its last `capacity` tokens in its slot, token t in row t % capacity.
+ * The short convolution before a delta net.  It stores its inputs in `kept`: a row has the channels
+ * of a row of `in`, then the row of `gates`.  A slot has the last `capacity` tokens of a sequence,
+ * token t in row t % capacity.
  */
 typedef struct {
-    const float *in;     /* [rows][stride]: q of k_heads, k of k_heads, v of heads */
-    const float *gates;  /* [rows][2 * heads]: beta, then decay, before their functions */
-    const float *weight; /* [kernel_size][channels], the last for the token itself */
+    const float *in;     /* [rows][stride]: k_heads of q, k_heads of k, heads of v */
+    const float *gates;  /* [rows][2 * heads]: beta, then decay, before activation functions */
+    const float *weight; /* [kernel_size][channels], the last row for the current token */
     const float *rate;   /* [heads]: log decay = rate * softplus(decay + bias) */
     const float *bias;   /* [heads] */
     float *kept;         /* [slots][capacity][channels + 2 * heads] */
-    float *out;          /* [rows][channels]: q and k of length 1, v */
-    float *out_gates;    /* [rows][2 * heads]: beta, log decay */
+    float *out;          /* [rows][channels]: q and k normalised to length 1, then v */
+    float *out_gates;    /* [rows][2 * heads]: beta, then log decay */
     int64_t stride, capacity, slots;
     int32_t heads, k_heads, width, kernel_size;
-    int32_t replay; /* 1: rows come from kept */
+    int32_t replay; /* 1: reads inputs from `kept`, not from `in` and `gates` */
     float eps;
 } npurt_conv;
 
 /*
- * The gated short convolution: out = after * conv(before * value).  A sequence has its last
- * `capacity` products of before and value in its slot, that of token t in row t % capacity.
+ * The gated short convolution: out = after * conv(before * value).  A slot of `kept` has the last
+ * `capacity` products before * value of a sequence, the product of token t in row t % capacity.
  */
 typedef struct {
     const float *in;     /* [rows][3 * k]: before, after, value */
-    const float *weight; /* [kernel_size][k], the last for the token itself */
+    const float *weight; /* [kernel_size][k], the last row for the current token */
     float *kept;         /* [slots][capacity][k] */
     npurt_input out;
     int64_t capacity, slots;
     int32_t kernel_size;
 } npurt_shortconv;
 
-/* Floats from one token, head and sequence to the next. */
+/* Strides in floats: from one token, head or sequence to the next. */
 typedef struct {
     int64_t token, head, sequence;
 } npurt_strides;
@@ -244,19 +245,20 @@ typedef struct {
     const float *q, *k, *v, *decay, *beta;
     float *out;
     float *state; /* [slots][copies][sequences][heads][width of v][width of k] */
-    /* [slots] of {copy to start from, copy to make or -1, tokens before that}; NULL: from 0, none */
+    /* [slots][3]: the copy to start from; the copy to save the state to, or -1; the number of
+     * tokens to process before saving.  NULL: starts from copy 0, saves none. */
     const int32_t *control;
-    int64_t slots, slot_stride; /* the latter in floats */
+    int64_t slots, slot_stride; /* slot_stride in floats */
     npurt_strides q_at, k_at, v_at, decay_at, beta_at, out_at;
     int32_t sequences, heads, k_heads, width;
-    int32_t gates;   /* logarithms of decay a head: 1, or width, one for each element of k */
-    int32_t grouped; /* v head h has k head h / (heads / k_heads), not h % k_heads */
-    float scale;     /* of q */
+    int32_t gates;   /* logarithms of decay per head: 1, or width (one per element of k) */
+    int32_t grouped; /* k head of v head h: 1: h / (heads / k_heads); 0: h % k_heads */
+    float scale;     /* factor of q */
 } npurt_delta;
 
 typedef struct {
     const float *x;      /* [rows][heads * width] */
-    const float *gate;   /* [rows][stride], its first heads * width */
+    const float *gate;   /* [rows][stride], the first heads * width columns of each row */
     const float *weight; /* [width] */
     npurt_input out;
     int64_t stride, width;
@@ -264,20 +266,20 @@ typedef struct {
 } npurt_gate;
 
 typedef struct {
-    const float *scores;      /* [rows][stride], its first `experts` */
+    const float *scores;      /* [rows][stride], the first `experts` columns of each row */
     float *expert_weights;    /* [rows][top_k] */
     int64_t *scatter_indices; /* [rows][top_k]: the positions of a row's copies */
     int64_t *gather_indices;  /* [rows * top_k]: the row of each copy */
-    npurt_group *groups;      /* [the lesser of experts and rows * top_k] */
+    npurt_group *groups;      /* [min(experts, rows * top_k)] */
     int64_t stride;
     int32_t experts, top_k;
-    int32_t normed;      /* expert weights add up to 1, before scale */
-    int32_t over_chosen; /* the softmax is over the chosen experts, not over all */
-    float scale;         /* of expert weights */
+    int32_t normed;      /* 1: expert weights are divided by their sum */
+    int32_t over_chosen; /* 1: the softmax is over the chosen experts; 0: over all */
+    float scale;         /* factor of expert weights */
 } npurt_route;
 
 typedef struct {
-    npurt_input in, out; /* out has top_k rows for each of in */
+    npurt_input in, out; /* out has top_k rows per row of in */
     const int64_t *gather_indices;
 } npurt_gather;
 
@@ -285,8 +287,8 @@ typedef struct {
     const float *y;              /* [rows * top_k][k] */
     const float *expert_weights; /* [rows][top_k] */
     const int64_t *scatter_indices;
-    const float *shared; /* [rows][k] of the shared expert, or NULL */
-    const float *gate;   /* [rows * gate_stride], one a row; NULL: 1 */
+    const float *shared; /* [rows][k], results of the shared expert; or NULL */
+    const float *gate;   /* [rows][gate_stride], one value per row; NULL: sigmoid(gate) is 1 */
     float *out;          /* [rows][k] */
     int64_t k, gate_stride;
     int32_t top_k;
@@ -295,8 +297,8 @@ typedef struct {
 typedef struct {
     int32_t kind;
     int32_t isa;            /* index of the instruction set to use */
-    int32_t selects;        /* 1: the op works on as many rows as the run selects */
-    int32_t row_multiplier; /* the op has so many times the rows of the run; 0 is 1 */
+    int32_t selects;        /* 1: the op computes as many rows as the run selects */
+    int32_t row_multiplier; /* rows of the op per row of the run; 0 means 1 */
     union {
         npurt_norm norm;
         npurt_quant quant;
@@ -316,75 +318,76 @@ typedef struct {
         npurt_cap cap;
         npurt_shortconv shortconv;
     } u;
-    uint64_t calls; /* runs so far */
-    uint64_t rows;  /* rows so far */
-    uint64_t nanoseconds;
-    uint64_t checks;   /* results verified so far */
-    uint64_t matrices; /* multiplied so far, of each weight */
-    int64_t checked;   /* runs of fewer rows than this need no check; 0 at first */
+    uint64_t calls;       /* number of runs */
+    uint64_t rows;        /* rows computed in all runs */
+    uint64_t nanoseconds; /* time in all runs */
+    uint64_t checks;      /* number of verified results */
+    uint64_t matrices;    /* matrices read of each weight in all runs */
+    int64_t checked;      /* sizes were checked for runs of fewer rows than this; 0 at first */
 } npurt_op;
 
 /* Consecutive rows of a run that are consecutive positions of one sequence. */
 typedef struct {
-    int64_t first, rows;  /* of the run */
-    int64_t position;     /* of the first */
-    int64_t slot;         /* where the sequence has its recurrent states */
-    const int32_t *pages; /* [listed] the pages of its keys and values; NULL: none */
+    int64_t first, rows;  /* first row in the run, number of rows */
+    int64_t position;     /* position of the first row */
+    int64_t slot;         /* index of the sequence's recurrent states */
+    const int32_t *pages; /* [listed] pages of the sequence's keys and values, or NULL */
     int64_t listed;
 } npurt_span;
 
 /*
- * The rows of one run.  Spans follow each other and have all rows; no two have one slot, and what a
- * span writes to keys and values is in no page of another.
+ * The rows of one run.  The spans are in order and cover all rows.  Their slots are distinct, and
+ * no other span lists a page that a span writes to.
  */
 typedef struct {
-    int64_t rows, count, selects; /* of spans, of selected rows */
+    int64_t rows, count, selects; /* numbers of rows, spans and selected rows */
     const npurt_span *spans;
-    const int32_t *selected; /* ascending: rows whose logits are wanted */
+    const int32_t *selected; /* rows whose logits are computed, ascending */
 } npurt_table;
 
 typedef struct npurt_pool npurt_pool;
 
-/* Starts threads-1 workers that may run on the `count` given cpus (0: any); NULL: no memory. */
+/* Starts threads - 1 workers on `count` given CPUs, or on any if it is 0.  NULL: no memory. */
 NPURT_API npurt_pool *npurt_pool_new(int threads, const int32_t *cpus, int count);
 NPURT_API void npurt_pool_free(npurt_pool *pool);
 
-/* Waits until no worker is inside a run any more: its memory may then be freed. */
+/* Waits until no worker is inside a run; then memory of earlier runs may be freed. */
 NPURT_API void npurt_pool_settle(npurt_pool *pool);
 
 /*
- * Runs ops[0..count) on the rows of a table.  Returns count; or the index of the first op whose
- * result did not verify, nothing after it having run; or an npurt_error, nothing having run.  One
- * run at a time.
+ * Runs ops[0..count) on the rows of a table.  Returns `count`, or the index of the first op whose
+ * result failed verification (later ops have not run), or an npurt_error (no op has run).  Only one
+ * thread may call this at a time.
  */
 NPURT_API int npurt_run(npurt_pool *pool, npurt_op *ops, int count, const npurt_table *table);
 
-/* Why the last run was refused. */
+/* Returns the reason why the last run was refused. */
 NPURT_API const char *npurt_pool_why(const npurt_pool *pool);
 
-/* Names of the instruction sets compiled in, best first, and whether this machine runs them. */
+/* Number and names of the compiled instruction sets, fastest first; 1 if this CPU supports one. */
 NPURT_API int npurt_isa_count(void);
 NPURT_API const char *npurt_isa_name(int isa);
 NPURT_API int npurt_isa_works(int isa);
 
-/* Bytes of the image of an [n, k] weight of this GGUF type; 0: no such type or k does not divide. */
+/* Returns the bytes of the image of an [n, k] weight; 0 if the GGUF type is unknown, or if k is not
+ * a multiple of the type's block. */
 NPURT_API int64_t npurt_image_bytes(int type, int64_t n, int64_t k);
 
 /*
- * Writes rows index[0..count) of an [n, k] matrix of blocks of this GGUF type to out [count][k], in
- * floats.  Returns 0; or NPURT_REFUSED, with nothing written, where the type has no blocks, k does
- * not divide, or there is no such row.
+ * Writes rows index[0..count) of an [n, k] matrix of blocks of a GGUF type to out [count][k], as
+ * floats.  Returns 0; or NPURT_REFUSED, with nothing written, if the type has no blocks, k is not a
+ * multiple of the block, or an index is out of range.
  */
 NPURT_API int npurt_take(int type, const uint8_t *blocks, int64_t n, int64_t k, int64_t row_bytes,
                          const int32_t *index, int64_t count, float *out);
 
 /*
- * Writes where the k largest of x[0..n) are, the largest and first of equals first.  Neither NaN nor
- * -inf is among them.  Returns how many there are.
+ * Writes the indices of the k largest numbers of x[0..n) to `best`, largest first; equal numbers
+ * are in order of their indices.  NaN and -inf are left out.  Returns the number of indices.
  */
 NPURT_API int64_t npurt_best(const float *x, int64_t n, int64_t k, int32_t *best);
 
-/* Bytes of this library's structs, to be compared with what cffi computes. */
+/* Returns sizeof(npurt_op) in this library; Python compares it with cffi's value. */
 NPURT_API int64_t npurt_sizeof_op(void);
 
 #endif

@@ -1,8 +1,8 @@
 /*
- * What stands between the matmuls of a decoder: sums, norms, activation quantiser, gated units, RoPE.
+ * Elementwise and row-wise ops: sums, norms, quantisation of activations, gated units, RoPE.
  *
- * Rows are tokens.  Every function works on one row, so a row's result never depends on the batch
- * it came in.  Elements past the last whole vector are handled one by one, in order.
+ * Rows are tokens.  Every function computes one row, so a row's result does not depend on other
+ * rows of the batch.  Elements past the last whole vector are computed one by one, in order.
  */
 #include "kernels.h"
 #include <math.h>
@@ -14,7 +14,8 @@ INLINE void put_codes(f32x32 whole, int8_t *codes)
     memcpy(codes, &narrow, sizeof narrow);
 }
 
-/* What goes with 32 numbers, in units of `scale`.  They have 16 bits: float32 holds their sums. */
+/* Returns the block of 32 numbers in units of `scale`.  The numbers have at most 16 bits, so their
+ * sums are exact in float32. */
 INLINE npurt_block block_of(f32x32 whole, float scale)
 {
     const i32x32 wide = __builtin_convertvector(whole, i32x32);
@@ -29,14 +30,15 @@ INLINE npurt_block block_of(f32x32 whole, float scale)
 }
 
 /*
- * Codes, scales and sums of blocks [first, first + count) of one row.
+ * Computes the codes, scales and sums of blocks [first, first + count) of one row.
  *
- * A block's scale is max|x| / 127 and its codes rint(x * (127 / max|x|)); a block whose 127 / max|x|
- * overflows is zero.  A block with NaN or infinity gets scale NaN, so that the result shows it, and
- * codes of zero: C does not say what NaN is as an integer.
- * Remainders are what the codes leave over, in 255ths of the scale; the block's scale is then such
- * a 255th.  Half of the first scale is 127.5 of them, and kernels rely on codes from -127 to 127.
- * Remainders are zero where 255 times the factor overflows.
+ * A block's scale is max|x| / 127, and its codes are rint(x * (127 / max|x|)).  If 127 / max|x|
+ * overflows, the block is zero.  A block with NaN or infinity gets the scale NaN, so that results
+ * are NaN, and codes of zero, because C does not define the conversion of NaN to an integer.
+ * Remainders are the rounding errors of the codes, in units of scale / 255, which then becomes the
+ * block's scale.  A rounding error of half the first scale is 127.5 units, so remainders are
+ * clamped to the range -127 to 127 that the kernels rely on.  If 255 * 127 / max|x| overflows,
+ * remainders are zero.
  */
 void AT_LEVEL(npurt_quantise)(const npurt_input *x, int64_t row, int64_t first, int64_t count)
 {
@@ -60,7 +62,7 @@ void AT_LEVEL(npurt_quantise)(const npurt_input *x, int64_t row, int64_t first, 
             const float factor = inverse * steps < INFINITY ? inverse * steps : 0;
             const f32x32 rest = __builtin_elementwise_fma(-whole, (f32x32) (scale), v);
             f32x32 remainders = __builtin_elementwise_rint(rest * factor);
-            remainders = __builtin_elementwise_max(remainders, (f32x32) (-127.0f)); /* of NaN too */
+            remainders = __builtin_elementwise_max(remainders, (f32x32) (-127.0f)); /* NaN: -127 */
             remainders = __builtin_elementwise_min(remainders, (f32x32) (127.0f));
             put_codes(remainders, x->remainders + at * BLOCK);
             whole = whole * steps + remainders;
@@ -73,7 +75,7 @@ void AT_LEVEL(npurt_quantise)(const npurt_input *x, int64_t row, int64_t first, 
 /* x += scale * add, rounded once. */
 static void add_scaled(float *restrict x, const float *restrict add, float scale, int64_t k)
 {
-    if (scale == 1) { /* the same; machines without a fused multiply-add are faster so */
+    if (scale == 1) { /* the same result, faster on CPUs without a fused multiply-add */
         for (int64_t i = 0; i < k; i++) {
             x[i] += add[i];
         }
@@ -95,7 +97,7 @@ void AT_LEVEL(npurt_sum)(const npurt_sum *op, int64_t row)
     }
 }
 
-/* Columns [first, first + count) of one row. */
+/* Caps columns [first, first + count) of one row. */
 void AT_LEVEL(npurt_cap)(const npurt_cap *op, int64_t row, int64_t first, int64_t count)
 {
     float *x = op->x + row * op->k + first;
@@ -199,7 +201,7 @@ INLINE f32x16 gelu_unit(const npurt_unit *op, f32x16 gate, f32x16 up)
 INLINE f32x16 clamped_unit(const npurt_unit *op, f32x16 gate, f32x16 up)
 {
     const f32x16 most = op->limit;
-    const f32x16 g = gate > most ? most : gate, u = up > most ? most : up; /* NaN stays */
+    const f32x16 g = gate > most ? most : gate, u = up > most ? most : up; /* keeps NaN */
     const f32x16 shifted = (u < -most ? -most : u) + op->offset;
     return g * sigmoid16(op->alpha * g) * shifted;
 }
@@ -223,7 +225,8 @@ INLINE f32x16 gelu_erf_unit(const npurt_unit *op, f32x16 gate, f32x16 up)
     return gelu_erf16(gate);
 }
 
-/* Columns [first, first + count) of one row; first a multiple of 32, count too where codes are. */
+/* Computes columns [first, first + count) of one row.  `first` is a multiple of 32; with codes, so
+ * is `count`. */
 void AT_LEVEL(npurt_unit)(const npurt_unit *op, int64_t row, int64_t first, int64_t count)
 {
     const int64_t k = op->out.k;
@@ -270,7 +273,7 @@ static void store(void *cache, int64_t at, float value, int bytes)
     }
 }
 
-/* head = head / rms(head) * weight, of one head or of several */
+/* head = head / rms(head) * weight, for one head or for several heads together */
 static void norm_head(float *head, int width, const float *weight, float eps)
 {
     f32x16 squares = 0.0f;

@@ -1,13 +1,14 @@
 /*
- * GGUF rows -> one panel of an image (layout.h).  Codes and scales are moved, never changed.
+ * Packs GGUF rows into one panel of an image (layout.h), without changing codes or scales.
  *
- * Two steps for each record: the blocks of 16 rows become unsigned codes, a byte each; the bytes
- * are laid out four columns by sixteen rows, low bits and high bits apart.  Rows past n are zero.
+ * A record is packed in two steps.  First, the blocks of 16 rows are unpacked to unsigned codes,
+ * one per byte.  Then the codes are written in quads of four columns by sixteen rows, low and high
+ * bits separately.  Rows past n are zero.
  */
 #include "kernels.h"
 #include "read.h"
 
-/* Lays the codes of one block of 16 rows out as layout.h says. */
+/* Writes the codes of one block of 16 rows in the layout of layout.h. */
 INLINE void put_codes(int bits, const npurt_row_record *rows, int b, uint8_t *out)
 {
     uint32_t c[8][ROWS];
@@ -40,7 +41,7 @@ INLINE void put_codes(int bits, const npurt_row_record *rows, int b, uint8_t *ou
     }
 }
 
-/* The loops over rows are left scalar: vectorised, they become scatters that take twice the time. */
+/* Loops over rows are not vectorised: clang would use scatters, which take twice the time. */
 #define SCALAR _Pragma("clang loop vectorize(disable)")
 
 INLINE void put_super(npurt_format f, const npurt_row_record *rows, int groups, uint8_t *out)
@@ -120,7 +121,7 @@ INLINE void pack(npurt_format f, npurt_read_fn *read, const npurt_packing *op, i
     }
 }
 
-/* [k][16] of 2- or 4-byte elements. */
+/* Packs a panel [k][16] of elements of 2 or 4 bytes. */
 static void pack_dense(const npurt_packing *op, int64_t panel, size_t bytes)
 {
     const int64_t left = op->n - panel * ROWS;

@@ -1,14 +1,14 @@
 /*
- * One block of a GGUF row -> unsigned codes, a byte each, and scales.  Nothing is changed.
+ * Reads one block of a GGUF row: unsigned codes, one per byte, and unchanged scales.
  *
- * Source: ggml/src/ggml-common.h (block structs), ggml/src/ggml-quants.c (their meaning), MIT.
+ * Source: ggml/src/ggml-common.h (block structs), ggml/src/ggml-quants.c (decoding), MIT.
  */
 #ifndef NPURT_READ_H
 #define NPURT_READ_H
 
 #include "kernels.h"
 
-/* What one row brings to a record of up to 256 columns. */
+/* The codes and scales of one row in a record of up to 256 columns. */
 typedef struct {
     uint8_t codes[RECORD];
     uint16_t d, dmin;               /* SUPER, float16 bits */
@@ -53,7 +53,7 @@ INLINE void fifth_bits(const uint8_t *qh, uint8_t *out)
     store32(out, load32(out) | ((u8x32) ((h & bit) != 0) & 16));
 }
 
-/* The twelve bytes of scales and minima, six bits each, of Q4_K and Q5_K; four bytes at a time. */
+/* Unpacks the 12 bytes of 6-bit scales and minima of Q4_K and Q5_K, four bytes at a time. */
 INLINE void six_bits(const uint8_t *s, int8_t *scales, int8_t *mins)
 {
     uint32_t a, b, c;

@@ -2,16 +2,16 @@
  * A short convolution between two gates, as in LFM2's layers without attention.
  *
  * out[t] = after[t] * sum_j w[j] u[t - J + 1 + j], u = before * value, J the kernel size.  The
- * products of before and value are kept in a ring, for the next tokens and for going back.  Columns
- * do not depend on each other, and tokens are computed one after another, so a run of many tokens
- * gives the same bits as runs of one.
+ * products u are stored in a ring, for later tokens and for rollbacks.  Columns do not depend on
+ * each other, and tokens are computed in order, so one run of many tokens gives the same bits as
+ * many runs of one token.
  * Source: transformers modeling_lfm2.py.
  */
 #include "kernels.h"
 
 enum { LANES = 16 };
 
-/* Columns [first, first + count) of all rows of a span. */
+/* Computes columns [first, first + count) of all rows of a span. */
 void AT_LEVEL(npurt_shortconv)(const npurt_shortconv *op, int64_t first, int64_t count,
                                const npurt_span *span)
 {

@@ -1,8 +1,8 @@
 /*
- * Chosen rows of a quantised matrix as floats: what an embedding is.
+ * Dequantises chosen rows of a matrix, for embeddings.
  *
- * value = scale * code + offset.  The product is exact, so the one rounding is that of the offset,
- * as in ggml and in npurt/quant/canonical.py.
+ * value = scale * code + offset.  The product is exact, so only the addition rounds, as in ggml and
+ * in npurt/quant/canonical.py.
  */
 #include "read.h"
 
@@ -13,7 +13,7 @@ static float half(uint16_t bits)
     return h;
 }
 
-/* 2^(e - 128): codes of MXFP4 are doubled. */
+/* Returns 2^(e - 128), not 2^(e - 127), because the MXFP4 codebook is doubled. */
 static float power(uint16_t e)
 {
     const uint32_t bits = e < 2 ? 0x200000u << e : (uint32_t) (e - 1) << 23;

@@ -1,6 +1,6 @@
 /*
- * Sixteen-lane vectors that every instruction set lowers in the same order, so that float results
- * are equal bit for bit whatever the machine's width.  Fused multiply-add is always explicit.
+ * Operations on vectors of sixteen lanes.  Their order is the same on every instruction set, so
+ * float results are equal bit for bit for any vector width.  Fused multiply-add is always explicit.
  */
 #ifndef NPURT_VEC_H
 #define NPURT_VEC_H
@@ -73,7 +73,7 @@ INLINE float sum16(f32x16 v)
     return (b.x + b.z) + (b.y + b.w);
 }
 
-/* The sums of four vectors, each as sum16 makes it. */
+/* Returns the sums of four vectors, each added up in the order of sum16. */
 INLINE f32x4 sum16_of_4(f32x16 a, f32x16 b, f32x16 c, f32x16 d)
 {
     const f32x8 a8 = a.lo + a.hi, b8 = b.lo + b.hi, c8 = c.lo + c.hi, d8 = d.lo + d.hi;
@@ -86,10 +86,10 @@ INLINE f32x4 sum16_of_4(f32x16 a, f32x16 b, f32x16 c, f32x16 d)
            __builtin_shufflevector(ab, cd, 1, 3, 5, 7);
 }
 
-/* The larger of each two; where one is NaN, the second. */
+/* The larger of two values, lane by lane; b if one of them is NaN. */
 #define larger(a, b) ((a) > (b) ? (a) : (b))
 
-/* The largest lane.  If a lane is NaN, the result may be any lane: callers must not rely on it. */
+/* Returns the largest lane, or an unspecified lane if one is NaN. */
 INLINE float max16(f32x16 v)
 {
     const f32x8 a = larger(v.lo, v.hi);
@@ -98,7 +98,7 @@ INLINE float max16(f32x16 v)
     return larger(c.x, c.y);
 }
 
-/* (e^r - 1) / r for |r| <= ln 2 / 2: its Taylor polynomial; e^r - 1 has degree 7. */
+/* (e^r - 1) / r for |r| <= ln 2 / 2, by its Taylor polynomial of degree 6. */
 INLINE f32x16 expm1_by_r16(f32x16 r)
 {
     f32x16 p = fma16((f32x16) (1.0f / 5040), r, (f32x16) (1.0f / 720));
@@ -111,7 +111,7 @@ INLINE f32x16 expm1_by_r16(f32x16 r)
 
 /*
  * e^x to about 2 ulp for x <= 88; 0 below -87.3.
- * e^x = 2^n * e^r, |r| <= ln 2 / 2; ln 2 is in two parts.
+ * e^x = 2^n * e^r, |r| <= ln 2 / 2; ln 2 is split into two parts for accuracy.
  */
 INLINE f32x16 exp16(f32x16 x)
 {
@@ -127,7 +127,7 @@ INLINE f32x16 exp16(f32x16 x)
     return tiny ? (f32x16) (0.0f) : y;
 }
 
-/* 1 / (1 + e^-x); with t = e^-|x| it is 1 / (1 + t) or t / (1 + t), never inf/inf. */
+/* 1 / (1 + e^-x).  With t = e^-|x|, this is 1 / (1 + t) or t / (1 + t), never inf / inf. */
 INLINE f32x16 sigmoid16(f32x16 x)
 {
     const f32x16 t = exp16(-__builtin_elementwise_abs(x));
@@ -135,7 +135,7 @@ INLINE f32x16 sigmoid16(f32x16 x)
     return top / (1.0f + t);
 }
 
-/* x / (1 + e^-x), formed as above. */
+/* x / (1 + e^-x), computed with t = e^-|x| like sigmoid16. */
 INLINE f32x16 silu16(f32x16 x)
 {
     const f32x16 t = exp16(-__builtin_elementwise_abs(x));
@@ -144,7 +144,8 @@ INLINE f32x16 silu16(f32x16 x)
 }
 
 /*
- * 0.5 x (1 + tanh(u)), u = sqrt(2 / pi) (x + 0.044715 x^3): that is x / (1 + e^-2u), formed as above.
+ * 0.5 x (1 + tanh(u)), u = sqrt(2 / pi) (x + 0.044715 x^3).  This equals x / (1 + e^-2u), which is
+ * computed like silu16.
  */
 INLINE f32x16 gelu16(f32x16 x)
 {
@@ -156,7 +157,8 @@ INLINE f32x16 gelu16(f32x16 x)
 }
 
 /*
- * x (1 + erf(z)) / 2, z = x / sqrt(2).  With half = erfc(|z|) / 2 it is x half or x (1 - half).
+ * x (1 + erf(z)) / 2, z = x / sqrt(2).  With half = erfc(|z|) / 2, this is x half for x < 0, else
+ * x (1 - half).
  * erfc(z) = p(t) e^(-z^2), t = 1 / (1 + 0.3275911 z): within 1.5e-7 by Abramowitz & Stegun 7.1.26.
  */
 INLINE f32x16 gelu_erf16(f32x16 x)
@@ -172,8 +174,8 @@ INLINE f32x16 gelu_erf16(f32x16 x)
 }
 
 /*
- * tanh(x) = -e / (2 + e), e = e^(-2|x|) - 1, with the sign of x.  Near 0, where e^(-2|x|) is rounded
- * to a multiple of 2^-24, e is its own Taylor polynomial of degree 7.
+ * tanh(|x|) = -e / (2 + e), e = exp(-2|x|) - 1; the result gets the sign of x.  Near 0, the
+ * subtraction would lose precision, so e is computed by its Taylor polynomial of degree 7.
  */
 INLINE f32x16 tanh16(f32x16 x)
 {
@@ -185,7 +187,7 @@ INLINE f32x16 tanh16(f32x16 x)
 
 /*
  * ln(1 + e^x) = max(x, 0) + ln(1 + t), t = e^-|x|.
- * ln(1 + t) = 2 artanh(s), s = t / (2 + t) <= 1/3: its series up to s^15, the rest being 2e-9 of it.
+ * ln(1 + t) = 2 artanh(s), s = t / (2 + t) <= 1/3, by its series up to s^15; relative error 2e-9.
  */
 INLINE f32x16 softplus16(f32x16 x)
 {

@@ -5,9 +5,9 @@
  * no thread coordinates the others.  The chunks of an op are divided into lanes of consecutive
  * chunks.  A thread first takes the chunks of its own lane, so that it reads weights in order: if
  * two threads take alternate chunks, they lose a fifth of the bandwidth (bench/RESULTS.md).  Then
- * it takes chunks that are left in other lanes.  If all chunks are taken, but a thread was preempted
- * in its chunk, the other threads compute that chunk again instead of waiting, and the first to
- * finish commits the result.  So another process on one of the CPUs does not stall the run.
+ * it takes chunks that are left in other lanes.  If all chunks are taken, but a thread was
+ * preempted in its chunk, the other threads compute that chunk again instead of waiting, and the
+ * first to finish commits the result.  So a preempted thread does not stall the run.
  *
  * A late thread is one whose chunk another thread has committed.  It must not read memory that
  * another thread may write.  So a repeatable chunk is computed from weights and from the thread's
@@ -15,8 +15,7 @@
  * while it makes this copy.  The thread that finishes the op waits until all these flags are clear,
  * if any chunk was repeated since the last such wait.  So no thread reads an op or its input after
  * the op is over.  A thread commits a chunk by changing the chunk's slot from the value it saw
- * before computing to the number of the run.  This fails for a late thread, which then drops its
- * result.
+ * before computing to the number of the run.  A late thread fails to, and drops its result.
  *
  * tests/cpu/pool_model.py is a model of this protocol that tests every order of events.
  */
@@ -228,7 +227,7 @@ static void count_done(const npurt_walk *w, int index, npurt_share *s)
     }
 }
 
-/* Copies the op and its input, which cannot change while the thread's `reads` is set; clears it. */
+/* Copies the op and its input, which cannot change while `reads` is set; then clears `reads`. */
 static void copy(npurt_walk *w, int index)
 {
     npurt_snapshot(&w->job.ops[index], &w->job, own(w)->scratch, &w->copy);
@@ -278,8 +277,8 @@ static void do_chunks(npurt_walk *w, int index, npurt_share *s, npurt_division d
 }
 
 /*
- * Repeats the chunks that other threads took and did not commit.  Either the thread that commits the
- * last chunk sees the new value of `repeats`, or this thread sees that no chunk is left.
+ * Repeats uncommitted chunks of other threads.  Either the thread that commits the last chunk sees
+ * the new value of `repeats`, or this thread sees that no chunk is left.
  */
 static void help(npurt_walk *w, int index, npurt_share *s, npurt_division d)
 {
