@@ -1,6 +1,6 @@
-# The commands of this project.  Everything they install goes into .venv, but for the emulators, the
-# browser, shells and proxies that `make test` needs (.ci/qemu, .ci/chromium, .ci/programs) and the
-# compiler of `make sanitize` (.ci/clang).
+# The commands of this project. They install into .venv, except the emulators, browser, shells and
+# proxies that `make test` needs (.ci/qemu, .ci/chromium, .ci/programs) and the compiler of `make
+# sanitize` (.ci/clang).
 
 PYTHON ?= python3
 PROMPT ?= Once upon a time, a very small computer
@@ -13,8 +13,8 @@ BUILT_FROM = $(shell find npurt/cpu npurt/build*.py \
 	$(wildcard dsp idl sim npurt/hexagon/idl npurt/hexagon/fastrpc npurt/rknpu/driver) \
 	-name '*.[ch]' -o -name '*.inc' -o -name '*.idl' -o -name '*.ld' -o -name '*.py')
 
-# What tests C of the host: kernels, pool, simulators, drivers' clients.  ThreadSanitizer sees what
-# threads share.
+# The tests of C code of the host: kernels, thread pool, simulators, clients of the drivers.
+# UNDER_THREAD has the tests of code that shares data between threads.
 UNDER_ADDRESS = $(filter-out $(NOT_UNDER_ADDRESS), \
 	$(wildcard $(patsubst %,tests/%/test_*.py, cpu rknpu sim_fastrpc sim_rknpu))) \
 	$(patsubst %,tests/hexagon/test_%.py, device memory native_call reference rpcmem session transport) \
@@ -24,9 +24,9 @@ UNDER_ADDRESS = $(filter-out $(NOT_UNDER_ADDRESS), \
 	tests/sim_fastrpc/test_client.py::test_nothing_but_the_public_functions_and_its_own_is_exported \
 	--deselect \
 	tests/rknpu/test_threads.py::test_threads_that_cannot_be_started_end_in_a_clear_error_and_leave_none
-# For aarch64; of an emulator; of how long much work takes; of Python alone.  Deselected: in an
-# emulator; short of memory, which the runtime needs; symbols, of which it adds some; a program that
-# is to die of a signal, as some answers are.
+# Excluded files: they test aarch64 code, run in an emulator, measure time, or test Python alone.
+# Excluded tests: one runs in an emulator, one limits memory that the sanitizer needs, one checks
+# exported symbols, to which the sanitizer adds some, and some expect a program to die of a signal.
 NOT_UNDER_ADDRESS = $(patsubst %,tests/cpu/test_%.py, aarch64 amx pool_model topology) \
 	$(patsubst %,tests/rknpu/test_%.py, cost layout long_jobs lower proof quantise regcmd regs shortage \
 	tiling uapi) tests/sim_fastrpc/test_answers.py
@@ -36,17 +36,17 @@ UNDER_THREAD = $(patsubst %,tests/%.py, cpu/test_pool hexagon/test_native_call h
 .PHONY: help demo test sanitize foreign kernel soak models wheels docs lint clean
 
 help:
-	@echo 'make demo      install npurt into .venv, fetch a small model and let it write'
+	@echo 'make demo      install npurt into .venv, fetch a small model and generate text'
 	@echo 'make test      run the linters and every test'
-	@echo 'make sanitize  run the tests of C, and fuzzers, under sanitizers'
-	@echo 'make foreign   run programs that others wrote on the simulators'
+	@echo 'make sanitize  run the tests of C code, and fuzzers, under sanitizers'
+	@echo 'make foreign   run programs of other projects on the simulators'
 	@echo 'make kernel    run clients of the RK3588 on the rocket driver of Linux'
-	@echo 'make soak      look for more for SECONDS=3600'
+	@echo 'make soak      search for errors with random input for SECONDS=3600'
 	@echo 'make models    fetch the three models that the tests and benchmarks run'
-	@echo 'make wheels    build what is released, into dist/, and test it'
+	@echo 'make wheels    build the wheels and the source archive into dist/, and test them'
 	@echo 'make docs      build the documentation site into build/docs; dead links fail'
 	@echo 'make lint      run the linters'
-	@echo 'make clean     remove what was built, but not .venv and models'
+	@echo 'make clean     remove build results, but not .venv and models'
 
 demo: .venv/installed
 	$(BIN)/npurt models fetch smollm2-135m --folder models
@@ -73,15 +73,15 @@ soak: .venv/installed .venv/dev
 	.ci/clang
 	$(BIN)/python tests/soak.py --seconds $(SECONDS)
 
-# Built from sources that are not in this repository: tests/foreign/sources.py says where they are
-# looked for.  Where they cannot be had, one line says so.
+# These programs are built from sources outside this repository; tests/foreign/sources.py lists
+# where they are searched for. If they are missing, one line says so.
 foreign: .venv/dev
 	.ci/qemu
 	$(BIN)/python npurt/build.py && touch .venv/installed
 	$(BIN)/python -m pytest -m foreign -n 2 --dist loadgroup tests/foreign
 
-# Linux's own rocket driver, in a kernel that is built once and runs as a program: tests/kernel.
-# Where it cannot be had, one line says so.  LINUX=7.3 takes that series.
+# Linux's rocket driver, in a kernel that is built once and runs as a program (tests/kernel). If the
+# kernel's sources are missing, one line says so. LINUX=7.3 selects that series.
 kernel: .venv/dev
 	$(BIN)/python npurt/build.py && touch .venv/installed
 	$(BIN)/python -m tests.kernel --linux $(LINUX)
@@ -89,10 +89,10 @@ kernel: .venv/dev
 models: .venv/installed
 	$(BIN)/npurt models fetch --yes --folder models
 
-# What is released: wheels of x86_64 and aarch64, one without libraries for all other machines, and
-# the source archive, into dist/; then the tests of these.  Reproducible: the same sources give the
-# same bytes in any folder.  Python's own build tools read _PYTHON_HOST_PLATFORM as the platform to
-# build for.
+# Build the released files into dist/ and test them: wheels for x86_64 and aarch64, a wheel without
+# libraries for all other machines, and the source archive. The build is reproducible: the same
+# sources give the same bytes in any folder. Python's build tools read _PYTHON_HOST_PLATFORM as the
+# target platform.
 wheels: .venv/dev
 	rm -f dist/npurt-*
 	@set -e; for platform in linux-x86_64 linux-aarch64 any; do \
@@ -102,7 +102,7 @@ wheels: .venv/dev
 	@cd dist && sha256sum npurt-*
 	$(BIN)/python -m pytest -m release tests/release
 
-# The variable: no advertisement for the successor of the theme's program.
+# NO_MKDOCS_2_WARNING=1 suppresses the theme's advertisement for a successor of mkdocs.
 docs: .venv/dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
@@ -135,6 +135,6 @@ clean:
 	@touch $@
 
 .venv/dev: .venv/made pyproject.toml
-	$(BIN)/python -m pip install --upgrade 'pip>=25'  # older ones do not find versions that go together
+	$(BIN)/python -m pip install --upgrade 'pip>=25'  # older ones find no compatible versions
 	$(BIN)/pip install --editable '.[dev]'
 	@touch $@ .venv/installed

@@ -1,11 +1,11 @@
-"""Carry out the steps of the Dockerfile in folders, where no image can be pulled.
+"""Run the steps of the Dockerfile in folders, on machines that cannot pull images.
 
     python container/try.py ROOT WORK -- COMMAND ...
 
-ROOT is a root file system that stands for the base image, such as debootstrap makes; WORK an empty
-folder for the stages.  COMMAND runs in the last stage, as its user.  It needs root, knows no more
-of Docker's language than the Dockerfile uses, and isolates by chroot and mounts.  PIP_* of the
-environment is handed on.
+ROOT is a root file system in place of the base image, for example from debootstrap. WORK is an
+empty folder for the stages. COMMAND runs in the last stage, as the stage's user. The script needs
+root rights, implements only the instructions that the Dockerfile uses, and isolates the stages by
+chroot and mounts. It passes PIP_* variables of the environment to the steps.
 """
 
 import argparse
@@ -23,7 +23,7 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def instructions(text: str) -> list[tuple[str, str]]:
-    """Return the instructions of a Dockerfile and what follows each."""
+    """Return the instructions of a Dockerfile as pairs of keyword and arguments."""
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     joined = "\n".join(lines).replace("\\\n", " ")
     parts = (each.partition(" ") for each in joined.splitlines())
@@ -32,7 +32,7 @@ def instructions(text: str) -> list[tuple[str, str]]:
 
 @dataclass
 class Stage:
-    """A stage of the build: its root, and what its instructions have set."""
+    """A stage of the build: its root folder, and the state that its instructions have set."""
 
     root: Path
     folder: str = "/"
@@ -55,7 +55,7 @@ class Stage:
         ).returncode
 
     def copy(self, words: list[str], context: Path) -> None:
-        """Copy files of *context* as COPY does: a folder gives its content."""
+        """Copy files of *context* as COPY does: of a folder, its content."""
         *sources, target = words
         into = self.root / os.path.join(self.folder, target).lstrip("/")
         for pattern in sources:
@@ -69,7 +69,7 @@ class Stage:
 
 
 def build(text: str, base: Path, work: Path) -> Stage:
-    """Carry out the Dockerfile *text*; return its last stage."""
+    """Run the instructions of the Dockerfile *text*; return its last stage."""
     stages: dict[str, Stage] = {}
     arguments: dict[str, str] = {}
     stage = None
@@ -87,7 +87,7 @@ def build(text: str, base: Path, work: Path) -> Stage:
             raise ValueError(f"{word} before FROM")
         elif word == "RUN":
             if stage.run("/bin/sh", "-c", filled):
-                raise SystemExit(f"this step failed: RUN {filled}")
+                raise SystemExit(f"step failed: RUN {filled}")
         elif word == "COPY":
             words = filled.split()
             source = words.pop(0).partition("=")[2] if words[0].startswith("--from") else ""

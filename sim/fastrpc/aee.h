@@ -1,5 +1,5 @@
-/* Codes that libcdsprpc returns.  Source: qualcomm/fastrpc inc/AEEStdErr.h; a code of the DSP's has
- * 0x80000400 added. */
+/* Codes that libcdsprpc returns.  Source: qualcomm/fastrpc inc/AEEStdErr.h.  Codes from the DSP
+ * have 0x80000400 added. */
 #ifndef AEE_H
 #define AEE_H
 

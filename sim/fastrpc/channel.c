@@ -1,4 +1,4 @@
-/* Calls into the shell: a channel each, and threads that wait for their answers. */
+/* Calls into the shell.  Each call takes one channel, and its thread waits for the answer. */
 #define _GNU_SOURCE
 #include "sim.h"
 #include <errno.h>
@@ -25,7 +25,7 @@ static channel *free_channel(session *s)
     return NULL;
 }
 
-/* The first free channel: its thread in the shell is the one that slept least. */
+/* Take the first free channel: its thread in the shell is the one that ran most recently. */
 channel *channel_take(session *s)
 {
     pthread_mutex_lock(&sim_lock);
@@ -79,7 +79,7 @@ static void pause_cpu(void)
 #endif
 }
 
-/* Wait for the answer; false: there will be none. */
+/* Wait for the answer; false: the process has ended. */
 static bool await(session *s, link_channel *link, uint32_t asked)
 {
     for (int i = 0; i < SPINS && load(&link->answered) != asked; i++) {
@@ -141,7 +141,7 @@ int channel_call_with(session *s, channel *l, uint32_t command, int fd)
     return result;
 }
 
-/* A number for a block of the shell's, never used twice in a session. */
+/* Return a number for a block in the shell, unique in the session. */
 uint32_t channel_block_id(session *s)
 {
     return __atomic_add_fetch(&s->next_id, 1, __ATOMIC_SEQ_CST);
@@ -159,7 +159,7 @@ static void give_back_area(session *s, channel *l)
     *l = (channel){.busy = true, .asked = asked};
 }
 
-/* Make the area memory of its own. */
+/* Create a memory of *bytes* for the channel's area, and attach it in the shell. */
 static int new_area(session *s, channel *l, size_t bytes)
 {
     int fd = memfd_create("dsp arguments", MFD_CLOEXEC);

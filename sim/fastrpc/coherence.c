@@ -1,15 +1,16 @@
 /*
- * Caches of the host: DMA_BUF_IOCTL_SYNC for rpcmem.
+ * Simulated caches of the host: DMA_BUF_IOCTL_SYNC for rpcmem.
  *
- * rpcmem is a dma-buf on a board, and a memfd here, for which the kernel has no such request.  So the
- * library exports ioctl().  A program that takes ioctl from the library of rpcmem_alloc gets this one
- * here, and libc's on a board, where libcdsprpc has none.
+ * On a board rpcmem is a dma-buf.  Here it is a memfd, for which the kernel has no
+ * DMA_BUF_IOCTL_SYNC, so the library exports ioctl().  A program that looks up ioctl in the library
+ * of rpcmem_alloc finds this function; on a board it finds libc's, because libcdsprpc exports no
+ * ioctl.
  *
- * With `coherent=0` a block has two memories, the host's view and the DSP's, and a request copies
- * all of the block from one to the other, as the kernel does where it has to bounce: START with READ
- * to the host, END with WRITE to the DSP (kernel/dma/swiotlb.c).  The other two, START with WRITE
- * alone and END with READ alone, copy nothing.  fastrpc_mmap and fastrpc_munmap synchronise too,
- * as mapping and unmapping an attachment does (drivers/dma-buf/heaps/system_heap.c).
+ * With `coherent=0` a block has two memories, the host's and the DSP's.  A request copies the whole
+ * block between them, as the kernel does with bounce buffers (kernel/dma/swiotlb.c): START with
+ * READ copies to the host, END with WRITE copies to the DSP. START with WRITE alone and END with
+ * READ alone copy nothing. fastrpc_mmap copies to the DSP and fastrpc_munmap to the host, as
+ * mapping and unmapping an attachment do (drivers/dma-buf/heaps/system_heap.c).
  */
 #define _GNU_SOURCE
 #include "sim.h"
@@ -21,7 +22,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-static uint64_t calls, bytes_asked; /* of DMA_BUF_IOCTL_SYNC; sim_lock held */
+/* DMA_BUF_IOCTL_SYNC requests and their bytes; guarded by sim_lock. */
+static uint64_t calls, bytes_asked;
 
 /* --- copying --------------------------------------------------------------------------------- */
 
@@ -39,14 +41,14 @@ void block_to_host(const block *b, size_t offset, size_t bytes)
     }
 }
 
-/* The offset of the next page that was ever written, of *bytes* bytes. */
+/* Return the offset of the first written page at or after *at*, or *bytes* if there is none. */
 static off_t next_data(int fd, off_t at, off_t bytes)
 {
     off_t data = lseek(fd, at, SEEK_DATA);
     return data < 0 ? bytes : data;
 }
 
-/* Copy a whole memfd, without touching its unwritten pages. */
+/* Copy a whole memfd; its unwritten pages become holes in the target. */
 static void copy_whole(int to_fd, uint8_t *to, int from_fd, const uint8_t *from, size_t bytes)
 {
     off_t end = (off_t) bytes;
@@ -76,7 +78,7 @@ void block_all_to_host(const block *b)
 
 /* --- the request ----------------------------------------------------------------------------- */
 
-/* Carry out the request, with sim_lock held; return 0 or an errno. */
+/* Serve a DMA_BUF_IOCTL_SYNC request, with sim_lock held; return 0 or an errno. */
 static int synchronise(const block *b, const struct dma_buf_sync *request)
 {
     uint64_t access = request->flags & DMA_BUF_SYNC_RW;

@@ -1,7 +1,7 @@
 /*
- * remote_session_control and remote_handle_control: requests by number, each with its struct.
- * Source: qualcomm/fastrpc inc/remote.h; the answers without hardware are those of a run
- * (version 1.0.5, upstream kernel interface).
+ * remote_session_control and remote_handle_control: numbered requests, each with its struct.
+ * Source: qualcomm/fastrpc inc/remote.h.  Answers that need no hardware were recorded from version
+ * 1.0.5, built for the upstream kernel interface.
  */
 #define _GNU_SOURCE
 #include "sim.h"
@@ -128,7 +128,7 @@ static int set_unsigned(void *data)
     for (int domain = 0; domain < DOMAIN_IDS; domain++) {
         if (chosen(v->domain, domain) && is_open(domain) &&
             (int) session_of(domain)->unsigned_pd != v->value) {
-            return AEE_EALREADYLOADED; /* also for another number that means the same */
+            return AEE_EALREADYLOADED; /* also if both values are nonzero and differ */
         }
     }
     for (int domain = 0; domain < DOMAIN_IDS; domain++) {
@@ -143,8 +143,8 @@ static int shift_priority(void *data)
     return is_domain(v->domain) ? AEE_SUCCESS : AEE_EBADPARM;
 }
 
-/* The real library crashes when a handle is open, and finds no session for "all": it stops at the
- * first domain without one. */
+/* The real library crashes if a handle is open.  For ALL_DOMAINS it closes nothing, because it
+ * stops at the first domain without a session. */
 static int close_session(void *data)
 {
     int domain = *(const int *) data;
@@ -214,14 +214,14 @@ static int set_init_memory(void *data)
         return AEE_EBADPARM;
     }
     if (v->domain != ALL_DOMAINS && unsigned_asked[v->domain]) {
-        return AEE_EUNSUPPORTED; /* an unsigned PD has 5 MiB */
+        return AEE_EUNSUPPORTED; /* an unsigned PD always has 5 MiB */
     }
     bool some = false;
     for (int domain = 0; domain < DOMAIN_IDS; domain++) {
         some = some || (chosen(v->domain, domain) && !unsigned_asked[domain]);
     }
     if (!some) {
-        return AEE_SUCCESS; /* "all" passes over unsigned ones */
+        return AEE_SUCCESS; /* ALL_DOMAINS skips domains with unsigned PDs */
     }
     return v->value >= 3 << 20 && v->value <= 200 << 20 ? AEE_SUCCESS : AEE_EBADPARM;
 }
@@ -245,7 +245,7 @@ static int reserve(void *data)
     if (number < SESSIONS) {
         reserve_domain(domain + DOMAINS * (int) number, true);
     }
-    r->session = number; /* also when there is none left: the real library writes 4 and 32 */
+    r->session = number; /* if no number is left, the real library writes 4 and 32 */
     r->effective_domain = number < SESSIONS ? (uint32_t) domain + DOMAINS * number : DOMAIN_IDS;
     return number < SESSIONS ? AEE_SUCCESS : AEE_ENOSESSION;
 }
@@ -274,7 +274,7 @@ static int tell_uri(void *data)
     return length < (int) g->uri_bytes ? AEE_SUCCESS : AEE_EBADSIZE;
 }
 
-/* Notifications need a PD that sends them: none here does. */
+/* Notifications are not supported: no simulated PD sends any. */
 static int notify(void *data)
 {
     const notification *n = data;
@@ -294,7 +294,8 @@ static int destroy_context(void *data)
     return ((const old_context *) data)->flags ? AEE_EBADPARM : AEE_EBADCONTEXT;
 }
 
-/* By number; those that are left out are unknown, or not supported by the upstream driver. */
+/* Indexed by request number.  Missing requests are unknown, or the upstream driver does not support
+ * them. */
 static const struct {
     uint32_t bytes;
     int (*serve)(void *data);
@@ -358,7 +359,7 @@ static uint32_t attribute(uint32_t which)
     case ATTRIBUTE_ARCH:
         return set->machine.arch;
     default:
-        return 0; /* no HMX, nothing asynchronous, no notifications, no signals of the driver */
+        return 0; /* no HMX, asynchronous calls, notifications or driver signals */
     }
 }
 
@@ -368,7 +369,7 @@ static int dsp_info(void *data)
     if (!c || c->domain >= DOMAIN_IDS || c->attribute >= ATTRIBUTES) {
         return AEE_EBADPARM;
     }
-    bool listed = c->domain % DOMAINS == CDSP; /* as a remoteproc, be it up or down */
+    bool listed = c->domain % DOMAINS == CDSP; /* the remoteproc is listed even while it is down */
     c->value = 0;
     if (c->attribute == ATTRIBUTE_DOMAIN) {
         c->value = listed;
@@ -388,8 +389,8 @@ enum { CONTROL_LATENCY = 1, CONTROL_DSP_INFO = 2, CONTROL_WAKELOCK = 3, CONTROL_
 enum { LATENCY_OFF, LATENCY_PM_QOS, LATENCY_ADAPTIVE, LATENCY_POLL };
 enum { LONGEST_POLL_US = 10000 };
 
-/* To wait in the CPU for answers, or no longer to: the upstream driver has no such request.  Without
- * a handle, the real library starts a session to ask it. */
+/* Switch polling for answers on or off: the upstream driver has no such request.  Without a handle,
+ * the real library starts a session before it asks the driver. */
 static int set_polling(int domain, bool with_handle, uint32_t microseconds)
 {
     session *s;
@@ -439,7 +440,7 @@ static int control(int domain, bool with_handle, uint32_t request, void *data, u
         result = dsp_info(data);
         pthread_mutex_unlock(&sim_lock);
         return result;
-    case CONTROL_WAKELOCK: /* a matter of Android's kernels */
+    case CONTROL_WAKELOCK: /* only Android's kernels have wake locks */
         return *(const uint32_t *) data ? AEE_EUNSUPPORTEDAPI : AEE_SUCCESS;
     case CONTROL_GET_DOMAIN:
         *(int *) data = domain;

@@ -1,4 +1,4 @@
-/* Sleeping on a word of memory, also one that another process changes. */
+/* Sleep until a word of memory changes; another process may change it. */
 #define _GNU_SOURCE
 #include "sim.h"
 #include <linux/futex.h>

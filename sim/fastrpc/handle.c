@@ -1,8 +1,9 @@
 /*
- * Handles: what a program opens, calls and closes.
+ * Handles: opening, calling and closing skels.
  *
- * In strict mode a call on anything but an open handle fails.  In faithful mode it does what the
- * real library does: nothing, with success, and closing twice counts twice.
+ * In strict mode a call fails unless its handle is open.  Faithful mode follows the real library: a
+ * call on an unknown handle returns success without effect, and closing a handle twice reduces the
+ * session's count of handles twice.
  */
 #include "sim.h"
 #include <errno.h>
@@ -10,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Like addresses on a heap: large, so that 32 bits do not hold them. */
+/* Handles look like heap addresses: they do not fit in 32 bits. */
 #define FIRST_HANDLE 0x7ec012345640u
 enum { HANDLE_STEP = 0x40 };
 
@@ -18,9 +19,9 @@ typedef struct open_handle {
     struct open_handle *next;
     uint64_t id;
     session *s;
-    uint32_t generation; /* of the session that it belongs to */
+    uint32_t generation; /* of `s` when the handle was opened */
     uint32_t remote;
-    bool closed; /* kept while its session lives: the real library still forwards calls */
+    bool closed; /* kept until the session ends, because the real library forwards later calls */
     uint64_t packets;
 } open_handle;
 
@@ -36,7 +37,7 @@ static open_handle *find(uint64_t id)
     return h;
 }
 
-/* Forget handles whose session is gone for good. */
+/* Remove the handles of sessions that have ended. */
 static void sweep(void)
 {
     for (open_handle **at = &handles; *at;) {
@@ -52,7 +53,7 @@ static void sweep(void)
 
 void handles_drop(void)
 {
-    handles = NULL; /* leaks a few bytes in a child that may not call free */
+    handles = NULL; /* not freed: a child made by fork may not call free() */
 }
 
 static uint64_t add(session *s, uint32_t remote)
@@ -85,7 +86,8 @@ bool session_stop_unused(session *s)
     return unused;
 }
 
-/* Have the session live and entered, or return a code. */
+/* Enter the session of a domain, after starting it if it is not running; return AEE_SUCCESS or an
+ * error code. */
 static int enter_session(int domain, session **entered)
 {
     session *s = session_of(domain);
@@ -134,7 +136,8 @@ static int open_fault(void)
     return (int) code;
 }
 
-/* Print why a skel did not load, because the code says little.  *before*: the log before. */
+/* Report why a skel did not load, with the messages that the shell logged after position *before*.
+ * */
 static void explain(const session *s, const char *uri, int result, bool missing, uint32_t before)
 {
     char said[300] = "";
@@ -149,7 +152,7 @@ static void explain(const session *s, const char *uri, int result, bool missing,
            missing ? "there is no such file in DSP_LIBRARY_PATH (\";\" separates folders)" : said);
 }
 
-/* Have the shell open the skel. */
+/* Open the skel in the shell. */
 static int open_remote(session *s, const char *uri, uint32_t *remote)
 {
     size_t bytes = strlen(uri);
@@ -168,7 +171,8 @@ static int open_remote(session *s, const char *uri, uint32_t *remote)
         memcpy(l->area, uri, bytes + 1);
         channel_link(s, l)->value[0] = l->address;
         channel_link(s, l)->value[1] = (uint32_t) bytes;
-        /* Without a file the DSP gets one that is not a skel, because the DSP checks the URI. */
+        /* If there is no file, send a descriptor that is not a skel, because the shell checks the
+         * URI. */
         result = channel_call_with(s, l, LINK_OPEN, fd >= 0 ? fd : s->memory);
         *remote = channel_link(s, l)->handle;
     }
@@ -180,8 +184,8 @@ static int open_remote(session *s, const char *uri, uint32_t *remote)
     return result;
 }
 
-/* Open a skel in the session of *domain*.  A session that was started for a skel that does not open
- * stays, as in the real library. */
+/* Open a skel in the session of *domain*.  If the skel does not open, a session that was started
+ * for it keeps running, as in the real library. */
 static int open_in(int domain, const char *uri, uint64_t *handle)
 {
     session *s;
@@ -212,7 +216,7 @@ int remote_handle64_open(const char *uri, uint64_t *handle)
     return domain < 0 ? AEE_EBADPARM : open_in(domain, uri, handle);
 }
 
-/* Handles of 32 bits are of this library's own DSP. */
+/* Handles of 32 bits belong to the CDSP, the DSP that this library is named after. */
 int remote_handle_open(const char *uri, uint32_t *handle)
 {
     uint64_t id = 0;
@@ -225,14 +229,15 @@ int remote_handle_open(const char *uri, uint32_t *handle)
 
 /* --- use ------------------------------------------------------------------------------------- */
 
-/* What a call on the handle *h*, which may be NULL, returns without asking the DSP; sim_lock held. */
+/* Return the code of a call on *h* (or NULL) that does not reach the DSP; AEE_SUCCESS: the DSP may
+ * be called, if *h* has a live session. sim_lock held. */
 static int refuse(const open_handle *h)
 {
     bool faithful = settings()->faithful;
     if (!h || h->s->state == IDLE || h->s->state == STOPPING) {
         return faithful ? AEE_SUCCESS : DSP_EINVHANDLE;
     }
-    return h->s->death; /* of a closed handle the DSP knows */
+    return h->s->death; /* the DSP itself rejects calls on closed handles */
 }
 
 int remote_handle64_invoke(uint64_t handle, uint32_t scalars, remote_arg *arguments)
@@ -263,7 +268,7 @@ int remote_handle64_invoke(uint64_t handle, uint32_t scalars, remote_arg *argume
     return result;
 }
 
-/* The handle of 64 bits that has these lower 32; 0: there is none. */
+/* Return the 64-bit handle with these lower 32 bits, or 0 if there is none. */
 static uint64_t widened(uint32_t handle)
 {
     pthread_mutex_lock(&sim_lock);
@@ -277,7 +282,7 @@ static uint64_t widened(uint32_t handle)
     return id;
 }
 
-/* The real library does not report unknown handles of 32 bits. */
+/* An unknown 32-bit handle is not an error, as in the real library. */
 int remote_handle_invoke(uint32_t handle, uint32_t scalars, remote_arg *arguments)
 {
     uint64_t id = widened(handle);
@@ -316,8 +321,8 @@ static int close_remote(session *s, uint32_t remote)
     return result;
 }
 
-/* Take one from the count; with the last the session ends, unless it has a queue, which has a handle
- * of its own there.  sim_lock held. */
+/* Reduce the session's count of handles, and stop the session if it has no handle and no queue
+ * left. sim_lock held. */
 static void count_down(session *s)
 {
     s->handles -= s->handles > 0;
@@ -340,9 +345,10 @@ int remote_handle64_close(uint64_t handle)
     session *s = h->s;
     uint32_t remote = h->remote;
     bool last = s->handles == 1 && !queues_any(s);
-    int result = last ? AEE_SUCCESS : s->death; /* the last close asks nobody */
-    /* A session that is LIVE and has a death was killed, and its end is not noticed yet.  The real
-     * library ends the session without telling the skel of its last handle. */
+    int result = last ? AEE_SUCCESS : s->death; /* the last close makes no call */
+    /* A LIVE session with a `death` was killed, but its keeper has not marked it DEAD yet.  When
+     * the last handle is closed, the real library ends the session without calling the skel's
+     * close. */
     bool alive = s->state == LIVE && s->death == AEE_SUCCESS;
     bool tell = alive && !h->closed && !(faithful && last);
     h->closed = true;

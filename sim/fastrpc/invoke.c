@@ -1,9 +1,9 @@
 /*
- * One call: arguments in, the skel's method, results out.
+ * Run one call: pass its arguments, run the skel's method, and return its results.
  *
- * Known memory is passed without a copy.  The kernel copies all other arguments through the channel's
- * area, as in FastRPC's driver, so a bad address is an error of the call and not a crash of the
- * program.
+ * Arguments in blocks of memory.c are passed without a copy.  All other arguments are copied
+ * through the channel's area by system calls, as in FastRPC's driver, so a bad address makes the
+ * call fail and does not crash the program.
  */
 #define _GNU_SOURCE
 #include "sim.h"
@@ -14,7 +14,8 @@
 #include <unistd.h>
 
 enum { ALIGNMENT = 128, POISON = 0xa5 }; /* FASTRPC_ALIGN of the driver */
-enum { LATE_LOOK_US = 10000 };           /* how often a late reply looks whether it shall come */
+/* Interval at which a delayed reply checks for an end of the delay. */
+enum { LATE_LOOK_US = 10000 };
 #define LARGEST_SNAPSHOT ((size_t) 64 << 20)
 
 /* sc: attributes[31:29] method[28:24] in[23:16] out[15:8] in handles[7:4] out handles[3:0] */
@@ -27,9 +28,9 @@ typedef struct {
     channel *l;
     counts n;
     int buffers;                         /* in and out */
-    remote_arg argument[LINK_ARGUMENTS]; /* as the caller gave them */
-    mapping *mapped[LINK_ARGUMENTS];     /* NULL: it is in the area */
-    uint32_t place[LINK_ARGUMENTS];      /* in the area */
+    remote_arg argument[LINK_ARGUMENTS]; /* copied from the caller */
+    mapping *mapped[LINK_ARGUMENTS];     /* NULL: the argument is in the area */
+    uint32_t place[LINK_ARGUMENTS];      /* offset in the area */
 } call;
 
 static counts read_counts(uint32_t scalars)
@@ -42,9 +43,9 @@ static uint32_t aligned(uint32_t at)
     return (at + ALIGNMENT - 1) & ~(uint32_t) (ALIGNMENT - 1);
 }
 
-/* --- copying, by the kernel ------------------------------------------------------------------ */
+/* --- copies by system calls ------------------------------------------------------------------ */
 
-/* Copy from the caller's memory into the area; false when it cannot be read. */
+/* Copy from the caller's memory into the area; false: that memory cannot be read. */
 static bool copy_in(const channel *l, uint32_t place, const void *from, size_t bytes)
 {
     return bytes == 0 || pwrite(l->fd, from, bytes, l->offset + place) == (ssize_t) bytes;
@@ -66,9 +67,10 @@ static int read_arguments(call *c, const remote_arg *given)
     return AEE_SUCCESS;
 }
 
-/* --- placing --------------------------------------------------------------------------------- */
+/* --- placement of arguments ------------------------------------------------------------------ */
 
-/* Map the block in which argument *i* starts, if any. */
+/* If argument *i* starts in a block, map that block and store the argument's guest address in
+ * *out*. */
 static int map_known(call *c, int i, link_argument *out)
 {
     const void *at = c->argument[i].buffer.at;
@@ -91,7 +93,7 @@ static int map_known(call *c, int i, link_argument *out)
     return result;
 }
 
-/* Give every argument a place, in known memory or in the area. */
+/* Give every argument a guest address, in a mapped block or in the area. */
 static int place_arguments(call *c, link_argument out[])
 {
     size_t room = 0;
@@ -121,7 +123,8 @@ static int place_arguments(call *c, link_argument out[])
     return result;
 }
 
-/* Synchronise argument *i* in known memory, as FastRPC does for arguments. */
+/* Copy argument *i* between the two memories of its block, because FastRPC synchronises arguments.
+ * */
 static void synchronise(const call *c, int i,
                         void (*copy)(const block *b, size_t offset, size_t bytes))
 {
@@ -175,7 +178,7 @@ static void let_go(call *c)
     pthread_mutex_unlock(&sim_lock);
 }
 
-/* --- a wrong byte, on request ---------------------------------------------------------------- */
+/* --- fault: wrong_byte ----------------------------------------------------------------------- */
 
 enum { SNAPSHOTS = 64, FLIP = 0x40 };
 
@@ -213,7 +216,8 @@ static int take_snapshots(const session *s, snapshot pieces[SNAPSHOTS])
     return n;
 }
 
-/* Change the top byte of the middle one of the words that changed: sign and exponent of a float. */
+/* Of the 32-bit words that the call changed, take the middle one and flip a bit of its top byte
+ * (sign and exponent of a float).  Return false if no word changed. */
 static bool spoil(const snapshot *p)
 {
     size_t changed = 0;
@@ -234,7 +238,7 @@ static bool spoil(const snapshot *p)
     return false;
 }
 
-/* Change mapped memory that the call wrote, or else its results. */
+/* Corrupt a byte of the mapped memory that the call wrote, or else of its results in the area. */
 static void spoil_result(call *c, snapshot pieces[], int n)
 {
     bool done = false;
@@ -253,12 +257,12 @@ static void spoil_result(call *c, snapshot pieces[], int n)
 
 /* --- the call -------------------------------------------------------------------------------- */
 
-/* What shall go wrong with this call. */
+/* Faults to inject into this call. */
 typedef struct {
-    int code; /* returned without asking the DSP */
+    int code; /* returned instead of calling the DSP; 0: no such fault */
     bool crash, spoil;
     uint32_t delay; /* milliseconds */
-    uint32_t told;  /* settings_told() when it was chosen: later settings end the delay */
+    uint32_t told;  /* settings_told() at the start: a later change of settings ends the delay */
 } trouble;
 
 static trouble choose_trouble(void)

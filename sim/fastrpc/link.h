@@ -1,12 +1,12 @@
 /*
  * The memory that the library and the shell share between their processes.
  *
- * The library (host, 64-bit) makes it as a memfd and starts qemu-hexagon on the shell (guest,
- * 32-bit); both map it.  Every field has one writer, named in its comment.  The library checks
- * all that it reads here, because the guest runs code of others.
+ * The library (host, 64-bit) creates it as a memfd and runs the shell (guest, 32-bit) in
+ * qemu-hexagon; both map it.  Every field has one writer, named in its comment.  The library checks
+ * every value that it reads here, because the guest runs the program's skels.
  *
- * A channel carries one call at a time: the library fills it, adds one to `asked` and wakes the channel's
- * thread in the shell, which serves the request and stores the same number in `answered`.
+ * A channel carries one call at a time: the library fills it, adds one to `asked` and wakes the
+ * channel's thread in the shell.  This thread serves the request and copies `asked` to `answered`.
  */
 #ifndef LINK_H
 #define LINK_H
@@ -14,18 +14,18 @@
 #include <stdint.h>
 
 #define LINK_VERSION 1u
-#define LINK_ENDED 0u /* in `answered`: the process has ended; never a request */
+#define LINK_ENDED 0u /* `answered` after the end of the process; never a request's number */
 
 enum {
     LINK_MEMORY_FD = 3, /* this memory, in the guest */
     LINK_SOCKET_FD = 4, /* where the library sends descriptors */
-    LINK_CHANNELS = 32, /* calls at a time */
-    LINK_THREADS = 128, /* of the guest */
+    LINK_CHANNELS = 32, /* concurrent calls */
+    LINK_THREADS = 128, /* threads of the guest */
     LINK_ARGUMENTS = 255 + 255 + 15 + 15,
-    LINK_AREA = 1 << 16, /* bytes of a channel for what is passed by value */
+    LINK_AREA = 1 << 16, /* bytes in a channel for arguments passed by value */
     LINK_VALUES = 4,
-    LINK_LOG = 1 << 16, /* bytes of messages that are kept */
-    LINK_NO_FD = -1,    /* of a block that code on the DSP cannot name */
+    LINK_LOG = 1 << 16, /* bytes of the log */
+    LINK_NO_FD = -1,    /* descriptor of a block that skels cannot look up */
 };
 
 /* The simulated machine.  Written by the library before the shell starts. */
@@ -37,12 +37,12 @@ typedef struct {
     uint32_t space;       /* bytes of shared memory that the PD can map */
     uint32_t stack;       /* bytes, of a thread that serves calls */
     uint32_t power;       /* 1: votes for clocks are accepted */
-    uint32_t shadow;      /* 1: caches that are not maintained show */
+    uint32_t shadow;      /* 1: simulate the DSP's caches, so that missing maintenance shows */
     uint32_t queue_stuck; /* 1: packets never arrive at the DSP */
     uint32_t verbose;     /* 1: messages go to descriptor 2 as well */
 } link_machine;
 
-/* An argument for code on the DSP: remote_arg of a 32-bit machine. */
+/* An argument as a skel receives it: remote_arg of a 32-bit machine. */
 typedef struct {
     uint32_t address; /* or the descriptor of a handle */
     uint32_t size;    /* or the offset of a handle */
@@ -61,14 +61,14 @@ enum {
 
 typedef struct {
     _Alignas(64) uint32_t asked;    /* library: number of the newest request, never LINK_ENDED */
-    _Alignas(64) uint32_t answered; /* shell: number of the newest request done */
+    _Alignas(64) uint32_t answered; /* shell: number of the newest completed request */
     _Alignas(64) uint32_t command;  /* library: LINK_* */
-    uint32_t handle;                /* library, or the shell's answer to LINK_OPEN */
+    uint32_t handle;                /* library; the shell in its answer to LINK_OPEN */
     uint32_t scalars;               /* library */
-    uint32_t crash;                 /* library: 1: the PD shall die before it answers */
+    uint32_t crash;                 /* library: 1: the PD dies before it answers */
     int32_t result;                 /* shell */
     uint32_t value[LINK_VALUES];    /* library, then shell */
-    uint64_t packets;               /* shell: executed by the PD's threads during LINK_INVOKE */
+    uint64_t packets; /* shell: instruction packets executed by the PD during LINK_INVOKE */
     link_argument argument[LINK_ARGUMENTS]; /* library, then the skel */
 } link_channel;
 
@@ -76,34 +76,35 @@ typedef struct {
     link_machine machine;
     uint32_t base;                  /* shell: its address of this memory */
     uint32_t ready;                 /* shell: 1 when it serves */
-    uint32_t wanted;                /* library: channels that shall be served */
+    uint32_t wanted;                /* library: number of channels to serve */
     uint32_t logged;                /* shell: bytes written to the log so far */
-    uint64_t packets[LINK_THREADS]; /* shell: executed by each thread slot so far */
+    uint64_t packets[LINK_THREADS]; /* shell: instruction packets that each thread executed */
     link_channel channel[LINK_CHANNELS];
     _Alignas(4096) uint8_t area[LINK_CHANNELS][LINK_AREA]; /* library, then the skel */
     uint8_t log[LINK_LOG];                                 /* shell: a ring of text */
 } link_memory;
 
 /*
- * A message queue: one block of memory, this at its start, then the two rings of bytes.  A ring
- * holds packets; a packet is a header of 8 bytes, length | flags << 32 | buffers << 48 | serial <<
- * 56, then 24 bytes for each buffer, then the message, all padded to 8.  A packet never wraps: when
- * it does not fit before the end, its header stands at the end and again at the start, the rest
- * follows there.  One slot of 8 bytes stays free, so that full and empty differ.
+ * The memory of a message queue is one block: a link_queue at its start, then the two rings of
+ * bytes.  A ring holds packets.  A packet is a header of 8 bytes, length | flags << 32 | buffers <<
+ * 48 | serial << 56, then 24 bytes for each buffer, then the message, padded to a multiple of 8
+ * bytes.  A packet is never split.  If it does not fit before the end of the ring, its header is
+ * written at the end and again at the start, and the rest follows the second header.  One slot of 8
+ * bytes stays free, so that a full ring differs from an empty one.
  */
 enum { LINK_QUEUE_TO_DSP, LINK_QUEUE_TO_HOST };
 
 typedef struct {
-    uint32_t offset, bytes;        /* library: of the ring in the block */
+    uint32_t offset, bytes;        /* library: place of the ring's bytes in the block */
     _Alignas(64) uint32_t written; /* writer: where the next packet starts */
-    uint32_t packets_written;      /* writer: also what a reader waits on */
+    uint32_t packets_written;      /* writer: number of packets; a reader waits on this word */
     _Alignas(64) uint32_t read;    /* reader: where the next packet starts */
-    uint32_t packets_read;         /* reader: also what a writer waits on */
+    uint32_t packets_read;         /* reader: number of packets; a writer waits on this word */
 } link_ring;
 
 typedef struct {
-    uint32_t imported; /* shell: 1 while code on the DSP has it open */
-    uint32_t ended;    /* library: 1 when one side is gone */
+    uint32_t imported; /* shell: 1 while a skel has the queue open */
+    uint32_t ended;    /* library: 1 after the host closed the queue or the session died */
     link_ring ring[2];
 } link_queue;
 

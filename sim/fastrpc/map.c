@@ -6,7 +6,7 @@
 
 enum { MAP_STATIC = 0, MAP_RESERVED = 1, MAP_FD = 2, MAP_FD_DELAYED = 3, MAP_FD_NOMAP = 16 };
 enum { REMOTE_MAP_FLAGS = 1 };         /* REMOTE_MAP_MEM_STATIC alone */
-#define DMA_SPACE ((uint64_t) 1 << 32) /* what the DSP's MMU can reach */
+#define DMA_SPACE ((uint64_t) 1 << 32) /* bytes that the DSP's MMU can address */
 
 mapping *map_find(session *s, int fd)
 {
@@ -38,7 +38,7 @@ static uint64_t attached_bytes(const session *s)
     return total;
 }
 
-/* --- asking the shell ------------------------------------------------------------------------ */
+/* --- requests to the shell ------------------------------------------------------------------- */
 
 static int detach(session *s, channel *l, uint32_t id)
 {
@@ -46,7 +46,7 @@ static int detach(session *s, channel *l, uint32_t id)
     return channel_call(s, l, LINK_DETACH);
 }
 
-/* Detach blocks that calls passed and no call uses now; true if there was one. */
+/* Detach blocks that were attached for calls and that no call uses now; true if there was one. */
 static bool evict(session *s, channel *l)
 {
     bool some = false;
@@ -85,7 +85,7 @@ static int attach(session *s, channel *l, mapping *m, int fd, bool map)
     return result;
 }
 
-/* Note what came of an attach. */
+/* Mark a mapping ready after a successful attach, or free after a failed one. */
 static void settle(mapping *m, int result)
 {
     pthread_mutex_lock(&sim_lock);
@@ -97,7 +97,8 @@ static void settle(mapping *m, int result)
 
 /* --- fastrpc_mmap ---------------------------------------------------------------------------- */
 
-/* The session of a domain for a call about maps, dead or alive, or a code. */
+/* Set *s to the session of a domain, live or dead; return AEE_SUCCESS, or an error code if there is
+ * none. */
 static int open_session(int domain, int fd, session **s)
 {
     domain = domain == -1 ? CDSP : domain;
@@ -114,26 +115,26 @@ static int check_map(session *s, int fd, size_t bytes, uint32_t flags)
     struct stat about;
     uint32_t code;
     if (map_find(s, fd)) {
-        return AEE_EALREADY; /* also in a session that is dead */
+        return AEE_EALREADY; /* also if the session is dead */
     }
     if (s->state != LIVE) {
         return AEE_EFAILED;
     }
     if (flags != MAP_STATIC && flags != MAP_FD && flags != MAP_FD_DELAYED &&
         flags != MAP_FD_NOMAP) {
-        return AEE_EFAILED; /* no DSP knows it */
+        return AEE_EFAILED; /* unknown to the DSP */
     }
     if (fault_due(FAULT_MAP, &code)) {
         return (int) code;
     }
     if (fstat(fd, &about) || bytes == 0 || bytes > (uint64_t) about.st_size ||
         attached_bytes(s) + bytes >= DMA_SPACE) {
-        return AEE_EFAILED; /* what the kernel refuses has no other code */
+        return AEE_EFAILED; /* the code of every refusal by the kernel */
     }
     return AEE_SUCCESS;
 }
 
-/* Ends what session_enter() and channel_take() began; the latter may have failed. */
+/* Undo channel_take(), unless *l* is NULL, and session_enter(). */
 static void leave(session *s, channel *l)
 {
     if (l) {
@@ -212,7 +213,7 @@ int fastrpc_munmap(int domain, int fd, void *address, size_t bytes)
 
 /* --- maps by address ------------------------------------------------------------------------- */
 
-/* The descriptor that remote_mmap64 mapped at *address* of the DSP, or -1. */
+/* Return the descriptor that is mapped at *address* of the DSP, or -1. */
 static int fd_at(const session *s, uint64_t address)
 {
     for (int i = 0; i < MAPPINGS; i++) {
@@ -268,7 +269,7 @@ int remote_munmap(uint32_t mapped, int bytes)
     return remote_munmap64(mapped, bytes);
 }
 
-/* Whether there is a session, for a request that the upstream driver then refuses. */
+/* Return the code of a request that the upstream driver refuses, or of a missing session. */
 static int refused(int domain)
 {
     session *s;
@@ -294,10 +295,11 @@ int remote_mem_unmap(int domain, uint64_t mapped, size_t bytes)
 
 /* --- arguments ------------------------------------------------------------------------------- */
 
-/* A mapping that calls can use for the block *serial*, also one that is being made. */
+/* Return a mapping of the block *serial* that calls can use, even if its attach is still running;
+ * NULL: there is none. */
 static mapping *mapping_of_block(session *s, uint32_t serial)
 {
-    bool shadow = s->link->machine.shadow; /* then only arguments are as coherent as calls need */
+    bool shadow = s->link->machine.shadow; /* then only mappings made for arguments are coherent */
     for (int i = 0; i < MAPPINGS; i++) {
         mapping *m = &s->map[i];
         bool fits = m->argument || (m->ready && m->address && !shadow);
@@ -308,7 +310,8 @@ static mapping *mapping_of_block(session *s, uint32_t serial)
     return NULL;
 }
 
-/* With sim_lock held: find the mapping, or reserve one that the caller must attach. */
+/* Find the mapping of a block.  If there is none, reserve one and set *reserved: the caller must
+ * attach it. sim_lock held. */
 static mapping *find_or_reserve(session *s, const block *b, bool *reserved)
 {
     mapping *m = mapping_of_block(s, b->serial);
@@ -351,13 +354,13 @@ int map_argument(session *s, channel *l, const block *b, uint32_t *address, mapp
     if (reserved) {
         result = b->bytes < DMA_SPACE ? attach(s, l, m, b->memory_fd, true) : AEE_ENOMEMORY;
         *address = m->address;
-        settle(m, result); /* after a failure it is no longer ours */
+        settle(m, result); /* after a failure the mapping is free again */
     }
     *used = result == AEE_SUCCESS ? m : NULL;
     return result;
 }
 
-/* Detach one session's mapping of a block that goes away. */
+/* Detach the mapping of a block that is freed, and leave the session. */
 static void forget_in(session *s, uint32_t id)
 {
     channel *l = channel_take(s);
@@ -380,8 +383,9 @@ void map_forget(uint32_t serial)
             }
             m->serial = 0;
             if (!m->argument && !settings()->faithful) {
-                report("rpcmem_free of fd %d, which domain %d has mapped: fastrpc_munmap it first",
-                       m->fd, s->domain);
+                report(
+                    "rpcmem_free of fd %d while domain %d has it mapped: call fastrpc_munmap first",
+                    m->fd, s->domain);
             } else if (m->argument && m->users == 0) {
                 id = m->id;
                 m->id = 0;

@@ -1,4 +1,4 @@
-/* rpcmem: shared memory with a descriptor, and registered memory of the program. */
+/* rpcmem blocks (shared memory with a descriptor), and memory that the program registers. */
 #define _GNU_SOURCE
 #include "sim.h"
 #include <signal.h>
@@ -6,10 +6,11 @@
 #include <unistd.h>
 
 enum { BLOCKS = 4096, PAGE = 4096 };
-#define LARGEST ((size_t) 0x7ffff000) /* of strict mode: the real library's sizes are ints inside */
+/* Largest block in strict mode: the real library stores sizes as int. */
+#define LARGEST ((size_t) 0x7ffff000)
 
 static block blocks[BLOCKS];
-static int used;       /* entries that were ever used */
+static int used;       /* entries at the start of `blocks` that were ever in use */
 static uint64_t total; /* bytes of rpcmem */
 static uint32_t serial;
 
@@ -67,8 +68,8 @@ static bool enter(block b)
 
 static bool deinitialised;
 
-/* The library has called it itself.  Another call begins a new list, and rpcmem forgets the blocks of
- * the old one. */
+/* The library counts as initialised from its load on.  Each call starts a new list of blocks:
+ * rpcmem_free and rpcmem_to_fd no longer accept the older blocks. */
 void rpcmem_init(void)
 {
     pthread_mutex_lock(&sim_lock);
@@ -86,7 +87,7 @@ void rpcmem_deinit(void)
     pthread_mutex_unlock(&sim_lock);
 }
 
-/* Make memory that can be shared; NULL, and *fd is -1. */
+/* Create and map a memfd; on failure return NULL and set *fd to -1. */
 static uint8_t *make_memory(size_t bytes, int *fd)
 {
     *fd = memfd_create("rpcmem", MFD_CLOEXEC);
@@ -187,9 +188,9 @@ int rpcmem_to_fd(void *memory)
     return fd;
 }
 
-/* --- memory of the program's own -------------------------------------------------------------- */
+/* --- memory that the program registers ------------------------------------------------------- */
 
-/* Take *memory* out of the table; false when it is there with another size. */
+/* Remove registered *memory* from the table; false: it was registered with another size. */
 static bool forget(const void *memory, size_t bytes)
 {
     block *b = block_starting(memory);
@@ -232,8 +233,8 @@ void remote_register_buf(void *memory, int bytes, int fd)
     remote_register_buf_attr(memory, bytes, fd, 0);
 }
 
-/* Give a descriptor addresses: for arguments of calls, not for the program to look at.  Whether there
- * is such a descriptor shows at the call. */
+/* Reserve addresses for a descriptor, without access rights: the program passes them as arguments
+ * of calls.  The first such call checks the descriptor. */
 void *remote_register_fd2(int fd, size_t bytes)
 {
     void *at = MAP_FAILED;
@@ -257,7 +258,8 @@ void *remote_register_fd(int fd, int bytes)
 
 enum { DMA_HANDLES = 256, NO_MAP = 16 };
 
-/* A handle argument carries its descriptor and offset itself; the length is checked on the DSP. */
+/* The length is not stored: a handle argument contains its descriptor and offset, and the DSP
+ * checks the length. */
 int remote_register_dma_handle_attr(int fd, uint32_t bytes, uint32_t attributes)
 {
     static int known[DMA_HANDLES], count;

@@ -1,4 +1,4 @@
-/* Packets in and out of a dspqueue, on the host. */
+/* Write packets to a dspqueue and read packets from it, on the host. */
 #include "queue.h"
 
 enum { AT_ONCE = 0, STAT_SIGNALLING = 7, REDUCED_SIGNALLING = 100 };
@@ -21,7 +21,8 @@ static int code_of(ring_result result)
     }
 }
 
-/* Wait until *word is not *seen*; return 0, or why the wait ended. */
+/* Wait until *word differs from *seen*, or until it is time to check again; return AEE_SUCCESS, or
+ * the code of a timeout or of the queue's end. */
 static int wait_on(dspqueue_t q, uint32_t *word, uint32_t seen, uint32_t timeout, uint64_t start)
 {
     int ended = __atomic_load_n(&q->ended, __ATOMIC_SEQ_CST);
@@ -36,7 +37,7 @@ static int wait_on(dspqueue_t q, uint32_t *word, uint32_t seen, uint32_t timeout
     return futex_wait(word, seen, end) ? AEE_SUCCESS : AEE_EEXPIRED;
 }
 
-/* A timeout of 0 ends at once, but as a timeout. */
+/* In blocking calls, a timeout of 0 gives the code of a timeout. */
 static int waited(int result)
 {
     return result == AEE_EWOULDBLOCK ? AEE_EEXPIRED : result;
@@ -59,7 +60,7 @@ static int check_buffer(session *s, dspqueue_buffer *b)
     return AEE_SUCCESS;
 }
 
-/* Count the references that the buffers of a packet add (*sign* 1), or undo that (-1). */
+/* Apply a packet's changes of its buffers' reference counts (*sign* 1), or undo them (-1). */
 static void refer(session *s, uint32_t buffers, const dspqueue_buffer *buffer, int sign)
 {
     for (uint32_t i = 0; i < buffers; i++) {
@@ -107,7 +108,8 @@ static int put(dspqueue_t q, uint32_t flags, uint32_t buffers, const dspqueue_bu
     }
 }
 
-/* The result of writing to a queue of a dead session; the real library notices nothing. */
+/* Return the result of a write to a queue whose session is dead: the real library reports success.
+ * */
 static int write_ended(int why)
 {
     pthread_mutex_lock(&sim_lock);
@@ -169,12 +171,12 @@ int dspqueue_write_early_wakeup_noblock(dspqueue_t q, uint32_t delay_us, uint32_
 {
     (void) delay_us;
     (void) flags;
-    return queue_enter(q) ? queue_leave(q, AEE_SUCCESS) : AEE_EBADPARM; /* a hint */
+    return queue_enter(q) ? queue_leave(q, AEE_SUCCESS) : AEE_EBADPARM; /* a hint only */
 }
 
 /* --- read ------------------------------------------------------------------------------------ */
 
-/* Say where in this process the buffers of a packet are. */
+/* Set the address in this process of each buffer of a packet, and apply the reference counts. */
 static void rebase(dspqueue_t q, uint32_t buffers, dspqueue_buffer *buffer)
 {
     pthread_mutex_lock(&sim_lock);

@@ -1,4 +1,4 @@
-/* The process of a DSP session: finds and starts qemu-hexagon, and explains failures. */
+/* Find and start qemu-hexagon for a DSP session, and report why a start failed. */
 #define _GNU_SOURCE
 #include "sim.h"
 #include <dlfcn.h>
@@ -15,7 +15,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { NEEDED_MAJOR = 8, NEEDED_MINOR = 1, FREE_FROM = 5 }; /* qemu; descriptors we do not pass */
+/* The oldest qemu with HVX; the first descriptor that qemu does not inherit. */
+enum { NEEDED_MAJOR = 8, NEEDED_MINOR = 1, FREE_FROM = 5 };
 
 #define REMEDY "install it with: apt-get install qemu-user\n  (or name one in NPURT_QEMU_HEXAGON)"
 
@@ -53,13 +54,13 @@ static bool find_qemu(char path[PATH_MAX])
     return true;
 }
 
-/* The shell is beside this library, with links resolved. */
+/* Find the shell in the folder of this library, after resolving symbolic links. */
 static bool find_shell(char path[PATH_MAX])
 {
     Dl_info here;
     char library[PATH_MAX];
     if (!dladdr((void *) find_shell, &here) || !realpath(here.dli_fname, library)) {
-        report("this library does not know where it lies");
+        report("cannot find the folder of this library");
         return false;
     }
     int folder = (int) (strrchr(library, '/') - library);
@@ -75,11 +76,12 @@ static bool find_shell(char path[PATH_MAX])
 
 typedef struct {
     char *const *arguments, *const *environment;
-    int descriptors[3]; /* what become 2, 3 and 4 */
+    int descriptors[3]; /* become 2, 3 and 4 of the new process */
     pid_t parent;
 } start;
 
-/* Put the descriptors where they belong, whatever their numbers are now. */
+/* Move the descriptors to 2, 3 and 4, even if their present numbers overlap these; close all
+ * others. */
 static bool arrange(const int descriptors[3])
 {
     int moved[3];
@@ -95,8 +97,9 @@ static bool arrange(const int descriptors[3])
     return good;
 }
 
-/* In the new process, which still shares memory with this one: system calls only.  It leaves the
- * terminal, so that Ctrl-C goes to the program, and dies with the thread that made it. */
+/* Run qemu in the new process.  Before execve it makes only system calls, because it shares memory
+ * with its parent.  It leaves the terminal, so that Ctrl-C goes to the program alone, and it dies
+ * with the thread that started it. */
 static void become(const start *how)
 {
     const struct rlimit none = {0, 0};
@@ -115,14 +118,14 @@ static void become(const start *how)
 static const char *cpu_of(uint32_t arch)
 {
     switch (arch) {
-    case 0x65: /* qemu has none; nothing in v66 is less */
+    case 0x65: /* qemu has no v65 CPU; v66 runs its code */
     case 0x66:
         return "v66";
     case 0x68:
         return "v68";
     case 0x69:
         return "v69";
-    default: /* nor any newer than v73 */
+    default: /* qemu has no CPU newer than v73 */
         return "v73";
     }
 }
@@ -135,7 +138,8 @@ pid_t process_start(const link_machine *machine, int log, int memory, int socket
     if (!find_qemu(qemu) || !find_shell(shell)) {
         return -1;
     }
-    /* qemu gets the variables that the loader may need from the environment, and no QEMU_*. */
+    /* Pass only LD_LIBRARY_PATH to qemu, for the loader; QEMU_* variables would change its
+     * behaviour. */
     const char *libraries = getenv("LD_LIBRARY_PATH");
     snprintf(search + strlen(search), PATH_MAX, "%s", libraries ? libraries : "");
     char cpu[8];
@@ -158,7 +162,7 @@ pid_t process_start(const link_machine *machine, int log, int memory, int socket
 
 /* --- explaining ------------------------------------------------------------------------------ */
 
-/* Read "qemu-hexagon version 10.0.2 ..." from what `qemu --version` prints. */
+/* Read the version from the output of `qemu --version`: "qemu-hexagon version 10.0.2 ...". */
 static bool qemu_version(const char *qemu, int *major, int *minor)
 {
     char command[PATH_MAX + 32], line[256] = "";
@@ -181,12 +185,12 @@ void process_explain(void)
         return;
     }
     if (!qemu_version(qemu, &major, &minor)) {
-        report("%s does not run, or is no qemu\n  remedy: " REMEDY, qemu);
+        report("%s does not run, or is not qemu\n  remedy: " REMEDY, qemu);
     } else if (major < NEEDED_MAJOR || (major == NEEDED_MAJOR && minor < NEEDED_MINOR)) {
         report("%s is version %d.%d, which has no HVX; %d.%d or newer is needed\n  remedy: " REMEDY,
                qemu, major, minor, NEEDED_MAJOR, NEEDED_MINOR);
     } else {
-        report("%s %d.%d ended before it served; NPURT_SIM_FASTRPC=log=1 shows what it said", qemu,
-               major, minor);
+        report("%s %d.%d ended before it served; set NPURT_SIM_FASTRPC=log=1 to see its messages",
+               qemu, major, minor);
     }
 }

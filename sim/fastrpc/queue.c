@@ -1,8 +1,8 @@
 /*
- * dspqueue on the host: rings of packets in memory that the shell maps too.
+ * dspqueue on the host: rings of packets in memory shared with the shell.
  *
  * After the end of its session a queue can only be closed.  A queue with a packet callback has a
- * thread that calls it, as in the real library.
+ * thread that runs the callback, as in the real library.
  */
 #define _GNU_SOURCE
 #include "queue.h"
@@ -19,11 +19,12 @@ enum { ALIGNMENT = 256 };
 static dspqueue_t queues;
 static uint32_t last_id;
 
-/* The last queue of a session was closed when no handle was open any more: that ended the session,
- * and the real library, which then could not unmap what all queues share, goes on using it. */
+/* True if the session ended because its last queue was closed after its last handle.  The real
+ * library then fails to unmap the memory that all queues of the session share, and uses it again
+ * later. */
 static bool stale[SESSIONS];
 
-/* --- being in use ---------------------------------------------------------------------------- */
+/* --- users of a queue ------------------------------------------------------------------------ */
 
 bool queue_enter(dspqueue_t q)
 {
@@ -49,7 +50,8 @@ int queue_leave(dspqueue_t q, int result)
     return result;
 }
 
-/* Wake all waiting threads of this side; the words change, so no thread misses it. */
+/* Wake all threads of the host that wait on the queue.  The words change first, so a thread that is
+ * about to sleep stays awake. */
 static void wake(dspqueue_t q)
 {
     uint32_t *words[] = {&q->to_host.state->packets_written, &q->to_dsp.state->packets_read};
@@ -89,7 +91,7 @@ bool queues_any(const session *s)
 
 void queues_drop(void)
 {
-    queues = NULL; /* their memory is the parent's too, and stays as it is */
+    queues = NULL; /* not freed: the parent shares the queues' memory */
     queues_reset();
 }
 
@@ -107,11 +109,11 @@ void queues_stuck(bool stuck)
     }
     for (dspqueue_t q = queues; q; q = q->next) {
         futex_wake(&q->to_dsp.state->packets_written,
-                   INT_MAX); /* who waits on the DSP looks again */
+                   INT_MAX); /* the DSP's waiting threads read the new value */
     }
 }
 
-/* --- the callbacks' thread ------------------------------------------------------------------- */
+/* --- thread of the callbacks ----------------------------------------------------------------- */
 
 static void watch(dspqueue_t q)
 {
@@ -153,11 +155,11 @@ static void *run_watch(void *given)
     return NULL;
 }
 
-/* Discard a queue that nobody uses any more, when its thread has ended. */
+/* Join the thread of a queue without users, and free the queue. */
 static void end_watch(dspqueue_t q)
 {
     if (q->watched && pthread_equal(q->watcher, pthread_self())) {
-        q->orphan = true; /* closed from its own callback, which goes on looking at it */
+        q->orphan = true; /* closed from its own callback: its thread frees it after the callback */
         pthread_detach(q->watcher);
         return;
     }
@@ -222,7 +224,7 @@ static int count_queues(const session *s)
     return n;
 }
 
-/* Give a queue its memory, its thread and its twin in the shell. */
+/* Create a queue's memory and thread, and announce the queue to the shell. */
 static int set_up(dspqueue_t q, uint32_t request_bytes, uint32_t response_bytes)
 {
     if (!make_memory(q, request_bytes, response_bytes)) {
@@ -237,7 +239,7 @@ static int set_up(dspqueue_t q, uint32_t request_bytes, uint32_t response_bytes)
     return q->deaf ? AEE_SUCCESS : tell_shell(q, LINK_QUEUE);
 }
 
-/* Put a queue that is set up into the list; also one whose session died meanwhile. */
+/* Add a queue to the list, and end it if its session died during set_up(). */
 static void publish(dspqueue_t q)
 {
     pthread_mutex_lock(&sim_lock);
@@ -281,15 +283,15 @@ static int start_session(int domain, session **s)
     return result == AEE_SUCCESS || result == AEE_ECONNRESET ? result : AEE_EUNSUPPORTED;
 }
 
-/* Whether the real library would use the remains of a dead session; sim_lock held. */
+/* Return whether the real library would use the queue memory of an ended session (`stale`).  If the
+ * session is not live, crash as the real library does. sim_lock held. */
 static bool crosses_sessions(int domain)
 {
     const session *s = session_of(domain);
     if (stale[domain / DOMAINS] && s->state != LIVE) {
-        report(
-            "a queue was the last to be closed in domain %d: the real library crashes when there "
-            "is to be another; close handles after queues",
-            domain);
+        report("the last close in domain %d was that of a queue: the real library crashes when "
+               "another queue is created; close handles after queues",
+               domain);
         raise(SIGSEGV);
     }
     return stale[domain / DOMAINS];
@@ -357,8 +359,8 @@ int dspqueue_create(int domain, uint32_t flags, uint32_t request_bytes, uint32_t
 
 /* --- close ----------------------------------------------------------------------------------- */
 
-/* Decide whether the queue may be closed, by this thread: then nobody enters it any more.  *s is
- * its session, entered, if that lives. */
+/* Claim the queue's close for this thread; false: it cannot be closed.  After the claim,
+ * queue_enter() fails for all threads.  *s is the queue's live session, entered, or NULL. */
 static bool claim_close(dspqueue_t q, session **s)
 {
     pthread_mutex_lock(&sim_lock);
@@ -374,7 +376,7 @@ static bool claim_close(dspqueue_t q, session **s)
     return good;
 }
 
-/* Take the queue out of the list once nobody but this thread is in it. */
+/* Wait until this thread is the queue's only user, then remove the queue from the list. */
 static void retire(dspqueue_t q, session *s)
 {
     pthread_mutex_lock(&sim_lock);
@@ -396,7 +398,8 @@ static void retire(dspqueue_t q, session *s)
     pthread_mutex_unlock(&sim_lock);
 }
 
-/* A call on a handle that is no queue: in faithful mode, raises signal `number` unless it is 0. */
+/* Return the code of a call on a value that is not an open queue.  In faithful mode, first raise
+ * signal *number* unless it is 0. */
 static int mistaken(int number)
 {
     pthread_mutex_lock(&sim_lock);
@@ -415,7 +418,7 @@ int dspqueue_close(dspqueue_t q)
         return mistaken(q ? SIGABRT : 0);
     }
     if (!claim_close(q, &s)) {
-        return queue_leave(q, AEE_EBADPARM); /* the DSP has it imported */
+        return queue_leave(q, AEE_EBADPARM); /* a skel has imported the queue */
     }
     if (s && !q->deaf) {
         tell_shell(q, LINK_DROP_QUEUE);
@@ -434,7 +437,7 @@ int dspqueue_export(dspqueue_t q, uint64_t *id)
     return queue_leave(q, AEE_SUCCESS);
 }
 
-/* Queues to several DSPs at once. */
+/* Queues to several DSPs are not supported. */
 int dspqueue_request(void *request)
 {
     return request ? AEE_EUNSUPPORTED : AEE_EBADPARM;

@@ -1,5 +1,5 @@
-/* The public interface of libcdsprpc that this library has: types and calls of qualcomm/fastrpc
- * inc/remote.h, rpcmem.h and dspqueue.h, as 64-bit programs see them. */
+/* The part of libcdsprpc's public interface that this library implements: types and calls of
+ * qualcomm/fastrpc inc/remote.h, rpcmem.h and dspqueue.h, with the layout of 64-bit programs. */
 #ifndef REMOTE_H
 #define REMOTE_H
 
@@ -99,10 +99,10 @@ EXPORT int dspqueue_peek_noblock(dspqueue_t queue, uint32_t *flags, uint32_t *bu
                                  uint32_t *bytes);
 EXPORT int dspqueue_get_stat(dspqueue_t queue, int what, uint64_t *value);
 
-/* libc's, but for DMA_BUF_IOCTL_SYNC of rpcmem. */
+/* Serve DMA_BUF_IOCTL_SYNC for rpcmem blocks; pass every other request to the kernel. */
 EXPORT int ioctl(int fd, unsigned long request, ...);
 
-/* What only the simulator has; see docs/simulators.md. */
+/* Calls that only the simulator has; see docs/simulators.md. */
 EXPORT int npurt_sim_control(const char *settings);
 EXPORT size_t npurt_sim_error(char *text, size_t bytes);
 EXPORT uint64_t npurt_sim_packets(uint64_t handle);

@@ -1,4 +1,5 @@
-/* Exports of libcdsprpc that a runtime for unsigned PDs does not need: they refuse or do nothing. */
+/* Exports of libcdsprpc that programs for unsigned PDs do not need.  The remote_* and fastrpc_*
+ * calls do nothing or return AEE_EUNSUPPORTED. */
 #include "sim.h"
 #include <stdarg.h>
 #include <stdio.h>
@@ -23,7 +24,7 @@ int fastrpc_release_async_job(uint64_t job)
     return AEE_EUNSUPPORTED;
 }
 
-/* --- messages of programs that use FARF on this side ------------------------------------------- */
+/* --- FARF messages of host programs ---------------------------------------------------------- */
 
 static void message(int level, const char *file, int line, const char *format, va_list values)
 {

@@ -1,6 +1,7 @@
 /*
- * Reads and writes packets of a ring of link.h, for both sides of a queue.  There is one writer and
- * one reader at a time.  The other side may write anything to the ring, so everything is checked.
+ * Reading and writing packets of a link_ring, for both sides of a queue.  A ring has one writer and
+ * one reader at a time.  Every position and length in the ring is checked, because the other
+ * process may write any value there.
  */
 #ifndef RING_H
 #define RING_H
@@ -22,12 +23,12 @@ enum {
 typedef enum {
     RING_DONE,
     RING_WOULD_BLOCK, /* full, or empty */
-    RING_TOO_SMALL,   /* the caller has no room for what is in the packet */
+    RING_TOO_SMALL,   /* the packet is larger than the caller's buffers */
     RING_TOO_LARGE,   /* the packet can never fit */
     RING_DAMAGED
 } ring_result;
 
-/* The private data of one side about a ring, which the other side cannot change. */
+/* One process's private description of a ring; the other process cannot change it. */
 typedef struct {
     link_ring *state;
     uint8_t *data;
@@ -36,8 +37,8 @@ typedef struct {
 
 typedef struct {
     uint32_t flags, buffers, bytes;
-    uint32_t next; /* where the packet after it starts */
-    uint32_t body; /* where its buffers start */
+    uint32_t next; /* offset of the packet after this one */
+    uint32_t body; /* offset of its buffers */
 } ring_packet;
 
 static inline uint32_t ring_padded(uint32_t bytes)
@@ -103,7 +104,7 @@ static inline ring_result ring_put(const ring *r, uint32_t flags, uint32_t buffe
     return RING_DONE;
 }
 
-/* Describe the next packet without taking it. */
+/* Describe the next packet without removing it. */
 static inline ring_result ring_look(const ring *r, ring_packet *packet)
 {
     uint32_t at = ring_load(&r->state->read), written = ring_load(&r->state->written);
@@ -131,7 +132,8 @@ static inline ring_result ring_look(const ring *r, ring_packet *packet)
     return RING_DONE;
 }
 
-/* Take the next packet; *buffer* has room for *most_buffers*, *message* for *most_bytes*. */
+/* Remove the next packet: copy at most *most_buffers* buffers to *buffer* and *most_bytes* bytes to
+ * *message*. */
 static inline ring_result ring_take(const ring *r, ring_packet *packet, uint32_t most_buffers,
                                     link_buffer *buffer, uint32_t most_bytes, uint8_t *message)
 {

@@ -1,9 +1,10 @@
 /*
- * Sessions: a DSP process each, with a keeper thread.
+ * Sessions: each has one DSP process and one keeper thread.
  *
- * The keeper starts the process and waits for its end.  Then it wakes all waiting threads, so no
- * thread waits for a dead process.  The kernel kills the process when the keeper ends, and so
- * whenever this process ends.  A child made by fork has no keeper, and starts with no sessions.
+ * The keeper starts the DSP process and waits for its end.  Then the keeper wakes all threads that
+ * wait for answers, so no thread waits for a dead process.  The kernel kills the DSP process when
+ * the keeper ends, hence also when the host process ends.  A child made by fork has no keepers and
+ * starts with no sessions.
  */
 #define _GNU_SOURCE
 #include "sim.h"
@@ -18,13 +19,13 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { START_US = 10000000 }; /* the kernel gives INIT_CREATE 10 s as well */
+enum { START_US = 10000000 }; /* the kernel's timeout of INIT_CREATE is also 10 s */
 enum { LOOK_MS = 500, SHORT_US = 10000, EXIT_S = 1 };
 
 pthread_mutex_t sim_lock = PTHREAD_MUTEX_INITIALIZER;
 pthread_cond_t sim_changed = PTHREAD_COND_INITIALIZER;
 session sessions[SESSIONS];
-static uint64_t absent_until; /* the DSP restarts: clock_us */
+static uint64_t absent_until; /* end of the DSP's restart, clock_us() */
 static uint32_t generations;
 
 session *session_of(int domain)
@@ -53,9 +54,11 @@ void session_leave(session *s)
     pthread_cond_broadcast(&sim_changed);
 }
 
-/* --- its end --------------------------------------------------------------------------------- */
+/* --- end of a session
+ * --------------------------------------------------------------------------------- */
 
-/* A socket, which the process closed; its pid may belong to another process by now. */
+/* Return whether the process has closed its socket.  Its pid is no proof: another process may have
+ * it by now. */
 static bool is_gone(const session *s)
 {
     struct pollfd p = {.fd = s->socket, .events = POLLRDHUP};
@@ -108,13 +111,13 @@ static void say_how_it_ended(const session *s, int status)
 {
     char words[400], qemu[400];
     const char *how = WIFSIGNALED(status) ? strsignal(WTERMSIG(status)) : "it exited";
-    const char *before = session_log(s, words, sizeof(words)) ? "; it said last:\n" : "";
+    const char *before = session_log(s, words, sizeof(words)) ? "; its last messages:\n" : "";
     read_qemu(s, qemu, sizeof(qemu));
     report("the DSP process of domain %d died: %s%s%s%s%s", s->domain, how, before, words,
            *qemu ? "\n" : "", qemu);
 }
 
-/* Mark the session dead and wake whoever waits for it; sim_lock held. */
+/* Mark the session dead and wake all threads that wait for it; sim_lock held. */
 static void end(session *s, int status)
 {
     bool expected = s->death != AEE_SUCCESS || s->state == STOPPING;
@@ -137,10 +140,10 @@ static void end(session *s, int status)
 /* --- the keeper ------------------------------------------------------------------------------ */
 
 typedef struct {
-    session *s; /* the keeper sets it to NULL when it has taken all it needs */
+    session *s; /* the keeper sets it to NULL after it has set `process` */
     link_machine machine;
-    int peer;      /* the process's end of the socket */
-    pid_t process; /* the keeper's answer */
+    int peer;      /* the DSP process's end of the socket */
+    pid_t process; /* set by the keeper; -1: the start failed */
 } keeping;
 
 static int await(pid_t process, int socket)
@@ -151,7 +154,7 @@ static int await(pid_t process, int socket)
         int closed = poll(&p, 1, LOOK_MS);
         pid_t got = waitpid(process, &status, closed > 0 ? 0 : WNOHANG);
         if (got == process || (got < 0 && errno != EINTR)) {
-            return status; /* or another thread has waited for it; it has ended anyway */
+            return status; /* waitpid also fails if another thread has reaped the process */
         }
     }
 }
@@ -194,7 +197,8 @@ static bool start_keeper(session *s, keeping *k)
     return started;
 }
 
-/* --- its start ------------------------------------------------------------------------------- */
+/* --- start of a session
+ * ------------------------------------------------------------------------------- */
 
 static void release(session *s)
 {
@@ -244,17 +248,19 @@ static bool prepare(session *s, const link_machine *machine, int *peer)
     return true;
 }
 
-/* Wait until the shell serves; false: it died, or takes too long.  Not under sim_lock. */
+/* Wait until the shell serves requests; false: it died, or the wait timed out.  Call without
+ * sim_lock. */
 static bool await_ready(session *s)
 {
     uint64_t end = clock_us() + START_US;
     while (load(&s->link->ready) == 0 && !load(&s->ended) && clock_us() < end) {
-        futex_wait(&s->link->ready, 0, clock_us() + SHORT_US); /* its death wakes nobody here */
+        /* The wait is short, because the end of the process does not wake this word. */
+        futex_wait(&s->link->ready, 0, clock_us() + SHORT_US);
     }
     return load(&s->link->ready) != 0;
 }
 
-/* Say why the start failed, and return its code. */
+/* Report why the start failed, set errno, and return the code of the failed open. */
 static int explain_start(pid_t process, bool died)
 {
     if (process > 0 && !died) {
@@ -262,7 +268,8 @@ static int explain_start(pid_t process, bool died)
         return -1;
     }
     if (process > 0) {
-        pthread_mutex_unlock(&sim_lock); /* it starts a process, which may want the lock */
+        /* process_explain() starts a process, and a fork handler may take the lock. */
+        pthread_mutex_unlock(&sim_lock);
         process_explain();
         pthread_mutex_lock(&sim_lock);
     }
@@ -311,9 +318,8 @@ int session_start(session *s, bool want_unsigned)
         return (int) code;
     }
     if (!want_unsigned && !settings()->signed_pd) {
-        report(
-            "a signed PD is refused on this node\n"
-            "  remedy: ask for an unsigned one (DSPRPC_CONTROL_UNSIGNED_MODULE) before the open");
+        report("a signed PD is refused on this node\n"
+               "  remedy: request an unsigned PD (DSPRPC_CONTROL_UNSIGNED_MODULE) before the open");
         errno = ECONNREFUSED;
         return AEE_ECONNREFUSED;
     }
@@ -334,7 +340,7 @@ int session_start(session *s, bool want_unsigned)
     return result;
 }
 
-/* End the process; its keeper has told everybody when this returns. */
+/* Kill the process and join its keeper, which has then woken all waiting threads. */
 static void end_process(session *s)
 {
     s->state = STOPPING;
@@ -357,7 +363,7 @@ void session_stop(session *s)
     pthread_cond_broadcast(&sim_changed);
 }
 
-/* --- this process's own beginning and end ------------------------------------------------------ */
+/* --- fork, load and exit of the host process ------------------------------------------------- */
 
 static void before_fork(void)
 {
@@ -369,8 +375,9 @@ static void after_fork(void)
     pthread_mutex_unlock(&sim_lock);
 }
 
-/* The child has neither keepers nor processes; handles it knows of mean nothing here.  ThreadSanitizer
- * and valgrind make a fork of vfork: such a child becomes qemu, which needs the descriptors. */
+/* Reset the library in a child made by fork: the child has no keepers, and the parent's handles are
+ * invalid there.  ThreadSanitizer and valgrind replace the vfork() of process_start() by fork();
+ * that child keeps its descriptors, because it becomes qemu. */
 static void in_child(void)
 {
     if (process_starting) {
@@ -402,14 +409,14 @@ __attribute__((constructor)) static void begin(void)
     pthread_atfork(before_fork, after_fork, in_child);
 }
 
-/* Calls of other threads at exit may return or not; nothing waits for them. */
+/* Kill all DSP processes at exit, without waiting for calls of other threads. */
 __attribute__((destructor)) static void finish(void)
 {
     struct timespec end;
     clock_gettime(CLOCK_REALTIME, &end);
     end.tv_sec += EXIT_S;
     if (pthread_mutex_timedlock(&sim_lock, &end)) {
-        return; /* a call was interrupted by the exit: the kernel ends the processes */
+        return; /* a stopped thread holds the lock: the kernel kills the DSP processes */
     }
     for (int i = 0; i < SESSIONS; i++) {
         if (sessions[i].state == LIVE || sessions[i].state == DEAD) {
@@ -419,7 +426,7 @@ __attribute__((destructor)) static void finish(void)
     pthread_mutex_unlock(&sim_lock);
 }
 
-/* --- looking at it --------------------------------------------------------------------------- */
+/* --- inspection ------------------------------------------------------------------------------ */
 
 int npurt_sim_process(int domain)
 {

@@ -1,6 +1,6 @@
 /*
- * Settings and faults: NPURT_SIM_FASTRPC, which is read once, and npurt_sim_control.  Both are lists
- * of words, separated by commas or blanks: `arch=v73,vtcm=4M,crash=3+`.
+ * Settings and injected faults, from NPURT_SIM_FASTRPC (read once) and npurt_sim_control.  Both
+ * hold words separated by commas or blanks: `arch=v73,vtcm=4M,crash=3+`.
  */
 #include "sim.h"
 #include <ctype.h>
@@ -12,9 +12,10 @@
 
 enum { WORD = 128, KIB = 10, MIB = 20, GIB = 30 };
 
-/* One row an arch.  VTCM of the SoC that first had it: ExecuTorch qc_schema (QCM6490, SM8450,
- * SM8550, SM8650, SM8750, SM8850).  HVX contexts: 6 and 8 as MNN found, otherwise 4.  Address space:
- * what ggml-hexagon maps at most. */
+/* One row per DSP version.  VTCM is that of the first SoC with this version, according to
+ * ExecuTorch qc_schema (QCM6490, SM8450, SM8550, SM8650, SM8750, SM8850).  HVX contexts are 6 and 8
+ * for v79 and v81 (source: MNN), 2 for v65 and 4 for the others.  The address space is the most
+ * that ggml-hexagon maps. */
 static const struct {
     uint32_t arch, hvx, vtcm, space;
 } archs[] = {
@@ -25,14 +26,14 @@ static const struct {
 };
 
 typedef struct {
-    uint64_t left; /* opportunities until it happens; 0: not set */
-    bool stays;    /* from then on every time */
+    uint64_t left; /* calls until the fault occurs; 0: not set */
+    bool stays;    /* the fault also occurs at every later call */
     uint32_t argument;
 } fault;
 
 static const struct {
     const char *name;
-    uint32_t argument; /* when none is given */
+    uint32_t argument; /* used if the setting gives none */
 } fault_words[FAULTS] = {
     [FAULT_START] = {"start", 0xffffffffu},
     [FAULT_OPEN] = {"open", (uint32_t) DSP_EUNABLETOLOAD},
@@ -53,13 +54,13 @@ static const struct {
 static sim_settings current;
 static fault faults[FAULTS];
 static bool loaded;
-static char misunderstood[WORD]; /* in the environment; "" when all is clear */
+static char misunderstood[WORD]; /* the unknown word in NPURT_SIM_FASTRPC; "": there is none */
 
-/* --- what is said ---------------------------------------------------------------------------- */
+/* --- messages -------------------------------------------------------------------------------- */
 
 static pthread_mutex_t saying = PTHREAD_MUTEX_INITIALIZER;
 static char last[1024];
-static bool topical; /* of the newest start */
+static bool topical; /* `last` was reported after the newest process start */
 
 void report(const char *format, ...)
 {
@@ -103,7 +104,7 @@ size_t npurt_sim_error(char *text, size_t bytes)
 
 /* --- words ----------------------------------------------------------------------------------- */
 
-/* Read 12, 0x1f, 2M; false when that is not all of *text*. */
+/* Read a number such as 12, 0x1f or 2M; false: *text* is not a number. */
 static bool read_number(const char *text, uint64_t *number)
 {
     if (!isdigit((unsigned char) *text)) {
@@ -226,7 +227,7 @@ static bool set_one(char *word)
     return current.faithful || strcmp(word, "strict") == 0;
 }
 
-/* Apply a list of words: all, or none; then *word* is the first bad one. */
+/* Apply a list of settings.  If one is wrong, apply none, copy it to *word* and return false. */
 static bool set_all(const char *text, char word[WORD])
 {
     sim_settings old = current;
@@ -245,7 +246,8 @@ static bool set_all(const char *text, char word[WORD])
     return true;
 }
 
-/* --- for the others -------------------------------------------------------------------------- */
+/* --- interface of sim.h --------------------------------------------------------------------------
+ * */
 
 const sim_settings *settings(void)
 {
@@ -265,7 +267,7 @@ bool settings_understood(void)
 {
     settings();
     if (*misunderstood) {
-        report("%s means nothing to it\n  remedy: mend NPURT_SIM_FASTRPC, see docs/simulators.md",
+        report("unknown setting: %s\n  remedy: correct NPURT_SIM_FASTRPC, see docs/simulators.md",
                misunderstood);
     }
     return !*misunderstood;
@@ -304,7 +306,7 @@ int npurt_sim_control(const char *text)
     if (good) {
         queues_stuck(current.machine.queue_stuck);
     } else if (text) {
-        report("%s means nothing to it; see docs/simulators.md", word);
+        report("unknown setting: %s; see docs/simulators.md", word);
     }
     pthread_mutex_unlock(&sim_lock);
     return good ? AEE_SUCCESS : AEE_EBADPARM;

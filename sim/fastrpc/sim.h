@@ -1,8 +1,9 @@
 /*
- * The interfaces of the library's parts.
+ * Interfaces between the source files of the library.
  *
- * One lock guards all tables.  No thread holds it while it waits for a DSP process: a session in use
- * has `users`, and its parts stay until there are none.
+ * sim_lock guards all tables.  No thread holds sim_lock while it waits for a DSP process.  Such a
+ * thread is counted in the session's `users`, and the session's resources are released only when
+ * `users` is 0.
  */
 #ifndef SIM_H
 #define SIM_H
@@ -17,22 +18,23 @@
 enum { CDSP = 3, DOMAINS = 8, SESSIONS = 4 }; /* effective domain = domain + 8 * session */
 
 extern pthread_mutex_t sim_lock;
-extern pthread_cond_t sim_changed; /* a session, a channel or a queue is not what it was */
+extern pthread_cond_t sim_changed; /* the state of a session, channel or queue has changed */
 
 /* --- settings.c ------------------------------------------------------------------------------ */
 
 typedef struct {
-    bool faithful; /* mistakes get the answers of the real library, not errors */
-    bool present;  /* there is a DSP */
-    bool log;      /* messages of the DSP go to stderr */
+    bool faithful; /* answer wrong calls as the real library does; false: refuse them */
+    bool present;  /* the machine has a DSP */
+    bool log;      /* print the DSP's messages on stderr */
     bool signed_pd;
-    bool unsigned_pd;     /* what the DSP says; it works anyway */
-    bool coherent;        /* rpcmem made from now on needs no DMA_BUF_IOCTL_SYNC */
-    uint64_t rpcmem;      /* bytes that may be allocated */
-    link_machine machine; /* of sessions that start from now on */
+    bool unsigned_pd;     /* the capability that the DSP reports; unsigned PDs always start */
+    bool coherent;        /* new rpcmem blocks need no DMA_BUF_IOCTL_SYNC */
+    uint64_t rpcmem;      /* upper bound of allocated rpcmem, bytes */
+    link_machine machine; /* given to each session when it starts */
 } sim_settings;
 
-/* All faults, each at its nth opportunity. */
+/* Faults that can be injected, each at the nth call that it can affect.  `code` is the AEE code
+ * that this call returns. */
 typedef enum {
     FAULT_START, /* a session does not start; argument: code */
     FAULT_OPEN,  /* argument: code */
@@ -51,38 +53,39 @@ typedef enum {
     FAULTS
 } sim_fault;
 
-/* All with sim_lock held. */
-const sim_settings *settings(void); /* reads NPURT_SIM_FASTRPC the first time */
-bool settings_understood(void);     /* false, and said so: nothing shall start */
+/* Call these functions with sim_lock held, except where noted. */
+const sim_settings *settings(void); /* the first call reads NPURT_SIM_FASTRPC */
+/* Report a wrong NPURT_SIM_FASTRPC and return false: no session may start. */
+bool settings_understood(void);
 bool fault_due(sim_fault fault, uint32_t *argument);
 
-uint32_t settings_told(void); /* how often npurt_sim_control was called; without sim_lock */
+uint32_t settings_told(void); /* number of calls of npurt_sim_control; needs no sim_lock */
 
-/* Say something on stderr and remember it for npurt_sim_error. */
+/* Print a message on stderr and store it for npurt_sim_error. */
 void report(const char *format, ...) __attribute__((format(printf, 1, 2)));
-void report_forget(void); /* a process starts: what was said is not about it */
-void report_reset(void);  /* in a child made by fork */
+void report_forget(void); /* at a process start: npurt_sim_error returns "" until the next report */
+void report_reset(void);  /* initialise the messages' lock in a child made by fork */
 
 /* --- memory.c -------------------------------------------------------------------------------- */
 
-/* Memory that the library knows the descriptor of. */
+/* A block of memory whose descriptor the library knows. */
 typedef struct {
-    uint8_t *at;     /* as the host sees it */
-    uint8_t *memory; /* as the DSP does: the same, unless the host has caches to maintain */
+    uint8_t *at;     /* the host's view */
+    uint8_t *memory; /* the DSP's view: `at`, or a copy of it with `coherent=0` */
     size_t bytes;
     int fd, memory_fd;
-    uint32_t serial; /* never used twice; 0: this entry is free */
-    bool ours;       /* made by rpcmem_alloc */
-    bool listed;     /* rpcmem knows it: it was not initialised since */
-    bool opaque;     /* nobody may touch it here */
+    uint32_t serial; /* unique number of the block; 0: this entry is free */
+    bool ours;       /* allocated by rpcmem_alloc */
+    bool listed;     /* allocated after the last rpcmem_init */
+    bool opaque;     /* mapped without access rights */
 } block;
 
-/* With sim_lock held; NULL when there is none. */
+/* Call with sim_lock held.  NULL: there is no such block. */
 block *block_containing(const void *address);
 block *block_of_fd(int fd);
-block *block_next(block *last); /* all blocks in turn: NULL gives the first */
+block *block_next(block *last); /* the block after *last* in the table; the first one after NULL */
 
-/* --- coherence.c: show one side a part of what the other has written ---------------------------- */
+/* --- coherence.c: copies between the host's and the DSP's memory of a block ------------------ */
 void block_to_dsp(const block *b, size_t offset, size_t bytes);
 void block_to_host(const block *b, size_t offset, size_t bytes);
 void block_all_to_dsp(const block *b);
@@ -90,13 +93,13 @@ void block_all_to_host(const block *b);
 
 /* --- process.c ------------------------------------------------------------------------------- */
 
-/* Start qemu-hexagon on the shell, with these descriptors as its 2, 3 and 4; return its process, or
- * -1 after `report`. */
+/* Run the shell in qemu-hexagon, with *log*, *memory* and *socket* as its descriptors 2, 3 and 4.
+ * Return the process id, or -1 after report(). */
 pid_t process_start(const link_machine *machine, int log, int memory, int socket);
 
-/* This thread is in process_start(): a fork now is not the program's. */
+/* True while this thread is in process_start(): the fork handler for children then does nothing. */
 extern _Thread_local bool process_starting;
-/* Say why a process that never served did not. */
+/* Report why a DSP process ended before it served a request. */
 void process_explain(void);
 
 /* --- session.c ------------------------------------------------------------------------------- */
@@ -106,25 +109,25 @@ typedef enum { IDLE, STARTING, LIVE, DEAD, STOPPING } session_state;
 typedef struct {
     bool busy;
     uint32_t asked;
-    uint32_t block; /* the area's, as the shell knows it; 0: the channel's part of the link */
-    int fd;         /* of the memory that the area is in */
-    off_t offset;   /* of the area in it */
+    uint32_t block; /* the shell's number of the area's block; 0: the area is in link_memory */
+    int fd;         /* of the memory that holds the area */
+    off_t offset;   /* of the area in that memory */
     uint8_t *area;
     uint32_t bytes;
-    uint32_t address; /* of the area in the guest */
+    uint32_t address; /* of the area, in the guest */
 } channel;
 
-/* A block that the shell has. */
+/* A block of memory that is attached in the shell. */
 typedef struct {
     uint32_t id;     /* 0: this entry is free */
-    uint32_t serial; /* of the block here; 0: not one of ours */
+    uint32_t serial; /* of the entry in `blocks` (memory.c); 0: it has no entry */
     int fd;
     size_t bytes;
-    uint32_t address; /* in the guest, 0 while it is not mapped there by us */
-    int users;        /* calls that pass it */
-    int references;   /* by packets of message queues */
+    uint32_t address; /* in the guest; 0 while the library has not mapped the block there */
+    int users;        /* running calls that pass the block */
+    int references;   /* held by packets of message queues */
     bool argument;    /* attached because a call passed it, not by fastrpc_mmap */
-    bool ready;       /* the shell has answered */
+    bool ready;       /* the shell has attached it */
 } mapping;
 
 enum { MAPPINGS = 512 };
@@ -132,103 +135,110 @@ enum { MAPPINGS = 512 };
 typedef struct session {
     int domain; /* effective */
     session_state state;
-    uint32_t stack; /* bytes, of threads that serve calls from its next start on; 0: as usual */
+    uint32_t stack; /* bytes of stack of the shell's threads after the next start; 0: the default */
     bool unsigned_pd;
     int handles;
-    int users; /* threads that are inside */
+    int users; /* threads that use the session now */
     uint32_t generation;
-    int death;           /* code for calls from now on; 0: alive */
-    int death_in_flight; /* code for those that were waiting when it died */
-    uint32_t ended;      /* 1: no more answers will come; read without the lock */
+    int death;           /* code that new calls return; 0: the process is alive */
+    int death_in_flight; /* code for calls that were waiting when the process died */
+    uint32_t ended;      /* 1 after the process has ended; read without the lock */
     pid_t process;
     pthread_t keeper;
     int memory, socket, log;
     link_memory *link;
     channel channel[LINK_CHANNELS];
-    pthread_mutex_t passing; /* who sends a descriptor, until it is received */
+    pthread_mutex_t passing; /* held from sending a descriptor until the shell has received it */
     mapping map[MAPPINGS];
     uint32_t next_id;
 } session;
 
 extern session sessions[SESSIONS];
 
-/* Start a thread with every signal blocked: signals are the program's. */
+/* Start a thread with every signal blocked, so that signals go to the program's threads. */
 bool start_thread(pthread_t *thread, void *(*entry)(void *), void *argument);
 
-/* With sim_lock held. */
-session *session_of(int domain); /* NULL: no such domain here */
+/* Call with sim_lock held. */
+session *session_of(int domain); /* NULL: the machine has no such domain */
 int session_start(session *s, bool want_unsigned);
 void session_enter(session *s);
 void session_leave(session *s);
 void session_stop(session *s);
-/* Copy the newest of what the shell and its skels said into *text*; return the bytes. */
+/* Copy the end of the log of the shell and its skels into *text*; return its length in bytes. */
 size_t session_log(const session *s, char *text, size_t bytes);
 void session_kill(session *s, int code, int code_in_flight);
-void dsp_restart(uint32_t milliseconds); /* all sessions die; the nodes come back later */
+void dsp_restart(uint32_t milliseconds); /* end all sessions; no DSP is present for that time */
 bool dsp_present(void);
 
-/* --- channel.c: calls into the shell; inside a session, without sim_lock --------------------------- */
+/* --- channel.c: calls into the shell, after session_enter() and without sim_lock ------------- */
 
-channel *channel_take(session *s); /* NULL: the session died */
+channel *channel_take(session *s); /* NULL: the session's process has ended */
 void channel_leave(session *s, channel *l);
 link_channel *channel_link(session *s, const channel *l);
-/* Let the shell run *command*, whose arguments are in place; return its answer, or the code of a
- * dead session. */
+/* Run *command* in the shell with the arguments in the channel.  Return the shell's result, or
+ * `death_in_flight` if the process ends first. */
 int channel_call(session *s, channel *l, uint32_t command);
-/* The same with a descriptor for the shell. */
+/* Send *fd* to the shell, then run *command* as channel_call() does. */
 int channel_call_with(session *s, channel *l, uint32_t command, int fd);
-/* Make room for *bytes* in the channel's area. */
+/* Enlarge the channel's area to at least *bytes*. */
 int channel_reserve(session *s, channel *l, size_t bytes);
-uint32_t channel_block_id(session *s); /* a new number for a block of the shell's */
-void channels_end(session *s);         /* wake all that wait for an answer; sim_lock held */
+uint32_t channel_block_id(session *s); /* a new number for a block in the shell */
+void channels_end(session *s);         /* wake all threads that wait for answers; sim_lock held */
 
 /* --- map.c ----------------------------------------------------------------------------------- */
 
-/* Make the shell map the block that holds an argument; add its user, or return a code. */
+/* Map the block of an argument in the shell and count the call in the mapping's `users`; return
+ * AEE_SUCCESS or an error code. */
 int map_argument(session *s, channel *l, const block *b, uint32_t *address, mapping **used);
-void map_forget(uint32_t serial); /* a block is going away: detach it where only calls passed it */
-mapping *map_find(session *s, int fd); /* by fastrpc_mmap; sim_lock held */
+/* Before a block is freed: detach it from sessions that mapped it for calls. */
+void map_forget(uint32_t serial);
+/* Return the mapping of *fd* that fastrpc_mmap made, or NULL; sim_lock held. */
+mapping *map_find(session *s, int fd);
 
 /* --- invoke.c -------------------------------------------------------------------------------- */
 int invoke(session *s, uint32_t handle, uint32_t scalars, remote_arg *arguments, uint64_t *packets);
 
 /* --- handle.c -------------------------------------------------------------------------------- */
-void handles_drop(void); /* in a child made by fork: there are none */
-/* Enter the session of a domain, started if need be, or return a code. */
+void handles_drop(void); /* empty the table, in a child made by fork */
+/* Enter the session of a domain, after starting it if it is not running; return AEE_SUCCESS or an
+ * error code. */
 int session_use(int domain, session **entered);
-int handle_domain(uint64_t handle); /* -1: it is none */
-/* With sim_lock held: whether handles or queues are open in it; and its end, if no handle, call or
- * queue needs it: true when it came. */
+int handle_domain(uint64_t handle); /* -1: the handle is not open */
+/* Call with sim_lock held. session_used() returns whether the session has open handles or queues.
+ * session_stop_unused() stops the session if it has no handle, queue or running call, and returns
+ * whether it did. */
 bool session_used(const session *s);
 bool session_stop_unused(session *s);
 
 /* --- control.c ------------------------------------------------------------------------------- */
-/* With sim_lock held. */
+/* Call with sim_lock held. */
 bool want_unsigned(int domain);
-void reserve_domain(int domain, bool reserved); /* by a session, or a request for one */
+/* Record whether a session or a reservation uses the domain. */
+void reserve_domain(int domain, bool reserved);
 
 /* --- uri.c ----------------------------------------------------------------------------------- */
 
-/* The number of "cdsp", which is at most *most* bytes long; -1: there is none.  sim_lock held. */
+/* Return the number of a domain name such as "cdsp", at most *most* bytes long, or -1 if it is
+ * unknown. sim_lock held. */
 int uri_domain_number(const char *name, size_t most);
 const char *uri_domain_name(int number);
-/* The domain that a URI names, effective; -1: none that exists.  sim_lock held. */
+/* Return the effective domain that a URI names, or -1 if it names none. sim_lock held. */
 int uri_domain(const char *uri);
-/* Open the file that a URI names, where the DSP would look for it; -1: it is nowhere. */
+/* Search the DSP's library path for the file that a URI names; return a descriptor of it, or -1. */
 int uri_open(const char *uri);
 
 /* --- queue.c --------------------------------------------------------------------------------- */
-void queues_end(session *s, int error); /* the session died; sim_lock held */
-void queues_forget(session *s);         /* and is gone */
-bool queues_any(const session *s);      /* it has one that is open */
-void queues_drop(void);                 /* in a child made by fork: there are none */
+void queues_end(session *s, int error); /* end the queues of a session that died; sim_lock held */
+void queues_forget(session *s);         /* end them and clear their `s` */
+bool queues_any(const session *s);      /* the session has an open queue */
+void queues_drop(void);                 /* empty the list, in a child made by fork */
 void queues_stuck(bool stuck);
-void queues_reset(void); /* forget that the next one would crash */
+void queues_reset(void); /* forget which sessions crash at the next dspqueue_create */
 
 /* --- futex.c --------------------------------------------------------------------------------- */
 uint64_t clock_us(void);
 void futex_wake(uint32_t *word, int threads);
-/* Sleep while *word is *value*, at most until *end*; false: it is too late. */
+/* Sleep while *word equals *value*, for at most 1 s; false: *end* (clock_us) has passed. */
 bool futex_wait(uint32_t *word, uint32_t value, uint64_t end);
 
 static inline uint32_t load(const uint32_t *word)

@@ -1,4 +1,4 @@
-/* URIs of skels, and the search for their files.  Source: qualcomm/fastrpc 1.0.5. */
+/* Parse the URIs of skels and search for the skels' files.  Source: qualcomm/fastrpc 1.0.5. */
 #define _GNU_SOURCE
 #include "sim.h"
 #include <fcntl.h>
@@ -11,7 +11,7 @@
 #define DOMAIN_KEY "&_dom="
 #define SESSION_KEY "&_session="
 
-/* In the order in which the real library tries them: of two that one begins with, the longer. */
+/* In the order of the real library's search: "cdsp1" comes before its prefix "cdsp". */
 static const struct {
     const char *name;
     int number;
@@ -28,7 +28,7 @@ const char *uri_domain_name(int number)
     return domains[i].name;
 }
 
-/* The real library compares only the beginning of a name, not its length. */
+/* In faithful mode a longer name matches too: the real library compares only the beginning. */
 int uri_domain_number(const char *name, size_t most)
 {
     bool faithful = settings()->faithful;
@@ -42,7 +42,8 @@ int uri_domain_number(const char *name, size_t most)
     return -1;
 }
 
-/* The domain of a URI as the real library finds it: any of them that occurs anywhere. */
+/* Return the first domain of the table whose key occurs anywhere in *uri*, as the real library
+ * does; -1: none occurs. */
 static int find_domain(const char *uri)
 {
     for (int i = 0; i < NAMED; i++) {
@@ -99,8 +100,8 @@ static int open_in(const char *folder, int folder_bytes, const char *name, int n
     return -1;
 }
 
-/* The path that is searched: the variable, then the folders of every system.  Only ";" separates, and
- * an empty item is the current folder. */
+/* The search path is DSP_LIBRARY_PATH, or else ADSP_LIBRARY_PATH, followed by the default folders.
+ * Its only separator is ";".  An empty item means the current folder. */
 int uri_open(const char *uri)
 {
     static const char start[] = "file:///", usual[] = ";/usr/lib/rfsa/adsp;/usr/lib/dsp;";

@@ -1,7 +1,8 @@
 /*
- * The requests of FastRPC's driver and of the dma-heap, and the messages between the library and a DSP
- * process through it.  Sources: Linux include/uapi/misc/fastrpc.h and linux/dma-heap.h;
- * qualcomm/fastrpc inc/remotectl.h, adsp_listener.h, adsp_current_process.h, dspqueue_shared.h.
+ * The requests of FastRPC's driver and of the dma-heap, and the messages that pass through the
+ * driver between the library and a DSP process.  Sources: Linux include/uapi/misc/fastrpc.h and
+ * linux/dma-heap.h; qualcomm/fastrpc inc/remotectl.h, adsp_listener.h, adsp_current_process.h,
+ * dspqueue_shared.h.
  */
 #ifndef DRIVER_H
 #define DRIVER_H
@@ -78,7 +79,8 @@ _Static_assert(sizeof(driver_argument) == 24 && sizeof(driver_create) == 24 &&
                    sizeof(driver_map) == 64 && sizeof(driver_unmap) == 48,
                "as in misc/fastrpc.h");
 
-/* Handles of modules that every DSP process has; those with 1 count methods from 2 on. */
+/* Handles of modules that every DSP process has; names with 1 are handles whose methods are
+ * numbered from 2. */
 enum { REMOTECTL = 0, LISTENER = 3, CURRENT1 = 4, MESSAGES1 = 5, LISTENER1 = 7, REMOTECTL1 = 8 };
 enum { REMOTECTL_OPEN, REMOTECTL_CLOSE };
 enum { LISTENER_NEXT = 4, LISTENER_MORE = 5 };
@@ -93,7 +95,7 @@ enum {
     DSPQUEUE_SIGNAL
 };
 
-/* The memory of a dspqueue: this, then two rings of packets, out and back. */
+/* The memory of a dspqueue: this header, then two rings of packets, to the DSP and back. */
 typedef struct {
     uint32_t version;
     int32_t error;
@@ -110,7 +112,8 @@ typedef struct {
 
 enum { PROCESS_QUEUES = 64 };
 
-/* The memory of all queues of a process: how often there was something new in each. */
+/* Memory shared by all queues of a process: counters of new packets and of newly free space per
+ * queue. */
 typedef struct {
     uint32_t request_packets[PROCESS_QUEUES], request_space[PROCESS_QUEUES];
     uint32_t answer_packets[PROCESS_QUEUES], answer_space[PROCESS_QUEUES];

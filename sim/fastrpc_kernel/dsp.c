@@ -1,4 +1,5 @@
-/* The DSP: npurt's simulator, beside this library under a name that is none of libcdsprpc's. */
+/* Load npurt's simulator as the DSP: dsp_side.so in this library's folder, so named because the
+ * program also loads the real libcdsprpc. */
 #define _GNU_SOURCE
 #include "kernel.h"
 #include <dlfcn.h>
@@ -55,7 +56,8 @@ int dsp_info(uint32_t attribute, uint32_t *value)
     return code;
 }
 
-/* A DSP that restarts has no node, nor has one that is down: then it says nothing of its arch. */
+/* Return whether the DSP's node exists.  It does not while the DSP restarts or is down; then the
+ * query of the architecture fails. */
 bool dsp_present(void)
 {
     uint32_t arch;

@@ -1,4 +1,4 @@
-/* The interfaces of the parts of the kernel. */
+/* Interfaces between the source files of the simulated kernel driver. */
 #ifndef KERNEL_H
 #define KERNEL_H
 
@@ -9,7 +9,7 @@
 
 enum { CDSP = 3, DOMAINS = 8, PROCESSES = 4, MODULES = 64, MAPS = 512, FIRST_MODULE = 0x1000 };
 
-/* Codes of a DSP and, without the offset, of the library. */
+/* Codes of the DSP; without the offset, codes of the library. */
 #define DSP(code) ((int) (0x80000400u + (code)))
 enum {
     E_UNABLETOLOAD = 6,
@@ -40,7 +40,7 @@ typedef struct {
     uint64_t address;
 } packet_buffer;
 
-/* --- dsp.c: npurt's simulator, which stands for the DSP ----------------------------------------- */
+/* --- dsp.c: npurt's simulator of the DSP ----------------------------------------------------- */
 
 typedef struct {
     int (*open)(const char *uri, uint64_t *handle);
@@ -63,15 +63,15 @@ typedef struct {
 } dsp_functions;
 
 extern dsp_functions dsp;
-void dsp_load(void); /* ends the program when there is none */
+void dsp_load(void); /* ends the program if the simulator is missing */
 bool dsp_present(void);
 int dsp_info(uint32_t attribute, uint32_t *value);
 
 /* --- processes of the DSP ----------------------------------------------------------------------- */
 
 typedef struct {
-    bool used, queues; /* queues: it is the module of dspqueue */
-    uint64_t handle;   /* of the DSP's */
+    bool used, queues; /* queues: the module serves dspqueue */
+    uint64_t handle;   /* of the simulator */
 } module;
 
 typedef struct {
@@ -84,7 +84,7 @@ typedef struct process process;
 typedef struct {
     bool used, stop, closed;
     int id;
-    void *twin; /* of the DSP's */
+    void *twin; /* the simulator's queue */
     uint64_t number;
     queue_header *header;
     size_t bytes;
@@ -94,7 +94,7 @@ typedef struct {
 
 /* A call of the DSP to the CPU. */
 typedef struct {
-    pthread_mutex_t calling; /* one at a time */
+    pthread_mutex_t calling; /* held during a call */
     enum { NONE, POSTED, TAKEN, DONE } state;
     int result;
     uint32_t context, handle, scalars, in_bytes;
@@ -104,7 +104,7 @@ typedef struct {
 struct process {
     bool used, exiting;
     int file, domain;
-    void *keeper; /* a queue that keeps the session of the DSP */
+    void *keeper; /* an unused queue that keeps the simulator's session alive */
     module modules[MODULES];
     mapped maps[MAPS];
     queue queues[PROCESS_QUEUES];
@@ -114,16 +114,17 @@ struct process {
 };
 
 extern pthread_mutex_t kernel_lock;
-extern pthread_cond_t kernel_changed; /* a process, a queue or a reverse call is not what it was */
+/* the state of a process, queue or reverse call has changed */
+extern pthread_cond_t kernel_changed;
 
-int fail(int error); /* -1, and errno */
+int fail(int error); /* sets errno and returns -1 */
 void say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* --- process.c ---------------------------------------------------------------------------------- */
 process *process_of(int file);
 int process_create(int file, const driver_create *asked);
 void process_end(process *p);
-void process_leave(process *p); /* it answers no call any more */
+void process_leave(process *p); /* wake and end its waiting calls */
 int process_call(process *p, const driver_invoke *asked);
 
 /* --- memory.c ----------------------------------------------------------------------------------- */
@@ -131,28 +132,28 @@ int memory_allocate(uint64_t bytes);
 int memory_map(process *p, driver_map *asked);
 int memory_unmap(process *p, const driver_unmap *asked);
 
-/* --- modules.c: what is open in a process ------------------------------------------------------- */
+/* --- modules.c: open modules of a process ---------------------------------------------------- */
 int module_call(process *p, uint32_t handle, uint32_t scalars, argument *arguments);
 int remotectl(process *p, uint32_t method, argument *arguments);
 
 /* --- listener.c: calls of the DSP to the CPU ---------------------------------------------------- */
 int listener_next(process *p, argument *arguments);
 int listener_more(process *p, argument *arguments);
-/* Whether the CPU finds a skel in its search path, and it is an ELF file. */
+/* Return whether the CPU finds a skel in its search path and the file is an ELF file. */
 bool listener_finds(process *p, const char *name);
 
 /* --- queue.c, ring.c ---------------------------------------------------------------------------- */
 int queue_call(process *p, uint32_t method, argument *arguments);
 void queue_end(queue *q);
 void queue_signal(process *p);
-void queue_nap(void); /* some milliseconds, or until something changes */
+void queue_nap(void); /* wait 5 ms, or for kernel_changed */
 void *ring_out(void *q);
 void *ring_back(void *q);
 
-/* --- counts.c: what passes the driver ------------------------------------------------------------ */
+/* --- counts.c: counts of requests ------------------------------------------------------------ */
 void count_call(const driver_invoke *asked);
 void count_map(uint64_t bytes);
 void count_sync(uint64_t bytes);
-void count_tell(void); /* writes NPURT_KERNEL_COUNTS, if that is set */
+void count_tell(void); /* appends to the file of NPURT_KERNEL_COUNTS, if set */
 
 #endif

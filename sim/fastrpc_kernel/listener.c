@@ -1,8 +1,9 @@
 /*
- * Calls of the DSP to the CPU.  A thread of the library waits in listener_next() for a request of the
- * process, and passes the answer with its next call.  All arguments are one
- * text: in, each its size and then its bytes at the next multiple of 8; out, the sizes, and in the
- * answer the same.  Source: qualcomm/fastrpc src/listener_android.c, inc/sbuf_parser.h.
+ * Calls of the DSP to the CPU. A thread of the library waits in listener_next() for a request of
+ * the DSP process, and passes the answer with its next call.  All arguments of a request are packed
+ * into one buffer: for each input its size, then its bytes at the next multiple of 8; for each
+ * output its size.  The answer packs each output as a size and bytes.  Source: qualcomm/fastrpc
+ * src/listener_android.c, inc/sbuf_parser.h.
  */
 #define _GNU_SOURCE
 #include "kernel.h"
@@ -53,7 +54,7 @@ static void unpack(const uint8_t *text, int outs, const piece *out)
     }
 }
 
-/* Wait until the CPU has answered; -1 when it does not. kernel_lock held. */
+/* Wait for the CPU's answer; -1: the wait timed out. kernel_lock held. */
 static int await(reverse_call *r)
 {
     struct timespec end;
@@ -98,7 +99,8 @@ static int ask(process *p, uint32_t handle, uint32_t method, int ins, const piec
     return result;
 }
 
-/* --- the library's side ---------------------------------------------------------------------- */
+/* --- calls of the library ----------------------------------------------------------------------
+ * */
 
 static void take_answer(reverse_call *r, const uint32_t *in, const argument *answer)
 {
@@ -112,8 +114,9 @@ static void take_answer(reverse_call *r, const uint32_t *in, const argument *ans
     pthread_cond_broadcast(&kernel_changed);
 }
 
-/* Arguments: 0, in: context, result and size of the last answer; 1, in: the answer; 2, out: context,
- * handle, scalars and size of the next call; 3, out: the call's data. */
+/* Pass the answer to the last request and wait for the next one.  Arguments: 0 (in): context,
+ * result and size of the answer; 1 (in): the answer; 2 (out): context, handle, scalars and size of
+ * the next request; 3 (out): the request's data. */
 int listener_next(process *p, argument *arguments)
 {
     reverse_call *r = &p->reverse;
@@ -151,7 +154,8 @@ int listener_more(process *p, argument *arguments)
     return 0;
 }
 
-/* --- apps_std, of the CPU -------------------------------------------------------------------- */
+/* --- requests to apps_std on the CPU
+ * -------------------------------------------------------------------- */
 
 bool listener_finds(process *p, const char *name)
 {

@@ -1,4 +1,4 @@
-/* Memory that CPU and DSP share: memfds in the place of dma-bufs, and what is mapped of them. */
+/* Memory that CPU and DSP share: memfds in place of dma-bufs, and their mappings on the DSP. */
 #define _GNU_SOURCE
 #include "kernel.h"
 #include <errno.h>
@@ -36,7 +36,7 @@ int memory_map(process *p, driver_map *asked)
 {
     struct stat about;
     if (fstat(asked->fd, &about) || !S_ISREG(about.st_mode)) {
-        return fail(EINVAL); /* as dma_buf_get() of what is none */
+        return fail(EINVAL); /* as dma_buf_get() for a file that is not a dma-buf */
     }
     mapped *m = find(p, false, 0);
     if (!m) {

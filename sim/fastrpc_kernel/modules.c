@@ -1,4 +1,5 @@
-/* Modules of a process: skels, which the DSP has, and the one that serves dspqueue. */
+/* Modules of a DSP process: skels, which run in the simulator, and the module that serves dspqueue.
+ * */
 #define _GNU_SOURCE
 #include "kernel.h"
 #include <stdio.h>
@@ -17,7 +18,7 @@ static int free_place(const process *p)
     return i;
 }
 
-/* Open the skel of a URI in the session of the process, whichever session the URI names. */
+/* Open the skel of a URI in the session of the process, even if the URI names another session. */
 static int open_skel(process *p, const char *uri, uint64_t *handle)
 {
     char *text = malloc(strlen(uri) + 40);
@@ -37,7 +38,7 @@ static int open_skel(process *p, const char *uri, uint64_t *handle)
     return code;
 }
 
-/* Open a module; the codes of what was not opened are the DSP's. */
+/* Open a module; if that fails, return the DSP's code. */
 static int open_module(process *p, const char *uri, int32_t *handle)
 {
     char name[NAME] = "";
@@ -51,7 +52,8 @@ static int open_module(process *p, const char *uri, int32_t *handle)
     }
     module *m = &p->modules[i];
     *m = (module){.queues = strcmp(name, "libdspqueue_rpc_skel.so") == 0};
-    /* What the CPU has no file of, the DSP judges by its URI. */
+    /* Refuse a skel that the CPU does not find; a malformed URI goes to the simulator, which
+     * refuses it. */
     if (!m->queues && *name && strchr(uri, '?') && !listener_finds(p, name)) {
         return DSP(E_UNABLETOLOAD);
     }
@@ -78,12 +80,12 @@ int remotectl(process *p, uint32_t method, argument *arguments)
         out[0] = 0;
         out[1] = open_module(p, arguments[1].buffer.at, &out[0]);
         snprintf(arguments[3].buffer.at, arguments[3].buffer.bytes, "%s",
-                 out[1] ? "it does not load" : "");
+                 out[1] ? "the module does not load" : "");
     } else if (method == REMOTECTL_CLOSE) {
         const uint32_t *in = arguments[0].buffer.at;
         *(int32_t *) arguments[1].buffer.at = close_module(p, *in);
     }
-    return 0; /* to the others, of heap and power, there is nothing to do */
+    return 0; /* the other methods (heap, power) have no effect */
 }
 
 int module_call(process *p, uint32_t handle, uint32_t scalars, argument *arguments)

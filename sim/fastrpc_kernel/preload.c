@@ -1,12 +1,13 @@
 /*
- * FastRPC's driver and the dma-heap for one program: preload this, and the real libcdsprpc finds
- * /dev/fastrpc-cdsp and /dev/dma_heap/system.
+ * FastRPC's driver and the dma-heap for one program: a program that preloads this library, and the
+ * real libcdsprpc in it, find /dev/fastrpc-cdsp and /dev/dma_heap/system.
  *
- * Above it runs the unchanged library of boards.  Below it, npurt's simulator is the DSP: each file of
- * the device on which a process was created is one of its sessions, in which the skel of a board runs
- * under qemu-hexagon.  This code does the work of the driver and of a process's own modules; dma-bufs
- * are memfds.  NPURT_KERNEL_LOG=1 logs the requests to stderr, NPURT_KERNEL_COUNTS names a file for
- * their counts, and NPURT_SIM_FASTRPC works as usual.
+ * The library above the driver is the unchanged libcdsprpc of boards.  The DSP below the driver is
+ * npurt's simulator: each open file of the device with a process has a session of the simulator, in
+ * which a board's skel runs under qemu-hexagon.  This code implements the driver and the modules
+ * that every DSP process has; dma-bufs are memfds.  NPURT_KERNEL_LOG=1 logs the requests to stderr,
+ * NPURT_KERNEL_COUNTS names a file for their counts, and NPURT_SIM_FASTRPC holds the simulator's
+ * settings.
  */
 #define _GNU_SOURCE
 #include "kernel.h"
@@ -36,7 +37,7 @@ static int (*real_open)(const char *, int, ...);
 static int (*real_close)(int);
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static bool verbose;
-static pid_t owner; /* a child of vfork() closes descriptors in this memory */
+static pid_t owner; /* a child of vfork() shares this memory and may close descriptors */
 
 int fail(int error)
 {
@@ -93,7 +94,7 @@ static int open_path(const char *path, int flags, mode_t mode)
 {
     begin();
     if (faccessat(AT_FDCWD, path, F_OK, 0) && errno == EFAULT) {
-        return -1; /* the library asks for the nodes of domains that it has no names for */
+        return -1; /* libcdsprpc opens NULL for domains without a name */
     }
     if (strcmp(path, "/dev/fastrpc-cdsp") == 0) {
         return dsp_present() ? new_file("fastrpc-cdsp", DEVICE) : fail(ENOENT);
@@ -109,7 +110,7 @@ static int open_path(const char *path, int flags, mode_t mode)
     return real_open(path, flags, mode);
 }
 
-/* The mode that follows the flags, if they make a file. */
+/* Read the mode argument, which follows the flags if they create a file. */
 #define MODE(flags, last, mode)                                                                    \
     va_list more;                                                                                  \
     va_start(more, last);                                                                          \
@@ -153,7 +154,7 @@ EXPORT int close(int fd)
 
 /* --- requests -------------------------------------------------------------------------------- */
 
-/* DMA_BUF_IOCTL_SYNC: both sides see the same memory here, so that only the asking counts. */
+/* DMA_BUF_IOCTL_SYNC: CPU and DSP share the memory here, so the request is only counted. */
 static int synchronise(int fd, unsigned long request, void *data)
 {
     struct stat about;
@@ -188,7 +189,7 @@ static int ask_device(int fd, unsigned long request, void *data)
         return p ? memory_map(p, data) : fail(EINVAL);
     case FASTRPC_MEM_UNMAP:
         return p ? memory_unmap(p, data) : fail(EINVAL);
-    case FASTRPC_MMAP: /* pages for the heap, which an unsigned process does not get here */
+    case FASTRPC_MMAP: /* pages for the heap: refused for an unsigned process */
         return fail(((driver_mmap *) data)->flags == MMAP_ADD_PAGES ? ENOMEM : EINVAL);
     case FASTRPC_MUNMAP:
         return fail(EINVAL);

@@ -1,4 +1,4 @@
-/* Processes of the DSP, each of one file of the device, and calls into them. */
+/* Processes of the DSP, one per open file of the device, and calls into them. */
 #define _GNU_SOURCE
 #include "kernel.h"
 #include <errno.h>
@@ -23,9 +23,10 @@ process *process_of(int file)
     return NULL;
 }
 
-/* --- beginning and end ----------------------------------------------------------------------- */
+/* --- start and end ----------------------------------------------------------------------- */
 
-/* Start the session of the DSP.  A queue that nobody uses keeps it as long as the file is open. */
+/* Start the simulator's session.  An unused queue keeps the session alive while the file is open.
+ * */
 static int start(process *p)
 {
     struct {
@@ -85,8 +86,8 @@ void process_end(process *p)
             dsp.close(p->modules[i].handle);
         }
     }
-    dsp.session(EXCEPTION, &p->domain,
-                sizeof(p->domain)); /* then the queue is not the last of it */
+    /* End the session first: otherwise the simulator reports the close of its last queue. */
+    dsp.session(EXCEPTION, &p->domain, sizeof(p->domain));
     dsp.queue_close(p->keeper);
     dsp.session(SESSION_CLOSE, &p->domain, sizeof(p->domain));
     p->used = false;
@@ -125,7 +126,7 @@ static int serve(process *p, uint32_t handle, uint32_t scalars, argument *argume
     }
 }
 
-/* Whether the first and the last byte can be read, as copy_from_user() would find it. */
+/* Return whether the first and the last byte can be read, as copy_from_user() checks it. */
 static bool readable(const void *at, size_t bytes)
 {
     for (int end = 0; end < 2 && bytes; end++) {
@@ -138,7 +139,8 @@ static bool readable(const void *at, size_t bytes)
     return true;
 }
 
-/* Whether the session of the DSP has died; then calls that wait in the process end. */
+/* Return whether the simulator's session has died, and then end the calls that wait in the process.
+ * */
 static bool has_died(process *p)
 {
     bool died = dsp.process(p->domain) < 0;

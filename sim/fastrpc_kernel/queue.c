@@ -1,5 +1,5 @@
-/* The module that serves dspqueue: each queue of the library has a twin in the session of the DSP, and
- * two threads that carry packets between them (ring.c). */
+/* The module that serves dspqueue: each queue of the library has a `twin`, a queue in the
+ * simulator's session, and two threads that move packets between the two queues (ring.c). */
 #define _GNU_SOURCE
 #include "kernel.h"
 #include <sys/mman.h>
@@ -91,7 +91,8 @@ static int make(process *p, const uint32_t *in, uint64_t *number)
     return 0;
 }
 
-/* Asked just before a queue is destroyed: trying to close its twin tells. */
+/* Return whether the DSP has imported a queue: closing the twin fails then.  The library calls this
+ * just before it destroys the queue. */
 static int is_imported(queue *q)
 {
     if (q && !q->closed) {

@@ -1,10 +1,10 @@
 /*
- * Packets between the rings of a library's queue and its twin in the session of the DSP.
+ * Move packets between the rings of a library's queue and the simulator's queue (`twin`).
  *
- * A packet is a header of 8 bytes (bytes in all, flags << 32, buffers << 48, serial << 56), its buffers
- * and its message, each at a multiple of 8.  One that does not fit before the end of the ring has its
- * header there and again at the start, with the rest behind it.
- * Source: qualcomm/fastrpc inc/dspqueue_shared.h.
+ * A packet is a header of 8 bytes (total bytes, flags << 32, buffers << 48, serial << 56), its
+ * buffers and its message, each at a multiple of 8.  If a packet does not fit before the end of the
+ * ring, its header is written there and again at the start of the ring, and the rest follows the
+ * second header.  Source: qualcomm/fastrpc inc/dspqueue_shared.h.
  */
 #define _GNU_SOURCE
 #include "kernel.h"
@@ -40,7 +40,7 @@ static uint32_t load(const uint32_t *word)
     return __atomic_load_n(word, __ATOMIC_SEQ_CST);
 }
 
-/* Where the ring goes on behind *bytes* bytes at *at*. */
+/* Return the position in the ring after *bytes* bytes at *at*. */
 static uint32_t step(const ring *r, uint32_t at, uint32_t bytes)
 {
     at += (bytes + 7) & ~7u;
@@ -49,7 +49,7 @@ static uint32_t step(const ring *r, uint32_t at, uint32_t bytes)
 
 /* --- from the library to the DSP ------------------------------------------------------------- */
 
-/* Wait until there is a packet; false when the queue ends. */
+/* Wait for a packet; false: the queue has ended. */
 static bool await_packet(const queue *q, const ring *r)
 {
     while (!q->stop && load(&r->writer->at) == r->reader->at) {
@@ -103,7 +103,7 @@ void *ring_out(void *given)
 
 /* --- from the DSP to the library ------------------------------------------------------------- */
 
-/* Wait until *bytes* fit, the header twice where they wrap; false when the queue ends. */
+/* Wait until a packet of *bytes* fits, with two headers if it wraps; false: the queue has ended. */
 static bool await_room(const queue *q, const ring *r, uint32_t bytes)
 {
     for (; !q->stop; queue_nap()) {

@@ -1,8 +1,8 @@
 /*
  * The interface of the two drivers: ioctl numbers and structs.  Declarations only.
  *
- * The simulator's own reading of include/uapi/drm/rocket_accel.h (Linux 6.18) and of the rknpu
- * driver 0.9.8 (rknpu_ioctl.h); it shares nothing with npurt/rknpu, which it checks.
+ * Written from include/uapi/drm/rocket_accel.h (Linux 6.18) and the rknpu driver 0.9.8
+ * (rknpu_ioctl.h), independently of npurt/rknpu, which the simulator checks.
  */
 #ifndef RKNPU_SIM_ABI_H
 #define RKNPU_SIM_ABI_H
@@ -41,7 +41,7 @@ struct rocket_submit {
 };
 struct rocket_prep_bo {
     uint32_t handle, reserved;
-    int64_t timeout_ns; /* when to give up, on CLOCK_MONOTONIC */
+    int64_t timeout_ns; /* deadline, on CLOCK_MONOTONIC */
 };
 struct rocket_fini_bo {
     uint32_t handle, reserved;
@@ -98,7 +98,7 @@ struct rknpu_task {
     uint32_t flags, op_idx, enable_mask, int_mask, int_clear, int_status;
     uint32_t regcfg_amount, regcfg_offset;
     uint64_t regcmd_addr;
-}; /* packed in the header; the same 40 bytes without */
+}; /* packed in the header; 40 bytes in either case */
 _Static_assert(sizeof(struct rknpu_task) == 40, "rknpu_task has 40 bytes");
 _Static_assert(sizeof(struct rknpu_submit) == 104, "rknpu_submit has 104 bytes");
 

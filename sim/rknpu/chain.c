@@ -1,10 +1,10 @@
 /*
  * Runs the tasks of a segment in order, as the hardware does under each driver.
  *
- * rocket: the interrupt handler programs the PC unit for each task, to run one task.  So a list need
- * not be chained.  Mesa's lists are, each to the job's next.
- * rknpu: the driver starts the first of up to 4095 tasks, and the tail of each list leads to the
- * next; of the other tasks' entries the kernel uses only the last one's int_mask.
+ * rocket: the interrupt handler programs the PC unit for each task, to run one task.  So a list
+ * need not be chained.  Mesa chains each list to the job's next. rknpu: the driver starts the first
+ * of up to 4095 tasks, and the tail of each list leads to the next list.  Of the other tasks'
+ * entries the kernel uses only the last one's int_mask.
  */
 #include "npu.h"
 
@@ -33,18 +33,20 @@ struct step {
 struct walk {
     struct segment *segment;
     struct worker *worker;
-    struct matmul last; /* of this chain or job: what CBUF holds */
+    struct matmul last; /* of this chain or job; CBUF holds its operands */
     bool has_last;
 };
 
-/* The checks of strict=1 on an entry.  The kernel reads few of its fields, and trusts them. */
+/* Checks a task's entry.  The kernel reads few of its fields and does not check them; strict=1
+ * does. */
 static bool check_entry(struct why *why, const struct step *step, const struct program *program)
 {
     const struct rknpu_task *task = step->entry;
     const uint32_t done = program->enable == ENABLE_POOLING ? INT_PPU : INT_DPU;
     if ((settings.strict || step->is_last) && task->int_mask != done) {
-        return refuse(why, "int_mask %#x is not %#x: done is when the last block has written",
-                      task->int_mask, done);
+        return refuse(
+            why, "int_mask %#x is not %#x, the interrupt at the end of the last block's writes",
+            task->int_mask, done);
     }
     if (settings.strict && task->regcmd_addr != step->address) {
         return refuse(why, "regcmd_addr %#llx, but the chain leads to %#llx",
@@ -72,13 +74,14 @@ static bool check_step(struct why *why, const struct step *step, const struct pr
                       commands_of(step->amount), program->length);
     }
     if (!step->is_last && !program->next) {
-        return refuse(why, "the chain ends here, but task_number says it goes on");
+        return refuse(why, "the chain ends here, but task_number counts further tasks");
     }
     return !step->is_last || !program->next ||
-           refuse(why, "the chain goes on, but task_number ends it");
+           refuse(why, "the chain continues, but task_number counts no further task");
 }
 
-/* A job of rocket that runs for too long ends like one that hangs. */
+/* Refuses a job of rocket whose estimated time exceeds the driver's timeout: it ends like a hung
+ * job. */
 static bool in_time(const struct run *run, const struct segment *segment)
 {
     return run->job->driver != ROCKET || segment->ns + run->cost.ns <= JOB_TIMEOUT_MS * 1e6 ||
@@ -108,7 +111,7 @@ static bool execute(struct run *run, struct walk *walk, const struct program *pr
     if (program->enable == ENABLE_FULL || program->enable == ENABLE_SHORT) {
         return product_run(run, walk, program);
     }
-    walk->has_last = false; /* no public source says what they leave in CBUF */
+    walk->has_last = false; /* no public source tells what other operations leave in CBUF */
     const bool done = program->enable == ENABLE_POOLING ? pool_run(run) : flying_run(run);
     return done && in_time(run, walk->segment);
 }
@@ -171,7 +174,7 @@ static bool rocket_segment(struct walk *walk)
     return true;
 }
 
-/* One start of the PC unit. */
+/* Runs the tasks of one start of the PC unit. */
 static bool rknpu_chain(struct walk *walk, const struct rknpu_task *tasks, uint32_t count)
 {
     struct program program;

@@ -1,10 +1,11 @@
 /*
- * Checks whether the registers of CNA and CORE describe a product that is known to work, and reads it.
+ * Checks whether the registers of CNA and CORE describe a product that is known to work, and reads
+ * the product's parameters.
  *
- * A product is a convolution; C[M, N] = A[M, K] . B[N, K]^T is one of M pixels of K channels with N
- * kernels of 1x1.  A refused product hangs the hardware, gives wrong numbers on it, or was never
- * seen to work.  Facts: mtx512/rk3588-npu, rocket-userspace, happyme531/rknpu2_matmul_open and Mesa,
- * as run on silicon; the CBUF rule agrees with 173 published points.
+ * A product is a convolution.  C[M, N] = A[M, K] . B[N, K]^T is a convolution of M pixels with K
+ * channels by N kernels of 1x1.  A refused product hangs the hardware, gives wrong numbers, or is
+ * not known to work.  Facts: mtx512/rk3588-npu, rocket-userspace, happyme531/rknpu2_matmul_open and
+ * Mesa, as run on silicon; the CBUF rule agrees with 173 published points.
  */
 #include "npu.h"
 
@@ -18,7 +19,7 @@ const struct format formats[] = {
     [INT4] = {"int4", 6, 64, 32, 4},
 };
 
-/* DPU 0x4010, and 0x4084: bit 16 rounds to a 16-bit float. */
+/* Values of register DPU 0x4010, and of bit 16 of 0x4084, which rounds to a 16-bit float. */
 static const struct {
     uint32_t format, to_half, bytes;
     enum input in;
@@ -54,7 +55,8 @@ static bool check_conversion(struct run *run, struct matmul *mm)
 
 /* --- sizes ------------------------------------------------------------------------------------- */
 
-/* Windows over a cube: strides, dilation, and padding on all sides, of which two follow. */
+/* Checks the windows over a cube: strides, dilation, and padding at the left and the top.  The
+ * padding at the right and the bottom follows from the sizes. */
 static bool check_windows(struct run *run, struct matmul *mm)
 {
     const uint32_t reach_x = (mm->kernel_width - 1) * mm->dilation_x + 1;
@@ -94,16 +96,17 @@ static bool check_cubes(struct run *run, struct matmul *mm)
     EQUAL(CNA_DATA_SIZE3, (uint64_t) mm->pixels_x * mm->pixels_y, "not the pixels of the result");
     EQUAL(CNA_FC_DATA_SIZE0, size, "the DMA's size is not the cube's");
     CHECK(CNA_CONV_CON3, !(steps & ~0x03FF003Fu), "bits besides strides and dilation");
+    /* program_constants() checks the rest of a plain convolution: strides 1, no padding. */
     mm->plain = mm->kernel_width == 1 && mm->kernel_height == 1 && mm->width == mm->pixels_x &&
-                mm->height == mm->pixels_y && !mm->depthwise; /* constants: strides 1, no padding */
+                mm->height == mm->pixels_y && !mm->depthwise;
     return mm->plain || check_windows(run, mm);
 }
 
-/* K in memory, and the used part of it. */
+/* Checks K in memory, and the part of K that is used. */
 static bool check_channels(struct run *run, struct matmul *mm)
 {
     const uint32_t real = (VALUE(CNA_DATA_SIZE1) >> 16) + 1;
-    const bool narrow = mm->out == TO_INT8; /* Mesa's: half a tile will do */
+    const bool narrow = mm->out == TO_INT8; /* Mesa's lists: K may end in half a tile */
     mm->k = VALUE(CNA_DATA_SIZE1) & 0xFFFF;
     CHECK(CNA_DATA_SIZE1, mm->k && mm->k % (narrow ? ATOM : mm->format->k_tile) == 0,
           "K is not a multiple of its tile");
@@ -111,12 +114,13 @@ static bool check_channels(struct run *run, struct matmul *mm)
           "not the channels that K is rounded up from");
     CHECK(CNA_DATA_SIZE1,
           !narrow || real % ATOM == 0 || real < ATOM || (real > 32 && !mm->depthwise),
-          "no layout of the kernels of so many channels is known");
+          "the kernels' layout is unknown for this number of channels");
     EQUAL(CNA_FC_DATA_SIZE1, mm->k, "the DMA's channels are not the cube's");
     return true;
 }
 
-/* One filter for all channels; memory has them in whole groups, or exactly their number. */
+/* Checks the filters of a depthwise convolution, one per channel; memory holds whole groups of
+ * them, or exactly their number. */
 static bool check_filters(struct run *run, struct matmul *mm, uint32_t taps)
 {
     const uint64_t whole = round_up(mm->k, mm->group) * taps * mm->format->bits / 8;
@@ -132,7 +136,7 @@ static bool check_filters(struct run *run, struct matmul *mm, uint32_t taps)
 static bool check_kernels(struct run *run, struct matmul *mm)
 {
     const uint32_t taps = mm->kernel_width * mm->kernel_height;
-    const bool whole = mm->out != TO_INT8; /* Mesa's: the last group may have fewer */
+    const bool whole = mm->out != TO_INT8; /* Mesa's lists: the last group may be smaller */
     mm->kernels = VALUE(CNA_WEIGHT_SIZE2) & 0x3FFF;
     mm->n = VALUE(CORE_DATAOUT_SIZE_1) + 1;
     mm->kernel_bytes = mm->k * taps * mm->format->bits / 8;
@@ -161,7 +165,7 @@ static bool check_modes(struct run *run, struct matmul *mm)
     EQUAL(CNA_CONV_CON2, grains << 4, "bits besides FEATURE_GRAINS");
     CHECK(CNA_CONV_CON2, grains > mm->height || mesas || !settings.strict,
           "FEATURE_GRAINS at or below the height gives wrong sums for some K");
-    CHECK(CNA_CONV_CON2, mm->height < MAX_GRAINS, "more lines than FEATURE_GRAINS can say");
+    CHECK(CNA_CONV_CON2, mm->height < MAX_GRAINS, "more lines than FEATURE_GRAINS can hold");
     CHECK(CORE_MISC_CFG,
           (VALUE(CORE_MISC_CFG) & ~1u) == (precision << 8 | (uint32_t) mm->depthwise << 1),
           "not the type in DPU_DATA_FORMAT, or the mode in CONV_CON1");
@@ -170,7 +174,8 @@ static bool check_modes(struct run *run, struct matmul *mm)
 
 /* --- CBUF -------------------------------------------------------------------------------------- */
 
-/* 64-byte entries of a line of pixels; the last atoms of its pixels share entries. */
+/* Returns the 64-byte entries of a line of pixels; the last atoms of several pixels share an entry.
+ * */
 static uint32_t line_entries(const struct matmul *mm)
 {
     const uint32_t atoms = (uint32_t) div_up((uint64_t) mm->k * mm->format->bits / 8, ATOM);
@@ -188,7 +193,7 @@ static bool check_cbuf(struct run *run, struct matmul *mm)
     mm->data_reuse = con0 >> 12 & 1;
     mm->weight_reuse = con0 >> 13 & 1;
     CHECK(CNA_CBUF_CON0, !(con0 >> 8 & 7),
-          "FC_DATA_BANK is not 0: seen to read features from other banks");
+          "FC_DATA_BANK is not 0: the NPU reads features from other banks");
     CHECK(CNA_CBUF_CON0, data + weight <= BANKS, "more than 12 banks");
     CHECK(CNA_CBUF_CON1, entries >= line_entries(mm), "a line of pixels takes more entries");
     CHECK(CNA_CBUF_CON0, data >= div_up((uint64_t) mm->height * entries * ENTRY_BYTES, BANK_BYTES),
@@ -227,7 +232,7 @@ bool matmul_check(struct run *run, uint32_t enable, struct matmul *mm)
            stages_check(run, mm, full) && program_constants(run, PRODUCT, full);
 }
 
-/* Reuse is safe only after a task of the same chain that left the same bytes in CBUF. */
+/* Reuse is safe only if the previous task of the same chain left the same bytes in CBUF. */
 bool matmul_reuse(struct run *run, const struct matmul *mm, const struct matmul *last)
 {
     const bool same = last && last->in == mm->in && last->k == mm->k && last->banks == mm->banks;

@@ -1,10 +1,11 @@
 /*
  * Converts sums to the type of the output.
  *
- * Integers saturate.  A scaled integer is truncated, (sum * scale) >> shift, then converted to float
- * (rocket-userspace, matmul_int8_dequant_rocket: the ratio classifier).  Requantisation to int8
- * rounds half up, then adds the offset.  This agrees with all 4,096 bytes of the one capture of an
- * RK3588 (rocket-userspace, tests/data/teflon-dw-capture), which has no tie; the rule for ties is [?].
+ * Integers saturate.  A scaled integer is truncated, (sum * scale) >> shift, then converted to
+ * float (rocket-userspace, matmul_int8_dequant_rocket: the ratio classifier).  Requantisation to
+ * int8 rounds half up, then adds the offset.  This agrees with all 4,096 bytes of the one capture
+ * of an RK3588 (rocket-userspace, tests/data/teflon-dw-capture), which contains no tie, so the rule
+ * for ties is not confirmed.
  */
 #include "npu.h"
 
@@ -26,7 +27,7 @@ static int64_t clamp(int64_t value, int64_t low, int64_t high)
     return value < low ? low : value > high ? high : value;
 }
 
-/* Floor for negative products too, independent of the machine's >>. */
+/* Rounds down, also for negative values, whatever the machine's >> does. */
 static int64_t shift_down(int64_t value, uint32_t shift)
 {
     return value >= 0 ? value >> shift : ~(~value >> shift);

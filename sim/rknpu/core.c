@@ -2,8 +2,8 @@
  * Three cores for each driver, each a thread, with their queues, jobs and hangs.
  *
  * rocket: a hung job ends by itself after JOB_TIMEOUT_MS, when the kernel resets the core.  Its
- * fence is signalled, so only the stale output shows it.  rknpu: a hung job ends when the device is
- * reset, by the submitter after its time limit or by ACTION RESET.
+ * fence is signalled, so only the stale output shows the hang. rknpu: a hung job ends when the
+ * device is reset, by the submitter after its timeout or by ACTION RESET.
  */
 #include "npu.h"
 
@@ -110,11 +110,11 @@ static void hang(struct core *core, const struct segment *segment)
     const enum driver driver = core->worker.driver;
     const uint64_t start = now_ns();
     report_refused(driver, core->worker.index, core->worker.why.text);
-    segment->job->tasks_done = segment->done; /* who gives up meanwhile tells it */
+    segment->job->tasks_done = segment->done; /* for a submitter whose wait times out */
     core->hangs = true;
     sim_changed();
     uint64_t deadline;
-    do { /* settings may change meanwhile */
+    do { /* hang_ms may change during the wait */
         const double ms = settings.hang_ms > 0 ? settings.hang_ms : JOB_TIMEOUT_MS;
         deadline = driver == ROCKET ? start + (uint64_t) (ms * MS) : 0;
     } while (core->hangs && sim_wait(deadline));
@@ -131,10 +131,10 @@ static bool run(struct core *core, struct segment *segment)
 {
     struct why *why = &core->worker.why;
     if (wedged[core->worker.driver]) {
-        return refuse(why, "wedged, on request");
+        return refuse(why, "wedged by an injected fault");
     }
     if (segment->job->fault.effect == HANG) {
-        return refuse(why, "hung, on request");
+        return refuse(why, "hung by an injected fault");
     }
     pthread_mutex_unlock(&sim_lock);
     const bool done = segment_run(segment, &core->worker);
@@ -172,8 +172,7 @@ static bool start(struct core *core)
     sigfillset(&all);
     pthread_attr_init(&attributes);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    pthread_sigmask(SIG_SETMASK, &all,
-                    &old); /* this thread does not handle the program's signals */
+    pthread_sigmask(SIG_SETMASK, &all, &old); /* the new thread handles no signals of the program */
     const int error = pthread_create(&thread, &attributes, main_of_core, core);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     pthread_attr_destroy(&attributes);

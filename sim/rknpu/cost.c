@@ -1,10 +1,10 @@
 /*
  * Estimates the time of a task with a model fitted to published figures; it is not a measurement.
  *
- * It shares no code with npurt/rknpu/plan/cost.py, but the figures: the middle of measurements of others
- * (happyme531, marfrit/rk-llama.cpp, npu-notes, rknpu-submit, RockNPU).  Single points are off by a
- * quarter, those with dependent tasks by a half.  Not modelled: IOMMU misses, other
- * users of the memory.
+ * It shares no code with npurt/rknpu/plan/cost.py, but uses the same figures: middle values of
+ * published measurements (happyme531, marfrit/rk-llama.cpp, npu-notes, rknpu-submit, RockNPU).
+ * Single measurements differ from the estimate by up to 25 %, those of dependent tasks by up to 50
+ * %. IOMMU misses and other users of the memory are not modelled.
  */
 #include "npu.h"
 
@@ -32,14 +32,14 @@ static double larger(double a, double b)
     return a > b ? a : b;
 }
 
-/* Bytes a ns for one core when `cores` of them work. */
+/* Returns the bandwidth of one core, in bytes per ns, while `cores` cores work. */
 static double bandwidth(enum driver driver, int cores)
 {
     const double bus = BYTES_PER_CYCLE * settings.mhz[driver] / 1e3;
     return smaller(smaller(settings.core_gbs, bus), settings.total_gbs / cores);
 }
 
-/* Whether the weight banks have room for the next group of kernels beside one. */
+/* Returns whether the weight banks hold two groups of kernels. */
 static bool holds_two_groups(const struct matmul *mm)
 {
     const uint32_t group = mm->format->group * mm->kernel_bytes;
@@ -63,7 +63,7 @@ void cost_matmul(const struct matmul *mm, enum driver driver, int cores, bool ch
     const double features = (double) cost->features / bytes;
     const double weights = (double) cost->weights / bytes;
     const double outputs = (double) cost->outputs / bytes;
-    /* Weights and results stream during products, unless each group waits for the one before. */
+    /* Weights and results are moved during the products, unless the banks hold only one group. */
     const double work = larger(holds_two_groups(mm) ? mac : mac + weights, weights + outputs);
     cost->ns = chained ? larger(work, features + weights + outputs) : features + work;
     cost->ns += first ? 0 : NEXT_NS[driver];

@@ -1,8 +1,8 @@
 /*
  * Open files, the ioctls of every DRM driver, and mappings.
  *
- * A descriptor is a real one, of an empty memory file, so dup, fork, select and close work as on any
- * file.  The inode identifies our file.
+ * The descriptor of a simulated file is that of an empty memfd, so dup, fork, select and close work
+ * as on any file.  The memfd's inode identifies the simulated file.
  */
 #include "driver.h"
 
@@ -19,7 +19,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* DRM's mmap offsets start beyond 32 bits.  Those of a driver's files differ: each has OFFSETS. */
+/* DRM's mmap offsets start beyond 32 bits.  Each file of a driver has its own range of OFFSETS. */
 static const uint64_t FIRST_OFFSET = 0x100000000, OFFSETS = 1ull << 40;
 
 static struct file *files;
@@ -60,7 +60,7 @@ static int new_descriptor(int flags)
     if (fd < 0) {
         return -errno;
     }
-    fcntl(fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_WRITE); /* it only stands for the node */
+    fcntl(fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_WRITE); /* the memfd holds no data */
     return fd;
 }
 
@@ -111,7 +111,7 @@ static int open_locked(enum driver driver, const char *path, int flags)
         return -ENOMEM;
     }
     if (driver == ROCKET) {
-        cores_wedge(ROCKET, false); /* users open the node again to free a hung core */
+        cores_wedge(ROCKET, false); /* a new open of the node frees hung cores */
     }
     return fd;
 }
@@ -128,7 +128,7 @@ int device_open(const char *path, int flags)
     return fd;
 }
 
-/* Whether this process still has a descriptor of the file. */
+/* Returns whether this process still has a descriptor of the file. */
 static bool still_open(const struct file *file)
 {
     char entries[4096];
@@ -154,7 +154,7 @@ static void release(struct file *file)
     cores_drop(file->driver, file, NULL);
     while (file->jobs || file->busy) {
         if (file->driver == RKNPU) {
-            cores_reset(RKNPU); /* a hung job would wait for ever */
+            cores_reset(RKNPU); /* otherwise a hung job never ends */
         }
         sim_wait(0);
     }
@@ -296,7 +296,7 @@ void file_drop_bo(struct file *file, struct bo *bo)
 
 /* --- ioctl ---------------------------------------------------------------------------------- */
 
-/* Copies a string as drm_copy_field does: the part that fits, and the whole length. */
+/* Copies the part of a string that fits and stores its whole length, as drm_copy_field does. */
 static int copy_field(uint64_t to, uint64_t *size, const char *value)
 {
     const uint64_t length = strlen(value);
@@ -428,7 +428,7 @@ static bool any_has(const struct file *file, uint64_t offset)
     return other;
 }
 
-/* The rules of drm_gem_mmap: a buffer's own offset, of this file, no more than its pages, shared. */
+/* As drm_gem_mmap: a shared mapping of a buffer's pages, at the offset of a buffer of this file. */
 int device_mmap(int fd, void *at, size_t size, int access, int flags, uint64_t offset, void **made)
 {
     if (!open_files) {
@@ -460,7 +460,7 @@ static void after_fork(void)
     pthread_mutex_unlock(&sim_lock);
 }
 
-/* A child has the files and buffers, but not the threads and their jobs. */
+/* A child has its parent's files and buffers, but no threads and no jobs. */
 static void in_child(void)
 {
     for (struct file *file = files; file; file = file->next) {
@@ -478,7 +478,7 @@ static void in_child(void)
     pthread_mutex_unlock(&sim_lock);
 }
 
-/* Its threads must not lose their code: dlclose has no effect. */
+/* Makes dlclose of this library ineffective, because the cores' threads run its code. */
 static void stay_loaded(void)
 {
     Dl_info self;

@@ -1,5 +1,5 @@
 /*
- * Memory access of a task when the simulator is also the driver and has the buffers.
+ * Memory access of a task, in the buffers of the simulated drivers.
  */
 #include "npu.h"
 
@@ -24,7 +24,7 @@ bool dma_may_write(struct run *run, uint32_t address)
 {
     const struct job *job = run->job;
     const struct bo *bo = space_find(run->space, address);
-    bool listed = job->driver == RKNPU; /* which has no lists */
+    bool listed = job->driver == RKNPU; /* rknpu's jobs list no buffers */
     for (uint32_t i = job->in_count; i < job->bo_count; i++) {
         listed |= job->bos[i] == bo;
     }
@@ -33,8 +33,8 @@ bool dma_may_write(struct run *run, uint32_t address)
     }
     if (settings.strict && !listed) {
         return refuse(run->why,
-                      "output goes into buffer %u, which the job does not list as one: "
-                      "nothing would wait for it",
+                      "output goes into buffer %u, which the job does not list as an output: "
+                      "no call would wait for it",
                       bo->handle);
     }
     return true;
@@ -42,5 +42,5 @@ bool dma_may_write(struct run *run, uint32_t address)
 
 bool dma_flush(struct run *run)
 {
-    return run->out != NULL; /* what `dma` gave is the memory itself */
+    return run->out != NULL; /* `dma` returned the memory itself */
 }

@@ -1,8 +1,7 @@
 /*
- * out[rows][32] = a[rows][32 * tiles] . w[tiles][32][32]^T         int8 x int8 -> int32
+ * out[rows][32] = a[rows][32 * tiles] . w[tiles][32][32]^T int8 x int8 -> int32
  *
- * Needs   AVX2.
- * Exact   products are made of 16-bit values in pairs: 2 * 128 * 128 fits 32 bits.
+ * Needs AVX2.  Exact products of 16-bit values are added in pairs: 2 * 128 * 128 fits 32 bits.
  */
 #include "kernels.h"
 

@@ -1,7 +1,7 @@
 /*
- * out[rows][32] = a[rows][32 * tiles] . w[tiles][32][32]^T         int8 x int8 -> int32
+ * out[rows][32] = a[rows][32 * tiles] . w[tiles][32][32]^T int8 x int8 -> int32
  *
- * The plain form of dot__*.c, for any machine; tests compare the others with it.
+ * The variant of dot__*.c for any machine; tests compare the other variants with it.
  */
 #include "kernels.h"
 

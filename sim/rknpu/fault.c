@@ -1,5 +1,5 @@
 /*
- * Injects faults: "effect@call:n" for the n-th such call from now on, with "+" also for later ones.
+ * Injects faults: "effect@call:n" for the n-th such call from now on, with "+" also at later calls.
  *
  *     timeout@submit:3     the third job hangs          stale@submit     its output is not written
  *     flip@submit:2        one bit of its output flips  wedge@submit     every job hangs until reset
@@ -42,7 +42,7 @@ enum { ARMED = 16 };
 static struct {
     struct fault fault;
     enum call call;
-    unsigned long left; /* calls until the fault happens; 0: a free place */
+    unsigned long left; /* calls until the fault occurs; 0: a free entry */
     bool repeat;
 } armed[ARMED];
 
@@ -74,7 +74,7 @@ int fault_arm(const char *text, char *why, size_t size)
         place++;
     }
     if (place == ARMED) {
-        snprintf(why, size, "fault=%s: %d faults wait already", text, ARMED);
+        snprintf(why, size, "fault=%s: %d faults are set already", text, ARMED);
         return -1;
     }
     const size_t effect = strcspn(text, "@:");
@@ -87,7 +87,7 @@ int fault_arm(const char *text, char *why, size_t size)
     if (!find_effect(text, effect, &armed[place].fault) || call < 0 || !left ||
         (*end && strcmp(end, "+")) || (armed[place].fault.effect != FAIL && call != CALL_SUBMIT)) {
         snprintf(why, size,
-                 "fault=%s: wanted effect@call:n; timeout, stale, flip, dead and wedge "
+                 "fault=%s: expected effect@call:n; timeout, stale, flip, dead and wedge "
                  "are faults of submit",
                  text);
         return -1;

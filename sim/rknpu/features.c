@@ -1,14 +1,14 @@
 /*
  * Reads the feature cube as CNA does, as one row of numbers for each pixel of the result.
  *
- * A row of a matmul is K.  A row of a convolution is a window, in the order of kernels in memory:
- * [tile of channels][y][x][channel].  Outside the cube a window has the pad value.
+ * A row of a matmul has K numbers.  A row of a convolution is a window, in the order of kernels in
+ * memory: [tile of channels][y][x][channel].  A window's cells outside the cube have the pad value.
  */
 #include "npu.h"
 
 #include <string.h>
 
-/* The atom of (line, surface); those of a line's pixels follow each other. */
+/* Returns the address of a line's first atom in a surface; the atoms of its other pixels follow. */
 static uint32_t feature_address(const struct matmul *mm, uint32_t line, uint32_t surface)
 {
     const int64_t width = mm->width, stride = mm->line_stride;
@@ -36,7 +36,7 @@ static void spread_atoms(uint8_t *to, const uint8_t *from, uint32_t pixels, size
     }
 }
 
-/* Neighbouring surfaces that also are neighbours in memory are one. */
+/* Copies all pixels to rows; surfaces that are adjacent in memory are copied together. */
 static bool gather_pixels(struct run *run, const struct matmul *mm, uint8_t *rows)
 {
     const size_t row = depth_of(mm) * mm->format->bits / 8;
@@ -60,9 +60,10 @@ static bool gather_pixels(struct run *run, const struct matmul *mm, uint8_t *row
 }
 
 /*
- * Padding of int8.  PAD_CON1 has a value for even and one for odd channels.  In a depthwise
- * convolution all of the second 32 channels of a group of 64 use the first, as in the one capture
- * where the two differ (rocket-userspace, tests/data/teflon-dw-capture).
+ * Fills an atom with the padding of int8.  PAD_CON1 has one value for even channels and one for odd
+ * channels.  In a depthwise convolution the second 32 channels of each group of 64 all use the
+ * value of even channels, as in the one capture where the two values differ (rocket-userspace,
+ * tests/data/teflon-dw-capture).
  */
 static void pad_atom(uint8_t *to, const struct matmul *mm, uint32_t surface)
 {
@@ -72,7 +73,8 @@ static void pad_atom(uint8_t *to, const struct matmul *mm, uint32_t surface)
     }
 }
 
-/* Copies one line of the cube, for one column of the window, into the rows of a line of results. */
+/* Copies the atoms of a line of the cube that one column of the windows covers into the rows of a
+ * line of results. */
 static void place(const struct matmul *mm, const uint8_t *line, uint32_t column, uint32_t surface,
                   uint8_t *to, size_t row)
 {
@@ -114,7 +116,7 @@ static bool gather_windows(struct run *run, const struct matmul *mm, uint8_t *ro
 
 bool features_gather(struct run *run, const struct matmul *mm, uint8_t *rows)
 {
-    if (mm->k % mm->format->k_tile) { /* the rest of the last tile */
+    if (mm->k % mm->format->k_tile) { /* zeros in the rest of the last tile */
         const size_t pixels = (size_t) mm->pixels_x * mm->pixels_y;
         memset(rows, 0, pixels * depth_of(mm) * mm->format->bits / 8);
     }

@@ -1,8 +1,8 @@
 /*
  * Converts float operands to double, and multiplies them.
  *
- * Sums are in eight lanes, k modulo 8, which are added as a tree.  Products of 11-bit mantissas are
- * exact in double, fused or not.  So every level gives the same bits.
+ * Each sum has eight lanes (k modulo 8), which are added as a tree.  Products of 11-bit mantissas
+ * are exact in double, fused or not.  So every variant gives the same bits.
  */
 #include "kernels.h"
 
@@ -45,7 +45,7 @@ static void widen(enum input type, const uint8_t *from, size_t count, double *to
         to[i] = float_of((uint32_t) narrow[i] << 16);
     }
     for (size_t i = 0; i < count && type == TF32; i++) {
-        to[i] = float_of(wide[i] & 0xFFFFE000); /* cut, not rounded: npu-notes */
+        to[i] = float_of(wide[i] & 0xFFFFE000); /* truncated, not rounded: npu-notes */
     }
 }
 

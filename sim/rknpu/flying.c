@@ -1,12 +1,13 @@
 /*
- * The operations of the DPU alone, "flying" past the MAC array (enable 0x18).
+ * Operations of the DPU that bypass the MAC array, called "flying" (enable 0x18).
  *
- * C = A + B in int32: MRDMA reads A, ERDMA reads B, both as surfaces of four channels; C may be A.
- * The sum saturates here; no public source says what hardware does on overflow.  Facts:
- * happyme531's register list, shipped behind RK_NPU_I8_NPU_REDUCE.  Other projects doubt it, so try
- * it on a board first.
+ * C = A + B in int32: MRDMA reads A, ERDMA reads B, both as surfaces of four channels; C may be the
+ * memory of A. The sum saturates here; no public source says what hardware does on overflow.
+ * Facts: happyme531's register list, shipped behind RK_NPU_I8_NPU_REDUCE. Other projects doubt it,
+ * so try it on a board first.
  *
- * C = f(A) in float16, by the LUT (lut.c), one surface.  Its lists omit registers without effect.  Facts: rocket-userspace, gen_lut_activation_fp16, as run on silicon.
+ * C = f(A) in float16, by the LUT (lut.c), for one surface.  Lists for this operation omit
+ * registers without effect.  Facts: rocket-userspace, gen_lut_activation_fp16, as run on silicon.
  */
 #include "npu.h"
 
@@ -90,7 +91,7 @@ static bool addition_run(struct run *run)
 
 /* --- C = f(A) ---------------------------------------------------------------------------------- */
 
-enum { MAX_COLUMNS = 4096 }; /* seen right; of 8,191 numbers the last 54 were wrong */
+enum { MAX_COLUMNS = 4096 }; /* gave right results; of 8,191 columns the last 54 were wrong */
 
 static bool check_flat(struct run *run)
 {

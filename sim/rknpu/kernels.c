@@ -1,5 +1,5 @@
 /*
- * Selects the variant of each inner loop for this machine.  All give the same bits.
+ * Selects the variant of each inner loop for this machine.  All variants give the same bits.
  *
  * Feature bits: Intel SDM vol. 2A, CPUID; Linux Documentation/arch/arm64/elf_hwcaps.rst.
  */
@@ -17,7 +17,7 @@ static bool has_all(uint32_t bits, uint32_t wanted)
     return (bits & wanted) == wanted;
 }
 
-/* Whether the processor has the features of leaf 7, and the system saves the registers. */
+/* Returns whether the processor has the features of leaf 7 and the system saves the registers. */
 static bool has(uint32_t ebx_bits, uint32_t ecx_bits, uint32_t state)
 {
     uint32_t eax, ebx, ecx, edx, low, high;
@@ -66,7 +66,7 @@ static const struct floats *find_floats(void)
 dot_fn *dot_best;
 const struct floats *floats_best;
 
-/* Once, because cpuid in a virtual machine takes longer than a small task. */
+/* Selects once, at load, because cpuid in a virtual machine takes longer than a small task. */
 __attribute__((constructor)) static void choose(void)
 {
     dot_best = find_dot();

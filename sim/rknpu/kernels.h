@@ -1,4 +1,4 @@
-/* The variants of the two inner loops, and the selection of the best. */
+/* The variants of the two inner loops. */
 #ifndef RKNPU_SIM_KERNELS_H
 #define RKNPU_SIM_KERNELS_H
 

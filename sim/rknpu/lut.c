@@ -1,19 +1,20 @@
 /*
- * The LUT of the DPU: a function of one number by two tables of 513 entries.
+ * The LUT of the DPU: it approximates a function of one number by two tables of 513 entries.
  *
  *     index = round(x * BN_MUL + BN_ALU), both in float32
- *     entry = of the table of negative indices from LE_START, or of the others up to LO_END: linear
- *             between two entries 32 apart, truncated; below, by the slope of LE, at least 0; above, the
- *             last entry
- *     y     = (entry + OUT_CVT_OFFSET) * 2^-MINUS_EXP as a float16; when the sum in brackets is 0,
- *             not 0 but 2^(17 - MINUS_EXP)
+ *     entry = linear interpolation, truncated, between two entries that are 32 indices apart, in
+ *             the table of negative indices (from LE_START) or in that of the others (to LO_END);
+ *             below LE_START a line with the slope of LE, at least 0; above LO_END the last entry
+ *     y     = (entry + OUT_CVT_OFFSET) * 2^-MINUS_EXP as a float16; 2^(17 - MINUS_EXP) if the sum
+ *             in brackets is 0
  *
  * Sources: rocket-userspace's generator, and its notes on silicon (gregordinary/rockchip-npu-notes,
- * dpu-lut-activation.md).  The notes give figures, not these rules; these rules give
- * all of the figures: errors of 12 functions (0.00146 for sigmoid, 5.5e-4 for exp, 0.85 % for sqrt,
- * 0.44 %, 1.03 %, ...), 97 wrong of 4,001 points around 0 for ELU, one of 16,385 for leaky ReLU, and
- * wrong values of 4, 8, 16, 64 and 128 for MINUS_EXP of 15, 14, 13, 11 and 10.  No figure tells the
- * rule for indices half-way between two (here: to even) and for entries above 0x7FFF (refused).
+ * dpu-lut-activation.md).  The notes give figures but no rules; these rules
+ * reproduce all of the figures: errors of 12 functions (0.00146 for sigmoid, 5.5e-4 for exp, 0.85 %
+ * for sqrt, 0.44 %, 1.03 %, ...), 97 wrong of 4,001 points around 0 for ELU, one of 16,385 for leaky
+ * ReLU, and wrong values of 4, 8, 16, 64 and 128 for MINUS_EXP of 15, 14, 13, 11 and 10.  No figure
+ * determines the rule for indices half-way between two integers (here: to even) or for entries
+ * above 0x7FFF (here: refused).
  */
 #include "npu.h"
 
@@ -24,7 +25,7 @@
 
 enum { HYBRID = 0x68, STEP_BITS = 5, END = 16384 };
 enum { MAX_ENTRY = 0x7FFF, MAX_EXPONENT = 31 };
-enum { ZERO_EXPONENT = 17 };                     /* of what a sum of 0 becomes */
+enum { ZERO_EXPONENT = 17 };                     /* of the result of a sum of 0 */
 static const uint32_t FLOAT_AFFINE = 0x80000000; /* CVT_TYPE, beside MINUS_EXP */
 
 static float float_of(uint32_t bits)
@@ -50,7 +51,7 @@ static bool check_tables(struct run *run)
         for (int i = 0; i < LUT_ENTRIES; i++) {
             if (lut->entries[t][i] > MAX_ENTRY) {
                 return refuse_register(run->why, DPU_LUT_ACCESS_DATA, lut->entries[t][i],
-                                       "nobody knows what entries above 0x7fff mean");
+                                       "the meaning of entries above 0x7fff is unknown");
             }
         }
     }

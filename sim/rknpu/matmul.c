@@ -1,9 +1,11 @@
 /*
  * Computes one product: features and weights, exact sums, the stages of the DPU, the output cube.
  *
- * Integers: the sums are exact and saturate to the output type.  Floats: products and sums are made
- * in double and rounded once at the end.  Hardware sums in single precision, so its results differ by
- * about 1e-7 of the sum of the products' magnitudes.  A stage after the sum gets it as float32.  Subnormals and NaN are not certified on hardware; here they are kept.
+ * Sums of integers are exact and saturate to the output type.  Products and sums of floats are
+ * computed in double and rounded once at the end.  Hardware sums in single precision, so its
+ * results differ by about 1e-7 of the sum of the products' magnitudes.  A stage after the sum
+ * receives the sum as float32.  The simulator keeps subnormals and NaN; how hardware treats them is
+ * not confirmed.
  */
 #include "npu.h"
 
@@ -11,7 +13,7 @@
 
 enum { DOT_GROUP = 32, TILE = 32, FLOAT_GROUP = 16, MAX_GROUP_BYTES = 256 };
 enum { HALVES = ATOM / 2 };
-enum { UNKNOWN = 0x5A }; /* of a channel that has no kernel */
+enum { UNKNOWN = 0x5A }; /* output of a channel without a kernel */
 
 struct product {
     struct run *run;
@@ -19,11 +21,12 @@ struct product {
     struct writer writer;
     const uint8_t *weights, *biases; /* in the NPU's memory */
     const uint8_t *operand[2];       /* its even and its odd surfaces */
-    uint8_t *packed;                 /* features as they lie in memory, [M][bytes of depth] */
-    void *rows;                      /* the same as int8 or double, [M][depth] */
-    void *room;                      /* for a group of kernels */
-    void *sums;      /* of a group, [M][its channels]; integers, thirty-two channels at a time */
-    int64_t *totals; /* of each row, times the weights' offset */
+    /* features in the type that memory holds, [M][bytes of depth] */
+    uint8_t *packed;
+    void *rows;      /* features as int8 or double, [M][depth] */
+    void *room;      /* for the converted kernels of a group */
+    void *sums;      /* of a group, [M][channels]; of integers, [channels / 32][M][32] */
+    int64_t *totals; /* sum of each row times the weights' offset */
     uint8_t *line;   /* one pixel's outputs of one group */
     size_t pixels, depth;
 };
@@ -66,7 +69,7 @@ static void store_group(struct product *p, uint32_t group)
     }
 }
 
-/* The contribution of the weights' offset to each sum of a pixel. */
+/* Computes the contribution of the weights' offset to each sum of a pixel. */
 static void add_up_rows(struct product *p)
 {
     const int32_t offset = p->mm->stages.requantisation.weight_offset;
@@ -159,16 +162,17 @@ static void multiply_floats(struct product *p)
     }
 }
 
-/* --- depthwise: a filter a channel, [group of channels][y][x][channel] ------------------------- */
+/* --- depthwise: one filter per channel, [group of channels][y][x][channel] ------------------- */
 
-/* The place of a channel's value in a row, for tap 0; that of the next tap is one tile further. */
+/* Returns the index of a channel's value in a row, for tap 0.  The value for the next tap is one
+ * tile further. */
 static size_t window_at(const struct product *p, uint32_t channel)
 {
     return (size_t) (channel / TILE) * p->mm->kernel_height * p->mm->kernel_width * TILE +
            channel % TILE;
 }
 
-/* The number of channels of a group, and the first of its filters. */
+/* Returns the number of channels of a group, and the offset of its first filter. */
 static uint32_t filters(const struct product *p, uint32_t group, size_t *first)
 {
     const struct matmul *mm = p->mm;
@@ -223,7 +227,7 @@ static void filter_channels(struct product *p)
     if (is_float) {
         floats_best->widen(p->mm->in, p->packed, p->pixels * p->depth, p->rows);
     } else {
-        memset(p->totals, 0, p->pixels * sizeof(*p->totals)); /* they are in the sums */
+        memset(p->totals, 0, p->pixels * sizeof(*p->totals)); /* the sums include the offset */
     }
     for (uint32_t group = 0; group < p->writer.groups; group++) {
         if (is_float) {
@@ -240,7 +244,7 @@ static void filter_channels(struct product *p)
 
 /* --- the task ---------------------------------------------------------------------------------- */
 
-/* Memory for the operands of a task, one block that the core keeps. */
+/* Allocates memory for the operands of a task, in the scratch block of the core. */
 static bool allocate(struct product *p)
 {
     const struct matmul *mm = p->mm;
@@ -272,7 +276,7 @@ static const uint8_t *source(struct run *run, uint32_t address, uint64_t size, c
     return bytes && apart(run, bytes, size, what) ? bytes : NULL;
 }
 
-/* What the DPU reads besides the sums. */
+/* Finds the biases, or the surfaces of the operand, that the DPU reads. */
 static bool open_sources(struct product *p)
 {
     const struct matmul *mm = p->mm;

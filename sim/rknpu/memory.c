@@ -1,12 +1,12 @@
 /*
  * Buffers, their IOVA spaces, and their cache maintenance.
  *
- * The bytes of a buffer are shared pages.  The caller's mapping has the same pages, and keeps them
- * after the buffer is destroyed.  With coherent=0 the NPU works on a second copy, and only the
- * driver's maintenance calls move bytes between the two.
+ * A buffer consists of shared pages.  The caller maps the same pages and keeps them after the
+ * buffer is destroyed.  With coherent=0 the NPU uses a second copy, and only the driver's
+ * maintenance calls copy bytes between the two.
  *
- * New buffers of rknpu, and with guard=1 of rocket, hold a pattern, which shows reads of unwritten
- * bytes.  Between two buffers is an unmapped page.
+ * New buffers of rknpu, and of rocket with guard=1, are filled with a pattern, which reveals reads
+ * of unwritten bytes, and an unmapped page separates two such buffers.
  */
 #include "driver.h"
 
@@ -33,14 +33,14 @@ static uint8_t *pages(uint64_t size, int file)
     return at == MAP_FAILED ? NULL : at;
 }
 
-/* mremap() of length 0 maps pages a second time: no buffer needs a file. */
+/* Maps pages a second time: mremap() with an old length of 0 does so without a file. */
 static void *map_again(void *old, void *at, size_t size, bool fixed)
 {
     return mremap(old, 0, size, MREMAP_MAYMOVE | (fixed ? MREMAP_FIXED : 0), at);
 }
 
-/* Return a file for the pages of a buffer where they cannot be mapped again without: qemu-aarch64,
- * which runs programs of another machine, refuses that mremap().  Else -1. */
+/* Returns a file for the pages of a buffer if map_again() does not work, else -1.  The mremap()
+ * fails in qemu-aarch64, which runs programs of another machine. */
 static int file_of(uint64_t size)
 {
     uint8_t *probe = pages(PAGE, -1);
@@ -78,9 +78,10 @@ void space_destroy(struct space *space)
     free(space->bos);
 }
 
-static uint64_t all_bytes; /* of all buffers, in whole pages */
+static uint64_t all_bytes; /* of all buffers of all spaces, in whole pages */
 
-/* The limits of a board: RAM for all buffers, and addresses of one space. */
+/* Returns an error if `size` more bytes exceed the memory of all buffers or of one address space.
+ * */
 static int refuse_more(const struct space *space, uint64_t size)
 {
     if (settings.memory && all_bytes + size > settings.memory) {
@@ -92,13 +93,14 @@ static int refuse_more(const struct space *space, uint64_t size)
     return 0;
 }
 
-/* Finds room for `size` bytes, with a page free on both sides where there are guards; returns where
- * it goes in the table.  rknpu takes the highest room, rocket the smallest (DRM_MM_INSERT_BEST). */
+/* Finds a free range of `size` bytes, with a free page on both sides if buffers have guards, and
+ * its index in the table. rknpu takes the highest range, rocket the smallest (DRM_MM_INSERT_BEST).
+ * */
 static bool find_gap(const struct space *space, uint64_t size, size_t *place, uint64_t *iova)
 {
     const uint64_t guard = space->top_down || settings.guard ? PAGE : 0;
     uint64_t smallest = UINT64_MAX;
-    for (size_t gap = 0; gap <= space->count; gap++) { /* below bos[gap] */
+    for (size_t gap = 0; gap <= space->count; gap++) { /* the gap below bos[gap] */
         uint64_t from = space->low, to = space->high;
         if (gap > 0) {
             const struct bo *below = space->bos[gap - 1];
@@ -211,7 +213,7 @@ void bo_put(struct bo *bo)
     if (--bo->refs) {
         return;
     }
-    pthread_rwlock_wrlock(&space->lock); /* waits for a task that may be reading it */
+    pthread_rwlock_wrlock(&space->lock); /* waits for a task that may use the buffer */
     size_t place = 0;
     while (space->bos[place] != bo) {
         place++;

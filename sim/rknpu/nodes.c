@@ -1,12 +1,12 @@
 /*
- * The nodes as files: stat, access and listings of their folders; also the files in /sys and /proc
- * about the chip, and about the cores and nodes of each driver.
+ * The device nodes as files: stat, access and listings of their folders.  Also the files in /sys
+ * and /proc that describe the chip and the cores and nodes of each driver.
  *
- * This is enough for a program that looks before it opens.  A listing that the C library makes by itself
- * (glob, scandir, nftw) does not come here.
+ * This is enough for a program that inspects a node before it opens it.  Listings inside the C
+ * library (glob, scandir, nftw) are not simulated.
  *
- * In C the functions have other names, because the headers' inline forms of stat cannot be redefined;
- * the symbols are the C library's.
+ * The functions have other names in C than their symbols, which are the C library's, because the
+ * headers' inline forms of stat cannot be redefined.
  */
 #include "driver.h"
 
@@ -32,11 +32,12 @@ static const char *const TREES[] = {"/sys/firmware/devicetree/base", "/proc/devi
 static const char *const TREE_NAMES[] = {"compatible", "model", "npu@fdab0000"};
 enum { FILE_SIZE = 64 };
 
-/* --- what there is ----------------------------------------------------------------------------- */
+/* --- simulated paths -----------------------------------------------------------------------------
+ * */
 
 typedef char names[MAX_NAMES][NAME_SIZE];
 
-/* Fills in the nodes whose name begins with "accel", or the others; returns how many. */
+/* Stores the names of the nodes that begin with "accel", or of the others; returns their number. */
 static int node_names(bool accel, names found)
 {
     int count = 0;
@@ -65,7 +66,8 @@ static int fill(names found, const char *const *with, int count)
     return count;
 }
 
-/* Fills in the names in a simulated folder; returns how many, 0: not simulated. */
+/* Stores the names in a simulated folder; returns their number, 0 if the folder is not simulated.
+ * */
 static int folder_names(const char *path, names found)
 {
     if (is(path, "/dev/accel")) {
@@ -89,7 +91,7 @@ static int folder_names(const char *path, names found)
     return 0;
 }
 
-/* Whether a path is that of `name` in a folder. */
+/* Returns whether `path` is `name` in `folder`. */
 static bool is_at(const char *path, const char *folder, const char *name)
 {
     const size_t length = strlen(folder);
@@ -97,7 +99,7 @@ static bool is_at(const char *path, const char *folder, const char *name)
            is(path + length + 1, name);
 }
 
-/* Whether a path is that of something in a simulated folder. */
+/* Returns whether `path` is an entry of the simulated folder `folder`. */
 static bool is_in(const char *path, const char *folder)
 {
     names found;
@@ -114,7 +116,7 @@ static bool is_in_tree(const char *path, const char *name)
     return *settings.nodes && (is_at(path, TREES[0], name) || is_at(path, TREES[1], name));
 }
 
-/* Whether a path is that of the driver's name of a node of the vendor's. */
+/* Returns whether `path` is the uevent file, with the driver's name, of a node of rknpu. */
 static bool is_uevent(const char *path)
 {
     names found;
@@ -132,7 +134,7 @@ static bool is_uevent(const char *path)
     return false;
 }
 
-/* Fills in the content of a simulated file; returns its bytes, 0: not simulated. */
+/* Stores the content of a simulated file; returns its bytes, 0 if the file is not simulated. */
 static int file_text(const char *path, char text[FILE_SIZE])
 {
     const char *chip = settings.cores == 2 ? "rk3583" : "rk3588";
@@ -145,7 +147,7 @@ static int file_text(const char *path, char text[FILE_SIZE])
     return path && is_uevent(path) ? snprintf(text, FILE_SIZE, "DRIVER=RKNPU\n") : 0;
 }
 
-/* The device number of a node, 0 when the path is none. */
+/* Returns the device number of a node, or 0 if `path` is not a node. */
 static dev_t number_of(const char *path)
 {
     const int driver = path ? settings_driver_of(path) : -1;
@@ -160,7 +162,7 @@ static dev_t number_of(const char *path)
                    (unsigned) strtoul(digits, NULL, 10));
 }
 
-/* 0 and the stat of what is simulated in `st`, or NOT_OURS. */
+/* Stores the attributes of a simulated path in `st` and returns 0, or returns NOT_OURS. */
 static int node_stat(const char *path, struct stat *st)
 {
     names unused;
@@ -204,7 +206,8 @@ int nodes_open(const char *path, int flags)
         next = (type *) dlsym(RTLD_NEXT, symbol);                                                  \
     }
 
-/* A function that says something of a path: the simulator's answer, or the next library's. */
+/* Defines a function of a path, which returns the simulator's answer or calls the next library's
+ * function. */
 #define BY_PATH(name, symbol, parameters, arguments, answer)                                       \
     SIM_API int name parameters __asm__(symbol);                                                   \
     int name parameters                                                                            \
@@ -284,7 +287,7 @@ int node_statx(int folder, const char *path, int flags, unsigned mask, struct st
     return 0;
 }
 
-/* --- listings: what is simulated in a folder, and nothing else --------------------------------- */
+/* --- listings of simulated folders ----------------------------------------------------------- */
 
 static struct listing {
     bool open;
@@ -328,7 +331,7 @@ static struct dirent64 *read_listing(struct listing *listing)
     memset(entry, 0, sizeof(*entry));
     strcpy(entry->d_name, listing->found[listing->at++]);
     entry->d_ino = (ino_t) listing->at;
-    entry->d_reclen = sizeof(*entry); /* d_type 0: the reader asks stat */
+    entry->d_reclen = sizeof(*entry); /* d_type 0: the reader calls stat */
     return entry;
 }
 

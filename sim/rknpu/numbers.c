@@ -1,9 +1,9 @@
-/* Doubles to the NPU's 16-bit floats: rounded once, to nearest, ties to even. */
+/* Converts doubles to the NPU's 16-bit floats, rounded once, to nearest, ties to even. */
 #include "npu.h"
 
 #include <math.h>
 
-/* A 16-bit float with `mantissa` bits, whose smallest normal number is 2^lowest. */
+/* Converts to a 16-bit float with `mantissa` bits and the smallest normal number 2^lowest. */
 static uint16_t narrow(double value, int mantissa, int lowest)
 {
     const uint16_t sign = signbit(value) ? 0x8000 : 0;

@@ -1,9 +1,9 @@
 /*
- * A pooling: PPU_RDMA reads a cube of float16, PPU reduces each window (enable 0x60).
+ * Pooling: PPU_RDMA reads a cube of float16, and PPU reduces each window (enable 0x60).
  *
- * The largest or the smallest of a window is exact, with one beside the cube that never wins.  A
- * mean is sum * recip_w * recip_h * 2^-32, the reciprocals being float16(65536 / k), of all cells,
- * those beside the cube too, as 0; here it is rounded once, and what hardware keeps inside is
+ * The maximum or minimum of a window is exact; cells outside the cube do not change it.  A mean is
+ * sum * recip_w * recip_h * 2^-32 with the reciprocals float16(65536 / k); it includes the cells
+ * outside the cube, as 0.  The simulator rounds a mean once; the precision inside the hardware is
  * unknown.  Facts: rocket-userspace, gen_pool_fp16, as run on silicon.
  */
 #include "npu.h"
@@ -20,7 +20,7 @@ struct pool {
     uint32_t in_width, in_height, width, height, surfaces;
     uint32_t kernel_width, kernel_height, stride_x, stride_y, left, top, right, bottom;
     uint64_t line, surface; /* bytes, of the input */
-    double share;           /* of each cell in a mean */
+    double share;           /* factor of each cell in a mean */
     const uint8_t *from;
 };
 
@@ -41,7 +41,8 @@ static bool check_sizes(struct run *run, struct pool *pool)
     return true;
 }
 
-/* Windows lie side by side or overlap, and reach as far as the padding says. */
+/* Checks that every window contains a part of the cube, and that none reaches beyond the padding.
+ * */
 static bool check_windows(struct run *run, struct pool *pool)
 {
     const uint32_t kernel = VALUE(PPU_POOLING_KERNEL_CFG), pads = VALUE(PPU_POOLING_PADDING_CFG);
@@ -75,7 +76,7 @@ static bool check_method(struct run *run, struct pool *pool)
     const uint32_t recip_h = VALUE(PPU_RECIP_KERNEL_HEIGHT);
     pool->method = mode & 3;
     CHECK(PPU_OPERATION_MODE_CFG, mode == (FLYING | pool->method) && pool->method <= SMALLEST,
-          "not a mean, a largest or a smallest of what PPU_RDMA reads");
+          "not a mean, maximum or minimum of the cube that PPU_RDMA reads");
     if (pool->method == MEAN) {
         CHECK(PPU_RECIP_KERNEL_WIDTH, recip_w && recip_w <= SIXTEEN_BITS, "not a float16");
         CHECK(PPU_RECIP_KERNEL_HEIGHT, recip_h && recip_h <= SIXTEEN_BITS, "not a float16");
@@ -88,11 +89,11 @@ static bool check_method(struct run *run, struct pool *pool)
     EQUAL(PPU_RECIP_KERNEL_HEIGHT, 0, "for a mean alone");
     if (VALUE(PPU_POOLING_PADDING_CFG)) {
         CHECK(PPU_POOLING_PADDING_CFG, pool->method == LARGEST,
-              "a smallest beside the cube is not known to work");
+              "padding is not known to work with a minimum");
         EQUAL(PPU_PADDING_VALUE_1_CFG, MINUS_INFINITY, "the one value known to work");
         return true;
     }
-    CHECK(PPU_PADDING_VALUE_1_CFG, !beside, "a value for padding, and no padding");
+    CHECK(PPU_PADDING_VALUE_1_CFG, !beside, "a padding value without padding");
     return true;
 }
 

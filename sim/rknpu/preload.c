@@ -1,8 +1,8 @@
 /*
- * The functions of the C library that a client of a driver calls.
+ * The functions of the C library through which a program uses a driver.
  *
- * Each calls the simulator for simulated paths and descriptors, and else the next library.  The
- * declarations are written here, because the headers have conflicting inline forms.
+ * Each function calls the simulator for simulated paths and descriptors, otherwise the next
+ * library.  The declarations are written here, because the headers have conflicting inline forms.
  */
 #include "driver.h"
 
@@ -12,7 +12,8 @@
 #include <stdarg.h>
 #include <sys/mman.h>
 
-/* The same function of the next library; found once, and harmless to find twice. */
+/* The function of that name in the next library, found at the first call; two threads may both find
+ * it. */
 #define NEXT(name) ((__typeof__(&name)) next((void **) &next_##name, #name))
 
 static void *next(void **cache, const char *name)
@@ -85,7 +86,8 @@ OPENAT(openat64)
 OPEN_2(__open_2)
 OPEN_2(__open64_2)
 
-/* --- the rest --------------------------------------------------------------------------------- */
+/* --- close, ioctl, mmap
+ * --------------------------------------------------------------------------------- */
 
 SIM_API int close(int fd);
 static void *next_close;

@@ -1,12 +1,12 @@
 /*
  * Reads a list of 64-bit commands into registers: target << 48 | value << 16 | offset.
  *
- *     body      one write each, or a filler
- *     tail      next address, 0 if none, or a filler; next amount; a marker; the enable of the blocks
+ *     body      commands that write a register each, and fillers
+ *     tail      next address (0: none) or a filler; next amount; a marker; the enable of the blocks
  *     the rest  fillers
  *
  * The register file keeps values of earlier tasks, so a list that omits a register works only by
- * luck.  strict=1 refuses such a list; with strict=0 it gets the old value.
+ * luck.  strict=1 refuses such a list; with strict=0 the register keeps its old value.
  */
 #include "npu.h"
 
@@ -76,7 +76,7 @@ uint8_t *scratch_get(struct scratch *scratch, size_t size)
 
 /* --- the list ---------------------------------------------------------------------------------- */
 
-/* How far a list has got. */
+/* Position in a list. */
 enum stage { BODY, FILLED, ADDRESSED, COUNTED, MARKED, ENABLED };
 
 struct reader {
@@ -92,7 +92,8 @@ static bool bad(const struct reader *reader, uint64_t word, const char *reason)
                   (unsigned long long) word, reason);
 }
 
-/* An entry of a table follows each write of LUT_ACCESS_DATA, from the address last set on. */
+/* Stores each write of LUT_ACCESS_DATA as the next entry of a table, from the entry that
+ * LUT_ACCESS_CFG has set. */
 static bool write_lut(struct reader *reader, enum reg reg, uint32_t value, uint64_t word)
 {
     struct lut *lut = &reader->run->worker->lut;
@@ -119,8 +120,7 @@ static bool write_register(struct reader *reader, uint64_t word)
         return bad(reader, word, "a register is written inside the tail");
     }
     if (reg < 0) {
-        return bad(reader, word,
-                   "no such register of that block, or none that is known to be used");
+        return bad(reader, word, "the block has no such register, or no known use of it");
     }
     if (value & ~ROWS[reg].defined) {
         return bad(reader, word, "undefined bits are set");
@@ -155,7 +155,7 @@ static bool enable(struct reader *reader, uint32_t value, uint64_t word)
     }
     if (value != ENABLE_SHORT && value != ENABLE_FULL && value != ENABLE_FLYING &&
         value != ENABLE_POOLING) {
-        return bad(reader, word, "enable is none of 0xd, 0x1d, 0x18, 0x60");
+        return bad(reader, word, "enable is not one of 0xd, 0x1d, 0x18, 0x60");
     }
     reader->program->enable = value;
     reader->program->length = reader->index + 1;
@@ -169,7 +169,7 @@ static bool read_command(struct reader *reader, uint64_t word)
     const uint32_t value = (uint32_t) (word >> 16);
     const bool filler = (target == TARGET_NONE || target == TARGET_FILLER) && !value && !offset;
     if (reader->stage == ENABLED) {
-        return filler || bad(reader, word, "after the enable");
+        return filler || bad(reader, word, "a command after the enable");
     }
     if (filler) {
         const bool body = reader->stage <= FILLED;
@@ -182,7 +182,7 @@ static bool read_command(struct reader *reader, uint64_t word)
     if (target == TARGET_MARKER) {
         const bool right = reader->stage == COUNTED && !value && !offset;
         reader->stage = MARKED;
-        return right || bad(reader, word, "the marker is not where or what it must be");
+        return right || bad(reader, word, "the marker is misplaced or wrong");
     }
     if (target == TARGET_ENABLE && offset == ENABLE_OFFSET) {
         return enable(reader, value, word);
@@ -190,7 +190,8 @@ static bool read_command(struct reader *reader, uint64_t word)
     return write_register(reader, word);
 }
 
-/* Values stay from task to task, as on hardware; only what this list writes counts as written. */
+/* Values stay from task to task, as on hardware, but at the start of a list no register counts as
+ * written. */
 static void start_list(struct worker *worker)
 {
     struct registers *registers = &worker->registers;
@@ -227,7 +228,7 @@ bool program_read(struct run *run, uint32_t address, uint32_t words, struct prog
     return reader.stage == ENABLED || refuse(run->why, "%u commands, and no enable", words);
 }
 
-/* --- what every task writes -------------------------------------------------------------------- */
+/* --- required writes and constants ----------------------------------------------------------- */
 
 static bool needed(int reg, enum operation operation, bool rdma)
 {
@@ -240,8 +241,8 @@ bool program_complete(const struct run *run, enum operation operation, bool rdma
     for (int reg = 0; reg < REGISTERS && settings.strict; reg++) {
         if (needed(reg, operation, rdma) && !run->worker->registers.written[reg]) {
             return refuse(run->why,
-                          "register %#x %s is not written: the task runs with what the last one "
-                          "left (strict=0 allows it)",
+                          "register %#x %s is not written: the task would use the previous task's "
+                          "value (strict=0 allows it)",
                           ROWS[reg].offset, ROWS[reg].name);
         }
     }
@@ -260,7 +261,7 @@ bool program_constants(const struct run *run, enum operation operation, bool rdm
         }
         if (want == HELD && value) {
             return refuse_register(run->why, (enum reg) reg, value,
-                                   "nobody knows that it is without effect here");
+                                   "not known to have no effect here");
         }
         if (needed(reg, operation, rdma) && want != ANY && !run->judged[reg] && value != want) {
             return refuse_register(run->why, (enum reg) reg, value,

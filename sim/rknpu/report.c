@@ -1,8 +1,7 @@
 /*
  * Messages and counters.
  *
- * Times are the model's estimate of cost.c, never a measurement, and every place that prints them
- * says so.
+ * Times are estimates of the model in cost.c, and every output labels them as such.
  */
 #include "npu.h"
 
@@ -20,7 +19,7 @@ struct tally {
 };
 static struct {
     uint64_t submits[DRIVERS], jobs[DRIVERS], switches;
-    uint64_t refused, dropped; /* by the NPU, by the driver */
+    uint64_t refused, dropped; /* jobs, by the NPU; by the driver */
     struct tally cores[DRIVERS][CORES];
     struct {
         enum driver driver;
@@ -32,7 +31,7 @@ static struct {
     struct {
         char text[WHY_SIZE];
         uint64_t times;
-    } reasons[REASONS]; /* the first few that differ */
+    } reasons[REASONS]; /* the first different reasons */
 } counters;
 
 bool refuse(struct why *why, const char *format, ...)
@@ -97,7 +96,8 @@ void report_overhead(enum driver driver, int core, double ns)
     counters.cores[driver][core].ns += ns;
 }
 
-/* Jobs differ in which of their tasks was refused: without that, reasons are often the same. */
+/* Counts a reason without the number of the refused task, so that equal reasons of different tasks
+ * are counted together. */
 static void count_reason(const char *why)
 {
     const char *rest = strncmp(why, "task ", 5) ? NULL : strstr(why, ": ");
@@ -157,7 +157,8 @@ static void put_string(struct text *text, const char *string)
     put(text, "\"");
 }
 
-/* Share of the MAC array's time that does useful products: int8 1024 a cycle, others fewer. */
+/* Returns the share of the time in which the MAC array works: 1024 int8 products a cycle, fewer of
+ * other types. */
 static double utilisation(double cycles, double ns, enum driver driver)
 {
     return ns > 0 ? cycles / (ns * settings.mhz[driver] / 1e3) : 0;
@@ -216,7 +217,7 @@ static size_t write_report(char *json, size_t size)
     put(&text, "], \"cores\": [");
     const char *comma = "";
     for (int i = 0; i < DRIVERS * CORES; i++) {
-        if (counters.cores[i / CORES][i % CORES].ns > 0) { /* it was started */
+        if (counters.cores[i / CORES][i % CORES].ns > 0) { /* it has run a segment */
             put(&text, "%s", comma);
             put_core(&text, (enum driver)(i / CORES), i % CORES);
             comma = ", ";
@@ -236,7 +237,8 @@ size_t rknpu_sim_report(char *json, size_t size)
     return length;
 }
 
-/* A program that looks at its results alone may not have seen that some are stale. */
+/* Prints the refused jobs, because a program that checks only its results may not notice stale
+ * ones. */
 static void say_what_was_refused(void)
 {
     const uint64_t refused = counters.refused + counters.dropped;

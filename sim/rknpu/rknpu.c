@@ -2,8 +2,8 @@
  * The ioctls of the vendor's driver, rknpu 0.9.8 (DRM flavour).  Refusals, accepted arguments and
  * waits follow rknpu_gem.c, rknpu_job.c and rknpu_drv.c.
  *
- * obj_addr is a kernel pointer, which the driver trusts.  Here it is a number that is looked up; a
- * wrong one gives -EFAULT where the kernel would crash.
+ * obj_addr is a kernel pointer, which the driver does not check.  The simulator uses it as a number
+ * and looks it up; an unknown number gives -EFAULT where the kernel would crash.
  */
 #include "driver.h"
 
@@ -18,16 +18,16 @@ enum {
     TASK_LIMIT = 1 << 20, /* of one submit; the driver starts 4095 at a time */
     DOMAINS = 16,
     MAX_PATIENCE_MS = 600000,
-    RESET_MS = 200, /* the driver's own sleeps while it resets */
+    RESET_MS = 200, /* the driver's sleeps during a reset */
     IOVA_ALIGNMENT_SINCE = 907,
-    DOMAINS_SINCE = 908, /* others than 0 */
+    DOMAINS_SINCE = 908, /* that are not 0 */
     SWITCH_MS = 6000,    /* RKNPU_SWITCH_DOMAIN_WAIT_TIME_MS */
 };
-static const uint64_t KERNEL_ADDRESS = 0xFFFFFF8000000000; /* where a kernel has its objects */
+static const uint64_t KERNEL_ADDRESS = 0xFFFFFF8000000000; /* start of kernel addresses */
 static const double MS = 1e6;                              /* ns */
 static uint64_t last_cookie;
-static struct space spaces[DOMAINS]; /* of all files */
-static uint32_t domain;              /* that the device is in */
+static struct space spaces[DOMAINS]; /* shared by all files */
+static uint32_t domain;              /* current domain of the device */
 
 static struct bo *object(uint64_t cookie)
 {
@@ -52,14 +52,15 @@ void domains_forked(void)
     }
 }
 
-/* The driver's time limit for a hung job, in ms. */
+/* Returns the driver's timeout of a hung job, in ms. */
 static double patience(uint32_t timeout_ms)
 {
     const double limit = settings.hang_ms > 0 ? settings.hang_ms : MAX_PATIENCE_MS;
     return timeout_ms < limit ? timeout_ms : limit;
 }
 
-/* As rknpu_iommu_domain_get_and_switch: the whole device switches, when no job runs. */
+/* Switches the whole device to a domain once no job runs, as rknpu_iommu_domain_get_and_switch
+ * does. */
 static int enter_domain(uint32_t id)
 {
     uint64_t deadline = 0;
@@ -86,7 +87,7 @@ static int enter_domain(uint32_t id)
 
 /* --- memory ---------------------------------------------------------------------------------- */
 
-/* An older driver refuses a flag that it does not know. */
+/* Returns the flags that the driver's version knows; it refuses others. */
 static uint32_t known_flags(void)
 {
     return settings.version < IOVA_ALIGNMENT_SINCE ? MEM_FLAGS & ~MEM_IOVA_ALIGNMENT : MEM_FLAGS;
@@ -95,7 +96,8 @@ static uint32_t known_flags(void)
 static int mem_create(struct file *file, void *argument)
 {
     struct rknpu_mem_create *args = argument;
-    struct bo *bo = file_bo(file, args->handle); /* of a PRIME import: hands out its numbers */
+    /* an imported buffer (PRIME): return its numbers */
+    struct bo *bo = file_bo(file, args->handle);
     if (!bo) {
         if (args->flags & ~known_flags()) {
             return -EINVAL;
@@ -143,7 +145,7 @@ static int mem_destroy(struct file *file, void *argument)
         return -EINVAL;
     }
     const int error = enter_domain(domain_of(bo));
-    bo = file_bo(file, args->handle); /* another thread may have destroyed it meanwhile */
+    bo = file_bo(file, args->handle); /* another thread may have destroyed the buffer meanwhile */
     if (error || !bo) {
         return -EINVAL;
     }
@@ -160,7 +162,7 @@ static int mem_sync(struct file *file, void *argument)
         return -EINVAL;
     }
     if (!bo) {
-        sim_log(1, "rknpu: MEM_SYNC of obj_addr %#llx, which is none: the kernel would crash",
+        sim_log(1, "rknpu: MEM_SYNC: obj_addr %#llx is not a buffer: the kernel would crash",
                 (unsigned long long) args->obj_addr);
         return -EFAULT;
     }
@@ -216,7 +218,7 @@ static int action(struct file *file, void *argument)
         return 0;
     case 25:
         return enter_domain(args->value);
-    default: /* SET_FREQ, SET_VOLT, bandwidth priority, POWER_ON, POWER_OFF and what is none */
+    default: /* SET_FREQ, SET_VOLT, bandwidth priority, POWER_ON, POWER_OFF and unknown ones */
         return -EINVAL;
     }
 }
@@ -239,13 +241,14 @@ static int valid_cores(uint32_t mask)
     }
 }
 
-/* The tasks that a core of the job runs: slot 0..2 by core, 2..4 when all three work. */
+/* Returns the tasks of a core: in slots 0..2 by core, or in slots 2..4 if all three cores work. */
 static struct rknpu_range range_of(const struct rknpu_submit *args, int cores, int core)
 {
     return args->subcore_task[cores == 3 ? core + 2 : core];
 }
 
-/* The kernel reads the tasks through its own, cached, mapping: the CPU's view. */
+/* Copies the tasks from the CPU's view of the buffer, because the kernel has a cached mapping of
+ * it. */
 static int copy_tasks(const struct rknpu_submit *args, struct job *job)
 {
     uint64_t end = 0;
@@ -261,7 +264,7 @@ static int copy_tasks(const struct rknpu_submit *args, struct job *job)
     }
     if (!bo || !(bo->flags & MEM_KERNEL_MAPPING) || end * sizeof(struct rknpu_task) > bo->size) {
         sim_log(1, "rknpu: %s: the kernel would crash",
-                !bo                                 ? "task_obj_addr is none"
+                !bo                                 ? "task_obj_addr is not a buffer"
                 : !(bo->flags & MEM_KERNEL_MAPPING) ? "the task buffer has no KERNEL_MAPPING"
                                                     : "tasks beyond the task buffer");
         return -EFAULT;
@@ -306,7 +309,7 @@ static int enqueue(const struct rknpu_submit *args, struct job *job)
     return 0;
 }
 
-/* The kernel leaves the interrupt bits of the core it waited for in that core's last task. */
+/* Stores the interrupt bits as the kernel does: in the last task of the core that it waited for. */
 static void note_status(const struct rknpu_submit *args, const struct job *job)
 {
     int core = 0;
@@ -320,8 +323,8 @@ static void note_status(const struct rknpu_submit *args, const struct job *job)
     }
 }
 
-/* Waits for a job.  Only a hang counts against the caller's time limit, not the slower computation of
- * the simulator.  False: the time is up. */
+/* Waits for a job.  Only a hang counts against the caller's timeout, because the simulator is
+ * slower than hardware.  Returns false after the timeout. */
 static bool wait_for(const struct job *job, uint32_t mask, double ms)
 {
     uint64_t deadline = 0;
@@ -334,7 +337,7 @@ static bool wait_for(const struct job *job, uint32_t mask, double ms)
     return !job->pending;
 }
 
-/* As rknpu_job_wait and rknpu_job_abort: a job that is late ends, and the device is reset. */
+/* Ends a late job and resets the device, as rknpu_job_wait and rknpu_job_abort do. */
 static void give_up(const struct rknpu_submit *args, struct job *job)
 {
     sim_log(1, "rknpu: failed to wait job, task counter: %u, flags: %#x, ret = 0", job->tasks_done,
@@ -365,7 +368,7 @@ static int wait_done(struct rknpu_submit *args, struct job *job)
 static int fence_in(struct rknpu_submit *args)
 {
     struct pollfd fence = {.fd = args->fence_fd, .events = POLLIN};
-    pthread_mutex_unlock(&sim_lock); /* who signals it may need the lock */
+    pthread_mutex_unlock(&sim_lock); /* the thread that signals the fence may need the lock */
     const int ready = args->fence_fd < 0 ? -1 : poll(&fence, 1, (int) patience(args->timeout));
     pthread_mutex_lock(&sim_lock);
     if (ready < 0 || fence.revents & POLLNVAL) {
@@ -422,7 +425,7 @@ static int submit(struct file *file, void *argument)
                         .refs = 1,
                         .event = -1,
                         .cores = valid_cores(args->core_mask)};
-    if (!job->cores) { /* 5 and 6: no core is started, and the driver waits for them */
+    if (!job->cores) { /* 5 and 6: the driver starts no core and waits until the timeout */
         sim_log(1, "rknpu: Unknown core mask: %u; job commit failed", args->core_mask);
         sim_sleep(patience(args->timeout));
         job_put(job);

@@ -27,8 +27,8 @@ static int create_bo(struct file *file, void *argument)
     return 0;
 }
 
-/* Waits for jobs that write a buffer.  Only a hang counts against the caller's time limit, not the
- * slower computation of the simulator. */
+/* Waits for jobs that write a buffer.  Only a hang counts against the caller's timeout, because the
+ * simulator is slower than hardware. */
 static int wait_for_writers(const struct file *file, const struct bo *bo, int64_t until)
 {
     const uint64_t deadline = until > 0 ? (uint64_t) until : 1;
@@ -120,7 +120,8 @@ static int add_bos(struct job *job, uint64_t from, uint32_t count)
     return error;
 }
 
-/* drm_gem_lock_reservations locks each buffer: one that is listed twice is -EALREADY. */
+/* Returns -EALREADY if a job lists a buffer twice, because drm_gem_lock_reservations locks each
+ * buffer. */
 static int check_twice(const struct job *job)
 {
     int error = 0;
@@ -187,7 +188,7 @@ static int submit_job(struct file *file, const struct rocket_job *args, struct f
     return 0;
 }
 
-/* The kernel ignores why a job of the array is refused: SUBMIT succeeds. */
+/* Submits the jobs of an array.  SUBMIT succeeds even if a job is refused, as in the kernel. */
 static void submit_jobs(struct file *file, const struct rocket_job *jobs, uint32_t count)
 {
     report_submit(ROCKET, (int) count);

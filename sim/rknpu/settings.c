@@ -1,7 +1,7 @@
 /*
- * Settings of users: NPURT_SIM_RKNPU in the environment, or rknpu_sim_set() in the process.
+ * Settings, from NPURT_SIM_RKNPU in the environment or rknpu_sim_set() in the process.
  *
- * An unknown word is refused, never skipped: a test that asks for a fault must not run without it.
+ * An unknown setting is an error, so that no test runs without the fault that it sets.
  */
 #include "driver.h"
 
@@ -16,7 +16,7 @@ struct settings settings = {
     .cores = CORES,
     .log = 1,
     .version = 908,
-    .mhz = {[ROCKET] = 200, [RKNPU] = 1000}, /* what the stock drivers leave the NPU at */
+    .mhz = {[ROCKET] = 200, [RKNPU] = 1000}, /* as the stock drivers set the clock */
     .core_gbs = 11.1, /* gregordinary, rk-llama.cpp: measured on LPDDR5 boards */
     .total_gbs = 27.5,
     .nodes = "accel0,renderD128,card1",
@@ -29,7 +29,7 @@ static const struct {
     const char *key;
     enum kind kind;
     void *value;
-    double low, high; /* limits; of TEXT high is the size */
+    double low, high; /* limits; for TEXT, high is the size */
 } KEYS[] = {
     {"strict", FLAG, &settings.strict, 0, 1},
     {"coherent", FLAG, &settings.coherent, 0, 1},
@@ -59,10 +59,10 @@ static int set_number(size_t row, const char *text, char *why, size_t size)
         for (long i = unit ? unit - units : -1; i >= 0; i--) {
             value *= 1024;
         }
-        end = unit ? end : (char *) text; /* no unit: no number */
+        end = unit ? end : (char *) text; /* an unknown unit */
     }
     if (end == text || *end || errno || !(value >= KEYS[row].low && value <= KEYS[row].high)) {
-        snprintf(why, size, "%s=%s: wanted a number from %g to %g", KEYS[row].key, text,
+        snprintf(why, size, "%s=%s: expected a number from %g to %g", KEYS[row].key, text,
                  KEYS[row].low, KEYS[row].high);
         return -1;
     }
@@ -107,7 +107,7 @@ static int set_one(const char *key, const char *text, char *why, size_t size)
         strcpy(KEYS[row].value, text);
         return 0;
     }
-    snprintf(why, size, "there is no setting %s=%s", key, text);
+    snprintf(why, size, "unknown setting %s=%s", key, text);
     return -1;
 }
 
@@ -122,7 +122,7 @@ int settings_apply(const char *text, char *why, size_t size)
     for (char *word; (word = strtok_r(rest, " \t\n", &rest));) {
         char *equals = strchr(word, '=');
         if (!equals) {
-            snprintf(why, size, "%s: wanted key=value", word);
+            snprintf(why, size, "%s: expected key=value", word);
             return -1;
         }
         *equals = 0;

@@ -1,5 +1,5 @@
 /*
- * Declarations for all parts: the drivers' names, the lock, settings, faults, messages, counters.
+ * Declarations for all files: the drivers' names, the lock, settings, faults, messages, counters.
  *
  *     preload.c, nodes.c      the functions a program calls: open, ioctl, mmap, close, stat, ...
  *     device.c                open files, the ioctls of every DRM driver, mappings
@@ -15,12 +15,12 @@
  *     cost.c, report.c        the time model; counters and messages
  *     settings.c, fault.c     settings and faults
  *
- * driver.h declares the parts above a core, npu.h the core.
+ * driver.h declares the drivers with their buffers and jobs, npu.h a core of the NPU.
  */
 #ifndef RKNPU_SIM_H
 #define RKNPU_SIM_H
 
-#define _GNU_SOURCE /* before any header of the C library: this file comes first everywhere */
+#define _GNU_SOURCE /* every file includes this header before those of the C library */
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -50,28 +50,29 @@ static inline uint64_t div_up(uint64_t value, uint64_t divisor)
 
 /* --- settings.c ---------------------------------------------------------------------------- */
 struct settings {
-    bool strict;         /* a register nobody wrote, a byte past a buffer: refused */
+    bool strict;         /* refuse unwritten registers and bytes past a buffer */
     bool coherent;       /* device and CPU see the same bytes without maintenance */
-    bool guard;          /* rocket: new buffers hold a pattern, and do not touch */
+    bool guard;          /* rocket: new buffers hold a pattern, with a page between them */
     int cores;           /* 1..3 */
-    int log;             /* 0: nothing, 1: the kernel's messages with reasons, 2: every task */
-    double hang_ms;      /* how long a hung job takes; 0: as long as the driver waits */
-    uint32_t iova_base;  /* lowest address that rocket hands out */
+    int log;             /* 0: no messages, 1: the kernel's, with reasons, 2: also every task */
+    double hang_ms;      /* duration of a hung job; 0: the driver's timeout */
+    uint32_t iova_base;  /* lowest address of rocket's buffers */
     uint32_t version;    /* of the rknpu driver: 908 is 0.9.8 */
-    uint64_t memory;     /* bytes of all buffers together; 0: no limit */
-    uint64_t space;      /* bytes of buffers in one address space; 0: what addresses allow */
+    uint64_t memory;     /* most bytes of all buffers together; 0: no limit */
+    uint64_t space;      /* most bytes of buffers in one address space; 0: no limit */
     double mhz[DRIVERS]; /* of the NPU's clock */
-    double core_gbs, total_gbs; /* GB/s of memory: one core, all of them */
+    double core_gbs, total_gbs; /* memory bandwidth of one core; of all cores; GB/s */
     char nodes[256];            /* names below /dev/accel and /dev/dri, separated by commas */
-    char report[256];           /* file that gets the counters when the process ends; - is stderr */
+    char report[256];           /* file for the counters at the end of the process; -: stderr */
 };
 extern struct settings settings;
 
 /* Applies "key=value key=value ..."; returns 0, or -1 with the reason in `why`. */
 int settings_apply(const char *text, char *why, size_t size);
 void settings_from_environment(void);
-extern char settings_refused[]; /* why those of the environment are: then no node opens; or "" */
-/* The driver behind a path such as /dev/accel/accel0, or -1: not simulated. */
+/* Why NPURT_SIM_RKNPU is wrong, or "".  With a wrong one no node opens. */
+extern char settings_refused[];
+/* Returns the driver of a path such as /dev/accel/accel0, or -1 if the path is not simulated. */
 int settings_driver_of(const char *path);
 
 /* --- fault.c ------------------------------------------------------------------------------- */
@@ -95,25 +96,25 @@ struct fault {
 };
 int fault_arm(const char *text, char *why, size_t size);
 void fault_clear(void);
-struct fault fault_at(enum call call); /* counts the call */
+struct fault fault_at(enum call call); /* counts the call; returns its fault */
 
 /* --- report.c ------------------------------------------------------------------------------ */
 enum { WHY_SIZE = 240 };
 struct why {
     char text[WHY_SIZE];
 };
-/* Writes the reason and returns false, so that a check can end with it. */
+/* Stores the reason and returns false: a check ends with `return refuse(...)`. */
 bool refuse(struct why *why, const char *format, ...) PRINTF(2, 3);
 void sim_log(int level, const char *format, ...) PRINTF(2, 3);
 
 struct cost;
 void report_reset(void);
 void report_submit(enum driver driver, int jobs);
-void report_switch(void); /* of rknpu, to another IOMMU domain */
+void report_switch(void); /* rknpu entered another IOMMU domain */
 void report_task(enum driver driver, int core, uint32_t words, const struct cost *cost);
 void report_overhead(enum driver driver, int core, double ns);
-void report_refused(enum driver driver, int core, const char *why); /* by the NPU: it hangs */
-void report_dropped(int error); /* by the driver, though SUBMIT is a success */
+void report_refused(enum driver driver, int core, const char *why); /* the NPU hangs */
+void report_dropped(int error); /* the driver dropped a job, but SUBMIT returned 0 */
 void report_at_exit(void);
 
 #endif

@@ -1,10 +1,12 @@
 /*
- * The stages of the DPU after a sum and its destination, by the registers of DPU and DPU_RDMA.
+ * Checks the stages of the DPU after a sum, and the output cube, in the registers of DPU and
+ * DPU_RDMA.
  *
- * The stages follow each other: BS (bias), BN (scale), EW (an operand, or the LUT), OUT_CVT.  Five
- * forms ran on silicon: none of them; a scale for integers; an operand for each float16; a LUT on
- * float16; bias and requantisation to int8.  A stage that is on checks its own registers; all others
- * must have the constants of the table.  Facts: rocket-userspace and its notes, Mesa.
+ * The stages are, in this order: BS (bias), BN (scale), EW (an operand, or the LUT), OUT_CVT. Five
+ * combinations ran on silicon: no stage; a scale for integers; an operand for each float16; a LUT
+ * on float16; bias and requantisation to int8.  The registers of an enabled stage have checks here;
+ * all other registers must have the constants of registers.inc.  Facts: rocket-userspace and its
+ * notes, Mesa.
  */
 #include "npu.h"
 
@@ -12,7 +14,7 @@
 
 #define EQUAL(reg, expected, reason) CHECK(reg, VALUE(reg) == (uint32_t) (expected), reason)
 
-/* DPU_EW_CFG: an operand a pixel, 16 bits.  Source: rocket-userspace, npu_dpu.h. */
+/* DPU_EW_CFG for an operand with 16 bits per pixel.  Source: rocket-userspace, npu_dpu.h. */
 static const uint32_t COMBINATIONS[] = {
     [ADD] = 0x108202C0,
     [MULTIPLY] = 0x108003C4,
@@ -27,7 +29,7 @@ enum { MIN_OPERAND_PIXELS = 12 };
 enum { WEIGHT_OFFSET_OF_FLOATS = 0x80 };
 enum { MAX_SHIFT = 63, CVT_TYPE_AND_EXPONENT = 0x800FF000 }; /* of no effect on integers */
 
-/* An operand of the output's shape: MRDMA reads its even surfaces, ERDMA the odd ones. */
+/* Checks an operand of the output's shape: MRDMA reads its even surfaces, ERDMA the odd ones. */
 static bool check_operand(struct run *run, struct matmul *mm)
 {
     const uint32_t pixels = mm->out_width * mm->out_height, stride = VALUE(RDMA_EW_SURF_STRIDE);
@@ -35,11 +37,11 @@ static bool check_operand(struct run *run, struct matmul *mm)
     CHECK(DPU_EW_CFG, mm->in == FP16 && mm->out == TO_FP16,
           "an operand is known to work with float16 in and out alone");
     CHECK(RDMA_EW_SURF_STRIDE, pixels >= MIN_OPERAND_PIXELS,
-          "fewer than 12 pixels: seen to read wrong surfaces of the operand");
+          "with fewer than 12 pixels the NPU reads wrong surfaces of the operand");
     EQUAL(RDMA_EW_SURF_STRIDE, ATOM * pixels, "not the pixels of a surface");
     EQUAL(RDMA_SURF_NOTCH, stride, "not the other surface that lies between two");
     EQUAL(RDMA_EW_SURF_NOTCH, stride, "not the other surface that lies between two");
-    EQUAL(RDMA_ERDMA_CFG, OPERAND_16_BITS, "an operand of 16 bits a pixel is read so");
+    EQUAL(RDMA_ERDMA_CFG, OPERAND_16_BITS, "not the value for an operand with 16 bits per pixel");
     EQUAL(RDMA_EW_BASE_ADDR, VALUE(RDMA_SRC_BASE_ADDR) + ATOM * pixels, "not the second surface");
     CHECK(RDMA_SRC_BASE_ADDR, VALUE(RDMA_SRC_BASE_ADDR) % ATOM == 0, "not a multiple of 16");
     operand->first[0] = VALUE(RDMA_SRC_BASE_ADDR);
@@ -67,7 +69,8 @@ static bool check_lut(struct run *run, struct matmul *mm)
     return activation_check(run, &mm->stages.activation);
 }
 
-/* Bias, the weights' zero point, and int8 out, as Mesa programs all of its convolutions. */
+/* Checks the bias, the weights' zero point and the int8 output, as in all of Mesa's convolutions.
+ * */
 static bool check_requantisation(struct run *run, struct matmul *mm)
 {
     struct requantisation *to = &mm->stages.requantisation;
@@ -83,7 +86,7 @@ static bool check_requantisation(struct run *run, struct matmul *mm)
     CHECK(DPU_OUT_CVT_SHIFT, to->shift && to->shift <= MAX_SHIFT, "bits besides a shift");
     CHECK(CORE_MISC_CFG, VALUE(CORE_MISC_CFG) & 1, "int8 out needs QD_EN");
     CHECK(CNA_PAD_CON1, mm->plain || mm->depthwise || (pad & 0xFF) == (pad >> 8 & 0xFF),
-          "of a direct convolution nobody knows which channels take the second byte");
+          "in a direct convolution the channels of the second byte are unknown");
     mm->pad[0] = (int8_t) pad;
     mm->pad[1] = (int8_t) (pad >> 8);
     run->judged[DPU_BS_CFG] = run->judged[RDMA_BRDMA_CFG] = run->judged[RDMA_BS_BASE_ADDR] = true;
@@ -92,7 +95,7 @@ static bool check_requantisation(struct run *run, struct matmul *mm)
     return true;
 }
 
-/* Of sums that stay integers until the end: (sum * scale) >> shift. */
+/* Checks the scale of integer sums: (sum * scale) >> shift. */
 static bool check_scale(struct run *run, struct matmul *mm)
 {
     const bool free = mm->in == INT8 && mm->out != TO_INT32;
@@ -122,7 +125,8 @@ static bool check_stages(struct run *run, struct matmul *mm)
 
 /* --- the output cube --------------------------------------------------------------------------- */
 
-/* As many pixels as the result has, in the same order, perhaps folded differently. */
+/* Checks the output cube: it has as many pixels as the result, in the same order, but perhaps in
+ * lines of another length. */
 static bool check_output(struct run *run, struct matmul *mm)
 {
     const uint32_t notch = VALUE(DPU_DATA_CUBE_NOTCH), size_e = VALUE(DPU_BS_OW_CFG) >> 2 & 7;
@@ -148,7 +152,7 @@ static bool check_output(struct run *run, struct matmul *mm)
     CHECK(DPU_BS_OW_CFG,
           size_e == mm->surfaces - 1 &&
               (VALUE(DPU_BS_OW_CFG) & ~2u) == (size_e << 8 | size_e << 5 | size_e << 2),
-          "SIZE_E is surfaces of 16 bytes that a group of channels makes, less one");
+          "SIZE_E must be the number of 16-byte surfaces of a group of channels, less one");
     CHECK(DPU_BS_OW_CFG, !weight_offset || !(VALUE(DPU_BS_OW_CFG) & 2),
           "OD_BYPASS, but the weights have an offset");
     EQUAL(DPU_SURFACE_ADD, (uint64_t) mm->surfaces * mm->surface_pitch,
@@ -156,12 +160,13 @@ static bool check_output(struct run *run, struct matmul *mm)
     return true;
 }
 
-/* Modes of a depthwise convolution; its float kernels come with an offset that does nothing. */
+/* Checks the modes of a depthwise convolution; float kernels have a weight offset without effect.
+ * */
 static bool check_depthwise(struct run *run, const struct matmul *mm)
 {
     const bool is_float = mm->in == FP16;
     CHECK(CNA_CONV_CON1, is_float || mm->out == TO_INT8,
-          "no other depthwise convolution than of float16, or of int8 to int8, is known to work");
+          "depthwise convolutions are known to work with float16, and with int8 in and out, alone");
     EQUAL(DPU_FEATURE_MODE_CFG, 0x1E4 | 3 << 3, "not the mode in CONV_CON1");
     run->judged[DPU_FEATURE_MODE_CFG] = true;
     if (is_float) {
@@ -171,7 +176,7 @@ static bool check_depthwise(struct run *run, const struct matmul *mm)
     return true;
 }
 
-/* The block that reads operands is on, perhaps without anything to read. */
+/* Checks DPU_RDMA, the block that reads operands; it may be enabled without an operand. */
 static bool check_rdma(struct run *run, const struct matmul *mm)
 {
     const uint32_t mode = VALUE(RDMA_FEATURE_MODE_CFG);
@@ -180,7 +185,7 @@ static bool check_rdma(struct run *run, const struct matmul *mm)
     EQUAL(RDMA_DATA_CUBE_HEIGHT, mm->out_height - 1, "not the output cube's");
     EQUAL(RDMA_DATA_CUBE_CHANNEL, mm->n - 1, "not the output cube's");
     if (mm->stages.operand.with) {
-        EQUAL(RDMA_FEATURE_MODE_CFG, READ_OPERAND, "an operand of float16 is read so");
+        EQUAL(RDMA_FEATURE_MODE_CFG, READ_OPERAND, "not the value for an operand of float16");
         return true;
     }
     CHECK(RDMA_FEATURE_MODE_CFG, mode & READ_NOTHING,
@@ -199,7 +204,7 @@ bool stages_check(struct run *run, struct matmul *mm, bool rdma)
         return false;
     }
     if (!rdma && (mm->stages.operand.with || mm->out == TO_INT8)) {
-        return refuse(run->why, "DPU_RDMA is to read for the DPU, but is not enabled");
+        return refuse(run->why, "the DPU needs data of DPU_RDMA, which is not enabled");
     }
     return !rdma || check_rdma(run, mm);
 }

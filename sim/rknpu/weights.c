@@ -4,7 +4,8 @@
  *     [group of kernels][tile of channels][y][x][kernel][channel]
  *
  * int8: 32 kernels, 32 channels; int4: 64, 32; 16-bit floats: 16, 32; TF32: 16, 16.  The last
- * group may have fewer kernels, and the last tile half as many channels.  Layout: Mesa rkt_coefs.c, rocket-userspace.
+ * group may have fewer kernels, and the last tile half as many channels.  Layout: Mesa rkt_coefs.c,
+ * rocket-userspace.
  */
 #include "npu.h"
 
@@ -65,7 +66,7 @@ const void *weights_of(const struct matmul *mm, const uint8_t *weights, uint32_t
     const uint32_t left = mm->kernels - group * mm->group;
     const uint32_t kernels = left < mm->group ? left : mm->group;
     if (mm->in == INT8 && kernels == DOT_GROUP && mm->k % TILE == 0) {
-        return from; /* they lie as the inner loop wants them */
+        return from; /* memory has the inner loop's layout */
     }
     if (mm->in == INT4) {
         expand_int4(room, from, tiles_of(mm));

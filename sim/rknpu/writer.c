@@ -1,5 +1,5 @@
 /*
- * The address generator of the DPU and the PPU, for the output of a task.
+ * The address generator of the DPU and the PPU for the output of a task.
  */
 #include "npu.h"
 
@@ -10,7 +10,8 @@ struct dimension {
     uint32_t count;
 };
 
-/* Whether each stride is beyond the reach of the smaller ones, so that no unit is written twice. */
+/* Returns whether each stride is at least the extent of the dimensions with smaller strides, so
+ * that no atom is written twice. */
 static bool nests(struct dimension *d, int count)
 {
     uint64_t extent = ATOM;

@@ -1,6 +1,6 @@
 #!/bin/sh
 # The first process of the kernel: runs $JOB on the host's own files, writes its exit status into
-# $STATUS, and ends the kernel.  These words come from the kernel's command line.
+# $STATUS, and ends the kernel. JOB, STATUS and PYTHON come from the kernel's command line.
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev

@@ -1,14 +1,14 @@
 /*
- * The three cores of an NPU whose registers are in a kernel: the simulator's model of a core
- * (sim/rknpu), as a process that takes tasks from /dev/npuhw and reaches memory through it.
+ * The three cores of an NPU whose registers are in a kernel: a process with the simulator's model of
+ * a core (sim/rknpu), which takes tasks from /dev/npuhw and accesses memory through it.
  *
- * It has no files, buffers and jobs, only the tasks that the driver starts.  So strict=1 checks the
- * commands and their registers, but not whose buffer a task writes.
+ * The process has no files, buffers or jobs, only the tasks that the driver starts.  So strict=1
+ * checks commands and registers, but not whether a task may write to a buffer.
  *
  *     NPURT_SIM_RKNPU="fault=timeout@submit:2" npu        settings as in docs/simulators.md
  *
- * A fault of "submit" happens at the N-th task.  A task that the model refuses hangs: it is never
- * finished, and the driver ends it after its time limit.
+ * A fault of "submit" occurs at the N-th task.  A task that the model refuses hangs, and the driver
+ * ends it after its timeout.
  */
 #include "npu.h"
 
@@ -28,7 +28,7 @@ pthread_mutex_t sim_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct core {
     struct worker worker;
     struct space space;
-    uint8_t *seen; /* 4 GiB, of which only the pages of this task are allocated */
+    uint8_t *seen; /* 4 GiB of addresses; only the pages that tasks use are allocated */
 } cores[CORES];
 static int hardware;
 
@@ -41,9 +41,9 @@ void device_reload(void)
     fault_clear();
 }
 
-/* --- dma.c, for memory that is behind an IOMMU ----------------------------------------------- */
+/* --- replacement of dma.c, for memory behind an IOMMU ---------------------------------------- */
 
-static const uint64_t REACH = 0x100000000; /* of 32-bit addresses */
+static const uint64_t REACH = 0x100000000; /* bytes that 32-bit addresses reach */
 
 static off_t place(const struct run *run, uint32_t address)
 {
@@ -57,7 +57,8 @@ static bool transferred(struct run *run, ssize_t done, uint64_t size, uint32_t a
                                             what, address, (unsigned long long) size);
 }
 
-/* A copy at the same place of the core's own 4 GiB, so that overlaps stay overlaps. */
+/* Copies the bytes to the same address in the core's own 4 GiB, so that overlapping operands
+ * overlap in the copy too. */
 uint8_t *dma(struct run *run, uint32_t address, uint64_t size, const char *what)
 {
     uint8_t *at = cores[run->worker->index].seen + address;
@@ -85,9 +86,9 @@ bool dma_flush(struct run *run)
 /* --- a core ---------------------------------------------------------------------------------- */
 
 enum { AMOUNT = 0xFFFF }; /* bits of REGISTER_AMOUNTS: 128-bit beats less one */
-enum { TASKS = 0xFFF };   /* bits of TASK_CON: how many lists of a chain to run */
+enum { TASKS = 0xFFF };   /* bits of TASK_CON: number of lists to run */
 
-/* In the time that the model gives it: the kernel's clock may be a simulated one, too. */
+/* Waits for the time that the model estimates; the kernel's clock may be simulated too. */
 static void pass(double ns)
 {
     const struct timespec time = {(time_t) (ns / 1e9), (long) ns % 1000000000};
@@ -97,13 +98,14 @@ static void pass(double ns)
 static bool may_start(const struct npuhw_task *started, const struct job *job, struct why *why)
 {
     if (job->fault.effect == HANG) {
-        return refuse(why, "hung, on request");
+        return refuse(why, "hung by an injected fault");
     }
     if ((started->task_con & TASKS) != 1) {
         return refuse(why, "TASK_CON %#x: rocket starts one task at a time", started->task_con);
     }
     return started->interrupt_mask & INT_DPU ||
-           refuse(why, "INTERRUPT_MASK %#x: nobody would hear of the end", started->interrupt_mask);
+           refuse(why, "INTERRUPT_MASK %#x: no interrupt at the end of the task",
+                  started->interrupt_mask);
 }
 
 static void run_task(const struct npuhw_task *started)
@@ -135,7 +137,7 @@ static void run_task(const struct npuhw_task *started)
     }
 }
 
-/* Of as many threads as there are cores: a core has one task at a time. */
+/* Runs tasks until /dev/npuhw fails, as one of CORES threads: a core runs one task at a time. */
 static void *serve(void *unused)
 {
     struct npuhw_task task;

@@ -2,12 +2,12 @@
 /*
  * The registers of an RK3588's NPU, for a kernel that runs as a process (User-Mode Linux).
  *
- * It is linked into the kernel beside drivers/accel/rocket and drivers/iommu/rockchip-iommu.c.  It
- * gives these unchanged drivers registers, interrupts and resets.  The process behind /dev/npuhw
- * (npuhw.h) does the computation of the cores.
+ * This file is linked into the kernel beside the unchanged drivers/accel/rocket and
+ * drivers/iommu/rockchip-iommu.c, and provides the registers, interrupts and resets that these
+ * drivers use.  The process behind /dev/npuhw (npuhw.h) computes what the cores compute.
  *
- * Licence: the functions this calls are exported to GPL-compatible code alone, so this file, unlike
- * the rest of npurt, is offered under the GPL 2.0 as well as under the MIT licence.
+ * Licence: this file calls functions that the kernel exports to GPL-compatible code only, so this
+ * file, unlike the rest of npurt, is offered under the GPL 2.0 as well as under the MIT licence.
  *
  * Sources: drivers/accel/rocket/rocket_job.c and rocket_registers.h, drivers/iommu/rockchip-iommu.c
  * (v2 tables), arch/arm64/boot/dts/rockchip/rk3588-base.dtsi for the addresses.
@@ -36,7 +36,7 @@ enum { CORES = 3, BANKS = 2, BASE = 0xfdab0000, CORE_STRIDE = 0x10000 };
 enum { MMU_OF_CORE_0 = 0x9000, MMU = 0xa000 }; /* the PC unit is at 0 */
 enum { BLOCK = 0x100 }; /* bytes of registers of the PC unit and of an IOMMU */
 
-/* Of the PC unit. */
+/* Registers of the PC unit. */
 enum {
     PC_VERSION = 0x00,
     PC_VERSION_NUM = 0x04,
@@ -50,7 +50,7 @@ enum {
     PC_TASK_CON = 0x30,
 };
 
-/* Of an IOMMU. */
+/* Registers of an IOMMU. */
 enum {
     MMU_TABLE = 0x00,
     MMU_STATUS = 0x04,
@@ -69,7 +69,7 @@ enum { VALID = 1 << 0, READABLE = 1 << 1, WRITABLE = 1 << 2 }; /* an entry of a 
 struct core {
     u32 pc[BLOCK / 4], mmu[BANKS][MMU_END / 4];
     u32 starts;
-    bool started; /* and nobody has taken the task yet */
+    bool started; /* a task waits to be read from /dev/npuhw */
 };
 static struct core cores[CORES];
 static DEFINE_SPINLOCK(lock);
@@ -87,7 +87,7 @@ static void raise_interrupt(unsigned int core)
 
 /* --- registers ------------------------------------------------------------------------------- */
 
-/* The registers of the IOMMU that an offset is in, or NULL.  Core 0 has two of them. */
+/* Return the registers of the IOMMU at an offset, or NULL. Core 0 has two IOMMUs. */
 static u32 *find_mmu(struct core *core, unsigned int offset)
 {
     const unsigned int block = offset & ~(BLOCK - 1);
@@ -109,7 +109,7 @@ static u32 read_mmu(const u32 *mmu, unsigned int offset)
 static u32 read_pc(const struct core *core, unsigned int offset)
 {
     switch (offset) {
-    case PC_VERSION: /* as boards print them at probe */
+    case PC_VERSION: /* the version that boards print at probe */
         return 0x24000000;
     case PC_VERSION_NUM:
         return 0x46;
@@ -168,7 +168,7 @@ static void write_pc(struct core *core, unsigned int offset, u32 value)
     core->pc[offset / 4] = value;
     if (offset == PC_ENABLE) {
         core->started = value & 1;
-        core->starts++; /* a task that still runs is abandoned */
+        core->starts++; /* a task that still runs becomes invalid */
         wake_up(&starting);
     }
 }
@@ -192,7 +192,7 @@ static unsigned long read_register(void *region, unsigned int offset, int size)
     return value;
 }
 
-/* S_POINTER of CNA and CORE, which the driver writes before each task, has nothing behind it. */
+/* Write a register; writes of S_POINTER of CNA and CORE, which precede each task, are ignored. */
 static void write_register(void *region, unsigned int offset, int size, unsigned long value)
 {
     unsigned long flags, at = offset + (unsigned long) region;
@@ -230,7 +230,8 @@ static struct resource registers = {
 
 /* --- memory ---------------------------------------------------------------------------------- */
 
-/* Bits 31..12, then 11..8 are bits 35..32 and 7..4 are bits 39..36. */
+/* Return the address in a table's entry: bits 31..12 as they are, bits 11..8 as bits 35..32, bits
+ * 7..4 as bits 39..36. */
 static phys_addr_t address_of(u32 entry)
 {
     return (u64) (entry & 0xf0) << 32 | (u64) (entry & 0xf00) << 24 | (entry & 0xfffff000);
@@ -241,7 +242,7 @@ static u32 entry_of(u32 table, u32 index)
     return ((u32 *) __va(address_of(table)))[index];
 }
 
-/* The page at an address, held so that it stays while it is copied, or NULL. */
+/* Return the page at an address with a reference for the time of the copy, or NULL. */
 static struct page *find_page(struct core *core, u32 address, bool write)
 {
     const u32 *mmu = core->mmu[0];
@@ -390,7 +391,8 @@ static struct miscdevice npuhw = {MISC_DYNAMIC_MINOR, "npuhw", &npuhw_operations
 
 /* --- resets ---------------------------------------------------------------------------------- */
 
-/* Two lines a core, srst_a and srst_h.  The IOMMU keeps its registers: it has commands of its own. */
+/* Reset a core, by one of its two lines srst_a and srst_h.  The IOMMU keeps its registers, because
+ * it has its own reset command. */
 static int assert_reset(struct reset_controller_dev *controller, unsigned long line)
 {
     struct core *core = &cores[line / 2];
@@ -414,7 +416,7 @@ static const struct reset_control_ops reset_ops = {.assert = assert_reset,
 static struct reset_controller_dev resets = {
     .ops = &reset_ops, .owner = THIS_MODULE, .nr_resets = 2 * CORES};
 
-/* Before the drivers, which are probed at the device level. */
+/* Runs before the drivers, which are probed at the device level. */
 static int __init npuhw_init(void)
 {
     struct device_node *node = of_find_compatible_node(NULL, NULL, "npurt,npu-hardware");

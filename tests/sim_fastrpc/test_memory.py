@@ -206,7 +206,7 @@ def test_memory_freed_while_it_is_mapped_is_complained_of_and_stays(rpc, probe):
     rpc.call_words(probe, KEEP, block.fd, 4096)
     block.free()
 
-    assert "fastrpc_munmap it first" in rpc.error()
+    assert "call fastrpc_munmap first" in rpc.error()
     assert rpc.call_words(probe, TOUCH_KEPT, 0, 1, NEITHER, NEITHER, room=1)[0] == 0
 
 

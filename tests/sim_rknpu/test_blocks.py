@@ -425,7 +425,7 @@ REFUSED = {
         "besides strides",
     ),
     "two pad values of a direct convolution": (
-        WIDE, requantise(0x10000000, 0x80, 1, 1, 0x80, (1, 2)), "which channels take the second"
+        WIDE, requantise(0x10000000, 0x80, 1, 1, 0x80, (1, 2)), "the channels of the second"
     ),
     "int8 out without a bias": (WIDE, {}, "DPU_BS_CFG"),
     "an int8 sum cut before the DPU": (

@@ -53,7 +53,7 @@ def test_all_buffers_share_the_memory_and_it_may_shrink(driver):
 
 @pytest.mark.parametrize("size", ["1X", "K", "-1", "1KK", "1e3", "2000000000000"])
 def test_what_is_no_size_is_refused(size):
-    with pytest.raises(ValueError, match="wanted a number"):
+    with pytest.raises(ValueError, match="expected a number"):
         client.configure(f"memory={size}")
 
 

@@ -86,7 +86,7 @@ def test_a_setting_that_means_nothing_closes_the_nodes(foreign):
     out, err = preloaded(foreign, "rocket", 4, 64, 64, settings="nonsense=1", check=False)
 
     assert "No such file" in out
-    assert "there is no setting nonsense=1" in err
+    assert "unknown setting nonsense=1" in err
 
 
 def test_the_nodes_are_files_in_their_folders():

@@ -277,7 +277,7 @@ def test_the_log_counts_the_tasks_that_a_chain_had_done(driver, capfd):
 
 def test_a_chain_that_is_broken_stops(driver):
     assert "the chain ends here" in broken(driver, lambda c: c.write(1, 0))
-    assert "the chain goes on" in broken(driver, lambda c: None, count=2)
+    assert "the chain continues" in broken(driver, lambda c: None, count=2)
     assert "regcmd_addr" in broken(driver, lambda c: c.write(0, 2))
 
     def wrong_amount(chain):

@@ -156,7 +156,7 @@ BAD_LISTS = {
     "no enable": (lambda w: w[:-2], "no enable"),
     "an enable of other blocks": (
         lambda w: np.append(w[:-1], np.uint64(lists.word(lists.ENABLE, 8, 0x7D))),
-        "enable is none of",
+        "enable is not one of",
     ),
     "a pooling without its registers": (
         lambda w: np.append(w[:-1], np.uint64(lists.word(lists.ENABLE, 8, 0x60))),

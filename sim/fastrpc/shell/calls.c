@@ -1,8 +1,8 @@
-/* Handles, through which a skel's methods are called.  Methods 0 and 1 are the skel's own open and
- * close, which the DSP calls; the host calls the others.  Source: qualcomm/QAIC; remote.h. */
+/* Handles of open skels, and calls of their methods.  The shell calls methods 0 and 1, the skel's
+ * open and close; the host calls the others.  Source: qualcomm/QAIC; remote.h. */
 #include "shell.h"
 
-enum { HANDLES = 256, FIRST_HANDLE = 0x1000 }; /* below are the handles of services */
+enum { HANDLES = 256, FIRST_HANDLE = 0x1000 }; /* smaller numbers are handles of services */
 
 /* method << 24 | in buffers << 16 | out buffers << 8 | in handles << 4 | out handles */
 #define METHOD_OPEN 0x00020001u
@@ -11,7 +11,7 @@ enum { HANDLES = 256, FIRST_HANDLE = 0x1000 }; /* below are the handles of servi
 typedef struct {
     module *code; /* NULL: this entry is free */
     skel_invoke invoke;
-    uint64_t context; /* what the skel's open returned */
+    uint64_t context; /* returned by the skel's open */
     uint32_t serial;
 } handle;
 
@@ -23,7 +23,8 @@ static uint32_t id_of(const handle *h)
     return FIRST_HANDLE + h->serial * HANDLES + (uint32_t) (h - handles);
 }
 
-/* Return a copy of the handle called *id*, whose module the caller must drop, or a free one. */
+/* Return a copy of the handle *id*; the caller must drop its module.  If there is no such handle,
+ * `code` of the result is NULL. */
 static handle handle_of(uint32_t id)
 {
     handle found = {0};
@@ -48,7 +49,7 @@ static handle *free_handle(void)
     return NULL;
 }
 
-/* Enter *opened* into the table and return its number, or 0. */
+/* Add *opened* to the table; return its number, or 0 if the table is full. */
 static uint32_t enter(const handle *opened)
 {
     lock_take(&table);
@@ -64,7 +65,7 @@ static uint32_t enter(const handle *opened)
     return id;
 }
 
-/* Run one of the skel's methods and count what it costs. */
+/* Run one of the skel's methods and count the packets that it executes. */
 static int run(link_channel *channel, const handle *h, uint32_t scalars, link_argument *arguments)
 {
     uint64_t before = account_total();

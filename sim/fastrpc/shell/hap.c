@@ -1,4 +1,4 @@
-/* Messages, power votes, time and the vector units: services that only return an answer. */
+/* Services without state: messages, power votes, time and the vector units. */
 #include "hap.h"
 
 enum { QTIMER_HZ = 19200000, REFUSED = (int) 0x80000414, MODE_128 = 1 };
@@ -66,7 +66,7 @@ uint64_t HAP_perf_get_time_us(void)
     return sys_time();
 }
 
-/* There are no cycles here; the packets of all threads replace them. */
+/* Cycles are not simulated: count the packets of all threads instead. */
 uint64_t HAP_perf_get_pcycles(void)
 {
     account_settle();
@@ -78,7 +78,8 @@ uint64_t qurt_get_core_pcycles(void)
     return HAP_perf_get_pcycles();
 }
 
-/* 19.2 ticks a microsecond, without a division: 96 / 5, and 1 / 5 is 0x33333333 / 2^32 and a bit. */
+/* 19.2 ticks per microsecond, without a division: 19 + 1 / 5, and 1 / 5 is about 0x33333334 / 2^32.
+ * */
 uint64_t HAP_perf_get_qtimer_count(void)
 {
     uint64_t us = sys_time();
@@ -122,7 +123,7 @@ int qurt_hvx_get_mode(void)
     return shared->machine.hvx ? MODE_128 : -1;
 }
 
-/* Bits 8 to 15: contexts of 128 bytes. */
+/* Bits 8 to 15: number of HVX contexts of 128 bytes. */
 int qurt_hvx_get_units(void)
 {
     return (int) (shared->machine.hvx << 8);

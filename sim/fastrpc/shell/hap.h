@@ -29,15 +29,15 @@ int qurt_hvx_get_units(void);
 uint64_t qurt_get_core_pcycles(void);
 uint64_t qurt_sysclock_get_hw_ticks(void);
 
-/* Opaque to skels, which give it room for at least eight words of 64 bits. */
+/* Opaque to skels, which allocate at least eight 64-bit words for it. */
 typedef struct {
-    uint32_t size, least;    /* VTCM wanted, and the least that will do */
-    uint32_t page;           /* contiguous bytes wanted */
+    uint32_t size, least;    /* bytes of VTCM requested, and the least accepted */
+    uint32_t page;           /* contiguous bytes requested */
     uint32_t address, bytes; /* granted */
     uint32_t hmx;
 } resource_request;
 
-/* Sizes of pages and how many there are: of each of the first `kinds` of `page`. */
+/* Sizes and counts of pages, in the first `kinds` entries of `page`. */
 typedef struct {
     uint32_t bytes, kinds;
     struct {

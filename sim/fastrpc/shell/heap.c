@@ -1,18 +1,18 @@
 /*
- * malloc for skels: blocks of powers of two, each with a header; large ones straight from the kernel.
- * New memory holds a pattern, so that code which relies on zeros fails.  A double free or an overrun
- * ends the PD.
+ * malloc for skels.  Block sizes are powers of two, and each block has a header; large blocks come
+ * directly from the kernel.  Blocks of the arena are filled with a pattern, so that code that
+ * expects zeros fails.  A double free or an overwritten header ends the PD.
  */
 #include "libc.h"
 
-enum { SMALLEST = 5, LARGEST = 15, CHUNK = 1 << 20 }; /* as powers of two; bytes of an arena */
+enum { SMALLEST = 5, LARGEST = 15, CHUNK = 1 << 20 }; /* log2 of bytes; bytes of an arena */
 enum { LIVE = 0x4c495645, FREE = 0x46524545, PATTERN = 0xa5 };
 
 typedef struct header {
     uint32_t state; /* LIVE or FREE */
-    uint32_t power; /* of the whole block; 0: `bytes` of the kernel's */
-    uint32_t bytes; /* that the caller may use */
-    void *start;    /* of the whole block, where the next free one is noted */
+    uint32_t power; /* log2 of the block's size; 0: `bytes` from the kernel */
+    uint32_t bytes; /* for the caller; with `power` 0, of the whole block */
+    void *start;    /* of the block; a free block stores the next one there */
 } header;
 
 static void *free_blocks[LARGEST + 1];
@@ -69,7 +69,7 @@ static void *allocate(size_t alignment, size_t bytes)
     return power ? memset((void *) at, PATTERN, bytes) : (void *) at;
 }
 
-/* Packets of the heap do not count, because a real PD has another heap. */
+/* The heap's packets are not counted, because a real PD has another heap. */
 void *memalign(size_t alignment, size_t bytes)
 {
     account_pause();
@@ -87,7 +87,7 @@ static header *header_of(void *memory)
     return h;
 }
 
-/* Bytes that may be used at *memory*. */
+/* Return the number of usable bytes at *memory*. */
 static uint32_t usable(void *memory)
 {
     const header *h = header_of(memory);

@@ -1,8 +1,8 @@
 /*
- * The list of names that a skel may import.  A skel that needs other names than those known in the
- * protection domain of a real DSP fails to load here too.
+ * The names that a skel may import.  A skel that imports any other name does not load, as in the
+ * protection domain of a real DSP.
  *
- * Source: the undefined symbols of skels that ship (qualcomm/fastrpc test/v68 and v75, tinygrad,
+ * Source: the undefined symbols of published skels (qualcomm/fastrpc test/v68 and v75, tinygrad,
  * ggml-hexagon).
  */
 #include "hap.h"
@@ -10,7 +10,7 @@
 #include "memory.h"
 #include "queue.h"
 
-static uint32_t stack_guard = 0x00aa55ff; /* what -fstack-protector compares with */
+static uint32_t stack_guard = 0x00aa55ff; /* the canary of -fstack-protector */
 
 static void stack_check_failed(void)
 {
@@ -22,19 +22,20 @@ static void assertion_failed(const char *text, const char *function)
     die("assertion failed: %s in %s", text, function);
 }
 
-/* Unwinding tables and destructors: nothing unwinds, and a module ends with its last handle. */
+/* Ignore unwinding tables and destructors: nothing unwinds, and a module is unloaded with its last
+ * handle. */
 static int nothing_to_do(void)
 {
     return 0;
 }
 
-/* Services that a PD has and this one refuses. */
+/* Refuse services that the shell does not provide. */
 static int refused(void)
 {
     return DSP_UNSUPPORTED;
 }
 
-/* The older kind of signal: its calls return what was set before. */
+/* Calls of the older "anysignal": set and clear return the previous signals. */
 static uint32_t wait_any(qurt_signal *signal, uint32_t mask)
 {
     return qurt_signal_wait(signal, mask, 0);
@@ -54,7 +55,8 @@ static uint32_t clear_any(qurt_signal *signal, uint32_t mask)
     return before;
 }
 
-/* Packets that all threads of the PD have executed so far: only this simulator knows. */
+/* Return the packets that all threads of the PD have executed; only the simulator exports this
+ * name. */
 static uint64_t packets_so_far(void)
 {
     account_settle();

@@ -1,7 +1,8 @@
-/* Memory and strings: plain loops, by words where both sides are aligned alike. */
+/* Memory and string functions, as plain loops. memcpy copies words if source and target have the
+ * same alignment. */
 #include "libc.h"
 
-/* no_builtin: or a loop that copies would be compiled into a call of itself. */
+/* no_builtin: otherwise the compiler replaces the loop in memcpy by a call of memcpy. */
 #define PLAIN __attribute__((no_builtin))
 
 typedef uint64_t __attribute__((may_alias)) word;
@@ -63,7 +64,7 @@ PLAIN int memcmp(const void *a, const void *b, size_t bytes)
     return 0;
 }
 
-/* What clang calls for a copy of at least 32 bytes, a multiple of 8. */
+/* Clang calls this function for copies of at least 32 bytes, a multiple of 8. */
 void *__hexagon_memcpy_likely_aligned_min32bytes_mult8bytes(void *restrict to,
                                                             const void *restrict from,
                                                             size_t bytes);

@@ -1,4 +1,4 @@
-/* The few functions of C's library that a PD offers and the shell provides. */
+/* The functions of the C library that the shell provides, as a PD does. */
 #ifndef LIBC_H
 #define LIBC_H
 

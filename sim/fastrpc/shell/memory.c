@@ -1,15 +1,15 @@
 /*
- * Blocks of memory that the host shares with this PD, and HAP_mem.h, by which skels map them.
+ * Blocks of memory that the host shares with this PD, and the calls of HAP_mem.h that map them.
  *
- * The library identifies a block by its own number, skels by the number of its descriptor on the
- * host.  The library maps it (`held`: FASTRPC_MAP_FD, and buffers that are arguments), or
- * the skel does (FASTRPC_MAP_FD_DELAYED).  The sum of all mapped blocks is limited, like
- * the address space of a PD.
+ * The library identifies a block by a number that it assigns; skels use the number of the block's
+ * descriptor on the host.  Either the library maps a block (`held`: FASTRPC_MAP_FD and arguments of
+ * calls), or a skel does (FASTRPC_MAP_FD_DELAYED).  The total size of mapped blocks is limited,
+ * like the address space of a PD.
  *
- * With `shadow`, a skel sees a copy, as if through a cache that never writes back or drops a line by
- * itself: an invalidate shows the host's writes to the skel, a flush shows the skel's writes to the
- * host.  Only lines that the skel changed are written.  Arguments need no maintenance on a real DSP
- * either, and have no copy.
+ * With `shadow`, a skel uses a copy of the block, which acts as a cache that never writes back or
+ * evicts a line by itself.  An invalidate copies the host's writes to the skel's copy.  A flush
+ * copies the lines that the skel changed to the host.  Arguments have no copy, because they need no
+ * cache maintenance on a real DSP.
  */
 #include "memory.h"
 
@@ -17,16 +17,16 @@ enum { BLOCKS = 512, PAGE = 1 << 16, LINE = 64 };
 enum { SOL_SOCKET = 1, SCM_RIGHTS = 1 };
 
 typedef struct {
-    uint32_t id; /* the library's; 0: this entry is free */
-    int fd;      /* on the host; LINK_NO_FD when no skel can name it */
+    uint32_t id; /* assigned by the library; 0: this entry is free */
+    int fd;      /* on the host; LINK_NO_FD: skels cannot look the block up */
     bool argument;
-    int mine; /* its descriptor here */
+    int mine; /* descriptor in this process */
     uint32_t bytes;
-    uint8_t *address; /* what skels use; NULL while not mapped */
-    uint8_t *window;  /* the host's memory; the same without a shadow */
-    uint8_t *synced;  /* the shadow as it was when last equal to the host's memory */
+    uint8_t *address; /* of the skels' view; NULL while not mapped */
+    uint8_t *window;  /* the host's memory; without `shadow`, equal to `address` */
+    uint8_t *synced;  /* content of the copy at its last maintenance */
     bool held;        /* mapped by the library */
-    uint32_t uses;    /* by skels */
+    uint32_t uses;    /* number of mappings by skels */
 } block;
 
 static block blocks[BLOCKS];
@@ -63,7 +63,8 @@ int receive_descriptor(void)
 
 /* --- mapping --------------------------------------------------------------------------------- */
 
-/* The part of the PD's space for a block; arguments exist during a call only and take none. */
+/* Return the bytes of the PD's address space that a block is charged: 0 for arguments, which are
+ * mapped only during a call. */
 static uint32_t charge_of(const block *b)
 {
     return b->argument ? 0 : b->bytes;
@@ -81,7 +82,7 @@ static bool map_block(block *b)
     }
     uint32_t bytes = charge_of(b);
     if (bytes > shared->machine.space - mapped) {
-        say("no room to map %u bytes: %u of %u are mapped", (unsigned) b->bytes, (unsigned) mapped,
+        say("no space to map %u bytes: %u of %u are mapped", (unsigned) b->bytes, (unsigned) mapped,
             (unsigned) shared->machine.space);
         return false;
     }
@@ -168,11 +169,12 @@ int block_attach(uint32_t id, int fd, uint32_t bytes, bool map, uint32_t *addres
     return result;
 }
 
-/* Unmap memory that a skel may still have mapped, as the host's MMU does: the next access ends the
- * PD. */
+/* Make memory inaccessible that skels still use, as the MMU does after the host's unmap: the next
+ * access ends the PD. */
 static void revoke(block *b)
 {
-    say("the host unmapped fd %d, which the skel still uses %u times", b->fd, (unsigned) b->uses);
+    say("the host unmapped fd %d, of which skels still hold %u mappings", b->fd,
+        (unsigned) b->uses);
     int fixed = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
     sys_map(b->address, b->bytes, PROT_NONE, fixed, -1);
 }
@@ -215,14 +217,14 @@ void *HAP_mmap2(void *address, size_t bytes, int protection, int flags, int fd, 
     block *b = block_of_fd(fd);
     const char *wrong = NULL;
     if (!b) {
-        wrong = "the host did not fastrpc_mmap it";
+        wrong = "the host has not mapped it with fastrpc_mmap";
     } else if (b->held) {
         wrong = "the host mapped it with FASTRPC_MAP_FD: use HAP_mmap_get";
     } else if (flags || offset < 0 || (uint32_t) offset > b->bytes || !bytes ||
                bytes > b->bytes - (uint32_t) offset) {
         wrong = "flags, offset or length do not fit";
     } else if (!map_block(b)) {
-        wrong = "there is no room";
+        wrong = "the PD's address space is full";
     }
     void *got = (void *) -1;
     if (wrong) {
@@ -271,7 +273,7 @@ int HAP_mmap_get(int fd, void **address, uint64_t *physical)
             *address = b->address;
         }
         if (physical) {
-            *physical = 0x80000000u + (uint64_t) b->id * PAGE; /* no such thing here */
+            *physical = 0x80000000u + (uint64_t) b->id * PAGE; /* made up */
         }
     }
     lock_leave(&table);

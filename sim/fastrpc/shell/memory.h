@@ -1,5 +1,5 @@
-/* HAP_mem.h and the caches, as skels see them, and what the shell needs of them.  Source: HAP_mem.h
- * of the Hexagon SDK and qurt_types.h, as published in public Hexagon trees. */
+/* Memory mapping and cache maintenance, for skels and for the shell itself.  Source: HAP_mem.h of
+ * the Hexagon SDK and qurt_types.h, as published in public Hexagon trees. */
 #ifndef MEMORY_H
 #define MEMORY_H
 

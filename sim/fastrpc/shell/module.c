@@ -1,7 +1,7 @@
 /*
- * Loads and relocates shared objects, and finds symbols.  Like the loader of a PD, it takes an ELF
- * file for this machine that needs only the names in imports.c, and finds symbols by the System V
- * hash table.  It cannot load other files; the message says why.
+ * Load and relocate shared objects, and find their symbols.  Like the loader of a PD, this loader
+ * accepts an ELF file for this machine that imports only names in imports.c, and finds symbols with
+ * the System V hash table.  For any other file, a message gives the reason for the failure.
  *
  * Source: System V ABI; relocations from the Hexagon ABI as in LLVM's ELFRelocs/Hexagon.def.
  */
@@ -12,7 +12,7 @@ enum { EM_HEXAGON = 164, ET_DYN = 3, PT_LOAD = 1, PT_DYNAMIC = 2, PF_W = 2, ARCH
 enum { R_32 = 6, R_GLOB_DAT = 33, R_JMP_SLOT = 34, R_RELATIVE = 35 };
 enum { STB_WEAK = 2 };
 
-/* Entries of the dynamic section that matter; larger tags are skipped. */
+/* Tags of the dynamic section; larger tags are ignored. */
 enum {
     DT_NULL = 0,
     DT_NEEDED = 1,
@@ -58,13 +58,13 @@ typedef struct {
 
 struct module {
     char name[MODULE_NAME]; /* empty: this entry is free */
-    uint8_t *memory, *base; /* what was mapped, and where address 0 of the file is in it */
+    uint8_t *memory, *base; /* start of the mapping; address of offset 0 of the image */
     uint32_t mapped, bytes;
-    uint32_t fixed;        /* bytes before the first that it may write to */
-    uint32_t uses;         /* handles and calls */
+    uint32_t fixed;        /* bytes of the image before its first writable page */
+    uint32_t uses;         /* handles and running calls that use the module */
     const uint32_t *entry; /* the dynamic section: pairs of tag and value */
     uint32_t entries;
-    uint32_t dynamic[DT_TAGS]; /* the same by tag */
+    uint32_t dynamic[DT_TAGS]; /* the values by tag */
     uint32_t symbols;
 };
 
@@ -80,7 +80,8 @@ static bool equal(const char *a, const char *b)
     return *a == *b;
 }
 
-/* Return *bytes* at *offset* in the image of *m*, or NULL when they are not inside. */
+/* Return the address of *offset* in the image of *m*, or NULL if the image does not contain *bytes*
+ * bytes from there. */
 static void *inside(const module *m, uint32_t offset, uint32_t bytes)
 {
     return offset <= m->bytes && bytes <= m->bytes - offset ? m->base + offset : NULL;
@@ -117,14 +118,15 @@ static const char *wrong_header(const elf_header *h)
         return "it is built for a newer Hexagon";
     }
     if (h->program_bytes != sizeof(elf_segment) || h->program_count > HEADERS) {
-        return "its program headers are odd";
+        return "its program headers have another size, or are too many";
     }
     return NULL;
 }
 
-/* Find memory for it, such that what it writes to starts a page of qemu's, which are of 64 KiB: qemu
- * write-protects pages with code that it translated, and throws that away at every write. */
-static bool find_room(module *m, const elf_segment *segment, int count)
+/* Allocate memory for the image, with its writable part at the start of a qemu page (64 KiB): qemu
+ * write-protects pages whose code it has translated, and discards the translation at every write.
+ * */
+static bool map_image(module *m, const elf_segment *segment, int count)
 {
     m->fixed = m->bytes;
     for (int i = 0; i < count; i++) {
@@ -141,7 +143,7 @@ static bool find_room(module *m, const elf_segment *segment, int count)
     return m->bytes && m->memory;
 }
 
-/* Bring the segments into memory and note the dynamic section. */
+/* Read the segments into memory and find the dynamic section. */
 static const char *read_segments(module *m, int fd)
 {
     elf_header h;
@@ -165,8 +167,8 @@ static const char *read_segments(module *m, int fd)
             m->bytes = end;
         }
     }
-    if (!find_room(m, segment, h.program_count)) {
-        return "there is no memory for it";
+    if (!map_image(m, segment, h.program_count)) {
+        return "no memory is left for it";
     }
     const elf_segment *dynamic = NULL;
     for (int i = 0; i < h.program_count; i++) {
@@ -200,7 +202,7 @@ static const char *symbol_name(const module *m, const elf_symbol *s)
     return (const char *) m->base + m->dynamic[DT_STRTAB] + s->name;
 }
 
-/* Check that tables are inside the image, and names inside their table. */
+/* Check that the tables are inside the image, and symbol names inside the string table. */
 static const char *check_tables(module *m)
 {
     read_dynamic(m);
@@ -250,7 +252,7 @@ static uint32_t hash_of(const char *name, size_t bytes)
     return h;
 }
 
-/* a % b for tables of unknown size: there is no divider. */
+/* Return a % b, by shifts: the DSP has no division instruction. */
 static uint32_t modulo(uint32_t a, uint32_t b)
 {
     uint64_t rest = 0;
@@ -277,7 +279,8 @@ void *module_symbol(const module *m, const char *name, size_t bytes)
 
 /* --- relocation ------------------------------------------------------------------------------ */
 
-/* Find what a relocation refers to; false, and a message, when nobody has it. */
+/* Find the address that a relocation refers to; false, after a message, if the symbol is undefined.
+ * */
 static bool resolve(const module *m, uint32_t index, uint32_t *value)
 {
     *value = 0;
@@ -294,7 +297,7 @@ static bool resolve(const module *m, uint32_t index, uint32_t *value)
     if (*value || s->info >> 4 == STB_WEAK) {
         return true;
     }
-    say("%s: nobody has the symbol %s", m->name, name);
+    say("%s: undefined symbol %s", m->name, name);
     return false;
 }
 
@@ -304,7 +307,7 @@ static const char *relocate(module *m, uint32_t offset, uint32_t bytes)
     for (uint32_t i = 0; i + sizeof(*r) <= bytes; i += sizeof(*r), r++) {
         uint32_t *word = inside(m, r->offset, 4), value;
         if (!word || r->offset & 3 || r->offset < m->fixed || !resolve(m, r->info >> 8, &value)) {
-            return "a relocation cannot be done";
+            return "a relocation is not possible";
         }
         switch (r->info & 0xff) {
         case R_RELATIVE:
@@ -316,7 +319,7 @@ static const char *relocate(module *m, uint32_t offset, uint32_t bytes)
             *word = value + (uint32_t) r->addend;
             break;
         default:
-            return "a relocation is of an unknown kind";
+            return "a relocation has an unknown type";
         }
     }
     return NULL;
@@ -335,7 +338,8 @@ static void run_functions(const module *m, uint32_t single, uint32_t array, uint
     }
 }
 
-/* Libraries that are in every PD; others are not found.  Seen in the skels of qualcomm/fastrpc. */
+/* Libraries that every PD has; a skel that needs another one does not load.  Source: the skels of
+ * qualcomm/fastrpc. */
 static const char *const present[] = {"libc.so", "libgcc.so"};
 
 static const char *check_needed(const module *m)
@@ -396,7 +400,7 @@ int module_load(const char *name, size_t bytes, int fd, module **loaded)
 {
     lock_take(&table);
     module *m = bytes && bytes < MODULE_NAME ? entry_for(name, bytes) : NULL;
-    const char *wrong = m ? NULL : "there are too many, or its name is too long";
+    const char *wrong = m ? NULL : "too many modules are loaded, or its name is too long";
     if (m && !m->name[0]) {
         __builtin_memcpy(m->name, name, bytes);
         wrong = load_into(m, fd);
@@ -421,7 +425,7 @@ void module_keep(module *m)
     lock_leave(&table);
 }
 
-/* The last to drop a module unloads it: the next open starts with fresh data. */
+/* Unload a module after its last use, so that the next open starts with fresh data. */
 void module_drop(module *m)
 {
     lock_take(&table);

@@ -1,8 +1,8 @@
 /*
- * dspqueue on the DSP: queues that the library made, imported by their number.
+ * dspqueue on the DSP: skels import queues that the library created, by their numbers.
  *
- * A queue that was imported with a packet callback has a thread that calls it for every packet that
- * arrives, until the queue is closed.
+ * If a skel imports a queue with a packet callback, a thread runs the callback whenever packets
+ * arrive, until the queue is closed.
  */
 #include "queue.h"
 #include "../ring.h"
@@ -13,20 +13,20 @@ enum { TIMEOUT = (int) 0x8000040c, WOULD_BLOCK = 0x204, CANCELLED = 0x2e };
 enum { FLUSH_SENDER = 0x10, FLUSH_RECIPIENT = 0x40, INVALIDATE_RECIPIENT = 0x80 };
 
 struct queue {
-    uint32_t id; /* the library's; 0: this entry is free */
+    uint32_t id; /* assigned by the library; 0: this entry is free */
     link_queue *memory;
     uint32_t bytes;
     ring to_dsp, to_host;
     queue_callback packet;
     void *context;
-    uint32_t watched; /* futex: 1 while a thread calls `packet` */
+    uint32_t watched; /* 1 while the thread of `packet` runs; a futex */
     lock reading, writing;
 };
 
 static queue queues[QUEUES];
 static lock table;
 
-/* --- the library's side ---------------------------------------------------------------------- */
+/* --- requests of the library ----------------------------------------------------------------- */
 
 static queue *queue_of(uint32_t id)
 {
@@ -72,7 +72,7 @@ int queue_drop(uint32_t id)
     return q ? DSP_OK : DSP_BAD_PARAMETER;
 }
 
-/* --- the skel's side ------------------------------------------------------------------------- */
+/* --- calls of skels -------------------------------------------------------------------------- */
 
 static void watch(void *given)
 {
@@ -97,7 +97,7 @@ static void watch(void *given)
 int dspqueue_import(uint64_t id, queue_callback packet, queue_callback error, void *context,
                     queue **imported)
 {
-    (void) error; /* a queue ends with its process, so nothing is sent */
+    (void) error; /* never called: a queue ends with this process */
     lock_take(&table);
     queue *q = id && id >> 32 == 0 ? queue_of((uint32_t) id) : NULL;
     int result = !q ? DSP_BAD_PARAMETER : load(&q->memory->imported) ? DSP_ALREADY : DSP_OK;
@@ -116,7 +116,8 @@ int dspqueue_import(uint64_t id, queue_callback packet, queue_callback error, vo
     return result;
 }
 
-/* Wait until the other side changes its word of the ring; return 0, or why the wait ended. */
+/* Wait for a change of *word by the host; return DSP_OK, or the code of a timeout or of the queue's
+ * end. */
 static int wait_on(queue *q, uint32_t *word, uint32_t seen, uint32_t microseconds, uint64_t start)
 {
     if (load(&q->memory->ended)) {
@@ -152,7 +153,7 @@ int dspqueue_close(queue *q)
     store(&q->memory->imported, 0);
     futex_wake(SHARED, &state->packets_written, QUEUES);
     while (load(&q->watched)) {
-        /* The next wake-up makes up for one that came before the wait. */
+        /* Wake the thread again: it misses a wake-up that comes just before its wait. */
         futex_wake(SHARED, &state->packets_written, QUEUES);
         futex_wait_until(OURS, &q->watched, 1, sys_time() + 1000);
     }
@@ -160,7 +161,7 @@ int dspqueue_close(queue *q)
     return DSP_OK;
 }
 
-/* Fill in what the sender may leave out, and see to the caches. */
+/* Check that the buffers are mapped, and flush their cache lines where the flags request it. */
 static bool prepare(uint32_t buffers, link_buffer *buffer)
 {
     for (uint32_t i = 0; i < buffers; i++) {
@@ -227,10 +228,10 @@ int dspqueue_write_early_wakeup_noblock(queue *q, uint32_t microseconds, uint32_
     (void) q;
     (void) microseconds;
     (void) flags;
-    return DSP_OK; /* a hint */
+    return DSP_OK; /* the wakeup is only a hint */
 }
 
-/* One try to take a packet, or with *message* and *buffer* NULL to look at it. */
+/* Try once to remove a packet, or only to describe it if *take* is false. */
 static ring_result try_read(queue *q, ring_packet *packet, bool take, uint32_t most_buffers,
                             link_buffer *buffer, uint32_t most_bytes, uint8_t *message)
 {

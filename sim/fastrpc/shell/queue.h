@@ -1,5 +1,5 @@
-/* dspqueue on the DSP.  Source: qualcomm/fastrpc inc/dspqueue.h; dspqueue_import is there for this
- * side alone. */
+/* dspqueue on the DSP. Source: qualcomm/fastrpc inc/dspqueue.h, whose dspqueue_import exists only
+ * on the DSP. */
 #ifndef QUEUE_H
 #define QUEUE_H
 

@@ -1,7 +1,7 @@
 /*
- * QuRT, the operating system of the DSP, as skels see it: the part of it that the shell provides.
- * Source: qurt_thread.h, qurt_mutex.h, qurt_sem.h, qurt_barrier.h, qurt_signal.h, qurt_error.h,
- * as published in public Hexagon trees.
+ * The part of QuRT, the DSP's operating system, that the shell provides to skels.  Source:
+ * qurt_thread.h, qurt_mutex.h, qurt_sem.h, qurt_barrier.h, qurt_signal.h, qurt_error.h, as
+ * published in public Hexagon trees.
  */
 #ifndef QURT_H
 #define QURT_H
@@ -33,9 +33,9 @@ typedef struct {
 
 _Static_assert(sizeof(qurt_thread_attributes) == 36, "as in qurt_thread.h");
 
-/* Objects of 16 bytes in the memory of a skel; their content belongs to QuRT. */
+/* QuRT's objects take 16 bytes in a skel's memory; only QuRT's calls use their content. */
 typedef struct {
-    uint32_t state; /* QURT_MUTEX_FREE, or 1 and 2 as in a lock */
+    uint32_t state; /* MUTEX_FREE, MUTEX_HELD or MUTEX_AWAITED of sync.c */
     uint32_t rest[3];
 } qurt_mutex;
 

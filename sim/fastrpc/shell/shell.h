@@ -1,6 +1,7 @@
 /*
- * The shell: the process on the simulated DSP in which skels run, a freestanding program for
- * qemu-hexagon.  This file has the interfaces of its parts; imports.c has the names for skels.
+ * The shell: a freestanding program for qemu-hexagon that loads and runs skels, as a PD of a real
+ * DSP does.  This file has the interfaces between the shell's source files; imports.c lists the
+ * names that skels may import.
  */
 #ifndef SHELL_H
 #define SHELL_H
@@ -12,8 +13,8 @@
 
 #define UNREACHABLE __attribute__((noreturn))
 
-/* What a call from the library returns when the DSP refuses it.  Source: qualcomm/fastrpc
- * inc/AEEStdErr.h; codes of the DSP have 0x80000400 added. */
+/* Codes that the DSP returns to the library.  Source: qualcomm/fastrpc inc/AEEStdErr.h.  Codes from
+ * the DSP have 0x80000400 added. */
 enum {
     DSP_OK = 0,
     DSP_NO_MEMORY = (int) 0x80000402,
@@ -29,7 +30,7 @@ enum {
 
 typedef int (*skel_invoke)(uint64_t handle, uint32_t scalars, link_argument *arguments);
 
-extern link_memory *shared; /* set before anything else runs */
+extern link_memory *shared; /* set first in shell_main() */
 
 /* --- text.c ---------------------------------------------------------------------------------- */
 int text_format(char *out, size_t bytes, const char *format, va_list values);
@@ -37,53 +38,55 @@ void say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void say_values(const char *format, va_list values);
 UNREACHABLE void die(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* --- memory.c: blocks of memory that the host shares ------------------------------------------ */
+/* --- memory.c: blocks of memory that the host shares ----------------------------------------- */
 int receive_descriptor(void);
 int block_attach(uint32_t block, int fd, uint32_t bytes, bool map, uint32_t *address);
 int block_detach(uint32_t block);
-/* Where *offset* of what the host calls *fd* is mapped, or NULL. */
+/* Return the address of *offset* in the block with the host's descriptor *fd*, or NULL if it is not
+ * mapped. */
 void *block_address(int fd, uint32_t offset, uint32_t bytes);
 
-/* --- module.c: shared objects ----------------------------------------------------------------- */
+/* --- module.c: shared objects ---------------------------------------------------------------- */
 typedef struct module module;
 int module_load(const char *name, size_t bytes, int fd, module **loaded);
 void *module_symbol(const module *, const char *name, size_t bytes);
 void module_keep(module *);
 void module_drop(module *);
 
-/* --- imports.c -------------------------------------------------------------------------------- */
+/* --- imports.c ------------------------------------------------------------------------------- */
 void *import_find(const char *name);
 
-/* --- thread.c --------------------------------------------------------------------------------- */
+/* --- thread.c -------------------------------------------------------------------------------- */
 enum { THREADS_FULL = -1 };
 int thread_start(void (*entry)(void *), void *argument, void *stack, size_t bytes);
 void thread_main_starts(void);
-/* Futexes of this process, and those in memory that the library shares. */
+/* OURS: the futex is in memory of this process.  SHARED: in memory shared with the library, or
+ * woken by the kernel. */
 typedef enum { OURS, SHARED } futex_scope;
 void futex_wait(futex_scope scope, uint32_t *word, uint32_t value);
-/* The same until *end*; false: it is too late. */
+/* Wait as futex_wait() does, for at most 1 s; false: *end* has passed. */
 bool futex_wait_until(futex_scope scope, uint32_t *word, uint32_t value, uint64_t end);
 void futex_wake(futex_scope scope, uint32_t *word, int threads);
 
-/* Packets are counted while a skel's code runs, not while it waits.  A thread's count becomes part
- * of the account before it lets another go on, and before it goes on itself after waiting: so a
- * call that does the same work costs the same number of packets, whatever the timing. */
+/* Instruction packets are counted while a skel's code runs, but not while it waits.  A thread adds
+ * its count to the account before it wakes another thread, and when its own wait ends.  So the
+ * packet count of a call depends on the call's work and not on timing. */
 void account_start(void);
 void account_settle(void);
 void account_pause(void);
 void account_resume(void);
 uint64_t account_total(void);
 
-typedef uint32_t lock; /* 0: free, 1: held, 2: held, and somebody waits */
+typedef uint32_t lock; /* 0: free, 1: held, 2: held, and a thread waits */
 void lock_take(lock *);
 void lock_leave(lock *);
 
-/* --- calls.c: what the library asks for ------------------------------------------------------- */
+/* --- calls.c: requests of the library -------------------------------------------------------- */
 int call_open(link_channel *, const char *uri, uint32_t bytes);
 int call_close(link_channel *);
 int call_invoke(link_channel *);
 
-/* --- queue.c ---------------------------------------------------------------------------------- */
+/* --- queue.c --------------------------------------------------------------------------------- */
 int queue_attach(uint32_t queue, uint32_t bytes);
 int queue_drop(uint32_t queue);
 
@@ -97,7 +100,7 @@ static inline void store(uint32_t *word, uint32_t value)
     __atomic_store_n(word, value, __ATOMIC_SEQ_CST);
 }
 
-/* A skel did not initialise this object: the PD of a real DSP would hang or die here. */
+/* End the PD if a skel has not initialised an object: the PD of a real DSP would hang or die. */
 #define SHAPE(condition, what)                                                                     \
     do {                                                                                           \
         if (!(condition)) {                                                                        \

@@ -1,7 +1,7 @@
 /* Start of the shell, and the threads that serve the library's channels. */
 #include "shell.h"
 
-enum { SPINS = 300 }; /* looks at a channel before its thread sleeps */
+enum { SPINS = 300 }; /* checks of a channel before its thread sleeps */
 
 link_memory *shared;
 
@@ -28,7 +28,7 @@ static int serve(link_channel *channel)
     }
 }
 
-/* The life of a thread that serves one channel: wait for a request, do it, answer. */
+/* Serve one channel, as a thread's entry: wait for a request, run it, answer it, repeat. */
 static void serve_channel(void *number)
 {
     link_channel *channel = &shared->channel[(uint32_t) number];
@@ -49,7 +49,7 @@ static void serve_channel(void *number)
     }
 }
 
-/* Use an instruction that an old qemu lacks, so that it fails now and not in a kernel. */
+/* Execute an HVX instruction, so that a qemu without HVX fails at the start and not in a skel. */
 static void try_machine(void)
 {
     __asm__ volatile("v0 = vsplat(%0)" ::"r"(0) : "v0");
@@ -63,7 +63,7 @@ UNREACHABLE static void shell_main(void)
         sys_call(SYS_EXIT_GROUP, 1, 0, 0, 0, 0, 0);
     }
     if (shared->machine.version != LINK_VERSION) {
-        die("the shell and the library are not of one build");
+        die("the shell and the library come from different builds");
     }
     try_machine();
     thread_main_starts();
@@ -81,7 +81,8 @@ UNREACHABLE static void shell_main(void)
     }
 }
 
-/* The kernel enters here, with no caller: the stack is aligned and main never returns. */
+/* The kernel starts the process here: align the stack and call shell_entry(), which never returns.
+ * */
 __attribute__((naked, used)) void _start(void)
 {
     __asm__ volatile("r29 = and(r29, #-8)\n"

@@ -1,7 +1,7 @@
 /*
  * QuRT's mutexes, semaphores, barriers, signals, conditions and futexes, on the kernel's futexes.
  *
- * Packets of waiting do not count, because a longer wait is not more work.
+ * Packets executed during a wait are not counted, because a longer wait is not more work.
  */
 #include "qurt.h"
 
@@ -23,7 +23,7 @@ void qurt_mutex_init(qurt_mutex *mutex)
 
 void qurt_mutex_destroy(qurt_mutex *mutex)
 {
-    SHAPE(load(&mutex->state) == MUTEX_FREE, "the mutex is held, or was never made");
+    SHAPE(load(&mutex->state) == MUTEX_FREE, "the mutex is held, or not initialised");
     store(&mutex->state, 0);
 }
 
@@ -31,7 +31,7 @@ static void mutex_take(qurt_mutex *mutex)
 {
     uint32_t state = load(&mutex->state);
     SHAPE(state == MUTEX_FREE || state == MUTEX_HELD || state == MUTEX_AWAITED,
-          "the mutex was never made");
+          "the mutex is not initialised");
     if (change(&mutex->state, MUTEX_FREE, MUTEX_HELD)) {
         return;
     }
@@ -138,10 +138,10 @@ int qurt_barrier_destroy(qurt_barrier *barrier)
     return QURT_EOK;
 }
 
-/* The last to come returns 1 (QURT_BARRIER_SERIAL_THREAD), the others 0. */
+/* The last thread to arrive returns 1 (QURT_BARRIER_SERIAL_THREAD), the others 0. */
 int qurt_barrier_wait(qurt_barrier *barrier)
 {
-    SHAPE(barrier->total, "the barrier was never made");
+    SHAPE(barrier->total, "the barrier is not initialised");
     account_settle();
     uint32_t round = load(&barrier->round);
     bool last = __atomic_add_fetch(&barrier->arrived, 1, __ATOMIC_SEQ_CST) == barrier->total;

@@ -1,4 +1,4 @@
-/* The kernel that qemu-hexagon stands for: system calls of Linux, and registers. */
+/* System calls of Linux, which qemu-hexagon emulates, and registers. */
 #ifndef SYS_H
 #define SYS_H
 
@@ -44,7 +44,7 @@ static inline long sys_call(long number, long a, long b, long c, long d, long e,
     return r0;
 }
 
-/* A result of the kernel's that is an address: the last page holds -errno. */
+/* Return whether a call that returns an address failed: a result in the last page is -errno. */
 static inline int sys_failed(long result)
 {
     return (unsigned long) result > 0xfffff000ul;
@@ -66,7 +66,7 @@ static inline void sys_close(int fd)
     sys_call(SYS_CLOSE, fd, 0, 0, 0, 0, 0);
 }
 
-/* Microseconds of a clock that never goes back. */
+/* Return the monotonic time in microseconds. */
 static inline uint64_t sys_time(void)
 {
     int64_t now[2] = {0, 0};
@@ -74,7 +74,8 @@ static inline uint64_t sys_time(void)
     return (uint64_t) now[0] * 1000000u + (uint64_t) ((uint32_t) now[1] / 1000u);
 }
 
-/* How many packets this thread has executed: control register 20 of qemu.  Clang has no name. */
+/* Return the packets that this thread has executed: control register 20 of qemu, which has no name
+ * in Clang. */
 static inline uint32_t sys_packets(void)
 {
     register uint32_t r0 __asm__("r0");
@@ -82,7 +83,7 @@ static inline uint32_t sys_packets(void)
     return r0;
 }
 
-/* The user general pointer: what this thread was given when it started. */
+/* Return the user general pointer, which holds the thread's slot (thread.c). */
 static inline void *sys_self(void)
 {
     void *self;

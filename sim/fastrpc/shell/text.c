@@ -1,6 +1,6 @@
 /*
- * printf, for the shell itself and for skels.  Messages go to a ring in shared memory, which the
- * library reads.
+ * printf for the shell and for skels.  Messages go to a ring in the memory that is shared with the
+ * library.
  */
 #include "shell.h"
 
@@ -12,11 +12,11 @@ typedef struct {
     int length;
 } sink;
 
-/* One conversion of a format: what stands between % and its letter. */
+/* One conversion of a format: the characters between % and its letter. */
 typedef struct {
     int width, precision; /* precision -1: none given */
     bool left, zero, plus, alternate;
-    int longs; /* number of l; z, t and h change nothing on 32 bits */
+    int longs; /* number of l modifiers; z, t and h have no effect on 32 bits */
 } conversion;
 
 static void put(sink *out, char c)
@@ -60,7 +60,7 @@ static void put_field(sink *out, const conversion *how, const char *prefix, cons
     }
 }
 
-/* Divide *value* by *base* in place and return the rest: there is no 64-bit division here. */
+/* Divide *value* by *base* in place and return the remainder: the shell has no 64-bit division. */
 static uint32_t take_digit(uint64_t *value, uint32_t base)
 {
     uint64_t quotient = 0, rest = 0;
@@ -94,7 +94,7 @@ static void put_number(sink *out, conversion *how, const char *prefix, uint64_t 
     put_field(out, how, prefix, text + start, (int) sizeof(text) - start);
 }
 
-/* As %f with at most nine digits: enough for a message. */
+/* Put a number as %f does, with at most nine digits after the point. */
 static void put_real(sink *out, conversion *how, double value)
 {
     int digits = how->precision < 0 ? 6 : how->precision > 9 ? 9 : how->precision;
@@ -140,7 +140,7 @@ static void put_string(sink *out, conversion *how, const char *text)
     put_field(out, how, "", text, bytes);
 }
 
-/* Read flags, width, precision and length; return what follows. */
+/* Read flags, width, precision and length; return the position after them. */
 static const char *read_conversion(const char *format, conversion *how, va_list *values)
 {
     for (;; format++) {
@@ -179,7 +179,7 @@ static void put_signed(sink *out, conversion *how, int64_t value)
     put_number(out, how, sign, size, 10, "0123456789");
 }
 
-/* Put one conversion; return what follows its letter. */
+/* Put one conversion; return the position after its letter. */
 static const char *put_value(sink *out, const char *format, va_list *values)
 {
     conversion how = {.precision = -1};

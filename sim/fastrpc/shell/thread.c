@@ -1,9 +1,9 @@
 /*
- * Threads of the PD, their identities and their packet accounts; QuRT's calls for them.
+ * Threads of the PD, their ids and packet counts, and QuRT's thread calls.
  *
  * Source of names, structs and codes: QuRT's qurt_thread.h and qurt_error.h as published in many
- * modem and Hexagon trees.  The kernel tells when a thread is gone (CLONE_CHILD_CLEARTID), so that
- * whoever joined it may free its stack.
+ * modem and Hexagon trees.  The kernel clears a thread's `kernel` when the thread has ended
+ * (CLONE_CHILD_CLEARTID); after that, the joining thread may free the stack.
  */
 #include "qurt.h"
 
@@ -11,11 +11,11 @@ enum { PAGE = 1 << 16, THREAD_FLAGS = 0x00050f00 }; /* VM FS FILES SIGHAND THREA
 enum { CLONE_SETTLS = 0x80000, CLONE_PARENT_SETTID = 0x100000, CLONE_CHILD_CLEARTID = 0x200000 };
 
 typedef struct {
-    uint32_t kernel;  /* its number in the kernel; 0 when it is gone.  A futex */
-    uint32_t serial;  /* how often this slot was used */
-    uint32_t claimed; /* by a thread, or by one that joins it */
-    uint32_t mark;    /* packet counter when the account was last brought up to date */
-    uint32_t pending; /* packets before the wait that it is in */
+    uint32_t kernel;  /* id in the kernel, 0 after the thread has ended; a futex */
+    uint32_t serial;  /* number of threads that have used this slot */
+    uint32_t claimed; /* number of claims: of the thread and of those that join it */
+    uint32_t mark;    /* packet counter at the last update of the account */
+    uint32_t pending; /* packets from `mark` to the start of the current wait */
     int status;       /* of qurt_thread_exit */
     uint16_t priority;
     bool joinable;
@@ -32,8 +32,8 @@ static lock table;
 
 enum { FUTEX_WAIT = 0, FUTEX_WAKE = 1, FUTEX_PRIVATE = 128 };
 
-/* Linux refuses futexes that are not private in private memory which cannot be written just now, and
- * qemu takes the right to write from pages that it translated code of. */
+/* Use private futexes in private memory: Linux refuses other futexes in private pages that are not
+ * writable, and qemu write-protects pages whose code it has translated. */
 static long operation(futex_scope scope, long what)
 {
     return scope == OURS ? what | FUTEX_PRIVATE : what;
@@ -125,7 +125,7 @@ uint64_t account_total(void)
 
 /* --- threads --------------------------------------------------------------------------------- */
 
-/* Take a slot that nobody uses, or return NULL. */
+/* Claim an unused slot; NULL: all slots are in use. */
 static thread *claim(void)
 {
     thread *found = NULL;
@@ -173,7 +173,7 @@ __attribute__((used)) void thread_run(thread *self)
     leave(self, 0);
 }
 
-/* The new thread leaves the kernel with an empty stack, so its way to thread_run is written out. */
+/* Clone in assembly, because the new thread returns from the kernel with an empty stack. */
 __attribute__((naked)) static long clone_thread(uint32_t flags, void *stack, uint32_t *parent_tid,
                                                 uint32_t *child_tid, void *self)
 {
@@ -185,8 +185,8 @@ __attribute__((naked)) static long clone_thread(uint32_t flags, void *stack, uin
                      "call thread_run\n");
 }
 
-/* Stack of our own, with a page below it that nobody may touch.  It is never given back: only the
- * threads that serve channels have one. */
+/* Allocate a stack with an inaccessible guard page below it.  It is never freed: only the threads
+ * that serve channels use one, and they never end. */
 static void *guarded_stack(size_t bytes)
 {
     size_t whole = (bytes + PAGE - 1) / PAGE * PAGE;
@@ -264,7 +264,7 @@ UNREACHABLE void qurt_thread_exit(int status)
     leave(sys_self(), status);
 }
 
-/* Return the slot of *id* with one more claim on it, or NULL when that thread is over. */
+/* Add a claim to the slot of thread *id* and return the slot, or NULL if the thread has ended. */
 static thread *joined(uint32_t id)
 {
     thread *t = &threads[id % LINK_THREADS];
@@ -285,7 +285,7 @@ int qurt_thread_join(uint32_t id, int *status)
     }
     account_pause();
     for (uint32_t kernel = load(&t->kernel); kernel; kernel = load(&t->kernel)) {
-        futex_wait(SHARED, &t->kernel, kernel); /* woken by the kernel, which says so */
+        futex_wait(SHARED, &t->kernel, kernel); /* SHARED, as the kernel's wake is */
     }
     account_resume();
     if (status) {

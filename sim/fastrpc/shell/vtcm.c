@@ -1,6 +1,6 @@
 /*
- * VTCM through the compute resource manager.  Granted memory holds a pattern, and released memory is
- * unmapped: code that uses VTCM without owning it ends the PD.
+ * VTCM from the compute resource manager.  Granted memory is filled with a pattern, and released
+ * memory becomes inaccessible: an access to VTCM that is not granted ends the PD.
  */
 #include "hap.h"
 
@@ -14,7 +14,7 @@ typedef struct {
 
 static context contexts[CONTEXTS];
 static uint8_t *vtcm;
-static uint32_t changes; /* futex: how often memory became free */
+static uint32_t changes; /* number of releases; a futex */
 static lock table;
 
 static uint32_t grains(uint32_t bytes)
@@ -33,7 +33,8 @@ static bool is_free(uint32_t at, uint32_t bytes)
     return true;
 }
 
-/* The largest free part of at most *most* bytes; its start in *at*. */
+/* Return the size of the largest free range, at most *most* bytes, and its start in *at*; 0: no
+ * VTCM is free. */
 static uint32_t largest_free(uint32_t most, uint32_t *at)
 {
     uint32_t size = shared->machine.vtcm & ~(uint32_t) (GRAIN - 1);
@@ -92,7 +93,7 @@ int compute_resource_attr_set_app_type(resource_request *request, uint32_t type)
     return 0;
 }
 
-/* There is no other user of the resources, so they are never requested back. */
+/* The callback is never called, because the PD is the only user of the resources. */
 int compute_resource_attr_set_release_callback(resource_request *request,
                                                int (*callback)(uint32_t, void *), void *context)
 {
@@ -165,7 +166,7 @@ static bool reserve_vtcm(void)
     return vtcm != NULL;
 }
 
-/* Grant what is free now; 0: not enough of it is. */
+/* Grant VTCM that is free now.  Return the grant's id, or 0 if less than `least` bytes are free. */
 static uint32_t try_acquire(resource_request *request)
 {
     for (int i = 0; i < CONTEXTS; i++) {
@@ -183,11 +184,12 @@ static uint32_t try_acquire(resource_request *request)
     return 0;
 }
 
-/* HMX is not simulated, and a request for nothing is a mistake. */
+/* Refuse a request for HMX, which is not simulated, or for no VTCM at all. */
 uint32_t compute_resource_acquire(resource_request *request, uint32_t microseconds)
 {
     if (request->hmx || !request->size) {
-        say("compute_resource_acquire: %s", request->hmx ? "there is no HMX" : "no VTCM asked for");
+        say("compute_resource_acquire: %s",
+            request->hmx ? "HMX is not simulated" : "no VTCM is requested");
         return 0;
     }
     account_pause();
