@@ -342,7 +342,7 @@ def test_a_stream_that_was_ended_keeps_what_it_wrote(pair):
     steps = generate_step([7], pair[0], prompt_cache=cache)
     token, _ = next(steps)
     generate(*pair, [2, 2], max_tokens=1)  # ends the stream
-    with pytest.raises(SettingError, match="something else used the model"):
+    with pytest.raises(SettingError, match="another call used the model"):
         next(steps)
     assert cache[0].tokens == (1, 5, 9, *tokens, 7, token)
     assert cache[0].snapshot.tokens[:3] == (1, 5, 9)  # not the state of the other text

@@ -65,7 +65,7 @@ def test_a_second_generation_runs_while_a_stream_is_open_and_ends_it(llm):
     next(stream)
 
     assert llm.generate(PROMPT[3:], max_tokens=8, **GREEDY) == wanted
-    with pytest.raises(SettingError, match="something else used the model"):
+    with pytest.raises(SettingError, match="another call used the model"):
         next(stream)
     assert next(stream, None) is None  # it is over
 
@@ -83,7 +83,7 @@ def test_two_generations_at_once_are_refused_not_mixed(llm):
         first = llm.generate(PROMPT, max_tokens=20, stream=True, **GREEDY)
         next(first)
         other()
-        with pytest.raises(SettingError, match="something else used the model"):
+        with pytest.raises(SettingError, match="another call used the model"):
             list(first)
 
 

@@ -125,7 +125,7 @@ def test_a_token_that_was_taken_back_between_two_pieces_ends_the_stream(llm):
     next(stream)
     llm.rollback(1)
 
-    with pytest.raises(SettingError, match="something else used the model"):
+    with pytest.raises(SettingError, match="another call used the model"):
         list(stream)
 
 
@@ -145,7 +145,7 @@ def test_what_another_did_between_two_pieces_ends_the_stream_and_no_more(model, 
             llm.eval(([*reversed(prompt)] * 11)[:count])
 
         assert elsewhere(other) is None
-        with pytest.raises(SettingError, match="something else used the model"):
+        with pytest.raises(SettingError, match="another call used the model"):
             list(stream)
 
         assert llm.generate(prompt, max_tokens=8, **GREEDY) == wanted

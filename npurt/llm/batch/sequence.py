@@ -12,7 +12,7 @@ from npurt.device import F32
 from npurt.errors import NpurtError, SettingError, brief
 from npurt.llm.batch.controller import BatchController, StepCost
 from npurt.llm.batch.events import Event, Usage
-from npurt.llm.decode.generated import GeneratedText, NewToken
+from npurt.llm.decode.generated import GeneratedSequence, NewToken
 from npurt.llm.decode.logprobs import TokenLogprob, logprob_of
 from npurt.llm.decode.options import Request as Asked
 from npurt.llm.decode.sampler import Sampler
@@ -24,7 +24,7 @@ from npurt.llm.text.tokenizer import Tokenizer
 from npurt.runtime.open.arguments import integer
 
 
-class Sequence(GeneratedText):
+class Sequence(GeneratedSequence):
     """A text that an engine generates.
 
     It does not depend on when its tokens are evaluated, or how often: a sequence may lose its
@@ -41,7 +41,7 @@ class Sequence(GeneratedText):
         reusable: The number of first tokens that later prompts are likely to begin with, if known.
         prompt_logprobs: Whether log probabilities of the prompt's tokens are wanted.
 
-    Attributes (others are those of `GeneratedText`):
+    Attributes (others are those of `GeneratedSequence`):
         cached: First tokens that had been evaluated for another sequence; None before it begins.
         arrival: The number of sequences that came before.
         preempted: How often it lost its pages.
@@ -126,7 +126,7 @@ class Sequence(GeneratedText):
         return self._controller
 
     def draft(self, most: int) -> list[int]:
-        """Do as `GeneratedText.draft`; when the draft fails, go on without."""
+        """Do as `GeneratedSequence.draft`; when the draft fails, go on without."""
         try:
             return super().draft(most)
         except Exception as error:  # noqa: BLE001  if a grammar's, `advance` raises it again

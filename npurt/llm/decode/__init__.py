@@ -1,5 +1,5 @@
-"""`Llama`: text from a model, by sampling, with or without drafts.
+"""`Llama`: generate text with a model by sampling, with or without draft tokens.
 
-May import every room but `measure`.
-Begin with `model`, the facade; then `text`, and `generate`, the loop over tokens.
+This package may import all packages of `npurt.llm` except `measure`.  Read `model`, the facade,
+first; then `text`, and `generate`, which has the loop over tokens.
 """

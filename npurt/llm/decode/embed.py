@@ -1,4 +1,4 @@
-"""Embeddings of texts: their hidden states after the last norm, pooled in float64."""
+"""Compute embeddings of texts: hidden states after the output norm, pooled in float64."""
 
 import contextlib
 import re
@@ -23,16 +23,16 @@ from npurt.llm.session.lock import locked
 from npurt.runtime.open.arguments import flag, listed
 
 F64 = npt.NDArray[np.float64]
-Text = str | Sequence[int]  # or its token ids, complete
-Segmented = tuple[list[int], list[int] | None]  # ids, and the segment of each for encoders
+Text = str | Sequence[int]  # a str, or all its token ids with BOS and EOS
+Segmented = tuple[list[int], list[int] | None]  # token ids, and for encoders each token's segment
 
-# The classifier of a reranker: hidden state -> tanh(dense) -> output; both may be missing.
+# The classifier of a reranker: hidden state -> tanh(dense) -> output; a file may lack one of them.
 # Source of the names and of the order: llama.cpp src/llama-graph.cpp (build_pooling), MIT.
 DENSE, OUTPUT = "cls", "cls.output"
-PAIR_TEMPLATE = "tokenizer.chat_template.rerank"  # the prompt of a pair, with these two in it:
+PAIR_TEMPLATE = "tokenizer.chat_template.rerank"  # metadata: the prompt of a pair, with PLACES
 PLACES = re.compile(r"\{query\}|\{document\}")
 LAST_OF_RERANKERS = ("qwen3",)  # architectures whose classifier reads the last token, not the first
-SHARES = ("qwen3",)  # architectures whose classifier gives shares: a softmax over its outputs
+SHARES = ("qwen3",)  # architectures whose classifier applies a softmax to its outputs
 
 
 class Embedding(NamedTuple):
@@ -40,7 +40,7 @@ class Embedding(NamedTuple):
 
     Attributes:
         values: ``[D]``; ``[T, D]`` without pooling; the scores of a reranker.
-        tokens: Number of tokens of the text, after it was cut.
+        tokens: The number of tokens of the text after truncation.
     """
 
     values: F32
@@ -48,13 +48,14 @@ class Embedding(NamedTuple):
 
 
 class Embedder:
-    """Embeds texts with a model, and leaves its context as it was.
+    """Computes embeddings with a model, and restores its context afterwards.
 
-    Each text begins at position 0; other texts do not change its embedding.  A decoder runs them
-    one after another; an encoder runs as many together as a run has rows for.
+    Each text begins at position 0, and its embedding does not depend on other texts.  A decoder
+    runs texts one after another; an encoder runs several texts together, up to the row limit of a
+    run.
 
     Args:
-        context: Where texts run.
+        context: The context in which a decoder evaluates texts.
     """
 
     def __init__(self, context: Context) -> None:
@@ -100,24 +101,25 @@ class Embedder:
         pooling: str | None = None,
         truncate: bool = False,
     ) -> F32 | list[F32]:
-        """Return the embedding of a text, float32 ``[D]``, or those of a list of texts, ``[N, D]``.
+        """Return the embedding of a text, float32 ``[D]``, or of each text in a list, ``[N, D]``.
 
-        The embedding of a text is the same, bit for bit, whatever other texts are in the list.
-        The context stays as it is.  A text may be given as a list of its token ids, all of them.
-        (A flat list of ids, which is deprecated, gives what `token_embeddings` does.)
+        The other texts in the list do not change any bit of an embedding.  The context is restored
+        afterwards.  A text may also be a list of all its token ids.  (A flat list of ids is
+        deprecated: it returns the result of `token_embeddings`.)
 
         Args:
             normalize: Scale each embedding to length 1.
-            pooling: ``"mean"``, ``"cls"`` (the first token), ``"last"``; ``"none"`` gives a vector
-                for each token, ``[T, D]``, and a list of these for several texts; ``"rank"`` gives
-                the scores of a reranker.  By default as the file says, or else the mean.
+            pooling: ``"mean"``, ``"cls"`` (the first token) or ``"last"``; ``"none"`` returns a
+                vector for each token, ``[T, D]``, or a list of such arrays for several texts;
+                ``"rank"`` returns the scores of a reranker.  The default is the pooling in the
+                file's metadata, otherwise the mean.
             truncate: Cut texts that are longer than the context.
 
         Raises:
             ContextFull: A text is longer than the context.
             LayoutError: A text is neither a str nor token ids, or has no tokens.
             ModelFormatError: The file has no classifier, which ``"rank"`` needs.
-            SettingError: There is no such pooling.
+            SettingError: *pooling* is not the name of a pooling.
         """
         if isinstance(texts, str):
             return self.each([texts], normalize, pooling=pooling, truncate=truncate)[0].values
@@ -139,18 +141,21 @@ class Embedder:
         pooling: str | None = None,
         truncate: bool = False,
     ) -> list[Embedding]:
-        """Return the embedding of each text, with its number of tokens.
+        """Return the embedding of each text and the number of its tokens.
+
+        No text is evaluated if this raises an error about one of them.
 
         Args:
-            normalize: Scale each to length 1; scores of a reranker stay as they are.
-            pooling: The name of a `Pooling`; None: as the file says, or else the mean.
+            normalize: Scale each embedding to length 1; scores of a reranker are not scaled.
+            pooling: The name of a `Pooling`; None uses the pooling in the file's metadata,
+                otherwise the mean.
             truncate: Cut texts that are longer than the context.
 
         Raises:
-            ContextFull: A text has more tokens than the context has positions; no text ran.
-            LayoutError: A text is neither a str nor token ids, or has no tokens; no text ran.
+            ContextFull: A text has more tokens than the context has positions.
+            LayoutError: A text is neither a str nor token ids, or has no tokens.
             ModelFormatError: The file has no classifier, which pooling by rank needs.
-            SettingError: There is no such pooling.
+            SettingError: *pooling* is not the name of a pooling.
         """
         self._model.require_open()
         normalize, truncate = flag("normalize", normalize), flag("truncate", truncate)
@@ -167,13 +172,15 @@ class Embedder:
 
     @locked
     def rerank(self, query: str, documents: Sequence[str]) -> F32:
-        """Return how well each document answers *query*, float32 ``[N]``: the larger, the better.
+        """Return the relevance of each document to *query*, float32 ``[N]``; larger is better.
 
-        The model has to be a reranker.  Where its file has a template for pairs, markup that is
-        spelt out in a text is markup; otherwise a pair is the two texts with [SEP] between.
+        The model must be a reranker.  If its file has a template for pairs, control tokens spelt
+        out in a text are encoded as control tokens.  Otherwise a pair is the query and the
+        document, each followed by the tokenizer's EOS ([SEP]) if the file wants it.
 
         Raises:
-            ContextFull: A pair has more tokens than the context has positions; none ran.
+            ContextFull: A pair has more tokens than the context has positions; no pair is
+                evaluated.
             LayoutError: A text is not a str.
             ModelFormatError: The file has no classifier.
         """
@@ -189,7 +196,7 @@ class Embedder:
         return np.array(scores, np.float32)
 
     def _pair(self, query: str, document: str) -> Segmented:
-        """Return the ids of a query and a document, and the segment of each token.
+        """Return the token ids of a query with a document, and the segment of each token.
 
         Source: llama.cpp tools/server/server-common.cpp (format_prompt_rerank), MIT.
         """
@@ -206,26 +213,26 @@ class Embedder:
         return first + second, [0] * len(first) + [1] * len(second)
 
     def tokens(self, text: str) -> list[int]:
-        """Return the ids of *text* as the model reads it: with BOS and EOS where it wants them.
+        """Return the token ids of *text*, with BOS and EOS if the file wants them.
 
-        Markup that is spelt out in the text is text.
+        Control tokens that are spelt out in the text are encoded as plain text.
         """
         ids = self._model.tokenizer.encode(text, special=False)
         return ids if self._end is None else [*ids, self._end]
 
     @property
     def _end(self) -> int | None:
-        """The token that ends each text, if the file wants one."""
+        """EOS, if the file wants it at the end of each text; otherwise None."""
         tokenizer = self._model.tokenizer
         return tokenizer.eos if tokenizer.add_eos else None
 
     def _ids(self, index: int, text: Text, *, truncate: bool) -> list[int]:
-        """Return the ids of a text, checked against the context."""
+        """Return the token ids of a text, checked and truncated by `_fitting`."""
         ids = self.tokens(text) if isinstance(text, str) else self._model.valid(text)
         return self._fitting(f"text {index}", ids, truncate=truncate)
 
     def _fitting(self, what: str, ids: list[int], *, truncate: bool) -> list[int]:
-        """Return *ids*, cut where that is wanted."""
+        """Return *ids*; with *truncate*, cut to the length of the context.  EOS is not cut off."""
         n_ctx = self._context.n_ctx
         if not ids:
             raise LayoutError(f"{what} has no token to embed", remedy="leave empty texts out")
@@ -243,7 +250,7 @@ class Embedder:
 
     @contextlib.contextmanager
     def _kept(self) -> Iterator[None]:
-        """Leave the context as it was: a generation goes on."""
+        """Restore the context afterwards, so that an open generation can continue."""
         state = self._context.state
         held = self._context.snapshot() if state.length else None
         changes = state.changes
@@ -256,7 +263,7 @@ class Embedder:
             state.changes = changes
 
     def _each_hidden(self, texts: Sequence[Segmented]) -> Iterator[F64]:
-        """Yield the hidden states of each text after the last norm, ``[T, D]``."""
+        """Yield the hidden states of each text after the output norm, ``[T, D]``."""
         if self._model.encoder is None:
             yield from (self._hidden(ids) for ids, _ in texts)
             return
@@ -265,9 +272,10 @@ class Embedder:
                 yield hidden.astype(np.float64)
 
     def _runs(self, texts: Sequence[Segmented]) -> Iterator[list[Segmented]]:
-        """Yield texts that one run of an encoder has.
+        """Yield lists of texts, each for one run of an encoder.
 
-        On devices whose rows depend on how many there are, such as numpy, a run has one text.
+        A run has one text on devices such as numpy, where the number of rows in a run changes the
+        result of each row.
         """
         most = self._model.setup.limits.rows if self._model.devices.cpu else 0
         run: list[Segmented] = []
@@ -296,7 +304,7 @@ class Embedder:
     # --- Pooling --------------------------------------------------------------------------------
 
     def _pooled(self, hidden: F64, pooling: Pooling, normalize: bool) -> F32:
-        """Return the hidden states of a text after *pooling*."""
+        """Return the result of *pooling* for the hidden states of a text, ``[T, D]``."""
         if pooling is Pooling.RANK:
             last = self._model.config.architecture in LAST_OF_RERANKERS
             return self._scores(hidden[-1 if last else 0]).astype(np.float32)
@@ -311,7 +319,7 @@ class Embedder:
     def _require_classifier(self) -> None:
         if not {f"{DENSE}.weight", f"{OUTPUT}.weight"} & self._model.file.tensors.keys():
             raise ModelFormatError(
-                f"the file has neither {DENSE}.weight nor {OUTPUT}.weight: it is no reranker",
+                f"the file has neither {DENSE}.weight nor {OUTPUT}.weight, so it is no reranker",
                 remedy="use another pooling, or the file of a reranker",
             )
 
@@ -339,7 +347,7 @@ class Embedder:
 
 
 def as_openai(made: Sequence[Embedding], model: str) -> dict[str, Any]:
-    """Return embeddings in the form of OpenAI's API; *model* is the name that it has there."""
+    """Return embeddings as a response of OpenAI's API; *model* is the value of its field model."""
     tokens = sum(embedding.tokens for embedding in made)
     data = [
         {"object": "embedding", "index": index, "embedding": embedding.values.tolist()}
@@ -350,7 +358,7 @@ def as_openai(made: Sequence[Embedding], model: str) -> dict[str, Any]:
 
 
 def unit(x: F64) -> F64:
-    """Return *x* with each vector along the last axis scaled to length 1; zeros stay zeros."""
+    """Return *x* with each vector along the last axis scaled to length 1, except zero vectors."""
     length = np.sqrt((x * x).sum(axis=-1, keepdims=True))
     return np.asarray(x / np.where(length > 0, length, 1))
 
@@ -364,10 +372,10 @@ def _is_ids(texts: Any) -> TypeGuard[Sequence[int]]:
 
 
 def _texts(given: Any) -> list[Text]:
-    """Return the texts of a list, which is not flat and has an order.
+    """Return the list of texts *given*.
 
     Raises:
-        LayoutError: It is something else.
+        LayoutError: *given* is a str, bytes, set or mapping, or is not iterable.
     """
     unordered = isinstance(given, str | bytes | bytearray | Set | Mapping)
     try:

@@ -1,4 +1,4 @@
-"""Generate text: evaluate the prompt, then sample token by token until an end."""
+"""Generate text: evaluate the prompt, then sample token by token until the sequence ends."""
 
 import contextlib
 import time
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from npurt.errors import SettingError
-from npurt.llm.decode.generated import GeneratedText, NewToken
+from npurt.llm.decode.generated import GeneratedSequence, NewToken
 from npurt.llm.decode.logprobs import TokenLogprob
 from npurt.llm.decode.sampler import Sampler
 from npurt.llm.session.context import Context
@@ -19,16 +19,16 @@ from npurt.llm.spec.speculator import Speculator
 
 @dataclass(slots=True)
 class Timing:
-    """Counts and times of a generation, how it ended, and log probabilities if wanted."""
+    """Counts, times, finish reason and log probabilities of a generation."""
 
     prompt_tokens: int = 0
-    reused_tokens: int = 0  # of the prompt, found in the cache
+    reused_tokens: int = 0  # prompt tokens in the cached prefix
     prefill_seconds: float = 0.0
     generated_tokens: int = 0
     decode_seconds: float = 0.0
     finish: str = ""  # "end", "stop", "length" or "context"
-    speculation: Speculation | None = None  # None: nothing drafted
-    logprobs: list[TokenLogprob] = field(default_factory=list)  # of tokens with text of the text
+    speculation: Speculation | None = None  # None without a speculator
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # one for each token before a stop
 
     @property
     def prefill_rate(self) -> float:
@@ -38,12 +38,12 @@ class Timing:
 
     @property
     def decode_rate(self) -> float:
-        """Tokens per second after the first token, whose time counts as prefill."""
+        """Tokens per second, without the first token: its time counts as prefill."""
         count = self.generated_tokens - 1
         return count / self.decode_seconds if self.decode_seconds and count > 0 else 0.0
 
     def line(self) -> str:
-        """Return the counts as a sentence."""
+        """Return the counts and rates as one line of text."""
         return (
             f"prefill {self.prompt_tokens - self.reused_tokens} tokens, "
             f"{self.prefill_rate:.1f} tokens/s; "
@@ -52,16 +52,16 @@ class Timing:
 
 
 class Generator:
-    """Continues token ids in a context, by one `Generation` at a time.
+    """The state that successive generations in a context share.
 
     Args:
         context: The context.
 
     Attributes:
-        timing: Of the latest generation.
-        timings: Of the texts of the latest generation, in order.
-        drafts: What drafts for the texts of the model; None: nothing.
-        speculator: Drafts tokens for this context; None: plain decoding.
+        timing: The counts and times of the latest completion.
+        timings: The counts and times of each completion of the latest call, in order.
+        drafts: Creates speculators for sequences of the model; None decodes without drafts.
+        speculator: Drafts tokens for this context; None decodes without drafts.
     """
 
     def __init__(self, context: Context) -> None:
@@ -72,14 +72,14 @@ class Generator:
         self.speculator: Speculator | None = None
 
     def draft_with(self, drafts: Drafts, opened: contextlib.ExitStack) -> None:
-        """Draft tokens from now on; *opened* releases the memory for it."""
+        """Use draft tokens from *drafts* from now on; *opened* releases the drafter at its end."""
         self.drafts = drafts
         self.speculator = drafts.speculator(self.context)
         opened.callback(self.speculator.drafter.release)
 
 
 class Generation:
-    """An iterable of pieces of text; iterate once."""
+    """The text of one completion, as an iterable of strings; iterate once."""
 
     def __init__(
         self,
@@ -95,29 +95,29 @@ class Generation:
         self._generator = generator
         self._context = generator.context
         self._speculator = generator.speculator
-        self._text = GeneratedText(
+        self._sequence = GeneratedSequence(
             list(prompt), len(prompt), generator.context.model.tokenizer, sampler, stops=stops,
             stop_ids=stop_ids, limit=max_tokens, top=top_logprobs,
         )  # fmt: skip
         self._timing = Timing(prompt_tokens=len(prompt))
 
     def __iter__(self) -> Iterator[str]:
-        """Yield text as soon as it is final: whole characters that cannot belong to a stop text."""
+        """Yield text as soon as it is final: whole characters that cannot begin a stop text."""
         for new in self._tokens():
             if new.text:
                 yield new.text
-        rest = self._text.rest()
-        self._timing.finish = self._text.finish
-        del self._timing.logprobs[self._text.within :]
+        rest = self._sequence.rest()
+        self._timing.finish = self._sequence.finish
+        del self._timing.logprobs[self._sequence.within :]
         if rest:
             yield rest
 
     def tokens(self) -> Iterator[int]:
-        """Yield the sampled tokens without the end token; iterate once, in place of the text."""
+        """Yield the sampled tokens without the end token; use this or iteration, not both."""
         return (new.id for new in self._tokens())
 
     def _tokens(self) -> Iterator[NewToken]:
-        text, timing = self._text, self._timing
+        sequence, timing = self._sequence, self._timing
         tokens = self._begin()
         start = time.perf_counter()
         while True:
@@ -127,73 +127,76 @@ class Generation:
                 if new.logprob:
                     timing.logprobs.append(new.logprob)
                 yield new
-            if text.finish:
+            if sequence.finish:
                 break
             tokens = self._step()
-        if timing.generated_tokens < text.chosen:  # the end token
-            timing.generated_tokens = text.chosen
+        if timing.generated_tokens < sequence.chosen:  # the end token
+            timing.generated_tokens = sequence.chosen
             timing.decode_seconds = time.perf_counter() - start
-        timing.finish = text.finish
+        timing.finish = sequence.finish
 
     def _begin(self) -> list[NewToken]:
-        """Evaluate the prompt; return the first token, or none if `max_tokens` is 0."""
-        context, text, timing = self._context, self._text, self._timing
+        """Evaluate the prompt; return the first token, or an empty list if `max_tokens` is 0."""
+        context, sequence, timing = self._context, self._sequence, self._timing
         with context.lock:
             self._generator.timing = timing
             self._generator.timings = (timing,)
-            if text.left == 0:
-                text.finish = "length"
+            if sequence.left == 0:
+                sequence.finish = "length"
                 return []
-            text.context = context
+            sequence.context = context
             start = time.perf_counter()
             rows = context.eval_last(self._reuse())[None]
-            new = text.advance(rows, [])
+            new = sequence.advance(rows, [])
             timing.prefill_seconds = time.perf_counter() - start
             if self._speculator is not None:
                 timing.speculation = self._expect(self._speculator.controller)
-                text.speculator = self._speculator
+                sequence.speculator = self._speculator
             self._changes = context.state.changes
         return new
 
     def _expect(self, controller: Controller) -> Speculation:
-        """Begin a text in *controller*; return its counts."""
-        timing, limit = self._timing, self._text.limit
+        """Begin a sequence in *controller*; return the object that counts its draft tokens."""
+        timing, limit = self._timing, self._sequence.limit
         each = timing.prefill_seconds / (timing.prompt_tokens - timing.reused_tokens)
-        room = self._context.n_ctx - self._context.n_tokens
-        return controller.begin(None if limit is None else min(limit, room), each)
+        space = self._context.n_ctx - self._context.n_tokens
+        return controller.begin(None if limit is None else min(limit, space), each)
 
     def _step(self) -> list[NewToken]:
-        """Evaluate the last token and its draft, if there is one; return the tokens that follow.
+        """Evaluate the last token and draft tokens; return the sampled tokens.
 
         Raises:
-            SettingError: The model was used otherwise since the last step.
+            SettingError: Another call has used the model's context since the last step.
         """
-        context, text, speculator = self._context, self._text, self._speculator
+        context, sequence, speculator = self._context, self._sequence, self._speculator
         with context.lock:
             state = context.state
             if self._generator.timing is not self._timing or state.changes != self._changes:
                 raise SettingError(
-                    "something else used the model while it was generating",
+                    "another call used the model during this generation",
                     remedy="finish or drop one generation before the next; for two at once, "
                     "open the file twice",
                 )
-            room = context.n_ctx - state.length - 1
-            if room < 0 and not context.can_shift:
-                text.finish = "context"
+            space = context.n_ctx - state.length - 1
+            if space < 0 and not context.can_shift:
+                sequence.finish = "context"
                 return []
-            draft = text.draft(room) if speculator else []
+            draft = sequence.draft(space) if speculator else []
             start = time.perf_counter()
-            rows = context.eval_rows([text.history[-1], *draft])
-            new = text.advance(rows, draft)
+            rows = context.eval_rows([sequence.history[-1], *draft])
+            new = sequence.advance(rows, draft)
             if speculator:
                 seconds = time.perf_counter() - start
-                speculator.observe(len(draft), text.right, seconds, rows[0])
+                speculator.observe(len(draft), sequence.right, seconds, rows[0])
             self._changes = state.changes
         return new
 
     def _reuse(self) -> list[int]:
-        """Keep the common prefix of context and prompt; return the rest of the prompt."""
-        context, prompt = self._context, self._text.history
+        """Rewind the context to its common prefix with the prompt; return the rest of the prompt.
+
+        At least one token of the prompt remains to be evaluated.
+        """
+        context, prompt = self._context, self._sequence.history
         equal = shared(context.state.tokens, prompt[:-1])
         reused = context.state.reach(min(equal, context.state.own))
         context.rewind(reused)

@@ -1,7 +1,7 @@
-"""A text that a model generates, and how it goes on after each run of the model.
+"""Sampling, stop conditions and limits of one sequence, applied after each run of the model.
 
-`Llama` evaluates one such text in its context, an `Engine` evaluates many of them together.  What
-happens between two runs is here, and is the same for both.
+`Llama` evaluates one sequence in its context; an `Engine` evaluates many sequences together.  Both
+use this module between two runs.
 """
 
 from bisect import bisect_left
@@ -20,11 +20,11 @@ from npurt.llm.text.tokenizer import Tokenizer
 
 
 class NewToken(NamedTuple):
-    """A token of a text.
+    """A generated token.
 
     Attributes:
-        text: What became final with it.
-        logprob: None if not wanted.
+        text: The text that this token made final: no later token can change or remove it.
+        logprob: Its log probability; None if the request does not want log probabilities.
     """
 
     id: int
@@ -32,29 +32,29 @@ class NewToken(NamedTuple):
     logprob: TokenLogprob | None
 
 
-class GeneratedText:
-    """A text that a model generates.
+class GeneratedSequence:
+    """A sequence: the tokens of a prompt and of its completion so far.
 
     Args:
-        history: The prompt, and what was generated before, if anything; at least one token.
-        prompt: How many of these are the prompt's.
-        sampler: Chooses a token.
-        stops: Texts that end the text.
-        stop_ids: Token ids that end it, beside those of the tokenizer.
-        limit: The most tokens to generate; None: no limit.
+        history: The tokens of the prompt, and tokens that were generated earlier; at least one.
+        prompt: The number of prompt tokens in *history*.
+        sampler: Samples a token.
+        stops: Texts that end the completion.
+        stop_ids: Token ids that end the completion, in addition to the tokenizer's end tokens.
+        limit: The largest number of tokens to generate; None means no limit.
         top: See `Chooser`.
 
     Attributes:
-        history: Prompt and text so far.
-        context: Where the tokens were evaluated; None while the text waits.
-        speculator: Drafts tokens; None: nothing is drafted.
-        limit: As given.
-        right: How many draft tokens of the latest step were right.
-        chosen: Tokens that were chosen, with the one that ended the text.
-        finish: "" while the text goes on; then as in `npurt.llm.batch.events.Event`.
+        history: The tokens of prompt and completion so far.
+        context: The context that has evaluated the tokens; None while the sequence waits.
+        speculator: Drafts tokens; None decodes without drafts.
+        limit: As in the arguments.
+        right: The number of draft tokens that the latest step accepted.
+        chosen: The number of sampled tokens, including the token that ended the sequence.
+        finish: "" until the sequence ends; then a value of `npurt.llm.batch.events.Event.finish`.
 
     Raises:
-        LayoutError: There is no token.
+        LayoutError: *history* is empty.
     """
 
     def __init__(
@@ -73,28 +73,28 @@ class GeneratedText:
         self._ends = tokenizer.eog | stop_ids
         self._choose = Chooser(sampler, self._ends, top)
         self._stream = TextStream(tokenizer, stops)
-        self._starts: list[int] = []  # characters before each token that `advance` chose
+        self._starts: list[int] = []  # characters before each token that `advance` sampled
         self.limit = limit
         for token in history[prompt:]:
-            self._stream.push(token)  # the caller has this text
+            self._stream.push(token)  # the caller has the text of these tokens already
 
     @property
     def generated(self) -> int:
-        """Tokens of the text."""
+        """The number of generated tokens."""
         return len(self.history) - self.prompt
 
     @property
     def left(self) -> int | None:
-        """The most tokens that may still be generated; None: no limit."""
+        """The number of tokens that may still be generated; None means no limit."""
         return None if self.limit is None else max(0, self.limit - self.generated)
 
     @property
     def ready(self) -> bool:
-        """Whether its grammar is ready, if it has one."""
+        """Whether sampling need not wait for a grammar."""
         return self._choose.ready
 
     def draft(self, most: int) -> list[int]:
-        """Return up to *most* tokens that may follow, as far as the grammar allows them."""
+        """Return up to *most* draft tokens that the grammar allows."""
         if self.speculator is None:
             return []
         if self.limit is not None:
@@ -102,17 +102,17 @@ class GeneratedText:
         try:
             return self.speculator.draft(self.history, most, self._choose.fits)
         except GrammarError:
-            return []  # `advance` raises it again
+            return []  # `advance` raises this error
 
     def advance(self, rows: F32, draft: Sequence[int]) -> list[NewToken]:
-        """Choose the tokens that follow; take back tokens of the context that are not of the text.
+        """Sample the next tokens, and roll the context back by the rejected draft tokens.
 
         Args:
-            rows: Logits ``[1 + draft, V]`` of the last token and of *draft*, which the context has.
-            draft: Tokens that may follow.
+            rows: Logits ``[1 + len(draft), V]`` of the last token and of *draft*.
+            draft: Draft tokens, which the context has evaluated.
 
         Raises:
-            Exception: What functions of the caller raise.
+            Exception: An error of a logits processor or stopping criterion of the caller.
         """
         used, self.right = 1, 0
         new: list[NewToken] = []
@@ -142,13 +142,13 @@ class GeneratedText:
 
     @property
     def within(self) -> int:
-        """How many of the tokens that `advance` chose have text before the stop text."""
+        """The number of tokens from `advance` that begin before the stop text."""
         if not self._stream.stopped:
             return len(self._starts)
         return bisect_left(self._starts, self._stream.length)
 
     def rest(self) -> str:
-        """Return the text that was held back, cut at a stop text; called after the end."""
+        """Return the text that is not final yet, up to a stop text.  Call it after the end."""
         if self._stream.stopped:
             return ""
         text = self._stream.finish()

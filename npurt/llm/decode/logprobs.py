@@ -1,4 +1,4 @@
-"""The log probabilities of tokens, from the model's logits as they are, before all samplers."""
+"""Compute log probabilities of tokens from the model's logits, before any sampler changes them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,17 +9,17 @@ from npurt.llm.decode.samplers.candidates import F32
 from npurt.llm.decode.samplers.top_k import best
 from npurt.llm.session.context import Context
 
-ROWS = 64  # of the prompt, whose logits are in memory at a time
+ROWS = 64  # prompt tokens whose logits are in memory at a time
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token of a text, and how likely it was.
+    """The log probability of a token.
 
     Attributes:
-        token: Its id.
-        logprob: The natural logarithm of its probability, by the model's logits.
-        top: The likeliest tokens with theirs, best first.
+        token: The token's id.
+        logprob: The natural logarithm of the token's probability, from the model's logits.
+        top: The ids and log probabilities of the likeliest tokens, in descending order.
     """
 
     token: int
@@ -28,7 +28,7 @@ class TokenLogprob:
 
 
 def logprob_of(logits: F32, token: int, top: int) -> TokenLogprob:
-    """Return the log probability of *token*, and those of the *top* likeliest."""
+    """Return the log probabilities of *token* and of the *top* likeliest tokens."""
     largest = float(logits.max())
     below = np.subtract(logits, largest, dtype=np.float64)
     total = largest + float(np.log(np.exp(below).sum()))
@@ -38,11 +38,11 @@ def logprob_of(logits: F32, token: int, top: int) -> TokenLogprob:
 
 
 def logprobs_of_prompt(context: Context, ids: Sequence[int], top: int) -> list[TokenLogprob]:
-    """Evaluate *ids* from the first one; return how likely each is, from the second one on.
+    """Evaluate *ids* in the emptied context; return the log probability of each id but the first.
 
     Raises:
-        ContextFull: They do not fit.
-        LayoutError: They are no token ids.
+        ContextFull: There are more ids than the context has positions.
+        LayoutError: *ids* are not token ids of the model.
     """
     context.reset()
     found = []

@@ -34,14 +34,14 @@ from npurt.verify import mode
 if TYPE_CHECKING:
     from npurt.llm.text.chat import ChatTemplate
 
-# What other parts of npurt use of a model, and old names: dir() lists neither.
+# dir() does not list old names, nor attributes that only other parts of npurt use.
 OLD_NAMES = ("taps", "turn")
 INTERNALS = (
     "account", "can_shift", "context", "embedder", "file", "generator", "head", "hidden_states",
     "lock", "model", "output_matrix", "read", "speculator", "weight_bytes",
 )  # fmt: skip
 
-MAX_SEQUENCES = 4096  # far above what a host can serve
+MAX_SEQUENCES = 4096  # upper bound of max_sequences; far above the capacity of a host
 
 of_model = Part["Llama", Model]("model")
 of_context = Part["Llama", Context]("context")
@@ -52,42 +52,46 @@ of_embedder = Part["Llama", Embedder]("embedder")
 class Llama:
     """A language model from a GGUF file.
 
-    One thread at a time can use it: concurrent use raises SettingError.  Open a model for each
-    thread, or hold a lock of your own.
+    One thread at a time can use a model: concurrent use raises SettingError.  Open a model for each
+    thread, or protect the calls with a lock.
 
     Args:
-        path: The file; architectures as in `npurt.llm.arch`.
-        device: Where products run: see `npurt.devices`, or a `Device`, which is closed with the
-            model, but not if that cannot be opened.  The host does the rest.
-        n_ctx: Positions of the KV cache; by default what the model was trained for, at most 4096;
-            0: all that it was trained for.  More gives a warning.
-        n_batch: Tokens evaluated at once, 1 to 512, which is the default.
-        n_threads: CPU threads; by default what the machine's cores and limits suggest.
-        seed: Of sampling; by default, and with -1, different each time.
-        kv_type: ``"f16"`` or ``"f32"``: elements of the KV cache.
-        verify: ``"off"``, ``"sample"`` or ``"always"``: which products are checked.
-        strict: Raise an error when a product or a delta net cannot run on *device*, or cannot any
-            more.
-        context_shift: When the context is full, forget the older half instead of stopping.
-        chat_template: Jinja source to use instead of the file's, or the name of a format:
+        path: The file.  `npurt.llm.arch` lists the architectures that npurt runs.
+        device: The device that runs matrix products: a name from `npurt.devices`, or a `Device`.
+            The CPU runs everything else.  `close` closes a `Device`; it stays open if this model
+            cannot be opened.
+        n_ctx: Positions of the KV cache.  The default is the context length from training, at most
+            4096; 0 is the whole context length from training.  A larger number gives a warning.
+        n_batch: The largest number of tokens in one run, 1 to 512; the default is 512.
+        n_threads: CPU threads; the default depends on the machine's cores and CPU limits.
+        seed: The seed of sampling; by default, and with -1, a random seed for each generation.
+        kv_type: The type of the KV cache's elements, ``"f16"`` or ``"f32"``.
+        verify: Which matrix products are checked: ``"off"``, ``"sample"`` or ``"always"``.
+        strict: Raise an error when *device* cannot run a matrix product or a delta net, from the
+            start or after a failure.
+        context_shift: When the context is full, remove the older half of its tokens instead of
+            ending the generation.
+        chat_template: Jinja source to use instead of the file's template, or the name of a format:
             ``"chatml"``, ``"gemma"``, ``"llama2"``, ``"llama3"``, ``"mistral"``, ``"phi3"``,
             ``"zephyr"``.
         progress: Show progress bars on a terminal.
-        draft: Decode speculatively: ``"lookup"`` drafts from the text itself, a path names a
-            smaller model with the same vocabulary, or a DFlash draft made for this model.  The text
-            stays the same, token for token.
-        draft_max: The most tokens to draft at once; a controller decides how many at each step.  By
-            default 8, or as many as *n_batch* and *n_ctx* leave room for.
-        draft_device: Where the products of a smaller model run, by name; by default the CPU.
-        lora: LoRA adapters in the form of GGUF: a path, ``(path, scale)``, or a list of these.
-        max_sequences: The most texts that the model can have in its cache at a time.
-        kv_bytes: Bytes for the keys and values of all of them; by default what they can take.
+        draft: Decode speculatively.  ``"lookup"`` drafts from the sequence itself; a path is the
+            file of a smaller model with the same vocabulary, or of a DFlash draft for this model.
+            The completion has the same tokens as without drafts.
+        draft_max: The largest number of draft tokens in a step; a controller chooses the number for
+            each step.  The default is 8, or less if *n_batch* or *n_ctx* is too small for 8.
+        draft_device: The name of the device for the matrix products of a draft model; by default
+            the CPU.
+        lora: LoRA adapters in GGUF files: a path, ``(path, scale)``, or a list of these.
+        max_sequences: The largest number of sequences in the KV cache at a time.
+        kv_bytes: Bytes of the KV cache for all sequences; by default enough for *max_sequences*
+            full sequences.
 
     Raises:
-        ModelFormatError: npurt cannot run the file, or *draft* with it.
-        DeviceNotFound: There is no such device.
-        SettingError: An argument makes no sense.
-        NotOffloaded: See *strict*.
+        ModelFormatError: npurt cannot run the file, or cannot use *draft* with it.
+        DeviceNotFound: The device does not exist.
+        SettingError: The value of an argument is invalid.
+        NotOffloaded: *strict* is true, and *device* cannot run part of the model.
     """
 
     lock: Lock  # held by the thread that uses the model
@@ -127,7 +131,7 @@ class Llama:
         seed, shift = none_at_minus_one("seed", seed), flag("context_shift", context_shift)
         template = None if chat_template is None else named_templates.source(chat_template)
         checks, adapted = Checks(mode(verify)), adapters(lora)
-        with contextlib.ExitStack() as opened:  # closed if anything fails, last first
+        with contextlib.ExitStack() as opened:  # after an error, closes in reverse order
             with errors_of(path):
                 file = opened.enter_context(GGUF(path))
                 setup = set_up(
@@ -178,19 +182,19 @@ class Llama:
         progress: bool = True,
         **arguments: Any,
     ) -> Self:
-        """Open a model of a Hugging Face hub; what its cache lacks is downloaded.
+        """Open a model from a Hugging Face hub; download files that are not in the cache.
 
         Args:
-            repo_id: ``user/repo`` or ``user/repo:QUANT``; without QUANT, Q4_K_M, then Q8_0, then
-                any file is taken.
-            filename: The file, or a pattern such as ``*q8_0.gguf``, instead of QUANT.
+            repo_id: ``user/repo`` or ``user/repo:QUANT``; the default for QUANT is Q4_K_M, then
+                Q8_0, then any file.
+            filename: A file name, or a pattern such as ``*q8_0.gguf``; used instead of QUANT.
             revision: Branch, tag or commit; by default main.
             progress: Show progress bars on a terminal.
-            arguments: As for `Llama`.
+            arguments: The other arguments of `Llama`.
 
         Raises:
             DownloadError: The model cannot be downloaded.
-            SettingError: *repo_id* has another form, or there is no such file.
+            SettingError: *repo_id* has another form, or the repository has no matching file.
         """
         from npurt.models.hub import Hub
         from npurt.models.reference import Reference
@@ -211,12 +215,12 @@ class Llama:
 
     @property
     def template(self) -> "ChatTemplate":
-        """The chat template, from the file or as given."""
+        """The chat template, from the argument *chat_template* or else from the file."""
         return self._texts.template
 
     @property
     def seed(self) -> int | None:
-        """Of sampling; None: different each time."""
+        """The seed of sampling; None chooses a random seed for each generation."""
         return self._texts.seed
 
     @seed.setter
@@ -225,12 +229,12 @@ class Llama:
 
     @property
     def timing(self) -> Timing:
-        """Counts and times of the latest generation."""
+        """Counts and times of the latest completion."""
         return self.generator.timing
 
     @property
     def timings(self) -> tuple[Timing, ...]:
-        """Counts and times of each text of the latest generation, in order."""
+        """Counts and times of each completion of the latest call, in order."""
         return self.generator.timings
 
     @property
@@ -277,7 +281,7 @@ class Llama:
 
     @property
     def context_shift(self) -> bool:
-        """Whether a full context forgets its older half."""
+        """Whether a full context removes the older half of its tokens."""
         return self.context.shift
 
     @context_shift.setter
@@ -286,7 +290,7 @@ class Llama:
 
     @property
     def can_shift(self) -> bool:
-        """Whether a full context makes room for another token."""
+        """Whether a full context can remove old tokens to make space for a new one."""
         return self.context.can_shift
 
     # --- The model ------------------------------------------------------------------------------
@@ -302,7 +306,7 @@ class Llama:
 
     @property
     def file(self) -> GGUF:
-        """The file."""
+        """The GGUF file."""
         return self.model.file
 
     @property
@@ -312,17 +316,17 @@ class Llama:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all matrices, with the output matrix, without the embedding."""
+        """Bytes of all matrices, including the output matrix, excluding the token embeddings."""
         return self.model.weight_bytes
 
     @property
     def device(self) -> Device:
-        """Where products run."""
+        """The device that runs matrix products."""
         return self.model.devices.device
 
     @property
     def threads(self) -> int:
-        """CPU threads in use; 1 where numpy is in place of the CPU's kernels."""
+        """The number of CPU threads; 1 if numpy replaces the CPU kernels."""
         return self.model.devices.threads
 
     @locked

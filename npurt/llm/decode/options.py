@@ -17,8 +17,8 @@ from npurt.llm.decode.stops import split_stops
 from npurt.llm.text.tokenizer import Tokenizer
 from npurt.runtime.open.arguments import flag, integer, none_at_minus_one, optional_integer
 
-# Options of llama-cpp-python, mlx-lm and OpenAI's interface that npurt does not have, with the
-# values that change nothing.
+# Options of llama-cpp-python, mlx-lm and OpenAI's API that npurt does not support, each with its
+# neutral value: the value that has no effect.
 MISSING: dict[str, Any] = {
     "best_of": 1, "function_call": None, "functions": None, "mirostat_eta": 0.1,
     "mirostat_mode": 0, "mirostat_tau": 5.0, "suffix": None, "tfs_z": 1.0, "tool_choice": "auto",
@@ -31,7 +31,7 @@ Stop = str | int | Sequence[str | int]
 
 
 class Options(TypedDict, total=False):
-    """The options of `Llama.generate` and `Llama.chat`.  One that is None has its default."""
+    """The options of `Llama.generate` and `Llama.chat`.  None stands for the default."""
 
     max_tokens: int | None
     temperature: float | None
@@ -66,14 +66,15 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What one generation was asked for, checked.
+    """The checked options of one generation.
 
     Attributes:
-        stops: Texts that end the text.
-        stop_ids: Token ids that end it.
-        max_tokens: The most tokens; None: no limit.
-        top_logprobs: How many of the likeliest tokens to keep; None: no log probabilities.
-        grammar: What the text must be; None: anything.
+        stops: Texts that end the completion.
+        stop_ids: Token ids that end the completion.
+        max_tokens: The largest number of tokens to generate; None means no limit.
+        top_logprobs: The number of likeliest tokens to store with each token; None stores no log
+            probabilities.
+        grammar: The grammar of the completion; None allows any text.
     """
 
     sampling: Sampling
@@ -89,13 +90,13 @@ class Request:
 
     @classmethod
     def of(cls, options: Mapping[str, Any], seed: int | None) -> "Request":
-        """Return the request that *options* are; *seed* is that of the model.
+        """Check *options* and return the request; *seed*, the model's, is the default seed.
 
         Raises:
             GrammarError: The grammar is wrong, or too large.
-            SettingError: An option makes no sense.
-            TypeError: One is unknown.
-            UnsupportedOp: npurt does not have it.
+            SettingError: The value of an option is invalid.
+            TypeError: An option is unknown.
+            UnsupportedOp: npurt does not support an option.
         """
         given = without_missing(options)
         for name in given.keys() - Options.__annotations__.keys():
@@ -118,10 +119,10 @@ class Request:
         )
 
     def nth(self, i: int) -> Self:
-        """Return the request for text *i* of several, 0 for the first, with the seed plus *i*.
+        """Return the request for completion *i* of several, with *i* added to the seed.
 
         Raises:
-            SettingError: The seed would be too large.
+            SettingError: The sum exceeds the largest seed.
         """
         seed = self.sampling.seed
         if seed is None or not i:
@@ -129,7 +130,7 @@ class Request:
         return replace(self, sampling=replace(self.sampling, seed=seed + i))
 
     def sampler(self, tokenizer: Tokenizer, prompt: int, kind: type[S]) -> S:
-        """Return a sampler, a *kind* of `Sampler`, for a *prompt* of so many tokens.
+        """Return a sampler of class *kind* for a prompt of *prompt* tokens.
 
         Raises:
             LayoutError: An id of *logit_bias* or *stop* is not in the vocabulary.
@@ -160,10 +161,10 @@ def _require_known(name: str, ids: Iterable[int], tokenizer: Tokenizer) -> None:
 
 
 def without_missing(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return *options* without those of `MISSING`, which must have values that change nothing.
+    """Return *options* without the options in `MISSING`.
 
     Raises:
-        UnsupportedOp: One has another value.
+        UnsupportedOp: An option in `MISSING` has a value other than None and its neutral value.
     """
     for name in MISSING.keys() & options.keys():
         if not asks_for_nothing(options[name], MISSING[name]):
@@ -172,20 +173,21 @@ def without_missing(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def asks_for_nothing(value: Any, neutral: Any) -> bool:
-    """Return whether *value* is None or *neutral*; False is not 0."""
+    """Return whether *value* is None or equals *neutral*; False and 0 count as different."""
     alike = isinstance(value, bool) == isinstance(neutral, bool)
     return value is None or (alike and not isinstance(value, np.ndarray) and bool(value == neutral))
 
 
 def top_logprobs_of(logprobs: Any, top: Any) -> int | None:
-    """Return how many likeliest tokens to keep with each token; None: no log probabilities.
+    """Return the number of likeliest tokens to store with each token; None for no logprobs.
 
     Args:
-        logprobs: Whether to keep them; or the number, as of a completion.
-        top: The number, as of a chat; it overrides *logprobs*.
+        logprobs: A bool, as in OpenAI's chat API, or the number, as in OpenAI's completions API.
+        top: The number, as in the chat API; overrides a number in *logprobs*.
 
     Raises:
-        SettingError: One is no number up to `MAX_TOP_LOGPROBS`, or *top* is there alone.
+        SettingError: A number is not in 0..`MAX_TOP_LOGPROBS`, or *top* is given without
+            *logprobs*.
     """
     count = None if top is None else integer("top_logprobs", top, 0, MAX_TOP_LOGPROBS)
     if logprobs is None or logprobs is False:

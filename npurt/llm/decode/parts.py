@@ -1,4 +1,4 @@
-"""Methods of an object that are those of its parts."""
+"""Delegate methods of an object to one of its attributes."""
 
 import functools
 from collections.abc import Callable
@@ -12,10 +12,10 @@ S = TypeVar("S")
 
 
 class Part(Generic[Whole, S]):
-    """A decorator: makes a method of the attribute *name* a method of the object that has it.
+    """Turns a method of an attribute's class into a method of the object with that attribute.
 
     Args:
-        name: The attribute of the whole.
+        name: The name of the attribute.
     """
 
     def __init__(self, name: str) -> None:
@@ -24,7 +24,7 @@ class Part(Generic[Whole, S]):
     def __call__(
         self, method: Callable[Concatenate[S, P], R]
     ) -> Callable[Concatenate[Whole, P], R]:
-        """Return a method that calls *method* of the part."""
+        """Return a function that calls *method* with the attribute as ``self``."""
         get = self._get
 
         @functools.wraps(method)

@@ -131,8 +131,8 @@ class Sampler:
             greedy(logits)  # raises if the model's own logits are wrong
             if allowed is not None and candidates.logits.max() == -np.inf:
                 raise GrammarError(
-                    f"the grammar allows {np.count_nonzero(allowed)} tokens here, but another "
-                    "option excludes each of them",
+                    f"the grammar allows {np.count_nonzero(allowed)} tokens here, and other "
+                    "options excluded all of them",
                     remedy="leave out logit_bias, logits_processor and min_tokens",
                 ) from error
             if not (self._changes or self.processors):

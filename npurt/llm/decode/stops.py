@@ -1,4 +1,4 @@
-"""Where a text ends: stop texts and stop ids."""
+"""Check the argument stop, and find stop texts in the text of a completion."""
 
 from collections.abc import Iterable, Sequence
 from numbers import Integral
@@ -11,10 +11,10 @@ from npurt.runtime.open.arguments import integer, listed
 
 
 class TextStream:
-    """The text of tokens that come one after another, up to the first stop text.
+    """Decodes tokens to text one after another, up to the first stop text.
 
     Attributes:
-        stopped: A stop text came; the text is over.
+        stopped: Whether a stop text was found.  It ends the text.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
@@ -22,22 +22,22 @@ class TextStream:
         self._stream = tokenizer.stream(special=False, continued=True)
         self._stops = stops
         self._held = ""
-        self._final = 0  # characters of the text
+        self._final = 0  # characters of final text
 
     @property
     def length(self) -> int:
-        """Characters of the text so far, with those that are held back."""
+        """The number of characters so far, including characters that are not final yet."""
         return self._final + len(self._held)
 
     def push(self, token: int) -> str:
         """Add a token; return the text that is final now.
 
-        It consists of whole characters, none of which can belong to a stop text.
+        Final text consists of whole characters that cannot belong to a stop text.
         """
         return self._add(self._stream.push(token))
 
     def finish(self) -> str:
-        """Return the rest of the text: no token comes any more."""
+        """Return the rest of the text.  No token may be added afterwards."""
         text = self._add(self._stream.finish())
         return text if self.stopped else text + self._held
 
@@ -48,10 +48,10 @@ class TextStream:
 
 
 def split_stops(stop: Any) -> tuple[tuple[str, ...], frozenset[int]]:
-    """Return the texts and the token ids of *stop*: one of them, several or None.
+    """Return the texts and the token ids in *stop*: a text, an id, several of these, or None.
 
     Raises:
-        SettingError: A stop text is empty, or something is neither text nor id.
+        SettingError: A stop text is empty, or a member is neither a str nor a token id.
     """
     single = isinstance(stop, str | bytes) or not isinstance(stop, Iterable)
     several = [] if single else listed("stop", stop, "a text, an id, or a list of these")
@@ -64,7 +64,7 @@ def split_stops(stop: Any) -> tuple[tuple[str, ...], frozenset[int]]:
 
 
 def stop_texts(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the texts that end a generation; None: none.
+    """Return the texts in *stop*; an empty tuple for None.
 
     Raises:
         SettingError: A stop text is empty, or not a str.
@@ -84,9 +84,9 @@ def stop_texts(stop: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def split_at_stop(text: str, stops: Sequence[str]) -> tuple[str, str, bool]:
-    """Split *text* at the first stop text: text to show, text to hold back, whether it stopped.
+    """Split *text* at the first stop text: final text, text to hold back, whether one was found.
 
-    The held text is the longest tail that could become a stop text.
+    The text to hold back is the longest end of *text* with which a stop text begins.
     """
     if not stops:
         return text, "", False

@@ -1,4 +1,4 @@
-"""Write text with a model: `generate` from a prompt, `chat` from messages."""
+"""Generate text with a model: `generate` takes a prompt, `chat` takes messages."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
@@ -16,19 +16,19 @@ if TYPE_CHECKING:  # templates are imported with the first chat: jinja2 takes 40
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
-MAX_TEXTS = 1000  # of one prompt
+MAX_TEXTS = 1000  # completions of one prompt
 
 
 class TextGenerator:
-    """Continues prompts and answers messages.
+    """Generates completions of prompts and of chat messages.
 
     Args:
-        generator: Continues token ids.
-        seed: Of sampling; None: a different one each time.
-        template: Jinja source of the chat template; None: the file's.
+        generator: The state that successive generations share.
+        seed: The seed of sampling; None chooses a random seed for each generation.
+        template: Jinja source of the chat template; None uses the file's template.
 
     Attributes:
-        seed: As given; it may be changed.
+        seed: The seed of sampling; may be changed.
     """
 
     def __init__(self, generator: Generator, *, seed: int | None, template: str | None) -> None:
@@ -110,57 +110,60 @@ class TextGenerator:
         stream: bool = False,
         **unknown: Any,
     ) -> str | list[str] | Iterator[str]:
-        """Continue *prompt*, a text or token ids; the prefix that the cache shares with it is kept.
+        """Return a completion of *prompt*, which is a text or token ids.
 
-        A second generation may begin while a stream is open; it ends the stream, whose next step
-        raises SettingError.
+        The longest common prefix of the prompt and the cached tokens is not evaluated again.  A
+        second generation may begin while a stream is open; the next step of that stream then raises
+        SettingError.
 
         Args:
-            max_tokens: Stop after this number; None or -1: at the end token, or when the context is
-                full.
-            temperature: 0 takes the most likely token each time.
-            top_k, top_p, min_p, typical_p, top_n_sigma, xtc_probability, xtc_threshold: Which
-                candidates are kept; see `Sampling`.
+            max_tokens: The largest number of tokens to generate.  None or -1 generates up to an end
+                token, or until the context is full.
+            temperature: 0 always chooses the most probable token.
+            top_k, top_p, min_p, typical_p, top_n_sigma, xtc_probability, xtc_threshold: Remove
+                candidates; see `Sampling`.
             repeat_penalty, frequency_penalty, presence_penalty, repeat_last_n, dry_multiplier,
-                dry_base, dry_allowed_length, dry_penalty_last_n, dry_sequence_breakers: Penalties
-                of what the prompt and the text have already; see `Sampling`.
-            logit_bias: What is added to logits, by token id; -inf excludes a token.
-            seed: Of this generation; by default the model's; -1: a different one each time.
-            stop: Texts and token ids that end the generation and are not part of it.
+                dry_base, dry_allowed_length, dry_penalty_last_n, dry_sequence_breakers: Penalise
+                tokens that occur in the prompt or the completion; see `Sampling`.
+            logit_bias: Maps token ids to numbers that are added to their logits; -inf excludes a
+                token.
+            seed: The seed of this generation; None uses the model's, -1 chooses a random seed.
+            stop: Texts and token ids that end the completion.  They are not part of it.
             ignore_eos: Never sample an end token.
-            min_tokens: Sample no end token and no id of *stop* before there are so many tokens;
-                stop texts end the text all the same.
-            logits_processor: A function of the ids so far and the logits, numpy arrays, which
-                returns logits; or a list of them.
-            stopping_criteria: A function of the same, or a list of them; True ends the text.
-            logprobs: Keep the log probabilities of the tokens in ``timing.logprobs``, by the
-                model's logits as they are; a number is that of *top_logprobs*.  Tokens that a stop
-                text cuts off as a whole are left out.
-            top_logprobs: How many of the likeliest tokens are kept with each token.
-            grammar: What the text must be: an `npurt.Grammar`, or the text of one in GBNF.
-            response_format: The same as in OpenAI's interface and llama-cpp-python: ``{"type":
-                "json_object"}``, which may have a ``"schema"``, ``{"type": "json_schema",
-                "json_schema": {"schema": ...}}`` or ``{"type": "text"}``.
-            n: The number of texts, whose seeds are *seed*, *seed* + 1 and so on.  Several come as a
-                list; ``timings`` has the counts and log probabilities of each, ``timing`` those of
-                the last one.  Not with *stream*.
-            echo: Begin each text with the prompt.
-            stream: Return an iterator of pieces of text instead of the whole.
-            unknown: Refused: options of other libraries by name, unless they ask for nothing.
+            min_tokens: Do not sample end tokens and the ids in *stop* before the completion has
+                this number of tokens.  Stop texts can still end the completion earlier.
+            logits_processor: A function that takes the ids so far and the logits, as numpy arrays,
+                and returns logits; or a list of such functions.
+            stopping_criteria: A function that takes the arguments of *logits_processor* and returns
+                True to end the completion; or a list of such functions.
+            logprobs: Whether to store the log probabilities of the tokens in ``timing.logprobs``.
+                They are those of the model's logits, before any sampler.  A number also sets
+                *top_logprobs*.  Tokens after the beginning of a stop text are left out.
+            top_logprobs: The number of likeliest tokens to store with each token.
+            grammar: The grammar of the completion: an `npurt.Grammar`, or GBNF.
+            response_format: As in OpenAI's API and llama-cpp-python: ``{"type": "json_object"}``,
+                which may have a ``"schema"``, ``{"type": "json_schema", "json_schema": {"schema":
+                ...}}`` or ``{"type": "text"}``.
+            n: The number of completions, with the seeds *seed*, *seed* + 1 and so on.  More than
+                one are returned as a list, and are not possible with *stream*.  ``timings`` has
+                the counts and log probabilities of each, ``timing`` those of the last.
+            echo: Begin each completion with the prompt.
+            stream: Return an iterator of pieces of text instead of the whole text.
+            unknown: Options of other libraries.  They raise an error unless their value is neutral.
 
         Raises:
-            ContextFull: The prompt does not fit.
-            GrammarError: The grammar is wrong, or lets no token follow.
-            NotOffloaded: With *strict*: the device failed, or computed something wrong.
-            SettingError: An option makes no sense, or another thread is using the model.
-            UnsupportedOp: npurt does not have the option.
+            ContextFull: The prompt is longer than the context.
+            GrammarError: The grammar is wrong, or allows no next token.
+            NotOffloaded: The model is *strict*, and its device failed or computed a wrong result.
+            SettingError: The value of an option is invalid, or another thread is using the model.
+            UnsupportedOp: npurt does not support an option.
         """
         given = locals()
         options = {name: given[name] for name in Options.__annotations__}
         count = 1 if n is None else integer("n", n, 1, MAX_TEXTS)
         stream, echo = flag("stream", stream), flag("echo", echo)
         if stream and count > 1:
-            raise SettingError(f"n is {count} with stream", remedy="stream one text at a time")
+            raise SettingError(f"n is {count} with stream", remedy="use stream only with n=1")
         request = Request.of(options | unknown, self.seed)
         ids = self.tokenize(prompt) if isinstance(prompt, str) else self._model.valid(prompt)
         begin = "" if not echo else prompt if isinstance(prompt, str) else self.detokenize(ids)
@@ -177,7 +180,7 @@ class TextGenerator:
         return written if count > 1 else written[0]
 
     def _pieces(self, request: Request, ids: list[int], begin: str) -> Iterator[str]:
-        """Return the pieces of a text, and *begin* before them."""
+        """Return an iterator of *begin* and the pieces of a completion."""
         sampler = request.sampler(self._model.tokenizer, len(ids), Sampler)
         pieces = Generation(
             self._generator, ids, sampler, request.stops, request.max_tokens,
@@ -185,8 +188,8 @@ class TextGenerator:
         )  # fmt: skip
         return _after(begin, pieces) if begin else iter(pieces)
 
-    # A signature cannot have a TypedDict and other keywords, so these name the options again.
-    # `self` is positional, so that mypy does not take it for a template's variable in `Part`.
+    # A signature cannot have a TypedDict and other keywords, so these overloads repeat the options.
+    # `self` is positional-only: otherwise mypy treats it as a template variable in `Part`.
     @overload
     def chat(
         self, /, messages: Sequence[Message], *, stream: Literal[False] = False,
@@ -286,22 +289,23 @@ class TextGenerator:
         echo: bool | None = False,
         **options: Any,
     ) -> str | list[str] | Iterator[str]:
-        """Answer *messages*, dicts with ``role`` and ``content``, by the model's chat template.
+        """Return the model's answer to *messages*, which the chat template turns into a prompt.
 
-        Content is text, or a list of parts ``{"type": "text", "text": ...}``, which are joined.
+        A message is a dict with ``role`` and ``content``.  The content is a text, or a list of
+        parts ``{"type": "text", "text": ...}``, which are joined.
 
         Args:
             stream, n, echo: As for `generate`.
-            tools: Functions that the model may call, as JSON schemas.  Its calls are part of the
-                answer, as it writes them.
-            enable_thinking: Whether a model that can think aloud before it answers does so.
-            options: Those of `generate`, and variables of the template.
+            tools: Functions that the model may call, as JSON schemas.  The returned text contains
+                the model's calls, unparsed.
+            enable_thinking: Whether a reasoning model writes its reasoning before the answer.
+            options: The options of `generate`, and variables of the template.
 
         Raises:
-            LayoutError: *messages* are none, or the template refuses them.
-            ModelFormatError: The file has no chat template, or a broken one.
+            LayoutError: *messages* is not a list of messages, or the template refuses a message.
+            ModelFormatError: The file has no chat template, or its template does not work.
             SettingError: The template does not read *tools*, *enable_thinking* or a variable.
-            UnsupportedOp: npurt does not have the option.
+            UnsupportedOp: npurt does not support an option.
         """
         variables = without_missing(options)
         options = {
@@ -310,7 +314,7 @@ class TextGenerator:
         if enable_thinking is not None:
             variables["enable_thinking"] = enable_thinking
         ids = self.apply_chat_template(messages, tools=tools, **variables)
-        chosen: Any = n  # an overload is for 1, and one for other numbers
+        chosen: Any = n  # Any, because the overloads distinguish 1 from other numbers
         return self.generate(ids, n=chosen, echo=echo, stream=stream, **options)
 
     def apply_chat_template(
@@ -322,7 +326,7 @@ class TextGenerator:
         add_generation_prompt: bool = True,
         **template_variables: Any,
     ) -> list[int]:
-        """Return the prompt that `chat` makes of *messages*, as token ids.
+        """Return the token ids of the prompt for *messages*, as `chat` uses it.
 
         Args:
             tools: As for `chat`.
@@ -330,8 +334,8 @@ class TextGenerator:
             template_variables: Variables of the template, such as *enable_thinking*.
 
         Raises:
-            LayoutError: *messages* are none, or the template refuses them.
-            ModelFormatError: The file has no chat template, or a broken one.
+            LayoutError: *messages* is not a list of messages, or the template refuses a message.
+            ModelFormatError: The file has no chat template, or its template does not work.
             SettingError: The template does not read *tools* or a variable.
         """
         if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
@@ -355,7 +359,7 @@ class TextGenerator:
 
     @property
     def template(self) -> "ChatTemplate":
-        """The chat template, from the file or as given."""
+        """The chat template, from the argument or else from the file."""
         file, tokenizer = self._model.file, self._model.tokenizer
         source = self._template or optional(file.metadata, "tokenizer.chat_template", str, "")
         if not source:
@@ -377,7 +381,7 @@ def _after(begin: str, pieces: Iterable[str]) -> Iterator[str]:
 
 
 def _require_read(template: "ChatTemplate", variables: Mapping[str, Any]) -> None:
-    """Refuse variables that the template does not read: they would change nothing."""
+    """Raise SettingError if the template does not read one of *variables*."""
     unread = [name for name in variables if name not in template.variables]
     if unread:
         import difflib
@@ -390,10 +394,10 @@ def _require_read(template: "ChatTemplate", variables: Mapping[str, Any]) -> Non
 
 
 def _tools(tools: Any) -> list[Any]:
-    """Return the functions of the argument *tools*; none for None.
+    """Return the argument *tools* as a list; an empty list for None.
 
     Raises:
-        SettingError: They are no JSON schemas.
+        SettingError: A member is not a JSON schema.
     """
     given = [] if tools is None else listed("tools", tools, "a list of functions as JSON schemas")
     if not all(isinstance(each, Mapping) for each in given):

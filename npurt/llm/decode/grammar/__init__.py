@@ -1,5 +1,5 @@
-"""Structured output: which tokens keep a text in a grammar.
+"""Structured output: restrict sampling to the tokens that a grammar allows.
 
-`grammar` has what a caller may ask for, `constraint` which tokens may follow in one text.  The
-package llguidance, which is optional, does the parsing; only `library` imports it.
+`grammar` checks the grammars of callers; `constraint` computes the allowed tokens for one sequence.
+The optional package llguidance parses; only `library` imports it.
 """

@@ -1,4 +1,4 @@
-"""Which tokens may come next in a text, so that the whole will be in a grammar."""
+"""Compute which next tokens a grammar allows in one sequence."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,21 +13,22 @@ from npurt.llm.decode.grammar.vocabulary import vocabulary_of
 from npurt.llm.session.background import Background
 from npurt.llm.text.tokenizer import Tokenizer
 
-SECONDS = 10.0  # for a grammar; those within the limits take less than one
+SECONDS = 10.0  # timeout for parsing a grammar; within the size limits it takes less than 1 s
 
 Mask = npt.NDArray[np.bool_]
 
 
 class Constraint:
-    """Which tokens may come next in one text.
+    """Computes the allowed next tokens of one sequence.
 
-    The answer depends on the history alone.  So it is the same for a text that is continued later,
-    after a wrong draft, and for tokens that are evaluated again.  One thread at a time may use it.
+    The result depends only on the history.  So it does not change if the sequence was preempted, if
+    draft tokens were rejected, or if tokens are evaluated again.  One thread at a time may use a
+    constraint.  A background thread builds the parser: see `ready`.
 
     Args:
-        grammar: What the text must be.
-        tokenizer: The model's.  Parsers are built in a thread: see `ready`.
-        begins: The number of tokens before the text, those of the prompt.
+        grammar: The grammar of the completion.
+        tokenizer: The model's tokenizer.
+        begins: The number of prompt tokens.
     """
 
     def __init__(self, grammar: Grammar, tokenizer: Tokenizer, begins: int) -> None:
@@ -35,36 +36,37 @@ class Constraint:
         self._n_vocab = tokenizer.n_vocab
         self._ends = sorted(tokenizer.eog)
         self._begins = begins
-        self._text: list[int] = []  # what the matcher has read
+        self._consumed: list[int] = []  # the tokens that the matcher has consumed
         self._vocabulary = vocabulary_of(tokenizer)
         self._matcher: Background[Any] = Background(self._new_matcher, "npurt grammar")
 
     @property
     def ready(self) -> bool:
-        """Whether `allowed` returns without waiting for the thread."""
+        """Whether `allowed` returns without waiting for the background thread."""
         return self._matcher.done()
 
     def allowed(self, history: Sequence[int]) -> Mask | None:
-        """Return which tokens ``[V]`` may follow *history*; None: the text is complete.
+        """Return a mask ``[V]`` of the allowed next tokens.
 
-        End tokens may follow a text that is complete but could go on.
+        If the grammar accepts the completion so far, the mask includes end tokens.  If it also
+        allows no other token, the result is None.
 
         Raises:
-            GrammarError: Nothing may follow, the text in *history* is not of the grammar, or the
-                grammar needs too much time.
+            GrammarError: The grammar allows no next token, does not match the tokens in *history*,
+                or takes too long to parse.
         """
         with no_panic(self._grammar.kind):
             return self._allowed(history)
 
     def _allowed(self, history: Sequence[int]) -> Mask | None:
-        matcher = self._read(history)
+        matcher = self._advanced(history)
         if matcher.is_stopped() and not matcher.is_error():
             return None
         bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
         self._check(matcher)
         mask = np.unpackbits(bits, bitorder="little")[: self._n_vocab].view(np.bool_)
         if not mask.any() and not matcher.is_accepting():
-            raise dead_end(self._grammar.kind, len(self._text))
+            raise dead_end(self._grammar.kind, len(self._consumed))
         if matcher.is_accepting():
             further = mask.copy()
             further[self._ends] = False
@@ -73,25 +75,27 @@ class Constraint:
         return mask
 
     def fits(self, history: Sequence[int], draft: Sequence[int]) -> int:
-        """Return how many tokens of *draft* may follow *history*, one after another."""
+        """Return the length of the longest prefix of *draft* that is allowed after *history*."""
         with no_panic(self._grammar.kind):
-            count: int = self._read(history).validate_tokens(list(draft))
+            count: int = self._advanced(history).validate_tokens(list(draft))
         return count
 
-    def _read(self, history: Sequence[int]) -> Any:
-        """Return the matcher after it has read the text in *history*."""
+    def _advanced(self, history: Sequence[int]) -> Any:
+        """Return the matcher after it has consumed the completion tokens of *history*."""
         matcher = self._result()
-        text = list(history[self._begins :])
+        tokens = list(history[self._begins :])
         same = 0
-        if text[: len(self._text)] == self._text:
-            same = len(self._text)
+        if tokens[: len(self._consumed)] == self._consumed:
+            same = len(self._consumed)
         else:
-            while same < min(len(text), len(self._text)) and text[same] == self._text[same]:
+            while (
+                same < min(len(tokens), len(self._consumed)) and text[same] == self._consumed[same]
+            ):
                 same += 1
-        if same < len(self._text):
-            matcher.rollback(len(self._text) - same)
-        matcher.consume_tokens(text[same:])
-        self._text = text
+        if same < len(self._consumed):
+            matcher.rollback(len(self._consumed) - same)
+        matcher.consume_tokens(tokens[same:])
+        self._consumed = tokens
         self._check(matcher)
         return matcher
 
@@ -102,7 +106,7 @@ class Constraint:
         except TimeoutError:
             raise GrammarError(
                 f"the {self._grammar.kind} is not ready after {SECONDS:.0f} s",
-                remedy="use a smaller one",
+                remedy="use a smaller grammar",
             ) from None
         self._check(matcher)
         return matcher
@@ -113,4 +117,4 @@ class Constraint:
         )
 
     def _check(self, matcher: Any) -> None:
-        check(matcher, self._grammar.kind, len(self._text))
+        check(matcher, self._grammar.kind, len(self._consumed))

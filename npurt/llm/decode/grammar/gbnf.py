@@ -1,12 +1,13 @@
-r"""GBNF, llama.cpp's form of grammars, as Lark, in time that grows with the length of the text.
+r"""Convert GBNF, llama.cpp's format of grammars, to Lark in linear time.
 
-A rule that does not lead to itself is a terminal of Lark, because llguidance reads terminals by an
-automaton, which is twenty times as fast as its parser.  A terminal takes as much text as it can.
-So a grammar without recursion is one terminal, and exact.  A recursive grammar lacks texts in which
-a terminal ends early: ``zab``, if one rule is ``[a-z]+`` and ``"ab"`` comes after it.
+A rule that is not recursive becomes a terminal of Lark, because llguidance matches terminals with
+an automaton, which is twenty times as fast as its parser.  A terminal matches greedily.  So a
+grammar without recursion is one terminal, and the conversion is exact.  The conversion of a
+recursive grammar does not match texts in which a terminal must end early: ``zab``, if a rule
+``[a-z]+`` is followed by ``"ab"``.
 
 Sources: llama.cpp grammars/README.md and src/llama-grammar.cpp, MIT: the syntax, which line feeds
-end a rule, escapes, that ``.`` is any character, and that the last rule of a name counts;
+end a rule, escapes, ``.`` as any character, and that the last definition of a rule is used;
 llguidance docs/syntax.md, MIT: names of terminals are in capitals.
 """
 
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 
 from npurt.errors import GrammarError
 
-MAX_DEPTH = 100  # of groups and repetitions in one another, for which Python and Rust recurse
+MAX_DEPTH = 100  # levels of nested groups and repetitions; Python and Rust recurse for each level
 PART = re.compile(
     r"""(?P<space> (?: [ \t] | \#[^\r\n]*+ )++ )
       | (?P<line> \r\n? | \n )
@@ -40,7 +41,13 @@ TIMES = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 @dataclass(slots=True)
 class Symbol:
-    """A terminal in Lark or the number of a rule, and how often it comes; None: without end."""
+    """A terminal or a rule with its number of repetitions.
+
+    Attributes:
+        what: A terminal in Lark, or the number of a rule.
+        least: The smallest number of repetitions.
+        most: The largest number of repetitions; None means no limit.
+    """
 
     what: str | int
     least: int = 1
@@ -49,11 +56,12 @@ class Symbol:
 
 @dataclass(slots=True)
 class Rule:
-    """The alternatives of a rule, each a sequence of symbols; none until the rule is defined.
+    """A rule of the grammar, or a group in parentheses.
 
     Attributes:
-        name: Empty for a group in brackets.
-        depth: How deeply groups are nested in it.
+        name: The rule's name; empty for a group.
+        options: The alternatives, each a list of symbols; empty until the rule is defined.
+        depth: The levels of nested groups in the rule.
     """
 
     name: str
@@ -61,16 +69,16 @@ class Rule:
     depth: int = 0
 
     def add(self, symbol: Symbol, depth: int) -> None:
-        """Append *symbol*, a group or a rule in which groups are nested so deeply."""
+        """Append *symbol* to the last alternative; it has *depth* levels of nested groups."""
         self.options[-1].append(symbol)
         self.depth = max(self.depth, depth)
 
 
 def lark_of(text: str, max_rules: int) -> str:
-    """Return the GBNF grammar *text* as Lark.
+    """Return the GBNF grammar *text* converted to Lark.
 
     Raises:
-        GrammarError: It is no GBNF, has more than *max_rules* rules, or matches no text.
+        GrammarError: *text* is not GBNF, has more than *max_rules* rules, or matches no text.
     """
     rules = _Reader(text, max_rules).rules()
     references = [
@@ -80,8 +88,8 @@ def lark_of(text: str, max_rules: int) -> str:
     ending = _reached([[_numbers(s for s in o if s.least) for o in each] for each in references])
     if 0 not in ending:
         raise GrammarError(
-            "the GBNF matches no text: its rule root leads to itself without end",
-            remedy="give one of these rules an alternative that does not lead back",
+            "the GBNF matches no text: each alternative of its rule root is infinitely recursive",
+            remedy="add an alternative without recursion",
         )
     fixed = _reached([[_numbers(s for o in each for s in o)] for each in references])
     names = [f"R{i}" if i in fixed else f"r{i}" for i in range(len(rules))]
@@ -94,7 +102,7 @@ def lark_of(text: str, max_rules: int) -> str:
 
 
 class _Reader:
-    """Reads rules; that of number 0 is ``root``."""
+    """Parses the rules of a grammar.  Rule 0 is ``root``."""
 
     def __init__(self, text: str, max_rules: int) -> None:
         self._text = text
@@ -103,7 +111,7 @@ class _Reader:
         self._rules = [Rule("root")]
 
     def rules(self) -> list[Rule]:
-        """Return the rules and groups by number."""
+        """Return the list of rules and groups; a rule's number is its index."""
         parts = self._parts()
         for kind, part, at in parts:
             if kind == "line":
@@ -118,20 +126,22 @@ class _Reader:
         return self._rules
 
     def _parts(self) -> Iterator[tuple[str, str, int]]:
-        """Yield kind, text and place of each part but space."""
+        """Yield kind, text and offset of each lexical token except space."""
         at = 0
         while at < len(self._text):
             found = PART.match(self._text, at)
             if found is None:
-                raise self._wrong("a character is out of place, or its other half is missing", at)
+                raise self._wrong(
+                    "a character is out of place, or a quote or bracket is not closed", at
+                )
             if found.lastgroup != "space":
                 yield str(found.lastgroup), found[0], at
             at = found.end()
 
     def _rule(self, name: str, parts: Iterator[tuple[str, str, int]]) -> Rule:
-        """Read the options of a rule up to the end of its last line."""
+        """Parse the alternatives of a rule up to the end of its last line."""
         stack = [Rule(name, [[]])]
-        before = "|"  # after which a line feed is only space
+        before = "|"  # the previous token; a line feed after "|" does not end the rule
         for kind, part, at in parts:
             top = stack[-1]
             if kind == "line":
@@ -161,7 +171,7 @@ class _Reader:
         if kind == "text":
             characters = CHARACTER.findall(part[1:-1])
             text = "".join(chr(self._character(each, at)) for each in characters)
-            return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\x7f")  # as Lark has it
+            return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\x7f")  # Lark's escape
         return ANY if part == "." else self._set(part[1:-1], at)
 
     def _number(self, name: str) -> int:
@@ -179,7 +189,7 @@ class _Reader:
         self._rules.append(group)
 
     def _repeat(self, rule: Rule, part: str, at: int) -> None:
-        """Have the last symbol of *rule* repeated."""
+        """Set the repetitions of the last symbol of *rule* to *part*, such as ``{2,3}``."""
         option = rule.options[-1]
         if not option:
             raise self._wrong(f"nothing is before {part}", at)
@@ -224,10 +234,10 @@ class _Reader:
 
 
 def _reached(needs: Sequence[Sequence[set[int]]]) -> set[int]:
-    """Return the rules that produce a finite text: some alternative uses only such rules.
+    """Return the rules with an alternative that uses only rules of the result, without recursion.
 
     Args:
-        needs: Of each rule the options, and of each option the rules that it needs.
+        needs: For each rule the list of its alternatives, each as the set of rules that it uses.
     """
     missing = [[len(option) for option in options] for options in needs]
     users = defaultdict(list)

@@ -1,4 +1,4 @@
-"""What a text must be: a JSON schema, a regular expression, or a grammar."""
+"""Check grammars for completions: JSON schemas, regular expressions, GBNF and Lark."""
 
 import re
 from collections.abc import Mapping
@@ -9,35 +9,35 @@ from npurt.errors import GrammarError, SettingError, brief
 from npurt.llm.decode.grammar.library import check, limits, llguidance, no_panic
 from npurt.llm.decode.grammar.vocabulary import vocabulary_of_bytes
 
-MAX_TEXT = 1 << 18  # characters of a grammar; the slowest known of that length takes a second
-# llguidance calls itself for each rule that names the next one, and for each reference of a schema:
-# a chain of 3,000 exceeds the stack of a thread, and ends the process.
+MAX_TEXT = 1 << 18  # characters of a grammar; the slowest known grammar of that length takes 1 s
+# llguidance recurses for each rule that names another rule, and for each reference in a schema: a
+# chain of 3,000 rules overflows the stack of a thread and ends the process.
 MAX_RULES = 1500
 RULE = re.compile(r"^[ \t]*[?!]*\w[^:\"/\n]*:", re.M)
-# Added to each grammar: where only one text may follow, any tokens of it may.  Otherwise llguidance
-# writes all of that text at once; for a grammar of a kilobyte, it may have gigabytes.
+# Added to each grammar.  Without it, llguidance generates text as soon as the grammar allows only
+# one continuation; a grammar of 1 KB may force gigabytes of text.
 NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What a text must be.  Use one of the class methods; each checks the grammar.
+    """A grammar that a completion must match.  Create it with a class method, which checks it.
 
     Attributes:
         kind: ``"GBNF"``, ``"JSON schema"``, ``"Lark"`` or ``"regex"``.
-        text: As given.
+        text: The grammar as the caller wrote it.
     """
 
     kind: str
     text: str
-    lark: str = field(repr=False)  # for llguidance
+    lark: str = field(repr=False)  # the grammar in Lark, for llguidance
 
     @classmethod
     def from_gbnf(cls, text: str) -> Self:
-        """Return the grammar in llama.cpp's form, whose first rule is ``root``.
+        """Return a grammar from GBNF, llama.cpp's format.  The first rule is ``root``.
 
         Raises:
-            GrammarError: It is wrong, or too large, or matches no text.
+            GrammarError: The grammar is wrong, or too large, or matches no text.
             UnsupportedOp: The package llguidance is not installed.
         """
         from npurt.llm.decode.grammar import gbnf
@@ -47,9 +47,9 @@ class Grammar:
 
     @classmethod
     def from_lark(cls, text: str) -> Self:
-        """Return the grammar in Lark's form, with llguidance's extensions; errors as `from_gbnf`.
+        """Return a grammar from Lark with llguidance's extensions.  The first rule is ``start``.
 
-        Its first rule is ``start``.
+        Raises the errors of `from_gbnf`.
         """
         from npurt.llm.decode.grammar import schemas
 
@@ -59,9 +59,10 @@ class Grammar:
 
     @classmethod
     def from_regex(cls, text: str) -> Self:
-        """Return the regular expression that the whole text matches; errors as `from_gbnf`.
+        """Return a grammar from a regular expression, which must match the whole completion.
 
-        The syntax is that of Rust's package regex, which has no look-around and no references.
+        The syntax is that of Rust's crate regex, without look-around and backreferences.  Raises
+        the errors of `from_gbnf`.
         """
         _check_text("a regular expression", text)
         expression = llguidance().regex_to_lark(text, "")
@@ -69,10 +70,10 @@ class Grammar:
 
     @classmethod
     def from_json_schema(cls, schema: str | bool | Mapping[str, Any]) -> Self:
-        """Return the JSON *schema*, JSON text or what it stands for; errors as `from_gbnf`.
+        """Return a grammar from a JSON schema, given as JSON text or as a parsed value.
 
-        The properties of an object come in the order of the schema.  Keywords that llguidance does
-        not know are refused.
+        The properties of an object must be in the order of the schema.  A keyword that llguidance
+        does not support raises an error.  Raises the errors of `from_gbnf`.
         """
         from npurt.llm.decode.grammar import schemas
 
@@ -83,7 +84,7 @@ class Grammar:
 
     @classmethod
     def json_object(cls) -> Self:
-        """Return the grammar of all JSON objects; errors as `from_gbnf`."""
+        """Return the grammar of all JSON objects.  Raises the errors of `from_gbnf`."""
         return cls.from_json_schema({"type": "object"})
 
     @classmethod
@@ -91,7 +92,7 @@ class Grammar:
         if rules > MAX_RULES:
             raise GrammarError(
                 f"the {kind} has {rules} rules or references, above {MAX_RULES}",
-                remedy="use a simpler one",
+                remedy=f"use a simpler {kind}",
             )
         lark += NO_FORCING
         with no_panic(kind):
@@ -100,30 +101,32 @@ class Grammar:
 
 
 def grammar_of(grammar: Any, response_format: Any) -> Grammar | None:
-    """Return what the options *grammar* and *response_format* ask for; None: any text.
+    """Return the grammar of the options *grammar* and *response_format*; None allows any text.
 
     Args:
-        grammar: A `Grammar`, or the text of one in GBNF.
+        grammar: A `Grammar`, or GBNF.
         response_format: ``{"type": "text"}``, ``{"type": "json_object"}``, which may have a
             ``"schema"``, as in llama-cpp-python, or ``{"type": "json_schema", "json_schema":
-            {"schema": ...}}``, as in OpenAI's interface.
+            {"schema": ...}}``, as in OpenAI's API.
 
     Raises:
         GrammarError: The grammar is wrong, or too large.
-        SettingError: An option makes no sense, or both ask for something.
+        SettingError: The value of an option is invalid, or both options set a grammar.
         UnsupportedOp: The package llguidance is not installed.
     """
     wanted = _of_format(response_format)
     if grammar is None:
         return wanted
     if wanted is not None:
-        raise SettingError("there are a grammar and a response_format", remedy="leave one out")
+        raise SettingError(
+            "both grammar and response_format are given", remedy="leave one of them out"
+        )
     if isinstance(grammar, Grammar):
         return grammar
     if isinstance(grammar, str):
         return Grammar.from_gbnf(grammar)
     raise SettingError(
-        f"grammar is {brief(grammar)}", remedy="pass an npurt.Grammar, or the text of one in GBNF"
+        f"grammar is {brief(grammar)}", remedy="pass an npurt.Grammar, or a grammar in GBNF"
     )
 
 
@@ -154,7 +157,7 @@ def _check_text(what: str, text: object) -> None:
         raise GrammarError(f"{what} is a str, not {brief(text)}", remedy="pass text")
     if len(text) > MAX_TEXT:
         raise GrammarError(
-            f"{what} has {len(text)} characters, above {MAX_TEXT}", remedy="use a shorter one"
+            f"{what} has {len(text)} characters, above {MAX_TEXT}", remedy="shorten the grammar"
         )
     try:
         text.encode()
@@ -166,9 +169,9 @@ def _check_text(what: str, text: object) -> None:
 
 
 def _check_lark(kind: str, lark: str) -> None:
-    """Refuse a grammar that llguidance cannot read, or that lets no text begin."""
+    """Raise GrammarError if llguidance cannot read the grammar, or if it allows no first token."""
     matcher = llguidance().LLMatcher(vocabulary_of_bytes(), lark, log_level=0, limits=limits())
-    if matcher.is_error():  # or it names tokens, which only a model has
+    if matcher.is_error():  # also if a correct grammar names tokens of a model's vocabulary
         failed, messages = matcher.validate_grammar_with_warnings(lark, None, limits=limits())
         if failed:
             raise _wrong(kind, " ".join(messages))

@@ -1,4 +1,4 @@
-"""Parts of grammars in Lark, as llguidance reads it."""
+"""Build parts of grammars in llguidance's dialect of Lark."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,37 +6,37 @@ from typing import Any
 
 from npurt.llm.decode.grammar import schemas
 
-Functions = Mapping[str, Mapping[str, Any]]  # schemas of arguments by name; {}: any arguments
+Functions = Mapping[str, Mapping[str, Any]]  # function name: schema of arguments; {} allows any
 
 
 def quoted(text: str) -> str:
-    """Return what matches *text*."""
+    """Return the Lark string literal that matches *text*."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\x7f")
 
 
 def value(schema: Any) -> str:
-    """Return the Lark expression that matches JSON of *schema*.
+    """Return the Lark expression that matches JSON values of *schema*.
 
     Raises:
-        GrammarError: The schema makes no sense, or is too large.
+        GrammarError: The schema is invalid or too large.
     """
     return f"%json {schemas.lark_of(schemas.json_of(schema))}"
 
 
 def either(rule: str, options: Sequence[str]) -> str:
-    """Return a *rule* that matches one of *options*, each of which is a rule with a number."""
+    """Return Lark in which *rule* matches one of *options*, each in a rule with a number."""
     names = [f"{rule}_{i}" for i in range(len(options))]
     lines = [f"{name}: {option}\n" for name, option in zip(names, options, strict=True)]
     return f"{rule}: {' | '.join(names)}\n" + "".join(lines)
 
 
 def one_call(functions: Functions) -> dict[str, Any]:
-    """Return the response format of a text that is one call, with *name* and *arguments*."""
+    """Return the response format of a JSON object with *name* and *arguments* of one call."""
     definitions: dict[str, Any] = {}
     calls = []
     for name, parameters in functions.items():
         schema = dict(parameters) or {"type": "object"}
-        for key in ("$defs", "definitions"):  # references begin at the root
+        for key in ("$defs", "definitions"):  # the paths of references begin at the root
             definitions.setdefault(key, {}).update(schema.pop(key, None) or {})
         calls.append({
             "type": "object",

@@ -1,4 +1,4 @@
-"""The package llguidance, which is optional: parsers that say which tokens may come next."""
+"""Import and limit llguidance, an optional package that computes the tokens a grammar allows."""
 
 import contextlib
 import importlib
@@ -10,10 +10,10 @@ from npurt.once import once
 
 
 def llguidance() -> Any:
-    """Return the package.
+    """Import llguidance and return the module.
 
     Raises:
-        UnsupportedOp: It is not installed.
+        UnsupportedOp: llguidance is not installed.
     """
     try:
         return importlib.import_module("llguidance")
@@ -26,20 +26,21 @@ def llguidance() -> Any:
 
 @once
 def limits() -> Any:
-    """Return the limits of a parser.
+    """Return the limits of a parser, which count operations.
 
-    They count operations.  They are the package's, but for the number of symbols, which is a tenth
-    of its default: with the default, the longest step known took four seconds.  Without
-    *verbose_errors* a message has no text of the grammar.
+    They are llguidance's defaults, except for the number of symbols.  That limit is a tenth of the
+    default, with which the longest step known took 4 s.  Without *verbose_errors*, messages do not
+    quote the grammar.
     """
     return llguidance().LLParserLimits(verbose_errors=False, max_grammar_size=50_000)
 
 
 @contextlib.contextmanager
 def no_panic(kind: str) -> Iterator[None]:
-    """Turn llguidance's panic over a grammar of *kind* into a GrammarError.
+    """Convert a panic of llguidance about a grammar of *kind* into a GrammarError.
 
-    Rust also prints the panic to standard error, and what it raises is no `Exception`.
+    Rust also prints the panic to standard error.  The exception that it raises is not a subclass of
+    `Exception`.
 
     Raises:
         GrammarError: llguidance panicked.
@@ -55,22 +56,23 @@ def no_panic(kind: str) -> Iterator[None]:
 
 
 def dead_end(kind: str, count: int) -> GrammarError:
-    """Return the error that no token may follow the first *count* of a text."""
+    """Return the error that the grammar allows no token after the first *count* tokens."""
     if not count:
         return GrammarError(
-            f"the {kind} matches no text", remedy=f"correct the {kind}, so that a text can begin"
+            f"the {kind} matches no text",
+            remedy=f"correct the {kind}: it must allow at least one first token",
         )
     return GrammarError(
-        f"after {count} tokens the {kind} lets none follow",
-        remedy="correct it: each beginning of a text must have an end",
+        f"after {count} tokens the {kind} allows no next token",
+        remedy=f"correct the {kind}: it must be possible to complete each allowed prefix",
     )
 
 
 def check(matcher: Any, kind: str, count: int) -> None:
-    """Refuse a parser of llguidance that failed after *count* tokens.
+    """Check that llguidance's parser *matcher* has not failed.
 
     Raises:
-        GrammarError: It did.
+        GrammarError: The parser failed after *count* tokens.
     """
     if not matcher.is_error():
         return
@@ -79,10 +81,10 @@ def check(matcher: Any, kind: str, count: int) -> None:
         raise dead_end(kind, count)
     if "Current row has" in said:
         raise GrammarError(
-            f"after {count} tokens the {kind} could go on in too many ways",
+            f"after {count} tokens the {kind} has too many possible continuations",
             remedy="use fewer alternatives, and fewer properties that are not required",
         )
     raise GrammarError(
         f"the {kind} failed after {count} tokens: {said:.300}",
-        remedy="use a simpler one, with shorter repetitions",
+        remedy=f"use a simpler {kind}, with shorter repetitions",
     )

@@ -1,7 +1,7 @@
-"""The cost of multipleOf in JSON schemas: how many states a parser of the numbers has.
+"""Limit the cost of multipleOf in JSON schemas: the number of states in the parser of a number.
 
-A parser of the multiples of N has a state for each remainder.  Where several schemas may apply to
-one number, it has the states of their least common multiple.
+A parser for the multiples of N has one state for each remainder.  If several schemas may apply to a
+number, the number of states is the least common multiple of their values.
 """
 
 import math
@@ -13,14 +13,14 @@ from urllib.parse import unquote
 
 from npurt.errors import GrammarError
 
-# 10,000 states take 0.1 s and some MB, 1,000,000 half a minute and 600 MB, which the limits of the
-# package do not prevent.
-MAX_STATES = 10_000  # for one number
-MAX_TOGETHER = 50_000
-MAX_STEPS = 100_000
-IN_PLACE = ("allOf", "anyOf", "oneOf")  # these apply to the same value as the schema around them
+# A parser with 10,000 states takes 0.1 s and a few MB; one with 1,000,000 states takes 30 s and
+# 600 MB.  llguidance has no limit for this.
+MAX_STATES = 10_000  # states for one number
+MAX_TOGETHER = 50_000  # states for all numbers of a schema
+MAX_STEPS = 100_000  # schemas visited in one walk
+IN_PLACE = ("allOf", "anyOf", "oneOf")  # keywords that apply to the value of the enclosing schema
 OWN = ("multipleOf", "properties", "additionalProperties", "items", "prefixItems")
-# Keywords that contain schemas, and the value to which these apply.
+# Keywords that contain schemas, with the values to which those schemas apply.
 BENEATH = {
     "patternProperties": "any property", "additionalProperties": "any property",
     "items": "element", "prefixItems": "element", "additionalItems": "element",
@@ -28,14 +28,14 @@ BENEATH = {
 }  # fmt: skip
 NAMED = ("properties", "patternProperties", "$defs", "definitions")
 
-Place = tuple[str, ...]  # the keyword, and the name of a property; equal for the same number
+Place = tuple[str, ...]  # keyword and property name; schemas with equal places apply together
 
 
 def check_multiples(schema: Any) -> None:
-    """Refuse a *schema* whose multiples need parsers with too many states.
+    """Check the number of parser states that multipleOf needs in *schema*.
 
     Raises:
-        GrammarError: They do.
+        GrammarError: One number, or all numbers together, need too many states.
     """
     each_once = {id(each): each for each, _ in _walk(schema, [(schema, ())])}.values()
     groups: dict[Any, set[Decimal]] = defaultdict(set)
@@ -46,7 +46,7 @@ def check_multiples(schema: Any) -> None:
         if _parts(each) > 1:
             joined.append((each, ("joined", str(i))))
     for each, place in _walk(schema, joined):
-        if place != ("",):  # a definition applies where a reference names it
+        if place != ("",):  # a definition applies only at its references
             groups[place].update(_values(each))
     anywhere = groups[("any property",)]
     total = 0
@@ -58,7 +58,7 @@ def check_multiples(schema: Any) -> None:
 
 
 def _walk(root: Any, begin: Iterable[tuple[Any, Place]]) -> Iterator[tuple[Any, Place]]:
-    """Yield each schema within those of *begin*, with each place it may apply to."""
+    """Yield the schemas in *begin* and all schemas inside them, with each place they apply to."""
     rest = list(begin)
     seen = set()
     while rest:
@@ -69,7 +69,7 @@ def _walk(root: Any, begin: Iterable[tuple[Any, Place]]) -> Iterator[tuple[Any, 
         if len(seen) > MAX_STEPS:
             raise GrammarError(
                 "the JSON schema has too many references and alternatives",
-                remedy="use a simpler one",
+                remedy="use a simpler JSON schema",
             )
         yield schema, place
         for keyword, value in schema.items():
@@ -90,7 +90,10 @@ def _members(keyword: str, value: Any) -> list[Any]:
 
 
 def _targets(root: Any, reference: Any) -> list[Any]:
-    """Return the schemas that *reference* may name: all definitions if it is not a pointer."""
+    """Return the schema that *reference* points to.
+
+    If *reference* is not a JSON pointer that resolves, return the root and all definitions.
+    """
     found = root
     try:
         start, *steps = str(reference).split("/")
@@ -106,7 +109,7 @@ def _targets(root: Any, reference: Any) -> list[Any]:
 
 
 def _parts(schema: dict[str, Any]) -> int:
-    """Return how many schemas constrain the same value as *schema*, itself included."""
+    """Return the number of schemas that constrain the value of *schema*, including *schema*."""
     lists = [schema[name] for name in IN_PLACE if isinstance(schema.get(name), list)]
     patterns = schema.get("patternProperties")
     return (
@@ -118,21 +121,21 @@ def _parts(schema: dict[str, Any]) -> int:
 
 
 def _values(schema: dict[str, Any]) -> list[Decimal]:
-    """Return the multiple, if there is one, above 0 and without zeros at its end."""
+    """Return a list of the valid value of multipleOf, normalized; otherwise an empty list."""
     try:
         number = Decimal(str(schema["multipleOf"])).normalize()
-    except (InvalidOperation, KeyError, ValueError):  # llguidance says what is wrong
+    except (InvalidOperation, KeyError, ValueError):  # llguidance reports an invalid value
         return []
     return [number] if number.is_finite() and number > 0 else []
 
 
 def _states(values: set[Decimal]) -> int:
-    """Return the states of the parser for a number to which all *values* may apply.
+    """Return the number of parser states for a number to which all *values* may apply.
 
-    A parser of decimals has a state for each multiple of the last decimal.
+    Values are scaled to integers first: 0.25 and 2 become 25 and 200.
 
     Raises:
-        GrammarError: There are too many.
+        GrammarError: There are more than `MAX_STATES` states.
     """
     decimals = max((-int(each.as_tuple().exponent) for each in values), default=0)
     together = 1
@@ -148,6 +151,6 @@ def _states(values: set[Decimal]) -> int:
 def _too_many(what: str, most: int) -> GrammarError:
     return GrammarError(
         f"{what} needs a parser with more than {most} states",
-        remedy="leave multipleOf out where it is large or has many decimals, and check the "
-        "number afterwards",
+        remedy="leave out each multipleOf that is large or has many decimals, and check the "
+        "numbers afterwards",
     )

@@ -1,4 +1,4 @@
-"""JSON schemas, and those in a grammar in Lark, before llguidance reads them."""
+"""Check and prepare JSON schemas for llguidance, also JSON schemas inside a Lark grammar."""
 
 import json
 import re
@@ -8,22 +8,22 @@ from typing import Any
 from npurt.errors import GrammarError, brief
 from npurt.llm.decode.grammar.multiples import check_multiples
 
-# Space between two symbols of JSON.  A model may repeat it for ever, so it has an end.
-# Source: llama.cpp common/json-schema-to-grammar.cpp, SPACE_RULE, MIT: what is allowed.
+# Whitespace between two symbols of JSON.  Its length is limited: a model could repeat it endlessly.
+# Source: llama.cpp common/json-schema-to-grammar.cpp, SPACE_RULE, MIT: the allowed whitespace.
 JSON_SPACE = r"[ ]|\n{1,2}[ \t]{0,20}"
-MAX_SCHEMAS = 100  # in a grammar; each is read up to its first error
+MAX_SCHEMAS = 100  # JSON schemas in a Lark grammar
 
 
 def lark_of(text: str) -> str:
-    """Return the schema that JSON *text* says, as JSON for llguidance.
+    """Return the JSON schema *text* with npurt's rule for whitespace, as JSON for llguidance.
 
     Raises:
-        GrammarError: It is none, or its multiples need too large a parser.
+        GrammarError: *text* is not a JSON schema, or its multipleOf need too large a parser.
     """
     parsed = _parsed(text)
     if parsed is False:
         raise _wrong("it is false, so it matches no text")
-    if parsed is True:  # the package wants an object
+    if parsed is True:  # llguidance requires an object
         parsed = {}
     if not isinstance(parsed, dict):
         raise _wrong("it is neither an object nor true")
@@ -35,21 +35,23 @@ def lark_of(text: str) -> str:
 
 
 def references_in_lark(text: str) -> int:
-    """Return how many references the schemas of a Lark grammar have.
+    """Return the number of references in the JSON schemas of a Lark grammar.
 
     Raises:
-        GrammarError: Multiples of one need too large a parser, or there are too many schemas.
+        GrammarError: The multipleOf in a schema need too large a parser, or there are more than
+            `MAX_SCHEMAS` schemas.
     """
     places = [found.end() for found in re.finditer(r"%json\s*", text)]
     if len(places) > MAX_SCHEMAS:
         raise GrammarError(
-            f"the Lark has {len(places)} schemas, above {MAX_SCHEMAS}", remedy="use a simpler one"
+            f"the Lark has {len(places)} schemas, above {MAX_SCHEMAS}",
+            remedy="use a simpler grammar",
         )
     count = 0
     for place in places:
         try:
             schema = json.JSONDecoder().raw_decode(text, place)[0]
-        except (RecursionError, ValueError):  # no schema, as in a comment; or llguidance says so
+        except (RecursionError, ValueError):  # a comment, or an error for llguidance to report
             continue
         check_multiples(schema)
         count += references(json_of(schema) if isinstance(schema, dict) else "")
@@ -57,22 +59,22 @@ def references_in_lark(text: str) -> int:
 
 
 def references(text: str) -> int:
-    """Return how many references a schema as `json_of` writes it has."""
+    """Return the number of references in *text*, a JSON schema from `json_of`."""
     return text.count('"$ref"')
 
 
 def json_of(schema: Any) -> str:
-    """Return *schema*, JSON text or what it stands for, as text.
+    """Return *schema*, which is JSON text or a parsed value, as JSON text.
 
     Raises:
-        GrammarError: It is neither.
+        GrammarError: *schema* is neither a str nor a value that JSON can represent.
     """
     if isinstance(schema, str):
         return schema
     if not isinstance(schema, bool | Mapping):
         raise _wrong(f"it is {brief(schema)}")
     try:
-        return json.dumps(schema, default=dict)  # other mappings
+        return json.dumps(schema, default=dict)  # default converts other mappings
     except (RecursionError, TypeError, ValueError) as error:
         raise _wrong(str(error)) from error
 

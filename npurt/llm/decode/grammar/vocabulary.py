@@ -1,4 +1,4 @@
-"""The tokens of a model, as llguidance reads them; built once for each tokenizer."""
+"""Build llguidance's tokenizer from a model's tokenizer, once for each tokenizer."""
 
 import threading
 import weakref
@@ -14,10 +14,10 @@ _lock = threading.Lock()
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> Background[Any]:
-    """Return the future tokenizer of llguidance for *tokenizer*, which a thread builds.
+    """Return llguidance's tokenizer for *tokenizer*, which a background thread builds.
 
-    That takes half a second for 150,000 tokens (bench/RESULTS.md).  Kernels run meanwhile; Python
-    does not, because the package holds the interpreter's lock.
+    Building takes 0.5 s for 150,000 tokens (bench/RESULTS.md).  Kernels can run at the same time,
+    but Python code cannot: llguidance holds the interpreter's lock.
     """
     with _lock:
         if tokenizer not in _known:
@@ -27,15 +27,15 @@ def vocabulary_of(tokenizer: Tokenizer) -> Background[Any]:
 
 @once
 def vocabulary_of_bytes() -> Any:
-    """Return the tokenizer of llguidance whose tokens are bytes, to try a grammar without a model.
+    """Return a tokenizer of llguidance with one token for each byte.
 
-    Token 256 ends a text.
+    It serves to check a grammar without a model.  Token 256 is the end token.
     """
     return llguidance().LLTokenizer(_Bytes(), eos_token=_Bytes.eos_token_id)
 
 
 class _Bytes:
-    """What llguidance's `LLTokenizer` reads; see `Vocabulary`."""
+    """The vocabulary of single bytes, with the attributes that llguidance's `LLTokenizer` reads."""
 
     is_tokenizer_wrapper = True
     tokens = (*(bytes([byte]) for byte in range(256)), b"<end>")
@@ -53,13 +53,13 @@ def _build(tokenizer: Tokenizer) -> Any:
 
 
 class Vocabulary:
-    """What llguidance's `LLTokenizer` reads.
+    """A model's vocabulary, with the attributes that llguidance's `LLTokenizer` reads.
 
     Attributes:
         tokens: The bytes of each token.
-        special_token_ids: Ids of markup, which no text becomes.
-        ends: Ids that may follow a complete text.  A model without any gets one more token, which
-            is never sampled.
+        special_token_ids: Ids of control tokens, which match no text.
+        ends: Ids of end tokens.  For a model without end tokens, an additional token takes their
+            place; it is never sampled.
     """
 
     is_tokenizer_wrapper = True
@@ -78,6 +78,6 @@ class Vocabulary:
         self._bytes = [usual.get(bytes([byte])) for byte in range(256)]
 
     def __call__(self, text: str) -> list[int]:
-        """Return ids of *text*, one for each byte; with `NO_FORCING` it is never called."""
+        """Return one token id for each byte of *text*.  With `NO_FORCING`, this is never called."""
         letters = [self._bytes[byte] for byte in text.encode()]
         return [letter for letter in letters if letter is not None]
