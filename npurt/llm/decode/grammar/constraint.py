@@ -89,7 +89,8 @@ class Constraint:
             same = len(self._consumed)
         else:
             while (
-                same < min(len(tokens), len(self._consumed)) and text[same] == self._consumed[same]
+                same < min(len(tokens), len(self._consumed))
+                and tokens[same] == self._consumed[same]
             ):
                 same += 1
         if same < len(self._consumed):
