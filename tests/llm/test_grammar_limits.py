@@ -241,7 +241,7 @@ def test_a_panic_while_a_text_is_written_is_an_error(monkeypatch):
         raise PanicException("index out of range")
 
     limit = Constraint(Grammar.from_regex("a"), tokenizer_of("qwen2"), 0)
-    monkeypatch.setattr(limit, "_read", panic)
+    monkeypatch.setattr(limit, "_advanced", panic)
     for call in (lambda: limit.allowed([]), lambda: limit.fits([], [5])):
         with pytest.raises(GrammarError, match="index out of range"):
             call()
