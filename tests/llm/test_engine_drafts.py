@@ -195,7 +195,7 @@ def test_a_text_whose_draft_fails_goes_on_without(llm, alone, monkeypatch):
     tokens = finished(scheduler)
 
     assert tokens == {n: alone[n][done[n] :] for n in alone}
-    assert "a text goes on without drafts: no page is free" in "".join(llm.model.ledger.notes)
+    assert "a sequence continues without drafts: no page is free" in "".join(llm.model.ledger.notes)
 
 
 def test_a_text_begins_without_a_draft_when_there_is_no_memory_for_one(llm, alone, monkeypatch):
@@ -208,7 +208,7 @@ def test_a_text_begins_without_a_draft_when_there_is_no_memory_for_one(llm, alon
     submitted(scheduler, llm)
 
     assert finished(scheduler) == alone
-    assert "a text goes on without drafts: MemoryError" in "".join(llm.model.ledger.notes)
+    assert "a sequence continues without drafts: MemoryError" in "".join(llm.model.ledger.notes)
 
 
 def test_an_engine_opens_the_drafts_of_llama(pair, alone):

@@ -39,7 +39,7 @@ def generate(model, device, strike=lambda: None, texts=range(TEXTS), **options):
         for number in texts:
             scheduler.submit(Sequence(number, prompts(model)[number], asked, llm.tokenizer))
         events = []
-        while scheduler.texts:
+        while scheduler.sequences:
             events += scheduler.step()
             if scheduler.counts.steps == STRUCK:
                 strike()
@@ -142,7 +142,7 @@ def test_an_error_of_a_step_ends_its_texts_and_no_others(monkeypatch):
         ended = scheduler.step()
         monkeypatch.setattr(llm.model.executor, "run", run)
         rest = []
-        while scheduler.texts:
+        while scheduler.sequences:
             rest += scheduler.step()
         room = llm.model.executor.room()
 

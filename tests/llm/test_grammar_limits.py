@@ -245,7 +245,7 @@ def test_a_panic_while_a_text_is_written_is_an_error(monkeypatch):
     for call in (lambda: limit.allowed([]), lambda: limit.fits([], [5])):
         with pytest.raises(GrammarError, match="index out of range"):
             call()
-    monkeypatch.setattr(limit, "_read", lambda *_: sys.exit(3))
+    monkeypatch.setattr(limit, "_advanced", lambda *_: sys.exit(3))
     with pytest.raises(SystemExit):  # which is no panic
         limit.allowed([])
 

@@ -111,12 +111,12 @@ class Schedules(RuleBasedStateMachine):
         for _ in range(steps):
             self.take(self.scheduler.step())
 
-    @precondition(lambda self: self.scheduler.texts)
+    @precondition(lambda self: self.scheduler.sequences)
     @rule(data=st.data())
     def cancel(self, data):
-        text = data.draw(st.sampled_from(self.scheduler.texts))
+        text = data.draw(st.sampled_from(self.scheduler.sequences))
         self.take([self.scheduler.cancel(text)])
-        assert text not in self.scheduler.texts
+        assert text not in self.scheduler.sequences
 
     @precondition(lambda self: self.scheduler.admission.running)
     @rule(data=st.data())
@@ -155,7 +155,7 @@ class Schedules(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         for _ in range(2000):
-            if not self.scheduler.texts:
+            if not self.scheduler.sequences:
                 break
             self.take(self.scheduler.step())
         self.tokens_are_those_of_the_text_alone()

@@ -72,7 +72,7 @@ def test_drafts_leave_a_row_to_a_prompt(opened):
         before = reader.pending
         steps.step()
         assert reader.pending < before
-    assert len(steps.scheduler.texts) == 3
+    assert len(steps.scheduler.sequences) == 3
     steps.finish()
     steps.scheduler.close()
 

@@ -1,5 +1,5 @@
-"""Many texts at once: an engine that evaluates tokens of all of them in each step.
+"""The engine: evaluate many sequences together, with tokens of all of them in each step.
 
-May import every other room but `measure` and `convert`.  Begin with `scheduler`, which decides what
-a step does; `engine` gives it a thread.
+This package may import all packages of `npurt.llm` except `measure` and `convert`.  Read
+`scheduler` first, which chooses the tokens of a step; `engine` runs the scheduler in a thread.
 """

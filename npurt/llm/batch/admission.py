@@ -1,7 +1,8 @@
-"""Which texts run: they begin in order when their pages are free, and the youngest gives way.
+"""Admit waiting sequences in order when pages are free, and preempt the youngest when none is.
 
-A prompt begins when its pages and one more are free.  When a text needs a page and none is free,
-kept prefixes go first; then the youngest text loses its pages, and is evaluated again later.
+A sequence is admitted when the pages of its prompt and one more are free.  When a running sequence
+needs a page and none is free, cached prefixes are evicted first.  Then the youngest sequence loses
+its pages, and is evaluated again later.
 """
 
 import bisect
@@ -20,18 +21,18 @@ by_order = attrgetter("order")
 
 
 class Admission:
-    """The texts that wait and run.
+    """The waiting and the running sequences.
 
     Args:
-        running: The texts that run, in order.
-        most: How many may.
-        pages: Which they share.
-        reuse: What was evaluated of texts already.
-        counts: Of the engine.
+        running: The list of running sequences, in order.
+        most: The largest number of running sequences.
+        pages: The pages of the model.
+        reuse: Finds cached prefixes of sequences.
+        counts: The engine's counts.
 
     Attributes:
-        waiting: The texts that wait, in order.
-        running: As given.
+        waiting: The waiting sequences, in order.
+        running: As in the arguments.
     """
 
     def __init__(
@@ -44,88 +45,94 @@ class Admission:
         self._reuse = reuse
         self._counts = counts
 
-    def wait(self, text: Sequence) -> None:
-        """Have *text* wait behind those before it."""
-        bisect.insort(self.waiting, text, key=by_order)
+    def wait(self, sequence: Sequence) -> None:
+        """Add *sequence* to the waiting ones, in order."""
+        bisect.insort(self.waiting, sequence, key=by_order)
 
     def admit(self, drafts: Drafts | None, cost: StepCost) -> list[tuple[Sequence, NpurtError]]:
-        """Let waiting texts begin, in order, while there is room; return those that cannot.
+        """Admit waiting sequences, in order, while pages are free.
 
-        A text that runs alone begins in any case: nothing else will make room for it.
+        If no sequence is running, the first one is admitted without this check: no pages would be
+        released for it.
+
+        Returns:
+            The sequences that cannot run, each with its error.
         """
         failed = []
-        for text in [text for text in self.waiting if text.ready]:
-            if len(self.running) == self._most or (self.running and not self._fits(text)):
+        for sequence in [sequence for sequence in self.waiting if sequence.ready]:
+            if len(self.running) == self._most or (self.running and not self._fits(sequence)):
                 break
             try:
                 context = self._reuse.new_context()
             except NpurtError as error:
                 if self.running:
                     break
-                failed.append((text, error))
+                failed.append((sequence, error))
                 continue
-            self._make_room(text)
-            text.begin(context, drafts, cost)
-            self.waiting.remove(text)
-            bisect.insort(self.running, text, key=by_order)
+            self._make_room(sequence)
+            sequence.begin(context, drafts, cost)
+            self.waiting.remove(sequence)
+            bisect.insort(self.running, sequence, key=by_order)
         return failed
 
-    def _fits(self, text: Sequence) -> bool:
-        """Return whether *text* can begin, if need be after kept prefixes have gone."""
-        needed, shared, entry = self._needed(text)
+    def _fits(self, sequence: Sequence) -> bool:
+        """Return whether *sequence* can be admitted, also if that needs eviction of prefixes."""
+        needed, shared, entry = self._needed(sequence)
         if needed - shared <= self._pages.free():
             return True
         kept = self._reuse.prefixes
         others = [each for each in kept if each is not entry]
         return needed - shared <= self._pages.free(others) or needed <= self._pages.free(kept)
 
-    def _make_room(self, text: Sequence) -> None:
-        """Free the pages of a text that begins; the prefix that it begins with goes last."""
+    def _make_room(self, sequence: Sequence) -> None:
+        """Evict cached prefixes until *sequence* can be admitted, its own prefix last."""
         while True:
-            needed, shared, entry = self._needed(text)
+            needed, shared, entry = self._needed(sequence)
             if entry:
                 self._reuse.prefixes.use(entry)
             if needed - shared <= self._pages.free() or not self._reuse.prefixes.evict():
                 return
 
-    def _needed(self, text: Sequence) -> tuple[int, int, Entry | None]:
-        """Return how many pages must be free for *text* to begin.
+    def _needed(self, sequence: Sequence) -> tuple[int, int, Entry | None]:
+        """Return how many pages must be free to admit *sequence*.
 
         Returns:
-            Its own pages, one more, and those of prompts that are being read; how many of them it
-            shares with another text; that text's entry, if it is kept.  The spare page doubles with
-            each preemption of *text*; else it could be preempted, and evaluated again, endlessly.
+            The number of pages: for *sequence*, for the prompts that are being evaluated, and spare
+                ones; how many of these *sequence* shares with another sequence; the cached entry
+                that it shares them with, or None.  There is one spare page, and each preemption of
+                *sequence* doubles their number.  Otherwise *sequence* could be preempted and
+                evaluated again endlessly.
         """
         promised = sum(self._pages.growth(each, each.pending) for each in self.running)
-        _, entry, shared, _ = self._reuse.beginning(text)
-        needed = promised + self._pages.count(len(text.history)) + (1 << text.preempted)
+        _, entry, shared, _ = self._reuse.beginning(sequence)
+        needed = promised + self._pages.count(len(sequence.history)) + (1 << sequence.preempted)
         return needed, shared // PAGE, entry
 
-    def require_pages(self, text: Sequence, rows: int) -> bool:
-        """Free the pages for *rows* more tokens; return False if *text* had to give up its own."""
-        growth = self._pages.growth(text, rows)
-        while text.context and growth and growth > self._pages.free():
-            if self.running == [text] and not len(self._reuse.prefixes):
+    def require_pages(self, sequence: Sequence, rows: int) -> bool:
+        """Free pages for *rows* more tokens; return False if *sequence* itself was preempted."""
+        growth = self._pages.growth(sequence, rows)
+        while sequence.context and growth and growth > self._pages.free():
+            if self.running == [sequence] and not len(self._reuse.prefixes):
                 raise OutOfPages(
-                    f"no page is free for a text of {len(text.history)} tokens alone",
+                    f"no page is free for a sequence of {len(sequence.history)} tokens alone",
                     remedy="release other contexts of the model",
                 )
             self.free_a_page()
-        if text.context:
-            self._pages.claimed[text] = growth
-        return text.context is not None
+        if sequence.context:
+            self._pages.claimed[sequence] = growth
+        return sequence.context is not None
 
     def free_a_page(self) -> None:
-        """Forget the kept prefix that was used least recently, or preempt the youngest text."""
+        """Evict the least recently used prefix, or else preempt the youngest sequence."""
         if not self._reuse.prefixes.evict():
             self.preempt(self.running[-1])
 
-    def preempt(self, text: Sequence) -> None:
-        """Free the pages of a text, which waits to be evaluated again."""
+    def preempt(self, sequence: Sequence) -> None:
+        """Release the pages of *sequence*, and let it wait to be evaluated again."""
         self._counts.preempted += 1
-        text.preempted += 1
-        self.running.remove(text)
-        self._pages.claimed.pop(text, None)
-        if context := text.leave():
+        sequence.preempted += 1
+        self.running.remove(sequence)
+        self._pages.claimed.pop(sequence, None)
+        if context := sequence.leave():
             context.release()
-        self.wait(text)
+        self.wait(sequence)

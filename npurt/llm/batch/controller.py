@@ -1,10 +1,10 @@
-"""How many tokens the drafts of many texts may have in one step: as many as pay for their rows.
+"""Decide how many draft tokens each sequence may have in one step of the engine.
 
-A step with B texts takes t seconds and yields B tokens.  A draft token that is right with
-probability p yields p tokens more.  It costs the seconds of one more row and of drafting it, during
-which all texts wait.  So it pays while p is more than the tokens that the step otherwise yields in
-these seconds: B * seconds / t.  So drafts cost more as more texts are decoded together, and cease
-by themselves.
+A step that decodes B sequences takes t seconds and yields B tokens.  A draft token with acceptance
+probability p yields p more tokens.  It costs the time of one more row and of drafting, for which
+all sequences wait.  So a draft token pays if p exceeds B * seconds / t, the number of tokens that
+the step yields in the same time without it.  The more sequences are decoded together, the more a
+draft token costs, until the controller drafts none.
 """
 
 import math
@@ -25,19 +25,20 @@ from npurt.llm.spec.drafter import Drafter
 
 
 class StepCost:
-    """What draft tokens of the present step cost.
+    """The cost of draft tokens in the present step.
 
     Args:
-        costs: Of runs, measured.
+        costs: The measured costs of runs.
 
     Attributes:
-        costs: As given.
+        costs: As in the arguments.
         rows: Rows of the step so far.
-        texts: How many texts it decodes.
-        second: Tokens that the step yields in a second without drafts, times `MARGIN`.
+        texts: The number of sequences that the step decodes.
+        second: Tokens per second of the step without drafts, times `MARGIN`.
         row: Seconds of one more row.
-        spare: Seconds that drafts may take to read prompts.
-        draft, read: Seconds that drafting a token takes, and reading one before.
+        spare: Seconds of the step that drafters may still spend on evaluating prompts.
+        draft: Seconds to draft a token.
+        read: Seconds in which a drafter evaluates a token of the history.
     """
 
     def __init__(self, costs: RowCosts) -> None:
@@ -47,13 +48,13 @@ class StepCost:
         self.begin(1)
 
     def begin(self, texts: int) -> None:
-        """Begin a step that decodes so many texts."""
+        """Begin a step that decodes *texts* sequences."""
         self.rows, self.texts = 0, texts
         self.spare = self.costs.seconds(texts)
         self.add(texts)
 
     def add(self, rows: int) -> None:
-        """Add rows to the step."""
+        """Add *rows* to the step, and update the costs."""
         self.rows += rows
         seconds = self.costs.seconds(self.rows)
         self.second = MARGIN * self.texts / seconds if seconds else math.inf
@@ -61,13 +62,13 @@ class StepCost:
 
 
 class BatchController(Controller):
-    """Decides how far the drafts of one text may go.
+    """Decides the number of draft tokens of one sequence.
 
     Args:
-        step: Costs of the present step.
-        drafter: Drafts for the text.
-        most: The most tokens to draft at once.
-        limit: The most tokens that the text will have; None: unknown.
+        step: The costs of the present step.
+        drafter: Drafts tokens of the sequence.
+        most: The largest number of draft tokens in a step.
+        limit: The largest number of tokens to generate; None if unknown.
     """
 
     def __init__(self, step: StepCost, drafter: Drafter, most: int, limit: int | None) -> None:
@@ -78,9 +79,12 @@ class BatchController(Controller):
         self._idle = 0  # steps without a draft
 
     def choose(self, behind: int = 0) -> int:
-        """Return the most tokens to draft, by a drafter that has to read *behind* tokens first."""
+        """Return the number of tokens to draft, at most.
+
+        *behind* is the number of tokens that the drafter must evaluate first.
+        """
         row, draft = self._costs()
-        if math.isinf(row):  # nothing was measured
+        if math.isinf(row):  # no run was measured yet
             return 0
         gain, count, chance, won = 0.0, 0, 1.0, 0.0
         for n in range(1, self._most + 1):
@@ -89,23 +93,27 @@ class BatchController(Controller):
             if won > gain:
                 gain, count = won, n
         if behind:
-            rest = max(1, self._limit - self.text.tokens) / (1 + count)  # steps
+            rest = max(1, self._limit - self.text.tokens) / (1 + count)  # remaining steps
             if self._step.second * behind * self._reading() > PART * gain * rest:
                 return 0
         self._idle = 0 if count else self._idle + 1
         if self._idle >= REFRESH and not behind and row + draft < 1:
-            return 1  # the text may have changed
+            return 1  # test whether drafts pay by now
         return count
 
     @property
     def thresholds(self) -> Thresholds:
-        """The probabilities from which on a draft token pays."""
+        """The smallest probabilities with which a draft token pays."""
         row, draft = self._costs()
         another = row + (0.0 if self._at_once else draft)
         return Thresholds(min(1.0, another / PRIOR_RIGHT), min(1.0, row))
 
     def _costs(self) -> tuple[float, float]:
-        """Return how many tokens a row costs, and drafting a token or all at once."""
+        """Return the cost of a row and of a draft token, or a whole draft, as numbers of tokens.
+
+        The cost of x seconds is the number of tokens that the step yields in x seconds without
+        drafts.
+        """
         step, draft = self._step, self._draft
         if math.isinf(step.second):
             return math.inf, math.inf
@@ -113,7 +121,10 @@ class BatchController(Controller):
         return step.second * step.row, step.second * each
 
     def reading(self, behind: int) -> int:
-        """Return how many of the *behind* tokens the drafter may read now: others wait."""
+        """Return how many of the *behind* tokens the drafter may evaluate in this step.
+
+        The number is limited because the other sequences wait meanwhile.
+        """
         each = self._reading()
         if self._step.texts == 1 or not each:
             return behind
@@ -124,14 +135,14 @@ class BatchController(Controller):
         return count
 
     def _reading(self) -> float:
-        """Return the seconds that the drafter takes to read a token."""
+        """Return the seconds in which the drafter evaluates one token of the history."""
         return self._read.value if self._read.samples else self._share * self._step.row
 
     def observe(
         self, proposed: int, right: int, draft_seconds: float, verify_seconds: float, *,
         drawn: int | None = None, behind: int = 0, read_seconds: float = 0.0,
     ) -> None:  # fmt: skip
-        """Add a step: see `Controller.observe`; the step was one of all texts."""
+        """Add the result of a step of all sequences; see `Controller.observe`."""
         drawn = proposed if drawn is None else drawn
         if behind:
             self._read.add(read_seconds / behind)

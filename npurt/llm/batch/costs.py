@@ -1,28 +1,28 @@
-"""What a run of the model costs by its number of rows, from the times of the runs so far."""
+"""Estimate the time of a run from its number of rows, by the times of earlier runs."""
 
 from bisect import bisect_left
 
 from npurt.llm.spec.controller import PRIOR_ROW, Mean
 
-EXACT = 16  # numbers of rows up to this one are measured each; larger ones in groups
-STEPS = 4  # groups between a number and twice that number
-GROWTH = 2.5  # until measured, GROWTH times the rows are assumed to take GROWTH times as long
+EXACT = 16  # each number of rows up to this has its own mean; larger ones share means in groups
+STEPS = 4  # groups between a power of two and the next
+GROWTH = 2.5  # assumed slowdown of a run with GROWTH times the largest number of rows so far
 
 
 class RowCosts:
-    """Running means of the seconds of a run, by its rows; interpolated between them.
+    """Running means of the seconds of a run, by number of rows, with interpolation.
 
     Args:
-        most: The most rows of a run.
+        most: The largest number of rows of a run.
     """
 
     def __init__(self, most: int) -> None:
         self.most = most
         self._means: dict[int, Mean] = {}
-        self._known: list[int] = []  # their keys in order
+        self._known: list[int] = []  # the keys of `_means`, in ascending order
 
     def add(self, rows: int, seconds: float) -> None:
-        """Add a run."""
+        """Add the time of a run with *rows* rows."""
         key = _group(rows)
         if key not in self._means:
             self._means[key] = Mean(0.0)
@@ -30,9 +30,9 @@ class RowCosts:
         self._means[key].add(seconds)
 
     def seconds(self, rows: int) -> float:
-        """Return the time of a run of *rows* rows; 0 before the first run.
+        """Return the estimated seconds of a run with *rows* rows; 0 before the first run.
 
-        Beyond the largest run so far each row costs what a row of that one costs on average.
+        Above the largest measured number of rows, the time is proportional to the number of rows.
         """
         if not self._known:
             return 0.0
@@ -48,7 +48,10 @@ class RowCosts:
         return low + (high - low) * (rows - below) / (above - below)
 
     def row(self, rows: int) -> float:
-        """Return the seconds of one more row in a run of *rows*; assumed while not measured."""
+        """Return the seconds that one more row adds to a run of *rows*.
+
+        Until a larger run was measured, this is `PRIOR_ROW` of the time of a run with one row.
+        """
         if not self._known:
             return 0.0
         if self._known[-1] <= rows:
@@ -56,10 +59,12 @@ class RowCosts:
         return max(0.0, self.seconds(rows + 1) - self.seconds(rows))
 
     def rows_within(self, seconds: float, least: int) -> int:
-        """Return the most rows of a run that takes no more than *seconds*, at least *least*."""
+        """Return the largest number of rows of a run of at most *seconds*, but at least *least*."""
         best = least
         for rows in _candidates(least, self.most):
-            if self.seconds(rows) <= seconds:  # one bad time says nothing of more rows
+            if (
+                self.seconds(rows) <= seconds
+            ):  # no break: one slow measurement must not end the search
                 best = rows
         return best
 
@@ -68,7 +73,7 @@ class RowCosts:
 
 
 def _group(rows: int) -> int:
-    """Return the number of rows that stands for *rows*: the upper end of its group."""
+    """Return the largest number of rows in the group of *rows*, which is the key of its mean."""
     if rows <= EXACT:
         return rows
     step = max(1, (1 << (rows - 1).bit_length() - 1) // STEPS)
@@ -76,7 +81,7 @@ def _group(rows: int) -> int:
 
 
 def _candidates(least: int, most: int) -> list[int]:
-    """Return numbers of rows from *least* to *most*: all groups between them."""
+    """Return *least*, the keys of the groups above it, and *most*."""
     found, rows = [], least
     while rows < most:
         found.append(rows)

@@ -1,4 +1,4 @@
-"""`Engine`: many texts of one model at once, from any thread."""
+"""`Engine`: evaluate many requests of one model together, from any thread."""
 
 import contextlib
 import os
@@ -25,36 +25,39 @@ from npurt.runtime.execute.executor import runs_graphs
 from npurt.runtime.open.arguments import flag, integer, optional_integer
 
 USUAL_SEQUENCES = 8
-PREFIXES = 32  # texts that are kept, by default
-SPARE = 2  # sequences: that of `Llama`, and one that is being copied
+PREFIXES = 32  # cached prefixes, by default
+SPARE = 2  # sequences for the context of `Llama` and for the copy of a prefix
 
 
 class Engine:
-    """Evaluates many texts together: each step has tokens of all of them.
+    """Evaluates many requests together: each step has tokens of all running sequences.
 
-    Each text is what it would be alone, token for token.  Any thread may call any method.
+    Each completion has the same tokens as if it were generated alone.  Any thread may call any
+    method.
 
     Args:
-        model: A file, or an open `Llama` with a `max_sequences` of more than two.  The engine has
-            it alone until it is closed, and does not close it; what is in its context is forgotten.
+        model: A file, or an open `Llama` with a `max_sequences` above 2.  Only the engine may use
+            an open `Llama` until the engine is closed, which does not close the `Llama`.  The
+            tokens in its context are removed.
         device: As for `Llama`.
-        max_sequences: The most texts that are evaluated at a time; others wait.
-        kv_bytes: Bytes for keys and values of all texts; by default a quarter of the free memory.
-        prefixes: The most texts that are kept for requests that begin with the same tokens.
-        snapshot_bytes: Bytes for copies of states that only go forward, which bounds *prefixes* of
-            such models; by default half of *kv_bytes*.
-        draft: As for `Llama`, for each text while that pays; None: do not draft.  An open model
-            that has a draft of its own uses that.
+        max_sequences: The largest number of sequences evaluated together; other requests wait.
+        kv_bytes: Bytes of the KV cache for all sequences; by default a quarter of the free memory.
+        prefixes: The largest number of cached prefixes.
+        snapshot_bytes: Bytes for the recurrent states of cached prefixes, which limits *prefixes*
+            of recurrent models; by default half of *kv_bytes*.
+        draft: As for `Llama`; None turns drafts off.  For each sequence, the engine drafts while
+            this saves time.  An open `Llama` with a draft uses that draft.
         draft_max, draft_device: As for `Llama`.
-        on_step: Called after each step, by the engine's thread, with what it did for all texts.
+        on_step: A function that the engine's thread calls after each step, with the events of all
+            requests.
         options: Other arguments of `Llama`.
 
     Attributes:
         llm: The model.
-        sizes: How many texts there may be, and the memory that they have, in words.
+        sizes: The largest numbers of sequences and prefixes, and the size of the KV cache, as text.
 
     Raises:
-        SettingError: An argument makes no sense.  Others as of `Llama`.
+        SettingError: The value of an argument is invalid.  Other errors are those of `Llama`.
     """
 
     def __init__(
@@ -90,7 +93,7 @@ class Engine:
                 own = (*options.values(), kv_bytes, draft_max, draft_device)
                 if running < 1 or any(value is not None for value in own):
                     raise SettingError(
-                        f"an engine of a model that was opened for {count} sequences",
+                        f"the engine cannot use a model that was opened for {count} sequences",
                         remedy="open it with max_sequences=40 or more and all other options, or "
                         "pass its path",
                     )
@@ -107,7 +110,7 @@ class Engine:
                 )  # fmt: skip
             if running > self.llm.n_batch:
                 raise SettingError(
-                    f"{running} sequences do not fit runs of {self.llm.n_batch} rows",
+                    f"{running} sequences do not fit into runs of {self.llm.n_batch} rows",
                     remedy="use a smaller max_sequences, or a larger n_batch (-b)",
                 )
             each = self.llm.model.executor.recurrent_bytes
@@ -148,33 +151,35 @@ class Engine:
         echo: bool | None = False,
         **options: Any,
     ) -> Request | list[Request]:
-        """Begin to continue *prompt*, a text or token ids.
+        """Submit a request to complete *prompt*, a text or token ids; return its handle.
 
         Args:
-            sampling: Settings of sampling, which may also be among *options*.
-            n: The number of texts, as for `Llama.generate`; several come as a list of requests.
-            priority: Requests with a higher one come first.
-            deadline: Seconds after which the text ends.
-            prompt_tokens: How many of *prompt*'s ids are the prompt's: others were generated
-                before, and the text goes on after them.
-            reusable: How many ids later prompts are likely to begin with; of models with states
-                that only go forward, these are kept there.
-            salt: Requests of different salts share nothing that was evaluated.
-            prompt_logprobs: Whether to say how likely the tokens of the prompt are, which is then
-                evaluated even if it is kept; with *max_tokens* 0 that is all.
-            echo: Begin the text with the prompt.
-            options: Those of `Llama.generate`: *max_tokens*, *stop*, *logprobs* and others.
+            sampling: Sampling settings, which may also be among *options*.
+            n: The number of completions, as for `Llama.generate`; more than one return a list of
+                handles.
+            priority: Requests with a higher priority are evaluated first.
+            deadline: Seconds after which the request ends.
+            prompt_tokens: The number of prompt tokens among the ids in *prompt*.  Further ids were
+                generated earlier, and the completion continues after them.
+            reusable: The number of first ids that later prompts are likely to begin with.  For a
+                recurrent model, the state at this position is cached.
+            salt: Requests share cached prefixes only with requests of the same salt.
+            prompt_logprobs: Whether to compute log probabilities of the prompt's tokens.  The whole
+                prompt is then evaluated, even if it is cached.  With *max_tokens* 0, nothing is
+                generated.
+            echo: Begin the completion with the prompt.
+            options: The options of `Llama.generate`: *max_tokens*, *stop*, *logprobs* and others.
 
         Raises:
-            ContextFull: The prompt can never fit.
-            LayoutError: There is no token, or one is not in the vocabulary.
-            SettingError: An option makes no sense, or the engine is closed.
-            UnsupportedOp: npurt does not have the option.
+            ContextFull: The prompt is longer than the context.
+            LayoutError: There is no token, or an id is not in the vocabulary.
+            SettingError: The value of an option is invalid, or the engine is closed.
+            UnsupportedOp: npurt does not support an option.
         """
         count = 1 if n is None else integer("n", n, 1, MAX_TEXTS)
         asked = Asked.of(_settings(sampling) | options, self.llm.seed)
         ids = self.llm.tokenize(prompt) if isinstance(prompt, str) else self.llm.model.valid(prompt)
-        texts = [
+        sequences = [
             Sequence(
                 self._loop.new_id(), list(ids), asked.nth(i), self.llm.tokenizer,
                 prompt=prompt_tokens, priority=priority, deadline=deadline, salt=salt,
@@ -184,12 +189,12 @@ class Engine:
         ]  # fmt: skip
         if flag("echo", echo):
             read = self.llm.detokenize
-            begin = prompt if isinstance(prompt, str) else read(ids[: texts[0].prompt])
-            for text in texts:
-                text.echo = begin
-        requests = [Request(text.id, self.cancel) for text in texts]
-        for request, text in zip(requests, texts, strict=True):
-            self._loop.submit(request, text)
+            begin = prompt if isinstance(prompt, str) else read(ids[: sequences[0].prompt])
+            for sequence in sequences:
+                sequence.echo = begin
+        requests = [Request(each.id, self.cancel) for each in sequences]
+        for request, sequence in zip(requests, sequences, strict=True):
+            self._loop.submit(request, sequence)
         return requests if count > 1 else requests[0]
 
     @overload
@@ -208,30 +213,30 @@ class Engine:
         self, messages: Items[Mapping[str, Any]], *, template: Mapping[str, Any] | None = None,
         n: int | None = 1, **options: Any,
     ) -> Request | list[Request]:  # fmt: skip
-        """Begin to answer *messages*, by the model's chat template.
+        """Submit a request to answer *messages*; the model's chat template makes the prompt.
 
         Args:
-            template: *tools* and variables of the template.
-            n, options: Those of `submit`.
+            template: *tools* and other variables of the template.
+            n, options: As for `submit`.
 
         Raises:
-            Those of `submit` and `Llama.apply_chat_template`.
+            The errors of `submit` and `Llama.apply_chat_template`.
         """
         ids = self.llm.apply_chat_template(messages, **dict(template or {}))
-        chosen: Any = n  # an overload is for 1, and one for other numbers
+        chosen: Any = n  # Any, because the overloads distinguish 1 from other numbers
         requests: Request | list[Request] = self.submit(ids, n=chosen, **options)
         return requests
 
     def cancel(self, request: Request) -> None:
-        """End a text; see `Request.cancel`."""
+        """End a request; see `Request.cancel`."""
         self._loop.cancel(request)
 
     def stats(self) -> Stats:
-        """Return the present state, after the step that is going on."""
+        """Return the state of the engine at the end of the present step."""
         return self._loop.stats()
 
     def close(self) -> None:
-        """End all texts; close the model if the engine opened it.  A second call does nothing."""
+        """End all requests; close a model that the engine opened.  A second call does nothing."""
         self._close()
 
     def __enter__(self) -> Self:
@@ -245,7 +250,7 @@ def _drafts(
     llm: Llama, opened: contextlib.ExitStack, draft: str | os.PathLike[str],
     draft_max: int | None, draft_device: str | None,
 ) -> Drafts | None:  # fmt: skip
-    """Return what drafts for the texts of *llm*: its own draft, or lookup where that can be."""
+    """Return the draft of *llm*, or else lookup; None if the model cannot verify drafts."""
     if llm.generator.drafts:
         return llm.generator.drafts
     if draft != "lookup":
@@ -260,14 +265,14 @@ def _drafts(
 
 
 def _sizes(llm: Llama, running: int, kept: int) -> str:
-    """Say how much memory the engine has for texts."""
-    room, memory = llm.model.executor.room(), "memory of their own"
+    """Return a line with the numbers of sequences and prefixes, and the size of the KV cache."""
+    room, memory = llm.model.executor.room(), "separate for each sequence"
     if room:
         memory = (
             f"{room.total} pages of {room.page} positions for keys and values, "
             f"{room.nbytes} bytes ({room.nbytes / 2**20:.1f} MiB)"
         )
-    return f"engine: {running} texts at a time, {kept} kept; they have {memory}"
+    return f"engine: {running} sequences at a time, {kept} cached prefixes; memory: {memory}"
 
 
 def _settings(given: Sampling | Mapping[str, Any] | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What an engine tells of its requests."""
+"""Events and statistics that an engine reports."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from npurt.llm.decode.logprobs import TokenLogprob
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a request.
+    """Numbers of tokens of a request.
 
     Attributes:
-        prompt: Tokens of the prompt.
-        cached: Those of them that had been evaluated for another request.
-        generated: Tokens of the text.
+        prompt: Prompt tokens.
+        cached: Prompt tokens that had been evaluated for another request.
+        generated: Generated tokens.
         drafted: Draft tokens that were verified.
-        accepted: Draft tokens that were right.
+        accepted: Draft tokens that were accepted.
     """
 
     prompt: int
@@ -27,21 +27,22 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What a step did for one request.
+    """The result of a step for one request.
 
     Attributes:
-        id: Of the request.
-        tokens: New tokens of the text.
-        text: New text, as far as it is final; with *echo*, the first event has the prompt before.
-        logprobs: Of the new tokens, if wanted.
-        finish: "" while the text goes on.  ``"end"``: an end token; ``"stop"``: a stop text or id;
-            ``"length"``: *max_tokens*; ``"context"``: the context is full; ``"cancelled"``,
-            ``"deadline"``; ``"error"``: see *error*.
-        error: What ended the request.
-        read: How many tokens of the prompt have been evaluated.
-        usage: With *finish*.
-        cached: How many tokens of the prompt had been evaluated for another request.
-        prompt_logprobs: Of the next tokens of the prompt, from the second one on, if wanted.
+        id: The id of the request.
+        tokens: New tokens of the completion.
+        text: New final text of the completion; with *echo*, the first event begins with the prompt.
+        logprobs: Log probabilities of the new tokens, if the request wants them.
+        finish: "" until the completion ends.  Then ``"end"``: an end token; ``"stop"``: a stop text
+            or stop id; ``"length"``: *max_tokens*; ``"context"``: the context is full;
+            ``"cancelled"``; ``"deadline"``; ``"error"``: see *error*.
+        error: The exception that ended the request; otherwise None.
+        read: The number of prompt tokens that have been evaluated.
+        usage: The numbers of tokens of the request, in its last event; otherwise None.
+        cached: The number of prompt tokens that had been evaluated for another request.
+        prompt_logprobs: Log probabilities of prompt tokens evaluated in the step, from the second
+            token of the prompt on, if the request wants them.
     """
 
     id: int
@@ -58,22 +59,22 @@ class Event:
 
 @dataclass(slots=True)
 class Counts:
-    """Counts of an engine since it began.
+    """Counts of an engine since it was opened.
 
     Attributes:
         steps: Runs of the model.
-        rows: Tokens that they evaluated.
-        generated: Tokens of texts.
-        prompt: Tokens of prompts.
-        cached: Those of them that had been evaluated for another request.
-        hits: Requests with such tokens.
-        misses: Requests without.
+        rows: Rows of all runs, one for each evaluated token.
+        generated: Generated tokens.
+        prompt: Prompt tokens.
+        cached: Prompt tokens that had been evaluated for another request.
+        hits: Requests with cached prompt tokens.
+        misses: Requests without cached prompt tokens.
         drafted: Draft tokens that were verified.
-        accepted: Draft tokens that were right.
-        preempted: How often a request gave its pages to older ones.
-        lost: How often a device lost all states.
-        finished: Requests that came to their end.
-        seconds: Time in runs of the model.
+        accepted: Draft tokens that were accepted.
+        preempted: The number of preemptions.
+        lost: How often a device failed and lost the states of all sequences.
+        finished: Requests that have ended.
+        seconds: Seconds of all runs of the model.
     """
 
     steps: int = 0
@@ -96,12 +97,12 @@ class Stats:
     """The state of an engine.
 
     Attributes:
-        running: Requests that are evaluated.
-        waiting: Requests that wait for pages or for another to end.
-        page: Positions of a page of keys and values; 0 where the device has no pages.
-        pages: Pages that there are.
-        used: Pages that running requests and kept prefixes have.
-        prefixes: Texts that are kept for requests that begin with the same tokens.
+        running: Requests that are being evaluated.
+        waiting: Requests that wait for pages, or for another request to end.
+        page: Positions of a page of the KV cache; 0 if the device has no pages.
+        pages: Pages in total.
+        used: Pages of running requests and of cached prefixes.
+        prefixes: Cached prefixes.
         counts: See `Counts`.
     """
 

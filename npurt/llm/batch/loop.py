@@ -1,4 +1,4 @@
-"""The thread of an engine: it steps while there are texts, and makes calls for other threads."""
+"""The thread of an engine: runs steps while requests are open, and calls from other threads."""
 
 import contextlib
 import itertools
@@ -6,48 +6,51 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Items
 from dataclasses import replace
 
 from npurt.errors import SettingError
 from npurt.llm.batch.events import Event, Stats
 from npurt.llm.batch.request import Request
 from npurt.llm.batch.scheduler import Scheduler
-from npurt.llm.batch.sequence import Sequence as Text
+from npurt.llm.batch.sequence import Sequence
 from npurt.llm.session.lock import Lock
 
 PAUSE = 0.002  # seconds
 
-Listener = Callable[[Sequence[Event]], None]
+Listener = Callable[[Items[Event]], None]
 Call = Callable[[], Event | None]
 
 
 class Loop:
-    """The thread of an engine.  It does not refer to the engine, which can be dropped meanwhile.
+    """The thread of an engine.
+
+    The thread holds no reference to the engine, so that the engine can be garbage-collected.
 
     Args:
-        scheduler: The texts.
-        lock: Held by the thread as long as it lives.
-        on_step: Called with the events of each step.
+        scheduler: Evaluates the sequences.
+        lock: The model's lock; the thread holds it until it ends.
+        on_step: A function that is called with the events of each step.
     """
 
     def __init__(self, scheduler: Scheduler, lock: Lock, on_step: Listener | None) -> None:
         self._scheduler, self._lock, self._on_step = scheduler, lock, on_step
         self._changed = threading.Condition()
-        self._calls: deque[Call] = deque()  # for the thread, before its next step
-        self._requests: dict[int, tuple[weakref.ref[Request], Text]] = {}
+        self._calls: deque[Call] = deque()  # for the thread to call before its next step
+        self._requests: dict[int, tuple[weakref.ref[Request], Sequence]] = {}
         self._ids = itertools.count(1)
         self._closing = False
         self._ready = threading.Event()
-        self._error: BaseException | None = None  # that ended the thread
+        self._error: BaseException | None = None  # the exception that ended the thread
         self._opened = contextlib.ExitStack()
         self._thread = threading.Thread(target=self._run, name="npurt engine", daemon=True)
 
     def start(self, opened: contextlib.ExitStack) -> None:
-        """Start the thread, which closes *opened* at its end.
+        """Start the thread, which closes *opened* when it ends.
 
         Raises:
-            SettingError: Another thread uses the model.
+            SettingError: Another thread is using the model.
         """
         self._opened = opened
         self._thread.start()
@@ -58,44 +61,48 @@ class Loop:
     # --- Other threads --------------------------------------------------------------------------
 
     def new_id(self) -> int:
-        """Return a number that no request has."""
+        """Return a new request id."""
         return next(self._ids)
 
-    def submit(self, request: Request, text: Text) -> None:
-        """Begin a text.  It is cancelled when *request* is dropped and there is no listener.
+    def submit(self, request: Request, sequence: Sequence) -> None:
+        """Submit a sequence.
+
+        Without *on_step*, the sequence is cancelled when *request* is garbage-collected.
 
         Raises:
-            NpurtError: It can never be evaluated; or the engine is closed.
+            NpurtError: The sequence can never be evaluated, or the engine is closed.
         """
-        self._scheduler.require_fit(text)
+        self._scheduler.require_fit(sequence)
 
         def dropped(_: object) -> None:
-            self._try_to_call(lambda: self._scheduler.cancel(text))
+            self._try_to_call(lambda: self._scheduler.cancel(sequence))
 
         unread = None if self._on_step else dropped
 
         def begin() -> Event | None:
-            self._requests[request.id] = weakref.ref(request, unread), text
-            return self._scheduler.submit(text)
+            self._requests[request.id] = weakref.ref(request, unread), sequence
+            return self._scheduler.submit(sequence)
 
         self._call(begin)
 
     def cancel(self, request: Request) -> None:
-        """End a text, if it has not ended."""
+        """Cancel the sequence of *request*, unless it has ended."""
 
         def end() -> Event | None:
-            own, text = self._requests.get(request.id, (None, None))
-            return self._scheduler.cancel(text) if own and text and own() is request else None
+            own, sequence = self._requests.get(request.id, (None, None))
+            return (
+                self._scheduler.cancel(sequence) if own and sequence and own() is request else None
+            )
 
         self._try_to_call(end)
 
     def _try_to_call(self, call: Call) -> None:
-        """Do as `_call`; do nothing when the engine is closed, for then all texts have ended."""
+        """Do as `_call`, but do nothing if the engine is closed: then all sequences have ended."""
         with contextlib.suppress(SettingError):
             self._call(call)
 
     def stats(self) -> Stats:
-        """Return the state of the scheduler, between two steps.
+        """Return the state of the scheduler between two steps.
 
         Raises:
             SettingError: The engine is closed.
@@ -116,7 +123,7 @@ class Loop:
         return found[0]
 
     def _call(self, call: Call) -> None:
-        """Have the thread call *call* before its next step.
+        """Let the thread call *call* before its next step.
 
         Raises:
             SettingError: The engine is closed.
@@ -129,7 +136,7 @@ class Loop:
             self._changed.notify()
 
     def close(self) -> None:
-        """End all texts, and wait for the thread."""
+        """End all sequences, and wait for the thread to end."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -148,21 +155,21 @@ class Loop:
                 except BaseException as error:
                     self._stop(error)
                     raise
-        except BaseException as error:  # noqa: BLE001  requests have it, and so has `start`
+        except BaseException as error:  # noqa: BLE001  passed on to requests and to `start`
             self._error = error
         finally:
             self._ready.set()
 
     def _stop(self, error: BaseException) -> None:
-        """End all texts with *error*, which a listener raised, or a mistake of npurt.
+        """End all sequences with *error*, which a listener raised or a defect of npurt caused.
 
-        Each request gets its last event, even if other steps of this function fail.
+        Each request gets its last event, even if other parts of this function fail.
         """
         with self._changed:
             self._error, self._closing = error, True
         while self._calls:
             with contextlib.suppress(BaseException):
-                self._calls.popleft()()  # requests that were about to begin are known then
+                self._calls.popleft()()  # registers requests that were just submitted
         ends: dict[int, Event] = {}
         with contextlib.suppress(BaseException):
             ends = {event.id: event for event in self._scheduler.close()}
@@ -170,11 +177,11 @@ class Loop:
             replace(ends.get(number, Event(number)), finish="error", error=error)
             for number in self._requests
         ]
-        with contextlib.suppress(BaseException):  # of the listener, again
+        with contextlib.suppress(BaseException):  # the listener may raise again
             self._tell(events)
 
     def _work(self) -> None:
-        """Step until the engine is closed."""
+        """Run steps until the engine is closed."""
         while True:
             with self._changed:
                 while not (self._calls or self._closing or self._requests):
@@ -186,24 +193,24 @@ class Loop:
             if self._requests:
                 events = self._scheduler.step()
                 self._tell(events)
-                if not events:  # all texts wait for their grammars
+                if not events:  # all sequences wait for their grammars to be parsed
                     time.sleep(PAUSE)
 
     def _answers(self) -> list[Event]:
-        """Do what other threads asked for; return the ends of texts."""
+        """Run the calls of other threads; return the events of sequences that they ended."""
         events = []
         while self._calls:
             if event := self._calls.popleft()():
                 events.append(event)
         return events
 
-    def _tell(self, events: Sequence[Event]) -> None:
-        """Pass *events* on to their requests, and to the listener all at once."""
+    def _tell(self, events: Items[Event]) -> None:
+        """Pass each event to its request, and all *events* to the listener."""
         self._tell_requests(events)
         if events and self._on_step:
             self._on_step(events)
 
-    def _tell_requests(self, events: Sequence[Event]) -> None:
+    def _tell_requests(self, events: Items[Event]) -> None:
         for event in events:
             if request := self._requests[event.id][0]():
                 request.put(event)

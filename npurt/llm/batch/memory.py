@@ -1,22 +1,22 @@
-"""How much memory an engine gives to keys and values."""
+"""Choose the memory budget of an engine's KV cache, and read the machine's free memory."""
 
 from pathlib import Path
 
 from npurt.runtime.open.arguments import integer
 
-SHARE = 4  # the budget is this part of the free memory
-LEAST = 64 << 20  # bytes, where the system does not say how much is free
+SHARE = 4  # the budget is 1 / SHARE of the free memory
+LEAST = 64 << 20  # bytes; the smallest budget, also if the free memory is unknown
 
 
 def kv_budget(given: int | None) -> int:
-    """Return *given*, or a quarter of the memory that is free now, in bytes."""
+    """Return *given*, or else a quarter of the free memory, in bytes."""
     if given is not None:
         return integer("kv_bytes", given, 1)
     return max(LEAST, free_memory() // SHARE)
 
 
 def free_memory() -> int:
-    """Return the memory that programs can have without swapping, in bytes; 0 if unknown."""
+    """Return the memory available to programs without swapping, in bytes; 0 if unknown."""
     return _meminfo("MemAvailable:")
 
 

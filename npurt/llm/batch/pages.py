@@ -1,4 +1,4 @@
-"""How many pages of keys and values are free, and how many texts need."""
+"""Count the free pages of the KV cache, and the pages that sequences need."""
 
 import math
 from collections.abc import Iterable
@@ -10,10 +10,10 @@ from npurt.segment import Room
 
 
 class Pages:
-    """The pages of a model.
+    """The pages of a model's KV cache.
 
     Attributes:
-        claimed: How many pages each text will take in the present step.
+        claimed: The number of pages that each sequence will take in the present step.
     """
 
     def __init__(self, model: Model) -> None:
@@ -23,22 +23,25 @@ class Pages:
         self._page = room.page if room else 0
 
     def room(self, without: Iterable[Entry] = ()) -> Room | None:
-        """Return the pages that there are; None where each text has memory of its own.
+        """Return the numbers of pages; None if the device has no pages.
 
-        Pages that only the kept prefixes *without* have count as free.
+        Pages that belong only to the cached prefixes *without* count as free.
         """
         return self._model.executor.room([each.context.state.sequence for each in without])
 
     def free(self, without: Iterable[Entry] = ()) -> float:
-        """Return the number of free pages that the step does not need yet; see `room`."""
+        """Return the number of free pages that no sequence has claimed in this step; see `room`.
+
+        It is infinite if the device has no pages.
+        """
         room = self.room(without)
         return room.free - sum(self.claimed.values()) if room else math.inf
 
     def count(self, length: int) -> int:
-        """Return the number of pages of a text of so many tokens."""
+        """Return the number of pages of a sequence of *length* tokens."""
         return -(-length // self._page) if self._page else 0
 
-    def growth(self, text: Sequence, rows: int) -> int:
-        """Return how many pages *text* needs for *rows* more tokens."""
-        length = text.context.n_tokens if text.context else 0
+    def growth(self, sequence: Sequence, rows: int) -> int:
+        """Return the number of pages that *sequence* needs for *rows* more tokens."""
+        length = sequence.context.n_tokens if sequence.context else 0
         return self.count(length + rows) - self.count(length)

@@ -1,14 +1,16 @@
-"""Texts that were evaluated, kept for requests that begin with the same tokens.
+"""The prefix cache: ended sequences, for requests that begin with the same tokens.
 
-An entry is a context that nobody runs any more.  A request begins with a fork of it, which shares
-whole pages and copies the part after them, so that reuse is exact to the token.
+An entry is a context that no sequence runs any more.  A new sequence begins with a fork of this
+context: it shares whole pages, and copies the partial page after them.  So prefixes of any length
+can be reused.
 
-Entries are found by a radix tree of pages: the key of 64 tokens is a hash of them, of the key of
-the tokens before, and of a salt.  Where keys and values are all there is, the entry with the most
-equal tokens is used.  States that only go forward are those of an entry's whole text, so an entry
-is used only by requests that begin with all of it.
+Entries are found by hashes of their pages: the key of a page of 64 tokens is a hash of its tokens,
+of the key of the tokens before it, and of a salt.  If the model's only state is the KV cache, the
+entry with the longest common prefix is used.  A recurrent state exists only at the end of an entry,
+so an entry of a recurrent model is used only by requests that begin with all its tokens.
 
-The entry that was used least recently goes first.  Its pages are free when no other text has them.
+The least recently used entry is evicted first.  Its pages become free when no other sequence
+shares them.
 """
 
 import itertools
@@ -19,16 +21,18 @@ from npurt.llm.session.context import Context
 from npurt.llm.spec.assistant import shared
 
 PAGE = 64  # tokens of a key
-SPACING = 1024  # tokens of a text for each kept copy of states that only go forward
+SPACING = 1024  # least tokens between two cached recurrent states of one sequence
 
 
 @dataclass(eq=False, slots=True)
 class Entry:
-    """A text that is kept.
+    """A cached prefix.
 
     Attributes:
-        used: A serial number of its latest use.
-        fixed: It is not replaced by a longer text.
+        context: The context with the tokens and their state.
+        salt: The salt of the request; see `Prefixes.find`.
+        used: A serial number of the latest use.
+        fixed: Whether the entry is kept when a longer sequence with this prefix is added.
     """
 
     context: Context
@@ -38,19 +42,19 @@ class Entry:
 
     @property
     def tokens(self) -> list[int]:
-        """The text."""
+        """The tokens of the prefix."""
         return self.context.state.tokens
 
 
 class Prefixes:
-    """The kept texts of a model.
+    """The cached prefixes of a model.
 
     Args:
-        most: How many there may be.
-        recurrent: Whether the model has states that only go forward.
+        most: The largest number of entries.
+        recurrent: Whether the model has recurrent states.
 
     Attributes:
-        most: As given.
+        most: As in the arguments.
     """
 
     def __init__(self, most: int, *, recurrent: bool) -> None:
@@ -67,11 +71,13 @@ class Prefixes:
         return iter(self._entries)
 
     def find(self, tokens: Sequence[int], salt: str) -> tuple[Entry | None, int, int]:
-        """Return the best entry for *tokens*; the last token is always left to be evaluated.
+        """Return the entry with the longest usable prefix of *tokens*.
+
+        At least the last token is left to be evaluated.  Only entries with the same *salt* match.
 
         Returns:
-            The entry; how many tokens to fork; how many tokens any entry has in common with
-            *tokens*, which is more than can be forked if states only go forward.
+            The entry, or None; the number of tokens to fork; the longest common prefix of any entry
+            with *tokens*, which can be longer than the usable one if the model is recurrent.
         """
         levels = [found for key in _keys(tokens, salt) if (found := self._pages.get(key))]
         candidates = set[Entry]().union(*levels if self._recurrent else levels[-1:])
@@ -79,7 +85,7 @@ class Prefixes:
         length = equal = 0
         for entry in candidates:
             if entry.salt != salt:
-                continue  # their keys are equal by chance
+                continue  # a hash collision
             same = min(shared(entry.tokens, tokens), len(tokens) - 1)
             usable = same if not self._recurrent or same == len(entry.tokens) else 0
             equal = max(equal, same)
@@ -88,22 +94,25 @@ class Prefixes:
         return best, length, equal
 
     def use(self, entry: Entry) -> None:
-        """Record that a request began with *entry*."""
+        """Record a use of *entry*."""
         entry.used = next(self._clock)
 
     def has(self, tokens: Sequence[int], salt: str) -> bool:
-        """Return whether an entry is of the same use as one of *tokens*."""
+        """Return whether a request could reuse all of *tokens* from one entry."""
         entry, length, _ = self.find([*tokens, -1], salt)
         return entry is not None and length == len(tokens)
 
     def add(self, context: Context, salt: str, *, fixed: bool = False, prompt: int = 0) -> None:
-        """Keep the text of *context*, which is the cache's from now on; or release it.
+        """Add *context* to the cache; release it if the cache has its tokens already.
+
+        The cache owns *context* from now on.
 
         Args:
-            fixed: Keep it beside a longer text.  Else that replaces it, at a distance of less than
-                `SPACING` where states only go forward.
-            prompt: How many tokens of the text are its prompt.  A prompt is kept beside its text,
-                because clients may send an answer back in other tokens, or without its thoughts.
+            fixed: Keep the entry when a longer sequence is added.  Otherwise the longer one
+                replaces it; for a recurrent model, only at a distance below `SPACING`.
+            prompt: The number of prompt tokens.  The entry of a prompt is not replaced by that of
+                the prompt with its completion, because clients may send the completion back with
+                other tokens, or without its reasoning.
         """
         tokens = context.state.tokens
         if not tokens or not self.most or self.has(tokens, salt):
@@ -120,13 +129,13 @@ class Prefixes:
             self._pages.setdefault(key, set()).add(entry)
 
     def _before(self, tokens: Sequence[int], salt: str) -> list[Entry]:
-        """Return the entries that *tokens* begin with."""
+        """Return the entries whose tokens are a prefix of *tokens*."""
         root = self._pages.get(next(_keys(tokens, salt)), set())
         texts = ((entry, len(entry.tokens)) for entry in root if entry.salt == salt)
         return [entry for entry, length in texts if entry.tokens == tokens[:length]]
 
     def evict(self) -> bool:
-        """Forget the entry that was used least recently; return False if there is none."""
+        """Release the least recently used entry; return False if there is none."""
         if not self._entries:
             return False
         self._drop(min(self._entries, key=lambda entry: entry.used))
@@ -141,13 +150,13 @@ class Prefixes:
         entry.context.release()
 
     def clear(self) -> None:
-        """Forget all entries."""
+        """Release all entries."""
         while self.evict():
             pass
 
 
 def _keys(tokens: Sequence[int], salt: str) -> Iterator[int]:
-    """Yield the key of no tokens, then that of each whole page."""
+    """Yield the key of the empty prefix, then the key of each whole page."""
     key = hash(salt)
     yield key
     for start in range(0, len(tokens) - PAGE + 1, PAGE):

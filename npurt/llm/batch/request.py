@@ -1,4 +1,4 @@
-"""A request to an engine, for the thread that made it."""
+"""The handle of a request to an engine, for the thread that submitted it."""
 
 import copy
 import queue
@@ -11,7 +11,7 @@ from npurt.llm.decode.logprobs import TokenLogprob
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A text that has ended; attributes as in `Event`."""
+    """A completion that has ended; the attributes are those of `Event`."""
 
     tokens: tuple[int, ...]
     text: str
@@ -22,16 +22,16 @@ class Result:
 
 
 class Request:
-    """A request to an engine: an iterator of its events, for one thread.
+    """The handle of a request: an iterator of its events, for one thread.
 
-    A request that is dropped is cancelled, unless the engine's *on_step* gets its events.
+    A request is cancelled when it is garbage-collected, unless the engine has *on_step*.
 
     Args:
-        id: Its number in the engine.
-        cancel: Cancels it.
+        id: The request id in the engine.
+        cancel: A function that cancels the request.
 
     Attributes:
-        id: As given.
+        id: As in the arguments.
     """
 
     def __init__(self, id: int, cancel: Callable[["Request"], None]) -> None:
@@ -41,32 +41,32 @@ class Request:
         self._taken: list[Event] = []
 
     def put(self, event: Event) -> None:
-        """Add an event; the engine does that."""
+        """Add an event.  The engine calls this."""
         if event.tokens or event.text or event.finish or event.prompt_logprobs:
             self._events.put(event)
 
     def __iter__(self) -> Iterator[Event]:
-        """Yield events as they come, up to the one with *finish*.
+        """Yield events as they arrive, up to the event with *finish*.
 
         Raises:
-            Exception: What ended the request: see `Event.error`.
+            Exception: The exception that ended the request: see `Event.error`.
         """
         while not (self._taken and self._taken[-1].finish):
             self._taken.append(self._events.get())
             if self._taken[-1].error is None:
                 yield self._taken[-1]
         if error := self._taken[-1].error:
-            raise _copied(error)  # whose traceback has frames of callers, which have the request
+            raise _copied(error)  # a traceback's frames would keep this request alive
 
     def cancel(self) -> None:
-        """End the text; the engine frees its rows before the next step, and its pages."""
+        """End the request.  The engine frees its rows and pages before the next step."""
         self._cancel(self)
 
     def result(self) -> Result:
-        """Wait for the end; return all of the text.
+        """Wait for the end; return the whole completion.
 
         Raises:
-            Exception: What ended the request: see `Event.error`.
+            Exception: The exception that ended the request: see `Event.error`.
         """
         for _ in self:
             pass
@@ -81,15 +81,15 @@ class Request:
         )
 
     def text(self) -> str:
-        """Wait for the end; return the text.  Raises as `result` does."""
+        """Wait for the end; return the text of the completion.  Raises as `result` does."""
         return self.result().text
 
 
 def _copied(error: BaseException) -> BaseException:
-    """Return an error like *error*; itself if its class makes none of its arguments."""
+    """Return a copy of *error*, or *error* itself if it cannot be copied."""
     try:
         found = copy.copy(error)
-    except Exception:  # noqa: BLE001  of the class of a caller
+    except Exception:  # noqa: BLE001  raised by a caller's exception class
         return error
     if type(found) is not type(error):
         return error

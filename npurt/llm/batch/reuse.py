@@ -1,4 +1,4 @@
-"""What was evaluated already of a text: by one that is kept, or by one that runs."""
+"""Find tokens of a sequence that were evaluated already, and fork their states."""
 
 import contextlib
 
@@ -10,20 +10,21 @@ from npurt.llm.session.context import Context, Piece
 from npurt.llm.session.model import Model
 from npurt.llm.spec.assistant import shared
 
-LEAST_COPIED = 16  # tokens that a copy of states must save; copying takes as long as some tokens
+LEAST_COPIED = 16  # least tokens that a copy of states must save, because copying takes time
 
 
 class Reuse:
-    """Finds and forks what was evaluated of texts.
+    """Finds common prefixes with cached and running sequences, and forks them.
 
     Args:
         model: The model.
-        prefixes: The kept texts.
-        running: The texts that run; the list is the scheduler's.
-        counts: Of the engine.
+        prefixes: The prefix cache.
+        running: The scheduler's list of running sequences.
+        counts: The engine's counts.
 
     Attributes:
-        prefixes, recurrent: As given; whether states only go forward.
+        prefixes: As in the arguments.
+        recurrent: Whether the model has recurrent states.
     """
 
     def __init__(
@@ -36,10 +37,10 @@ class Reuse:
         self._counts = counts
 
     def new_context(self) -> Context:
-        """Return a context; when no sequence is free, release that of a kept prefix.
+        """Return a new context; if the model has none left, evict cached prefixes.
 
         Raises:
-            SettingError: None is kept.
+            SettingError: The model has no context left, and the prefix cache is empty.
         """
         while True:
             try:
@@ -48,86 +49,90 @@ class Reuse:
                 if not self.prefixes.evict():
                     raise
 
-    def beginning(self, text: Sequence) -> tuple[Context | None, Entry | None, int, int]:
-        """Return the evaluated text whose beginning *text* has.
+    def beginning(self, sequence: Sequence) -> tuple[Context | None, Entry | None, int, int]:
+        """Return the context with the longest reusable prefix of *sequence*.
 
         Returns:
-            A context to fork; its entry, if it is kept; how many tokens of it to fork; how many
-            tokens of *text* some kept text begins with.
+            The context to fork, or None; its entry in the prefix cache, or None if the context is
+            that of a running sequence; the number of tokens to fork; the longest common prefix with
+            any entry.
         """
-        if text.scoring:  # all of it is evaluated
+        if sequence.scoring:  # all its tokens are evaluated, for log probabilities
             return None, None, 0, 0
-        entry, length, equal = self.prefixes.find(text.history, text.salt)
+        entry, length, equal = self.prefixes.find(sequence.history, sequence.salt)
         source = entry.context if entry else None
         for other in self._running if not self.recurrent else ():
-            if other is not text and other.context and other.salt == text.salt:
-                same = shared(other.context.state.tokens, text.history[:-1])
+            if other is not sequence and other.context and other.salt == sequence.salt:
+                same = shared(other.context.state.tokens, sequence.history[:-1])
                 if same > length:
                     source, entry, length = other.context, None, same
         return source, entry, length, equal
 
-    def begin(self, text: Sequence, context: Context) -> None:
-        """Fork a text with the same beginning for *text*; decide where to keep copies of states."""
-        source, entry, length, equal = self.beginning(text)
+    def begin(self, sequence: Sequence, context: Context) -> None:
+        """Fork the longest reusable prefix into *context*; choose where to copy states."""
+        source, entry, length, equal = self.beginning(sequence)
         if source and not self._fork(source, context, length):
             length = 0
         elif entry:
             self.prefixes.use(entry)
-        if text.cached is None:  # it begins for the first time
-            text.cached = min(length, text.prompt)
+        if sequence.cached is None:  # not after a preemption
+            sequence.cached = min(length, sequence.prompt)
             self._counts.hits += bool(length)
             self._counts.misses += not length
-            self._counts.cached += text.cached
+            self._counts.cached += sequence.cached
         if self.recurrent and self.prefixes.most:
             diverged = equal if equal - length >= LEAST_COPIED else 0
-            marks = {diverged, text.reusable // PAGE * PAGE, text.prompt}
-            for other in self._running:  # that begin now, too, and alike
-                if other is not text and other.salt == text.salt and _is_new(other):
-                    same = shared(text.history, other.history[:-1])
+            marks = {diverged, sequence.reusable // PAGE * PAGE, sequence.prompt}
+            for other in self._running:  # new sequences with a common prefix
+                if other is not sequence and other.salt == sequence.salt and _is_new(other):
+                    same = shared(sequence.history, other.history[:-1])
                     marks.add(same if same - length >= LEAST_COPIED else 0)
-            if text.prompt - 1 in marks:  # that is as good
-                marks.discard(text.prompt)
-            text.marks = sorted(mark for mark in marks if length < mark <= len(text.history))
+            if sequence.prompt - 1 in marks:  # a copy at either position serves the same requests
+                marks.discard(sequence.prompt)
+            sequence.marks = sorted(
+                mark for mark in marks if length < mark <= len(sequence.history)
+            )
 
-    def being_read(self, text: Sequence, other: Sequence, piece: Piece) -> bool:
-        """Return whether *text* should wait for *piece* of *other*, which is of its prompt too.
+    def being_read(self, sequence: Sequence, other: Sequence, piece: Piece) -> bool:
+        """Return whether *sequence* should wait for the step that evaluates *piece* of *other*.
 
-        Of states that only go forward, it waits for the copy at the end of what both begin with.
+        It waits if *piece* evaluates tokens of a common prefix, which it can fork afterwards.  With
+        recurrent states, it waits for the copy at the end of the common prefix.
         """
-        if text.scoring or other.salt != text.salt:
+        if sequence.scoring or other.salt != sequence.salt:
             return False
         start = piece.context.n_tokens
         if self.recurrent:
-            same = shared(other.history, text.history[:-1])
+            same = shared(other.history, sequence.history[:-1])
             mark = max((mark for mark in other.marks if start < mark <= same), default=0)
-            return mark >= LEAST_COPIED + self.beginning(text)[2]
-        same = shared(other.history[: start + len(piece.ids)], text.history[:-1])
+            return mark >= LEAST_COPIED + self.beginning(sequence)[2]
+        same = shared(other.history[: start + len(piece.ids)], sequence.history[:-1])
         return same - start >= LEAST_COPIED
 
     def _fork(self, source: Context, target: Context, length: int) -> bool:
-        """Share the first *length* tokens of *source* with *target*; return False if it must wait.
+        """Fork the first *length* tokens of *source* into *target*; return whether that succeeded.
 
-        There is no page, no memory, or a device lost the states of *source*.
+        It fails if there is no free page or memory, or if a device lost the states of *source*.
         """
         with contextlib.suppress(OutOfPages, MemoryError):
             if source.state.behind is None:
                 target.fork(source, length)
-        return target.settle() == length  # also after an exception
+        return target.settle() == length  # settles *target* also after a suppressed exception
 
-    def keep_copy(self, text: Sequence, context: Context) -> None:
-        """Keep the states of a prompt's part for other requests."""
-        if self.prefixes.has(context.history, text.salt):
+    def keep_copy(self, sequence: Sequence, context: Context) -> None:
+        """Add a copy of *context*, which has evaluated a part of a prompt, to the prefix cache."""
+        if self.prefixes.has(context.history, sequence.salt):
             return
         try:
             copy = self.new_context()
         except SettingError:
-            return  # contexts of the caller have all sequences
+            return  # contexts of the caller use all sequences
         if self._fork(context, copy, context.n_tokens):
-            self.prefixes.add(copy, text.salt, fixed=context.n_tokens != text.prompt)
+            self.prefixes.add(copy, sequence.salt, fixed=context.n_tokens != sequence.prompt)
         else:
             copy.release()
 
 
-def _is_new(text: Sequence) -> bool:
-    """Return whether nothing of *text* was evaluated in its context yet."""
-    return text.context is not None and not text.context.n_tokens and not text.scoring
+def _is_new(sequence: Sequence) -> bool:
+    """Return whether *sequence* is running, has evaluated no token, and scores no prompt."""
+    return sequence.context is not None and not sequence.context.n_tokens and not sequence.scoring

@@ -1,9 +1,9 @@
-"""Which tokens of which texts are evaluated in a step.
+"""Choose the tokens that a step evaluates: decode tokens, draft tokens, then prompt tokens.
 
-A step has one row of every text that goes on, then draft tokens that are worth it, then tokens of
-the oldest prompts, and of short ones beside them.  The last are so many that the step takes no
-longer than `SLOWDOWN` times a step without them, by the times measured so far; where no text goes
-on, as many as a run can have.
+A step evaluates the last token of every decoding sequence.  Draft tokens are added if they save
+time.  Then come tokens of the oldest prompt, and of short prompts beside it.  Prompt tokens may
+extend a step to at most `SLOWDOWN` times its time without them, by the times measured so far.  If
+no sequence is decoding, prompt tokens fill the whole run.
 """
 
 import time
@@ -27,28 +27,28 @@ from npurt.llm.session.model import Model
 from npurt.llm.spec.assistant import shared
 from npurt.llm.spec.opening import Drafts
 
-SLOWDOWN = 2.5  # the most that prompts may slow a step down
-SCORED_ROWS = 16  # of prompts whose logits are wanted, in a step; a row of them may have 600 kB
-SHORT = 4  # a prompt is short if it has this part left of what the oldest one has, or less
+SLOWDOWN = 2.5  # largest slowdown of a step by prompt tokens
+SCORED_ROWS = 16  # prompt tokens with logits in a step; the logits of one may take 600 kB
+SHORT = 4  # a prompt is short if at most 1 / SHORT of the oldest prompt's pending tokens are left
 
-Decoded = dict[Sequence, list[int]]  # texts that go on, with their draft tokens
-Prompts = list[tuple[Sequence, Piece]]  # texts, and the part of each that is read
+Decoded = dict[Sequence, list[int]]  # decoding sequences with their draft tokens
+Prompts = list[tuple[Sequence, Piece]]  # sequences with the parts of prompts to evaluate
 
 
 class Scheduler:
-    """The texts of a model.  One thread at a time.
+    """Runs the steps of an engine.  One thread at a time may use it.
 
     Args:
-        model: It is used by nobody else.
-        sequences: The most texts that are evaluated at a time.
-        prefixes: The most texts that are kept for requests that begin with the same tokens.
-        drafts: What drafts tokens; None: nothing.
+        model: The model.  The scheduler must be its only user.
+        sequences: The largest number of sequences evaluated together.
+        prefixes: The largest number of cached prefixes.
+        drafts: Creates a speculator for each sequence; None decodes without drafts.
 
     Attributes:
-        longest: The most positions of a text.
+        longest: The largest number of positions of a sequence.
         counts: See `Counts`.
-        admission: The texts that run and wait.
-        prefixes: The texts that are kept.
+        admission: The running and the waiting sequences.
+        prefixes: The prefix cache.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Scheduler:
         room = self._pages.room()
         self.longest = min(model.n_ctx, room.page * room.total if room else model.n_ctx)
         self.counts = Counts()
-        self._running: list[Sequence] = []  # in order
+        self._running: list[Sequence] = []  # by priority and arrival
         self.prefixes = Prefixes(prefixes, recurrent=model.executor.recurrent)
         self._reuse = Reuse(model, self.prefixes, self._running, self.counts)
         self.admission = Admission(self._running, sequences, self._pages, self._reuse, self.counts)
@@ -68,49 +68,49 @@ class Scheduler:
         self._costs = RowCosts(self._rows)
         self._step_cost = StepCost(self._costs)
         self._arrivals = 0
-        self._seconds = 0.0  # of the latest run
+        self._seconds = 0.0  # time of the latest run
         self._losses = model.executor.losses
         self._out: F32 = np.empty((0, model.config.n_vocab), np.float32)
 
-    # --- Texts come and go ----------------------------------------------------------------------
+    # --- Admission and removal of sequences ------------------------------------------------------
 
-    def require_fit(self, text: Sequence) -> None:
-        """Refuse a text that can never be evaluated.
+    def require_fit(self, sequence: Sequence) -> None:
+        """Raise an error if *sequence* can never be evaluated.
 
         Raises:
-            ContextFull: Its prompt is too long.
+            ContextFull: The prompt is too long.
             LayoutError: A token is not in the vocabulary.
         """
-        self._model.valid(text.history)
-        if text.prompt > self.longest:
+        self._model.valid(sequence.history)
+        if sequence.prompt > self.longest:
             raise ContextFull(
-                f"a prompt of {text.prompt} tokens does not fit {self.longest} positions",
+                f"a prompt of {sequence.prompt} tokens does not fit {self.longest} positions",
                 remedy="shorten the prompt, or open the model with a larger n_ctx (-c) or kv_bytes",
             )
 
-    def submit(self, text: Sequence) -> Event | None:
-        """Take a text, for which `require_fit` has passed; return its end if that is all of it."""
-        text.arrival = self._arrivals
+    def submit(self, sequence: Sequence) -> Event | None:
+        """Add a sequence that passed `require_fit`; return its last event if it ends at once."""
+        sequence.arrival = self._arrivals
         self._arrivals += 1
-        self.counts.prompt += text.prompt
-        self.admission.wait(text)
-        if len(text.history) > self.longest:
-            return self.cancel(text, "length" if text.left == 0 else "context")
-        if text.left == 0 and not text.scoring:
-            return self.cancel(text, "length")
+        self.counts.prompt += sequence.prompt
+        self.admission.wait(sequence)
+        if len(sequence.history) > self.longest:
+            return self.cancel(sequence, "length" if sequence.left == 0 else "context")
+        if sequence.left == 0 and not sequence.scoring:
+            return self.cancel(sequence, "length")
         return None
 
-    def cancel(self, text: Sequence, finish: str = "cancelled") -> Event | None:
-        """End a text, and free its pages; return None if it has ended already."""
-        return None if text.finish else self._ended(text, text.end(finish))
+    def cancel(self, sequence: Sequence, finish: str = "cancelled") -> Event | None:
+        """End a sequence and release its pages; return None if it had ended already."""
+        return None if sequence.finish else self._ended(sequence, sequence.end(finish))
 
     @property
-    def texts(self) -> list[Sequence]:
-        """All texts that have not ended."""
+    def sequences(self) -> list[Sequence]:
+        """All sequences that have not ended."""
         return [*self._running, *self.admission.waiting]
 
     def stats(self) -> Stats:
-        """Return the present state."""
+        """Return the present state of the engine."""
         room = self._pages.room()
         return Stats(
             running=len(self._running),
@@ -123,42 +123,44 @@ class Scheduler:
         )
 
     def close(self) -> list[Event]:
-        """End all texts, and free all pages."""
-        events = [event for text in self.texts if (event := self.cancel(text))]
+        """End all sequences, and release all pages."""
+        events = [event for sequence in self.sequences if (event := self.cancel(sequence))]
         self.prefixes.clear()
         return events
 
     # --- A step ---------------------------------------------------------------------------------
 
     def step(self) -> list[Event]:
-        """Evaluate some tokens; return what that did for each text."""
+        """Run one step; return the events of the sequences that it evaluated or ended."""
         now = time.monotonic()
-        late = [text for text in self.texts if text.late(now)]
-        events = [event for text in late if (event := self.cancel(text, "deadline"))]
+        late = [sequence for sequence in self.sequences if sequence.late(now)]
+        events = [event for sequence in late if (event := self.cancel(sequence, "deadline"))]
         if self._losses != self._model.executor.losses:
             self._begin_again()
         self._pages.claimed.clear()
-        for text, error in self.admission.admit(self._drafts, self._step_cost):
-            events.append(self._ended(text, text.end("error", error)))
-        texts = self._running[:1]
+        for sequence, error in self.admission.admit(self._drafts, self._step_cost):
+            events.append(self._ended(sequence, sequence.end("error", error)))
+        sequences = self._running[:1]
         try:
             drafts = self._decoded()
             prompts = self._read(len(drafts) + sum(map(len, drafts.values())), len(drafts))
-            drafts = {text: draft for text, draft in drafts.items() if text.context}
-            prompts = [(text, piece) for text, piece in prompts if text.context]
-            texts = [*drafts, *(text for text, _ in prompts)]
-            if texts and self._run(drafts, prompts):
-                for event in self._results(drafts, prompts):  # kept if a later one fails
+            drafts = {sequence: draft for sequence, draft in drafts.items() if sequence.context}
+            prompts = [(sequence, piece) for sequence, piece in prompts if sequence.context]
+            sequences = [*drafts, *(sequence for sequence, _ in prompts)]
+            if sequences and self._run(drafts, prompts):
+                for event in self._results(
+                    drafts, prompts
+                ):  # these events are kept if a later sequence fails
                     events.append(event)
         except (NpurtError, MemoryError) as error:
-            going_on = [text for text in texts if not text.finish]
-            events += [self._ended(text, text.end("error", error)) for text in going_on]
+            going_on = [sequence for sequence in sequences if not sequence.finish]
+            events += [self._ended(sequence, sequence.end("error", error)) for sequence in going_on]
         return events
 
     def _run(self, drafts: Decoded, prompts: Prompts) -> bool:
-        """Run the model; return False when that did not succeed, and the next step tries again."""
-        pieces = [Piece(text.context, [text.history[-1], *draft], 1 + len(draft))
-                  for text, draft in drafts.items() if text.context]  # fmt: skip
+        """Run the model; return False if the run failed, and the next step must repeat it."""
+        pieces = [Piece(sequence.context, [sequence.history[-1], *draft], 1 + len(draft))
+                  for sequence, draft in drafts.items() if sequence.context]  # fmt: skip
         pieces += [piece for _, piece in prompts]
         rows = sum(len(piece.ids) for piece in pieces)
         wanted = sum(piece.wanted for piece in pieces)
@@ -167,9 +169,9 @@ class Scheduler:
         start = time.perf_counter()
         try:
             done = run_together(pieces, self._out)
-        except OutOfPages:  # shared pages had to be copied
-            for text in self._running:
-                self._settle(text)
+        except OutOfPages:  # a shared page had to be copied, and no page was free
+            for sequence in self._running:
+                self._settle(sequence)
             self.admission.free_a_page()
             return False
         seconds = time.perf_counter() - start
@@ -184,130 +186,134 @@ class Scheduler:
         return True
 
     def _begin_again(self) -> None:
-        """Have all texts evaluated again: a device failed, and their states are lost."""
+        """Let all sequences be evaluated again after a device failed and lost their states."""
         self._losses = self._model.executor.losses
         self.counts.lost += 1
         self.prefixes.clear()
-        for text in self._running:
-            self._settle(text)
+        for sequence in self._running:
+            self._settle(sequence)
 
-    def _settle(self, text: Sequence) -> None:
-        if text.context:
-            text.context.settle()
+    def _settle(self, sequence: Sequence) -> None:
+        if sequence.context:
+            sequence.context.settle()
 
-    # --- What a step evaluates ------------------------------------------------------------------
+    # --- Choice of the tokens of a step ----------------------------------------------------------
 
     def _decoded(self) -> Decoded:
-        """Return the texts that go on, with their draft tokens; their pages are free."""
-        texts = [text for text in self._running if not text.reading]
-        for text in texts:
-            self.admission.require_pages(text, 1)
-        texts = [text for text in texts if text.context]
-        drafts: Decoded = {text: [] for text in texts}
+        """Return the decoding sequences with their draft tokens, for which pages are free."""
+        sequences = [sequence for sequence in self._running if not sequence.reading]
+        for sequence in sequences:
+            self.admission.require_pages(sequence, 1)
+        sequences = [sequence for sequence in sequences if sequence.context]
+        drafts: Decoded = {sequence: [] for sequence in sequences}
         if not self._drafts:
             return drafts
-        self._step_cost.begin(len(texts))
-        most = self._rows - any(text.reading for text in self._running)  # a prompt gets one
-        for text in texts:
-            room = min(self.longest - len(text.history), most - self._step_cost.rows)
-            draft = text.draft(room)
-            more = self._pages.growth(text, 1 + len(draft)) - self._pages.growth(text, 1)
+        self._step_cost.begin(len(sequences))
+        most = self._rows - any(
+            sequence.reading for sequence in self._running
+        )  # at least one row is left for prompts
+        for sequence in sequences:
+            room = min(self.longest - len(sequence.history), most - self._step_cost.rows)
+            draft = sequence.draft(room)
+            more = self._pages.growth(sequence, 1 + len(draft)) - self._pages.growth(sequence, 1)
             if draft and more <= self._pages.free():
-                self._pages.claimed[text] += more
-                drafts[text] = draft
+                self._pages.claimed[sequence] += more
+                drafts[sequence] = draft
                 self._step_cost.add(len(draft))
         return drafts
 
-    def _read(self, rows: int, texts: int) -> Prompts:
-        """Return parts of prompts for a step of *rows* rows of *texts* texts.
+    def _read(self, rows: int, sequences: int) -> Prompts:
+        """Return the parts of prompts that a step evaluates.
 
-        Short prompts come first, but leave half of the rows to the oldest one; then they come in
-        order.
+        The step has *rows* rows of *sequences* decoding sequences already.
+
+        Short prompts come first, but leave half of the rows to the oldest prompt.  The other
+        prompts follow in order.
         """
-        reading = [text for text in self._running if text.reading]
+        reading = [sequence for sequence in self._running if sequence.reading]
         if not reading:
             return []
         most = self._rows
-        if texts:
+        if sequences:
             most = self._costs.rows_within(SLOWDOWN * self._costs.seconds(rows), rows + 1)
         short, half = self._short(reading), rows + (most - rows) // 2
-        order = short + [text for text in reading if text not in short]
+        order = short + [sequence for sequence in reading if sequence not in short]
         found: Prompts = []
         scored = 0
-        for text in order:
-            end = half if text in short else most
-            if rows >= end or not text.context:
+        for sequence in order:
+            end = half if sequence in short else most
+            if rows >= end or not sequence.context:
                 continue
-            if not text.context.n_tokens:
-                if any(self._reuse.being_read(text, other, piece) for other, piece in found):
-                    continue  # it begins with a fork of that in the next step
-                self._reuse.begin(text, text.context)
-            start = text.context.n_tokens
-            mark = next((mark for mark in text.marks if mark > start), len(text.history))
+            if not sequence.context.n_tokens:
+                if any(self._reuse.being_read(sequence, other, piece) for other, piece in found):
+                    continue  # it forks that prefix in the next step
+                self._reuse.begin(sequence, sequence.context)
+            start = sequence.context.n_tokens
+            mark = next((mark for mark in sequence.marks if mark > start), len(sequence.history))
             count = min(mark - start, end - rows)
-            if text.scoring:
+            if sequence.scoring:
                 count = min(count, SCORED_ROWS - scored)
-            if not count or not self.admission.require_pages(text, count):
+            if not count or not self.admission.require_pages(sequence, count):
                 continue
             rows += count
-            ids = text.history[start : start + count]
-            wanted = count if text.scoring else int(start + count == len(text.history))
-            scored += count if text.scoring else 0
-            piece = Piece(text.context, ids, wanted)
-            found.append((text, piece))
+            ids = sequence.history[start : start + count]
+            wanted = count if sequence.scoring else int(start + count == len(sequence.history))
+            scored += count if sequence.scoring else 0
+            piece = Piece(sequence.context, ids, wanted)
+            found.append((sequence, piece))
         return found
 
     def _short(self, reading: list[Sequence]) -> list[Sequence]:
-        """Return the prompts that are short beside the oldest one, the shortest first.
+        """Return the prompts that are short compared with the oldest one, the shortest first.
 
-        Prompts that begin with tokens which the oldest one is about to evaluate are left out.
+        Prompts that share tokens with the oldest one which are not evaluated yet are left out.
         """
         left: dict[Sequence, int] = {}
-        for text in reading[1:]:
+        for sequence in reading[1:]:
             oldest = reading[0]
-            same = shared(oldest.history, text.history) if oldest.salt == text.salt else 0
-            if oldest.context and text.context and same <= oldest.context.n_tokens:
-                known = text.context.n_tokens or self._reuse.beginning(text)[2]
-                if SHORT * (len(text.history) - known) <= oldest.pending:
-                    left[text] = len(text.history) - known
+            same = shared(oldest.history, sequence.history) if oldest.salt == sequence.salt else 0
+            if oldest.context and sequence.context and same <= oldest.context.n_tokens:
+                known = sequence.context.n_tokens or self._reuse.beginning(sequence)[2]
+                if SHORT * (len(sequence.history) - known) <= oldest.pending:
+                    left[sequence] = len(sequence.history) - known
         return sorted(left, key=left.__getitem__)
 
     def _results(self, drafts: Decoded, prompts: Prompts) -> Iterator[Event]:
-        """Choose tokens by the logits of the step; yield the events."""
+        """Sample tokens from the logits of the step; yield an event for each evaluated sequence."""
         row = 0
-        for text, draft in drafts.items():
+        for sequence, draft in drafts.items():
             rows = self._out[row : row + 1 + len(draft)]
-            event = text.go_on(rows, draft, self.longest, self._seconds)
+            event = sequence.go_on(rows, draft, self.longest, self._seconds)
             row += 1 + len(draft)
             self.counts.drafted += len(draft)
-            self.counts.accepted += text.right
-            yield self._advanced(text, event)
-        for text, piece in prompts:
-            if self._reuse.recurrent and piece.context.n_tokens in text.marks:
-                self._reuse.keep_copy(text, piece.context)
+            self.counts.accepted += sequence.right
+            yield self._advanced(sequence, event)
+        for sequence, piece in prompts:
+            if self._reuse.recurrent and piece.context.n_tokens in sequence.marks:
+                self._reuse.keep_copy(sequence, piece.context)
             rows = self._out[row : row + piece.wanted]
             row += piece.wanted
-            if text.scoring:
-                text.score(rows, piece.context.n_tokens - len(rows))
-            if piece.context.n_tokens < len(text.history):
-                yield text.progress()
+            if sequence.scoring:
+                sequence.score(rows, piece.context.n_tokens - len(rows))
+            if piece.context.n_tokens < len(sequence.history):
+                yield sequence.progress()
                 continue
-            event = text.go_on(rows[-1:], [], self.longest)
-            yield self._advanced(text, event)
+            event = sequence.go_on(rows[-1:], [], self.longest)
+            yield self._advanced(sequence, event)
 
-    def _advanced(self, text: Sequence, event: Event) -> Event:
-        """End a text if it has come to its end."""
+    def _advanced(self, sequence: Sequence, event: Event) -> Event:
+        """Count the new tokens in *event*; remove the sequence if it has ended."""
         self.counts.generated += len(event.tokens)
-        return self._ended(text, event) if text.finish else event
+        return self._ended(sequence, event) if sequence.finish else event
 
-    def _ended(self, text: Sequence, event: Event) -> Event:
-        """Remove a text that has ended; keep what was evaluated of it."""
+    def _ended(self, sequence: Sequence, event: Event) -> Event:
+        """Remove a sequence that has ended, and add its tokens to the prefix cache."""
         self.counts.finished += 1
-        if text in self.admission.waiting:
-            self.admission.waiting.remove(text)
+        if sequence in self.admission.waiting:
+            self.admission.waiting.remove(sequence)
             return event
-        self._running.remove(text)
-        if context := text.leave():
+        self._running.remove(sequence)
+        if context := sequence.leave():
             context.settle()
-            self.prefixes.add(context, text.salt, prompt=text.prompt)
+            self.prefixes.add(context, sequence.salt, prompt=sequence.prompt)
         return event

@@ -1,4 +1,4 @@
-"""A text that an engine generates: what the scheduler knows of it, and the events of its steps."""
+"""A sequence of an engine: the scheduler's data about it, and the events of its steps."""
 
 import functools
 import math
@@ -25,32 +25,34 @@ from npurt.runtime.open.arguments import integer
 
 
 class Sequence(GeneratedSequence):
-    """A text that an engine generates.
+    """A sequence that an engine evaluates.
 
-    It does not depend on when its tokens are evaluated, or how often: a sequence may lose its
-    context at any time, and goes on with another one.
+    Its tokens do not depend on when, or how often, they are evaluated: a sequence may lose its
+    context at any time, and continue in another one.
 
     Args:
-        id: A number that the caller chose.
-        tokens: The prompt, and what was generated of the text before, if anything.
-        prompt: How many of *tokens* are the prompt's; None: all.
-        asked: Sampling and limits.
-        priority: Sequences with a higher one come first.
-        deadline: Seconds from now after which the text ends.
-        salt: Sequences of different salts share no prefixes.
-        reusable: The number of first tokens that later prompts are likely to begin with, if known.
-        prompt_logprobs: Whether log probabilities of the prompt's tokens are wanted.
+        id: The request id.
+        tokens: The prompt, and tokens that were generated earlier.
+        prompt: The number of prompt tokens in *tokens*; None means all.
+        asked: The options of the request.
+        priority: Sequences with a higher priority are evaluated first.
+        deadline: Seconds from now after which the request ends.
+        salt: Sequences share prefixes only with sequences of the same salt.
+        reusable: The number of first tokens that later prompts are likely to begin with; 0 if
+            unknown.
+        prompt_logprobs: Whether to compute log probabilities of the prompt's tokens.
 
-    Attributes (others are those of `GeneratedSequence`):
-        cached: First tokens that had been evaluated for another sequence; None before it begins.
-        arrival: The number of sequences that came before.
-        preempted: How often it lost its pages.
-        echo: Text that the next event begins with.
-        marks: Lengths at which states that only go forward are kept, in ascending order.
+    Attributes (in addition to those of `GeneratedSequence`):
+        cached: The number of first tokens that had been evaluated for another sequence; None before
+            the sequence is admitted.
+        arrival: The number of sequences that were submitted earlier.
+        preempted: The number of preemptions of this sequence.
+        echo: The text with which the next event begins.
+        marks: Lengths at which recurrent states are copied to the prefix cache, in ascending order.
 
     Raises:
-        LayoutError: There is no token.
-        SettingError: An argument makes no sense.
+        LayoutError: *tokens* is empty.
+        SettingError: The value of an argument is invalid.
     """
 
     def __init__(
@@ -79,40 +81,42 @@ class Sequence(GeneratedSequence):
         self.marks: list[int] = []
         self._controller: BatchController | None = None
         self._top = asked.top_logprobs or 0
-        self._scored = 1 if prompt_logprobs else prompt  # tokens of the prompt
-        self._scores: list[TokenLogprob] = []  # for the next event
+        self._scored = (
+            1 if prompt_logprobs else prompt
+        )  # prompt tokens whose log probability is known, and the first token
+        self._scores: list[TokenLogprob] = []  # log probabilities for the next event
         self.arrival = self.preempted = 0
 
     @property
     def order(self) -> tuple[int, int]:
-        """Sequences with a lower one come first."""
+        """The sort key of sequences: those with a smaller key are evaluated first."""
         return -self.priority, self.arrival
 
     @property
     def pending(self) -> int:
-        """Tokens that are to be evaluated before the next one can be chosen."""
+        """The number of tokens to evaluate before the next token can be sampled."""
         return len(self.history) - (self.context.n_tokens if self.context else 0)
 
     @property
     def reading(self) -> bool:
-        """Whether tokens before the last one are to be evaluated first, or all of the prompt."""
+        """Whether a prompt token, or more than the last token, is to be evaluated."""
         done = self.context.n_tokens if self.context else 0
         return done < self.prompt or done < len(self.history) - 1
 
     @property
     def scoring(self) -> bool:
-        """Whether the log probability of some token of the prompt is still to be found."""
+        """Whether log probabilities of the prompt are still to be computed."""
         return self._scored < self.prompt
 
     def score(self, rows: F32, start: int) -> None:
-        """Take the logits ``[n, V]`` after the tokens from *start* on."""
+        """Compute prompt log probabilities from logits ``[n, V]`` of tokens from *start* on."""
         for at, logits in enumerate(rows, start + 1):
             if self._scored == at < self.prompt:
                 self._scores.append(logprob_of(logits, self.history[at], self._top))
                 self._scored += 1
 
     def begin(self, context: Context, drafts: Drafts | None, step: StepCost) -> None:
-        """Begin to be evaluated in *context*, with *drafts* as far as they pay in a step."""
+        """Begin evaluation in *context*; create a speculator from *drafts*, if given."""
         self.context = context
         if drafts:
             try:
@@ -121,22 +125,22 @@ class Sequence(GeneratedSequence):
                 self._go_on_without(error)
 
     def _control(self, step: StepCost, drafter: Drafter, most: int) -> BatchController:
-        if self._controller is None:  # otherwise the text was preempted
+        if self._controller is None:  # after a preemption, the earlier controller is used
             self._controller = BatchController(step, drafter, most, self.limit)
         return self._controller
 
     def draft(self, most: int) -> list[int]:
-        """Do as `GeneratedSequence.draft`; when the draft fails, go on without."""
+        """Do as `GeneratedSequence.draft`; if drafting fails, continue without drafts."""
         try:
             return super().draft(most)
-        except Exception as error:  # noqa: BLE001  if a grammar's, `advance` raises it again
+        except Exception as error:  # noqa: BLE001  `advance` raises errors of the grammar again
             self._go_on_without(error)
             return []
 
     def _go_on_without(self, error: Exception) -> None:
-        """Note that there are no drafts any more, because of *error*."""
-        assert self.context, "a text that waits has no draft"
-        note = f"a text goes on without drafts: {str(error) or type(error).__name__}"
+        """Stop drafting because of *error*, and note this in the report."""
+        assert self.context, "a waiting sequence has no draft"
+        note = f"a sequence continues without drafts: {str(error) or type(error).__name__}"
         if note not in (notes := self.context.model.ledger.notes):
             notes.append(note)
         self._drop_draft()
@@ -147,27 +151,27 @@ class Sequence(GeneratedSequence):
             speculator.drafter.release()
 
     def leave(self) -> Context | None:
-        """Release the draft's memory of the text; take its context away, and return it."""
+        """Release the drafter and detach the context; return the context."""
         self._drop_draft()
         context, self.context = self.context, None
         return context
 
     def late(self, now: float) -> bool:
-        """Return whether its deadline has passed."""
+        """Return whether the deadline has passed."""
         return self.deadline is not None and now >= self.deadline
 
     def go_on(
         self, rows: F32, draft: Tokens[int], longest: int, seconds: float | None = None
     ) -> Event:
-        """Choose the tokens that follow, as `advance` does.
+        """Sample the next tokens as `advance` does; return the event of the step.
 
-        An error of the request, such as one of its own functions, ends it.
+        An error in a function of the caller ends the request.
 
         Args:
-            longest: The most tokens that can be evaluated.
-            seconds: The time of the run, after a call of `draft`.
+            longest: The largest number of tokens that a sequence can have.
+            seconds: The time of the run, if `draft` was called before it.
         """
-        if self.left == 0:  # only the prompt was to be evaluated
+        if self.left == 0:  # *max_tokens* is 0
             return self.end("length")
         new: Tokens[NewToken] = ()
         failed: BaseException | None = None
@@ -175,7 +179,7 @@ class Sequence(GeneratedSequence):
             new = self.advance(rows, draft)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # noqa: BLE001  SystemExit of a caller's function, too
+        except BaseException as error:  # noqa: BLE001  includes SystemExit in a caller's function
             self.finish, failed = "error", error
         if self.speculator and seconds is not None:
             self.speculator.observe(len(draft), self.right, seconds, rows[0])
@@ -184,12 +188,12 @@ class Sequence(GeneratedSequence):
         return self._event(new, failed)
 
     def end(self, finish: str, error: BaseException | None = None) -> Event:
-        """End the text."""
+        """End the sequence with the reason *finish*; return its last event."""
         self.finish = finish
         return self._event((), error)
 
     def progress(self) -> Event:
-        """Say how much of the prompt was read."""
+        """Return an event with the number of prompt tokens evaluated so far."""
         return self._event()
 
     def _event(self, new: Tokens[NewToken] = (), error: BaseException | None = None) -> Event:
@@ -197,7 +201,7 @@ class Sequence(GeneratedSequence):
         logprobs, usage = [], None
         text, self.echo = self.echo, ""
         if error and error.__traceback__:
-            # The frames would refer to the error's event, and stay until garbage is collected.
+            # The traceback's frames refer to the event: a cycle that delays the release of memory.
             where = "".join(traceback.format_tb(error.__traceback__))
             error.add_note(f"It was raised in the engine's thread:\n{where}")
             error = error.with_traceback(None)
@@ -225,7 +229,7 @@ def _seconds(deadline: Any) -> float:
     """Return *deadline* as a number of seconds.
 
     Raises:
-        SettingError: It is none.
+        SettingError: *deadline* is not a number.
     """
     number = isinstance(deadline, numbers.Real) and not isinstance(deadline, bool)
     if not number or math.isnan(deadline):
