@@ -65,7 +65,7 @@ def main():
         in_model.clear()
         in_c.clear()
         before, start = scheduler.counts.generated, NOW()
-        while scheduler.texts:
+        while scheduler.sequences:
             scheduler.step()
         tokens = scheduler.counts.generated - before
         seconds = NOW() - start - sum(in_model)

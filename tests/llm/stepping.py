@@ -44,7 +44,7 @@ class Steps:
     def finish(self):
         """Step to the end of all texts."""
         for _ in range(1000):
-            if not self.scheduler.texts:
+            if not self.scheduler.sequences:
                 return
             self.step()
         raise AssertionError("texts that do not end")

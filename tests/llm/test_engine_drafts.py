@@ -124,7 +124,7 @@ def test_a_stop_text_within_a_draft_ends_the_text_and_is_taken_back(llm, alone):
         request = Request.of(settings, None)
         scheduler.submit(Sequence(number, list(prompt), request, llm.tokenizer))
         ended[number] = alone[number][:first]
-    texts = scheduler.texts
+    texts = scheduler.sequences
     assert finished(scheduler) == ended
     kept = [entry for text in texts if (entry := scheduler.prefixes.has(text.history, ""))]
     assert len(kept) == len(texts)
@@ -149,7 +149,7 @@ def test_texts_that_lose_their_pages_or_are_cancelled_release_their_drafts(llm, 
     scheduler.cancel(texts[2])
     assert texts[2].speculator is None
     scheduler.admission.preempt(texts[0])
-    while scheduler.texts:
+    while scheduler.sequences:
         steps(1)
 
     assert tokens[2] == alone[2][: len(tokens[2])]

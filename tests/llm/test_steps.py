@@ -52,7 +52,7 @@ def text(llm, number, prompt, count=8, **options):
 def finished(scheduler):
     """Step to the end; return the tokens of each text."""
     tokens = {}
-    while scheduler.texts:
+    while scheduler.sequences:
         for event in scheduler.step():
             tokens.setdefault(event.id, []).extend(event.tokens)
     return tokens
@@ -126,7 +126,7 @@ def test_no_text_waits_while_others_go_on(roomy):
     seen, steps = {}, 0
     for number in range(8):
         scheduler.submit(text(roomy, number, IDS[number : number + 150 * (number % 2) + 4], 30))
-    while scheduler.texts:
+    while scheduler.sequences:
         steps += 1
         for event in scheduler.step():
             if event.tokens:
@@ -146,7 +146,7 @@ def test_when_pages_run_out_the_youngest_gives_way_and_nothing_shows(llm, alone)
     for number, prompt in enumerate(prompts):
         scheduler.submit(text(llm, number, prompt, 75))
     tokens, ends, first = {}, [], None
-    while scheduler.texts:
+    while scheduler.sequences:
         before = list(scheduler.admission.running)
         events = scheduler.step()
         if scheduler.counts.preempted and first is None:
@@ -221,7 +221,7 @@ def test_a_text_that_fills_all_pages_ends(llm, alone):
     assert scheduler.longest == PAGES * 64
     scheduler.submit(text(llm, 1, IDS[:140], 400))
     events = []
-    while scheduler.texts:
+    while scheduler.sequences:
         events += scheduler.step()
     tokens = [token for event in events for token in event.tokens]
     assert events[-1].finish == "context"
@@ -234,7 +234,7 @@ def test_a_priority_comes_before_age(llm):
     for number, priority in ((0, 0), (1, 0), (2, 1)):
         scheduler.submit(text(llm, number, [1, number], 1, priority=priority))
     ends = []
-    while scheduler.texts:
+    while scheduler.sequences:
         ends += [event.id for event in scheduler.step() if event.finish]
     assert ends == [2, 0, 1]
 
@@ -244,11 +244,11 @@ def test_a_deadline_ends_a_text_that_waits_or_runs(llm):
     for number in range(2):
         scheduler.submit(text(llm, number, [1, number], 50))
     scheduler.step()
-    for each in scheduler.texts:
+    for each in scheduler.sequences:
         each.deadline = 0.0
     ended = [(event.id, event.finish) for event in scheduler.step()]
     assert ended == [(0, "deadline"), (1, "deadline")]
-    assert not scheduler.texts
+    assert not scheduler.sequences
     assert llm.model.executor.room().free == PAGES
 
 
@@ -259,7 +259,7 @@ def test_a_text_that_cannot_have_a_page_ends_with_an_error(llm):
     scheduler.submit(text(llm, 1, IDS[:130], 50))
     scheduler.submit(text(llm, 2, IDS[:10], 3))
     events = []
-    while scheduler.texts:
+    while scheduler.sequences:
         events += scheduler.step()
     llm.reset()
     assert [(event.id, event.finish) for event in events if event.finish] == [
