@@ -358,7 +358,7 @@ def test_copies_of_states_have_a_budget(copies, kept):
         for number in range(9):
             engine.submit([number, 1, 2], max_tokens=1).result()
         assert engine.stats().prefixes == kept
-        assert f", {kept} kept" in str(engine.llm.report())
+        assert f", {kept} cached prefixes" in str(engine.llm.report())
 
 
 def test_the_memory_for_keys_and_values_is_said():

@@ -1,5 +1,5 @@
-"""A loaded model, and contexts that run on it: evaluation, states, one thread at a time.
+"""A loaded model and the contexts that run on it.
 
-May import the rooms `file`, `text`, `state` and `arch`.
-Begin with `model`, which is loaded once, and `context`, the tokens of a sequence.
+This package may import `file`, `text`, `state` and `arch`.  Read `model` first, which is loaded
+once; then `context`, the tokens and the state of a sequence.
 """

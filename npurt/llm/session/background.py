@@ -1,4 +1,4 @@
-"""Run a function in a thread while the caller does something else."""
+"""Run a function in a background thread."""
 
 import threading
 from collections.abc import Callable
@@ -8,9 +8,9 @@ T = TypeVar("T")
 
 
 class Background(Generic[T]):
-    """A call of *make* in a thread of its own, which starts at once; the process may end before it.
+    """Calls *make* in a new thread at once.  The thread does not keep the process alive.
 
-    `concurrent.futures` does the same, but importing it adds 5 ms to the start of every program.
+    `concurrent.futures` can do this too, but its import adds 5 ms to the start of every program.
     """
 
     def __init__(self, make: Callable[[], T], name: str) -> None:
@@ -22,18 +22,18 @@ class Background(Generic[T]):
     def _run(self, make: Callable[[], T]) -> None:
         try:
             self._made.append(make())
-        except BaseException as error:  # noqa: BLE001  raised in the thread that asks for the result
+        except BaseException as error:  # noqa: BLE001  `result` raises it
             self._error = error
 
     def done(self) -> bool:
-        """Say whether the call has ended."""
+        """Return whether the call has ended."""
         return not self._thread.is_alive()
 
     def result(self, seconds: float | None = None) -> T:
-        """Wait for the call; return what it returned, or raise what it raised.
+        """Wait for the call; return its result, or raise its exception.
 
         Raises:
-            TimeoutError: It did not end within *seconds*.
+            TimeoutError: The call did not end within *seconds*.
         """
         self._thread.join(seconds)
         if self._error is not None:

@@ -1,4 +1,4 @@
-"""A context: the tokens of one sequence and their state, evaluated by a model."""
+"""A context: the tokens of one sequence and their state."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -20,22 +20,23 @@ from npurt.runtime.open.arguments import integer
 
 
 class Context:
-    """A sequence of tokens that a model has seen.
+    """The tokens of a sequence that a model has evaluated, and their state.
 
-    A model has room for some contexts: see `Setup.limits`.  `release` gives the room back.
+    A model can have a limited number of contexts: see `Setup.limits`.  `release` frees the sequence
+    of this context for another one.
 
     Args:
         model: The model.
-        shift: When the context is full, forget the older half.
+        shift: When the context is full, remove the older half of its tokens.
 
     Attributes:
-        model: As given.
-        shift: As given; it may be changed.
-        lock: The model's.
+        model: As in the arguments.
+        shift: As in the arguments; may be changed.
+        lock: The model's lock.
         n_ctx: Positions of the context.
 
     Raises:
-        SettingError: The model has no room for another context.
+        SettingError: The model cannot have another context.
     """
 
     def __init__(self, model: Model, *, shift: bool = False) -> None:
@@ -68,11 +69,13 @@ class Context:
 
     @locked
     def eval(self, ids: Sequence[int]) -> F32:
-        """Append *ids* to the cache; return their logits, float32 ``[len(ids), n_vocab]``.
+        """Append *ids* to the context; return their logits, float32 ``[len(ids), n_vocab]``.
+
+        Nothing is appended if this raises.
 
         Raises:
-            ContextFull: The tokens do not fit, and `context_shift` is off; nothing is appended.
-            LayoutError: An id is not in the vocabulary; nothing is appended.
+            ContextFull: There are not enough free positions, and `context_shift` is off.
+            LayoutError: An id is not in the vocabulary.
         """
         self.model.require_open()
         ids = self.model.valid(ids)
@@ -86,10 +89,10 @@ class Context:
 
     @locked
     def eval_last(self, ids: Sequence[int]) -> F32:
-        """Append *ids*, at least one; return the logits of the last, ``[n_vocab]``.
+        """Append *ids*, at least one; return the logits of the last id, ``[n_vocab]``.
 
-        The next call overwrites them.  It is cheaper than `eval`, because the output matrix is
-        multiplied by one row only.
+        The next call overwrites the logits.  This is cheaper than `eval`, because only one row is
+        multiplied by the output matrix.
         """
         self._append(ids, 1)
         row: F32 = self._logits[0]
@@ -97,9 +100,9 @@ class Context:
 
     @locked
     def eval_rows(self, ids: Sequence[int]) -> F32:
-        """Append valid *ids*, as many as a run can have; return their logits ``[T, V]``.
+        """Append *ids*, which are valid and fit into one run; return their logits ``[T, V]``.
 
-        The next call overwrites them.
+        The next call overwrites the logits.
         """
         if len(ids) > len(self._logits):
             self._logits = np.empty((len(ids), self._logits.shape[1]), np.float32)
@@ -109,16 +112,16 @@ class Context:
 
     @locked
     def read(self, ids: Sequence[int]) -> F32:
-        """Append *ids*, at least one; return the last one's residual stream ``[1, D]``, for `head`.
+        """Append *ids*, at least one; return the residual stream ``[1, D]`` of the last id.
 
-        No logits are computed.
+        The result is the input of `head`.  No logits are computed.
         """
         last = self._append(ids, 0) - 1
         return self.model.decoder.stream(last)
 
     @locked
     def streams(self, ids: Sequence[int]) -> F32:
-        """Append *ids*, at least one; return the residual stream of each, ``[T, D]``.
+        """Append *ids*, at least one; return the residual stream of each id, ``[T, D]``.
 
         No logits are computed.
         """
@@ -129,9 +132,12 @@ class Context:
     def _append(
         self, ids: Sequence[int], wanted: int, each: Callable[[], None] = lambda: None
     ) -> int:
-        """Append *ids* in batches, with the logits of *wanted* last rows; return the last's size.
+        """Append *ids* in batches; write the logits of the last *wanted* ids to `_logits`.
 
-        Only the last batch gives logits.  *each* is called after each batch.
+        *each* is called after each batch.
+
+        Returns:
+            The number of ids in the last batch.
         """
         self.model.require_open()
         ids = self.model.valid(ids)
@@ -141,7 +147,7 @@ class Context:
             )
         self._make_room(len(ids))
         rows = self.model.decoder.rows
-        if len(ids) <= rows:  # as each token of a text
+        if len(ids) <= rows:  # the usual case while decoding
             self._forward(ids, len(ids) - wanted, self._logits)
             each()
             return len(ids)
@@ -155,59 +161,62 @@ class Context:
         return len(part)
 
     def _forward(self, ids: Sequence[int], head: int, out: F32) -> None:
-        """Append one batch; write the logits of rows from *head* on to *out*."""
+        """Append one batch; write the logits of the ids from index *head* on to *out*."""
         self._mend()
         while not run_together([Piece(self, ids, len(ids) - head)], out):
             self._mend()
 
     def _mend(self) -> None:
-        """Evaluate tokens again that the states do not contain any more."""
+        """Evaluate the tokens again that the state has lost."""
         state, rows = self._state, self.model.setup.limits.rows
         if state.behind is None:
             return
-        state.rewind(state.length)  # to where states can be after an interruption
+        state.rewind(state.length)  # rewinds the states too, after an interrupted run
         while (position := state.behind) is not None:
             part = state.tokens[position : position + rows]
             if _run([Piece(self, part, 0)], self._logits):
                 state.catch_up(position + len(part))
 
     def settle(self) -> int:
-        """Forget tokens whose states were lost, and return how many are left.
+        """Remove the tokens whose state was lost; return the number of remaining tokens.
 
-        `eval` and others evaluate such tokens again.  Callers of `run_together` do that themselves.
+        `eval` and similar methods evaluate such tokens again instead.  Callers of `run_together`
+        have to call `settle` and evaluate the removed tokens themselves.
         """
         state = self._state
         if state.behind is not None:
-            state.rewind(state.length)  # to where states can be after an interruption
+            state.rewind(state.length)  # rewinds the states too, after an interrupted run
         if state.behind is not None:
             state.rewind(state.behind)
         return state.length
 
     @locked
     def fork(self, source: "Context", length: int) -> None:
-        """Begin with the first *length* tokens of *source*, and forget what there was.
+        """Replace the tokens and state of this context by the first *length* tokens of *source*.
 
-        Pages of keys and values are shared where the device has pages.  With recurrent states
-        *length* has to be the length of *source*.
+        If the device has pages, whole pages of the KV cache are shared.  If the model is recurrent,
+        *length* must be the length of *source*.
 
         Raises:
-            LayoutError: *source* has fewer tokens, or, with recurrent states, another number.
-            OutOfPages: There is no page for what cannot be shared; this context is empty.
+            LayoutError: *source* has fewer tokens or, if the model is recurrent, a different
+                number.
+            OutOfPages: No page is free for the part that cannot be shared; this context is then
+                empty.
         """
         self.model.require_open()
         self._state.fork(source.state, length)
 
-    # --- Forgetting tokens ----------------------------------------------------------------------
+    # --- Removing tokens ------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Forget everything in the cache."""
+        """Remove all tokens from the context."""
         self.rewind(0)
 
     @locked
     def rewind(self, n_tokens: int) -> None:
         """Keep only the first *n_tokens* tokens of the context.
 
-        Kept tokens beyond `state.reach` are evaluated again.
+        Tokens beyond `state.reach` are evaluated again.
 
         Raises:
             LayoutError: *n_tokens* is negative.
@@ -221,7 +230,7 @@ class Context:
 
     @locked
     def rollback(self, n_tokens: int) -> None:
-        """Take back the last *n_tokens* tokens of the context: see `rewind`.
+        """Remove the last *n_tokens* tokens of the context: see `rewind`.
 
         Raises:
             LayoutError: The context has fewer tokens.
@@ -236,7 +245,7 @@ class Context:
 
     @property
     def can_shift(self) -> bool:
-        """Whether a full context makes room for another token."""
+        """Whether a full context can remove old tokens to make space for a new one."""
         return self.shift and self.n_ctx > 1
 
     def _make_room(self, count: int) -> None:
@@ -248,7 +257,7 @@ class Context:
         state.require(count)
 
     def _shift(self, keep: int, drop: int) -> None:
-        """Forget *drop* tokens after the first *keep*."""
+        """Remove *drop* tokens after the first *keep* tokens."""
         self._mend()
         if self._state.shifts:
             self._state.shift(keep, drop)
@@ -273,7 +282,7 @@ class Context:
 
     @locked
     def drop_hidden_states(self) -> None:
-        """Capture no hidden states any more, and release those that were captured."""
+        """Stop capturing hidden states, and release the captured ones."""
         self._hidden_states = None
 
     @locked
@@ -285,20 +294,20 @@ class Context:
 
     @locked
     def restore(self, snapshot: Snapshot) -> None:
-        """Set the state to *snapshot*.
+        """Set tokens and state to *snapshot*.
 
-        A Hexagon computes delta nets in integers.  Their states are rounded to float32 precision
-        when they move between a Hexagon and another kind of device, and the report says so.
-        Results then differ as those of the two devices do.
+        A Hexagon computes delta nets in integers.  When their states move between a Hexagon and
+        another kind of device, they are rounded to float32 precision, and the report notes this.
+        Later results then differ as the results of the two devices differ.
 
         Raises:
-            LayoutError: It is no snapshot, is of another model or does not fit the context; nothing
-                has changed.
+            LayoutError: *snapshot* is not a snapshot, is of another model, or does not fit the
+                context.  Nothing has changed.
         """
         self.model.require_open()
         if not isinstance(snapshot, Snapshot):
             raise LayoutError(
-                f"{brief(snapshot, 40)} is no snapshot", remedy="pass what snapshot() gave"
+                f"{brief(snapshot, 40)} is no snapshot", remedy="pass the result of snapshot()"
             )
         if snapshot.model != self.model.identity:
             raise LayoutError(
@@ -308,14 +317,14 @@ class Context:
         self._take(snapshot)
 
     def _take(self, snapshot: Snapshot) -> None:
-        """Set the state to *snapshot*, and note a rounding."""
+        """Set tokens and state to *snapshot*; note in the report if states were rounded."""
         notes = self.model.ledger.notes
         note = "states of delta nets came from another kind of device, and were rounded"
         if not self._state.restore(snapshot) and note not in notes:
             notes.append(note)
 
     def save_state(self, path: str | os.PathLike[str]) -> None:
-        """Write the state to the file *path*, whole or not at all.
+        """Write tokens and state to the file *path*.  An error leaves an existing file unchanged.
 
         Raises:
             StateFormatError: The file cannot be written.
@@ -324,28 +333,30 @@ class Context:
 
     @locked
     def load_state(self, path: str | os.PathLike[str]) -> None:
-        """Set the state to that in the file *path*, exactly or as `restore` says.
+        """Set tokens and state to those in the file *path*, with the rounding of `restore`.
 
         Raises:
-            StateFormatError: The file is damaged, of another model or kv_type, or does not fit the
-                context; nothing has changed.
+            StateFormatError: The file is damaged, is of another model or kv_type, or does not fit
+                the context.  Nothing has changed.
         """
         self.model.require_open()
         identity, n_vocab = self.model.identity, self.model.config.n_vocab
         self._take(state_file.load(self._state, identity, n_vocab, path))
 
     def release(self) -> None:
-        """Release everything but the tokens, for good."""
+        """Release all memory of this context for good.  Its tokens stay readable."""
         self._state.release()
         self.model.give_back(self._state.sequence)
         del self._hidden_states, self._logits
 
 
 class Piece(NamedTuple):
-    """Tokens that come next in a context.
+    """The next tokens of a context.
 
     Attributes:
-        wanted: The number of last tokens whose logits are wanted.
+        context: The context.
+        ids: The token ids.
+        wanted: The number of last ids whose logits are computed.
     """
 
     context: Context
@@ -356,15 +367,15 @@ class Piece(NamedTuple):
 def run_together(pieces: Sequence[Piece], out: F32) -> bool:
     """Append tokens to contexts of one model, in one run.
 
-    Logits are those that each context would get alone, bit for bit (docs/numerics.md).
+    The logits have the same bits as if each context had a run of its own (docs/numerics.md).
 
     Args:
-        pieces: Valid ids for different contexts; no more rows together than the model has.
-        out: For the wanted logits ``[sum of wanted, V]``, one piece after another.
+        pieces: Valid ids for different contexts, together at most the rows of a run.
+        out: Receives the logits ``[sum of wanted, V]``, in the order of *pieces*.
 
     Returns:
-        False when a device failed and the states of all contexts of the model are lost: `settle`
-        each of them.  `settle` is also needed after an exception.
+        False if a device failed and the states of all contexts of the model are lost; call `settle`
+        on each of them.  Call `settle` also after an exception.
     """
     pieces[0].context.model.require_open()
     if not _run(pieces, out):
@@ -375,7 +386,7 @@ def run_together(pieces: Sequence[Piece], out: F32) -> bool:
 
 
 def _run(pieces: Sequence[Piece], out: F32) -> bool:
-    """Do as `run_together` does, but add no tokens to the contexts."""
+    """Do as `run_together`, but do not add the tokens to the contexts."""
     decoder, chunks = pieces[0].context.model.decoder, []
     for context, ids, wanted in pieces:
         state, hidden = context._state, context._hidden_states

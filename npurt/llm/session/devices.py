@@ -1,4 +1,4 @@
-"""The devices of a model: the one that was asked for, and the host that does the rest."""
+"""Open the devices of a model: the device that the user chose, and the host for everything else."""
 
 import contextlib
 from typing import Self
@@ -11,22 +11,22 @@ from npurt.runtime.open.devices import open_device, open_host
 
 
 class Devices:
-    """The devices of a model; `close` closes those that were opened here.
+    """The devices of a model.
 
     Args:
         device: A name, as for `npurt.open_device`, or an open device.
-        threads: CPU threads.
+        threads: The number of CPU threads.
 
     Attributes:
-        device: Where products run.
-        cpu: Runs the graph of a device that only multiplies, and may be that device; None when
-            *device* runs graphs itself.
-        other: Runs the ops that *device* refuses, and goes on when it fails.
+        device: The device that runs matrix products.
+        cpu: Runs the graph if *device* runs only matrix products; *device* itself if that is the
+            CPU; None if *device* runs graphs.
+        other: Runs the ops that *device* does not support, and replaces *device* after a failure.
     """
 
     def __init__(self, device: str | Device | None, threads: int | None) -> None:
         self.cpu: CpuDevice | None = None
-        self.other: Device = ReferenceDevice(by_row=True)  # it refuses nothing
+        self.other: Device = ReferenceDevice(by_row=True)  # it supports all ops
         with contextlib.ExitStack() as opened:
             if not isinstance(device, Device):
                 device = opened.enter_context(open_device(device, threads=threads))
@@ -41,16 +41,16 @@ class Devices:
 
     @property
     def host(self) -> Device:
-        """What computes on the host."""
+        """The device that computes on the host."""
         return self.cpu or self.other
 
     @property
     def threads(self) -> int:
-        """CPU threads in use; 1 where numpy is in place of the CPU's kernels."""
+        """The number of CPU threads; 1 if numpy replaces the CPU kernels."""
         return self.host.engine.threads if isinstance(self.host, CpuDevice) else 1
 
     def close(self) -> None:
-        """Close the devices that were opened here.  A second call does nothing."""
+        """Close the devices that this object opened.  A second call does nothing."""
         self._opened.close()
 
     def __enter__(self) -> Self:

@@ -1,7 +1,7 @@
 """A non-blocking lock: concurrent use of a model raises SettingError.
 
-A run releases Python's own lock while kernels compute.  Without this lock, another thread could
-begin a run in the same buffers and in the same cache.
+A run releases Python's global interpreter lock while kernels compute.  Without the lock of this
+module, another thread could start a run that uses the same buffers and the same KV cache.
 """
 
 import functools
@@ -13,21 +13,21 @@ from npurt.errors import SettingError
 
 
 class Lock:
-    """A lock that one thread holds, with ``with``, and may take again while it holds it."""
+    """A reentrant lock, used with ``with``."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
 
     def __enter__(self) -> None:
-        """Take the lock.
+        """Acquire the lock.
 
         Raises:
-            SettingError: Another thread holds it.
+            SettingError: Another thread holds the lock.
         """
         if not self._lock.acquire(blocking=False):
             raise SettingError(
                 "this model is in use by another thread",
-                remedy="open one Llama for each thread, or hold a lock of your own around calls",
+                remedy="open one Llama for each thread, or protect the calls with a lock",
             )
 
     def __exit__(self, *error: object) -> None:
@@ -35,7 +35,7 @@ class Lock:
 
 
 class HasLock(Protocol):
-    """An object whose methods `locked` decorates."""
+    """An object with a lock, whose methods can be decorated with `locked`."""
 
     lock: Lock
 
@@ -46,7 +46,7 @@ S = TypeVar("S", bound=HasLock)
 
 
 def locked(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """Return *method* so that it holds the lock of its object while it runs."""
+    """Decorate *method*: it holds its object's lock while it runs."""
 
     @functools.wraps(method)
     def held(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,4 +1,4 @@
-"""A loaded model: its weights on their devices, and what runs its graph.  It knows no text."""
+"""A loaded model: its weights on the devices, and the executor of its graph."""
 
 import contextlib
 import functools
@@ -33,32 +33,33 @@ from npurt.runtime.report.trace import written_to
 from npurt.segment import KV_DTYPES
 from npurt.verify import Sampler as Checks
 
-SAMPLE = 512  # bytes of each tensor that identify a model
+SAMPLE = 512  # bytes of each tensor that are hashed to identify a model
 
 
 class Model:
-    """A loaded model, on which contexts run.  One of them runs at a time: see `lock`.
+    """A loaded model, on which contexts run, one at a time: see `lock`.
 
-    The states of its contexts are in the executor's segments, by sequence.  `Setup.limits` says how
-    many sequences there can be.
+    The executor's segments hold the states of all contexts, by sequence.  `Setup.limits` has the
+    largest number of sequences.
 
     Args:
-        setup: What its file says; the file stays open as long as the model.
-        devices: Open devices, which stay open as long as the model.
-        checks: Chooses the products to verify.
+        setup: The description of the model.  Its file must stay open as long as the model.
+        devices: Open devices, which must stay open as long as the model.
+        checks: Chooses the matrix products to verify.
         strict: See `Llama`.
         progress: Show a progress bar on a terminal.
 
     Attributes:
-        setup, devices, checks, progress: As given.
-        file, config: The file, and what it says of the model.
-        tokenizer: Its vocabulary.
+        setup, devices, checks, progress: As in the arguments.
+        file: The GGUF file.
+        config: The configuration in the file's metadata.
+        tokenizer: The tokenizer.
         n_ctx: Positions of a context.
-        ledger: What ran where.
+        ledger: Records which op ran on which device.
         lock: Held by the thread that uses the model.
         executor: Runs the graph.
-        encoder: Runs texts; None where the model is a decoder.
-        decoder: Runs it on tokens of one context or several.
+        encoder: Runs texts if the model is an encoder; otherwise None.
+        decoder: Runs tokens of one or several contexts.
 
     Raises:
         ModelFormatError: A weight or the vocabulary is damaged.
@@ -81,9 +82,9 @@ class Model:
         self._closed = False
         self._free = list(reversed(range(setup.limits.sequences)))
         self._embedding = self.file[EMBEDDING]
-        self._offload: Offload | None = None  # None of a device that runs graphs
+        self._offload: Offload | None = None  # None if the device runs graphs
         with contextlib.ExitStack() as opened:
-            # The vocabulary takes as long as the weights.
+            # The vocabulary is read in parallel: it takes as long as the weights.
             metadata = self.file.metadata
             tokenizer = Background(lambda: Tokenizer.from_gguf(metadata), "npurt vocabulary")
             self.executor = self._compile()
@@ -96,7 +97,7 @@ class Model:
             opened.pop_all()
 
     def _compile(self) -> Executor:
-        """Compile the graph: for the device, or for the host and a device that multiplies."""
+        """Compile the graph for the device, or for the host with a device for matrix products."""
         graph, config, devices = self.setup.graph, self.config, self.devices
         weights = FileWeights(self.file, graph)
         total = sum(info.nbytes for info in self.file.tensors.values())
@@ -118,7 +119,7 @@ class Model:
                 weights,
                 self.setup.limits,
                 self.ledger,
-                # Captured layers, and what an encoder makes, are outputs of the graph.
+                # Captured layers and an encoder's result are outputs of the graph already.
                 [residual(graph)] if config.causal else [],
                 self.checks,
             )
@@ -127,7 +128,7 @@ class Model:
     def identity(self) -> bytes:
         """32 bytes that identify the model and the type of its cache.
 
-        The beginning of each tensor represents all of it, because training changes every row.
+        Only the beginning of each tensor is hashed: training changes every row of a tensor.
         """
         kv = np.dtype(KV_DTYPES[self.setup.limits.kv_dtype])
         digest = hashlib.sha256(repr((self.config, list(layout(self.config, kv, 1)))).encode())
@@ -140,43 +141,43 @@ class Model:
 
     @property
     def decoder(self) -> Decoder:
-        """What runs tokens.
+        """The decoder, which runs tokens.
 
         Raises:
             UnsupportedOp: The model is an encoder.
         """
         if self._decoder is None:
             self.setup.description.require_decoder()
-        assert self._decoder is not None, "a decoder that was closed"
+        assert self._decoder is not None, "the model is closed"
         return self._decoder
 
     # --- Sequences ------------------------------------------------------------------------------
 
     def take_sequence(self) -> int:
-        """Return the number of a sequence that nobody uses, until `give_back`.
+        """Return the number of an unused sequence, and mark it as used until `give_back`.
 
         Raises:
-            SettingError: All are in use.
+            SettingError: All sequences are in use.
         """
         try:
             return self._free.pop()
         except IndexError:
             raise SettingError(
-                f"this model has room for {self.setup.limits.sequences} sequences, all in use",
+                f"all {self.setup.limits.sequences} sequences of this model are in use",
                 remedy="release a context, or open the model with a larger max_sequences",
             ) from None
 
     def give_back(self, sequence: int) -> None:
-        """Let another context have a sequence, whose states were dropped."""
+        """Mark *sequence* as unused.  Its states must have been dropped."""
         self._free.append(sequence)
 
     # --- Token ids ------------------------------------------------------------------------------
 
     def valid(self, ids: Iterable[int]) -> list[int]:
-        """Return *ids* as a list of ints.
+        """Check *ids*, and return them as a list of ints.
 
         Raises:
-            LayoutError: They are no integers, or not in the vocabulary.
+            LayoutError: The ids are not integers, or not in the vocabulary.
         """
         if isinstance(ids, bytes | bytearray):
             raise LayoutError("token ids are integers, not bytes", remedy="pass a text as a str")
@@ -198,7 +199,7 @@ class Model:
         return tokens
 
     def token_embeddings(self, ids: Sequence[int]) -> F32:
-        """Return the rows of the embedding matrix for *ids*, as the first layer gets them, [T, D].
+        """Return the embeddings of *ids*, as the input of the first layer, ``[T, D]``.
 
         Raises:
             LayoutError: An id is not in the vocabulary.
@@ -208,29 +209,34 @@ class Model:
         scale = self.config.conventions.embedding_scale
         return rows if scale == 1 else rows * np.float32(scale)
 
-    # --- The output matrix alone, for drafts ----------------------------------------------------
+    # --- The output matrix, for drafts ----------------------------------------------------------
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all matrices, with the output matrix, without the embedding."""
+        """Bytes of all matrices, including the output matrix, excluding the token embeddings."""
         return sum(weight.packed.nbytes for weight in self._host().weights.values())
 
     def output_matrix(self, columns: int) -> Packed:
-        """Return the output matrix ``[V, D]``, of *columns* logits or more: see `Packed.first`."""
+        """Return the output matrix, ``[V, D]``, truncated to at least *columns* rows.
+
+        See `Packed.first`.
+        """
         return self._output(columns).packed
 
     def head(
         self, op: str, columns: int, norm: F32 | None = None, eps: float | None = None
     ) -> Head:
-        """Return a head that computes *columns* logits or more.
+        """Return a head that computes at least *columns* logits.
 
         Args:
-            op: The name of the product, for reports.
-            norm: Weight of the norm before it, ``[D]``; by default the model's.
-            eps: Of that norm; by default the model's.
+            op: The name of the matrix product, for reports.
+            columns: The smallest number of logits.
+            norm: The weight ``[D]`` of the norm before the product; by default the model's output
+                norm.
+            eps: The epsilon of the norm; by default the model's.
 
         Raises:
-            UnsupportedOp: The device runs graphs: the model's output matrix is its own.
+            UnsupportedOp: The device runs graphs, so the host has no output matrix.
         """
         weight, host, config = self._output(columns), self._host(), self.config
         norm = host.vectors["output_norm.weight"] if norm is None else norm
@@ -245,30 +251,31 @@ class Model:
         self.require_open()
         if self._offload is None:
             raise UnsupportedOp(
-                f"{self.devices.device.caps.name} runs graphs, and keeps the matrices to itself",
-                remedy="to draft with this model, open it on the CPU or on an NPU that multiplies",
+                f"{self.devices.device.caps.name} runs graphs, so the host has no matrices",
+                remedy="to draft with this model, open it on the CPU, or on an NPU that runs only "
+                "matrix products",
             )
         return self._offload
 
     # --- Accounts -------------------------------------------------------------------------------
 
     def account(self, op: str) -> Row:
-        """Return the ledger's row of an op that the host computes outside the plan."""
+        """Return a ledger row for *op*, which the host computes outside the graph."""
         host = self.devices.host.caps.name
         return self.ledger.row(Row(op, "", (), host, host))
 
     def report(self) -> Report:
-        """Return the ledger: which ops ran on which device, how long, verified or not."""
+        """Return the ledger: the device, time and verification of each op."""
         return self.ledger.report()
 
     @contextlib.contextmanager
     def trace(self, path: str | os.PathLike[str]) -> Iterator[None]:
         """Write a trace of the ``with`` body to *path*, for Perfetto or chrome://tracing.
 
-        The file is written whole at the end, also after an error or Ctrl-C.
+        The file is written at the end, also after an error or Ctrl-C.
 
         Raises:
-            SettingError: *path* is none, or the file cannot be written.
+            SettingError: *path* is not a path, or the file cannot be written.
         """
         with written_to(require_path(path)) as trace:
             self.ledger.watch(trace)
@@ -297,7 +304,7 @@ class Model:
             self.encoder,
             self._offload,
             self._embedding,
-        )  # which keep the file
+        )  # these refer to the file
 
     def __enter__(self) -> Self:
         return self

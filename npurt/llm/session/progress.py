@@ -1,4 +1,4 @@
-"""Progress bars: on a terminal, on stderr, and only for what takes more than a moment."""
+"""Progress bars on stderr, if it is a terminal and the work takes longer than `PATIENCE`."""
 
 import sys
 from typing import Self
@@ -7,19 +7,19 @@ PATIENCE = 0.7  # seconds before a bar appears
 
 
 class Progress:
-    """A bar for *total* of *unit*; nothing at all when not *shown* or not on a terminal."""
+    """A progress bar up to *total* of *unit*; invisible without *shown* or without a terminal."""
 
     def __init__(self, label: str, total: int, unit: str, *, shown: bool = True) -> None:
         self._bar = None
         if shown and _terminal():
-            from tqdm import tqdm  # takes a while to import, and few runs need it
+            from tqdm import tqdm  # imported late: the import is slow
 
             self._bar = tqdm(
                 total=total, desc=label, unit=unit, unit_scale=True, leave=False, delay=PATIENCE
             )
 
     def add(self, count: int) -> None:
-        """So much more is done."""
+        """Advance the bar by *count*."""
         if self._bar is not None:
             self._bar.update(count)
 
@@ -32,7 +32,7 @@ class Progress:
 
 
 def _terminal() -> bool:
-    """Say whether stderr is one; it may be closed, or not there at all."""
+    """Return whether stderr is a terminal; False if stderr is closed or missing."""
     try:
         return sys.stderr is not None and sys.stderr.isatty()
     except ValueError:

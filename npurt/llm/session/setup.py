@@ -1,4 +1,4 @@
-"""What is known of a model before its weights are loaded: description, graph, sizes."""
+"""Read and check a model's description, graph and sizes, before its weights are loaded."""
 
 import warnings
 from collections.abc import Sequence
@@ -14,22 +14,26 @@ from npurt.llm.state.state import require_positions
 from npurt.llm.text.vocabulary import token_texts
 from npurt.segment import Limits
 
-USUAL_CONTEXT = 4096  # the most positions by default
+USUAL_CONTEXT = 4096  # largest default context, in positions
 
 
 def positions(config: Config, n_ctx: int | None) -> int:
-    """Return the positions that *n_ctx* asks for; None: the usual number; 0: as in training."""
+    """Return the number of positions for the argument *n_ctx*.
+
+    None stands for the context length from training, at most `USUAL_CONTEXT`; 0 for all of it.
+    """
     return n_ctx or min(config.n_context, USUAL_CONTEXT if n_ctx is None else config.n_context)
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A model as its file describes it, for contexts of one size.
+    """The description of a model, with its graph for one context size.
 
     Attributes:
+        description: The description of the model in its file.
         graph: The graph for contexts of that size.
-        limits: Rows of a run, positions of a context, element type of the KV cache.
-        captured: Layers whose inputs are outputs of the graph.
+        limits: The rows of a run, positions of a context, sequences, and type of the KV cache.
+        captured: Indices of layers whose inputs the graph also outputs.
     """
 
     description: Description
@@ -38,7 +42,7 @@ class Setup:
     captured: tuple[int, ...] = ()
 
     def capturing(self, layers: Sequence[int]) -> "Setup":
-        """Return the same with the inputs of *layers* as outputs of the graph."""
+        """Return a copy whose graph also outputs the inputs of *layers*."""
         graph = self.description.graph(self.limits.positions, layers)
         return replace(self, graph=graph, captured=tuple(layers))
 
@@ -53,14 +57,14 @@ def set_up(
     sequences: int = 1,
     kv_bytes: int | None = None,
 ) -> Setup:
-    """Read and check what *file* says of its model; arguments are those of `Llama`.
+    """Read and check the description of the model in *file*; arguments are those of `Llama`.
 
-    Contexts of *sequences* texts can be open at a time, with *kv_bytes* of keys and values.
-
-    It warns the caller of the caller when *n_ctx* is more than the model was trained for.
+    *sequences* is the largest number of open contexts; *kv_bytes* are the bytes of their KV cache.
+    A warning is issued if *n_ctx* exceeds the context length from training; its location is the
+    caller of the caller.
 
     Raises:
-        ModelFormatError: npurt does not run the model, or not with such a context or adapter.
+        ModelFormatError: npurt does not support the model, this context size or an adapter.
         SettingError: *n_ctx* is out of range, or *kv_type* is unknown.
     """
     description = describe(file, adapters)
@@ -81,29 +85,33 @@ def set_up(
     _check_vocabulary(file, config)
     rows = min(n_batch, count)
     if not config.causal:
-        sequences = rows  # texts share a run
+        sequences = rows  # several texts share a run
     limits = Limits(rows, count, sequences, kv_dtype=kv_type, kv_bytes=kv_bytes)
     return Setup(description, graph, limits)
 
 
 def _one_run(config: Config, n_ctx: int | None, count: int, n_batch: int) -> int:
-    """Return the positions of an encoder, which reads a text in one run.
+    """Return the number of positions of an encoder, which evaluates a text in one run.
 
     Raises:
-        SettingError: *n_ctx* asks for more than a run has, or than the model has.
+        SettingError: *n_ctx* exceeds the rows of a run, or the context length from training.
     """
     most = min(n_batch, config.n_context)
     if n_ctx and count > most:
         raise SettingError(
-            f"n_ctx is {n_ctx}, and this encoder reads texts of at most {most} tokens: all of a "
-            "text in one run",
+            f"n_ctx is {n_ctx}, but this encoder reads texts of at most {most} tokens, "
+            "each in one run",
             remedy=f"leave n_ctx (-c) out, or use at most {most}",
         )
     return min(count, most)
 
 
 def _check_vocabulary(file: GGUF, config: Config) -> None:
-    """Refuse a vocabulary without embeddings before memory is spent on it."""
+    """Check that each token has an embedding, before memory is allocated.
+
+    Raises:
+        ModelFormatError: The numbers of tokens and of embeddings differ.
+    """
     count = len(token_texts(file.metadata))
     if count != config.n_vocab:
         raise ModelFormatError(
