@@ -144,7 +144,7 @@ LIMITS = {
     "markup": (tokenizer, "MAX_MARKUP", 299, keys(WORDS, (), [3] * 300), "300 tokens"),
     "text of markup": (
         *(tokenizer, "MAX_MARKUP_TEXT", 505),
-        *(keys(WORDS, (), [4] * 300), "506 bytes are markup"),
+        *(keys(WORDS, (), [4] * 300), "have 506 bytes"),
     ),
 }
 
@@ -239,7 +239,7 @@ def bomb(kind):
 BOMBS = {
     "junk": "ran",
     "tokens": "ModelFormatError: model.gguf: the vocabulary has 500000 tokens, the embedding 608",
-    "merges": "ModelFormatError: model.gguf: there are 700000 merges or more for 608 tokens",
+    "merges": "ModelFormatError: model.gguf: 608 tokens have 700000 merges or more",
     "special": "ModelFormatError: model.gguf: 608 tokens",
     "keys": "ModelFormatError: model.gguf: 60027 keys",
 }

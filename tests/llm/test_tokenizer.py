@@ -279,7 +279,7 @@ REFUSED = {
             tokens=[*BPE["tokenizer.ggml.tokens"][:-1], "a" * 90],
             merges=["{0} {0}".format("a" * 90)],
         ),
-        "makes no token",
+        "is no token",
     ),
     "a merge that is not UTF-8": (but(BPE, merges=["\udcff a"]), "merge"),
     "an end outside": (but(BPE, eos_token_id=608), "608"),

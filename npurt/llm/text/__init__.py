@@ -1,5 +1,5 @@
-"""Between text and token ids: vocabulary, tokenizer, and chat templates in a metered sandbox.
+"""Convert between text and token ids, and render chat templates in a metered sandbox.
 
-May import the room `file`.
-Begin with `tokenizer`; `chat` renders templates, `sandbox` limits what they may do.
+May import the subpackage `file`.
+Begin with `tokenizer`; `chat` renders chat templates, and `sandbox` limits their time and memory.
 """

@@ -1,6 +1,6 @@
 """Render messages to a prompt with the chat template of a model file.
 
-The template is a program that may come from a stranger; `sandbox` limits it.
+The template is an untrusted program; `sandbox` limits its time and memory.
 """
 
 import functools
@@ -17,7 +17,7 @@ from npurt.llm.text.sandbox import BUDGET, PER_INPUT, BoundedEnvironment, Meter
 
 MAX_SOURCE = 1 << 16  # characters; the longest chat templates have some 30,000
 
-# A template is code that runs on values of any type, so it can raise these errors too.
+# Templates are code and can raise any of these errors.
 _FAILURES = (
     TemplateError,
     ArithmeticError,
@@ -37,14 +37,14 @@ class _Refusal(TemplateError):
 
 
 class ChatTemplate:
-    """A compiled chat template.  May be used from several threads.
+    """A compiled chat template.  Several threads may use it.
 
     Raises:
         ModelFormatError: *source* is not a template that npurt can run.
     """
 
     def __init__(self, source: str, *, bos: str | None, eos: str | None) -> None:
-        """Compile *source*; *bos* and *eos* are the texts of those tokens."""
+        """Compile *source*; *bos* and *eos* are the texts of the BOS and EOS tokens."""
         if len(source) > MAX_SOURCE:
             raise _broken(f"it has {len(source)} characters, above {MAX_SOURCE}")
         self.source = source
@@ -59,7 +59,7 @@ class ChatTemplate:
 
     @functools.cached_property
     def variables(self) -> frozenset[str]:
-        """The names that the template reads from its caller."""
+        """The names of the variables that the template reads from its caller."""
         tree = self._environment.parse(self.source)
         return frozenset(find_undeclared_variables(tree)) - self._tokens.keys()
 
@@ -73,18 +73,18 @@ class ChatTemplate:
     ) -> str:
         """Return the prompt for *messages*.
 
-        The prompt has the model's markup, BOS included: encode it with ``add_bos=False``.
+        The prompt contains the model's markup, BOS included: encode it with ``add_bos=False``.
 
         Args:
-            messages: Each is ``{"role": ..., "content": ...}``.  Content is text, a list of parts,
-                or None beside ``tool_calls``.  Arguments of a call are passed on unchanged: most
-                templates want a dict, DeepSeek's wants JSON text.
+            messages: Dicts ``{"role": ..., "content": ...}``.  The content is text, a list of
+                parts, or None if the message has ``tool_calls``.  The arguments of a call are
+                passed on unchanged: most templates expect a dict, DeepSeek's expects JSON text.
             add_generation_prompt: End the prompt with the start of the model's answer.
             tools: Descriptions of functions, as JSON schemas.
             variables: Other variables of the template, such as ``enable_thinking=False``.
 
         Raises:
-            LayoutError: The messages are malformed, or the template refuses them.
+            LayoutError: The messages are malformed, or the template raises an error about them.
             ModelFormatError: The template fails, or exceeds its budget.
         """
         given: dict[str, Any] = {"messages": messages, "tools": tools or None}
@@ -97,16 +97,17 @@ class ChatTemplate:
         except _Refusal as error:
             raise LayoutError(
                 f"the chat template refuses these messages: {error!s:.300}",
-                remedy="change the messages as it says",
+                remedy="change the messages accordingly",
             ) from error
         except _FAILURES as error:
             raise _broken(error) from error
 
 
 def joined_parts(messages: Iterable[Any]) -> list[Any]:
-    """Return *messages* with the parts of a content joined to one text, as most templates need it.
+    """Return *messages* with each list of text parts joined into one text.
 
-    What is not a message stays as it is, for `ChatTemplate.render` to refuse.
+    Most templates require one text.  Malformed messages are returned unchanged;
+    `ChatTemplate.render` raises the error.
 
     Raises:
         LayoutError: A part is not text.
@@ -128,28 +129,28 @@ def _joined(i: int, message: Any) -> Any:
                 f"the content of message {i} has a part of type {brief(kind)}"
                 if not text
                 else f"the content of message {i} has a part without text",
-                remedy='pass parts {"type": "text", "text": ...} only; npurt reads neither images '
-                "nor sound",
+                remedy='pass only parts {"type": "text", "text": ...}; npurt supports neither '
+                "images nor audio",
             )
     return {**message, "content": "".join(part["text"] for part in parts)}
 
 
 def _plain(values: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """Return a copy of *values* of JSON types only, and its size in characters."""
+    """Return a copy of *values* that contains only JSON types, and its size in characters."""
     try:
         text = json.dumps(values, ensure_ascii=False)
         return json.loads(text), len(text)
     except (TypeError, ValueError, RecursionError) as error:
         raise LayoutError(
-            f"the messages hold what JSON cannot: {error}",
-            remedy="use dicts, lists, strings, numbers, booleans and None only",
+            f"the messages hold a value that JSON cannot represent: {error}",
+            remedy="use only dicts, lists, strings, numbers, booleans and None",
         ) from error
 
 
 def _check(messages: Any) -> None:
-    """Refuse messages that are not a conversation."""
+    """Raise LayoutError unless *messages* is a list of well-formed messages."""
     if not isinstance(messages, list) or not messages:
-        raise _malformed("messages is not a list with something in it")
+        raise _malformed("messages is empty or not a list")
     for i, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise _malformed(f"message {i} has no role")

@@ -1,6 +1,6 @@
-"""Convert token ids to text, byte by byte.
+"""Convert token ids to text.
 
-A token stands for bytes, not for characters: the bytes of a character may be in several tokens.
+A token stands for bytes, and the bytes of one character may be split over several tokens.
 Source: llama.cpp src/llama-vocab.cpp, token_to_piece(), MIT: the bytes of each kind of token.
 """
 
@@ -12,15 +12,16 @@ from collections.abc import Iterable
 from npurt.errors import LayoutError, brief
 from npurt.llm.text.vocabulary import BPE, Kind, Vocabulary
 
-SPACE = "▁"  # U+2581, how SentencePiece writes a space, and GGUF the begin of WordPiece's words
-NORMAL = int(Kind.NORMAL)  # looked up once: an attribute of an enum takes a microsecond
+SPACE = "▁"  # U+2581: a space in SentencePiece, the beginning of a word in GGUF's WordPiece
+NORMAL = int(Kind.NORMAL)  # a constant, because an access to an enum member takes a microsecond
 _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 def _byte_alphabet() -> dict[int, int]:
-    """Return GPT-2's alphabet as code point -> byte.
+    """Return GPT-2's byte alphabet: code point -> byte.
 
-    Printable Latin-1 characters are their own bytes; the other bytes have code points from 256.
+    A printable Latin-1 character stands for the byte of its code point; code points from 256 on
+    stand for the other bytes.
     Source: openai/gpt-2 src/encoder.py, bytes_to_unicode(), MIT: the numbering only.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
@@ -37,17 +38,17 @@ class Pieces:
         self._known: dict[int, bytes] = {}
 
     def __getitem__(self, token: int) -> bytes:
-        """Return the bytes of *token*; none for padding.
+        """Return the bytes of *token*, which are empty for padding.
 
         Raises:
-            LayoutError: There is no such token.
+            LayoutError: The vocabulary has no such token.
         """
         piece = self._known.get(token)
         if piece is None:
             if not 0 <= token < len(self._vocabulary.tokens):
                 raise LayoutError(
                     f"{brief(token)} is not one of {len(self._vocabulary.tokens)} tokens",
-                    remedy="pass ids of this model's own vocabulary",
+                    remedy="pass ids of this model's vocabulary",
                 )
             piece = self._known[token] = self._make(token)
         return piece
@@ -61,7 +62,7 @@ class Pieces:
             return _utf8(text.replace(SPACE, " "))
         try:
             return bytes(map(self._alphabet.__getitem__, map(ord, text)))
-        except KeyError:  # no text encodes to this token: a character is outside the alphabet
+        except KeyError:  # a character outside the alphabet: no text encodes to this token
             return _utf8(text)
 
 
@@ -77,30 +78,30 @@ def _utf8(text: str) -> bytes:
 
 
 class Stream:
-    """Text that grows token by token, and never ends inside a character.
+    """An incremental decoder from tokens to text.
 
-    Bytes that are not UTF-8 become U+FFFD.  The stream holds an incomplete character back until its
+    Bytes that are not UTF-8 become U+FFFD.  The stream buffers an incomplete character until its
     bytes are complete, or until `finish`.
     """
 
     def __init__(self, pieces: Pieces, *, hidden: frozenset[int], strip: bool) -> None:
-        """Start a text; see `join` for *hidden* and *strip*."""
+        """Start a stream; see `join` for *hidden* and *strip*."""
         self._pieces = pieces
         self._hidden = hidden
         self._strip = strip
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
-        """Return the text that *token* completes, which may be empty.  Errors as `Pieces`."""
+        """Return the characters that *token* completes, possibly none.  Errors as `Pieces`."""
         if type(token) is not int or self._strip:
             data = join(self._pieces, (token,), hidden=self._hidden, strip=self._strip)
             self._strip = self._strip and token in self._hidden
-        else:  # the same in less time
+        else:  # a faster path with the same result
             data = b"" if token in self._hidden else self._pieces[token]
         return self._decoder.decode(data)
 
     def finish(self) -> str:
-        """End the text; return an incomplete character as U+FFFD."""
+        """End the stream, and return U+FFFD for an incomplete character, or ""."""
         return self._decoder.decode(b"", final=True)
 
 
@@ -108,7 +109,7 @@ def as_ids(tokens: Iterable[int]) -> list[int]:
     """Return *tokens* as a list of ints.
 
     Raises:
-        LayoutError: They are no integers, or nothing that has members.
+        LayoutError: *tokens* is not iterable, is a string, or has an element that is no integer.
     """
     try:
         if isinstance(tokens, str | bytes | bytearray):
@@ -121,13 +122,13 @@ def as_ids(tokens: Iterable[int]) -> list[int]:
 
 
 def join(pieces: Pieces, tokens: Iterable[int], *, hidden: frozenset[int], strip: bool) -> bytes:
-    """Return the bytes of *tokens*, one after another.
+    """Return the concatenated bytes of *tokens*.
 
     Args:
         pieces: The bytes of each token.
-        tokens: Ids.
-        hidden: Ids that add nothing.
-        strip: Remove a leading space, which SentencePiece added and the text does not have.
+        tokens: Token ids.
+        hidden: Ids that are omitted.
+        strip: Remove the leading space that SentencePiece prepended to the text.
     """
     shown = [pieces[token] for token in as_ids(tokens) if token not in hidden]
     if strip and shown:

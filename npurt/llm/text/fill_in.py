@@ -1,4 +1,4 @@
-"""Fill in a gap in a text: the tokens that stand around it."""
+"""Build prompts for filling in the middle between a prefix and a suffix."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from typing import Any
 
 from npurt.llm.text.tokenizer import Tokenizer
 
-# Keys of these tokens, as llama.cpp's gguf-py writes them and wrote them before, and their texts in
-# files that have no key.
+# Role -> the metadata keys of the token, as current and older versions of llama.cpp's gguf-py write
+# them, and the token's possible texts in files without the keys.
 MARKERS = {
     "prefix": (("fim_pre", "prefix"), ("<|fim_prefix|>", "<fim_prefix>", "<fim-prefix>", "<PRE>")),
     "suffix": (("fim_suf", "suffix"), ("<|fim_suffix|>", "<fim_suffix>", "<fim-suffix>", "<SUF>")),
@@ -17,7 +17,7 @@ MARKERS = {
 
 @dataclass(frozen=True, slots=True)
 class FillIn:
-    """The tokens before a prefix, before a suffix, and before what stands between them."""
+    """The marker tokens before the prefix, before the suffix, and before the generated middle."""
 
     prefix: int
     suffix: int
@@ -25,7 +25,7 @@ class FillIn:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> "FillIn | None":
-        """Return those of a model; None if it cannot fill in text."""
+        """Return the marker tokens of a model, or None if the model has none."""
         found = {}
         for role, (keys, texts) in MARKERS.items():
             named = [metadata.get(f"tokenizer.ggml.{key}_token_id") for key in keys]
@@ -39,10 +39,10 @@ class FillIn:
     def around(
         self, tokenizer: Tokenizer, before: str, after: str, *, suffix_first: bool = False
     ) -> list[int]:
-        """Return a prompt whose continuation stands between *before* and *after*.
+        """Return a prompt whose completion is the text between *before* and *after*.
 
         Args:
-            suffix_first: Write *after* before *before*, which some models were trained with.
+            suffix_first: Place *after* first in the prompt, as in the training of some models.
         """
         head = [tokenizer.bos] if tokenizer.add_bos and tokenizer.bos is not None else []
         parts = [

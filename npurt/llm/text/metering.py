@@ -1,13 +1,14 @@
-"""Add metering to a parsed template, where jinja2 does not call the environment.
+"""Add metering to a parsed template for operations that bypass the jinja2 environment.
 
-Calls, filters, tests, ``+ * ** %`` and output go through the environment, which meters them.  This
-module wraps the rest in filters.  Their names, such as "+step", cannot occur in a template:
+jinja2 executes calls, filters, tests, ``+ * ** %`` and output through the environment, which meters
+them.  This module wraps all other operations in filters.  The filters' names, such as "+step",
+cannot occur in a template:
 
-- ``+step``: charge units at each round of a loop and each run of a macro or block;
+- ``+step``: charge units at each iteration of a loop and each run of a macro or block;
 - ``+made``: charge for a new list, dict, tuple or slice;
 - ``+read``: charge for a value before it is compared or hashed;
 - ``+walk``: charge for the elements of ``*value`` in a call;
-- ``+join``: concatenate, in place of ``~``.
+- ``+join``: concatenate values instead of ``~``.
 """
 
 from collections.abc import Callable
@@ -16,16 +17,16 @@ from typing import Any
 from jinja2 import TemplateSyntaxError, nodes
 from jinja2.visitor import NodeTransformer
 
-STEP = 64  # units of one round, call or operation
+STEP = 64  # units of one iteration, call or operation
 
-Node = Any  # a jinja2 node: their fields are not typed
+Node = Any  # a jinja2 node, whose fields are not typed
 
 
 def add_metering(tree: nodes.Template) -> nodes.Template:
-    """Return *tree* with calls that count the work of the template.
+    """Return *tree* with filters that charge for the work of the template.
 
     Raises:
-        TemplateSyntaxError: The template includes, imports, extends or escapes.
+        TemplateSyntaxError: The template has an include, import, extends or autoescape statement.
     """
     metered: nodes.Template = _Metering().visit(tree)
     metered.set_lineno(1)
@@ -68,7 +69,7 @@ def _keep(node: Node) -> Node:
 
 def _refuse(node: Node) -> Node:
     name = type(node).__name__.lower()
-    raise TemplateSyntaxError(f"a chat template has no use for {name}", node.lineno)
+    raise TemplateSyntaxError(f"npurt does not support {name} in a chat template", node.lineno)
 
 
 def _meter_body(node: Node) -> Node:
@@ -78,7 +79,7 @@ def _meter_body(node: Node) -> Node:
 
 
 def _meter_loop(node: Node) -> Node:
-    if node.test is not None:  # it runs for every element, and the body perhaps never
+    if node.test is not None:  # the test runs for every element, even if the body never does
         node.test = nodes.And(_filter("+step", nodes.Const(STEP)), node.test)
     return _meter_body(node)
 

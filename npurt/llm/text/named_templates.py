@@ -1,14 +1,14 @@
-"""Chat templates by name, for files that have none or a wrong one.
+"""Chat templates by name, for files without a chat template or with a wrong one.
 
-Each is npurt's own Jinja source.  It gives the prompts of the chat_template in the
-tokenizer_config.json of the model that its comment names; tests/llm/test_chat_names.py has them,
-with their sources.
+npurt's authors wrote these Jinja sources.  Each template renders the same prompts as the
+chat_template of the model named in its comment; tests/llm/test_chat_names.py compares them with
+the models' templates.
 """
 
 from npurt.errors import ModelFormatError, SettingError, brief
 
-# For formats without a turn of its own for a system message: it goes in front of the first user
-# turn.  Turns alternate.
+# The beginning of templates for formats without system turns: the system message precedes the text
+# of the first user turn.  User and assistant turns must alternate.
 _TURNS = """\
 {%- set system = messages[0].content if messages[0].role == 'system' else none -%}
 {%- set turns = messages if system is none else messages[1:] -%}
@@ -20,7 +20,7 @@ _TURNS = """\
 """
 _END = "{%- endfor -%}"
 
-# The markup that begins the model's answer comes last, unless the caller wants none.
+# The end of a template: the markup that begins the model's answer, if add_generation_prompt is set.
 _ANSWER = "{%- if add_generation_prompt -%}{{ START }}{%- endif -%}"
 
 
@@ -34,13 +34,13 @@ NAMED = {
     "{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
     + _END
     + _answer("<|im_start|>assistant\n"),
-    # google/gemma-3-4b-it; Gemma 1 and 2 are the same without system messages, which they refuse.
+    # google/gemma-3-4b-it; the templates of Gemma 1 and 2 differ only in refusing system messages.
     "gemma": "{{ bos_token }}"
     + _TURNS
     + "{{ '<start_of_turn>' + ('model\\n' if turn.role == 'assistant' else 'user\\n') }}"
     "{%- if system is not none and loop.first -%}{{ system + '\\n\\n' }}{%- endif -%}"
     "{{ turn.content | trim + '<end_of_turn>\\n' }}" + _END + _answer("<start_of_turn>model\n"),
-    # meta-llama/Llama-2-7b-chat-hf; it trims a first turn together with the system message.
+    # meta-llama/Llama-2-7b-chat-hf; the first turn is trimmed together with the system message.
     "llama2": _TURNS + "{%- if turn.role == 'user' -%}"
     "{%- set before = '<<SYS>>\\n' + system + '\\n<</SYS>>\\n\\n'"
     " if system is not none and loop.first else '' -%}"
@@ -52,15 +52,15 @@ NAMED = {
     "{{ message.content | trim + '<|eot_id|>' }}"
     + _END
     + _answer("<|start_header_id|>assistant<|end_header_id|>\n\n"),
-    # mistralai/Mistral-7B-Instruct-v0.2 as released, which refuses system messages; they are where
-    # its later version has them.
+    # mistralai/Mistral-7B-Instruct-v0.2 as released, which refuses system messages; here they are
+    # placed as in the model's later template.
     "mistral": "{{ bos_token }}" + _TURNS + "{%- if turn.role == 'user' -%}"
     "{{ '[INST] ' }}"
     "{%- if system is not none and loop.first -%}{{ system + '\\n\\n' }}{%- endif -%}"
     "{{ turn.content + ' [/INST]' }}"
     "{%- else -%}{{ turn.content + eos_token }}{%- endif -%}" + _END,
-    # microsoft/Phi-3.5-mini-instruct; Phi-3-mini-4k-instruct had a BOS first, which files that want
-    # one get by their metadata.
+    # microsoft/Phi-3.5-mini-instruct.  The template of Phi-3-mini-4k-instruct begins with BOS; here
+    # the file's metadata decide whether BOS is added.
     "phi3": "{%- for message in messages -%}"
     "{{ '<|' + message.role + '|>\\n' + message.content + '<|end|>\\n' }}"
     + _END
@@ -75,24 +75,24 @@ NAMED = {
 
 
 def source(template: str) -> str:
-    """Return the Jinja source of *template*: a name of `NAMED`, or a source itself.
+    """Return the Jinja source of *template*, which is a name in `NAMED` or Jinja source.
 
     Raises:
-        SettingError: It is neither such a name nor Jinja that works.
+        SettingError: *template* is neither a name in `NAMED` nor valid Jinja source.
     """
     if not isinstance(template, str):
         raise SettingError(
             f"chat_template is {brief(template)}", remedy="pass Jinja source or a name, as a str"
         )
     if "{" in template:
-        from npurt.llm.text.chat import ChatTemplate  # with jinja2, which takes 40 ms
+        from npurt.llm.text.chat import ChatTemplate  # importing jinja2 takes 40 ms
 
         try:
             ChatTemplate(template, bos=None, eos=None)
         except ModelFormatError as error:
             raise SettingError(
                 f"chat_template does not work: {error.what.partition(': ')[2]}",
-                remedy=f"mend the Jinja source, or use one of {', '.join(NAMED)}",
+                remedy=f"correct the Jinja source, or use one of {', '.join(NAMED)}",
             ) from error
         return template
     if template not in NAMED:
@@ -102,6 +102,6 @@ def source(template: str) -> str:
         meant = f"; did you mean {close[0]!r}?" if close else ""
         raise SettingError(
             f"there is no chat template {template[:60]!r}{meant}",
-            remedy=f"use one of {', '.join(NAMED)}, or Jinja source, which has a {{ in it",
+            remedy=f"use one of {', '.join(NAMED)}, or Jinja source, which contains {{",
         )
     return NAMED[template]

@@ -1,9 +1,9 @@
-"""Pre-tokenizer rules: how to split text into words before byte-pair merges.
+"""Pre-tokenizer rules, which split text into words before byte-pair merges.
 
-The file's ``tokenizer.ggml.pre`` names the rule.  A wrong rule gives worse text and no error, so
-npurt refuses an unknown name.
-Sources: names and flags are those of llama.cpp's src/llama-vocab.cpp; the patterns are those of the
-models' own tokenizer.json (facts only), in Oniguruma's syntax.
+The file's ``tokenizer.ggml.pre`` names the rule.  A wrong rule degrades the output without an
+error, so npurt refuses an unknown name.
+Sources: names and flags from llama.cpp's src/llama-vocab.cpp; patterns from the models'
+tokenizer.json (facts only), in Oniguruma's syntax.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,10 @@ _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)
 
 
 def _modern(digits: str, letters: str = r"\p{L}") -> str:
-    """Return the pattern of Llama 3 and its followers: letters after one sign, grouped digits."""
+    """Return the pattern of Llama 3 and similar models.
+
+    A word is letters after at most one other character; *digits* is the pattern for digits.
+    """
     return (
         rf"{_ENGLISH}|[^\r\n\p{{L}}\p{{N}}]?[{letters}]+|{digits}"
         rf"| ?[^\s{letters}\p{{N}}]+[\r\n]*|{_BREAKS}"
@@ -24,9 +27,10 @@ def _modern(digits: str, letters: str = r"\p{L}") -> str:
 
 
 def _cased(digits: str, ending: str = "") -> str:
-    """Return the pattern of o200k, whose words end where upper case follows lower case.
+    """Return the pattern of o200k, which ends a word before upper case that follows lower case.
 
-    llama.cpp's pattern has no marks and only ASCII letters; this is the models' own.
+    The pattern comes from the models' tokenizer.json; llama.cpp's lacks combining marks and
+    non-ASCII letters.
     """
     before = r"[^\r\n\p{L}\p{N}]?"
     upper, lower = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -41,10 +45,10 @@ class Rule:
     """A pre-tokenizer rule.
 
     Attributes:
-        patterns: Splits in order: each pattern splits the parts that the one before it left, and
-            isolates its matches.
-        ignore_merges: A word that is a token becomes that token, whatever the merges are.
-        add_bos: A prompt begins with the BOS token unless the file says otherwise.
+        patterns: Patterns applied in order: each pattern splits the pieces from the pattern before
+            it, and its matches become separate pieces.
+        ignore_merges: A word that equals a token is encoded as this token without merges.
+        add_bos: The default of ``tokenizer.ggml.add_bos_token``.
     """
 
     patterns: tuple[str, ...]
@@ -97,7 +101,7 @@ RULES = {
 
 
 def rule(name: str) -> Rule:
-    """Return the rule *name*.  ModelFormatError if there is none."""
+    """Return the rule *name*; raise ModelFormatError if npurt does not know it."""
     if name not in RULES:
         raise ModelFormatError(
             f"npurt does not know the pre-tokenizer {name!r}",

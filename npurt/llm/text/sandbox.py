@@ -1,19 +1,19 @@
-"""Run a stranger's Jinja template with bounded time and memory.
+"""Run an untrusted Jinja template with bounded time and memory.
 
-jinja2's sandbox keeps a template away from Python's internals.  It does not stop endless loops or
-strings of a terabyte.  This sandbox charges every operation that takes time or makes a value to one
-budget.  Where a small expression can make a large value, it charges before it makes the value:
+jinja2's sandbox prevents access to Python's internals, but it permits endless loops and strings of
+a terabyte.  This sandbox charges every operation that takes time or creates a value to one budget.
+If a small expression can create a large value, the charge precedes the creation.  Charges apply to:
 
-- each round of a loop and each call of a macro, block, function, filter or test, with its text;
+- each iteration of a loop and each call of a macro, block, function, filter or test, with its text;
 - text and lists that are written, sliced, listed, concatenated, replaced, joined, repeated,
   indented or formatted;
 - a nested value that is written out, compared or hashed, by its size when written out.  No value
-  may be larger than the budget: twenty lists that each hold the one before twice have a million
-  elements.
+  may be larger than the budget: twenty lists, each of which contains the previous list twice, have
+  a million elements when written out.
 
-The work between two charges is linear in values that were charged before.  The budget also ends
-after `SECONDS` of this thread's CPU time.  Filters, globals and methods of plain values are closed
-lists.  There are no includes, imports or inheritance.  Recursion ends at Python's own limit.
+The work between two charges is linear in the size of values already charged.  The budget also ends
+after `SECONDS` of this thread's CPU time.  Only listed filters, globals and methods of plain values
+are available.  Includes, imports and inheritance are refused.  Python's recursion limit applies.
 """
 
 import json
@@ -38,11 +38,11 @@ from npurt.llm.text.metering import STEP, add_metering
 
 BUDGET = 1 << 24  # units; a character of output costs one
 PER_INPUT = 64  # additional units for each character of the caller's variables
-ELEMENT = 16  # units of an element of a list or dict
+ELEMENT = 16  # units for each element of a list or dict
 SECONDS = 2.0  # CPU time of the rendering thread
-CLOCK_INTERVAL = 1 << 12  # units after which the clock is read again
+CLOCK_INTERVAL = 1 << 12  # units between two readings of the clock
 MAX_INT_BITS = 1 << 12
-MAX_WIDTH = 999  # of one indentation or formatted field, characters
+MAX_WIDTH = 999  # characters of one indentation or formatted field
 
 TEXT_METHODS = """
     capitalize count endswith find format index isalnum isalpha isascii isdecimal isdigit islower
@@ -59,31 +59,32 @@ CONTAINERS = (list, tuple, dict, KeysView, ValuesView, ItemsView)
 
 
 class Meter:
-    """The rest of the budget of one rendering."""
+    """The remaining budget of one rendering."""
 
     def __init__(self, budget: int) -> None:
         self._limit = self._left = budget
         self._look_at = budget - CLOCK_INTERVAL
         self._end = time.thread_time() + SECONDS
-        self._weights: dict[
-            int, tuple[Any, int]
-        ] = {}  # by id; the value is kept, so ids are unique
+        # id(value) -> (value, size); holding the value keeps its id unique.
+        self._weights: dict[int, tuple[Any, int]] = {}
 
     def charge(self, units: int) -> bool:
-        """Charge *units*.  Returns True, so that a condition can contain the call.
+        """Charge *units* and return True, so that a condition can contain the call.
 
         Raises:
-            SecurityError: The budget or the time is used up.
+            SecurityError: The budget or the time is exhausted.
         """
         self._left -= units
         if self._left < self._look_at:
             self._look_at = self._left - CLOCK_INTERVAL
             if self._left < 0 or time.thread_time() > self._end:
-                raise SecurityError("the template does too much: too many rounds, or too much text")
+                raise SecurityError(
+                    "the template exceeds its budget: too many iterations or too much text"
+                )
         return True
 
     def weight(self, value: Any) -> int:
-        """Return the size of *value* when written out.  A template cannot change a value.
+        """Return the size of *value* when written out; templates cannot change values.
 
         Raises:
             SecurityError: The size is more than the whole budget.
@@ -106,7 +107,7 @@ class Meter:
         return value
 
     def made(self, value: Any) -> Any:
-        """Charge for making *value* from existing parts, and return it."""
+        """Charge for creating *value* from existing parts, and return it."""
         if isinstance(value, str):
             self.charge(len(value))
         elif isinstance(value, CONTAINERS):
@@ -118,11 +119,11 @@ class Meter:
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """The jinja2 environment of chat templates, with a `Meter` on everything.
+    """The jinja2 environment of chat templates, in which a `Meter` charges every operation.
 
-    Each thread may render a template with it, and has a `meter` of its own.
-    Source: transformers' chat_template_utils.py has these settings; llama.cpp's models/templates
-    use them.
+    Several threads may render with one environment; each thread has its own `meter`.
+    Source of the settings: transformers' chat_template_utils.py; the templates in llama.cpp's
+    models/templates rely on them.
     """
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
@@ -131,7 +132,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
-            optimized=False,  # no part of the template runs at compile time
+            optimized=False,  # compilation evaluates no part of the template
             finalize=_written,
             extensions=[jinja2.ext.loopcontrols, _Generation],
             cache_size=0,
@@ -188,7 +189,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return super().is_safe_attribute(obj, attr, value)
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Charge for a call of the template, and make it."""
+        """Charge for a call in the template, and execute it."""
         self.meter.charge(STEP + ELEMENT * (len(args) + len(kwargs)))
         weight = self._weight(args, kwargs)
         if not isinstance(obj, Macro):  # a macro receives its arguments unchanged
@@ -199,7 +200,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return self.meter.made(super().call(context, obj, *args, **kwargs))
 
     def _text_call(self, text: str, method: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Charge for a method of *text*; return its arguments, with iterators as lists."""
+        """Charge for calling *method* of *text*; return the arguments, with iterators as lists."""
         self.meter.charge(len(text))
         first = args[0] if args else None
         if method == "replace":
@@ -209,13 +210,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             self.meter.charge(len(text) * len(parts))
             return (parts,)
         elif method in ("rfind", "rpartition", "rsplit") and first:
-            self.meter.charge(len(text) * len(first))  # CPython's search from behind
+            self.meter.charge(len(text) * len(first))  # CPython's reverse search is quadratic
         if method in ("split", "rsplit", "splitlines"):
             self.meter.charge(ELEMENT * (text.count(first) if first else len(text)))
         return args
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """Charge for every field of ``str.format``, and limit its width."""
+        """Return ``str.format`` with a charge for every field and a limit on its width."""
         format_method = super().wrap_str_format(value)
         if format_method is None:
             return None
@@ -233,7 +234,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return paid
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Charge for the results of ``+`` and ``*``; refuse ones that may be too large."""
+        """Charge for the result of an operator; refuse operations whose result may be too large."""
         self.meter.charge(STEP)
         if operator == "%" and isinstance(left, str):
             raise SecurityError("% formats text: use ~ or format()")
@@ -248,7 +249,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def _weight(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         return sum(map(self.meter.weight, (*args, *kwargs.values())))
 
-    # Each rendering has its own meter, so filters look it up when they run.
+    # Each rendering has its own meter, so filters look up the meter when they run.
 
     def _step(self, units: int) -> bool:
         return self.meter.charge(units)
@@ -261,7 +262,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return value if isinstance(value, str) else self.meter.read(value)
 
     def _walk(self, value: Any) -> Any:
-        """Charge for one object for each character or element of *value*, and return it."""
+        """Charge for one object per character or element of *value*, and return *value*."""
         if isinstance(value, (str, range, *CONTAINERS)):
             self.meter.charge(ELEMENT * len(value))
         return value
@@ -271,7 +272,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     ) -> Callable[..., Any]:
         """Return *function* with metering.
 
-        *reads*: it reads its arguments; *walks*: it may list their elements.
+        Args:
+            reads: The function reads its arguments.
+            walks: The function may create a list of its arguments' elements.
         """
 
         @wraps(function)
@@ -328,7 +331,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return "".join(self.meter.made(chunk) for chunk in encoder.iterencode(value))
 
 
-# Filters, grouped by their use of arguments.  These return an argument, or one element of it:
+# Filters, grouped by their use of arguments.  PASSING filters return an argument or an element:
 PASSING: Filters = {
     "abs": abs,
     "count": len,
@@ -337,9 +340,9 @@ PASSING: Filters = {
     "first": filters.do_first,
     "last": filters.do_last,
     "length": len,
-    "safe": lambda value: value,  # nothing is escaped
+    "safe": lambda value: value,  # autoescape is off
 }
-# These iterate over the elements:
+# WALKING filters iterate over the elements:
 WALKING: Filters = {
     "items": filters.do_items,
     "list": filters.do_list,
@@ -350,7 +353,7 @@ WALKING: Filters = {
     "select": filters.do_select,
     "selectattr": filters.do_selectattr,
 }
-# These convert arguments to text:
+# READING filters convert arguments to text:
 READING: Filters = {
     "capitalize": filters.do_capitalize,
     "float": filters.do_float,
@@ -361,7 +364,7 @@ READING: Filters = {
     "trim": filters.do_trim,
     "upper": filters.do_upper,
 }
-# They go through the elements and compare them:
+# ORDERING filters iterate over the elements and compare them:
 ORDERING: Filters = {
     "dictsort": filters.do_dictsort,
     "max": filters.do_max,
@@ -379,28 +382,31 @@ def _is_small_power(left: Any, right: Any) -> bool:
 
 @pass_environment
 def _written(environment: BoundedEnvironment, value: Any) -> Any:
-    """Pay for a value that is about to be written out as text."""
+    """Charge for a value that is about to be written out as text, and return it."""
     return environment.meter.read(value)
 
 
 def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    """Make a dict, as the type would, without the type's methods."""
+    """Return a dict; unlike the type dict, this function has no methods such as fromkeys."""
     return dict(*args, **kwargs)
 
 
 class _Namespace(Namespace):
-    """A namespace that does not write itself out: what is in it may be large."""
+    """A namespace whose repr omits its content, which may be large."""
 
     def __repr__(self) -> str:
         return "<namespace>"
 
 
 class _Generation(jinja2.ext.Extension):
-    """``{% generation %}...{% endgeneration %}`` marks what models are trained on: no effect."""
+    """The tags ``{% generation %}...{% endgeneration %}``, which mark training targets.
+
+    They have no effect on the prompt.
+    """
 
     tags = {"generation"}  # noqa: RUF012  # as jinja2 declares it
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Return what is between the tags."""
+        """Return the statements between the tags."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)

@@ -1,13 +1,14 @@
 """Convert text to token ids and back, with the tokenizer that a GGUF file describes.
 
-HuggingFace tokenizers encodes, with settings from the file; `detokenize` decodes.  Ids equal
-llama.cpp's, with two differences.  A token of kind normal is text even if its text is ``</s>``, as
-in Qwen's vocabulary; llama.cpp takes it for the end of a generation.  And WordPiece gives the
-unknown token for words of more than 100 characters, as BERT's own tokenizer does.
-Text is not normalised (no NFC), as in llama.cpp; but for WordPiece, as BERT does it.
+The HuggingFace tokenizers library encodes text with settings from the file; `detokenize` decodes
+ids.  The ids equal llama.cpp's, with two exceptions.  A token of kind normal is text even if its
+text is ``</s>``, as in Qwen's vocabulary; llama.cpp treats this token as the end of a generation.
+WordPiece encodes words of more than 100 characters as the unknown token, as BERT's tokenizer does.
+Text is not normalised (no NFC), as in llama.cpp; only WordPiece normalises text, as BERT does.
 
-Building a tokenizer takes some 300 bytes a token, 250 a merge and 100 a byte of markup: 80 MB for a
-vocabulary of 150,000, and little more than 1 GB for the largest that the limits below allow.
+Building a tokenizer takes some 300 bytes per token, 250 per merge and 100 per byte of markup: 80 MB
+for a vocabulary of 150,000 tokens, and slightly more than 1 GB for the largest vocabulary that the
+limits below allow.
 """
 
 import math
@@ -47,30 +48,29 @@ from npurt.llm.text.vocabulary import (
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 
-# No known tokenizer exceeds these.  gpt-oss has 446,189 merges for 201,088 tokens; Llama 3 and GLM
-# have as many for each token.  Llasa, a speech model, has 65,536 tokens that may be markup, with
-# less than 1 MB of text.
+# No known tokenizer exceeds these limits.  gpt-oss has 446,189 merges for 201,088 tokens; Llama 3
+# and GLM have a similar number of merges per token.  Llasa, a speech model, has 65,536 tokens that
+# may be markup, with less than 1 MB of text.
 MERGES_PER_TOKEN = 8
 MAX_MERGES = 1 << 21
 MAX_MERGE_TEXT = 1 << 26  # bytes
 MAX_MARKUP = 1 << 17
 MAX_MARKUP_TEXT = 1 << 21  # bytes
-MAX_TEXT = 1 << 22  # characters, about as many as the longest contexts, of a million tokens, hold
-MAX_PIECE = 128  # characters of a SentencePiece token: every split in two is looked up
+MAX_TEXT = 1 << 22  # characters: about a million tokens, the longest context of any model
+MAX_PIECE = 128  # characters of a SentencePiece token, because `_merges` tries every split
 
 
 class Tokenizer:
-    """One model's tokenizer.  May be used from several threads.
+    """The tokenizer of one model.  Several threads may use it.
 
     Attributes:
-        n_vocab: Number of ids.
-        bos, eos: Ids, or None if the file names none.
-        add_bos, add_eos: Whether the file wants a text to begin with *bos* and end with *eos*,
-            which are [CLS] and [SEP] of WordPiece.
-            `encode` never appends *eos*, because a prompt is continued.
-        eog: Ids that end a generation: *eos*, and every other such token of the vocabulary.
-        control: Ids that are markup, not text.
-        never_sampled: Ids that must not be sampled, such as padding rows.
+        n_vocab: The number of ids.
+        bos, eos: The ids of the BOS and EOS tokens, or None; for WordPiece, of [CLS] and [SEP].
+        add_bos, add_eos: Whether the file's metadata ask for *bos* before and *eos* after a text.
+            `encode` never appends *eos*, because the model continues a prompt.
+        eog: The ids that end a generation, including *eos*.
+        control: The ids of markup tokens.
+        never_sampled: The ids that must not be sampled, such as padding rows.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Tokenizer:
         add_eos: bool,
         strip: bool,
     ) -> None:
-        """Use `from_gguf`."""
+        """Set the parts of the tokenizer; use `from_gguf` to build one."""
         self.n_vocab = len(vocabulary.tokens)
         self.bos = vocabulary.roles.get("bos")
         self.eos = vocabulary.roles.get("eos")
@@ -96,15 +96,15 @@ class Tokenizer:
         self._pieces = Pieces(vocabulary)
         self._strip = strip
         self._encoder = encoder
-        self._lock = threading.Lock()  # the encoder stores `special` as its state
+        self._lock = threading.Lock()  # `encode` sets the encoder's encode_special_tokens
 
     @classmethod
     def from_gguf(cls, metadata: Metadata) -> Self:
         """Build the tokenizer of a GGUF file.
 
         Raises:
-            ModelFormatError: The metadata is incomplete or contradicts itself, or its tokenizer or
-                pre-tokenizer is not one npurt knows.
+            ModelFormatError: The metadata are incomplete or inconsistent, or npurt does not support
+                the tokenizer or pre-tokenizer.
         """
         tokens, ids = distinct(token_texts(metadata))
         vocabulary = Vocabulary.read(metadata, tokens)
@@ -124,11 +124,11 @@ class Tokenizer:
             add_bos = chosen.add_bos
         encoder.add_tokens(markup)
         wordpiece = vocabulary.model == WORDPIECE
-        if not wordpiece:  # llama.cpp does not ask the file either
+        if not wordpiece:  # WordPiece always adds BOS and EOS, as in llama.cpp
             add_bos = optional(metadata, "tokenizer.ggml.add_bos_token", bool, add_bos)
         if add_bos and "bos" not in vocabulary.roles:
             raise ModelFormatError(
-                "the file wants a BOS token but names none", remedy=CONVERT_AGAIN
+                "the file asks for a BOS token but names none", remedy=CONVERT_AGAIN
             )
         add_eos = wordpiece or optional(metadata, "tokenizer.ggml.add_eos_token", bool, False)
         return cls(vocabulary, ids, encoder, add_bos=add_bos, add_eos=add_eos, strip=prefix)
@@ -138,15 +138,15 @@ class Tokenizer:
 
         Args:
             text: Any text.
-            add_bos: Begin with `bos`; None: as the file says.  Use False for the output of a chat
-                template, which writes its own.
-            special: Encode control tokens that are spelt out in *text* as such.  Use False for text
-                from a stranger: they are then plain text.
+            add_bos: Begin with `bos`; None uses the value in the file's metadata.  Use False for
+                the output of a chat template, which contains the BOS token.
+            special: Encode the text of a control token as this token.  Use False for untrusted
+                text: markup in the text is then encoded as plain text.
 
         Raises:
             LayoutError: *text* is not a str, is longer than `MAX_TEXT`, or has a lone surrogate,
                 which UTF-8 cannot encode.
-            SettingError: *add_bos*, and the model has no BOS token.
+            SettingError: *add_bos* is True, and the model has no BOS token.
         """
         if not isinstance(text, str):
             raise LayoutError(
@@ -157,13 +157,13 @@ class Tokenizer:
         if len(text) > MAX_TEXT:
             raise LayoutError(
                 f"the text has {len(text)} characters, above {MAX_TEXT}",
-                remedy="encode it in parts; no model's context holds it",
+                remedy="encode the text in parts; it exceeds the context of every model",
             )
         lone = SURROGATE.search(text)
         if lone:
             raise LayoutError(
                 f"character {lone.start()} of the text is a lone surrogate",
-                remedy="clean it with text.encode('utf-8', 'replace').decode()",
+                remedy="replace surrogates with text.encode('utf-8', 'replace').decode()",
             )
         with self._lock:
             self._encoder.encode_special_tokens = not special
@@ -175,7 +175,8 @@ class Tokenizer:
     def decode(self, tokens: Iterable[int], *, special: bool = True) -> str:
         """Return the text of *tokens*, with U+FFFD for bytes that are not UTF-8.
 
-        *special* False leaves control tokens out.  LayoutError if an id is out of range.
+        With *special* False, control tokens are omitted.  Raises LayoutError if an id is out of
+        range.
         """
         return self.decode_bytes(tokens, special=special).decode("utf-8", "replace")
 
@@ -184,16 +185,16 @@ class Tokenizer:
         return join(self._pieces, tokens, hidden=self._hidden(special), strip=self._strip)
 
     def stream(self, *, special: bool = True, continued: bool = False) -> Stream:
-        """Return a stream that decodes tokens one by one, to the text that `decode` returns.
+        """Return a stream that decodes tokens one by one, with the same text as `decode`.
 
-        *continued* says that the text began before: the first token of a SentencePiece model then
-        keeps its space.
+        With *continued* True, the tokens continue an earlier text, so the first token of a
+        SentencePiece model keeps its leading space.
         """
         strip = self._strip and not continued
         return Stream(self._pieces, hidden=self._hidden(special), strip=strip)
 
     def piece(self, token: int) -> bytes:
-        """Return the bytes of *token*.  LayoutError if it is out of range."""
+        """Return the bytes of *token*; raise LayoutError if the id is out of range."""
         return self._pieces[token]
 
     def _hidden(self, special: bool) -> frozenset[int]:
@@ -213,20 +214,21 @@ def _byte_pairs(
     """Return an encoder that merges bytes in the order of the file's merges.
 
     Raises:
-        ModelFormatError: A merge is not of tokens, or makes none.
+        ModelFormatError: A part or the result of a merge is no token.
     """
     texts = strings(metadata, "tokenizer.ggml.merges")
     merges = _pairs(texts, ids)
-    # The library looks up what is merged, too, but panics where that is longer than every token.
+    # The library also looks up the results of merges, but panics if a result is longer than every
+    # token.
     longest = vocabulary.tokens.longest if len(ids) == len(vocabulary.tokens) else 0
     if texts.longest > longest + len(" "):
         _require_tokens(merges, ids)
     try:
         model = models.BPE(ids, merges, ignore_merges=chosen.ignore_merges)
-    except Exception as error:  # the library has no type of its own
+    except Exception as error:  # the library raises plain Exception
         _require_tokens(merges, ids)
         raise ModelFormatError(
-            f"a merge is not of tokens: {error}", remedy=CONVERT_AGAIN
+            f"a part of a merge is no token: {error}", remedy=CONVERT_AGAIN
         ) from error
     encoder = Encoder(model)
     encoder.pre_tokenizer = pre_tokenizers.Sequence(
@@ -237,34 +239,34 @@ def _byte_pairs(
 
 
 def _require_tokens(merges: list[tuple[str, str]], ids: dict[str, int]) -> None:
-    """Raise ModelFormatError if one of *merges* makes no token."""
+    """Raise ModelFormatError if the result of one of *merges* is no token."""
     wrong = next((merge for merge in merges if "".join(merge) not in ids), None)
     if wrong:
         raise ModelFormatError(
-            f"the merge {' '.join(wrong)!r} makes no token", remedy=CONVERT_AGAIN
+            f"the result of the merge {' '.join(wrong)!r} is no token", remedy=CONVERT_AGAIN
         )
 
 
 def _pairs(given: StringArray, ids: dict[str, int]) -> list[tuple[str, str]]:
-    """Return the two sides of each merge."""
+    """Return the left and the right side of each merge."""
     _require_merges(len(given), ids)
     if given.nbytes > MAX_MERGE_TEXT:
         raise ModelFormatError(
             f"the merges have {given.nbytes} bytes, above {MAX_MERGE_TEXT}", remedy=CONVERT_AGAIN
         )
-    own = dict(zip(ids, ids, strict=True)).get  # a text is one object, however many merges have it
+    shared = dict(zip(ids, ids, strict=True)).get  # reuse one str object for equal texts
     return [
-        (own(left, left), own(right, right))
+        (shared(left, left), shared(right, right))
         for left, _, right in map(str.partition, given, repeat(" "))
     ]
 
 
 def _require_merges(count: int, ids: dict[str, int]) -> None:
-    """Refuse more merges than a tokenizer of so many tokens can have."""
+    """Raise an error if *count* merges are too many for the number of tokens."""
     most = min(MAX_MERGES, MERGES_PER_TOKEN * len(ids))
     if count > most:
         raise ModelFormatError(
-            f"there are {count} merges or more for {len(ids)} tokens, above {most}",
+            f"{len(ids)} tokens have {count} merges or more, above {most}",
             remedy=CONVERT_AGAIN,
         )
 
@@ -272,7 +274,7 @@ def _require_merges(count: int, ids: dict[str, int]) -> None:
 def _sentencepiece(
     vocabulary: Vocabulary, metadata: Metadata, ids: dict[str, int], *, prefix: bool
 ) -> Encoder:
-    """Return an encoder that merges characters to the tokens of the highest score."""
+    """Return an encoder that merges characters into tokens, highest score first."""
     unknown = vocabulary.tokens[vocabulary.roles["unknown"]]
     if unknown not in ids:
         raise ModelFormatError("the unknown token is not UTF-8", remedy=CONVERT_AGAIN)
@@ -291,9 +293,9 @@ def _sentencepiece(
 
 
 def _wordpiece(vocabulary: Vocabulary, metadata: Metadata, ids: dict[str, int]) -> Encoder:
-    """Return an encoder that takes the longest token that a word, or the rest of one, begins with.
+    """Return an encoder that splits each word greedily into the longest matching tokens.
 
-    Source of the keys and of the defaults: llama.cpp src/llama-vocab.cpp (normalizer_options), MIT.
+    Source of the keys and the defaults: llama.cpp src/llama-vocab.cpp (normalizer_options), MIT.
     """
     if not {"bos", "eos", "unknown"} <= vocabulary.roles.keys():
         raise ModelFormatError("the file names no [CLS], [SEP] or [UNK]", remedy=CONVERT_AGAIN)
@@ -311,7 +313,7 @@ def _wordpiece(vocabulary: Vocabulary, metadata: Metadata, ids: dict[str, int]) 
 
 
 def _as_word(text: str, *, markup: bool) -> str:
-    """Return a token as WordPiece writes it, with ## before the rest of a word."""
+    """Return a token in the library's form: with the prefix ## unless it begins a word."""
     if markup:
         return text
     return text.removeprefix(SPACE) if text.startswith(SPACE) else f"##{text}"
@@ -320,16 +322,16 @@ def _as_word(text: str, *, markup: bool) -> str:
 def _merges(
     vocabulary: Vocabulary, metadata: Metadata, ids: dict[str, int]
 ) -> list[tuple[str, str]]:
-    """Return all pairs of tokens that make a token, by score, then the longest left side first.
+    """Return all pairs of tokens that merge into a token, by score, then the longest left side.
 
-    A SentencePiece file has scores and no merges.  Ids equal llama.cpp's if the scores of tokens
-    differ, as in a trained model; with equal scores llama.cpp takes the leftmost pair in the text.
-    No merge makes markup from plain text.
+    A SentencePiece file has scores and no merges.  The ids equal llama.cpp's if the scores of
+    tokens differ, as in a trained model; among equal scores llama.cpp merges the leftmost pair in
+    the text.  The result of a merge is never a markup token.
     """
     given = per_token(metadata, "scores", INTEGERS + FLOATS, len(vocabulary.tokens))
     if not all(map(math.isfinite, given)):
         raise ModelFormatError("a token's score is not finite", remedy=CONVERT_AGAIN)
-    own = dict(zip(ids, ids, strict=True)).get  # a text is one object, however many merges have it
+    shared = dict(zip(ids, ids, strict=True)).get  # reuse one str object for equal texts
     merges: list[tuple[str, str]] = []
     by_score = sorted(ids, key=lambda text: -given[ids[text]])
     for _, texts in groupby(by_score, lambda text: given[ids[text]]):
@@ -344,7 +346,7 @@ def _merges(
             if vocabulary.kinds[token] == Kind.BYTE or token in vocabulary.control:
                 continue
             for cut in range(1, len(text)):
-                left, right = own(text[:cut]), own(text[cut:])
+                left, right = shared(text[:cut]), shared(text[cut:])
                 if left is not None and right is not None:
                     found.append((left, right))
             _require_merges(len(merges) + len(found), ids)
@@ -353,9 +355,9 @@ def _merges(
 
 
 def _letters(vocabulary: Vocabulary, ids: dict[str, int]) -> dict[int, list[int]]:
-    """Return the letters of each markup token, as ids of text.
+    """Return markup token -> the ids of its characters as plain text.
 
-    A file may have merges that make markup from text.  `encode` then replaces it by its letters.
+    If a file has merges whose result is a markup token, `encode` replaces this token by these ids.
     """
     markup = {i: vocabulary.tokens[i] for i in vocabulary.control if vocabulary.model == BPE}
     letters = {c: ids[c] for text in markup.values() for c in text if c in ids}
@@ -366,22 +368,22 @@ def _letters(vocabulary: Vocabulary, ids: dict[str, int]) -> dict[int, list[int]
 
 
 def _leave_out_surrogates(ids: dict[str, int]) -> None:
-    """Leave texts that are not UTF-8 out of *ids*: no text encodes to them."""
+    """Remove tokens that are not UTF-8 from *ids*, because no text encodes to them."""
     if SURROGATE.search("".join(ids)):
         for text in [*filter(SURROGATE.search, ids)]:
             del ids[text]
 
 
 def _markup(vocabulary: Vocabulary, ids: dict[str, int]) -> list[AddedToken]:
-    """Return control and user-defined tokens, which the encoder finds in text first."""
+    """Return the control and user-defined tokens, which the encoder matches before it merges."""
     user = tokens_of(vocabulary.kinds, Kind.USER_DEFINED)
     texts = ((vocabulary.tokens[i], i in vocabulary.control) for i in {*vocabulary.control, *user})
     known = [(text, special) for text, special in texts if text in ids]
     nbytes = sum(len(text.encode()) for text, _ in known)
     if len(known) > MAX_MARKUP or nbytes > MAX_MARKUP_TEXT:
         raise ModelFormatError(
-            f"{len(known)} tokens of {nbytes} bytes are markup; npurt takes {MAX_MARKUP} of "
-            f"{MAX_MARKUP_TEXT} bytes",
+            f"{len(known)} markup tokens have {nbytes} bytes; npurt accepts at most {MAX_MARKUP} "
+            f"with {MAX_MARKUP_TEXT} bytes",
             remedy=CONVERT_AGAIN,
         )
     return [AddedToken(text, special=special, normalized=False) for text, special in known]

@@ -28,28 +28,30 @@ class Kind(IntEnum):
     BYTE = 6
 
 
-# Gemma has 262,144 tokens with some 3 MB of text.
+# Limits; Gemma has 262,144 tokens with some 3 MB of text.
 MAX_TOKENS = 1 << 20
 MAX_TEXT = 1 << 24  # bytes
 
-# Keys tokenizer.ggml.<role>_token_id of the file.  All roles but the first two end a generation.
+# The file has the id of a role in tokenizer.ggml.<role>_token_id.  Tokens of all roles except the
+# first two end a generation.
 ROLES = ("bos", "unknown", "eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
-# The keys of other files for a role; the last one counts.
-OTHER_KEYS = {"bos": ("cls_token_id",), "eos": ("seperator_token_id",)}  # so spelt
+# WordPiece files may have these keys for a role, which take precedence.  GGUF spells "seperator".
+OTHER_KEYS = {"bos": ("cls_token_id",), "eos": ("seperator_token_id",)}
 # llama.cpp's defaults.
 DEFAULT_ROLES = {
     SENTENCEPIECE: {"bos": 1, "eos": 2, "unknown": 0},
     WORDPIECE: {"bos": 101, "eos": 102, "unknown": 100},
 }
 
-# Texts of tokens that end a generation, whatever ids the file names.  The second line ends a file
-# or a repository.
+# Texts of tokens that always end a generation, in addition to the ids that the file names.  The
+# tokens in the second line end a file or a repository.
 ENDS = re.compile(
     r"<\|(eot_id|eom_id|end_of_text|endoftext|im_end|end|return|call)\|>"
     r"|<\|(fim_pad|fim_repo|repo_name|file_sep)\|>|<fim[-_]pad>|<fim-repo>|<reponame>|<REPO>"
     r"|</s>|<eos>|_?<EOT>|\[EOT\]|\[EOS\]|<end_of_turn>|<end_of_utterance>|<｜end▁of▁sentence｜>"
 )
-# In a vocabulary with both of these, <|end|> ends one channel of a message, not the message.
+# If a vocabulary has both tokens of HARMONY, <|end|> ends a channel of a message, and the message
+# continues.
 HARMONY, END_OF_MESSAGE = {"<|return|>", "<|call|>"}, "<|end|>"
 FILL_INS = re.compile(
     r"<\|fim_(prefix|suffix|middle)\|>|<fim[-_](prefix|suffix|middle)>|▁?<(PRE|SUF|MID)>"
@@ -63,13 +65,13 @@ class Vocabulary:
 
     Attributes:
         model: `BPE`, `SENTENCEPIECE` or `WORDPIECE`.
-        tokens: Distinct texts as in the file: in GPT-2's byte alphabet; or pieces of words, where
-            U+2581 stands for the space before a word.
-        kinds: A `Kind` for each token.
+        tokens: The distinct texts in the file: in GPT-2's byte alphabet for BPE; otherwise pieces
+            of words, in which U+2581 stands for the space before a word.
+        kinds: The `Kind` of each token.
         roles: Role -> id, for the roles that the file names.
-        control: Ids of markup.  Plain text never becomes one of them.
+        control: Ids of markup tokens, to which plain text is never encoded.
         ends: Ids that end a generation.
-        never: Ids that must not be sampled: padding rows, and ids that the file suppresses.
+        never: Ids that must not be sampled: padding rows, and the file's suppress_tokens.
     """
 
     model: str
@@ -82,11 +84,11 @@ class Vocabulary:
 
     @classmethod
     def read(cls, metadata: Metadata, tokens: StringArray) -> Self:
-        """Read the vocabulary of *tokens*.
+        """Read the vocabulary of *tokens* from *metadata*.
 
         Raises:
-            ModelFormatError: A key is missing or wrong, an id is out of range, or the model is
-                none of the three.
+            ModelFormatError: A key is missing or wrong, an id is out of range, or npurt does not
+                support the tokenizer model.
         """
         model = require(metadata, "tokenizer.ggml.model", str)
         if model not in (BPE, SENTENCEPIECE, WORDPIECE):
@@ -110,12 +112,12 @@ class Vocabulary:
 
 
 def token_texts(metadata: Metadata) -> StringArray:
-    """Return the tokens as the file has them.  ModelFormatError if they are too many."""
+    """Return the texts of the tokens in the file; raise ModelFormatError if they are too many."""
     found = strings(metadata, "tokenizer.ggml.tokens")
     if len(found) > MAX_TOKENS or found.nbytes > MAX_TEXT:
         raise ModelFormatError(
-            f"the vocabulary has {len(found)} tokens of {found.nbytes} bytes together; npurt takes "
-            f"{MAX_TOKENS} of {MAX_TEXT} bytes",
+            f"the vocabulary has {len(found)} tokens with {found.nbytes} bytes; npurt accepts at "
+            f"most {MAX_TOKENS} with {MAX_TEXT} bytes",
             remedy=CONVERT_AGAIN,
         )
     return found
@@ -126,16 +128,17 @@ def per_token(metadata: Metadata, name: str, letters: str, count: int) -> "memor
     values = numbers(metadata, f"tokenizer.ggml.{name}", letters)
     if len(values) != count:
         raise ModelFormatError(
-            f"{count} tokens, but {len(values)} in tokenizer.ggml.{name}", remedy=CONVERT_AGAIN
+            f"the file has {count} tokens, but tokenizer.ggml.{name} has {len(values)} elements",
+            remedy=CONVERT_AGAIN,
         )
     return values
 
 
 def distinct(texts: StringArray) -> tuple[StringArray, dict[str, int]]:
-    """Return *texts*, with a name for empty ones, and the id of each.
+    """Return *texts*, in which empty texts become "[EMPTY_n]", and the id of each text.
 
     Raises:
-        ModelFormatError: There are none, or a text occurs twice.
+        ModelFormatError: *texts* is empty, or a text occurs twice.
     """
     ids = dict(zip(texts, range(len(texts)), strict=True))
     if "" in ids:
@@ -147,7 +150,7 @@ def distinct(texts: StringArray) -> tuple[StringArray, dict[str, int]]:
 
 
 def _roles(metadata: Metadata, model: str, count: int) -> dict[str, int]:
-    """Return the id of each role.  A default that is out of range is left out."""
+    """Return role -> id; a default id that is out of range is omitted."""
     roles = {role: i for role, i in DEFAULT_ROLES.get(model, {}).items() if i < count}
     others = OTHER_KEYS if model == WORDPIECE else {}
     for role in ROLES:
@@ -169,7 +172,10 @@ def tokens_of(kinds: bytes, *wanted: Kind) -> list[int]:
 
 
 def _control(tokens: StringArray, kinds: bytes) -> frozenset[int]:
-    """Return the ids of markup.  Some converters mark it user-defined; its text identifies it."""
+    """Return the ids of markup tokens.
+
+    Some converters give markup the kind user-defined; such tokens are recognised by their texts.
+    """
     marked = tokens_of(kinds, Kind.UNKNOWN, Kind.CONTROL)
     user = tokens_of(kinds, Kind.USER_DEFINED)
     known = [i for i in user if ENDS.fullmatch(tokens[i]) or FILL_INS.fullmatch(tokens[i])]
