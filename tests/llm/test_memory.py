@@ -137,11 +137,11 @@ LIMITS = {
     "merges": (tokenizer, "MAX_MERGES", 2, keys(WORDS, ["! !", '! "', "! #"]), "above 2"),
     "merges for so few tokens": (
         *(tokenizer, "MERGES_PER_TOKEN", 1),
-        *(keys([*LETTERS, "!!"], ["! !"] * 96), "96 merges or more for 95 tokens"),
+        *(keys([*LETTERS, "!!"], ["! !"] * 96), "95 tokens have 96 merges"),
     ),
     "text of merges": (tokenizer, "MAX_MERGE_TEXT", 5, keys(WORDS, ["! !", '! "']), "6 bytes"),
     "ways to make a piece": (tokenizer, "MERGES_PER_TOKEN", 18, pieces(ALL_A, ()), "39 tokens"),
-    "markup": (tokenizer, "MAX_MARKUP", 299, keys(WORDS, (), [3] * 300), "300 tokens"),
+    "markup": (tokenizer, "MAX_MARKUP", 299, keys(WORDS, (), [3] * 300), "300 markup tokens"),
     "text of markup": (
         *(tokenizer, "MAX_MARKUP_TEXT", 505),
         *(keys(WORDS, (), [4] * 300), "have 506 bytes"),
@@ -240,7 +240,7 @@ BOMBS = {
     "junk": "ran",
     "tokens": "ModelFormatError: model.gguf: the vocabulary has 500000 tokens, the embedding 608",
     "merges": "ModelFormatError: model.gguf: 608 tokens have 700000 merges or more",
-    "special": "ModelFormatError: model.gguf: 608 tokens",
+    "special": "ModelFormatError: model.gguf: 608 markup tokens",
     "keys": "ModelFormatError: model.gguf: 60027 keys",
 }
 

@@ -1,7 +1,8 @@
-"""A GGUF file: its tensors, its metadata, and the configuration that the metadata states.
+"""Read and write GGUF files: tensors, metadata and the model configuration in the metadata.
 
-Also the header of one on a server (`remote`), how one is written (`writer`), and LoRA adapters.
+`remote` reads the header of a file on a server, `writer` writes files, and `adapter` reads LoRA
+adapters.
 
-May import no other room.
+May import no other subpackage of `npurt.llm`.
 Begin with `gguf`, then `config`.
 """

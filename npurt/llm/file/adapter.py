@@ -1,8 +1,9 @@
-"""Read a LoRA adapter in the form of GGUF.
+"""Read a LoRA adapter in the GGUF format.
 
-For a weight W ``[N, K]`` it has A ``[R, K]``, the tensor ``NAME.lora_a``, and B ``[N, R]``, the
-tensor ``NAME.lora_b``; with it the product with W becomes ``W x + s B (A x)``.  The rank is R; s is
-the user's scale times alpha / R, or the user's scale alone where the file names no alpha.
+For a weight W ``[N, K]`` the adapter has A ``[R, K]``, the tensor ``NAME.lora_a``, and B
+``[N, R]``, the tensor ``NAME.lora_b``.  With the adapter, the product with W becomes
+``W x + s B (A x)``.  R is the rank.  The factor s is the user's scale times alpha / R, or the
+user's scale if the file has no alpha.
 Source: llama.cpp src/llama-adapter.cpp and llama-adapter.h (keys, shapes, scale), MIT.
 """
 
@@ -24,8 +25,8 @@ from npurt.quant.tensor import QTensor
 from npurt.runtime.open.arguments import listed
 
 A, B = ".lora_a", ".lora_b"
-MOST_INPUT = 2.0**20  # above all inputs of products in models that work: those are normed
-AGAIN = "make the adapter again, with llama.cpp's convert_lora_to_gguf.py"
+MOST_INPUT = 2.0**20  # upper bound of the inputs of products, which are normalised in usable models
+AGAIN = "convert the adapter again with llama.cpp's convert_lora_to_gguf.py"
 
 Source = str | os.PathLike[str]
 Lora = Source | tuple[Source, float] | Sequence[Source | tuple[Source, float]]
@@ -33,7 +34,7 @@ Lora = Source | tuple[Source, float] | Sequence[Source | tuple[Source, float]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LowRank:
-    """What an adapter adds to one product: ``factor * (x @ a.T) @ b.T``."""
+    """The term that an adapter adds to one product: ``factor * (x @ a.T) @ b.T``."""
 
     a: QTensor  # [R, K], float32
     b: QTensor  # [N, R], float32
@@ -45,10 +46,10 @@ class Adapter:
     """A LoRA adapter.
 
     Attributes:
-        name: Of its file.
-        architecture: Of the models that it was made for.
-        parts: Name of a weight of the model -> what is added to its products.
-        digest: Of all that changes results.
+        name: The name of the file.
+        architecture: The architecture of the adapter's base model.
+        parts: Name of a weight of the model -> the term added to its products.
+        digest: A hash of the scale, alpha and tensors.
     """
 
     name: str
@@ -58,10 +59,10 @@ class Adapter:
 
     @classmethod
     def read(cls, path: Source, scale: float = 1.0) -> "Adapter":
-        """Read a whole adapter.
+        """Read the adapter in the file *path*.
 
         Raises:
-            ModelFormatError: It is damaged, or no LoRA adapter that npurt applies.
+            ModelFormatError: The file is damaged, or no LoRA adapter that npurt supports.
             SettingError: *scale* is not a finite number, or too large for float32.
         """
         scale = _number(path, scale)
@@ -69,7 +70,7 @@ class Adapter:
             name = file.path.name
             if optional(file.metadata, "general.type", str, "model") != "adapter":
                 raise ModelFormatError(
-                    f"{name} is no adapter", remedy="give a model with -m, an adapter with --lora"
+                    f"{name} is no adapter", remedy="pass a model with -m, an adapter with --lora"
                 )
             kind = optional(file.metadata, "adapter.type", str, "")
             if kind != "lora" or "adapter.alora.invocation_tokens" in file.metadata:
@@ -90,7 +91,7 @@ class Adapter:
 
 
 def _parts(file: GGUF, scale: float, alpha: float) -> dict[str, LowRank]:
-    """Return the pairs of *file*."""
+    """Return name of a weight -> its pair of A and B in *file*."""
     name, found = file.path.name, {}
     stems = dict.fromkeys(tensor.removesuffix(A).removesuffix(B) for tensor in file)
     for stem in stems:
@@ -98,8 +99,8 @@ def _parts(file: GGUF, scale: float, alpha: float) -> dict[str, LowRank]:
         if stem in file:
             raise ModelFormatError(
                 f"{name} has {stem}, which is no part of a LoRA",
-                remedy="use an adapter of LoRA pairs alone; without the rest the text would be "
-                "wrong",
+                remedy="use an adapter that has only LoRA pairs; npurt would ignore other tensors, "
+                "and the output would be wrong",
             )
         if missing:
             raise ModelFormatError(f"{name} lacks {', '.join(missing)}", remedy=AGAIN)
@@ -118,10 +119,10 @@ def _parts(file: GGUF, scale: float, alpha: float) -> dict[str, LowRank]:
 
 
 def _number(path: Source, scale: Any) -> float:
-    """Return *scale*, which may be of numpy, as a float."""
+    """Return *scale*, a Python or numpy number, as a float."""
     try:
         value = float(scale) if isinstance(scale, Real) else math.nan
-    except OverflowError:  # of an integer
+    except OverflowError:  # an integer too large for a float
         value = math.inf
     if not math.isfinite(value):
         raise SettingError(
@@ -131,19 +132,19 @@ def _number(path: Source, scale: Any) -> float:
 
 
 def _factor(name: str, scale: float, alpha: float, rank: int) -> float:
-    """Return what products are multiplied by: 0 for what is 0 in float32."""
+    """Return the factor of the products, or 0 if it rounds to 0 in float32."""
     factor = scale * alpha / rank if alpha else scale
     if abs(factor) > float(np.finfo(np.float32).max):
         raise SettingError(
-            f"the scale of {name} is {scale}, which makes its factor {factor}: more than float32 "
-            f"can hold (alpha {alpha}, rank {rank})",
+            f"the scale of {name} is {scale}; its factor, {factor}, exceeds the range of float32 "
+            f"(alpha {alpha}, rank {rank})",
             remedy="pass a smaller scale",
         )
     return factor if np.float32(factor) else 0.0
 
 
 def _require_small(name: str, stem: str, part: LowRank) -> None:
-    """Refuse values with which products overflow float32, though each is finite.
+    """Raise an error if products with these finite values may overflow float32.
 
     Raises:
         ModelFormatError: Products may overflow.
@@ -155,8 +156,8 @@ def _require_small(name: str, stem: str, part: LowRank) -> None:
     if part.factor and max(low, high, high * abs(part.factor)) > float(np.finfo(np.float32).max):
         raise ModelFormatError(
             f"{name}: values of {stem} reach {a:.3g} in A and {b:.3g} in B, and the factor is "
-            f"{part.factor:.3g}: products of them do not fit in float32",
-            remedy="use another adapter, or a smaller scale: the training of this one diverged",
+            f"{part.factor:.3g}: products of these values overflow float32",
+            remedy="use another adapter, because this one's training diverged, or a smaller scale",
         )
 
 
@@ -168,9 +169,9 @@ def _values(file: GGUF, name: str) -> QTensor:
 
 
 def adapters(lora: Lora | None) -> list[Adapter]:
-    """Read the adapters that a user names: a path, a path and a scale, or a list of these.
+    """Read the adapters in *lora*: a path, a tuple (path, scale), or a list of these.
 
-    Errors as `Adapter.read`; SettingError when *lora* has another form.
+    Errors as `Adapter.read`; also SettingError if *lora* has another form.
     """
     if lora is None:
         return []
@@ -184,7 +185,7 @@ def adapters(lora: Lora | None) -> list[Adapter]:
         path, scale = pair
         if not isinstance(path, str | os.PathLike):
             raise SettingError(
-                f"lora = {brief(lora, 80)} names no adapters",
+                f"lora = {brief(lora, 80)} is no list of adapters",
                 remedy="pass a path, (path, scale), or a list of these",
             )
         found.append(Adapter.read(Path(path), scale))

@@ -1,4 +1,4 @@
-"""A model's dimensions, read from GGUF metadata and checked against each other.
+"""Read a model's dimensions from GGUF metadata, and check that they are consistent.
 
 Key names: llama.cpp gguf-py/gguf/constants.py, MIT.  ``<a>`` is the architecture.
 """
@@ -20,16 +20,17 @@ from npurt.llm.file.metadata import (
     require,
 )
 
-MOST_LAYERS = 1024  # the deepest models have some 130
+MOST_LAYERS = 1024  # limit; the deepest models have some 130 layers
 
 SOFTMAX = 1  # llama.cpp's LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX
 
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """The scaling of rotary frequencies: ``none``, ``linear``, ``yarn`` or ``longrope``.
+    """The scaling of rotary frequencies.
 
-    With longrope a tensor of the file divides the frequencies.
+    The kind is ``none``, ``linear``, ``yarn`` or ``longrope``; for longrope, a tensor of the file
+    has the divisors of the frequencies.
     """
 
     kind: str = "none"
@@ -46,25 +47,25 @@ class Experts:
     """The experts of a mixture: feed-forward parts, of which each token uses *top_k*."""
 
     count: int
-    top_k: int  # experts of a token
-    n_ff: int  # feed-forward width of each
-    n_ff_shared: int  # of the shared expert, which every token uses; 0: there is none
-    normed: bool | None  # expert weights of a token add up to 1; None: as the architecture says
-    scale: float  # of the expert weights
+    top_k: int  # experts per token
+    n_ff: int  # feed-forward width of one expert
+    n_ff_shared: int  # feed-forward width of the shared expert; 0 if the model has none
+    normed: bool | None  # normalise the weights of a token's experts; None: architecture default
+    scale: float  # factor of the expert weights
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaHeads:
-    """The gated delta net of layers without attention; its heads are square."""
+    """The gated delta net of layers without attention; keys and values have the same width."""
 
-    heads: int  # of v, and states
-    k_heads: int  # of q and k
-    width: int
-    kernel_size: int  # tokens that the convolution before the net sees
+    heads: int  # v heads, each with a state
+    k_heads: int  # q and k heads
+    width: int  # width of a head
+    kernel_size: int  # width in tokens of the convolution before the net
 
     @property
     def channels(self) -> int:
-        """Columns of q, k and v."""
+        """The total number of columns of q, k and v."""
         return (2 * self.k_heads + self.heads) * self.width
 
 
@@ -88,34 +89,34 @@ class Config:
     attention_scale: float
     experts: Experts | None = None
     delta: DeltaHeads | None = None
-    recurrent: tuple[bool, ...] = ()  # layers with a delta net instead of attention; (): none
-    n_ahead: int = 0  # blocks that predict further tokens, after the layers; they are not run
-    convolved: tuple[bool, ...] = ()  # layers with a short convolution instead; (): none
-    kernel_size: int = 0  # tokens that the short convolution sees
+    recurrent: tuple[bool, ...] = ()  # whether each layer has a delta net, no attention; (): none
+    n_ahead: int = 0  # multi-token-prediction blocks after the layers, which npurt does not run
+    convolved: tuple[bool, ...] = ()  # whether each layer has a short convolution; (): none
+    kernel_size: int = 0  # width in tokens of the short convolution
     conventions: Conventions = field(default_factory=Conventions)
-    causal: bool = field(default=True, repr=False)  # False: an encoder, whose rows see each other
+    causal: bool = field(default=True, repr=False)  # False for an encoder
 
     def is_convolved(self, layer: int) -> bool:
-        """True when *layer* has a short convolution, not attention."""
+        """Return whether *layer* has a short convolution instead of attention."""
         return bool(self.convolved) and self.convolved[layer]
 
     def is_recurrent(self, layer: int) -> bool:
-        """True when *layer* has a gated delta net, not attention."""
+        """Return whether *layer* has a gated delta net instead of attention."""
         return bool(self.recurrent) and self.recurrent[layer]
 
 
-Number = Callable[..., int]  # (name, default or None for required, most)
+Number = Callable[..., int]  # (name, default or None if the key is required, maximum) -> value
 
 
 def read_config(metadata: Metadata, n_vocab: int, *, encoder: bool = False) -> Config:
     """Read and check the configuration.
 
     Args:
-        n_vocab: Rows of the token embedding.
-        encoder: It is one, whose norms are LayerNorm and whose attention is not causal.
+        n_vocab: The number of rows of the token embedding.
+        encoder: The model is an encoder, with LayerNorm and without a causal mask.
 
     Raises:
-        ModelFormatError: A key is missing, of a wrong type, or does not fit the others.
+        ModelFormatError: A key is missing, has a wrong type, or contradicts another key.
     """
     arch = require(metadata, "general.architecture", str)
 
@@ -138,7 +139,7 @@ def read_config(metadata: Metadata, n_vocab: int, *, encoder: bool = False) -> C
     n_ff = number("feed_forward_length", 0 if mixed else None)
     n_blocks, n_ahead = number("block_count", most=MOST_LAYERS), number("nextn_predict_layers", 0)
     if n_ahead >= n_blocks:
-        raise _bad(f"{n_ahead} of {n_blocks} blocks predict further tokens; none is a layer")
+        raise _bad(f"{n_ahead} of {n_blocks} blocks predict further tokens; no layer remains")
     n_layers = n_blocks - n_ahead
     kv_heads, convolved = _kv_heads(metadata, f"{arch}.attention.head_count_kv", heads, n_layers)
     config = Config(
@@ -179,7 +180,7 @@ def read_config(metadata: Metadata, n_vocab: int, *, encoder: bool = False) -> C
 def _kv_heads(
     metadata: Metadata, key: str, heads: int, n_layers: int
 ) -> tuple[int, tuple[bool, ...]]:
-    """Return the number of key heads, and which layers have no attention; () for none."""
+    """Return the number of key heads, and whether each layer lacks attention (() if none does)."""
     if not isinstance(metadata.get(key), memoryview):
         count = optional(metadata, key, int, heads)
         if not 0 < count <= limits().columns:
@@ -195,8 +196,8 @@ def _kv_heads(
 def _experts(metadata: Metadata, arch: str, number: Number, n_ff: int) -> Experts:
     count, top_k = number("expert_count", None, limits().experts), number("expert_used_count")
     if top_k > count:
-        raise _bad(f"a token goes to {top_k} of {count} experts")
-    # Source: llama.cpp src/models/llama.cpp and qwen2moe.cpp, MIT: widths without the key.
+        raise _bad(f"a token uses {top_k} experts, but the model has {count}")
+    # Source of the default widths: llama.cpp src/models/llama.cpp and qwen2moe.cpp, MIT.
     usual = n_ff if arch == "llama" else n_ff // top_k  # llama: Mixtral
     width = number("expert_feed_forward_length", usual)
     _check_columns("the feed-forward part of an expert", 2 * width)
@@ -222,10 +223,10 @@ def _delta(number: Number) -> DeltaHeads:
     if inner != heads * width:
         raise _bad(
             f"a delta net of {heads} heads with states {width} wide has {inner} values; "
-            "npurt needs keys and values of one width"
+            "npurt needs keys and values of the same width"
         )
     if heads % k_heads:
-        raise _bad(f"{heads} heads of a delta net do not share {k_heads} key heads evenly")
+        raise _bad(f"the {heads} heads of a delta net are no multiple of its {k_heads} key heads")
     _check_head("heads of a delta net", width, limits().delta)
     _check_columns("a delta net", (2 * k_heads + heads) * width + inner + 2 * heads)
     return DeltaHeads(
@@ -234,7 +235,7 @@ def _delta(number: Number) -> DeltaHeads:
 
 
 def _recurrent(metadata: Metadata, arch: str, number: Number, n_layers: int) -> tuple[bool, ...]:
-    """Return the layers without attention, from a list or an interval in the file."""
+    """Return whether each layer has a delta net, from a list or an interval in the metadata."""
     key = f"{arch}.attention.recurrent_layers"
     if isinstance(metadata.get(key), bool):
         return (bool(metadata[key]),) * n_layers
@@ -248,7 +249,7 @@ def _recurrent(metadata: Metadata, arch: str, number: Number, n_layers: int) -> 
 
 
 def _refuse(metadata: Metadata, arch: str, *, causal: bool) -> None:
-    """Refuse settings that change results and are not implemented."""
+    """Raise an error if a setting that npurt does not implement would change results."""
     gating = optional(metadata, f"{arch}.expert_gating_func", int, SOFTMAX)
     if gating != SOFTMAX:
         raise _bad(f"{arch}.expert_gating_func = {gating}: npurt routes by softmax (1) only")
@@ -259,7 +260,7 @@ def _refuse(metadata: Metadata, arch: str, *, causal: bool) -> None:
                    f"{'with' if causal else 'without'} a causal mask")  # fmt: skip
     sections = f"{arch}.rope.dimension_sections"
     if sections in metadata and any(numbers(metadata, sections, INTEGERS)[3:]):
-        raise _bad(f"{sections} has a fourth position, which text does not have")
+        raise _bad(f"{sections} has a fourth section, which npurt does not implement")
 
 
 def _scaling(metadata: Metadata, arch: str) -> Scaling:
@@ -268,7 +269,7 @@ def _scaling(metadata: Metadata, arch: str) -> Scaling:
     factor = optional(metadata, f"{prefix}.factor", float, legacy)
     kind = optional(metadata, f"{prefix}.type", str, "linear" if factor != 1.0 else "none")
     if kind not in ("none", "linear", "yarn", "longrope"):
-        raise _bad(f"{prefix}.type = {kind!r} is not a rope scaling that npurt knows")
+        raise _bad(f"{prefix}.type = {kind!r} is not a rope scaling that npurt implements")
     scaling = Scaling(
         kind=kind,
         factor=factor,
@@ -278,7 +279,7 @@ def _scaling(metadata: Metadata, arch: str) -> Scaling:
         beta_slow=optional(metadata, f"{prefix}.yarn_beta_slow", float, 1.0),
     )
     if kind == "yarn" and scaling.original_context < 1:
-        raise _bad(f"{prefix}.original_context_length is missing, which yarn needs")
+        raise _bad(f"yarn needs {prefix}.original_context_length, which is missing")
     for name in ("factor", "attention_factor", "beta_fast", "beta_slow"):
         value = getattr(scaling, name)
         if not 1e-3 <= value <= 1e6:
@@ -289,15 +290,16 @@ def _scaling(metadata: Metadata, arch: str) -> Scaling:
 def _check(config: Config, value_width: int) -> None:
     width = config.head_width
     if config.n_heads % config.n_kv_heads:
-        raise _bad(f"{config.n_heads} heads do not share {config.n_kv_heads} kv heads evenly")
+        raise _bad(f"{config.n_heads} heads are no multiple of {config.n_kv_heads} kv heads")
     if value_width != width:
-        raise _bad(f"keys are {width} wide and values {value_width}; npurt needs them equal")
+        raise _bad(f"keys are {width} wide and values {value_width}; npurt needs equal widths")
     _check_head("heads", width, limits().head)
     if config.rotated > width or config.rotated % 2:
         raise _bad(f"{config.rotated} of the {width} elements of a head cannot rotate in pairs")
     if not 0 < config.eps < 1:
         raise _bad(f"the norm's epsilon is {config.eps}")
-    _check_columns("attention", 2 * (config.n_heads + config.n_kv_heads) * width)  # gates and all
+    # An upper bound of the columns of q, its gate, k and v.
+    _check_columns("attention", 2 * (config.n_heads + config.n_kv_heads) * width)
     _check_columns("the feed-forward part", 2 * config.n_ff, least=0)
     _check_columns("the vocabulary", config.n_vocab)
     _check_rotary_base("the rotary base", config.rope_base)
@@ -325,16 +327,17 @@ def _check_head(what: str, width: int, most: int) -> None:
 
 
 def require_context(metadata: Metadata, n_ctx: int) -> None:
-    """Refuse a context of *n_ctx* tokens that is longer than the model's attention window.
+    """Raise an error if a context of *n_ctx* tokens exceeds the model's attention window.
 
     Raises:
-        ModelFormatError: The model attends to the last few tokens only.
+        ModelFormatError: The model has an attention window of less than *n_ctx* tokens.
     """
     key = f"{require(metadata, 'general.architecture', str)}.attention.sliding_window"
     window = optional(metadata, key, int, 0)
     if 0 < window < n_ctx:
         raise ModelFormatError(
-            f"{key} = {window}: the model attends to so many tokens, which npurt does not limit",
+            f"{key} = {window}: npurt does not implement this attention window, which is shorter "
+            f"than the context of {n_ctx}",
             remedy=f"use a context (n_ctx, -c) of at most {window}",
         )
 

@@ -1,4 +1,4 @@
-"""Read attention windows, scales and caps from GGUF metadata; `config` has the sizes.
+"""Read attention windows, scales and caps from GGUF metadata; `config` reads the dimensions.
 
 Key names: llama.cpp gguf-py/gguf/constants.py, MIT.  ``<a>`` is the architecture.
 """
@@ -23,13 +23,13 @@ class Conventions:
     """Numbers that change how a layer computes.
 
     Attributes:
-        window: Positions that a sliding layer sees; 0 if the file names none.
-        slides: Whether each layer slides, if the file says so.
-        local_rope_base: Rotary base of sliding layers, if the file names one.
-        attention_softcap: Cap of scaled scores; 0 for none.
-        logit_softcap: Cap of logits; 0 for none.
+        window: The attention window of a sliding-window layer in positions; 0 if not stated.
+        slides: Whether each layer has a sliding window; () if not stated.
+        local_rope_base: The rotary base of sliding-window layers; None if not stated.
+        attention_softcap: The soft cap of scaled attention scores; 0 for none.
+        logit_softcap: The soft cap of logits; 0 for none.
         embedding_scale: The factor of embeddings.
-        residual_scale: The factor of a layer's output before it is added to the residual stream.
+        residual_scale: The factor of outputs that are added to the residual stream.
         logit_scale: The divisor of logits.
         temperature: (b, n): queries are multiplied by ``1 + b log(1 + position // n)``.
     """
@@ -49,7 +49,7 @@ def read_conventions(metadata: Metadata, n_layers: int) -> Conventions:
     """Read and check the conventions.
 
     Raises:
-        ModelFormatError: A value has a wrong type, or is not a sensible number.
+        ModelFormatError: A value has a wrong type or is out of range.
     """
     arch = require(metadata, "general.architecture", str)
 
@@ -75,7 +75,10 @@ def read_conventions(metadata: Metadata, n_layers: int) -> Conventions:
 
 
 def _slides(metadata: Metadata, arch: str, n_layers: int) -> tuple[bool, ...]:
-    """Return which layers slide: by a list, or all but every n-th layer by a number n."""
+    """Return whether each layer has a sliding window.
+
+    The metadata have a list, or a number n: then all layers except every n-th have a window.
+    """
     key = f"{arch}.attention.sliding_window_pattern"
     if isinstance(metadata.get(key), memoryview):
         listed = [bool(flag) for flag in numbers(metadata, key, FLAGS + INTEGERS)]
@@ -87,7 +90,7 @@ def _slides(metadata: Metadata, arch: str, n_layers: int) -> tuple[bool, ...]:
 
 
 def _temperature(metadata: Metadata, arch: str) -> tuple[float, int] | None:
-    """Return the temperature of queries; its length defaults to the original context."""
+    """Return the temperature of queries; its length defaults to the original context length."""
     slope = optional(metadata, f"{arch}.attention.temperature_scale", float, 0.0)
     original = optional(metadata, f"{arch}.rope.scaling.original_context_length", int, 0)
     length = optional(metadata, f"{arch}.attention.temperature_length", int, original)

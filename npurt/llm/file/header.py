@@ -1,9 +1,9 @@
-"""Read the header of a GGUF file: its metadata as Python values, the places of its tensors.
+"""Read the header of a GGUF file: the metadata as Python values, and the tensor table.
 
-The file may come from a stranger.  Before it allocates memory, the reader checks every count,
-length, offset and type against the bytes in the file.  Reading takes no more memory than the file's
-own size: arrays are copied.  Two parts may take more, up to a limit: names and single texts take up
-to 4 bytes for each of their `MAX_TEXT` bytes, and the tables of keys and tensors up to 40 MiB.
+The file is untrusted.  Before the reader allocates memory, it checks every count, length, offset
+and type against the size of the file.  The copies of arrays take at most as much memory as the
+file.  Other values have fixed limits: names and single strings take up to 4 bytes for each of
+`MAX_TEXT` bytes, and the tables of keys and tensors take up to 40 MiB.
 Sources: ggml docs/gguf.md; ggml/src/gguf.cpp (limits, what llama.cpp refuses), MIT.
 """
 
@@ -23,7 +23,7 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32  # bytes; gguf.md, general.alignment
 
-# Number of a type -> its letter, as `struct` and memoryview have it.  All are little-endian.
+# Number of a type -> its format letter for `struct` and memoryview.  All types are little-endian.
 NUMBERS: dict[int, Any] = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d",
 }  # fmt: skip
@@ -31,10 +31,10 @@ BOOL, STRING, ARRAY = 7, 8, 9
 
 MAX_DIMS = 4  # GGML_MAX_DIMS
 # The largest model files have some 3,000 tensors, 100 keys and arrays of 450,000 strings.  Some
-# converters add a tokenizer.json, one text of tens of MB.
+# converters add the content of tokenizer.json as one string of tens of MB.
 MAX_TENSORS = 1 << 16
 MAX_KEYS = 1 << 12
-MAX_STRINGS = 1 << 24  # of one array
+MAX_STRINGS = 1 << 24  # strings in one array
 MAX_TEXT = 1 << 26  # bytes of all names, and of strings outside arrays
 
 DAMAGED = "the file is damaged or incomplete: download it again, or convert the model again"
@@ -44,13 +44,13 @@ _U32 = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """The place of a tensor in the file.
+    """A tensor's shape, format and position in the file.
 
     Attributes:
-        shape: In numpy's order, ``(N, K)`` for a weight; the file has the reverse order.
-        offset: Bytes from the start of the file.
-        nbytes: Bytes of the data, without padding.
-        part: Index of the file that has it, in a model that is split over several.
+        shape: The shape in numpy's order, ``(N, K)`` for a weight; the file has the reverse order.
+        offset: The start of the data in bytes from the start of the file.
+        nbytes: The size of the data in bytes, without padding.
+        part: The index of the file with the data, if the model is split over several files.
     """
 
     name: str
@@ -63,10 +63,11 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The metadata and tensor table of a file; its data start *data_offset* bytes into it.
+    """The metadata and tensor table of a file.
 
     Attributes:
-        spans: Key -> where the file has it and its value.
+        data_offset: The start of the tensor data in bytes from the start of the file.
+        spans: Key -> the range of bytes with the key and its value in the file.
     """
 
     metadata: Metadata
@@ -80,10 +81,10 @@ def read_header(data: mmap.mmap | bytes, size: int | None = None) -> Header:
 
     Args:
         data: The bytes of the file, or its first bytes.
-        size: Bytes of the whole file, when *data* are only its first ones.
+        size: The size of the whole file in bytes; None if *data* are the whole file.
 
     Raises:
-        ModelFormatError: The header is wrong in any respect.
+        ModelFormatError: The header is invalid.
         Incomplete: *data* end within the header.
     """
     size = len(data) if size is None else size
@@ -94,7 +95,7 @@ def read_header(data: mmap.mmap | bytes, size: int | None = None) -> Header:
     metadata, spans = _read_metadata(cursor, n_keys)
     alignment = optional(metadata, "general.alignment", int, DEFAULT_ALIGNMENT)
     if alignment < 8 or alignment & (alignment - 1):
-        raise bad(f"general.alignment = {alignment} is not a power of two from 8")
+        raise bad(f"general.alignment = {alignment} is not a power of two of at least 8")
     tensors = [_read_tensor(cursor) for _ in range(n_tensors)]
     start = -(-cursor.at // alignment) * alignment
     return Header(metadata, _place(tensors, start, alignment, size), start, spans)
@@ -126,14 +127,14 @@ def _read_metadata(cursor: "_Cursor", n_keys: int) -> tuple[dict[str, Any], dict
         start = cursor.at
         key = cursor.name("a key")
         if key in metadata:
-            raise bad(f"key {key!r} is there twice")
+            raise bad(f"key {key!r} occurs twice")
         metadata[key] = cursor.value(cursor.u32(), key)
         spans[key] = slice(start, cursor.at)
     return metadata, spans
 
 
 def _read_tensor(cursor: "_Cursor") -> TensorInfo:
-    """Read one row of the tensor table.  Its offset is relative to the start of the data."""
+    """Read one entry of the tensor table; its offset is relative to the start of the data."""
     name = cursor.name("a tensor name")
     n_dims = cursor.u32()
     if not 1 <= n_dims <= MAX_DIMS:
@@ -144,7 +145,7 @@ def _read_tensor(cursor: "_Cursor") -> TensorInfo:
     if fmt is None:
         raise ModelFormatError(
             f"tensor {name!r} is of ggml type {number}, which npurt does not read",
-            remedy=f"use a file with {', '.join(f.name for f in FORMATS)} tensors only",
+            remedy=f"use a file with only {', '.join(f.name for f in FORMATS)} tensors",
         )
     if 0 in shape or shape[-1] % fmt.block:
         raise bad(f"tensor {name!r} of shape {shape} does not divide into {fmt.name} blocks")
@@ -155,14 +156,14 @@ def _read_tensor(cursor: "_Cursor") -> TensorInfo:
 def _place(
     tensors: list[TensorInfo], start: int, alignment: int, size: int
 ) -> dict[str, TensorInfo]:
-    """Check that tensors are aligned, disjoint and inside the file; make offsets absolute."""
+    """Return name -> tensor with absolute offsets; check alignment, overlap and the file size."""
     end = 0
     for info in sorted(tensors, key=lambda info: info.offset):
         if info.offset % alignment or info.offset < end:
             raise bad(f"tensor {info.name!r} at {info.offset} is misaligned or overlaps another")
         end = info.offset + info.nbytes
         if start + end > size:
-            raise bad(f"tensor {info.name!r} ends at {start + end}, past the {size} bytes there")
+            raise bad(f"tensor {info.name!r} ends at {start + end}, but the file has {size} bytes")
     placed = {info.name: replace(info, offset=start + info.offset) for info in tensors}
     if len(placed) < len(tensors):
         raise bad("two tensors have the same name")
@@ -170,7 +171,7 @@ def _place(
 
 
 class Incomplete(Exception):
-    """The header is longer than the bytes that are there: at least *needed* bytes."""
+    """The given bytes end within the header, which takes at least *needed* bytes."""
 
     def __init__(self, needed: int) -> None:
         super().__init__(needed)
@@ -178,7 +179,7 @@ class Incomplete(Exception):
 
 
 class _Cursor:
-    """Reads values in order, and never past the end of a file of *end* bytes."""
+    """A reader of consecutive values that never reads past *end*, the size of the file."""
 
     def __init__(self, data: mmap.mmap | bytes, end: int) -> None:
         self.data = data
@@ -189,7 +190,7 @@ class _Cursor:
     def read(self, nbytes: int, what: str) -> bytes:
         """Return the next *nbytes* bytes."""
         if nbytes > self.end - self.at:
-            raise bad(f"{what} takes {nbytes} bytes at {self.at} of {self.end}")
+            raise bad(f"{what} takes {nbytes} bytes at {self.at}, but the file has {self.end}")
         self.at += nbytes
         if self.at > len(self.data):
             raise Incomplete(self.at)
@@ -202,7 +203,7 @@ class _Cursor:
         return int(LENGTH.unpack(self.read(8, "a number"))[0])
 
     def count(self, what: str, limit: int, *, size: int) -> int:
-        """Return the next count, of items that take at least *size* bytes each."""
+        """Return the next count of *what*, each of which takes at least *size* bytes."""
         count = self.u64()
         if count > limit or count * size > self.end - self.at:
             raise bad(f"{count} {what} do not fit in the file, or are more than {limit}")
@@ -213,7 +214,7 @@ class _Cursor:
         nbytes = self.u64()
         self.text_left -= nbytes
         if self.text_left < 0 and nbytes <= self.end - self.at:
-            raise bad(f"{what} and the names and texts before it have more than {MAX_TEXT} bytes")
+            raise bad(f"the names and strings up to {what} have more than {MAX_TEXT} bytes")
         return self.read(nbytes, what)
 
     def name(self, what: str) -> str:
@@ -237,9 +238,9 @@ class _Cursor:
         raise bad(f"{key!r} is of unknown type {kind}")
 
     def array(self, key: str) -> Any:
-        """Return the next array: a memoryview of numbers or flags, `StringArray` of strings.
+        """Return the next array: a memoryview of numbers or flags, or a `StringArray`.
 
-        Arrays of arrays are refused, as in llama.cpp: no model has any.
+        Arrays of arrays are refused, as in llama.cpp, because no model has any.
         """
         kind = self.u32()
         if kind in NUMBERS:
@@ -266,7 +267,7 @@ class _Cursor:
     def strings(self, count: int) -> StringArray:
         """Return *count* strings.
 
-        A vocabulary has up to 300,000: this loop takes most of the time to open a file.
+        A vocabulary has up to 300,000 strings, so this loop takes most of the time to open a file.
         """
         data, begin, at, unpack = self.data, self.at, self.at, LENGTH.unpack_from
         starts, longest = array("Q"), 0
@@ -286,7 +287,10 @@ class _Cursor:
         return StringArray(self.read(at - begin, "strings"), starts, count, longest)
 
     def _cut_string(self, at: int, first: int, count: int) -> Exception:
-        """Return the error for the string that is cut off: number *first*, at *at*, or a later."""
+        """Return the error for the first string that is cut off.
+
+        String number *first* begins at byte *at*; it or a later string is cut off.
+        """
         for i in range(first, count):
             what, needed = f"string {i} of {count}", at + 8
             if needed <= len(self.data):
@@ -296,10 +300,10 @@ class _Cursor:
         return self.cut(needed, what)
 
     def cut(self, needed: int, what: str) -> Exception:
-        """Return the error for *what*, which ends at *needed*, behind the bytes that are there."""
+        """Return the error for *what*, which ends at byte *needed*, past the end of the data."""
         return bad(f"{what} is cut off") if needed > self.end else Incomplete(needed)
 
 
 def bad(what: str) -> ModelFormatError:
-    """Return the error of a file of which *what* is wrong."""
+    """Return the error *what* of a damaged file."""
     return ModelFormatError(what, remedy=DAMAGED)

@@ -1,8 +1,8 @@
-"""Map a GGUF file: its metadata as Python values, the places of its tensors.
+"""Map a GGUF file, and read its metadata and tensor table.
 
-No numpy: `gguf` makes arrays of the tensors.  `header` reads and checks what comes before the data;
-the bytes of tensors are not checked.  A split model is read as one: metadata from the first file,
-tensors from all.
+This module does not need numpy; `gguf` returns tensors as arrays.  `header` reads and checks the
+header; tensor data are not checked.  For a split model, the metadata come from the first file and
+the tensors from all files.
 Source: llama.cpp tools/gguf-split (keys of parts), MIT.
 """
 
@@ -23,18 +23,18 @@ from npurt.llm.file.metadata import require
 
 
 class MappedGGUF:
-    """A GGUF file, mapped read-only, or all files of a model that is split.
+    """A GGUF file, or all files of a split model, mapped read-only.
 
-    Nobody may truncate the file while it is open: the kernel would end the process at the next
-    read.
+    The file must not be truncated while it is open: the kernel would end the process at the next
+    read past the new end (SIGBUS).
 
     Attributes:
-        path: The file; of a model that is split, the first one.
+        path: The file, or the first file of a split model.
         paths: All files.
         metadata: Key -> bool, int, float, str, memoryview of numbers or flags, or `StringArray`.
             Strings that are not UTF-8 hold surrogate escapes.
         tensors: Name -> `TensorInfo`, in the files' order.
-        data_offset: Where tensor data starts, bytes from the start of the (first) file.
+        data_offset: The start of the tensor data in bytes from the start of the (first) file.
 
     Raises:
         SettingError: *path* is not a path.
@@ -48,7 +48,7 @@ class MappedGGUF:
         except TypeError as error:
             raise SettingError(
                 f"{brief(path, 40)} is no path",
-                remedy="pass the path of a GGUF file, a str or a Path",
+                remedy="pass the path of a GGUF file, as a str or a Path",
             ) from error
         with contextlib.ExitStack() as stack:
             mapping, header = _open_file(path, stack)
@@ -62,7 +62,7 @@ class MappedGGUF:
         self._mappings = mappings
 
     def _take(self, headers: Sequence[tuple[str, Header]]) -> None:
-        """Take over what the files of the model say, each a name and a header, in order."""
+        """Set the attributes from the files of the model: the name and header of each, in order."""
         (name, first), *others = headers
         tensors = first.tensors
         for index, (file, header) in enumerate(others, 1):
@@ -77,7 +77,11 @@ class MappedGGUF:
 
     @property
     def architecture(self) -> str:
-        """The model's architecture, such as ``llama``.  ModelFormatError if the file names none."""
+        """The model's architecture, such as ``llama``.
+
+        Raises:
+            ModelFormatError: The metadata name no architecture.
+        """
         return require(self.metadata, "general.architecture", str)
 
     def _view(self, info: TensorInfo) -> memoryview:
@@ -88,17 +92,17 @@ class MappedGGUF:
         """Return the first bytes of tensor *name*, at most *most*.
 
         Raises:
-            ModelFormatError: There is no such tensor.
+            ModelFormatError: The file has no such tensor.
         """
         info = self._info(name)
         return bytes(self._view(replace(info, nbytes=min(most, info.nbytes))))
 
     def encoded(self, key: str) -> bytes:
-        """Return a key and its value as the (first) file has them.
+        """Return the encoding of a key and its value in the (first) file.
 
         Raises:
             LayoutError: The file is closed.
-            ModelFormatError: There is no such key.
+            ModelFormatError: The file has no such key.
         """
         if not isinstance(key, str) or key not in self._spans:
             raise ModelFormatError(
@@ -122,8 +126,8 @@ class MappedGGUF:
     def release(self, name: str) -> None:
         """Let the kernel drop the pages that hold only tensor *name*.
 
-        If somebody uses the tensor again, the kernel reads them from the file.  Does nothing on a
-        system without madvise.
+        The kernel reads the pages again when the tensor is accessed.  On a system without madvise,
+        do nothing.
         """
         info = self._info(name)
         first = -(-info.offset // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -133,10 +137,10 @@ class MappedGGUF:
                 self._mapped(info.part).madvise(mmap.MADV_DONTNEED, first, last - first)
 
     def close(self) -> None:
-        """Release the mapping, which ends with its last view.  A second call does nothing.
+        """Release the mapping, which is unmapped when its last view is deleted.
 
-        The mapping is never closed by force: numpy arrays of a memoryview keep it alive but do not
-        lock it, and reading an unmapped page would end the process.
+        A second call does nothing.  The mapping is never closed explicitly: numpy arrays keep it
+        alive but do not prevent mmap.close, and reading an unmapped page would end the process.
         """
         self._mappings = []
 
@@ -150,8 +154,8 @@ class MappedGGUF:
         if name not in self:
             raise ModelFormatError(
                 f"{self.path.name} has no tensor {brief(name, 80)}",
-                remedy="choose one of its tensors, list(file); if the model needs this one, the "
-                "file is not complete",
+                remedy="choose a tensor of list(file); if the model needs this tensor, the file is "
+                "incomplete",
             )
         return self.tensors[name]
 
@@ -163,7 +167,7 @@ class MappedGGUF:
 
 @contextlib.contextmanager
 def errors_of(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Have each `ModelFormatError` of the ``with`` body name the file."""
+    """Add the file name to each `ModelFormatError` that the ``with`` body raises."""
     try:
         yield
     except ModelFormatError as error:
@@ -176,7 +180,7 @@ def errors_of(path: str | os.PathLike[str]) -> Iterator[None]:
 def _open_file(
     path: str | os.PathLike[str], stack: contextlib.ExitStack
 ) -> tuple[mmap.mmap, Header]:
-    """Map a file, have *stack* close it, and read its header; errors name the file."""
+    """Map a file and read its header; *stack* closes the mapping, and errors name the file."""
     mapping = _map(path)
     stack.callback(mapping.close)
     with errors_of(path):
@@ -184,7 +188,7 @@ def _open_file(
 
 
 def _add_tensors(tensors: dict[str, TensorInfo], part: Header, index: int, name: str) -> None:
-    """Add the tensors of part *index*, the file *name*, to those of the parts before it."""
+    """Add the tensors of part *index*, the file *name*, to *tensors* of the earlier parts."""
     if len(tensors) + len(part.tensors) > MAX_TENSORS:
         raise bad(f"{name}: the model has more than {MAX_TENSORS} tensors")
     for info in part.tensors.values():
@@ -194,7 +198,7 @@ def _add_tensors(tensors: dict[str, TensorInfo], part: Header, index: int, name:
 
 
 def _map(path: str | os.PathLike[str]) -> mmap.mmap:
-    """Map a regular file, and close its descriptor."""
+    """Return a mapping of a regular file; its descriptor is closed."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not block
     except (OSError, ValueError) as error:
@@ -214,7 +218,7 @@ def _map(path: str | os.PathLike[str]) -> mmap.mmap:
 def _unreadable(path: str | os.PathLike[str], why: object) -> ModelFormatError:
     remedy = "pass the path of a .gguf file that you may read"
     if isinstance(why, OSError) and why.errno == errno.ENOMEM:
-        remedy = "close other programs, raise the limit (ulimit -v), or take a smaller model"
+        remedy = "close other programs, raise the limit (ulimit -v), or use a smaller model"
     return ModelFormatError(
         f"cannot open {os.fspath(path) or repr('')}: {getattr(why, 'strerror', None) or why}",
         remedy=remedy,

@@ -1,7 +1,7 @@
-"""Read a value of a given type from GGUF metadata, or refuse the file.
+"""Read values from GGUF metadata, and raise an error if a value has the wrong type.
 
 A value is a bool, int, float or str, a memoryview of numbers or flags, or a `StringArray`.
-numpy.asarray(view) is an array of them, without a copy.
+numpy.asarray(view) converts a memoryview to an array without a copy.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ D = TypeVar("D")
 
 Metadata = Mapping[str, Any]
 
-# Formats of arrays, as memoryview has them.
+# Format letters of memoryview arrays.
 INTEGERS = "bBhHiIqQ"
 FLOATS = "fd"
 FLAGS = "?"
@@ -26,7 +26,7 @@ CONVERT_AGAIN = "convert the model to GGUF again with a current converter, or ge
 def require(metadata: Metadata, key: str, kind: type[T]) -> T:
     """Return the scalar or string *key*; *kind* is bool, int, float or str.
 
-    A bool does not count as an int; an int counts as a float.
+    A bool is not accepted as an int; an int is converted to float.
 
     Raises:
         ModelFormatError: The key is missing or of another type.
@@ -45,7 +45,7 @@ def optional(metadata: Metadata, key: str, kind: type[T], default: D) -> T | D:
 
 
 def strings(metadata: Metadata, key: str) -> StringArray:
-    """Return the array of strings *key*, which may be a list.  Errors as `require`."""
+    """Return the array of strings *key*; a list is converted.  Errors as `require`."""
     value = _find(metadata, key)
     if type(value) is list and set(map(type, value)) <= {str}:
         return StringArray.of(value)
@@ -55,7 +55,7 @@ def strings(metadata: Metadata, key: str) -> StringArray:
 
 
 def numbers(metadata: Metadata, key: str, letters: str) -> "memoryview[Any]":
-    """Return the array *key*, of a format that is one of *letters*, such as `INTEGERS`.
+    """Return the array *key*, whose format must be one of *letters*, such as `INTEGERS`.
 
     Errors as `require`.
     """

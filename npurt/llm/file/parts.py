@@ -1,7 +1,7 @@
-"""Check that the files of a split model are there and belong together.
+"""Check that all files of a split model exist and belong together.
 
-Every part states its index, the number of parts and the number of tensors in all of them; the
-first has the rest of the metadata.  Source: llama.cpp tools/gguf-split and llama-model-loader.
+Every part states its index, the number of parts and the total number of tensors; the first part
+has all other metadata.  Source: llama.cpp tools/gguf-split and llama-model-loader.
 """
 
 from pathlib import Path
@@ -14,10 +14,10 @@ SHOWN = 5  # missing parts that an error names
 
 
 def names(name: str, metadata: Metadata) -> list[str]:
-    """Return the names of all files of a model, of which the file *name* is the first.
+    """Return the names of all files of the model whose first file is *name*.
 
     Raises:
-        ModelFormatError: It is another part, or has no part's name.
+        ModelFormatError: *name* is another part, or has no number of a part.
     """
     count = optional(metadata, "split.count", int, 1)
     if count <= 1:
@@ -25,20 +25,20 @@ def names(name: str, metadata: Metadata) -> list[str]:
     found = part_names(name)
     if len(found) != count:
         raise ModelFormatError(
-            f"{name} is one of {count} parts of a model, and its name does not say which",
-            remedy="give the parts the names they had, NAME-00001-of-"
-            f"{min(count, MAX_PARTS):05}.gguf and so on, at most {MAX_PARTS}",
+            f"{name} is one of {count} parts of a model, but its name has no number of a part",
+            remedy="restore the original names of the parts, NAME-00001-of-"
+            f"{min(count, MAX_PARTS):05}.gguf and so on; npurt reads at most {MAX_PARTS} parts",
         )
     if optional(metadata, "split.no", int, 0) or found[0] != name:
         raise ModelFormatError(
             f"{name} is not the first of {count} parts of a model",
-            remedy=f"pass the first one, {found[0]}: it has the metadata",
+            remedy=f"pass the first part, {found[0]}, which has the metadata",
         )
     return found
 
 
 def others(path: Path, metadata: Metadata) -> list[Path]:
-    """Return the files that a model has besides the first, which is *path*.
+    """Return all files of a model except the first, *path*.
 
     Raises:
         ModelFormatError: As `names`, or a file is missing.
@@ -48,18 +48,22 @@ def others(path: Path, metadata: Metadata) -> list[Path]:
     if missing:
         more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
         raise ModelFormatError(
-            f"{path.name} is the first of {len(files)} parts of a model, and not all are there; "
-            f"missing: {', '.join(missing[:SHOWN])}{more}",
-            remedy=f"download what is missing into {path.parent}",
+            f"{path.name} is the first of {len(files)} parts of a model; these parts are missing: "
+            f"{', '.join(missing[:SHOWN])}{more}",
+            remedy=f"download the missing parts into {path.parent}",
         )
     return files[1:]
 
 
 def check(name: str, metadata: Metadata, index: int, first: Metadata) -> None:
-    """Refuse the file *name* unless it says that it is part *index* of the model of *first*.
+    """Raise an error unless the file *name* is part *index* of the model.
+
+    Args:
+        metadata: The metadata of the file.
+        first: The metadata of the first file.
 
     Raises:
-        ModelFormatError: It says something else.
+        ModelFormatError: *metadata* states another index, number of parts or number of tensors.
     """
     count, total = first["split.count"], first.get("split.tensors.count")
     wanted = {"split.no": index, "split.count": count, "split.tensors.count": total}
@@ -68,19 +72,19 @@ def check(name: str, metadata: Metadata, index: int, first: Metadata) -> None:
             raise ModelFormatError(
                 f"{name} is not part {index + 1} of the model: {key} is "
                 f"{metadata.get(key)!r:.40}, not {expected!r:.40}",
-                remedy="download the parts again, all from one place",
+                remedy="download all parts again from the same source",
             )
 
 
 def check_total(name: str, metadata: Metadata, found: int) -> None:
-    """Refuse a model of which *found* tensors were found and another number was promised.
+    """Raise an error unless the metadata state *found* tensors in all files of the model.
 
     Raises:
-        ModelFormatError: That is so.
+        ModelFormatError: The metadata state another number.
     """
     expected = optional(metadata, "split.tensors.count", int, found)
     if found != expected:
         raise ModelFormatError(
-            f"{name}: the model has {found} tensors, not the {expected} that it states",
-            remedy="download all of its parts again",
+            f"{name}: the model has {found} tensors, but its metadata state {expected}",
+            remedy="download all parts of the model again",
         )

@@ -1,4 +1,4 @@
-"""How the hidden states of a text become its embedding, as GGUF metadata says.
+"""Read from GGUF metadata how an embedding is computed from hidden states.
 
 Source of the key and its numbers: llama.cpp include/llama.h (enum llama_pooling_type), MIT.
 """
@@ -10,39 +10,39 @@ from npurt.llm.file.metadata import CONVERT_AGAIN, Metadata, require
 
 
 class Pooling(Enum):
-    """How the hidden states ``[T, D]`` of a text become its embedding."""
+    """The function from the hidden states ``[T, D]`` of a text to its embedding."""
 
-    NONE = "none"  # all of them
-    MEAN = "mean"  # their mean
-    CLS = "cls"  # the first
-    LAST = "last"  # the last
-    RANK = "rank"  # scores that a classifier computes from one of them
+    NONE = "none"  # all hidden states
+    MEAN = "mean"  # the mean of the hidden states
+    CLS = "cls"  # the first hidden state
+    LAST = "last"  # the last hidden state
+    RANK = "rank"  # scores that a classifier computes from one hidden state
 
 
 NUMBERS = dict(enumerate(Pooling))  # values of <a>.pooling_type
 
 
 def read_pooling(metadata: Metadata) -> Pooling | None:
-    """Return the pooling that a file names, None if it names none.
+    """Return the pooling that the metadata name, or None if they name none.
 
     Raises:
-        ModelFormatError: It names one that does not exist.
+        ModelFormatError: The metadata have an unknown number.
     """
     key = f"{require(metadata, 'general.architecture', str)}.pooling_type"
     if key not in metadata:
         return None
     number = require(metadata, key, int)
     if number not in NUMBERS:
-        raise ModelFormatError(f"{key} = {number} is no kind of pooling", remedy=CONVERT_AGAIN)
+        raise ModelFormatError(f"{key} = {number} is an unknown pooling", remedy=CONVERT_AGAIN)
     return NUMBERS[number]
 
 
 def pooling_of(name: str | None, metadata: Metadata) -> Pooling:
-    """Return the pooling called *name*; None: the one that the file names, or else the mean.
+    """Return the pooling called *name*; None returns the metadata's pooling, or else the mean.
 
     Raises:
-        ModelFormatError: See `read_pooling`.
-        SettingError: There is none of this name.
+        ModelFormatError: As `read_pooling`.
+        SettingError: *name* is no pooling.
     """
     if name is None:
         return read_pooling(metadata) or Pooling.MEAN

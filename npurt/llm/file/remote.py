@@ -1,4 +1,4 @@
-"""Read the header of a GGUF file on a server, and no more than that."""
+"""Read the header of a GGUF file on a server without downloading the file."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,19 +9,19 @@ from npurt.llm.file.gguf import GGUF
 from npurt.llm.file.header import Header, Incomplete, TensorInfo, read_header
 from npurt.models.ranged import RangedFile
 
-FIRST = 1 << 20  # bytes that are asked for first; a vocabulary takes 2 to 20 MB
-MOST = 1 << 28  # bytes of a header
+FIRST = 1 << 20  # bytes of the first request; a vocabulary takes 2 to 20 MB
+MOST = 1 << 28  # maximum bytes of a header
 
 
 class RemoteGGUF(GGUF):
-    """A model on a server: its header is read at once, a tensor when somebody asks for it.
+    """A model on a server.  The constructor reads the headers; each tensor is read on access.
 
     Args:
         files: The file, or all parts of the model in order.
 
     Raises:
-        DownloadError: The server does not give what is needed.
-        ModelFormatError: It is not a model that npurt reads.
+        DownloadError: The server does not send the requested bytes.
+        ModelFormatError: npurt does not read this file.
     """
 
     def __init__(self, files: Sequence[RangedFile]) -> None:
@@ -31,8 +31,8 @@ class RemoteGGUF(GGUF):
         stated = parts.names(self.path.name, headers[0][1].metadata)
         if len(stated) != len(files):
             raise ModelFormatError(
-                f"{self.path.name} is one of {len(files)} files by its name, and states "
-                f"{len(stated)}",
+                f"{self.path.name} is one of {len(files)} files by its name, but its metadata "
+                f"state {len(stated)}",
                 remedy="choose another file",
             )
         self._take(headers)
@@ -41,14 +41,14 @@ class RemoteGGUF(GGUF):
         return memoryview(self._files[info.part].read(info.offset, info.offset + info.nbytes))
 
     def release(self, name: str) -> None:
-        """Do nothing: nothing is kept."""
+        """Do nothing: the bytes of tensors are not cached."""
 
     def close(self) -> None:
         """Do nothing: no connection stays open."""
 
 
 def _header(file: RangedFile) -> Header:
-    """Read more of *file* until its header is whole."""
+    """Return the header of *file*, after reading as many bytes as needed."""
     data, wanted = b"", FIRST
     while True:
         data += file.read(len(data), wanted)
@@ -58,12 +58,12 @@ def _header(file: RangedFile) -> Header:
             if error.needed > MOST:
                 raise ModelFormatError(
                     f"{file.name}: the header has more than {MOST} bytes",
-                    remedy="choose another file: this one is damaged, or no model",
+                    remedy="choose another file: this file is damaged or no model",
                 ) from error
             wanted = max(2 * wanted, error.needed)
         except ModelFormatError as error:
             raise ModelFormatError(
                 f"{file.name}: {error.what}",
-                remedy="choose another file: the one on the server is damaged or incomplete, or "
-                "none that npurt reads",
+                remedy="choose another file: the file on the server is damaged or incomplete, or "
+                "npurt does not read it",
             ) from error

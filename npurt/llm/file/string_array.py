@@ -1,6 +1,6 @@
-"""An array of strings of a GGUF file, as the file has it.
+"""An array of strings in the encoding of the GGUF file.
 
-Python objects of short strings take 7 times as much memory.
+A list of Python strings would take 7 times as much memory.
 """
 
 import struct
@@ -9,19 +9,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import Self, overload
 
-EVERY = 16  # strings for each whose beginning is kept: the others are found from there
+EVERY = 16  # the position of every 16th string is stored; a search for others begins there
 
-LENGTH = struct.Struct("<Q")  # of a string, before its bytes
+LENGTH = struct.Struct("<Q")  # the length of a string, before its bytes
 
 
 class StringArray(Sequence[str]):
     """A sequence of strings.  Bytes that are not UTF-8 become surrogate escapes.
 
     Args:
-        data: The strings, one after another, each behind its length.
-        starts: Where each string with a number divisible by `EVERY` begins in *data*.
-        count: Number of strings.
-        longest: Bytes of the longest string.
+        data: The concatenated strings, each after its length.
+        starts: The position in *data* of each string whose index is a multiple of `EVERY`.
+        count: The number of strings.
+        longest: The length in bytes of the longest string.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class StringArray(Sequence[str]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all strings, without their lengths."""
+        """The number of bytes of all strings, without their length fields."""
         return len(self._data) - LENGTH.size * self._count
 
     def __len__(self) -> int:

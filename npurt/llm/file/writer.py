@@ -1,4 +1,4 @@
-"""Write a GGUF file, which gets its name when it is whole.
+"""Write a GGUF file atomically: the file gets its name when it is complete.
 
 Source: ggml docs/gguf.md, MIT.
 """
@@ -24,7 +24,7 @@ from npurt.quant.blocks import Blocks
 from npurt.quant.types import Format
 
 VERSION = 3
-U32, F32 = 4, 6  # kinds of numbers, as others write them
+U32, F32 = 4, 6  # numbers of the types of integers and floats, as in llama.cpp's files
 _KINDS = {np.dtype(f"<{letter}"): kind for kind, letter in NUMBERS.items()}
 
 
@@ -33,8 +33,8 @@ class NewTensor:
     """A tensor to be written.
 
     Attributes:
-        shape: In numpy's order.
-        blocks: Returns the blocks, in pieces; called once.
+        shape: The shape in numpy's order.
+        blocks: A function that returns the blocks in pieces; it is called once.
     """
 
     name: str
@@ -44,12 +44,12 @@ class NewTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the data."""
+        """The size of the data in bytes."""
         return math.prod(self.shape[:-1]) * self.format.row_bytes(self.shape[-1])
 
 
 def encoded(key: str, value: Any) -> bytes:
-    """Return a key and its value as a file has them.
+    """Return the encoding of a key and its value in a file.
 
     Args:
         value: A bool, int (from 0 to 2^32 - 1), float (float32) or str, a list of str, or a numpy
@@ -79,11 +79,11 @@ def _text(text: str) -> bytes:
 
 
 def header(keys: Iterable[bytes], tensors: Sequence[NewTensor] = ()) -> bytes:
-    """Return what comes before the data.
+    """Return the bytes of a file before the tensor data.
 
     Args:
-        keys: What `encoded` returns.
-        tensors: In the order of their data.
+        keys: The encoded keys and values, from `encoded`.
+        tensors: The tensors, in the order of their data.
     """
     pairs = list(keys)
     sizes = itertools.accumulate((_padded(t.nbytes) for t in tensors), initial=0)
@@ -103,15 +103,15 @@ def _padded(nbytes: int) -> int:
 
 
 def refuse_source(target: Path, sources: Iterable[Path]) -> None:
-    """Refuse to write over what is read.
+    """Raise an error if *target* would overwrite a source file.
 
     Raises:
-        SettingError: *target* is one of *sources*, also by a link.
+        SettingError: *target* is one of *sources*, or a link to one.
     """
-    exists = os.path.exists  # also of names that no file can have
+    exists = os.path.exists  # False, without an exception, for impossible names
     if exists(target) and any(exists(each) and target.samefile(each) for each in sources):
         raise SettingError(
-            f"{target} is the file to be read, or one of them",
+            f"{target} is a source file",
             remedy="give the new file another name",
         )
 
@@ -119,14 +119,14 @@ def refuse_source(target: Path, sources: Iterable[Path]) -> None:
 def write(
     path: Path, keys: Mapping[str, bytes], tensors: Sequence[NewTensor], *, progress: bool = True
 ) -> None:
-    """Write a file; what was called *path* before stays until the new one is whole.
+    """Write the file *path*; an existing file is replaced when the new file is complete.
 
     Args:
-        keys: Key -> what `encoded` returns, without ``general.alignment``.
-        progress: Show a bar on standard error, if that is a terminal.
+        keys: Key -> its encoding by `encoded`, without ``general.alignment``.
+        progress: Show a progress bar on standard error, if it is a terminal.
 
     Raises:
-        NpurtError: There is no room for it, or it cannot be written.
+        NpurtError: The disk has too little free space, or the file cannot be written.
     """
     start = header(keys.values(), tensors)
     total = len(start) + sum(_padded(tensor.nbytes) for tensor in tensors)
@@ -147,10 +147,10 @@ def write(
         raise
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        advice = "make room, or choose another folder" if full else "choose another name or folder"
+        advice = "free space, or choose another folder" if full else "choose another name or folder"
         raise NpurtError(
             f"cannot write {path}: {error.strerror or error}",
-            remedy=f"{advice}; nothing was left there",
+            remedy=f"{advice}; the incomplete file was removed",
         ) from error
 
 
@@ -158,10 +158,12 @@ def _require_room(path: Path, nbytes: int) -> None:
     require_file(path)
     folder = Path(os.path.realpath(path)).parent
     if not folder.is_dir():
-        raise SettingError(f"there is no folder {folder}", remedy="make it, or choose another")
+        raise SettingError(
+            f"there is no folder {folder}", remedy="create it, or choose another folder"
+        )
     free = shutil.disk_usage(folder).free
     if nbytes > free:
         raise NpurtError(
-            f"{path} takes {nbytes / 1e6:.0f} MB, and {folder} has {free / 1e6:.0f} MB free",
-            remedy="make room, choose a folder on another disk, or a type with fewer bits",
+            f"{path} takes {nbytes / 1e6:.0f} MB, but {folder} has {free / 1e6:.0f} MB free",
+            remedy="free space, or choose a folder on another disk or a type with fewer bits",
         )
