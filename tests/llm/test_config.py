@@ -114,8 +114,8 @@ def test_counts_that_make_no_sense_are_refused(name, value):
 @pytest.mark.parametrize(
     ("match", "changes"),
     [
-        ("do not share", {"attention__head_count_kv": 3}),
-        ("needs them equal", {"attention__value_length": 64}),
+        ("no multiple of 3 kv heads", {"attention__head_count_kv": 3}),
+        ("needs equal widths", {"attention__value_length": 64}),
         ("multiple of 16", {"attention__key_length": 24, "attention__value_length": 24}),
         ("multiple of 16", {"embedding_length": 96}),
         ("cannot rotate", {"rope__dimension_count": 48}),
@@ -179,21 +179,21 @@ def test_delta_nets_are_read_as_written_and_counted_off():
 def test_blocks_that_look_ahead_are_no_layers():
     config = read_config(metadata(nextn_predict_layers=1), 1000)
     assert (config.n_layers, config.n_ahead) == (2, 1)
-    refused("none is a layer", nextn_predict_layers=3)
+    refused("no layer remains", nextn_predict_layers=3)
 
 
 @pytest.mark.parametrize(
     ("match", "changes"),
     [
-        ("9 of 8", MIXTURE | {"expert_used_count": 9}),
+        ("uses 9 experts", MIXTURE | {"expert_used_count": 9}),
         ("expert_used_count", MIXTURE | {"expert_used_count": None}),
         ("scaled by", MIXTURE | {"expert_weights_scale": -1.0}),
         ("scaled by", MIXTURE | {"expert_weights_scale": math.nan}),
         ("expert_weights_norm", MIXTURE | {"expert_weights_norm": 1}),
         ("feed_forward_length", {"feed_forward_length": None}),
         ("multiple of 16", DELTA | {"ssm__state_size": 24, "ssm__inner_size": 144}),
-        ("one width", DELTA | {"ssm__inner_size": 191}),
-        ("key heads evenly", DELTA | {"ssm__group_count": 4}),
+        ("the same width", DELTA | {"ssm__inner_size": 191}),
+        ("no multiple of its 4 key heads", DELTA | {"ssm__group_count": 4}),
         ("1 of 3 layers", DELTA | {"attention__recurrent_layers": raw.view("?", [True])}),
         ("recurrent_layers", DELTA | {"attention__recurrent_layers": "all"}),
         ("by softmax", {"expert_gating_func": 2}),

@@ -41,7 +41,7 @@ def test_no_file_of_the_checkpoint_is_overwritten(tmp_path, files, name):
     link.symlink_to(folder / name)
     before = (folder / name).read_bytes()
     for target in (folder / name, link):
-        with pytest.raises(SettingError, match="to be read") as caught:
+        with pytest.raises(SettingError, match="is a source file") as caught:
             convert(folder, target, progress=False)
         assert "another name" in caught.value.remedy
     assert (folder / name).read_bytes() == before

@@ -129,7 +129,7 @@ def test_a_file_that_is_missing_or_of_another_model_is_refused(tmp_path):
     wide = modern(tmp_path / "w.gguf", {UP: (SUMS[None, :96], [1])})
     with pytest.raises(ModelFormatError, match="96 importance values"):
         requantise(LLAMA3, out, "q4_0", importance=wide)
-    with pytest.raises(SettingError, match="to be read"):
+    with pytest.raises(SettingError, match="is a source file"):
         requantise(LLAMA3, wide, "q4_0", importance=wide)
 
 

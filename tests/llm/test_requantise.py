@@ -231,7 +231,7 @@ def test_a_split_model_becomes_one_file(tmp_path):
 def test_the_file_itself_is_not_overwritten(tmp_path):
     path = tmp_path / "a.gguf"
     path.write_bytes(F32.read_bytes())
-    with pytest.raises(SettingError, match="to be read"):
+    with pytest.raises(SettingError, match="is a source file"):
         requantise(path, path, "q8_0")
     assert path.read_bytes() == F32.read_bytes()
 

@@ -163,7 +163,9 @@ def _place(
             raise bad(f"tensor {info.name!r} at {info.offset} is misaligned or overlaps another")
         end = info.offset + info.nbytes
         if start + end > size:
-            raise bad(f"tensor {info.name!r} ends at {start + end}, but the file has {size} bytes")
+            raise bad(
+                f"tensor {info.name!r} ends at {start + end}, past the file's end at {size} bytes"
+            )
     placed = {info.name: replace(info, offset=start + info.offset) for info in tensors}
     if len(placed) < len(tensors):
         raise bad("two tensors have the same name")
