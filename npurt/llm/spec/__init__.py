@@ -1,5 +1,5 @@
-"""Speculative decoding: draft some tokens cheaply, verify them all in one pass of the model.
+"""Speculative decoding: draft several tokens cheaply, and verify them in one run of the model.
 
-May import every room below it, but neither `decode` nor `measure`.
-Begin with `drafter`, the interface, and `speculator`, one step.
+This package may import all lower packages of `npurt.llm`, but neither `decode` nor `measure`.  Read
+`drafter`, the interface, first; then `speculator`, which runs one step.
 """

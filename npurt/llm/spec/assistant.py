@@ -1,4 +1,4 @@
-"""Drafts from a smaller model with the same vocabulary."""
+"""Draft tokens with a smaller model that has the same vocabulary."""
 
 import functools
 from collections.abc import Iterator, Sequence
@@ -11,17 +11,17 @@ from npurt.llm.session.model import Model
 from npurt.llm.spec.drafter import Drafter, DraftToken, likeliest
 from npurt.llm.spec.truncated_head import TruncatedHead
 
-MAY_DIFFER = 128  # rows by which padded vocabularies may differ (llama.cpp's rule)
-FEW = 8  # tokens that a draft model reads in the same pass as the one that it drafts after
+MAY_DIFFER = 128  # largest difference of two padded vocabularies, in rows (llama.cpp's rule)
+FEW = 8  # up to this number, pending tokens are evaluated by `draft` instead of `prepare`
 
 
 class Assistant(Drafter):
-    """Proposes the most likely tokens of a draft model.
+    """Drafts the most probable tokens of a draft model.
 
     Args:
         draft: A context of the draft model.
-        target: The model that it drafts for.
-        head: The draft model's, if several texts share one.
+        target: The model that verifies the draft tokens.
+        head: The draft model's head, if several sequences share it; None creates one.
 
     Raises:
         ModelFormatError: The vocabularies differ.
@@ -38,19 +38,19 @@ class Assistant(Drafter):
         self.share = (model.weight_bytes - spared) / target.weight_bytes
 
     def behind(self, history: Sequence[int]) -> int:
-        """Return how many tokens must be evaluated first; 0 if few, or if it cannot draft."""
+        """Return how many tokens `prepare` must evaluate; 0 if few, or if no draft is possible."""
         count = len(self._ahead(history)) - 1
         return count if count > FEW and len(history) <= self._draft.n_ctx else 0
 
     def prepare(self, history: Sequence[int], most: int) -> None:
-        """Evaluate *most* tokens of *history* that were not evaluated yet, but not its last."""
+        """Evaluate up to *most* pending tokens of *history*, but not its last token."""
         ahead = self._ahead(history)[:-1]
         if ahead:
             self._draft.rewind(len(history) - 1 - len(ahead))
             self._draft.read(ahead[:most])
 
     def draft(self, history: Sequence[int], most: int) -> Iterator[DraftToken]:
-        """Yield up to *most* tokens, each the most likely after those before it."""
+        """Yield up to *most* tokens, each the most probable one after the tokens before it."""
         ahead = self._ahead(history)
         if not ahead:
             return
@@ -62,12 +62,15 @@ class Assistant(Drafter):
             ahead = [token[0]]
 
     def _ahead(self, history: Sequence[int]) -> Sequence[int]:
-        """Return the tokens of *history* that were not evaluated; none if one is unknown here."""
+        """Return the tokens of *history* that the draft model has not evaluated.
+
+        The result is empty if one of them is not in the draft model's vocabulary.
+        """
         ahead = history[shared(self._draft.state.tokens, history[:-1]) :]
         return ahead if max(ahead) < self._n_vocab else ()
 
     def forget(self) -> None:
-        """Empty the draft model's cache."""
+        """Remove all tokens from the draft model's context."""
         self._draft.reset()
 
     def release(self) -> None:
@@ -81,7 +84,7 @@ def output_head(model: Model) -> TruncatedHead:
 
 
 def shared(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return the length of the common prefix of two texts; comparing slices is fast."""
+    """Return the length of the common prefix of *a* and *b*, by comparing slices, which is fast."""
     a, b = list(a), list(b)
     count, most = 0, min(len(a), len(b))
     half = most
@@ -95,10 +98,11 @@ def shared(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def require_same_vocabulary(draft: GGUF, target: GGUF) -> None:
-    """Refuse a draft whose vocabulary is not that of *target*.
+    """Check that *draft* and *target* have the same vocabulary, except for padding at the end.
 
     Raises:
-        ModelFormatError: The tokens differ in text or number, except for padding at the end.
+        ModelFormatError: Tokens with the same id have different texts, or the sizes differ by more
+            than `MAY_DIFFER`.
     """
     a, b = (strings(file.metadata, "tokenizer.ggml.tokens") for file in (draft, target))
     pairs = enumerate(zip(a, b, strict=False))

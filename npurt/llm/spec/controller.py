@@ -1,22 +1,23 @@
 """Decide at each step whether to draft, and how many tokens, from measured times.
 
-A pass that verifies n draft tokens yields one token more than were right.  It takes the time to
+A pass that verifies n draft tokens yields one token more than it accepts.  It takes the time to
 draft n tokens and to verify n + 1 rows.  The controller keeps running means of the tokens and the
 time of such passes.  It drafts while they yield more tokens than plain steps in the same time.
 
-The number of draft tokens is decided token by token.  A right draft token saves a plain step.  So
-the drafter goes on while a plain step's time, times the probability that all draft tokens are
-right, is more than the next token costs (`Thresholds`).
+The number of draft tokens is decided token by token.  An accepted draft token saves a plain step.
+So the drafter continues while the time of a plain step, times the probability that all draft tokens
+are accepted, exceeds the cost of the next draft token (`Thresholds`).
 
-The controller has to try a draft to know its worth, and its losses are limited.  The loss is the
-time that drafting took beyond plain decoding of the same tokens.  It stays below `ALLOWANCE` of the
-text's time; gains reduce it, down to minus that limit.  The text's time is that of all its tokens
-when their number is known.  For the first trials of a process it is that of at least `USUAL`
-tokens, because later texts profit from these trials too.
+The controller has to try drafts to measure their gain, and it limits the loss.  The loss is the
+time of all steps minus the time of plain decoding for the same tokens.  It may not exceed
+`ALLOWANCE` of the time of the sequence; a gain reduces it, at most to minus that limit.  The time
+of the sequence is that of all its tokens, if their number is known.  In the first trials of a
+process, at least `USUAL` tokens are assumed, because later sequences profit from these trials.
 
-A draft model has to read the text before it drafts.  The controller pays for that from the same
-allowance, or from the expected gain in the rest of the text.  It can estimate that gain before the
-draft model reads: draft tokens are right about as often as the model is sure of its own tokens.
+A draft model has to evaluate the prompt before it drafts.  This time counts as loss, unless it is a
+small part of the expected gain in the rest of the sequence.  The gain can be estimated before the
+draft model evaluates a token: the acceptance rate is about the probability that the model gives to
+its own tokens.
 """
 
 import math
@@ -24,18 +25,18 @@ from dataclasses import dataclass
 
 from npurt.llm.spec.speculation import Speculation
 
-ALLOWANCE = 0.025  # the most loss, as a share of a text's time
-AGAIN = 0.015  # the most loss while drafts seem not to pay, as a share of the time so far
+ALLOWANCE = 0.025  # largest loss, as a fraction of the time of a sequence
+AGAIN = 0.015  # largest loss while drafts do not pay, as a fraction of the time so far
 MEMORY = 0.85  # weight of the past in a running mean of times
-PATIENCE = 0.95  # the same for the tokens of passes, which vary more
-BELIEF = 4  # weight, in samples, of an assumed value, and of an estimate that replaces a bad record
-PRIOR_RIGHT = 0.7  # assumed share of right draft tokens
-PRIOR_ROW = 0.1  # assumed time of another row of verification, in plain steps
-MARGIN = 1.05  # the least expected speedup of a draft
+PATIENCE = 0.95  # weight of the past in a running mean of tokens per pass, which varies more
+BELIEF = 4  # weight of an assumed or estimated value, in samples
+PRIOR_RIGHT = 0.7  # assumed acceptance rate of draft tokens
+PRIOR_ROW = 0.1  # assumed time of one more row of verification, in plain steps
+MARGIN = 1.05  # smallest expected speedup with which drafts are used
 TRIALS = 2  # drafts of one token at the beginning, because the first measurement is unreliable
-COLD = 2  # assumed slowdown of a first run
-USUAL = 128  # assumed tokens of a text of unknown length
-PART = 1 / 2  # share of the expected gain that reading the text may cost
+COLD = 2  # assumed slowdown of the first run of a drafter
+USUAL = 128  # assumed number of tokens of a completion of unknown length
+PART = 1 / 2  # fraction of the expected gain that a drafter's prefill may cost
 REFRESH = 48  # steps with drafts after which a plain step is measured again
 
 
@@ -49,11 +50,14 @@ class Mean:
 
     @property
     def known(self) -> bool:
-        """Whether there are two samples; the first one of a process is slow."""
+        """Whether there are two samples.  The first sample of a process is too slow to rely on."""
         return self.samples > 1
 
     def add(self, sample: float) -> None:
-        """Add a sample; the first replaces the prior, and a smaller second replaces the first."""
+        """Add a sample.
+
+        The first sample replaces the assumed value; a smaller second sample replaces the first.
+        """
         begins = self.samples == 0 or (self.samples == 1 and sample < self.value)
         weight = 0.0 if begins else min(self.memory, self.samples / (self.samples + 1))
         self.value = weight * self.value + (1 - weight) * sample
@@ -62,24 +66,32 @@ class Mean:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """The least probabilities that all draft tokens so far are right."""
+    """The smallest probabilities with which to continue a draft.
 
-    draft: float = 0.0  # for drafting another token and verifying it
-    verify: float = 0.0  # for verifying the last token, which was drafted already
+    Each is compared with the probability that all draft tokens so far are accepted.
+
+    Attributes:
+        draft: From this probability on, it pays to draft another token and verify it.
+        verify: From this probability on, it pays to verify the last draft token.
+    """
+
+    draft: float = 0.0
+    verify: float = 0.0
 
 
 class Controller:
-    """Decides at each step whether to draft, and how far that may go.
+    """Decides at each step whether to draft, and how many tokens at most.
 
     Args:
-        most: The most tokens to draft at once.
-        fixed: Draft *most* tokens at each step, whatever they cost; for measurements.
-        at_once: Drafting several tokens takes as long as drafting one.
-        share: Assumed time of a draft token, as a share of a plain step's, until it is measured.
+        most: The largest number of draft tokens in a step.
+        fixed: Draft *most* tokens at each step without regard to cost; for measurements.
+        at_once: Whether drafting several tokens takes as long as drafting one.
+        share: The assumed time to draft a token, as a fraction of a plain step, until it is
+            measured.
 
     Attributes:
-        speculation: The counts of all texts.
-        text: The counts of the present text.
+        speculation: The counts of all sequences.
+        text: The counts of the present sequence.
     """
 
     def __init__(
@@ -93,23 +105,25 @@ class Controller:
         self._share = share
         self._right = Mean(
             PRIOR_RIGHT, PATIENCE, BELIEF
-        )  # of draft tokens, before any was verified
-        self._verify = [Mean(0.0) for _ in range(most + 1)]  # seconds, by drafted tokens
-        self._draft = Mean(0.0)  # seconds per draft token, or per draft
-        self._read = Mean(0.0)  # seconds per token that a drafter reads
-        self._tokens = Mean(0.0, PATIENCE)  # of a pass with draft tokens
-        self._steps = Mean(0.0, PATIENCE)  # plain ones that such a pass takes as long as
+        )  # acceptance rate, until draft tokens were verified
+        self._verify = [
+            Mean(0.0) for _ in range(most + 1)
+        ]  # seconds of a pass, by number of draft tokens
+        self._draft = Mean(0.0)  # seconds per draft token, or per draft with *at_once*
+        self._read = Mean(0.0)  # seconds in which the drafter evaluates a token
+        self._tokens = Mean(0.0, PATIENCE)  # tokens of a pass with draft tokens
+        self._steps = Mean(0.0, PATIENCE)  # time of such a pass, in plain steps
         self._since_plain = 0
         self._trials = 0
         self._expected: int | None = None
-        self._lost = 0.0  # seconds, over plain decoding, that other steps have not won back
+        self._lost = 0.0  # seconds more than plain decoding would have taken
 
     def begin(self, expected: int | None, reading: float = 0.0) -> Speculation:
-        """Begin another text; return its counts.
+        """Begin another sequence; return its counts.
 
         Args:
-            expected: The most tokens that the text will have; None: unknown.
-            reading: Seconds that the model took for each token of the prompt.
+            expected: The largest number of tokens to generate; None if unknown.
+            reading: Seconds of the model's prefill for each token of the prompt.
         """
         self.text = Speculation()
         self._expected = expected
@@ -120,16 +134,16 @@ class Controller:
 
     @property
     def curious(self) -> bool:
-        """Whether the caller should call `believe`: at every second step, until the first draft."""
+        """Whether the caller should call `believe`: in every second step until the first draft."""
         return self._trials == 0 and self.text.passes % 2 == 0 and not self._fixed
 
     def believe(self, certainty: float) -> None:
-        """Count *certainty*, the probability of the model's own token, as that of a draft token."""
+        """Add *certainty*, the probability of the model's own token, to the acceptance rate."""
         self._right.add(certainty)
 
     @property
     def thresholds(self) -> Thresholds:
-        """The probabilities from which on a draft token pays."""
+        """The smallest probabilities with which a draft token pays."""
         if self._fixed:
             return Thresholds()
         plain = self._verify[0].value
@@ -138,7 +152,10 @@ class Controller:
         return Thresholds((another + row) / (PRIOR_RIGHT * plain), row / plain)
 
     def choose(self, behind: int = 0) -> int:
-        """Return the most tokens to draft, by a drafter that has to read *behind* tokens first."""
+        """Return the largest number of tokens to draft.
+
+        *behind* is the number of tokens that the drafter has to evaluate first.
+        """
         if self._fixed:
             return self._most
         plain = self._verify[0]
@@ -148,13 +165,13 @@ class Controller:
         left = self._allowance() - lost
         if self._trials >= TRIALS:
             if self._pays():
-                # Half of the rest, so that one wrong draft does not end drafting.
+                # Half of the remaining allowance, so that one rejected draft does not end drafting.
                 return max(self._affordable(left / 2), min(1, self._affordable(left)))
             left = min(left, AGAIN * self.text.seconds - lost)
         return min(1, self._affordable(left))
 
     def reading(self, behind: int) -> int:
-        """Return how many of the *behind* tokens the drafter may read now."""
+        """Return how many of the *behind* tokens the drafter may evaluate in this step."""
         return behind
 
     def observe(
@@ -168,16 +185,16 @@ class Controller:
         behind: int = 0,
         read_seconds: float = 0.0,
     ) -> None:
-        """Add a step: *right* of *proposed* draft tokens were accepted.
+        """Add the result of a step: the model accepted *right* of *proposed* draft tokens.
 
         Args:
-            proposed: The number of draft tokens that were verified.
-            right: The number that were accepted.
+            proposed: The number of verified draft tokens.
+            right: The number of accepted draft tokens.
             draft_seconds: The time of drafting.
             verify_seconds: The time of the model's pass.
             drawn: The number of draft tokens that were computed; by default *proposed*.
-            behind: The number of tokens that the drafter read before.
-            read_seconds: The time of reading them.
+            behind: The number of tokens that the drafter evaluated first.
+            read_seconds: The time of that evaluation.
         """
         drawn = proposed if drawn is None else drawn
         owed = read_seconds if self._owed(behind) else 0.0
@@ -198,8 +215,10 @@ class Controller:
             account.add(proposed, right, read_seconds + seconds, without)
 
     def _judge(self, proposed: int, right: int, drawn: int, seconds: float) -> None:
-        """Add the result of a draft, with the mean time of such a draft."""
-        if not (self._tokens.samples and self._pays()):  # a few good passes must change that
+        """Add the result of a draft to the running means."""
+        if not (
+            self._tokens.samples and self._pays()
+        ):  # so that a few good passes suffice to resume drafting
             self._tokens.value, self._steps.value = self._expect()
             self._tokens.samples = self._steps.samples = BELIEF
         self._trials += 1
@@ -213,9 +232,9 @@ class Controller:
         return tokens > MARGIN * steps
 
     def _expect(self) -> tuple[float, float]:
-        """Return the tokens of a pass with a draft, and its time in plain steps.
+        """Return the expected tokens of a pass with a draft, and its time in plain steps.
 
-        Before the first such pass, they are those of the draft length that is expected to pay most.
+        Before the first such pass, both are estimated for the draft length with the best ratio.
         """
         if self._tokens.samples:
             return self._tokens.value, self._steps.value
@@ -226,9 +245,9 @@ class Controller:
         return max(each, key=lambda pair: pair[0] / pair[1])
 
     def _to_come(self) -> int:
-        """Return how many tokens the text is assumed to have still.
+        """Return the assumed number of tokens still to be generated.
 
-        During the first trials of a process they are at least those of a text of `USUAL` tokens.
+        During the first trials of a process, a completion of at least `USUAL` tokens is assumed.
         """
         done = self.text.tokens
         if self._expected is None:
@@ -236,7 +255,7 @@ class Controller:
         return (max(self._expected, USUAL) if self._trials < TRIALS else self._expected) - done
 
     def _owed(self, behind: int) -> float:
-        """Return the seconds of reading *behind* tokens; 0 if the expected gain pays for them."""
+        """Return the seconds of evaluating *behind* tokens; 0 if the expected gain is larger."""
         plain = self._verify[0]
         if not behind or not plain.known:
             return 0.0
@@ -246,16 +265,16 @@ class Controller:
         return reading if reading > PART * win else 0.0
 
     def _allowance(self) -> float:
-        """Return the most seconds that the text may lose."""
+        """Return the largest loss of the present sequence, in seconds."""
         return ALLOWANCE * (self.text.seconds + self._to_come() * self._verify[0].value)
 
     def _affordable(self, seconds: float) -> int:
-        """Return the most draft tokens that lose no more than *seconds* if none is right."""
+        """Return the largest number of draft tokens that lose at most *seconds* if rejected."""
         counts = range(1, self._most + 1)
         return max((n for n in counts if self._cost(n) <= seconds), default=0)
 
     def _cost(self, n: int) -> float:
-        """Return the seconds that *n* draft tokens lose if none is right."""
+        """Return the seconds that *n* draft tokens lose if all are rejected."""
         cold = 1 if self._trials else COLD
         return cold * (self._drafting(n) + self._verifying(n)) - self._verify[0].value
 
@@ -281,5 +300,5 @@ class Controller:
         return low + (high - low) * (n - below) / (above - below)
 
     def _draws(self, n: int) -> int:
-        """Return how often the time `_draft` is needed for *n* tokens."""
+        """Return the number by which the time in `_draft` is multiplied for *n* draft tokens."""
         return min(n, 1) if self._at_once else n

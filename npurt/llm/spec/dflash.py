@@ -1,9 +1,9 @@
 """The network of a block-diffusion draft (DFlash), in numpy.
 
-A small transformer that fills in a block of masked tokens at once.  It has neither embedding nor
-output matrix: both are the target's.  It reads the target's residual stream: for every token that
-the target has seen, a mix of it gives keys and values, which the tokens of a block attend to beside
-each other, in both directions.
+The network is a small transformer that fills in a block of masked tokens at once.  It uses the
+target's embedding and output matrix.  For each token that the target has evaluated, the network
+turns the target's residual streams into keys and values.  The tokens of a block attend to these,
+and to all tokens of the block.
 Sources: llama.cpp src/models/dflash.cpp and gguf-py constants (tensors, keys), MIT; z-lab/dflash
 model.py (equations).
 """
@@ -26,33 +26,33 @@ from npurt.llm.file.header import DAMAGED
 from npurt.llm.file.metadata import CONVERT_AGAIN, INTEGERS, numbers, require
 
 NAME = "dflash"  # general.architecture
-VARIANTS = ("conv_", "selector_", "markov_", "confidence_", "log_snr_")  # DFlash2, DSpark
-READERS = ("fc", ".attn_k", ".attn_v")  # matrices for tokens that the target has seen
+VARIANTS = ("conv_", "selector_", "markov_", "confidence_", "log_snr_")  # keys of DFlash2, DSpark
+READERS = ("fc", ".attn_k", ".attn_v")  # matrices for tokens that the target has evaluated
 ANOTHER = "use a draft that was made for this very model"
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a draft says of itself and of its target."""
+    """The dimensions of a draft, and what it reads of its target."""
 
     config: Config
-    block: int  # tokens of a block, the first of which is known
-    mask: int  # the token that stands for one to fill in
-    layers: tuple[int, ...]  # of the target, whose inputs are read
+    block: int  # tokens of a block; the first one is known
+    mask: int  # the id of the masked token
+    layers: tuple[int, ...]  # indices of the target's layers whose inputs are read
 
 
 def read_shape(file: GGUF, target: Config) -> Shape:
-    """Read and check what the draft *file* says.
+    """Read and check the metadata of the draft *file*.
 
     Raises:
-        ModelFormatError: npurt does not run it, or it is not for *target*.
+        ModelFormatError: npurt does not support the draft, or it does not fit *target*.
     """
     metadata = file.metadata
     kind = [key for key in metadata if key.removeprefix(f"{NAME}.").startswith(VARIANTS)]
     if kind:
         raise ModelFormatError(
-            f"{file.path.name} has {kind[0]}: a kind of DFlash draft that npurt does not run",
-            remedy="use a draft of the first kind, or a smaller model of the same family",
+            f"{file.path.name} has {kind[0]}: npurt does not run this variant of DFlash drafts",
+            remedy="use a draft of the first version, or a smaller model of the same family",
         )
     plain = {key: v for key, v in metadata.items() if key != f"{NAME}.attention.causal"}
     shape = Shape(
@@ -74,18 +74,18 @@ def read_shape(file: GGUF, target: Config) -> Shape:
         )
     if not (2 <= shape.block <= limits().rows and 0 <= shape.mask < target.n_vocab):
         raise ModelFormatError(
-            f"{file.path.name} has blocks of {shape.block} tokens, and token {shape.mask} for "
-            "those to fill in",
+            f"{file.path.name} has an invalid block size, {shape.block}, or mask token, "
+            f"{shape.mask}",
             remedy=CONVERT_AGAIN,
         )
     return shape
 
 
 def check_tensors(file: GGUF, shape: Shape) -> tuple[str, ...]:
-    """Return the name of every tensor of a draft.
+    """Check the tensors of a draft; return their names.
 
     Raises:
-        ModelFormatError: *file* has others, or of other shapes.
+        ModelFormatError: A tensor is missing or unknown, or has another shape.
     """
     config = shape.config
     d, w, f = config.width, config.head_width, config.n_ff
@@ -119,18 +119,18 @@ def check_tensors(file: GGUF, shape: Shape) -> tuple[str, ...]:
 
 
 class Network:
-    """A draft's weights, float32, and the keys and values of the tokens that the target has seen.
+    """The float32 weights of a draft, and the keys and values for one sequence.
 
     Letters: T tokens, D width, H heads, G kv heads, W head width, P positions.
 
     Args:
         file: The draft.
-        target: The dimensions of the model that it drafts for.
+        target: The configuration of the target.
         n_ctx: P.
 
     Attributes:
-        fill_size: Elements of the matrices that a token of a block is multiplied by.
-        read_size: Of those that a token of the target is multiplied by.
+        fill_size: Elements of the matrices that multiply a token of a block.
+        read_size: Elements of the matrices that multiply a token of the target.
 
     Raises:
         ModelFormatError: See `read_shape`; or tensors are missing, unknown or damaged.
@@ -154,18 +154,21 @@ class Network:
         self._values: F32 = np.empty(self._size, np.float32)
 
     def another(self) -> Self:
-        """Return the same network for another text."""
+        """Return a network for another sequence, which shares the weights."""
         network = copy.copy(self)
         network._forget()
         return network
 
     @property
     def output_norm(self) -> F32:
-        """Of the norm before the target's output matrix, ``[D]``."""
+        """The weight ``[D]`` of the norm before the target's output matrix."""
         return self._numbers["output_norm"]
 
     def inject(self, streams: F32, position: int) -> None:
-        """Take in the target's streams ``[T, layers * D]`` of the tokens from *position* on."""
+        """Store the keys and values of the target's tokens from *position* on.
+
+        *streams* are the target's residual streams, ``[T, layers * D]``.
+        """
         mixed = streams @ self._numbers["fc"].T
         mixed = self._norm(mixed, "enc.output_norm")
         for layer in range(self.shape.config.n_layers):
@@ -174,7 +177,7 @@ class Network:
     def fill_in(self, x: F32, position: int) -> F32:
         """Return the block's output before the last norm, from its embeddings *x* ``[T, D]``.
 
-        The block attends to itself, and to what was injected before *position*.
+        The block attends to itself, and to the injected tokens before *position*.
         """
         numbers = self._numbers
         for layer in range(self.shape.config.n_layers):
@@ -189,7 +192,7 @@ class Network:
     def _attend(self, layer: int, x: F32, position: int) -> F32:
         config, block = self.shape.config, f"blk.{layer}"
         rows, width, groups = len(x), config.head_width, config.n_kv_heads
-        self._put(layer, x, position)  # for now: what is injected there replaces it
+        self._put(layer, x, position)  # temporary: `inject` overwrites these positions
         q = (x @ self._numbers[f"{block}.attn_q"].T).reshape(rows, -1, width)
         q = self._rotate(self._norm(q, f"{block}.attn_q_norm"), position)
         q = q.reshape(rows, groups, -1, width).swapaxes(0, 1).reshape(groups, -1, width)
@@ -205,7 +208,7 @@ class Network:
         return out
 
     def _put(self, layer: int, x: F32, position: int) -> None:
-        """Write the keys and values that *x* ``[T, D]`` makes, from *position* on."""
+        """Write the keys and values of *x* ``[T, D]``, from *position* on."""
         block, here = f"blk.{layer}", slice(position, position + len(x))
         shape = (len(x), -1, self.shape.config.head_width)
         k = (x @ self._numbers[f"{block}.attn_k"].T).reshape(shape)
@@ -220,7 +223,7 @@ class Network:
         return x / root * self._numbers[name]
 
     def _rotate(self, heads: F32, position: int) -> F32:
-        """Rotate the halves of heads ``[T, heads, W]`` of tokens from *position* on."""
+        """Rotate the halves of heads ``[T, heads, W]`` of the tokens from *position* on."""
         half = self._cos.shape[1]
         cos = self._cos[position : position + len(heads), None]
         sin = self._sin[position : position + len(heads), None]
@@ -229,7 +232,9 @@ class Network:
 
 
 def _values(file: GGUF, name: str) -> F32:
-    values: F32 = np.array(file[name].dequantize(), np.float32)  # a copy: the file is closed soon
+    values: F32 = np.array(
+        file[name].dequantize(), np.float32
+    )  # a copy, because the caller closes the file
     if not np.isfinite(values).all():
         raise ModelFormatError(f"{name} holds NaN or infinity", remedy=DAMAGED)
     return values

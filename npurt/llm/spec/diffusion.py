@@ -1,4 +1,4 @@
-"""Drafts from a DFlash network, which predicts a block of tokens at once from hidden states."""
+"""Draft a block of tokens at once from hidden states, with a DFlash network."""
 
 import contextlib
 import functools
@@ -34,13 +34,13 @@ def open_network(path: str | os.PathLike[str], target: Setup) -> Network | None:
 
 
 class Diffusion(Drafter):
-    """Proposes what a DFlash network fills in after the text.
+    """Drafts tokens with a DFlash network.
 
     Args:
         name: The name of the draft's file.
         network: The network.
         target: A context that captures the hidden states that *network* reads.
-        head: The output matrix, if several texts share one.
+        head: The output matrix, if several sequences share it; None creates one.
     """
 
     at_once = True
@@ -62,19 +62,20 @@ class Diffusion(Drafter):
         self.share = (layers + self._head.nbytes) / model.weight_bytes
 
     def behind(self, history: Sequence[int]) -> int:
-        """Return how many tokens' hidden states must be read first; 0 if few."""
+        """Return how many tokens' hidden states `prepare` must read; 0 if few."""
         del history
         return self._hidden_states.unread if self._hidden_states.unread > FEW else 0
 
     def prepare(self, history: Sequence[int], most: int) -> None:
-        """Read the hidden states that were not read yet, no more than those of a run."""
+        """Read the captured hidden states that were not read yet."""
         del history, most
         self._hidden_states.flush()
 
     def draft(self, history: Sequence[int], most: int) -> Iterator[DraftToken]:
-        """Yield up to *most* tokens, each the most likely at its position.
+        """Yield up to *most* tokens, each the most probable one at its position.
 
-        It yields none if the captured states are not those of *history*, as after `Llama.restore`.
+        Nothing is yielded if the captured states are not those of *history*, as after
+        `Llama.restore`.
         """
         shape, known = self._network.shape, len(history) - 1
         count = min(most, shape.block - 1, self._model.n_ctx - known - 1)
@@ -89,13 +90,13 @@ class Diffusion(Drafter):
         yield from map(likeliest, self._head.fit(history)(filled))
 
     def release(self) -> None:
-        """Release the text's keys and values in the network, and capture nothing any more."""
+        """Release the keys and values of this sequence, and stop capturing hidden states."""
         self._target.drop_hidden_states()
         del self._network, self._hidden_states
 
 
 def block_head(model: Model, network: Network) -> TruncatedHead:
-    """Return the truncated output matrix of *model* after the last norm of *network*."""
+    """Return the truncated output matrix of *model* with the last norm of *network*."""
     norm, eps = network.output_norm, network.shape.config.eps
     return TruncatedHead(
         model, lambda columns: model.head("draft_output", columns, norm=norm, eps=eps)
@@ -109,9 +110,9 @@ def _read(network: Network, row: Row, streams: F32, position: int) -> None:
 
 @contextlib.contextmanager
 def _counted(row: Row, rows: int, size: int) -> Iterator[None]:
-    """Count products of *rows* with *size* elements in the ledger, and let them overflow."""
+    """Add products of *rows* rows with *size* elements to the ledger; ignore overflows."""
     began = time.perf_counter()
-    with np.errstate(all="ignore"):  # a draft may be wrong
+    with np.errstate(all="ignore"):  # an overflow only makes the draft wrong
         yield
     row.calls += 1
     row.rows += rows

@@ -1,4 +1,4 @@
-"""The interface of drafts: they propose tokens, one after another."""
+"""The interface of drafters, which propose draft tokens one after another."""
 
 import abc
 from collections.abc import Iterator, Sequence
@@ -7,43 +7,43 @@ import numpy as np
 
 from npurt.device import F32
 
-# A token, and the probability that it is right if the draft tokens before it are right.
+# A token, and the probability that it is accepted if the draft tokens before it are accepted.
 DraftToken = tuple[int, float]
 
 
 class Drafter(abc.ABC):
-    """Proposes how a text continues.  A wrong draft token costs time and nothing else."""
+    """Proposes the next tokens of a sequence.  A rejected draft token costs only time."""
 
     name: str
     at_once = False  # whether several draft tokens cost no more than one
-    share = 0.0  # bytes read for a draft token, as a share of those that the model reads for one
+    share = 0.0  # bytes read for a draft token, as a fraction of the model's bytes for a token
 
     def behind(self, history: Sequence[int]) -> int:
-        """Return how many tokens of *history* `prepare` would read; 0 if that takes little time."""
+        """Return how many tokens of *history* `prepare` must evaluate; 0 if that is quick."""
         del history
         return 0
 
-    def prepare(self, history: Sequence[int], most: int) -> None:  # noqa: B027  most read nothing
-        """Read tokens of *history* that were not read yet, but not the last; about *most*."""
+    def prepare(self, history: Sequence[int], most: int) -> None:  # noqa: B027  most drafters do not need it
+        """Evaluate about *most* pending tokens of *history*, but not its last token."""
 
     @abc.abstractmethod
     def draft(self, history: Sequence[int], most: int) -> Iterator[DraftToken]:
-        """Yield up to *most* tokens that may follow *history*, one after another, or none.
+        """Yield up to *most* draft tokens after *history*, or none.
 
         The drafter computes a token when the caller asks for it.  A drafter that does not know the
-        probability of a token returns 1.
+        probability of a token yields 1.
         """
 
-    def forget(self) -> None:  # noqa: B027  most drafts read nothing
-        """Forget the text that was read."""
+    def forget(self) -> None:  # noqa: B027  most drafters have no state
+        """Remove the tokens that were evaluated."""
 
-    def release(self) -> None:  # noqa: B027  most drafts have nothing
-        """Release what this text has of the draft's memory, for good."""
+    def release(self) -> None:  # noqa: B027  most drafters have no memory to release
+        """Release the memory that this drafter uses for its sequence, for good."""
 
 
 def likeliest(logits: F32) -> DraftToken:
-    """Return the most likely token by *logits* ``[V]``; probability 0 if they are not finite."""
+    """Return the most probable token by *logits* ``[V]``; probability 0 if not all are finite."""
     token = int(logits.argmax())
-    with np.errstate(over="ignore", invalid="ignore"):  # a draft may be broken
+    with np.errstate(over="ignore", invalid="ignore"):  # the logits of a draft may overflow
         total = float(np.exp(logits - logits[token]).sum())
     return token, 1 / total if total >= 1 else 0.0

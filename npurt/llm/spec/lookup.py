@@ -1,4 +1,4 @@
-"""Drafts from the text itself: tokens that followed an earlier occurrence of the latest ones."""
+"""Draft from the sequence itself: find the last tokens earlier, and propose what followed."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,13 +7,14 @@ from npurt.llm.spec.drafter import Drafter, DraftToken
 
 
 class Lookup(Drafter):
-    """Finds the latest tokens earlier in the text, and proposes the tokens that followed.
+    """Finds the last tokens earlier in the sequence, and proposes the tokens that followed them.
 
-    It searches for the last *longest* tokens first, then for fewer, down to *shortest*.
+    The search begins with the last *longest* tokens, then uses fewer, down to *shortest*.
 
-    It costs nothing and needs no model.  It pays where text is copied, as in edits and summaries.
-    It proposes no more tokens than agree before them: a long match is likely to continue for long
-    (as in SuffixDecoding, Oliaro et al. 2024), and a match of two tokens says little of the tenth.
+    This costs nearly no time and needs no model.  It pays when text is copied, as in edits and
+    summaries.  The number of draft tokens is at most the length of the match: a long match is
+    likely to continue for long (as in SuffixDecoding, Oliaro et al. 2024), but a match of two
+    tokens does not predict the tenth token.
 
     Raises:
         SettingError: Not 1 <= *shortest* <= *longest*.
@@ -28,10 +29,12 @@ class Lookup(Drafter):
             )
         self._lengths = range(longest, shortest - 1, -1)
         self._seen: list[int] = []
-        self._ends: dict[tuple[int, ...], int] = {}  # n-gram -> where its latest follower is
+        self._ends: dict[
+            tuple[int, ...], int
+        ] = {}  # n-gram: index of the token after its latest occurrence
 
     def draft(self, history: Sequence[int], most: int) -> Iterator[DraftToken]:
-        """Yield at most *most* tokens that followed the latest earlier occurrence."""
+        """Yield up to *most* tokens that followed the latest earlier occurrence."""
         self._learn(history)
         for length in self._lengths:
             at = self._ends.get(tuple(history[-length:])) if length <= len(history) else None
@@ -41,10 +44,13 @@ class Lookup(Drafter):
                 return
 
     def _learn(self, history: Sequence[int]) -> None:
-        """Record the n-grams of *history* that have a follower; forget those of another text."""
+        """Record the n-grams of *history* that have a next token; clear those of another sequence."""
         if list(history[: len(self._seen)]) != self._seen:
             self._seen, self._ends = [], {}
-        start, self._seen = max(1, len(self._seen)), list(history)  # first: Ctrl-C may come
+        start, self._seen = (
+            max(1, len(self._seen)),
+            list(history),
+        )  # set first, because Ctrl-C may interrupt the loop
         for end in range(start, len(history)):
             for length in self._lengths:
                 if length <= end:
@@ -52,7 +58,10 @@ class Lookup(Drafter):
 
 
 def _agreeing(history: Sequence[int], at: int, known: int, most: int) -> int:
-    """Return how many tokens before *at* match the last ones, up to *most*; *known* do already."""
+    """Return the length of the match before *at* with the last tokens, up to *most*.
+
+    *known* tokens are known to match.
+    """
     while known < min(most, at) and history[at - 1 - known] == history[-1 - known]:
         known += 1
     return min(known, most)

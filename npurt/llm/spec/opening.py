@@ -1,4 +1,4 @@
-"""Open the draft that a model was opened with."""
+"""Open the draft of a model."""
 
 import contextlib
 import os
@@ -26,21 +26,21 @@ from npurt.llm.spec.speculator import Speculator
 from npurt.runtime.execute.executor import runs_graphs
 from npurt.verify import Sampler as Checks
 
-USUAL_DRAFT = 8  # the most tokens of a draft, by default
+USUAL_DRAFT = 8  # default of the largest number of draft tokens in a step
 
 
 def require_draft(draft: str | os.PathLike[str] | None, **settings: object) -> None:
-    """Refuse draft options without a draft."""
+    """Raise SettingError if a draft option is given without a draft."""
     for name, value in settings.items():
         if value is not None and draft is None:
             raise SettingError(
-                f"{name} is {brief(value)}, and there is no draft",
+                f"{name} is {brief(value)}, but there is no draft",
                 remedy=f"name a draft (-md), or leave {name} out",
             )
 
 
 def require_verifies(devices: Devices) -> None:
-    """Refuse a device that cannot verify drafts."""
+    """Raise SettingError if the device cannot verify draft tokens."""
     if runs_graphs(devices.device):
         raise SettingError(
             f"{devices.device.caps.name} does not verify drafts",
@@ -49,15 +49,15 @@ def require_verifies(devices: Devices) -> None:
 
 
 class Drafts:
-    """Makes a speculator for each text of a model.
+    """Creates a speculator for each sequence of a model.
 
     Args:
-        make: A function that makes a drafter for the text in a context of the model.
-        most: The most tokens to draft at once.
+        make: A function that returns a drafter for the sequence in a context of the model.
+        most: The largest number of draft tokens in a step.
 
     Attributes:
-        most: As given.
-        speculation: The counts of all texts.
+        most: As in the arguments.
+        speculation: The counts of all sequences.
     """
 
     def __init__(self, make: Callable[[Context], Drafter], most: int) -> None:
@@ -68,11 +68,12 @@ class Drafts:
     def speculator(
         self, context: Context, control: Callable[[Drafter, int], Controller] | None = None
     ) -> Speculator:
-        """Return a speculator for the text in *context*.
+        """Return a speculator for the sequence in *context*.
 
         Args:
-            control: A function that returns the controller for a drafter that drafts so many tokens
-                at most; by default one for a text alone.
+            control: A function that takes a drafter and its largest number of draft tokens, and
+                returns a controller.  The default is a controller for a sequence that is decoded
+                alone.
         """
         drafter = self._make(context)
         controller = control(drafter, self.most) if control else None
@@ -94,15 +95,16 @@ def open_drafts(
 
     Args:
         draft: See `Llama`.
-        network: The network that `open_network` returned for it.
-        target: The model that verifies.
-        opened: Closes what is opened here.
-        most: The most tokens to draft at once; by default `USUAL_DRAFT` or as many as can be.
-        device: Where a draft model runs; by default the CPU.
+        network: The result of `open_network` for *draft*.
+        target: The model that verifies the draft tokens.
+        opened: Closes the opened files, devices and models.
+        most: The largest number of draft tokens in a step; by default `USUAL_DRAFT`, or less if
+            *target* cannot verify so many.
+        device: The device of a draft model; by default the CPU.
 
     Raises:
-        ModelFormatError: npurt cannot draft with it.
-        SettingError: *most* or *device* makes no sense.
+        ModelFormatError: npurt cannot use the draft.
+        SettingError: *most* or *device* is invalid.
     """
     target.setup.description.require_decoder()
     most = _most_drafted(target, most)
@@ -112,13 +114,16 @@ def open_drafts(
 
 
 def _most_drafted(target: Model, wanted: int | None) -> int:
-    """Return the most draft tokens of a pass; a rollback of all of them needs no pass."""
+    """Return the largest number of draft tokens in a pass.
+
+    It is limited so that a rollback never needs to evaluate tokens again.
+    """
     room = target.setup.limits.rows - 1
     if not target.executor.shifts:
         room = min(room, SPACING)
     if room < 1:
         raise SettingError(
-            "a model that takes tokens one by one cannot verify a draft",
+            "a model that evaluates one token in a run cannot verify draft tokens",
             remedy="use an n_batch (-b) and an n_ctx (-c) of 2 or more, or no draft",
         )
     most = min(USUAL_DRAFT, room) if wanted is None else wanted

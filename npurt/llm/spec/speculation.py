@@ -1,4 +1,4 @@
-"""Counts of speculative decoding, for one text or for all texts of a model."""
+"""Counts of speculative decoding, for one sequence or for all sequences of a model."""
 
 import math
 from dataclasses import dataclass
@@ -6,18 +6,18 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Speculation:
-    """How many tokens were drafted and accepted, and how long that took."""
+    """The numbers of drafted and accepted tokens, and the time of all passes."""
 
-    passes: int = 0  # of the model, plain ones included
+    passes: int = 0  # runs of the model, including plain steps
     drafted: int = 0
     accepted: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    plain_seconds: float = 0.0  # the same tokens without drafts, estimated; NaN: unknown
+    plain_seconds: float = 0.0  # estimated time without drafts; NaN if unknown
 
     @property
     def mean_accepted(self) -> float | None:
-        """Mean tokens of a pass of the model; None before the first pass."""
+        """Mean number of tokens that a pass yields; None before the first pass."""
         return self.tokens / self.passes if self.passes else None
 
     @property
@@ -27,7 +27,7 @@ class Speculation:
         return self.plain_seconds / self.seconds if known else None
 
     def add(self, drafted: int, accepted: int, seconds: float, plain: float) -> None:
-        """Add a pass that took *seconds*, and would have taken *plain* for its tokens."""
+        """Add a pass that took *seconds*; *plain* is the estimated time without drafts."""
         self.passes += 1
         self.drafted += drafted
         self.accepted += accepted
@@ -36,7 +36,7 @@ class Speculation:
         self.plain_seconds += plain
 
     def figures(self) -> dict[str, float | None]:
-        """Return the counts for scripts."""
+        """Return the counts as a dict."""
         return {
             "drafted": self.drafted,
             "accepted": self.accepted,
@@ -46,7 +46,7 @@ class Speculation:
         }
 
     def line(self) -> str:
-        """Return the counts as a sentence."""
+        """Return the counts as one line of text."""
         length = "" if self.mean_accepted is None else f", {self.mean_accepted:.2f} tokens a pass"
         gain = "" if self.speedup is None else f", estimated speedup {self.speedup:.2f}"
         return f"speculation: {self.drafted} drafted, {self.accepted} accepted{length}{gain}"

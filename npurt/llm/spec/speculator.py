@@ -1,4 +1,4 @@
-"""Speculative decoding of a text: what is drafted for a step, and what came of it."""
+"""Run speculative decoding of one sequence: draft tokens for each step, and record the results."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ Fits = Callable[[Sequence[int], Sequence[int]], int]
 
 
 class _Step(NamedTuple):
-    """What drafting took: tokens computed and their time, tokens read before and their time."""
+    """Numbers and times of the latest draft."""
 
     drawn: int = 0
     seconds: float = 0.0
@@ -21,13 +21,14 @@ class _Step(NamedTuple):
 
 
 class Speculator:
-    """A drafter and the controller that decides how far it may go.
+    """A drafter with the controller that limits the number of draft tokens.
 
     Args:
         drafter: The source of draft tokens.
-        most: The most tokens to draft at once.
-        fixed: Draft that many at each step, whatever they cost; for measurements.
-        controller: Decides how far drafts go; by default one for a text alone.
+        most: The largest number of draft tokens in a step.
+        fixed: Draft *most* tokens at each step without regard to cost; for measurements.
+        controller: Limits the number of draft tokens; the default is a controller for a sequence
+            that is decoded alone.
     """
 
     def __init__(
@@ -41,15 +42,15 @@ class Speculator:
         self._step = _Step()
 
     def draft(self, history: Sequence[int], most: int, fits: Fits | None = None) -> list[int]:
-        """Return up to *most* tokens that may follow *history*.
+        """Return up to *most* draft tokens after *history*.
 
-        Each call is followed by one of `observe`.
+        The caller must call `observe` after each call.
 
         Args:
-            history: Prompt and text so far.
-            most: As many can be evaluated.
-            fits: A function of the history and draft tokens that returns how many of these may be
-                right, such as those that a grammar allows; None: all may.
+            history: The tokens of prompt and completion so far.
+            most: The largest number of draft tokens that can be evaluated.
+            fits: A function that takes the history and draft tokens, and returns how many draft
+                tokens can be accepted, such as those that a grammar allows; None if all can.
         """
         self._step = _Step()
         start = time.perf_counter()
@@ -69,12 +70,12 @@ class Speculator:
         return tokens
 
     def observe(self, drafted: int, right: int, seconds: float, row: F32) -> None:
-        """Record the step whose tokens `draft` returned.
+        """Record the result of the step for which `draft` was called.
 
         Args:
-            drafted: How many tokens were verified.
-            right: How many of them were right.
-            seconds: The time of verifying them, with the choice of tokens.
+            drafted: The number of verified draft tokens.
+            right: The number of accepted draft tokens.
+            seconds: The time of verification and sampling.
             row: The logits ``[V]`` after the history.
         """
         if not drafted and self.drafter.share and self.controller.curious:
@@ -86,7 +87,7 @@ class Speculator:
         )  # fmt: skip
 
     def _draft(self, history: Sequence[int], most: int, fits: Fits | None) -> tuple[list[int], int]:
-        """Return the draft tokens to verify, and how many the drafter computed."""
+        """Return the draft tokens to verify, and the number of tokens that the drafter computed."""
         thresholds, probability = self.controller.thresholds, 1.0
         tokens: list[int] = []
         for token, chance in self.drafter.draft(history, most):

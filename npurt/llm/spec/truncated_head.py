@@ -1,9 +1,9 @@
-"""A truncated output matrix for drafts: only the rows of frequent tokens.
+"""A truncated output matrix for drafts, which has only the rows of frequent tokens.
 
-Vocabularies number tokens in the order of their merges, frequent tokens first.  Most texts consist
-of tokens from the first quarter.  A draft that proposes only those reads less of the matrix, and is
-seldom wrong because of it.  (FR-Spec, Zhao et al. 2025, has a list of frequent tokens instead.)  A
-text with many other tokens gets more rows of the matrix.
+Vocabularies number tokens in the order of their merges, so frequent tokens come first.  Most texts
+consist of tokens from the first quarter.  A draft that proposes only these tokens reads less of the
+matrix, and few tokens are rejected because of it.  (FR-Spec, Zhao et al. 2025, uses a list of
+frequent tokens instead.)  For a sequence with many other tokens, the head has more rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,22 +12,23 @@ from itertools import islice
 from npurt.llm.arch.head import Head
 from npurt.llm.session.model import Model
 
-PARTS = (1 / 4, 1 / 2, 1)  # shares of the vocabulary that a head may have
-LATEST = 64  # tokens of a text that decide which part it gets
+PARTS = (1 / 4, 1 / 2, 1)  # possible sizes of a head, as fractions of the vocabulary
+LATEST = 64  # last tokens of a sequence that determine the size of the head
 RARE = (
     1 / 16
-)  # share of them that may lie beyond the part: more wrong drafts cost more than it saves
+)  # largest fraction of these tokens outside the head: more rejected drafts would cost more
 
 
 class TruncatedHead:
-    """The output matrix of a model, truncated to the tokens that a text needs.
+    """The output matrix of a model, truncated to the tokens that a sequence needs.
 
     Args:
         model: The model.
-        make: A function that makes a head of a number of columns; it runs once for each part.
+        make: A function that returns a head with a given number of columns; called once for each
+            size.
 
     Attributes:
-        nbytes: The size of the smallest part, which suffices for most texts.
+        nbytes: Bytes of the smallest head, which suffices for most sequences.
     """
 
     def __init__(self, model: Model, make: Callable[[int], Head]) -> None:
@@ -39,14 +40,14 @@ class TruncatedHead:
         self._heads: dict[int, Head] = {}
 
     def columns(self, text: Sequence[int]) -> int:
-        """Return how many tokens of the vocabulary, from the first on, may follow *text*."""
+        """Return the number of first tokens of the vocabulary that the head for *text* has."""
         words = (token for token in reversed(text) if token not in self._markup)
         latest = list(islice(words, LATEST))
         rare = RARE * len(latest)
         return next(n for n in self._columns if sum(token >= n for token in latest) <= rare)
 
     def fit(self, text: Sequence[int]) -> Head:
-        """Return the head for *text*."""
+        """Return the head for the sequence *text*."""
         columns = self.columns(text)
         if columns not in self._heads:
             self._heads[columns] = self._make(columns)
