@@ -44,7 +44,7 @@ class Lookup(Drafter):
                 return
 
     def _learn(self, history: Sequence[int]) -> None:
-        """Record the n-grams of *history* that have a next token; clear those of another sequence."""
+        """Record the n-grams of *history* with a next token; clear those of another sequence."""
         if list(history[: len(self._seen)]) != self._seen:
             self._seen, self._ends = [], {}
         start, self._seen = (
