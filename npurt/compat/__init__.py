@@ -1,4 +1,4 @@
-"""Interfaces of other libraries over `npurt.Llama`, for scripts that were written for them.
+"""Compatible interfaces of other libraries over `npurt.Llama`, for existing scripts.
 
 Begin with `llama_cpp`.
 """

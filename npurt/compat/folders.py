@@ -1,4 +1,4 @@
-"""The model in a folder."""
+"""Find the GGUF model in a folder."""
 
 from fnmatch import fnmatch
 from pathlib import Path
@@ -7,16 +7,16 @@ from npurt.errors import ModelFormatError
 
 
 def model_in(folder: Path, pattern: str = "*.gguf") -> Path:
-    """Return the only GGUF model in *folder* whose name matches; of a split one, its first file.
+    """Return the only GGUF model in *folder* that matches *pattern*; the first file if it is split.
 
     Raises:
-        ModelFormatError: There is none, or more than one.
+        ModelFormatError: No model matches, or several do.
     """
     names = [file.name for file in folder.glob("*.gguf") if fnmatch(file.name, pattern)]
     first = [name for name in names if "-of-" not in name or "-00001-of-" in name]
     if len(first) != 1:
         raise ModelFormatError(
             f"the folder {folder} has {len(first)} GGUF models {pattern}",
-            remedy="name the file; npurt convert makes one of safetensors",
+            remedy="name the file; npurt convert creates a GGUF file from safetensors",
         )
     return folder / first[0]

@@ -1,4 +1,4 @@
-"""A sampler that says which token it chose last: what the libraries in this package need."""
+"""A sampler that stores the last sampled token, for the interfaces in this package."""
 
 from collections.abc import Sequence
 
@@ -14,11 +14,14 @@ Ids = npt.NDArray[np.intc]
 
 
 class LastSampler(Sampler):
-    """A sampler with the token that it chose last, `NO_TOKEN` at first and at an end."""
+    """A sampler with an attribute *last*: the last sampled token.
+
+    It is `NO_TOKEN` before the first token and after the end.
+    """
 
     last = NO_TOKEN
 
     def sample(self, logits: F32, history: Sequence[int] = ()) -> int:
-        """Return the next token, or `NO_TOKEN` to end the text; see `Sampler.sample`."""
+        """Return the next token, or `NO_TOKEN` to end the completion; see `Sampler.sample`."""
         self.last = super().sample(logits, history)
         return self.last

@@ -1,8 +1,8 @@
-"""The interface of llama-cpp-python: change the import, and a script runs.
+"""The interface of llama-cpp-python: a script runs with npurt after a change of its import.
 
-Names, arguments, defaults and the shapes of results are those of llama-cpp-python 0.3.36.  Options
-that change no result, such as *n_gpu_layers*, have no effect.  Options that would change a result
-and are missing here raise UnsupportedOp with their name.  docs/llama-cpp-python.md lists both.
+Names, arguments, defaults and the shapes of results equal those of llama-cpp-python 0.3.36.
+Options that do not affect results, such as *n_gpu_layers*, have no effect.  An unsupported option
+that would affect results raises UnsupportedOp.  docs/llama-cpp-python.md lists both groups.
 Source: PyPI, llama_cpp_python-0.3.36.tar.gz, MIT: names, arguments, defaults and shapes only.
 """
 
@@ -28,25 +28,26 @@ from npurt.compat.llama_cpp.llama_cache import (
 )
 from npurt.compat.llama_cpp.model import Llama
 
-__version__ = "0.3.36"  # of the interface
+__version__ = "0.3.36"  # version of the interface
 
-# Numbers of its C interface that arguments of `Llama` take.
+# Constants of the C interface that are values of arguments of `Llama`.
 GGML_TYPE_F32, GGML_TYPE_F16 = 0, 1
-GGML_TYPE_Q4_0, GGML_TYPE_Q8_0 = 2, 8  # refused by name: see docs/llama-cpp-python.md
+GGML_TYPE_Q4_0, GGML_TYPE_Q8_0 = 2, 8  # refused; see docs/llama-cpp-python.md
 LLAMA_POOLING_TYPE_UNSPECIFIED, LLAMA_POOLING_TYPE_NONE, LLAMA_POOLING_TYPE_MEAN = -1, 0, 1
 LLAMA_POOLING_TYPE_CLS, LLAMA_POOLING_TYPE_LAST, LLAMA_POOLING_TYPE_RANK = 2, 3, 4
 LLAMA_DEFAULT_SEED = 0xFFFFFFFF
 LLAMA_SPLIT_MODE_NONE, LLAMA_SPLIT_MODE_LAYER, LLAMA_SPLIT_MODE_ROW = 0, 1, 2
 
-# What other names of its C interface begin with.
+# Prefixes of other names in the C interface.
 C_NAMES = ("llama_", "ggml_", "gguf_", "ctypes_", "LLAMA_", "GGML_")
 
 
 def __getattr__(name: str) -> Any:
-    """Return a type of `llama_types`; refuse names of the C interface.
+    """Return the type *name* of `llama_types`.
 
     Raises:
-        UnsupportedOp: It is a name of the C interface.
+        AttributeError: llama-cpp-python has no such name.
+        UnsupportedOp: *name* belongs to the C interface.
     """
     if not name.startswith("_") and hasattr(llama_types, name):
         return getattr(llama_types, name)

@@ -1,4 +1,4 @@
-"""Calls of functions in a chat: what the model may write, and how calls are read from it."""
+"""Function calls in a chat: constrain the model's answer, and parse calls from it."""
 
 import functools
 import json
@@ -12,12 +12,12 @@ from npurt.errors import SettingError, brief
 from npurt.llm.decode.grammar.lark import Functions, either, one_call, quoted, value
 from npurt.runtime.open.arguments import listed
 
-# The format for calls of functions, with a template of npurt's own.  An answer begins with
-# "message:", or it is one call after another, each of which begins with "functions.NAME:".
+# The chat format for function calls, with a template by npurt's authors.  An answer is either a
+# text after "message:", or a list of calls, each of which begins with "functions.NAME:".
 # Source: llama_cpp_python-0.3.36.tar.gz, llama_cpp/llama_chat_format.py, for the names and markers.
 FORMAT = "chatml-function-calling"
 MESSAGE = "message:\n"
-HEAD = re.compile(r"\n?functions\.(.*?):\n")  # of a call
+HEAD = re.compile(r"\n?functions\.(.*?):\n")  # the beginning of a call
 TEMPLATE = """\
 {%- macro manual() -%}
 You can call these functions:
@@ -65,26 +65,26 @@ functions.<name>:
 
 
 class CallPart(NamedTuple):
-    """A piece of the arguments of a call, in JSON; the first call has the number 0."""
+    """A piece of a call: the call's number from 0, the function, and a piece of JSON arguments."""
 
     number: int
     name: str
     arguments: str
 
 
-Part = str | CallPart  # text of the content, or of a call
+Part = str | CallPart  # a piece of the content, or of a call
 Reader = Callable[[Iterable[str]], Iterator[Part]]
 
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """What a chat says of functions.
+    """The settings of function calls in a chat.
 
     Attributes:
-        tools: Those that the template shows.
-        options: What makes the text a call, or something that can be read as calls.
-        variables: Of the template.
-        read: Returns the parts of an answer from its pieces.
+        tools: The functions passed to the template.
+        options: Sampling options that constrain the completion to calls.
+        variables: Variables passed to the template.
+        read: Returns the parts of an answer from its pieces of text.
         possible: Whether the answer may have calls.
     """
 
@@ -103,18 +103,18 @@ def calls_of(
     *,
     marked: bool,
 ) -> Calls:
-    """Return what a chat says of functions.
+    """Return the settings of function calls for the arguments of a chat.
 
     Args:
-        tools: Functions.
+        tools: The functions.
         tool_choice: None, ``"none"``, ``"auto"``, ``"required"``, or a function.
-        functions: *tools* by an older name, without the object around each function.
-        function_call: *tool_choice* by an older name.
-        marked: Whether calls are written as `FORMAT` has them; None is then ``"none"``.
+        functions: The older form of *tools*, without the object around each function.
+        function_call: The older form of *tool_choice*.
+        marked: Whether the chat format is `FORMAT`; a *tool_choice* of None then means ``"none"``.
 
     Raises:
-        SettingError: *tool_choice* names none of *tools*.
-        UnsupportedOp: *tool_choice* is something else.
+        SettingError: *tool_choice* names a function that is not in *tools*.
+        UnsupportedOp: *tool_choice* has another form.
     """
     if functions is not None:
         given = listed("functions", functions, "a list of functions as JSON schemas")
@@ -154,7 +154,7 @@ def _schemas(tools: Any) -> Functions:
 
 
 def _demanded(tool_choice: Any, schemas: Functions) -> Functions:
-    """Return the functions of which *tool_choice* demands one."""
+    """Return the functions of which the model must call one."""
     if isinstance(tool_choice, str) and tool_choice == "required" and schemas:
         return schemas
     chosen = tool_choice.get("function") if isinstance(tool_choice, Mapping) else None
@@ -170,7 +170,7 @@ def _demanded(tool_choice: Any, schemas: Functions) -> Functions:
 
 
 def _call_of(tools: Any, function: tuple[str, Any], *, marked: bool) -> Calls:
-    """Return what makes the text the arguments of one *function*."""
+    """Return settings that constrain the completion to the arguments of *function*."""
     name, schema = function
     begin = {"begin": _begin_of(name)} if marked else {}
     options = {"response_format": {"type": "json_object", "schema": schema}}
@@ -178,7 +178,7 @@ def _call_of(tools: Any, function: tuple[str, Any], *, marked: bool) -> Calls:
 
 
 def _read_arguments(name: str, pieces: Iterable[str]) -> Iterator[Part]:
-    """Yield the call of *name* whose arguments are *pieces*, of which there may be none."""
+    """Yield a call of *name* with the arguments *pieces*, even if *pieces* is empty."""
     yield CallPart(0, name, "")
     for piece in pieces:
         yield CallPart(0, name, piece)
@@ -189,7 +189,7 @@ def _begin_of(name: str) -> str:
 
 
 def _written(functions: Functions, *, message: bool) -> Any:
-    """Return the grammar of an answer as `FORMAT` has it: calls, or also a *message*."""
+    """Return the grammar of an answer in `FORMAT`: calls, or with *message* also a message."""
     from npurt.llm.decode.grammar.grammar import Grammar
 
     calls = [
@@ -201,7 +201,7 @@ def _written(functions: Functions, *, message: bool) -> Any:
 
 
 def _read_marked(pieces: Iterable[str]) -> Iterator[Part]:
-    """Yield the parts of an answer as `FORMAT` has it: a message as it comes, calls when whole."""
+    """Yield the parts of an answer in `FORMAT`: pieces of a message, or complete calls."""
     pieces, index, text = iter(pieces), 0, ""
     for piece in pieces:
         text += piece
@@ -212,14 +212,14 @@ def _read_marked(pieces: Iterable[str]) -> Iterator[Part]:
         while (head := HEAD.match(text)) and (end := _end_of_object(text, head.end())):
             yield CallPart(index, head[1], text[head.end() : end])
             index, text = index + 1, text[end:]
-    if head := HEAD.match(text):  # a call that was cut
+    if head := HEAD.match(text):  # a truncated call
         yield CallPart(index, head[1], text[head.end() :])
     elif not index:
         yield text
 
 
 def _end_of_object(text: str, start: int) -> int:
-    """Return where the JSON object that begins at *start* ends; 0: further on."""
+    """Return the end of the JSON object that begins at *start*, or 0 if it is incomplete."""
     try:
         return json.JSONDecoder().raw_decode(text, start)[1]
     except (RecursionError, ValueError):
@@ -227,7 +227,7 @@ def _end_of_object(text: str, start: int) -> int:
 
 
 def _read_object(pieces: Iterable[str]) -> Iterator[Part]:
-    """Yield the call that is an object with name and arguments; as text if it was cut."""
+    """Yield the call from a JSON object with name and arguments; a truncated object as text."""
     text = "".join(pieces)
     try:
         call = json.loads(text)

@@ -1,4 +1,4 @@
-"""The part of llama-cpp-python's `Llama` that continues prompts."""
+"""The methods of llama-cpp-python's `Llama` that sample tokens and complete prompts."""
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,11 +29,11 @@ from npurt.llm.decode.stops import stop_texts
 from npurt.llm.text.fill_in import FillIn
 from npurt.runtime.open.arguments import flag, integer
 
-Read = Callable[[Timing], Result]  # returns the log probabilities since its last call
+Read = Callable[[Timing], Result]  # returns the log probabilities of tokens since the last call
 
 
 class TextModel(OpenModel):
-    """An open file that continues prompts; arguments as for `OpenModel`."""
+    """A model that completes prompts; arguments as for `OpenModel`."""
 
     # --- Single tokens --------------------------------------------------------------------------
 
@@ -44,21 +44,25 @@ class TextModel(OpenModel):
         mirostat_eta: float = 0.1, mirostat_tau: float = 5.0, penalize_nl: bool = True,
         logits_processor: Any = None, grammar: Any = None, idx: int | None = None,
     ) -> int:  # fmt: skip
-        """Return a token that follows what `eval` appended last.
+        """Sample a token from the logits that `eval` computed.
+
+        Args:
+            idx: The index of the token whose logits are used; None uses the last token.
+            top_k, temp, logits_processor, grammar and others: As for `generate`.
 
         Raises:
-            SettingError: Nothing was appended by `eval`.
-            UnsupportedOp: npurt does not have an option.
+            SettingError: `eval` has computed no logits.
+            UnsupportedOp: npurt does not support an option, or has no logits of the token *idx*.
         """
         refuse({"grammar": grammar}, {"grammar": None})
         request = self._request(temp, None, **sampling(locals()))
         history, scores = self._llm.history, self._scores()
         if not len(scores) or not history:
-            raise SettingError("there are no logits to sample from", remedy="call eval() first")
+            raise SettingError("no logits are available to sample", remedy="call eval() first")
         at = len(history) if idx is None else integer("idx", idx, 0) + 1
         first = len(history) - len(scores) + 1
         if not first <= at <= len(history):
-            raise missing(f"idx={brief(idx)}", f"name one from {first - 1} to {len(history) - 1}")
+            raise missing(f"idx={brief(idx)}", f"use an idx of {first - 1} to {len(history) - 1}")
         return self._sampler(request, history).sample(scores[at - first], history[:at])
 
     def generate(
@@ -69,21 +73,19 @@ class TextModel(OpenModel):
         mirostat_eta: float = 0.1, penalize_nl: bool = True, logits_processor: Any = None,
         stopping_criteria: Any = None, grammar: Any = None,
     ) -> Iterator[int]:  # fmt: skip
-        """Return an iterator of the tokens that follow *tokens*; the end token is the last.
+        """Return an iterator of the tokens that follow *tokens*, including the end token.
 
         Args:
             tokens: The prompt.
-            reset: Whether the prompt begins a text, or goes on with that of the context.
-            temp: 0 takes the most likely token each time.
-            top_k, top_p, min_p, typical_p, repeat_penalty, frequency_penalty, presence_penalty: As
-                for `create_completion`; so are logits_processor and stopping_criteria.
-            penalize_nl: No effect.
-            tfs_z, mirostat_mode: Refused unless they have no effect.
-            mirostat_tau, mirostat_eta: No effect.
-            grammar: As for `create_completion`.
+            reset: True replaces the context by the prompt; False appends the prompt to the context.
+            temp: 0 selects the most likely token at each step.
+            top_k, top_p, min_p, typical_p, repeat_penalty, frequency_penalty, presence_penalty,
+                logits_processor, stopping_criteria, grammar: As for `create_completion`.
+            penalize_nl, mirostat_tau, mirostat_eta: No effect.
+            tfs_z, mirostat_mode: Refused unless the value has no effect.
 
         Raises:
-            UnsupportedOp: npurt does not have an option.
+            UnsupportedOp: npurt does not support an option.
         """
         request = self._request(temp, None, **sampling(locals()))
         ids = self._llm.model.valid(tokens)
@@ -92,7 +94,7 @@ class TextModel(OpenModel):
         return self._tokens(self._generation(prompt, sampler, (), None), sampler)
 
     def _beginning(self) -> list[int]:
-        """Return the prompt that stands for an empty text: BOS, if there is one."""
+        """Return the prompt for an empty text: BOS, or no token if the model has no BOS."""
         return [] if self._tokenizer.bos is None else [self._tokenizer.bos]
 
     def _tokens(self, generation: Generation, sampler: LastSampler) -> Iterator[int]:
@@ -108,7 +110,7 @@ class TextModel(OpenModel):
         max_tokens: int | None,
         top_logprobs: int | None = None,
     ) -> Generation:
-        self._rows = []  # what `eval` computed is not after the last token any more
+        self._rows = []  # the logits of `eval` do not belong to the new last token
         self._recall(prompt)
         return Generation(
             self._llm.generator, prompt, sampler, stop_texts(stop), limit(max_tokens),
@@ -116,7 +118,10 @@ class TextModel(OpenModel):
         )  # fmt: skip
 
     def _request(self, temperature: float, seed: int | None, **options: Any) -> Request:
-        """Return a request; as there, *seed* is that of later completions, too."""
+        """Return a request.
+
+        As in llama-cpp-python, *seed* also sets the seed of later completions.
+        """
         if seed is not None:
             self.set_seed(seed)
         elif self._seed is not None:
@@ -163,35 +168,37 @@ class TextModel(OpenModel):
         """Continue *prompt*; return a completion, or an iterator of its chunks.
 
         Args:
-            prompt: Text, or token ids.
-            max_tokens: The most tokens; None, 0 or less: no limit.
-            temperature: 0 takes the most likely token each time.
+            prompt: Text or token ids.
+            max_tokens: The maximum number of tokens; None, 0 or less for no limit.
+            temperature: 0 selects the most likely token at each step.
             top_k, top_p, min_p, typical_p, repeat_penalty: See
                 `npurt.llm.decode.sampler.Sampling`.
-            frequency_penalty: Subtracted from a token's logit for each time that it occurs among
-                the last tokens; the prompt counts, too.
-            presence_penalty: Subtracted once if the token occurs there.
-            logit_bias: What is added to the logits of tokens, by id.
-            logits_processor: A function, or several, of ids and logits; returns logits.
-            stopping_criteria: The same; one that returns true ends the text here.
-            echo: Begin the text with the prompt.
-            stop: Texts that end it and are not part of it.
+            frequency_penalty: Subtracted from a token's logit for each occurrence of the token in
+                the last tokens, including the prompt.
+            presence_penalty: Subtracted once if the token occurs in the last tokens.
+            logit_bias: Token id -> number added to the token's logit.
+            logits_processor: One or several functions of ids and logits that return logits.
+            stopping_criteria: One or several functions of ids and logits; the completion ends when
+                one returns true.
+            echo: Return the prompt before the completion.
+            stop: Texts that end the completion and are not part of it.
             stream: Return chunks.
-            seed: Of this completion; by default one that follows from that of the model.
-            model: The name that the result has.
-            logprobs: How many likeliest tokens the result has beside each token, with their log
-                probabilities by the model's logits; with *echo* also for the prompt, whose first
-                token has none.
-            grammar: A `LlamaGrammar`, or the text of one in GBNF.
-            suffix: What follows the text: the model writes what stands between the two.
-            tfs_z, mirostat_mode: Refused unless they have no effect.
+            seed: The seed of this completion; by default it follows from the model's seed.
+            model: The model's name in the result.
+            logprobs: The number of most likely tokens that the result has for each token, with
+                their log probabilities before sampling; with *echo* also for the tokens of the
+                prompt except the first.
+            grammar: A `LlamaGrammar`, or GBNF text.
+            suffix: The text after the completion: the model fills in the text between *prompt* and
+                *suffix*.
+            tfs_z, mirostat_mode: Refused unless the value has no effect.
             mirostat_tau, mirostat_eta: No effect.
 
         Raises:
-            ContextFull: The prompt does not fit.
+            ContextFull: The prompt does not fit in the context.
             LayoutError: The prompt is neither text nor token ids.
-            SettingError: An option makes no sense.
-            UnsupportedOp: npurt does not have an option, or the model cannot fill in text.
+            SettingError: An option has an invalid value.
+            UnsupportedOp: npurt does not support an option, or the model cannot fill in text.
         """
         request = self._request(temperature, seed, **sampling(locals()))
         if suffix is not None:
@@ -206,14 +213,14 @@ class TextModel(OpenModel):
         pieces = self._remembered(self._generation(ids, sampler, stop, max_tokens, top))
         likely = None if top is None else Logprobs(self._piece, 0 if echo else len(begin))
         if echo and likely and suffix is not None:
-            raise missing("logprobs with echo and suffix", "leave one of the three out")
+            raise missing("logprobs with echo and suffix", "omit one of the three options")
         if echo:
             pieces = self._echoed(begin, ids, likely, pieces, top)
         read = likely.of_completion if likely else None
         common = head("cmpl", "text_completion", self._name(model))
         if flag("stream", stream):
             return self._chunks(common, pieces, read)
-        with self._llm.lock:  # another thread cannot end it
+        with self._llm.lock:  # a completion in another thread would end this completion
             text = "".join(pieces)
             choice = text_choice(text, self._finish(), read and read(self._llm.timing))
             return common | {"choices": [choice], "usage": usage(self._llm.timing)}
@@ -221,17 +228,17 @@ class TextModel(OpenModel):
     __call__ = create_completion
 
     def _around(self, prompt: Prompt, suffix: str) -> list[int]:
-        """Return the prompt of a text between *prompt* and *suffix*."""
+        """Return the token ids of a prompt to fill in the text between *prompt* and *suffix*."""
         if not isinstance(prompt, str) or not isinstance(suffix, str):
             raise SettingError(
                 f"suffix is {brief(suffix)} and the prompt {brief(prompt)}",
-                remedy="pass text for both, or leave suffix out",
+                remedy="pass text for both, or omit suffix",
             )
         marks = FillIn.of(self._tokenizer, self._metadata)
         if marks is None:
             raise UnsupportedOp(
                 f"{self.model_path} has no tokens for prefix, suffix and middle",
-                remedy="leave suffix out, or use a model such as Qwen2.5-Coder",
+                remedy="omit suffix, or use a model such as Qwen2.5-Coder",
             )
         return marks.around(self._tokenizer, prompt, suffix, suffix_first=self.spm_infill)
 
@@ -239,7 +246,7 @@ class TextModel(OpenModel):
         self, begin: str, ids: list[int], likely: Logprobs | None, pieces: Iterable[str],
         top: int | None,
     ) -> Iterator[str]:  # fmt: skip
-        """Yield *begin*, then *pieces*; *likely* gets what the tokens of the prompt *ids* have."""
+        """Yield *begin*, then *pieces*; pass log probabilities of the prompt *ids* to *likely*."""
         if likely:
             found = logprobs_of_prompt(self._llm.context, ids, top or 0)
             shown = [(ids[0], None), *((each.token, each) for each in found)]
@@ -265,10 +272,10 @@ class TextModel(OpenModel):
         return FINISH[self._llm.timing.finish]
 
     def _name(self, model: Any) -> str:
-        """Return what results call the model: what the caller says, or its path.
+        """Return the model's name in results: *model*, or by default the path of the file.
 
         Raises:
-            SettingError: *model* is no text.
+            SettingError: *model* is no str.
         """
         if not isinstance(model, str | None):
             raise SettingError(f"model is {brief(model)}", remedy="model must be a text")

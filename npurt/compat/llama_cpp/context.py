@@ -1,4 +1,4 @@
-"""The part of llama-cpp-python's `Llama` that writes no text: file, tokens, context, states."""
+"""The methods of llama-cpp-python's `Llama` for files, tokens, the context and saved states."""
 
 import abc
 import operator
@@ -42,34 +42,36 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class OpenModel:
-    """An open file with a context.
+    """An open model with a context.
 
-    It can be pickled: its file is opened again, and the context is empty.
+    The object can be pickled; unpickling opens the file again with an empty context.
 
     Args:
         model_path: The GGUF file.
-        vocab_only: Open only the vocabulary: what needs weights raises SettingError.
-        seed: Of sampling; -1: a different one each time.
-        n_ctx: Positions; 0: all that the model was trained for.
-        n_batch: Tokens evaluated at once; at most 512 are.
-        n_threads: CPU threads; by default what the machine suggests.
-        pooling_type: Of embeddings: 0 none, 1 mean, 2 cls, 3 last, 4 rank; -1: as the file says.
-        embedding: No effect: every model embeds.
-        last_n_tokens_size: The number of last tokens that penalties see; -1: all.
-        chat_format: A name of a chat template, or of what a script registered with
-            `llama_chat_format`; by default the file's own template, else that of Llama 2.
-        chat_handler: Answers chats: a function of the model and their arguments.
-        logits_all: Keep the logits after each token that `eval` evaluates.
-        spm_infill: Write the suffix before the prefix, where a text is filled in.
-        draft_model: A `LlamaPromptLookupDecoding`: the text stays the same.
-        type_k: Element type of the keys in the KV cache: 1 for f16, 0 for f32.
-        type_v: The same of the values; both are alike.
+        vocab_only: Open only the vocabulary; methods that need weights raise SettingError.
+        seed: The seed of sampling; -1 uses a random seed for each completion.
+        n_ctx: Positions of the context; 0 uses the model's training context.
+        n_batch: The number of tokens evaluated at once, at most 512.
+        n_threads: CPU threads; by default npurt chooses.
+        pooling_type: The pooling of embeddings: 0 none, 1 mean, 2 cls, 3 last, 4 rank, -1 the
+            file's pooling.
+        embedding: No effect, because every model can embed.
+        last_n_tokens_size: The number of last tokens that penalties apply to; -1 for all.
+        chat_format: The name of a chat template, or of a format or handler registered with
+            `llama_chat_format`; by default the file's template, or Llama 2's if it has none.
+        chat_handler: A function of the model and the arguments of a chat that returns the answer.
+        logits_all: Store the logits after each token that `eval` evaluates.
+        spm_infill: Place the suffix before the prefix in prompts that fill in text.
+        draft_model: A `LlamaPromptLookupDecoding`, which does not change the output.
+        type_k: The element type of keys in the KV cache: 1 for f16, 0 for f32.
+        type_v: The element type of values, which must equal *type_k*.
         verbose: Show progress bars on a terminal.
-        device: Where products run, as for `npurt.Llama`; llama-cpp-python has no such argument.
+        device: The device of matrix products, as for `npurt.Llama`; llama-cpp-python has no such
+            argument.
 
     Raises:
         ValueError: The file cannot be opened: npurt's ModelFormatError or SettingError.
-        UnsupportedOp: npurt does not have what an argument asks for.
+        UnsupportedOp: npurt does not support an argument.
     """
 
     def __init__(
@@ -119,7 +121,7 @@ class OpenModel:
         self._seed = seed_of(seed)
         self._pooling = pooling(pooling_type)
         self.cache: BaseLlamaCache | None = None
-        self._rows: list[F32] = []  # logits after the last tokens, those that `eval` computed
+        self._rows: list[F32] = []  # logits that `eval` computed after the last tokens
         self._model: Model | None = None
         if flag("vocab_only", vocab_only):
             with errors_of(self.model_path), GGUF(self.model_path) as file:
@@ -147,21 +149,21 @@ class OpenModel:
         local_dir: Any = None, local_dir_use_symlinks: Any = "auto", cache_dir: Any = None,
         **kwargs: Any,
     ) -> Self:  # fmt: skip
-        """Open a model of a Hugging Face hub, or of a folder; *filename* may be a pattern.
+        """Open a model from a Hugging Face hub or from a folder.
 
         Args:
             repo_id: ``user/repo``, or a folder.
             filename: The file, or a pattern such as ``*q8_0.gguf``.
             additional_files: Refused unless None.
-            local_dir: A folder that has the file; refused if it is not there.
+            local_dir: An existing folder that has the file; another value is refused.
             cache_dir: Refused unless None.
             local_dir_use_symlinks: No effect.
-            kwargs: Those of the class.
+            kwargs: Arguments of the class.
 
         Raises:
             DownloadError: The model cannot be downloaded.
-            ModelFormatError: The folder has no such model, or several.
-            UnsupportedOp: npurt does not have what an argument asks for.
+            ModelFormatError: No model in the folder matches, or several do.
+            UnsupportedOp: npurt does not support an argument.
         """
         from npurt.models.hub import Hub
         from npurt.models.reference import Reference
@@ -187,7 +189,7 @@ class OpenModel:
     def _llm(self) -> Model:
         if self._model is None:
             raise SettingError(
-                "only the vocabulary of this model is open", remedy="leave vocab_only out"
+                "only the vocabulary of this model is open", remedy="open it without vocab_only"
             )
         return self._model
 
@@ -198,10 +200,15 @@ class OpenModel:
     # --- Tokens ---------------------------------------------------------------------------------
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
-        """Return the ids of UTF-8 *text*; *add_bos*: with BOS, if the model wants one.
+        """Return the ids of UTF-8 *text*.
+
+        Args:
+            text: UTF-8 bytes.
+            add_bos: Add BOS if the file's metadata ask for it.
+            special: Encode the texts of control tokens as these tokens.
 
         Raises:
-            LayoutError: *text* is not bytes, or no UTF-8.
+            LayoutError: *text* is not bytes, or not UTF-8.
         """
         if not isinstance(text, bytes):
             raise LayoutError(f"text is {brief(text)}", remedy='pass bytes: text.encode("utf-8")')
@@ -215,7 +222,7 @@ class OpenModel:
     def detokenize(
         self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
     ) -> bytes:
-        """Return the bytes of *tokens*, without the space that follows a BOS at their begin.
+        """Return the bytes of *tokens*; if the first token is BOS, without a leading space.
 
         Raises:
             LayoutError: *tokens* are no ids of the vocabulary.
@@ -231,21 +238,21 @@ class OpenModel:
         return LlamaTokenizer(self)
 
     def token_bos(self) -> int:
-        """Return the id of BOS; -1 if there is none."""
+        """Return the id of BOS, or -1 if the model has no BOS."""
         return -1 if self._tokenizer.bos is None else self._tokenizer.bos
 
     def token_eos(self) -> int:
-        """Return the id of EOS; -1 if there is none."""
+        """Return the id of EOS, or -1 if the model has no EOS."""
         return -1 if self._tokenizer.eos is None else self._tokenizer.eos
 
     def token_nl(self) -> int:
-        """Return the id of the token for a newline; the last id if it takes several."""
+        """Return the id of the newline token, or the last id if a newline has several tokens."""
         return self._tokenizer.encode("\n", add_bos=False)[-1]
 
     # --- The model and its state ----------------------------------------------------------------
 
     def n_ctx(self) -> int:
-        """Return the positions of the context."""
+        """Return the number of positions of the context."""
         return self._llm.n_ctx
 
     def n_vocab(self) -> int:
@@ -258,7 +265,7 @@ class OpenModel:
 
     @property
     def n_tokens(self) -> int:
-        """Tokens in the context."""
+        """The number of tokens in the context."""
         return self._llm.n_tokens
 
     @property
@@ -268,12 +275,12 @@ class OpenModel:
 
     @property
     def eval_tokens(self) -> deque[int]:
-        """The tokens of the context, in a deque."""
+        """The tokens of the context, as a deque."""
         return deque(self._llm.history, maxlen=self._llm.n_ctx)
 
     @property
     def eval_logits(self) -> deque[list[float]]:
-        """The logits that `eval` computed: after the last token, or all with *logits_all*."""
+        """The logits that `eval` computed: of the last token, or of all with *logits_all*."""
         rows = (row.tolist() for rows in self._rows for row in rows)
         return deque(rows, maxlen=self._llm.n_ctx if self._logits_all else 1)
 
@@ -282,13 +289,13 @@ class OpenModel:
         """The logits after each token of the context, ``[n_tokens, n_vocab]``.
 
         Raises:
-            SettingError: The model was not opened with *logits_all*, or others than `eval`
+            SettingError: The model was not opened with *logits_all*, or another method than `eval`
                 evaluated some of the tokens.
         """
         scores = self._scores()
         if not self._logits_all or len(scores) != self.n_tokens:
             raise SettingError(
-                f"there are logits of {len(scores)} of {self.n_tokens} tokens",
+                f"logits are available for {len(scores)} of {self.n_tokens} tokens",
                 remedy="open the model with logits_all=True, reset() it and eval() the tokens",
             )
         return scores
@@ -299,16 +306,16 @@ class OpenModel:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """The metadata of the file, as text, without arrays."""
+        """The scalar metadata of the file, as strings."""
         single = {k: v for k, v in self._metadata.items() if isinstance(v, str | int | float)}
         return {k: str(v).lower() if isinstance(v, bool) else str(v) for k, v in single.items()}
 
     def set_seed(self, seed: int) -> None:
-        """Set the seed of later completions; -1: a different one each time."""
+        """Set the seed of later completions; -1 uses a random seed for each completion."""
         self._seed = seed_of(seed)
 
     def reset(self) -> None:
-        """Forget the context."""
+        """Empty the context."""
         self._rows = []
         self._llm.reset()
 
@@ -316,8 +323,8 @@ class OpenModel:
         """Append *tokens* to the context.
 
         Raises:
-            ContextFull: They do not fit.
-            LayoutError: They are no token ids.
+            ContextFull: The tokens do not fit in the context.
+            LayoutError: *tokens* are no token ids.
         """
         ids = self._llm.model.valid(tokens)
         if ids and self._logits_all:
@@ -338,14 +345,16 @@ class OpenModel:
         )
 
     def load_state(self, state: LlamaState) -> None:
-        """Set the state to what `save_state` returned.
+        """Restore a state from `save_state`.
 
         Raises:
-            LayoutError: It is no state, or not of this model.
-            StateFormatError: Its file is damaged, or not of this model.
+            LayoutError: *state* is no state, or belongs to another model.
+            StateFormatError: The file of the state is damaged, or belongs to another model.
         """
         if not isinstance(state, LlamaState):
-            raise LayoutError(f"{brief(state)} is no state", remedy="pass what save_state() gave")
+            raise LayoutError(
+                f"{brief(state)} is no state", remedy="pass the result of save_state()"
+            )
         if isinstance(state.llama_state, SavedState):
             self._llm.load_state(state.llama_state.path)
         else:
@@ -354,20 +363,20 @@ class OpenModel:
         self._seed = state.seed
 
     def set_cache(self, cache: BaseLlamaCache | None) -> None:
-        """Keep the state after each completion in *cache*; None: in none.
+        """Store the state after each completion in *cache*, or in no cache if None.
 
-        A prompt goes on from the state there with which it shares most, if that is more than it
-        shares with the context.
+        A completion begins from the state in the cache that has the longest common prefix with the
+        prompt, if this prefix is longer than the context's.
 
         Raises:
-            UnsupportedOp: It is no cache.
+            UnsupportedOp: *cache* is no cache.
         """
         if not isinstance(cache, BaseLlamaCache | None):
             raise missing(f"set_cache({brief(cache)})", "pass a LlamaRAMCache or LlamaDiskCache")
         self.cache = cache
 
     def _recall(self, prompt: Sequence[int]) -> None:
-        """Take the state of the cache that has more of *prompt* than the context has."""
+        """Load the cached state with the longest prefix of *prompt* that exceeds the context's."""
         if self.cache is not None and prompt in self.cache:
             state = self.cache[prompt]
             kept, seed = state.llama_state, self._seed
@@ -377,7 +386,7 @@ class OpenModel:
                 self._seed = seed
 
     def _remembered(self, pieces: Iterable[str]) -> Iterator[str]:
-        """Yield *pieces*, then keep the state after them in the cache."""
+        """Yield *pieces*, then store the state of the context in the cache."""
         yield from pieces
         if self.cache is not None:
             state = self.save_state()
@@ -396,11 +405,11 @@ class OpenModel:
 
     @staticmethod
     def logits_to_logprobs(logits: Any, axis: int = -1) -> F32:
-        """Return the logarithms of the probabilities that *logits* mean.
+        """Return the log probabilities of *logits* along *axis*.
 
         Raises:
-            LayoutError: *logits* are no array of numbers with elements along *axis*.
-            NumericsError: One is NaN or +infinity, or all along *axis* are -infinity.
+            LayoutError: *logits* are no array of numbers, or have no elements along *axis*.
+            NumericsError: A logit is NaN or +infinity, or all logits along *axis* are -infinity.
         """
         try:
             values = np.asarray(logits)
@@ -410,7 +419,7 @@ class OpenModel:
             most = values.max(axis=operator.index(axis), keepdims=True)
         except (TypeError, ValueError, OverflowError) as error:
             raise LayoutError(
-                f"there are no logits along axis {brief(axis, 40)} of {brief(logits)}: {error}",
+                f"{brief(logits)} has no logits along axis {brief(axis, 40)}: {error}",
                 remedy="pass an array of numbers, such as Llama.eval_logits, and one of its axes",
             ) from error
         if not np.isfinite(most).all():
@@ -423,16 +432,16 @@ class OpenModel:
 
     @staticmethod
     def longest_token_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-        """Return how many first tokens *a* and *b* share.
+        """Return the length of the longest common prefix of *a* and *b*.
 
         Raises:
-            LayoutError: One of them are no token ids.
+            LayoutError: *a* or *b* are no token ids.
         """
         return shared(as_ids(a), as_ids(b))
 
 
 class BaseLlamaTokenizer(abc.ABC):
-    """What tokenizes for a model.  npurt takes that of the file alone."""
+    """The interface of a tokenizer; npurt uses only the tokenizer of the file."""
 
     @abc.abstractmethod
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = True) -> list[int]:
@@ -457,13 +466,13 @@ class LlamaTokenizer(BaseLlamaTokenizer):
         return cls(OpenModel(path, vocab_only=True, verbose=False))
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = True) -> list[int]:
-        """As `Llama.tokenize`."""
+        """Return the ids of UTF-8 *text*; see `Llama.tokenize`."""
         return self._llama.tokenize(text, add_bos, special)
 
     def detokenize(
         self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
     ) -> bytes:
-        """As `Llama.detokenize`."""
+        """Return the bytes of *tokens*; see `Llama.detokenize`."""
         return self._llama.detokenize(tokens, prev_tokens, special)
 
     def encode(self, text: str, add_bos: bool = True, special: bool = True) -> list[int]:
@@ -477,5 +486,5 @@ class LlamaTokenizer(BaseLlamaTokenizer):
         return self.tokenize(text.encode("utf-8", "ignore"), add_bos, special)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of *tokens*, without bytes that are no UTF-8."""
+        """Return the text of *tokens*, without bytes that are not UTF-8."""
         return self.detokenize(tokens).decode("utf-8", "ignore")

@@ -1,4 +1,4 @@
-"""The classes of llama-cpp-python beside `Llama`."""
+"""Classes of llama-cpp-python other than `Llama`: processors, states, drafters, grammars."""
 
 import abc
 import os
@@ -20,25 +20,25 @@ StoppingCriteria = Criterion
 
 
 class LogitsProcessorList(list[LogitsProcessor]):
-    """Functions that change logits, one after another."""
+    """A list of functions that change logits, applied in order."""
 
     def __call__(self, input_ids: Ids, scores: F32) -> F32:
-        """Return *scores* as all functions leave them."""
+        """Return *scores* after applying all functions."""
         for processor in self:
             scores = processor(input_ids, scores)
         return scores
 
 
 class StoppingCriteriaList(list[StoppingCriteria]):
-    """Functions that say whether a text ends."""
+    """A list of functions, any of which can end a completion."""
 
     def __call__(self, input_ids: Ids, logits: F32) -> bool:
-        """Return whether one of them says so."""
+        """Return whether one of the functions ends the completion."""
         return any(says_end(criterion, input_ids, logits) for criterion in self)
 
 
 class MinTokensLogitsProcessor:
-    """Keeps a text from ending before it has *min_tokens* tokens; for one completion."""
+    """A logits processor that prevents the end of one completion before *min_tokens* tokens."""
 
     def __init__(self, min_tokens: int, token_eos: int) -> None:
         self.min_tokens = min_tokens
@@ -46,7 +46,7 @@ class MinTokensLogitsProcessor:
         self.prompt_tokens: int | None = None
 
     def __call__(self, input_ids: Ids, scores: F32) -> F32:
-        """Return *scores*, with the end token excluded while the text is too short."""
+        """Return *scores*, with the end token excluded while the completion is too short."""
         if self.prompt_tokens is None:
             self.prompt_tokens = len(input_ids)
         if len(input_ids) - self.prompt_tokens < self.min_tokens:
@@ -56,15 +56,15 @@ class MinTokensLogitsProcessor:
 
 @dataclass(frozen=True)
 class LlamaState:
-    """What `Llama.save_state` returns.
+    """A saved state, from `Llama.save_state`.
 
     Attributes:
         input_ids: The tokens of the context, ``[n_tokens]``.
-        scores: The logits that are known: of the last token, or of all, ``[tokens, n_vocab]``.
-        n_tokens: Their number.
+        scores: The logits that `eval` computed, ``[rows, n_vocab]``: of the last token, or of all.
+        n_tokens: The number of tokens in the context.
         llama_state: npurt's copy of the state, in memory or in a file.
-        llama_state_size: Its size in bytes.
-        seed: Of the completions that follow; None: a different one each time.
+        llama_state_size: The size of *llama_state* in bytes.
+        seed: The seed of later completions; None for random seeds.
     """
 
     input_ids: Ids
@@ -76,7 +76,7 @@ class LlamaState:
 
 
 class LlamaDraftModel(abc.ABC):
-    """Drafts tokens.  npurt takes `LlamaPromptLookupDecoding` alone."""
+    """The interface of a drafter; npurt accepts only `LlamaPromptLookupDecoding`."""
 
     @abc.abstractmethod
     def __call__(self, input_ids: Ids, /, **options: Any) -> Ids:
@@ -84,11 +84,13 @@ class LlamaDraftModel(abc.ABC):
 
 
 class LlamaPromptLookupDecoding(LlamaDraftModel):
-    """Drafts from the text itself.  In `Llama` npurt chooses the length of the n-grams itself.
+    """A drafter that looks up the last n-gram in the tokens of the context (prompt lookup).
+
+    `Llama` uses only *num_pred_tokens*; npurt chooses the length of the n-grams.
 
     Args:
-        max_ngram_size: Of the end of the text that is looked up.
-        num_pred_tokens: The most tokens to draft.
+        max_ngram_size: The maximum length of the n-gram.
+        num_pred_tokens: The maximum number of draft tokens.
     """
 
     def __init__(self, max_ngram_size: int = 2, num_pred_tokens: int = 10) -> None:
@@ -99,7 +101,7 @@ class LlamaPromptLookupDecoding(LlamaDraftModel):
     def find_candidate_pred_tokens(
         input_ids: Ids, max_ngram_size: int, num_pred_tokens: int
     ) -> Ids:
-        """Return what followed the first place where the text has the longest n-gram of its end."""
+        """Return the tokens after the first earlier occurrence of the longest final n-gram."""
         ids = np.asarray(input_ids)
         for size in range(min(max_ngram_size, len(ids) - 1), 0, -1):
             for start in range(len(ids) - size):
@@ -113,7 +115,10 @@ class LlamaPromptLookupDecoding(LlamaDraftModel):
 
 
 class LlamaGrammar(Grammar):
-    """A grammar; npurt writes nothing to stderr about it, so *verbose* has no effect."""
+    """A grammar for completions.
+
+    *verbose* has no effect, because npurt does not print grammars to stderr.
+    """
 
     __slots__ = ()
 
@@ -139,6 +144,6 @@ class LlamaGrammar(Grammar):
     def from_json_schema(
         cls, json_schema: str | bool | Mapping[str, Any], verbose: bool = True
     ) -> Self:
-        """Return the JSON schema; see `npurt.Grammar.from_json_schema`."""
+        """Return the grammar of a JSON schema; see `npurt.Grammar.from_json_schema`."""
         del verbose
         return super().from_json_schema(json_schema)

@@ -1,4 +1,4 @@
-"""As llama_cpp.llama."""
+"""Names of the module llama_cpp.llama."""
 
 from npurt.compat.llama_cpp.lists import (
     LlamaGrammar,

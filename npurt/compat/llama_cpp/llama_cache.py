@@ -1,4 +1,4 @@
-"""As llama_cpp.llama_cache: states of texts, which later prompts that begin alike go on from."""
+"""Names of the module llama_cpp.llama_cache: caches of states for prompts with a common prefix."""
 
 import abc
 import hashlib
@@ -16,14 +16,14 @@ from npurt.llm.state.state import Snapshot
 from npurt.llm.state.state_file import SavedState
 from npurt.runtime.open.arguments import integer, require_path
 
-SUFFIX = ".npurt-state"  # of files
+SUFFIX = ".npurt-state"  # suffix of the files of states
 
 
 class BaseLlamaCache(abc.ABC):
-    """States by their tokens.
+    """A cache of states: tokens -> state.
 
     Args:
-        capacity_bytes: The most bytes of all states.
+        capacity_bytes: The maximum number of bytes of all states.
     """
 
     def __init__(self, capacity_bytes: int = 2 << 30) -> None:
@@ -32,23 +32,26 @@ class BaseLlamaCache(abc.ABC):
     @property
     @abc.abstractmethod
     def cache_size(self) -> int:
-        """The bytes of all states."""
+        """The number of bytes of all states."""
 
     @abc.abstractmethod
     def __contains__(self, key: Sequence[int]) -> bool:
-        """Return whether a state shares its first tokens with *key*."""
+        """Return whether a state has a common prefix with *key*."""
 
     @abc.abstractmethod
     def __getitem__(self, key: Sequence[int]) -> LlamaState:
-        """Return the state that shares most first tokens with *key*, or raise KeyError."""
+        """Return the state with the longest common prefix with *key*, or raise KeyError."""
 
     @abc.abstractmethod
     def __setitem__(self, key: Sequence[int], value: LlamaState) -> None:
-        """Keep a state."""
+        """Store the state of the tokens *key*."""
 
 
 class LlamaRAMCache(BaseLlamaCache):
-    """States in memory; those that were used longest ago go first.  Arguments as there."""
+    """A cache in memory that evicts the least recently used states.
+
+    Arguments as `BaseLlamaCache`.
+    """
 
     def __init__(self, capacity_bytes: int = 2 << 30) -> None:
         super().__init__(capacity_bytes)
@@ -56,22 +59,22 @@ class LlamaRAMCache(BaseLlamaCache):
 
     @property
     def cache_size(self) -> int:
-        """The bytes of all states."""
+        """The number of bytes of all states."""
         return sum(state.llama_state_size for state in self.cache_state.values())
 
     def __contains__(self, key: Sequence[int]) -> bool:
         return self._longest(key) is not None
 
     def __getitem__(self, key: Sequence[int]) -> LlamaState:
-        """Return the state that shares most first tokens with *key*.
+        """Return the state with the longest common prefix with *key*.
 
         Raises:
-            KeyError: None shares any.
+            KeyError: No state has a common prefix with *key*.
         """
         found = self._longest(key)
         if found is None:
-            raise KeyError("no state begins like this")
-        self.cache_state[found] = self.cache_state.pop(found)  # now the last one used
+            raise KeyError("no cached state has a common prefix with these tokens")
+        self.cache_state[found] = self.cache_state.pop(found)  # becomes the most recently used
         return self.cache_state[found]
 
     def __setitem__(self, key: Sequence[int], state: LlamaState) -> None:
@@ -88,16 +91,16 @@ LlamaCache = LlamaRAMCache
 
 
 class LlamaDiskCache(BaseLlamaCache):
-    """States in files of a folder; those that were used longest ago go first.
+    """A cache in files of a folder that deletes the least recently used states.
 
-    Several processes may use one folder.  `Llama` passes over states of other models.
+    Several processes may use one folder.  `Llama` ignores states of other models.
 
     Args:
-        cache_dir: The folder, which is made if there is none.
-        capacity_bytes: The most bytes of all states.
+        cache_dir: The folder, which is created if it does not exist.
+        capacity_bytes: The maximum number of bytes of all files.
 
     Raises:
-        OSError: The folder cannot be made.
+        OSError: The folder cannot be created.
     """
 
     def __init__(
@@ -109,36 +112,38 @@ class LlamaDiskCache(BaseLlamaCache):
 
     @property
     def cache_size(self) -> int:
-        """The bytes of all files."""
+        """The number of bytes of all files."""
         return sum(state.nbytes for state in self._states())
 
     def __contains__(self, key: Sequence[int]) -> bool:
         return self._longest(key) is not None
 
     def __getitem__(self, key: Sequence[int]) -> LlamaState:
-        """Return the state that shares most first tokens with *key*; it is read when it is loaded.
+        """Return the state with the longest common prefix with *key*.
+
+        `Llama.load_state` reads the file of the state.
 
         Raises:
-            KeyError: None shares any.
+            KeyError: No state has a common prefix with *key*.
         """
         found = self._longest(key)
         if found is None:
-            raise KeyError("no state begins like this")
-        os.utime(found.path)  # now the last one used
+            raise KeyError("no cached state has a common prefix with these tokens")
+        os.utime(found.path)  # becomes the most recently used
         ids = np.array(found.tokens, np.intc)
         scores = np.empty((0, 0), np.float32)
         return LlamaState(ids, scores, len(ids), found, found.nbytes, None)
 
     def __setitem__(self, key: Sequence[int], value: LlamaState) -> None:
-        """Keep a state that is in memory.
+        """Write a state to a file; its *llama_state* must be in memory.
 
         Raises:
-            LayoutError: *value* is another.
+            LayoutError: *value* has no `Snapshot`.
             StateFormatError: The file cannot be written.
         """
         if not isinstance(value.llama_state, Snapshot):
             raise LayoutError(
-                f"{brief(value)} is no state in memory", remedy="pass what save_state() gave"
+                f"{brief(value)} is no state in memory", remedy="pass the result of save_state()"
             )
         name = hashlib.sha256(np.array(key, "<i8").tobytes() + value.llama_state.model).hexdigest()
         state_file.save(value.llama_state, self._folder / f"{name}{SUFFIX}")
@@ -151,7 +156,7 @@ class LlamaDiskCache(BaseLlamaCache):
             used -= state.nbytes
 
     def _states(self) -> list[SavedState]:
-        """Return the states in the folder; first those that were used longest ago."""
+        """Return the states in the folder, least recently used first."""
         states = []
         for path in self._folder.glob(f"*{SUFFIX}"):
             try:
@@ -166,7 +171,7 @@ class LlamaDiskCache(BaseLlamaCache):
 
 
 def _longest(kept: Iterable[tuple[int, ...]], key: Sequence[int]) -> tuple[int, ...] | None:
-    """Return that of *kept* which shares most first tokens with *key*; None: none shares any."""
+    """Return the element of *kept* with the longest common prefix with *key*, or None."""
     lengths = {tokens: shared(tokens, key) for tokens in kept}
     best = max(lengths, key=lengths.__getitem__, default=())
     return best if lengths.get(best) else None

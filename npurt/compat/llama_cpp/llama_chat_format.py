@@ -1,7 +1,8 @@
-"""As llama_cpp.llama_chat_format: what answers a chat instead of the template of the file.
+"""Names of the module llama_cpp.llama_chat_format: formatters and handlers of chats.
 
-A formatter makes a prompt of messages.  A handler gets the model and the arguments of a chat, and
-returns the result.  Both can be registered by a name, which is then a *chat_format*.
+A formatter converts messages to a prompt.  A handler receives the model and the arguments of a
+chat, and returns the result.  A registered formatter or handler replaces the file's chat template
+if its name is passed as *chat_format*.
 """
 
 import inspect
@@ -25,13 +26,13 @@ MISTRAL_INSTRUCT_BOS_TOKEN, MISTRAL_INSTRUCT_EOS_TOKEN = "<s>", "</s>"
 
 @dataclass
 class ChatFormatterResponse:
-    """What a formatter makes of messages.
+    """The result of a formatter.
 
     Attributes:
-        prompt: Text.
+        prompt: The text of the prompt.
         stop: Texts that end the answer.
-        stopping_criteria: A function that says whether the answer ends.
-        added_special: Whether the prompt has its BOS.
+        stopping_criteria: A function that returns whether the answer ends.
+        added_special: Whether the prompt contains the BOS token.
     """
 
     prompt: str
@@ -41,21 +42,21 @@ class ChatFormatterResponse:
 
 
 class ChatFormatter(Protocol):
-    """A function that makes a prompt of messages."""
+    """A function that converts messages to a prompt."""
 
     def __call__(self, *, messages: Any, **options: Any) -> ChatFormatterResponse:
-        """Return the prompt, and what ends the answer."""
+        """Return the prompt and the conditions that end the answer."""
 
 
 class LlamaChatCompletionHandler(Protocol):
     """A function that answers messages with a model."""
 
     def __call__(self, *, llama: Any, messages: Any, **options: Any) -> Any:
-        """Return what `Llama.create_chat_completion` does; *options* are its other arguments."""
+        """Return a result as `Llama.create_chat_completion` does, with its arguments *options*."""
 
 
 class LlamaChatCompletionHandlerNotFoundException(Exception):
-    """No handler has this name."""
+    """The error for a name without a handler."""
 
 
 class LlamaChatCompletionHandlerRegistry:
@@ -66,33 +67,33 @@ class LlamaChatCompletionHandlerRegistry:
     def register_chat_completion_handler(
         self, name: str, chat_handler: Any, overwrite: bool = False
     ) -> None:
-        """Give *chat_handler* a name.
+        """Register *chat_handler* by *name*.
 
         Raises:
-            SettingError: Another handler has it.
+            SettingError: A handler has this name, and *overwrite* is False.
         """
         if name in self._handlers and not overwrite:
             raise SettingError(
-                f"there is a chat handler {brief(name)} already", remedy="pass overwrite=True"
+                f"a chat handler {brief(name)} exists already", remedy="pass overwrite=True"
             )
         self._handlers[name] = chat_handler
 
     def unregister_chat_handler(self, name: str) -> None:
-        """Forget a handler.
+        """Remove the handler *name*.
 
         Raises:
-            SettingError: There is none of this name.
+            SettingError: No handler has this name.
         """
         if self._handlers.pop(name, None) is None:
             raise SettingError(
-                f"there is no chat handler {brief(name)}", remedy="unregister one that is there"
+                f"there is no chat handler {brief(name)}", remedy="pass a registered name"
             )
 
     def get_chat_completion_handler_by_name(self, name: str) -> Any:
-        """Return a handler.
+        """Return the handler *name*.
 
         Raises:
-            LlamaChatCompletionHandlerNotFoundException: There is none of this name.
+            LlamaChatCompletionHandlerNotFoundException: No handler has this name.
         """
         if name in self._handlers:
             return self._handlers[name]
@@ -102,17 +103,17 @@ class LlamaChatCompletionHandlerRegistry:
 
 
 def registered(name: str) -> Any:
-    """Return the handler of this name; None if there is none."""
+    """Return the handler *name*, or None if no handler has this name."""
     return LlamaChatCompletionHandlerRegistry._handlers.get(name)
 
 
 def get_chat_completion_handler(name: str) -> Any:
-    """Return the handler of this name, or raise as the registry does."""
+    """Return the handler *name*; errors as `get_chat_completion_handler_by_name`."""
     return LlamaChatCompletionHandlerRegistry().get_chat_completion_handler_by_name(name)
 
 
 def register_chat_completion_handler(name: str) -> Callable[[Function], Function]:
-    """Return a decorator that registers a handler."""
+    """Return a decorator that registers a handler by *name*."""
 
     def register(handler: Function) -> Function:
         LlamaChatCompletionHandlerRegistry().register_chat_completion_handler(name, handler)
@@ -122,7 +123,7 @@ def register_chat_completion_handler(name: str) -> Callable[[Function], Function
 
 
 def register_chat_format(name: str) -> Callable[[Function], Function]:
-    """Return a decorator that registers a formatter."""
+    """Return a decorator that registers a formatter by *name*."""
 
     def register(formatter: Function) -> Function:
         handler = chat_formatter_to_chat_completion_handler(formatter)
@@ -135,7 +136,7 @@ def register_chat_format(name: str) -> Callable[[Function], Function]:
 def chat_formatter_to_chat_completion_handler(
     chat_formatter: Callable[..., ChatFormatterResponse],
 ) -> Callable[..., Any]:
-    """Return a handler that answers the prompts of *chat_formatter*."""
+    """Return a handler that answers chats with the prompts of *chat_formatter*."""
 
     def handler(*, llama: Any, messages: Any, **options: Any) -> Any:
         arguments = inspect.signature(llama.create_chat_completion).parameters
@@ -153,14 +154,14 @@ def chat_formatter_to_chat_completion_handler(
 
 
 class Jinja2ChatFormatter:
-    """A formatter that renders a template.
+    """A formatter that renders a chat template.
 
     Args:
-        template: Its Jinja source.
-        eos_token: The text that ends an answer.
-        bos_token: The text that the template may begin with.
+        template: The Jinja source of the template.
+        eos_token: The text of EOS, which ends an answer.
+        bos_token: The text of BOS, a variable of the template.
         add_generation_prompt: End the prompt with the start of an answer.
-        stop_token_ids: Tokens that end an answer, and belong to it.
+        stop_token_ids: Tokens that end an answer and are part of it.
 
     Raises:
         ModelFormatError: npurt cannot run the template.
@@ -191,25 +192,25 @@ class Jinja2ChatFormatter:
         return ChatFormatterResponse(prompt, [self.eos_token], criteria, added_special=True)
 
     def to_chat_handler(self) -> Callable[..., Any]:
-        """Return a handler that answers the prompts."""
+        """Return a handler that answers chats with the prompts of this formatter."""
         return chat_formatter_to_chat_completion_handler(self)
 
 
 def hf_tokenizer_config_to_chat_formatter(
     tokenizer_config: Mapping[str, Any], add_generation_prompt: bool = True
 ) -> Jinja2ChatFormatter:
-    """Return the formatter of what tokenizer_config.json holds.
+    """Return a formatter for the content of tokenizer_config.json.
 
     Raises:
-        SettingError: It has no template, or lacks the text of BOS or EOS.
+        SettingError: *tokenizer_config* lacks the template or the text of BOS or EOS.
     """
     template, bos, eos = (
         tokenizer_config.get(name) for name in ("chat_template", "bos_token", "eos_token")
     )
     if not (isinstance(template, str) and isinstance(bos, str) and isinstance(eos, str)):
         raise SettingError(
-            "the configuration lacks chat_template, bos_token or eos_token, or one is no text",
-            remedy="pass all three as text",
+            "the configuration lacks chat_template, bos_token or eos_token, or one is no str",
+            remedy="pass all three as str",
         )
     return Jinja2ChatFormatter(template, eos, bos, add_generation_prompt)
 
@@ -217,32 +218,36 @@ def hf_tokenizer_config_to_chat_formatter(
 def hf_tokenizer_config_to_chat_completion_handler(
     tokenizer_config: Mapping[str, Any], add_generation_prompt: bool = True
 ) -> Callable[..., Any]:
-    """Return the handler of what tokenizer_config.json holds; errors as for its formatter."""
+    """Return a handler for the content of tokenizer_config.json.
+
+    Errors as `hf_tokenizer_config_to_chat_formatter`.
+    """
     return hf_tokenizer_config_to_chat_formatter(
         tokenizer_config, add_generation_prompt
     ).to_chat_handler()
 
 
 def chatml_function_calling(*, llama: Any, messages: Any, **options: Any) -> Any:
-    """Answer as ``chat_format="chatml-function-calling"`` does, with a model of that format.
+    """Answer a chat with a model opened with ``chat_format="chatml-function-calling"``.
 
     Raises:
-        SettingError: The model has another format.
+        SettingError: The model was opened with another *chat_format*.
     """
     if llama.chat_format != FORMAT:
         raise SettingError(
-            f"chat_format is {brief(llama.chat_format)}", remedy=f"open it with {FORMAT!r}"
+            f"chat_format is {brief(llama.chat_format)}",
+            remedy=f"open the model with chat_format={FORMAT!r}",
         )
     return llama.create_chat_completion(messages, **options)
 
 
 def _format(name: str, bos: str, eos: str) -> Callable[..., ChatFormatterResponse]:
-    """Return a formatter with npurt's template of this *name*."""
+    """Return a formatter with npurt's chat template *name*."""
 
     def formatter(messages: Sequence[Mapping[str, Any]], **options: Any) -> ChatFormatterResponse:
         return Jinja2ChatFormatter(NAMED[name], eos, bos)(messages=messages)
 
-    formatter.__doc__ = f"Return the prompt that npurt's template {name} makes of *messages*."
+    formatter.__doc__ = f"Return the prompt of *messages* with npurt's chat template {name}."
     return formatter
 
 
@@ -255,7 +260,7 @@ format_zephyr = _format("zephyr", "<s>", "</s>")
 
 
 def _other(name: str) -> Any:
-    return refused_function(name, "write the format as Jinja: Llama(chat_format=SOURCE)")
+    return refused_function(name, "pass a Jinja template: Llama(chat_format=SOURCE)")
 
 
 format = _other("format")
@@ -279,7 +284,7 @@ functionary_v1_v2_chat_handler = _uncalled("functionary_v1_v2_chat_handler")
 
 
 def _elsewhere(name: str) -> Any:
-    return refused_function(name, "leave it out: npurt has the template of the file")
+    return refused_function(name, "omit it: npurt uses the file's chat template")
 
 
 guess_chat_format_from_gguf_metadata = _elsewhere("guess_chat_format_from_gguf_metadata")
@@ -290,7 +295,7 @@ hf_autotokenizer_to_chat_completion_handler = _elsewhere(
 
 
 def _seeing(name: str) -> Any:
-    return refused_class(name, "pass text only: npurt reads no images")
+    return refused_class(name, "pass text only: npurt does not support images")
 
 
 Gemma4ChatHandler, Llama3VisionAlpha = _seeing("Gemma4ChatHandler"), _seeing("Llama3VisionAlpha")

@@ -1,4 +1,4 @@
-"""As llama_cpp.llama_grammar."""
+"""Names of the module llama_cpp.llama_grammar."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from npurt.compat.llama_cpp.lists import LlamaGrammar
 from npurt.compat.llama_cpp.refused import refused_class, refused_function
 
 LLAMA_GRAMMAR_DEFAULT_ROOT = "root"
-# JSON, as the first rule of a grammar in GBNF.
+# A grammar of JSON in GBNF.
 JSON_GBNF = r"""
 root ::= object
 value ::= object | array | string | number | "true" | "false" | "null"
@@ -25,7 +25,7 @@ json_schema_to_gbnf = refused_function("json_schema_to_gbnf", "use LlamaGrammar.
 GRAMMARS = frozenset([
     "ARITHMETIC_GBNF", "C_GBNF", "CHESS_GBNF", "JAPANESE_GBNF", "JSON_ARR_GBNF", "LIST_GBNF"
 ])  # fmt: skip
-# Parts of its converter of schemas.
+# Names of llama-cpp-python's JSON schema converter.
 CONVERTER = frozenset([
     "BuiltinRule", "DOT", "DOTALL", "ESCAPED_IN_REGEXPS_BUT_NOT_IN_LITERALS",
     "GRAMMAR_LITERAL_ESCAPES", "GRAMMAR_LITERAL_ESCAPE_RE", "INVALID_RULE_CHARS_RE",
@@ -34,9 +34,9 @@ CONVERTER = frozenset([
 
 
 def __getattr__(name: str) -> Any:
-    """Refuse what llama-cpp-python has and npurt does not."""
+    """Raise UnsupportedOp for unsupported names of llama-cpp-python, else AttributeError."""
     if name in GRAMMARS:
-        raise missing(name, "write the grammar as a text: LlamaGrammar.from_string")
+        raise missing(name, "pass the grammar as text to LlamaGrammar.from_string")
     if name in CONVERTER:
         raise missing(name, "use LlamaGrammar.from_json_schema")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""As llama_cpp.llama_speculative."""
+"""Names of the module llama_cpp.llama_speculative."""
 
 from npurt.compat.llama_cpp.lists import LlamaDraftModel, LlamaPromptLookupDecoding
 

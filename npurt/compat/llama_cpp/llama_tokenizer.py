@@ -1,8 +1,8 @@
-"""As llama_cpp.llama_tokenizer."""
+"""Names of the module llama_cpp.llama_tokenizer."""
 
 from npurt.compat.llama_cpp.context import BaseLlamaTokenizer, LlamaTokenizer
 from npurt.compat.llama_cpp.refused import refused_class
 
-LlamaHFTokenizer = refused_class("LlamaHFTokenizer", "leave it out: npurt has that of the file")
+LlamaHFTokenizer = refused_class("LlamaHFTokenizer", "omit it: npurt uses the file's tokenizer")
 
 __all__ = ["BaseLlamaTokenizer", "LlamaHFTokenizer", "LlamaTokenizer"]

@@ -1,6 +1,6 @@
-"""As llama_cpp.llama_types: the types of requests and results, which are OpenAI's.
+"""Names of the module llama_cpp.llama_types: the types of requests and results in OpenAI's API.
 
-They describe dicts for a type checker; npurt's own annotations are wider.
+The classes describe dicts for type checkers; the annotations of npurt's methods are wider.
 """
 
 from typing import Any, Literal, NotRequired, TypedDict
@@ -11,7 +11,7 @@ JsonType = None | int | str | bool | list[Any] | dict[str, Any]
 
 
 class EmbeddingUsage(TypedDict):
-    """Counts of tokens."""
+    """The token counts of an embedding request."""
 
     prompt_tokens: int
     total_tokens: int
@@ -26,7 +26,7 @@ class Embedding(TypedDict):
 
 
 class CreateEmbeddingResponse(TypedDict):
-    """What `Llama.create_embedding` returns."""
+    """The result of `Llama.create_embedding`."""
 
     object: Literal["list"]
     model: str
@@ -56,7 +56,7 @@ class CompletionChoice(TypedDict):
 
 
 class CompletionUsage(TypedDict):
-    """Counts of tokens."""
+    """The token counts of a completion."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -64,7 +64,7 @@ class CompletionUsage(TypedDict):
 
 
 class CreateCompletionResponse(TypedDict):
-    """What `Llama.create_completion` returns; chunks have no usage."""
+    """The result of `Llama.create_completion`, or a chunk, which has no usage."""
 
     id: str
     object: Literal["text_completion"]
@@ -78,7 +78,7 @@ class CreateCompletionResponse(TypedDict):
 
 
 class ChatCompletionFunction(TypedDict):
-    """A function; its parameters are a JSON schema."""
+    """A function, with a JSON schema of its parameters."""
 
     name: str
     description: NotRequired[str]
@@ -86,14 +86,14 @@ class ChatCompletionFunction(TypedDict):
 
 
 class ChatCompletionResponseFunctionCall(TypedDict):
-    """A call; its arguments are JSON."""
+    """A function call with JSON arguments."""
 
     name: str
     arguments: str
 
 
 class ChatCompletionMessageToolCall(TypedDict):
-    """A call in a message."""
+    """A function call in a message."""
 
     id: str
     type: Literal["function"]
@@ -101,14 +101,14 @@ class ChatCompletionMessageToolCall(TypedDict):
 
 
 class ChatCompletionMessageToolCallChunkFunction(TypedDict):
-    """A piece of a call."""
+    """A piece of the name and arguments of a function call."""
 
     name: str | None
     arguments: str
 
 
 class ChatCompletionMessageToolCallChunk(TypedDict):
-    """A piece of a call in a chunk."""
+    """A piece of a function call in a chunk."""
 
     index: int
     id: NotRequired[str]
@@ -117,20 +117,20 @@ class ChatCompletionMessageToolCallChunk(TypedDict):
 
 
 class ChatCompletionTool(TypedDict):
-    """A function that may be called."""
+    """A function that the model may call."""
 
     type: Literal["function"]
     function: ChatCompletionFunction
 
 
 class ChatCompletionFunctionCallOption(TypedDict):
-    """A function that must be called."""
+    """The function that the model must call."""
 
     name: str
 
 
 class ChatCompletionNamedToolChoice(TypedDict):
-    """The same as a *tool_choice*."""
+    """A *tool_choice* that names the function that the model must call."""
 
     type: Literal["function"]
     function: ChatCompletionFunctionCallOption
@@ -145,7 +145,7 @@ ChatCompletionFunctionParameters = dict[str, JsonType]
 
 
 class ChatCompletionResponseMessage(TypedDict):
-    """The answer."""
+    """The message of the model's answer."""
 
     content: str | None
     tool_calls: NotRequired[ChatCompletionMessageToolCalls]
@@ -154,7 +154,7 @@ class ChatCompletionResponseMessage(TypedDict):
 
 
 class ChatCompletionTopLogprobToken(TypedDict):
-    """How likely a token was."""
+    """The log probability of a token."""
 
     token: str
     logprob: float
@@ -162,7 +162,7 @@ class ChatCompletionTopLogprobToken(TypedDict):
 
 
 class ChatCompletionLogprobToken(ChatCompletionTopLogprobToken):
-    """How likely a token of the answer was, and the likeliest ones."""
+    """The log probabilities of a token of the answer and of the most likely tokens."""
 
     top_logprobs: list[ChatCompletionTopLogprobToken]
 
@@ -175,7 +175,7 @@ class ChatCompletionLogprobs(TypedDict):
 
 
 class ChatCompletionResponseChoice(TypedDict):
-    """The answer, and how it ended."""
+    """The answer and its finish reason."""
 
     index: int
     message: ChatCompletionResponseMessage
@@ -184,7 +184,7 @@ class ChatCompletionResponseChoice(TypedDict):
 
 
 class CreateChatCompletionResponse(TypedDict):
-    """What `Llama.create_chat_completion` returns."""
+    """The result of `Llama.create_chat_completion`."""
 
     id: str
     object: Literal["chat.completion"]
@@ -195,11 +195,11 @@ class CreateChatCompletionResponse(TypedDict):
 
 
 class ChatCompletionStreamResponseDeltaEmpty(TypedDict):
-    """What the last chunk adds: nothing."""
+    """The empty delta of the last chunk."""
 
 
 class ChatCompletionStreamResponseDelta(TypedDict):
-    """What a chunk adds."""
+    """The delta of a chunk."""
 
     content: NotRequired[str | None]
     function_call: NotRequired[ChatCompletionResponseFunctionCall | None]
@@ -208,7 +208,7 @@ class ChatCompletionStreamResponseDelta(TypedDict):
 
 
 class ChatCompletionStreamResponseChoice(TypedDict):
-    """What a chunk adds, and how the answer ended."""
+    """The delta of a chunk and the finish reason."""
 
     index: int
     delta: ChatCompletionStreamResponseDelta | ChatCompletionStreamResponseDeltaEmpty
@@ -230,28 +230,28 @@ class CreateChatCompletionStreamResponse(TypedDict):
 
 
 class ChatCompletionRequestResponseFormat(TypedDict):
-    """What the answer must be."""
+    """The required format of the answer."""
 
     type: Literal["text", "json_object"]
     schema: NotRequired[JsonType]
 
 
 class ChatCompletionRequestMessageContentPartText(TypedDict):
-    """A part of a content: text."""
+    """A text part of a content."""
 
     type: Literal["text"]
     text: str
 
 
 class ChatCompletionRequestMessageContentPartImageImageUrl(TypedDict):
-    """Where an image is."""
+    """The URL of an image."""
 
     url: str
     detail: NotRequired[Literal["auto", "low", "high"]]
 
 
 class ChatCompletionRequestMessageContentPartImage(TypedDict):
-    """A part of a content: an image, which npurt refuses."""
+    """An image part of a content, which npurt refuses."""
 
     type: Literal["image_url"]
     image_url: str | ChatCompletionRequestMessageContentPartImageImageUrl
@@ -263,21 +263,21 @@ ChatCompletionRequestMessageContentPart = (
 
 
 class ChatCompletionRequestSystemMessage(TypedDict):
-    """What the model should do."""
+    """A system message."""
 
     role: Literal["system"]
     content: str | None
 
 
 class ChatCompletionRequestUserMessage(TypedDict):
-    """What the user says."""
+    """A user message."""
 
     role: Literal["user"]
     content: str | list[ChatCompletionRequestMessageContentPart] | None
 
 
 class ChatCompletionRequestAssistantMessage(TypedDict):
-    """What the model said."""
+    """An earlier answer of the model."""
 
     role: Literal["assistant"]
     content: NotRequired[str]
@@ -286,7 +286,7 @@ class ChatCompletionRequestAssistantMessage(TypedDict):
 
 
 class ChatCompletionRequestToolMessage(TypedDict):
-    """What a call returned."""
+    """The result of a function call."""
 
     role: Literal["tool"]
     content: str | None
@@ -294,7 +294,7 @@ class ChatCompletionRequestToolMessage(TypedDict):
 
 
 class ChatCompletionRequestFunctionMessage(TypedDict):
-    """The same by an older name."""
+    """The result of a function call, with the older role "function"."""
 
     role: Literal["function"]
     content: str | None

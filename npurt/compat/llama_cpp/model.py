@@ -1,4 +1,4 @@
-"""`Llama` with the interface of llama-cpp-python: completions and chats."""
+"""`Llama` with the interface of llama-cpp-python: completions, chats and embeddings."""
 
 import importlib
 import inspect
@@ -41,9 +41,9 @@ from npurt.runtime.open.arguments import flag
 
 
 class Llama(TextModel):
-    """A model behind llama-cpp-python's interface; see `OpenModel` for its arguments.
+    """A model with llama-cpp-python's interface; see `OpenModel` for the arguments.
 
-    A second completion ends an open stream, whose next step raises SettingError.
+    A new completion ends an open stream; the next step of the stream raises SettingError.
     """
 
     @overload
@@ -79,29 +79,30 @@ class Llama(TextModel):
         Args:
             messages: As for `npurt.Llama.chat`.
             tools: As for `npurt.Llama.chat`.
-            tool_choice: What the model may do.  A function, ``{"type": "function", "function":
-                {"name": ...}}``: call it.  ``"required"``: call one of *tools*.  ``"none"``: see
-                none.  ``"auto"``: choose; calls are then *tool_calls* with the *chat_format*
-                ``"chatml-function-calling"``, and with others part of the content, as the model
-                writes them.  None is ``"auto"``, and with that format ``"none"``.
+            tool_choice: A function, ``{"type": "function", "function": {"name": ...}}``, forces a
+                call of this function.  ``"required"`` forces a call of one of *tools*.  ``"none"``
+                omits *tools* from the prompt.  With ``"auto"`` the model chooses: with the
+                *chat_format* ``"chatml-function-calling"`` its calls become *tool_calls*; with
+                other formats they remain in the content as generated.  None means ``"none"`` with
+                this format, and ``"auto"`` with others.
             response_format: As for `npurt.Llama.chat`.
-            functions, function_call: *tools* and *tool_choice* by older names.
-            logprobs: Whether the result has log probabilities, with those of the *top_logprobs*
-                likeliest tokens.
+            functions, function_call: Older names of *tools* and *tool_choice*.
+            logprobs: Whether the result has the log probability of each token.
+            top_logprobs: The number of most likely tokens whose log probabilities are added.
             temperature, max_tokens, top_k, top_p, min_p, repeat_penalty, frequency_penalty,
                 presence_penalty, logit_bias, logits_processor, stop, stream, seed, model,
                 typical_p, tfs_z, mirostat_mode, mirostat_tau, mirostat_eta, grammar: As for
                 `create_completion`.
 
         Raises:
-            ContextFull: The prompt does not fit.
-            UnsupportedOp: npurt does not have an option.
+            ContextFull: The prompt does not fit in the context.
+            UnsupportedOp: npurt does not support an option.
         """
         given = {name: value for name, value in locals().items() if name != "self"}
         if handler := self._handler():
             answer: Result | Iterator[Result] = handler(llama=self, **given)
             return answer
-        refuse(given, DEFAULTS)  # before the template can refuse something
+        refuse(given, DEFAULTS)  # raise errors about options before errors of the template
         calls = calls_of(
             tools, tool_choice, functions, function_call, marked=self.chat_format == FORMAT
         )
@@ -109,7 +110,7 @@ class Llama(TextModel):
         return self._answer(ids, calls, all_stops(stop, self.chat_format), given)
 
     def _handler(self) -> Any:
-        """Return what answers chats instead of the template; None: nothing does."""
+        """Return the handler that answers chats, or None if the chat template answers them."""
         if self.chat_handler is not None:
             return self.chat_handler
         if self.chat_format is None and "tokenizer.chat_template" not in self._metadata:
@@ -133,7 +134,8 @@ class Llama(TextModel):
 
         Args:
             given: Arguments of `create_chat_completion`.
-            criteria: Of a format; one that returns true ends the text.
+            criteria: Stopping criteria of the chat format: functions that end the completion by
+                returning true.
         """
         options = sampling(given) | {"stopping_criteria": criteria}
         if calls.options:
@@ -158,10 +160,10 @@ class Llama(TextModel):
             return common | {"choices": [choice], "usage": usage(self._llm.timing)}
 
     def create_chat_completion_openai_v1(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what `create_chat_completion` does as objects of the package openai.
+        """Return the result of `create_chat_completion` as objects of the package openai.
 
         Raises:
-            UnsupportedOp: That package is not installed.
+            UnsupportedOp: The package openai is not installed.
         """
         try:
             types = importlib.import_module("openai.types.chat")
@@ -190,12 +192,12 @@ class Llama(TextModel):
     # --- Embeddings -----------------------------------------------------------------------------
 
     def pooling_type(self) -> int:
-        """Return the number of the pooling; 0 where neither the caller nor the file says one."""
+        """Return the number of the pooling; 0 if neither the caller nor the file names one."""
         pooling = self._pooling or read_pooling(self._metadata) or Pooling.NONE
         return next(number for number, each in NUMBERS.items() if each is pooling)
 
     def create_embedding(self, input: str | list[str], model: str | None = None) -> Result:
-        """Return the embeddings of a text, or of several, in the form of OpenAI's API.
+        """Return the embeddings of one or several texts in the format of OpenAI's API.
 
         Raises:
             LayoutError: A text is not a str, or has no tokens.
@@ -211,17 +213,17 @@ class Llama(TextModel):
         truncate: bool = True,
         return_count: bool = False,
     ) -> Any:
-        """Return the embedding of a text as a list of floats, or a list of these for several texts.
+        """Return the embedding of a text as a list of floats, or a list of embeddings for a list.
 
-        Without pooling it is a list for each token.
+        Without pooling, the embedding of a text is a list of floats for each token.
 
         Args:
             normalize: Scale each embedding to length 1.
-            truncate: Cut texts that are longer than the context.
-            return_count: Return the number of tokens, too.
+            truncate: Truncate texts that are longer than the context.
+            return_count: Also return the number of tokens.
 
         Raises:
-            ContextFull: A text is longer than the context; a ValueError.
+            ContextFull: A text is longer than the context.  The class is a ValueError.
             LayoutError: A text is not a str, or has no tokens.
         """
         texts = [input] if isinstance(input, str) else input
@@ -239,7 +241,7 @@ class Llama(TextModel):
 
 
 def _name_methods() -> None:
-    """Let errors about arguments name `Llama`, whichever class of npurt's has the method."""
+    """Set the qualified names of methods, so that errors about arguments name `Llama`."""
     for part in (OpenModel, TextModel):
         for name, method in vars(part).items():
             if inspect.isfunction(method):

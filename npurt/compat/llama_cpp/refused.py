@@ -1,4 +1,7 @@
-"""Classes and functions of llama-cpp-python that npurt does not have: they can be imported."""
+"""Placeholders for unsupported classes and functions of llama-cpp-python.
+
+A placeholder can be imported, but any use raises UnsupportedOp.
+"""
 
 from typing import Any, NoReturn
 
@@ -7,11 +10,11 @@ from npurt.errors import UnsupportedOp
 
 
 class MissingAttribute(UnsupportedOp, AttributeError):
-    """An attribute that npurt's objects do not have."""
+    """An attribute of llama-cpp-python's objects that npurt's objects do not have."""
 
 
 def no_attribute(name: str) -> property:
-    """Return a property that refuses: objects have it in llama-cpp-python."""
+    """Return a property that raises `MissingAttribute` on access."""
 
     def refuse(_: object) -> NoReturn:
         raise MissingAttribute(
@@ -23,7 +26,7 @@ def no_attribute(name: str) -> property:
 
 
 def refused_class(name: str, remedy: str) -> type[Any]:
-    """Return a class with this *name*, of which no object can be made."""
+    """Return a class with this *name* whose constructor raises UnsupportedOp."""
 
     def refuse(*arguments: Any, **options: Any) -> NoReturn:
         raise missing(name, remedy)
@@ -33,7 +36,7 @@ def refused_class(name: str, remedy: str) -> type[Any]:
 
 
 def refused_function(name: str, remedy: str) -> Any:
-    """Return a function with this *name*, which cannot be called."""
+    """Return a function with this *name* that raises UnsupportedOp."""
 
     def refuse(*arguments: Any, **options: Any) -> NoReturn:
         raise missing(name, remedy)

@@ -1,4 +1,4 @@
-"""The shapes of results of llama-cpp-python, which are those of OpenAI's interface."""
+"""Build results in the shapes of llama-cpp-python, which follow OpenAI's API."""
 
 import time
 import uuid
@@ -15,7 +15,7 @@ Result = dict[str, Any]
 
 
 def head(prefix: str, kind: str, model: str) -> Result:
-    """Return what the chunks of a result share."""
+    """Return the fields common to all chunks of a result."""
     return {"id": f"{prefix}-{uuid.uuid4()}", "object": kind, "created": int(time.time()),
             "model": model}  # fmt: skip
 
@@ -26,19 +26,23 @@ def text_choice(text: str, finish: str | None = None, logprobs: Result | None = 
 
 
 def message_choice(message: Result, finish: str, logprobs: Result | None = None) -> Result:
-    """Return the choice of an answer."""
+    """Return the choice of a chat completion."""
     return {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": finish}
 
 
 def delta_choice(
     delta: Result, finish: str | None = None, logprobs: Result | None = None
 ) -> Result:
-    """Return the choice of a chunk of an answer."""
+    """Return the choice of a chunk of a chat completion."""
     return {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
 
 
 def message_of(completion: str, parts: Iterable[Part]) -> Result:
-    """Return the message of *completion*, an id, whose content or calls have these *parts*."""
+    """Return the message with the content or the calls in *parts*.
+
+    Args:
+        completion: The id of the completion.
+    """
     content, names, arguments = "", list[str](), list[str]()
     for part in parts:
         if isinstance(part, str):
@@ -67,7 +71,7 @@ def _call(completion: str, part: CallPart) -> Result:
 
 
 def delta_of(completion: str, part: Part) -> Result:
-    """Return what a chunk of *completion*, an id, adds to the message."""
+    """Return the delta of a chunk with *part*; *completion* is the id of the completion."""
     if isinstance(part, str):
         return {"content": part}
     call = _call(completion, part)
@@ -76,10 +80,10 @@ def delta_of(completion: str, part: Part) -> Result:
 
 
 def edge_of(role: str | None, *, calls: bool) -> Result:
-    """Return what the first chunk of a message adds, which has the *role*, or the last one.
+    """Return the delta of the first chunk, with *role*, or of the last chunk, with role None.
 
     Args:
-        calls: Whether the message may have calls: all keys are then there.
+        calls: Whether the message may have calls; the delta then has all keys.
     """
     if calls:
         return {"role": role, "content": None, "function_call": None, "tool_calls": None}
@@ -87,16 +91,16 @@ def edge_of(role: str | None, *, calls: bool) -> Result:
 
 
 def called(finish: str) -> str:
-    """Return why calls ended, where a text would have ended with *finish*."""
+    """Return the finish reason of a message with calls whose text has the reason *finish*."""
     return "tool_calls" if finish == "stop" else finish
 
 
 class Logprobs:
-    """The log probabilities of a text, in the shapes of completions and of chats.
+    """The log probabilities of a completion, in the shapes of completions and of chats.
 
     Args:
-        piece: The text of a token.
-        offset: Characters before the text, which the offsets of a completion count.
+        piece: A function that returns the text of a token.
+        offset: The text offset of the first token in a completion.
     """
 
     def __init__(self, piece: Callable[[int], str], offset: int = 0) -> None:
@@ -106,11 +110,14 @@ class Logprobs:
         self._before: list[tuple[int, TokenLogprob | None]] = []
 
     def begin(self, tokens: list[tuple[int, TokenLogprob | None]]) -> None:
-        """Begin with *tokens* of the prompt, the first of which has no log probability."""
+        """Set the tokens of the prompt, of which the first has no log probability."""
         self._before = tokens
 
     def of_completion(self, timing: Timing) -> Result:
-        """Return those of the tokens since the last call; the token itself is among the top."""
+        """Return the log probabilities of the tokens since the last call.
+
+        The top tokens include the sampled token.
+        """
         tokens, offsets, values, likely = [], [], list[float | None](), list[Any]()
         new = [(each.token, each) for each in self._next(timing)]
         for token, each in [*self._before, *new]:
@@ -130,7 +137,7 @@ class Logprobs:
                 "top_logprobs": likely}  # fmt: skip
 
     def of_chat(self, timing: Timing) -> Result:
-        """Return those of the tokens since the last call."""
+        """Return the log probabilities of the tokens since the last call."""
         content = []
         for each in self._next(timing):
             top = [{"token": self._piece(i), "logprob": value, "bytes": None}
@@ -146,7 +153,7 @@ class Logprobs:
 
 
 def usage(timing: Timing) -> dict[str, int]:
-    """Return the counts of tokens; the end token is none."""
+    """Return the token counts, without the end token."""
     prompt, written = timing.prompt_tokens, timing.generated_tokens - (timing.finish == "end")
     return {"prompt_tokens": prompt, "completion_tokens": written,
             "total_tokens": prompt + written}  # fmt: skip
