@@ -100,7 +100,7 @@ def test_a_suffix_stands_after_the_gap(coder, suffix_first):
 def test_a_model_that_cannot_fill_in_says_so(llm):
     with pytest.raises(UnsupportedOp, match="no tokens for prefix") as caught:
         llm("a", suffix="b")
-    assert "leave suffix out" in caught.value.remedy
+    assert "omit suffix" in caught.value.remedy
 
 
 # --- Scores ---------------------------------------------------------------------------------------
@@ -128,13 +128,13 @@ def test_scores_are_the_logits_of_all_tokens(own):
         assert np.array_equal(model.scores[:3], rows)
         assert len(model.scores) == 4
         model([1, 5], max_tokens=2)
-        with pytest.raises(SettingError, match="logits of 0 of 3 tokens"):
+        with pytest.raises(SettingError, match="for 0 of 3 tokens"):
             model.scores  # noqa: B018
 
 
 def test_scores_are_kept_where_they_are_wanted(llm):
     llm.reset()
     llm.eval([1, 5])
-    with pytest.raises(SettingError, match="logits of 1 of 2 tokens") as caught:
+    with pytest.raises(SettingError, match="for 1 of 2 tokens") as caught:
         llm.scores  # noqa: B018
     assert "logits_all=True" in caught.value.remedy
