@@ -1,9 +1,9 @@
-"""The interface of mlx-lm: change the import, and a script runs, with GGUF files.
+"""The interface of mlx-lm: a script runs with npurt and GGUF files after a change of its import.
 
-Names, arguments, defaults and fields are those of mlx-lm 0.32.2.  Arrays are numpy's, of the same
-shapes: functions that a script passes in get and return those.  Options that would change a result
-and are missing here raise UnsupportedOp with their name.  docs/mlx-lm.md lists what works.  Source:
-PyPI, mlx_lm-0.32.2.tar.gz, MIT: names, arguments, defaults, fields and formulas only.
+Names, arguments, defaults and fields equal those of mlx-lm 0.32.2.  Arrays are numpy arrays of the
+same shapes; functions that a script passes receive and return numpy arrays.  An unsupported option
+that would affect results raises UnsupportedOp.  docs/mlx-lm.md lists the supported options.
+Source: PyPI, mlx_lm-0.32.2.tar.gz, MIT: names, arguments, defaults, fields and formulas only.
 """
 
 from typing import Any, NoReturn
@@ -13,11 +13,11 @@ from npurt.compat.mlx_lm.generate import GenerationResponse, generate, stream_ge
 from npurt.compat.mlx_lm.missing import missing
 from npurt.compat.mlx_lm.utils import load
 
-__version__ = "0.32.2"  # of the interface
+__version__ = "0.32.2"  # version of the interface
 
 
 def convert(*arguments: Any, **options: Any) -> NoReturn:
-    """Refuse: the command `npurt convert` makes GGUF files."""
+    """Raise UnsupportedOp: the command `npurt convert` creates GGUF files."""
     raise missing("convert", "use the command `npurt convert`")
 
 

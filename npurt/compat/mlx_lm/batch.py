@@ -1,7 +1,7 @@
-"""`batch_generate`: the texts that follow several prompts, one after another.
+"""`batch_generate`, which generates completions of several prompts, one after another.
 
-The texts are those that batches would have: they do not depend on what else a model evaluates.
-`npurt.Engine` evaluates several texts together.
+The completions equal those of a batch, because a completion does not depend on other prompts.
+`npurt.Engine` evaluates several sequences in one batch.
 """
 
 import copy
@@ -17,13 +17,13 @@ from npurt.errors import SettingError, brief
 from npurt.llm.decode.model import Llama
 from npurt.runtime.open.arguments import flag, listed
 
-# Of the machine: they change no text.
+# Batch sizes, which do not change completions.
 IGNORED = frozenset(["completion_batch_size", "prefill_batch_size", "prefill_step_size"])
 
 
 @dataclass
 class BatchStats:
-    """Counts of all prompts and texts, seconds for both, and the most memory in GB."""
+    """The tokens and seconds of all prompts and completions, and the peak memory in GB."""
 
     prompt_tokens: int = 0
     prompt_time: float = 0.0
@@ -33,16 +33,16 @@ class BatchStats:
 
     @property
     def prompt_tps(self) -> float:
-        """Tokens of prompts a second."""
+        """Prompt tokens per second."""
         return self.prompt_tokens / self.prompt_time if self.prompt_time else 0.0
 
     @property
     def generation_tps(self) -> float:
-        """Tokens of texts a second."""
+        """Generated tokens per second."""
         return self.generation_tokens / self.generation_time if self.generation_time else 0.0
 
     def add(self, last: GenerationResponse) -> None:
-        """Add a text, which ended with the response *last*."""
+        """Add the counts of a completion, whose last response is *last*."""
         self.prompt_tokens += last.prompt_tokens
         self.prompt_time += last.prompt_tokens / last.prompt_tps if last.prompt_tps else 0.0
         self.generation_tokens += last.generation_tokens
@@ -53,14 +53,14 @@ class BatchStats:
 
 @dataclass
 class BatchResponse:
-    """What `batch_generate` returns.
+    """The result of `batch_generate`.
 
     Attributes:
-        texts: The text that follows each prompt.
+        texts: The completion of each prompt.
         stats: Counts and rates.
-        caches: The prompt cache after each text, if they were wanted.
-        token_ids: The tokens of each text without the end token, if they were wanted.
-        logprobs: The logarithms of their probabilities, if they were wanted.
+        caches: The prompt cache after each completion, if requested.
+        token_ids: The tokens of each completion without the end token, if requested.
+        logprobs: The log probability of each token in *token_ids*, if requested.
     """
 
     texts: list[str]
@@ -82,24 +82,24 @@ def batch_generate(
     return_logprobs: bool = False,
     **kwargs: Any,
 ) -> BatchResponse:
-    """Return the texts that follow *prompts*, which are evaluated one after another.
+    """Return the completions of *prompts*, which are evaluated one after another.
 
     Args:
-        model: What `load` returned.
-        tokenizer: The same.
-        prompts: Token ids of each.
-        prompt_caches: A cache for each, which is not changed.
-        max_tokens: The most tokens of each text, or a number for each.
-        verbose: Print how far it is, and how fast it was.
-        return_prompt_caches: Return the caches after the texts.
+        model: The model from `load`.
+        tokenizer: The tokenizer from `load`.
+        prompts: The token ids of each prompt.
+        prompt_caches: A cache for each prompt; the caches are not changed.
+        max_tokens: The maximum number of tokens, for all completions or for each.
+        verbose: Print the progress and the rates.
+        return_prompt_caches: Return the caches after the completions.
         return_token_ids: Return the tokens.
-        return_logprobs: Return the logarithms of their probabilities.
-        kwargs: As for `generate_step`; sizes of batches have no effect.
+        return_logprobs: Return the log probabilities of the tokens.
+        kwargs: As for `generate_step`; batch sizes have no effect.
 
     Raises:
-        ContextFull: A prompt does not fit.
-        SettingError: There is not one of *prompt_caches* or *max_tokens* for each prompt.
-        UnsupportedOp: npurt does not have an option.
+        ContextFull: A prompt does not fit in the context.
+        SettingError: *prompt_caches* or *max_tokens* differ in length from *prompts*.
+        UnsupportedOp: npurt does not support an option.
     """
     asked = listed("prompts", prompts, "a list of prompts, each a list of token ids")
     limits = [max_tokens] * len(asked) if isinstance(max_tokens, int) else list(max_tokens)
@@ -110,7 +110,7 @@ def batch_generate(
         raise SettingError(
             f"there are {len(asked)} prompts, max_tokens {brief(max_tokens)} and {len(caches)} "
             "prompt caches",
-            remedy="pass one for each prompt, or one number",
+            remedy="pass a cache and a number for each prompt, or one number for all",
         )
     options = {name: value for name, value in kwargs.items() if name not in IGNORED}
     wanted = flag("return_prompt_caches", return_prompt_caches)

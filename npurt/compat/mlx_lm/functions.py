@@ -1,8 +1,8 @@
-"""Python functions as tools: their JSON schemas, from type hints and docstrings.
+"""Convert Python functions to tools: derive JSON schemas from type hints and docstrings.
 
-The form is that of transformers' `get_json_schema`: the first lines of the docstring describe the
-function, and its section ``Args:`` the arguments.
-Source: Hugging Face, documentation of transformers, "Tool use": which hints and sections count.
+The rules are those of transformers' `get_json_schema`: the first lines of the docstring describe
+the function, and the section ``Args:`` describes the arguments.
+Source: Hugging Face, documentation of transformers, "Tool use": supported hints and sections.
 """
 
 import inspect
@@ -20,16 +20,17 @@ ARGUMENT = re.compile(r"^ {1,8}(\w+)[^:\n]*:\s*", re.MULTILINE)
 
 
 def as_schema(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return *function* as templates get tools.
+    """Return the tool that describes *function*, in the form that chat templates expect.
 
     Raises:
-        SettingError: It has no docstring, or an argument has no type that JSON has.
+        SettingError: *function* has no docstring, or an argument has no hint of a JSON type.
     """
     name = getattr(function, "__name__", repr(function))
     text = inspect.getdoc(function)
     if not text:
         raise SettingError(
-            f"the function {name} has no docstring", remedy="say there what it does, and its Args:"
+            f"the function {name} has no docstring",
+            remedy="add a docstring that describes the function and its Args:",
         )
     about, said = _read(text)
     try:
@@ -49,7 +50,7 @@ def as_schema(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _read(text: str) -> tuple[str, Mapping[str, dict[str, str]]]:
-    """Return what a docstring says of its function, and of each argument."""
+    """Return the description of the function, and the description of each argument."""
     about, *sections = SECTION.split(text)
     heads = SECTION.findall(text)
     said = {}

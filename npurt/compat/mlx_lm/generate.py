@@ -1,4 +1,4 @@
-"""`generate`, `stream_generate` and `generate_step`."""
+"""The functions `generate`, `stream_generate` and `generate_step` of mlx-lm."""
 
 import importlib
 import sys
@@ -30,19 +30,19 @@ Prompt = str | Sequence[int] | npt.NDArray[Any]
 
 @dataclass
 class GenerationResponse:
-    """A token of a text, as `stream_generate` yields it.
+    """A token of a completion, from `stream_generate`.
 
     Attributes:
-        text: The text that it completes, which may be empty.
-        token: Its id.
-        logprobs: The logarithms of the probabilities of all tokens, ``[V]``.
-        from_draft: False.
-        prompt_tokens: The tokens of the prompt.
-        prompt_tps: Those per second.
-        generation_tokens: The tokens so far.
-        generation_tps: Those per second.
-        peak_memory: The most memory that the process had so far, in GB.
-        finish_reason: ``"stop"`` or ``"length"`` in the last response, None before.
+        text: The characters that the token completes, possibly none.
+        token: The id of the token.
+        logprobs: The log probabilities of all tokens, ``[V]``.
+        from_draft: Always False.
+        prompt_tokens: The number of tokens of the prompt.
+        prompt_tps: Prompt tokens per second.
+        generation_tokens: The number of generated tokens so far.
+        generation_tps: Generated tokens per second.
+        peak_memory: The peak memory of the process so far, in GB.
+        finish_reason: ``"stop"`` or ``"length"`` in the last response, None in earlier responses.
     """
 
     text: str
@@ -58,7 +58,7 @@ class GenerationResponse:
 
 
 class _FunctionSampler(Sampler):
-    """Calls functions of the caller, and keeps what they chose."""
+    """A sampler that calls the caller's functions, and stores the tokens that they sample."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class _FunctionSampler(Sampler):
         never: Sequence[int],
         before: int,
     ) -> None:
-        """Prepare; *before* tokens of the history are not shown to processors."""
+        """Set the functions.  The processors do not receive the first *before* tokens."""
         super().__init__(Sampling(temperature=0.0))
         self._sampler = sampler
         self._processors = processors
@@ -76,7 +76,7 @@ class _FunctionSampler(Sampler):
         self.chosen: deque[tuple[int, F32]] = deque()
 
     def sample(self, logits: F32, history: Sequence[int] = ()) -> int:
-        greedy(logits)  # an error here is the model's
+        greedy(logits)  # raises an error if the model's logits are invalid
         row = logits[None].copy()
         row[:, self._excluded] = -np.inf
         if self._processors:
@@ -115,31 +115,31 @@ def generate_step(
     prompt_progress_callback: Callable[[int, int], object] | None = None,
     input_embeddings: Any = None,
 ) -> Iterator[tuple[int, F32]]:
-    """Yield tokens and the logarithms of the probabilities ``[V]``; an end token is the last.
+    """Yield each token with the log probabilities of all tokens ``[V]``, including the end token.
 
     Args:
-        prompt: Token ids, which follow those of *prompt_cache*.
-        model: What `load` returned.
+        prompt: Token ids, appended to the tokens of *prompt_cache*.
+        model: The model from `load`.
         stream: No effect.
-        max_tokens: The most tokens; -1: no limit.
-        sampler: A function of log-probabilities ``[1, V]`` that returns ids ``[1]``; by default it
-            takes the best.
-        logits_processors: Functions of the tokens so far ``[T]``, without those of *prompt_cache*,
-            and logits ``[1, V]`` that return logits.
+        max_tokens: The maximum number of tokens; -1 for no limit.
+        sampler: A function of log probabilities ``[1, V]`` that returns ids ``[1]``; the default
+            selects the most likely token.
+        logits_processors: Functions of the tokens so far ``[T]``, without the tokens of
+            *prompt_cache*, and logits ``[1, V]`` that return logits.
         max_kv_size: Refused unless None.
-        prompt_cache: What `make_prompt_cache` returned: it has all tokens afterwards.
+        prompt_cache: The result of `make_prompt_cache`; afterwards it contains all tokens.
         prefill_step_size: No effect.
         kv_bits: Refused unless None.
         kv_group_size: No effect.
         quantized_kv_start: No effect.
-        prompt_progress_callback: A function that gets the number of evaluated tokens of the prompt,
-            and of all; before and after.
+        prompt_progress_callback: A function of the number of evaluated tokens of the prompt and of
+            all its tokens, called before and after the evaluation.
         input_embeddings: Refused unless None.
 
     Raises:
-        ContextFull: The prompt does not fit.
-        SettingError: *max_tokens* makes no sense, or the model was used otherwise since.
-        UnsupportedOp: npurt does not have an option.
+        ContextFull: The prompt does not fit in the context.
+        SettingError: *max_tokens* is invalid, or another generation changed the model's context.
+        UnsupportedOp: npurt does not support an option.
     """
     refuse(locals(), "max_kv_size", "kv_bits", "input_embeddings")
     if sampler is not None and not callable(sampler):
@@ -153,8 +153,8 @@ def generate_step(
         sorted(model.tokenizer.never_sampled),
         len(before),
     )
-    tell = prompt_progress_callback or (lambda *_: None)
-    tell(0, len(ids))
+    report = prompt_progress_callback or (lambda *_: None)
+    report(0, len(ids))
     with model.lock:
         cache.enter(model)
     limit = none_at_minus_one("max_tokens", max_tokens)
@@ -163,7 +163,7 @@ def generate_step(
     try:
         for token in text.tokens():
             if not written:
-                tell(len(ids), len(ids))
+                report(len(ids), len(ids))
             written.append(token)
             yield function.chosen.popleft()
         if function.chosen:  # the end token
@@ -183,28 +183,28 @@ def stream_generate(
     stream: Any = None,
     **kwargs: Any,
 ) -> Iterator[GenerationResponse]:
-    """Yield the text that follows *prompt*, token by token.
+    """Yield the completion of *prompt*, token by token.
 
     Args:
-        model: What `load` returned.
-        tokenizer: The same.
-        prompt: Text, or token ids.
-        max_tokens: The most tokens; -1: no limit.
-        draft_model: Refused unless None: ``load(..., draft=FILE)`` opens a model with its draft.
+        model: The model from `load`.
+        tokenizer: The tokenizer from `load`.
+        prompt: Text or token ids.
+        max_tokens: The maximum number of tokens; -1 for no limit.
+        draft_model: Refused unless None; use ``load(..., draft=FILE)`` instead.
         stream: No effect.
-        kwargs: Those of `generate_step`.
+        kwargs: Arguments of `generate_step`.
 
     Raises:
-        ContextFull: The prompt does not fit.
+        ContextFull: The prompt does not fit in the context.
         SettingError: *max_tokens* is 0.
-        UnsupportedOp: npurt does not have an option.
+        UnsupportedOp: npurt does not support an option.
     """
     refuse(locals(), "draft_model")
     kwargs.pop("num_draft_tokens", None)
     if not isinstance(model, Llama) or not isinstance(tokenizer, TokenizerWrapper):
         raise SettingError(
             f"model is {brief(model)} and tokenizer {brief(tokenizer)}",
-            remedy="pass what npurt.compat.mlx_lm.load returned",
+            remedy="pass the result of npurt.compat.mlx_lm.load",
         )
     if integer("max_tokens", max_tokens, -1) == 0:
         raise SettingError("max_tokens is 0", remedy="use 1 or more, or -1 for no limit")
@@ -247,19 +247,19 @@ def stream_generate(
 def generate(
     model: Llama, tokenizer: TokenizerWrapper, prompt: Prompt, verbose: bool = False, **kwargs: Any
 ) -> str:
-    """Return the text that follows *prompt*.
+    """Return the completion of *prompt*.
 
     Args:
-        model: What `load` returned.
-        tokenizer: The same.
-        prompt: Text, or token ids.
-        verbose: Print the text as it grows, and how fast it was.
-        kwargs: Those of `stream_generate`.
+        model: The model from `load`.
+        tokenizer: The tokenizer from `load`.
+        prompt: Text or token ids.
+        verbose: Print the completion while it is generated, and the rates.
+        kwargs: Arguments of `stream_generate`.
 
     Raises:
-        ContextFull: The prompt does not fit.
+        ContextFull: The prompt does not fit in the context.
         SettingError: *max_tokens* is 0.
-        UnsupportedOp: npurt does not have an option.
+        UnsupportedOp: npurt does not support an option.
     """
     write = sys.stdout.write if flag("verbose", verbose) else (lambda _: 0)
     write("=" * 10 + "\n")
@@ -280,11 +280,11 @@ def generate(
 
 
 def _peak_memory() -> float:
-    """Return the most memory that the process had, in GB; 0 where the system does not say."""
+    """Return the peak memory of the process in GB, or 0 if the system does not report it."""
     try:
         resource = importlib.import_module("resource")
     except ImportError:  # Windows
         return 0.0
-    unit = 1 if sys.platform == "darwin" else 1024  # bytes
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes in one unit of ru_maxrss
     peak: int = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak * unit / 1e9

@@ -1,4 +1,4 @@
-"""What of mlx-lm npurt does not have."""
+"""Errors for unsupported arguments and names of mlx-lm."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,17 +7,17 @@ from npurt.errors import UnsupportedOp, brief
 
 
 def missing(name: str, remedy: str = "") -> UnsupportedOp:
-    """Return the error about something that npurt does not have."""
+    """Return the error for the unsupported argument, value or function *name*."""
     return UnsupportedOp(
         f"npurt.compat.mlx_lm does not have {name} yet", remedy=remedy or f"do without {name}"
     )
 
 
 def refuse(given: Mapping[str, Any], *names: str) -> None:
-    """Refuse those of *given* that are of *names*, unless they are None, False or empty.
+    """Raise an error unless the arguments *names* in *given* are None, False or empty.
 
     Raises:
-        UnsupportedOp: One is something else.
+        UnsupportedOp: An argument has another value.
     """
     for name in names:
         value = given[name]

@@ -1,7 +1,7 @@
 """Samplers and logits processors, as functions of numpy arrays.
 
-A sampler gets log-probabilities ``[..., V]`` and returns ids ``[...]``.  A processor gets the
-tokens so far, ``[T]``, and logits ``[1, V]``, and returns logits.
+A sampler is a function of log probabilities ``[..., V]`` that returns ids ``[...]``.  A processor
+is a function of the tokens so far, ``[T]``, and logits ``[1, V]`` that returns logits.
 Source: mlx-lm 0.32.2, mlx_lm/sample_utils.py, MIT: names, order and formulas.
 """
 
@@ -33,18 +33,21 @@ def make_sampler(
     *,
     seed: int | None = None,
 ) -> Sampler:
-    """Return a sampler, which applies these in their order, and then draws.
+    """Return a sampler that applies *top_p*, *min_p*, XTC, *top_k* and *temp*, then samples.
 
     Args:
-        temp: The divisor of the log-probabilities; 0 takes the best, whatever the others say.
-        top_p: Keep the fewest best that have this probability together; 0 or 1: all.
-        min_p: Keep those with at least this fraction of the best one's probability; 0: all.
-        min_tokens_to_keep: How many *min_p* keeps at least.
-        xtc_probability: How often all but the least of the likely ones are left out.
-        xtc_threshold: The probability from which on one is likely.
-        xtc_special_tokens: Ids that this never leaves out.
-        top_k: Keep the *top_k* best; 0: all.
-        seed: Of the random numbers, which mlx-lm takes from mlx.core.random.
+        temp: The divisor of the log probabilities; 0 selects the most likely token and disables all
+            other arguments.
+        top_p: Keep the smallest set of most likely tokens with this total probability; 0 or 1
+            keeps all.
+        min_p: Keep tokens with at least this fraction of the highest probability; 0 keeps all.
+        min_tokens_to_keep: The minimum number of tokens that *min_p* keeps.
+        xtc_probability: The probability of XTC, which removes all tokens above *xtc_threshold*
+            except the least likely of them.
+        xtc_threshold: The probability above which XTC removes tokens.
+        xtc_special_tokens: Ids that XTC never removes.
+        top_k: Keep the *top_k* most likely tokens; 0 keeps all.
+        seed: The seed of the random numbers; mlx-lm uses mlx.core.random instead.
 
     Raises:
         SettingError: A value is out of range.
@@ -76,7 +79,7 @@ def make_sampler(
         if top_k > 0:
             kept = apply_top_k(kept, top_k)
         # The maximum of logits plus Gumbel noise is a draw from their softmax.
-        below = kept - kept.max(axis=-1, keepdims=True)  # 0 at the best, whatever *temp* is
+        below = kept - kept.max(axis=-1, keepdims=True)  # 0 for the most likely token
         with np.errstate(over="ignore"):
             scaled = np.where(below < 0, below / temp, 0.0)
         chosen: Array = np.argmax(scaled + random.gumbel(size=kept.shape), axis=-1)
@@ -86,10 +89,10 @@ def make_sampler(
 
 
 def apply_top_k(logprobs: Array, top_k: int) -> Array:
-    """Return *logprobs* with -inf for all but the *top_k* best.
+    """Return *logprobs* with -inf for all tokens except the *top_k* most likely.
 
     Raises:
-        SettingError: *top_k* is not from 1 to below their number.
+        SettingError: *top_k* is not in the range from 1 to V - 1.
     """
     count = logprobs.shape[-1]
     _require("top_k", top_k, 0 < top_k < count, f"1 to {count - 1}")
@@ -100,7 +103,7 @@ def apply_top_k(logprobs: Array, top_k: int) -> Array:
 
 
 def apply_min_p(logprobs: Array, min_p: float, min_tokens_to_keep: int = 1) -> Array:
-    """Return *logprobs* with -inf where the probability is below *min_p* times the best one's."""
+    """Return *logprobs* with -inf for probabilities below *min_p* times the highest."""
     order = np.argsort(-logprobs, axis=-1, kind="stable")
     below = logprobs < logprobs.max(axis=-1, keepdims=True) + math.log(min_p)
     np.put_along_axis(below, order[..., :min_tokens_to_keep], False, axis=-1)
@@ -108,10 +111,13 @@ def apply_min_p(logprobs: Array, min_p: float, min_tokens_to_keep: int = 1) -> A
 
 
 def apply_top_p(logprobs: Array, top_p: float) -> Array:
-    """Return *logprobs* with -inf for all but the fewest best that have *top_p* of the whole."""
+    """Return *logprobs* with -inf outside the smallest set of most likely tokens.
+
+    The set has a total probability of at least *top_p*.
+    """
     order = np.argsort(-logprobs, axis=-1, kind="stable")
     best = np.exp(np.take_along_axis(logprobs, order, axis=-1).astype(np.float64))
-    better = np.cumsum(best, axis=-1) - best  # what those before each have together
+    better = np.cumsum(best, axis=-1) - best  # total probability of the more likely tokens
     drop = better >= top_p * best.sum(axis=-1, keepdims=True)
     kept = logprobs.copy()
     np.put_along_axis(
@@ -128,14 +134,14 @@ def apply_xtc(
     *,
     random: np.random.Generator | None = None,
 ) -> Array:
-    """Return *logits*, sometimes with -inf for all likely ones but the least likely.
+    """Apply XTC: return *logits* with -inf for tokens above a threshold except the least likely.
 
     Args:
-        logits: Logits, or log-probabilities, ``[..., V]``.
-        xtc_probability: How often that is done.
-        xtc_threshold: The probability above which one is likely.
-        xtc_special_tokens: Ids that are never left out.
-        random: The random numbers.
+        logits: Logits or log probabilities, ``[..., V]``.
+        xtc_probability: The probability that XTC is applied; otherwise *logits* are unchanged.
+        xtc_threshold: The probability above which tokens are removed.
+        xtc_special_tokens: Ids that are never removed.
+        random: The random number generator.
 
     Raises:
         SettingError: A value is out of range.
@@ -147,7 +153,7 @@ def apply_xtc(
     chances = np.exp(np.asarray(logits - logits.max(axis=-1, keepdims=True), np.float64))
     chances /= chances.sum(axis=-1, keepdims=True)
     least = np.where(chances > xtc_threshold, chances, np.inf).min(axis=-1, keepdims=True)
-    left_out = chances > least
+    removed = chances > least
     special = [integer("one of xtc_special_tokens", i, 0) for i in xtc_special_tokens]
     if max(special, default=0) >= logits.shape[-1]:
         raise LayoutError(
@@ -155,8 +161,8 @@ def apply_xtc(
             f"{logits.shape[-1]} tokens",
             remedy="use ids of the model's tokens",
         )
-    left_out[..., special] = False
-    return np.where(left_out, -np.inf, logits)
+    removed[..., special] = False
+    return np.where(removed, -np.inf, logits)
 
 
 def make_logits_processors(
@@ -168,16 +174,17 @@ def make_logits_processors(
     frequency_penalty: float | None = None,
     frequency_context_size: int | None = 20,
 ) -> list[LogitsProcessor]:
-    """Return the processors for those that are neither None nor 0.
+    """Return a processor for each bias or penalty that is neither None nor 0.
 
     Args:
-        logit_bias: What is added to the logits of tokens, by id.
-        repetition_penalty: Divides positive logits of recent tokens, multiplies negative ones.
-        repetition_context_size: How many tokens are recent for that.
-        presence_penalty: What the logit of a recent token loses.
-        presence_context_size: How many tokens are recent for that.
-        frequency_penalty: What the logit of a recent token loses for each time that it is one.
-        frequency_context_size: How many tokens are recent for that.
+        logit_bias: Token id -> number added to the token's logit.
+        repetition_penalty: The divisor of positive logits, and the factor of negative logits, of
+            recent tokens.
+        repetition_context_size: The number of last tokens that *repetition_penalty* applies to.
+        presence_penalty: Subtracted from the logit of each recent token.
+        presence_context_size: The number of last tokens that *presence_penalty* applies to.
+        frequency_penalty: Subtracted from a token's logit for each recent occurrence.
+        frequency_context_size: The number of last tokens that *frequency_penalty* applies to.
 
     Raises:
         SettingError: *repetition_penalty* is negative, or a value is not of its type.
@@ -212,10 +219,10 @@ def _bias(biases: Mapping[int, float]) -> LogitsProcessor:
 
 
 def make_repetition_penalty(penalty: float, context_size: int | None = 20) -> LogitsProcessor:
-    """Return a processor that divides positive logits of recent tokens, multiplies negative ones.
+    """Return a processor that divides positive and multiplies negative logits of recent tokens.
 
     Raises:
-        SettingError: *penalty* is not above 0.
+        SettingError: *penalty* is not positive.
     """
     _require("penalty", penalty, finite("penalty", penalty) > 0, "above 0")
     optional_integer("context_size", context_size, 0)
@@ -230,7 +237,7 @@ def make_repetition_penalty(penalty: float, context_size: int | None = 20) -> Lo
 
 
 def make_presence_penalty(penalty: float, context_size: int | None = 20) -> LogitsProcessor:
-    """Return a processor that takes *penalty* from the logit of each recent token."""
+    """Return a processor that subtracts *penalty* from the logit of each recent token."""
     finite("penalty", penalty)
     optional_integer("context_size", context_size, 0)
 
@@ -243,7 +250,7 @@ def make_presence_penalty(penalty: float, context_size: int | None = 20) -> Logi
 
 
 def make_frequency_penalty(penalty: float, context_size: int | None = 20) -> LogitsProcessor:
-    """Return a processor that takes *penalty* from a logit for each time its token is recent."""
+    """Return a processor that subtracts *penalty* per recent occurrence of a token."""
     finite("penalty", penalty)
     optional_integer("context_size", context_size, 0)
 
@@ -257,7 +264,7 @@ def make_frequency_penalty(penalty: float, context_size: int | None = 20) -> Log
 
 
 def _last(tokens: Array, count: int | None) -> Array:
-    """Return the last *count* of *tokens*, as indices; None: all."""
+    """Return the last *count* of *tokens* as an index array; None returns all."""
     ids = np.asarray(tokens, np.intp)
     return ids if count is None else ids[max(0, len(ids) - count) :]
 

@@ -1,4 +1,4 @@
-"""Tokenizers with the interface of mlx-lm's, which is that of transformers."""
+"""Tokenizers with the interface of mlx-lm, which follows transformers."""
 
 import functools
 import json
@@ -15,22 +15,22 @@ from npurt.llm.text.vocabulary import token_texts
 from npurt.runtime.open.arguments import flag, listed
 
 TOOL_CALL = ("<tool_call>", "</tool_call>")
-THOUGHTS = (  # what is around a thought, where both are tokens
+THOUGHTS = (  # texts before and after a thought, if both are tokens of the model
     ("<think>", "</think>"),
     ("<longcat_think>", "</longcat_think>"),
     ("<|think:start|>", "<|think:end|>"),
 )
-# Options of transformers that are no variables of a template: refused unless they are unset.
+# Options of transformers that npurt does not support; they are no variables of a template.
 UNREAD = ("chat_template", "documents", "padding", "return_assistant_tokens_mask", "return_dict",
           "return_tensors", "truncation")  # fmt: skip
 
 
 class StreamingDetokenizer:
-    """Text that grows token by token, and never ends inside a character.
+    """An incremental decoder, whose text contains only complete characters.
 
     Attributes:
-        text: All text so far.
-        tokens: All tokens so far.
+        text: The text so far.
+        tokens: The tokens so far.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -38,34 +38,34 @@ class StreamingDetokenizer:
         self.reset()
 
     def reset(self) -> None:
-        """Begin a new text."""
+        """Remove all tokens and the text."""
         self.text = ""
         self.tokens: list[int] = []
         self._shown = 0
         self._stream = self._tokenizer.stream()
 
     def add_token(self, token: int) -> None:
-        """Append *token*."""
+        """Append *token* and the characters that it completes."""
         self.tokens.append(token)
         self.text += self._stream.push(token)
 
     def finalize(self) -> None:
-        """End the text; an incomplete character becomes U+FFFD."""
+        """End the text; append U+FFFD for an incomplete character."""
         self.text += self._stream.finish()
 
     @property
     def last_segment(self) -> str:
-        """The text since this was read last."""
+        """The text since the last access to this property."""
         start, self._shown = self._shown, len(self.text)
         return self.text[start:]
 
 
 class Encoding(dict[str, Any]):
-    """What a call of a tokenizer returns: a dict whose values are attributes as well.
+    """The result of calling a tokenizer: a dict whose values are also attributes.
 
     Attributes:
-        input_ids: The ids of a text, or a list of these.
-        attention_mask: A 1 for each id.
+        input_ids: The ids of a text, or for several texts a list of ids for each.
+        attention_mask: A 1 for each id, in the same nesting.
     """
 
     def __init__(self, input_ids: list[Any], attention_mask: list[Any]) -> None:
@@ -77,7 +77,7 @@ class TokenizerWrapper:
     """The tokenizer of *model*.
 
     Attributes:
-        eos_token_ids: The ids that end a text.
+        eos_token_ids: The ids that end a generation.
     """
 
     def __init__(self, model: Llama) -> None:
@@ -87,22 +87,22 @@ class TokenizerWrapper:
 
     @property
     def bos_token_id(self) -> int | None:
-        """The id of BOS; None if there is none."""
+        """The id of BOS, or None if the model has no BOS."""
         return self._tokenizer.bos
 
     @property
     def eos_token_id(self) -> int | None:
-        """The id of EOS; None if there is none."""
+        """The id of EOS, or None if the model has no EOS."""
         return self._tokenizer.eos
 
     @property
     def bos_token(self) -> str | None:
-        """The text of BOS."""
+        """The text of BOS, or None if the model has no BOS."""
         return self._text(self.bos_token_id)
 
     @property
     def eos_token(self) -> str | None:
-        """The text of EOS."""
+        """The text of EOS, or None if the model has no EOS."""
         return self._text(self.eos_token_id)
 
     @property
@@ -115,7 +115,7 @@ class TokenizerWrapper:
         """The source of the chat template.
 
         Raises:
-            ModelFormatError: There is none.
+            ModelFormatError: The model has no chat template.
         """
         return self._model.template.source
 
@@ -125,7 +125,10 @@ class TokenizerWrapper:
         return StreamingDetokenizer(self._tokenizer)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the ids of *text*; with BOS if it is asked for and the model wants one."""
+        """Return the ids of *text*.
+
+        With *add_special_tokens*, BOS comes first if the file's metadata ask for it.
+        """
         begin = None if flag("add_special_tokens", add_special_tokens) else False
         return self._tokenizer.encode(text, add_bos=begin)
 
@@ -147,11 +150,12 @@ class TokenizerWrapper:
         """Return the ids of *text*, or of several texts.
 
         Args:
+            text: A text or a list of texts.
             add_special_tokens: As for `encode`.
             padding, truncation, return_tensors: Refused unless None or False.
 
         Raises:
-            UnsupportedOp: npurt does not have an option of transformers' function.
+            UnsupportedOp: npurt does not support an option of transformers' function.
         """
         refuse(locals(), "padding", "truncation", "return_tensors")
         if isinstance(text, str):
@@ -164,7 +168,7 @@ class TokenizerWrapper:
         return self.vocab_size
 
     def get_vocab(self) -> dict[str, int]:
-        """Return the ids of all tokens by their texts, as the file writes them."""
+        """Return text -> id for all tokens, with the texts in the file's encoding."""
         return dict(self._vocabulary)
 
     @functools.cached_property
@@ -173,17 +177,20 @@ class TokenizerWrapper:
         return {str(text): token for token, text in texts}
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
-        """Return the id of a token, or of several; others have that of the unknown token."""
+        """Return the id of a token, or the ids of several tokens.
+
+        The id of a text that is no token is the id of the unknown token, or None.
+        """
         unknown = self._model.metadata.get("tokenizer.ggml.unknown_token_id")
         if isinstance(tokens, str):
             return self._vocabulary.get(tokens, unknown)
         return [self._vocabulary.get(token, unknown) for token in listed("tokens", tokens, "texts")]
 
     def convert_ids_to_tokens(self, ids: int | Sequence[int]) -> Any:
-        """Return the text of a token as the file writes it, or those of several.
+        """Return the text of a token, or the texts of several tokens, in the file's encoding.
 
         Raises:
-            LayoutError: One is not in the vocabulary.
+            LayoutError: An id is not in the vocabulary.
         """
         texts = token_texts(self._model.metadata)
         many = ids if isinstance(ids, Iterable) else [ids]
@@ -200,22 +207,23 @@ class TokenizerWrapper:
         continue_final_message: bool = False,
         **template_variables: Any,
     ) -> Any:
-        """Return the prompt that the model's template makes of *conversation*.
+        """Return the prompt of *conversation*, rendered with the model's chat template.
 
         Args:
-            conversation: As for `npurt.Llama.chat`.
+            conversation: Messages as for `npurt.Llama.chat`.
             tools: As for `npurt.Llama.chat`, or functions with type hints and docstrings.
-            tokenize: Return token ids; otherwise, text.
-            add_generation_prompt: End with the start of the model's answer.
-            continue_final_message: End with the text of the last message, for the model to go on.
-            template_variables: Variables of the template, such as *enable_thinking*, which is by
-                default `has_thinking`.  As there, those that the template does not read change
-                nothing.
+            tokenize: Return token ids instead of text.
+            add_generation_prompt: End the prompt with the start of the model's answer.
+            continue_final_message: End the prompt with the text of the last message, which the
+                model continues.
+            template_variables: Variables of the template, such as *enable_thinking*, whose default
+                is `has_thinking`.  As in transformers, variables that the template does not read
+                have no effect.
 
         Raises:
-            LayoutError: There are no messages, or the template refuses them.
-            SettingError: The template does not read *tools*, or leaves the last message out.
-            UnsupportedOp: npurt does not have an option of transformers' function.
+            LayoutError: *conversation* is empty, or the template raises an error.
+            SettingError: The template does not read *tools*, or omits the last message.
+            UnsupportedOp: npurt does not support an option of transformers' function.
         """
         refuse(dict.fromkeys(UNREAD) | template_variables, *UNREAD)
         template = self._model.template
@@ -228,14 +236,14 @@ class TokenizerWrapper:
         )
         schemas = [as_schema(each) if callable(each) else each for each in named]
         ids = self._model.apply_chat_template(conversation, tools=schemas, **options)
-        going_on = flag("continue_final_message", continue_final_message)
-        if tokenize and not going_on:
+        continued = flag("continue_final_message", continue_final_message)
+        if tokenize and not continued:
             return ids
         if schemas:
             options["tools"] = schemas
         messages = joined_parts(conversation)
         text = template.render(messages, **options)
-        if going_on:
+        if continued:
             text = _up_to_the_end_of(messages[-1], text, options["add_generation_prompt"])
         if not tokenize:
             return text
@@ -243,10 +251,10 @@ class TokenizerWrapper:
         return self._tokenizer.encode(text, add_bos=False if printed else None)
 
     def add_eos_token(self, token: str | int) -> None:
-        """Let *token*, an id or a text of one token, end texts, too.
+        """Add *token*, an id or the text of one token, to the ids that end a generation.
 
         Raises:
-            SettingError: It is no token.
+            SettingError: *token* is no token.
         """
         ids = [token] if isinstance(token, int) else self.encode(token, add_special_tokens=False)
         if len(ids) != 1 or not 0 <= ids[0] < self.vocab_size:
@@ -257,22 +265,22 @@ class TokenizerWrapper:
 
     @property
     def has_tool_calling(self) -> bool:
-        """Whether the template reads tools, and `TOOL_CALL` are tokens."""
+        """Whether the template reads tools, and both texts of `TOOL_CALL` are tokens."""
         return "tools" in self._model.template.variables and all(map(self._is_token, TOOL_CALL))
 
     @property
     def tool_call_start(self) -> str | None:
-        """What a call begins with; None: unknown."""
+        """The text before a call, or None if the model has no tool calling."""
         return TOOL_CALL[0] if self.has_tool_calling else None
 
     @property
     def tool_call_end(self) -> str | None:
-        """What a call ends with; None: unknown."""
+        """The text after a call, or None if the model has no tool calling."""
         return TOOL_CALL[1] if self.has_tool_calling else None
 
     @property
     def tool_parser(self) -> Callable[..., Any] | None:
-        """What reads a call, the text between `tool_call_start` and `tool_call_end`: JSON."""
+        """A parser of the JSON between `tool_call_start` and `tool_call_end`, or None."""
         return _read_call if self.has_tool_calling else None
 
     @property
@@ -293,27 +301,27 @@ class TokenizerWrapper:
 
     @property
     def has_thinking(self) -> bool:
-        """Whether the model has tokens around thoughts."""
+        """Whether the model has tokens that begin and end a thought."""
         return self._thought is not None
 
     @property
     def think_start(self) -> str | None:
-        """What a thought begins with; None: the model has none."""
+        """The text before a thought, or None if the model has no thoughts."""
         return self._thought and self._thought[0]
 
     @property
     def think_end(self) -> str | None:
-        """What a thought ends with; None: the model has none."""
+        """The text after a thought, or None if the model has no thoughts."""
         return self._thought and self._thought[1]
 
     @property
     def think_start_id(self) -> int | None:
-        """The id of `think_start`."""
+        """The id of `think_start`, or None."""
         return self._thought and self._vocabulary[self._thought[0]]
 
     @property
     def think_end_id(self) -> int | None:
-        """The id of `think_end`."""
+        """The id of `think_end`, or None."""
         return self._thought and self._vocabulary[self._thought[1]]
 
     def _is_token(self, text: str) -> bool:
@@ -324,10 +332,10 @@ class TokenizerWrapper:
 
 
 def _read_call(text: str, tools: Any = None) -> Any:
-    """Return the call that *text* is: its ``name`` and ``arguments``.
+    """Return the call in the JSON *text*: an object with ``name`` and ``arguments``.
 
     Raises:
-        ValueError: It is no JSON.
+        ValueError: *text* is no JSON.
     """
     return json.loads(text)
 
@@ -336,14 +344,17 @@ def _up_to_the_end_of(message: Mapping[str, Any], text: str, prompted: bool) -> 
     """Return *text*, a rendered conversation, up to the end of the content of *message*.
 
     Args:
-        prompted: Whether an answer of its own begins after it.
+        prompted: Whether the start of a new answer follows *message* in *text*.
+
+    Raises:
+        SettingError: *prompted* is True, or *text* does not contain the content.
     """
     content = message.get("content")
     last = content.strip() if isinstance(content, str) else ""
     if prompted or not last or last not in text:
         raise SettingError(
-            "continue_final_message goes with add_generation_prompt=False and a last message whose "
-            "text the template writes",
+            "continue_final_message requires add_generation_prompt=False and a template that "
+            "includes the text of the last message",
             remedy="end the conversation with the beginning of an answer",
         )
     return text[: text.rindex(last) + len(last)]

@@ -1,4 +1,4 @@
-"""`load`: a GGUF file by its path or repository, and its tokenizer."""
+"""The function `load` of mlx-lm, which opens a GGUF file and its tokenizer."""
 
 import os
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from npurt.errors import SettingError
 from npurt.llm.decode.model import Llama
 from npurt.runtime.open.arguments import flag, require_path
 
-IGNORED = frozenset(["trust_remote_code", "use_fast"])  # of tokenizers: they change no result
+IGNORED = frozenset(["trust_remote_code", "use_fast"])  # tokenizer options without effect
 
 
 @overload
@@ -49,21 +49,22 @@ def load(
     """Return a model and its tokenizer, and with *return_config* the metadata of the file.
 
     Args:
-        path_or_hf_repo: A GGUF file, a folder with one in it, or a hub repository with GGUF files:
-            ``user/repo`` or ``user/repo:QUANT``.
-        tokenizer_config: ``eos_token``, another token that ends texts, and ``chat_template``.
+        path_or_hf_repo: A GGUF file, a folder with one GGUF file, or a hub repository with GGUF
+            files: ``user/repo`` or ``user/repo:QUANT``.
+        tokenizer_config: ``eos_token``, an additional token that ends a generation, and
+            ``chat_template``.
         model_config: Refused unless None or empty.
         adapter_path: Refused unless None.
         lazy: No effect.
-        return_config: Return the metadata, too.
-        revision: Branch, tag or commit of the repository.
-        trust_remote_code: No effect: nothing of a repository is run.
+        return_config: Also return the metadata.
+        revision: The branch, tag or commit of the repository.
+        trust_remote_code: No effect, because npurt runs no code of a repository.
         options: Arguments of `npurt.Llama`, such as *device* and *n_ctx*.
 
     Raises:
         DownloadError: The repository cannot be read.
         ModelFormatError: npurt cannot run the file.
-        UnsupportedOp: npurt does not have what an argument asks for.
+        UnsupportedOp: npurt does not support an argument.
     """
     refuse(locals(), "model_config", "adapter_path")
     with_config = flag("return_config", return_config)
@@ -90,7 +91,7 @@ def _file(place: str | os.PathLike[str], revision: str | None) -> Path:
         return path
     if str(place).count("/") != 1:
         raise SettingError(
-            f"there is no file {place}", remedy="name a GGUF file, or a repository: user/repo"
+            f"there is no file {place}", remedy="pass a GGUF file, or a repository: user/repo"
         )
     from npurt.models.hub import Hub
     from npurt.models.reference import Reference

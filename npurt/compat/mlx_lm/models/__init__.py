@@ -1,1 +1,1 @@
-"""As mlx_lm.models: prompt caches."""
+"""Names of the package mlx_lm.models: prompt caches."""

@@ -1,6 +1,7 @@
-"""Prompt caches: contexts that outlive other texts, also in files.
+"""Prompt caches: saved contexts, in memory or in files.
 
-mlx-lm has a cache for each layer, npurt one of the whole context: here the list has one element.
+In mlx-lm, a prompt cache is a list with a cache for each layer.  In npurt, the list has one
+element, the cache of the whole context.
 """
 
 import contextlib
@@ -22,14 +23,14 @@ from npurt.llm.spec.assistant import shared
 from npurt.llm.state.state import Snapshot
 from npurt.runtime.open.arguments import integer, listed, require_path
 
-FORM = 1  # of the files
+FORM = 1  # version of the file format
 
 
 @dataclass(repr=False)
 class PromptCache:
-    """The tokens of a context, and a copy of its state after some of the first tokens.
+    """The tokens of a context, and a snapshot of the state after a prefix of them.
 
-    Tokens without a state are evaluated by the next generation; so are those that `trim` left.
+    The next generation evaluates the tokens that the snapshot does not include.
     """
 
     tokens: tuple[int, ...] = ()
@@ -49,24 +50,24 @@ class PromptCache:
         return len(self.tokens)
 
     def empty(self) -> bool:
-        """Return whether there are no tokens."""
+        """Return whether the cache has no tokens."""
         return not self.tokens
 
     def is_trimmable(self) -> bool:
-        """Return True: tokens can be taken back."""
+        """Return True, because tokens can be removed from every cache."""
         return True
 
     def trim(self, n: int) -> int:
-        """Take back the last *n* tokens; return how many there were."""
+        """Remove the last *n* tokens, or all if fewer; return the number of removed tokens."""
         taken = min(max(n, 0), len(self.tokens))
         self.tokens = self.tokens[: len(self.tokens) - taken]
         return taken
 
     def enter(self, model: Llama) -> None:
-        """Bring the state to *model*, unless its context has at least as much of the tokens.
+        """Restore the snapshot in *model*, unless the model's context shares as long a prefix.
 
         Raises:
-            LayoutError: The state is of another model, or does not fit.
+            LayoutError: The snapshot is of another model, or does not fit in the context.
         """
         if self.snapshot is not None:
             here = shared(model.history, self.tokens)
@@ -74,9 +75,9 @@ class PromptCache:
                 model.restore(self.snapshot)
 
     def leave(self, model: Llama, tokens: Sequence[int]) -> None:
-        """Keep *tokens*, and the state of *model* if it is one of their beginnings."""
+        """Store *tokens*, and a snapshot of *model* if its context is a prefix of *tokens*."""
         self.tokens = tuple(tokens)
-        with contextlib.suppress(SettingError):  # closed, or in use by another thread
+        with contextlib.suppress(SettingError):  # the model is closed, or another thread uses it
             if shared(model.history, self.tokens) == model.n_tokens:
                 self.snapshot = model.snapshot()
 
@@ -96,16 +97,17 @@ def save_prompt_cache(
     cache: Sequence[PromptCache],
     metadata: dict[str, str] | None = None,
 ) -> None:
-    """Write *cache* and *metadata* to a file of npurt's own form, whole or not at all.
+    """Write *cache* and *metadata* atomically to a file in npurt's format.
 
     Raises:
+        SettingError: *cache* is no list with one prompt cache.
         StateFormatError: The file cannot be written.
     """
     states = _states(cache)
     if len(states) != 1:
         raise SettingError(
-            f"there are {len(states)} states to be saved",
-            remedy="pass what make_prompt_cache returned: one",
+            f"the cache has {len(states)} elements, not 1",
+            remedy="pass the result of make_prompt_cache",
         )
     [only] = states
     about: dict[str, Any] = {"form": FORM, "metadata": metadata or {}, "snapshot": None}
@@ -119,12 +121,12 @@ def save_prompt_cache(
             np.savez(file, about=np.array(json.dumps(about)), **arrays)  # type: ignore[arg-type]
     except OSError as error:
         raise StateFormatError(
-            f"{file_name} cannot be written: {error.strerror}", remedy="choose another place"
+            f"{file_name} cannot be written: {error.strerror}", remedy="choose another path"
         ) from error
 
 
 def load_prompt_cache(file_name: str | os.PathLike[str], return_metadata: bool = False) -> Any:
-    """Return the cache in a file, and with *return_metadata* its metadata.
+    """Return the cache in a file, or with *return_metadata* a tuple of the cache and its metadata.
 
     Raises:
         StateFormatError: The file cannot be read, or `save_prompt_cache` did not write it.
@@ -134,7 +136,7 @@ def load_prompt_cache(file_name: str | os.PathLike[str], return_metadata: bool =
         with np.load(path, allow_pickle=False) as file:
             about = json.loads(str(file["about"]))
             if about["form"] != FORM:
-                raise ValueError(f"its form is {about['form']}")
+                raise ValueError(f"its format has version {about['form']}, not {FORM}")
             cache = PromptCache(tuple(file["tokens"].tolist()))
             if about["snapshot"] is not None:
                 own, integers, model, count = about["snapshot"]
@@ -150,25 +152,25 @@ def load_prompt_cache(file_name: str | os.PathLike[str], return_metadata: bool =
 
 
 def can_trim_prompt_cache(cache: Sequence[PromptCache]) -> bool:
-    """Return whether tokens of *cache* can be taken back."""
+    """Return whether tokens can be removed from *cache*."""
     return all(each.is_trimmable() for each in _states(cache))
 
 
 def trim_prompt_cache(cache: Sequence[PromptCache], num_tokens: int) -> int:
-    """Take back the last *num_tokens* of *cache*; return how many there were."""
+    """Remove the last *num_tokens* tokens of *cache*; return the number of removed tokens."""
     count = integer("num_tokens", num_tokens, 0)
     return max((each.trim(count) for each in _states(cache)), default=0)
 
 
 def _states(cache: Sequence[PromptCache]) -> list[PromptCache]:
-    """Return the states of the argument *cache*.
+    """Return the argument *cache* as a list of prompt caches.
 
     Raises:
-        SettingError: It is no list of states.
+        SettingError: *cache* is no list of prompt caches.
     """
-    found = listed("cache", cache, "what make_prompt_cache returned")
+    found = listed("cache", cache, "the result of make_prompt_cache")
     if not all(isinstance(each, PromptCache) for each in found):
         raise SettingError(
-            f"cache is {brief(cache)}", remedy="cache must be what make_prompt_cache returned"
+            f"cache is {brief(cache)}", remedy="cache must be the result of make_prompt_cache"
         )
     return found
