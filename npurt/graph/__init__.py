@@ -1,6 +1,6 @@
-"""A device-neutral description of a forward pass: what is computed, not where or how.
+"""A device-independent description of a forward pass.
 
-`tensor` and `ops` are the vocabulary, `builder` writes a graph, `graph` checks it, `cost` counts
-its work, `render` prints it, and `interpreter` runs it in numpy.  The interpreter defines what each
-op means; devices are tested against it.  This package imports numpy, `errors`, and nothing else.
+`tensor` and `ops` define tensors and ops, `builder` builds a graph, `graph` checks it, `cost`
+counts its work, `render` prints it, and `interpreter` runs it in numpy.  The interpreter is the
+specification of each op; tests compare devices with it.
 """

@@ -1,6 +1,6 @@
-"""Write a graph op by op: each method adds one and returns the tensor that it makes.
+"""Build a graph op by op: each method adds an op and returns the tensor that the op writes.
 
-An op and the tensor that it makes have one name.
+An op and the tensor that it writes have the same name.
 """
 
 from dataclasses import replace
@@ -13,10 +13,10 @@ from npurt.graph.tensor import POSITIONS, ROWS, SELECTED, Dim, Kind, Tensor
 
 
 class Builder:
-    """The ops of a graph so far.
+    """A graph under construction.
 
     Args:
-        name: Of the graph, such as the architecture's.
+        name: The name of the graph, such as the name of the architecture.
     """
 
     def __init__(self, name: str) -> None:
@@ -27,7 +27,7 @@ class Builder:
         """Return the graph.
 
         Raises:
-            GraphError: It contradicts itself; see `Graph.check`.
+            GraphError: The graph is not valid; see `Graph.check`.
         """
         return Graph(self.name, tuple(self._ops)).check()
 
@@ -38,7 +38,7 @@ class Builder:
         return Tensor("tokens", (ROWS,), "i32", Kind.INPUT)
 
     def indices(self, name: str) -> Tensor:
-        """Return another input of integers ``[T]``, for `embedding`."""
+        """Return an input of integers ``[T]``, to be used as indices in `embedding`."""
         return Tensor(name, (ROWS,), "i32", Kind.INPUT)
 
     def input(self, name: str, columns: Dim) -> Tensor:
@@ -65,9 +65,9 @@ class Builder:
         return made
 
     def output(self, x: Tensor, name: str | None = None) -> Tensor:
-        """Make *x*, which the last op wrote, an output of the graph; return the output."""
+        """Make *x*, the result of the last op, an output of the graph; return the output."""
         last = self._ops[-1]
-        assert last.writes == (x,), "only the last op's tensor"
+        assert last.writes == (x,), "only the last op's result can become an output"
         made = replace(x, kind=Kind.OUTPUT, name=name or x.name)
         self._ops[-1] = replace(last, out=made, name=made.name)  # type: ignore[call-arg]
         return made
@@ -75,20 +75,24 @@ class Builder:
     # --- Rows -----------------------------------------------------------------------------------
 
     def embedding(self, name: str, tokens: Tensor, weight: Tensor, scale: float = 1.0) -> Tensor:
-        """Look up rows of *weight*."""
+        """Look up the rows *tokens* of *weight*, times *scale*."""
         out = Tensor(name, (*tokens.shape, weight.shape[-1]))
         return self._add(ops.Embedding(name, tokens, weight, out, scale))
 
     def select_rows(self, name: str, x: Tensor) -> Tensor:
-        """Keep the rows whose logits are wanted."""
+        """Select the rows whose logits are computed."""
         return self._add(ops.SelectRows(name, x, Tensor(name, (SELECTED, *x.shape[1:]))))
 
     def copy(self, name: str, x: Tensor) -> Tensor:
-        """Make *x* an output of the graph that is called *name*."""
+        """Copy *x* to an output of the graph called *name*."""
         return self._add(ops.Copy(name, x, replace(x, name=name, kind=Kind.OUTPUT)))
 
     def split(self, x: Tensor, names: dict[str, int], heads: int = 1) -> tuple[Tensor, ...]:
-        """Cut *x* into pieces: their names and columns, interleaved head by head."""
+        """Split the columns of *x* into pieces, in each of *heads* groups of columns.
+
+        Args:
+            names: The names of the pieces, with their total columns.
+        """
         outs = tuple(self._columns(name, x, "N", size) for name, size in names.items())
         self._ops.append(ops.Split(f"{x.name}.split", x, outs, heads))
         return outs
@@ -96,23 +100,23 @@ class Builder:
     # --- Elements -------------------------------------------------------------------------------
 
     def add(self, name: str, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
-        """``a + scale * b``."""
+        """Compute ``a + scale * b``."""
         return self._add(ops.Add(name, a, b, self._like(name, a), scale))
 
     def multiply(self, name: str, a: Tensor, b: Tensor) -> Tensor:
-        """``a * b``."""
+        """Compute ``a * b``."""
         return self._add(ops.Multiply(name, a, b, self._like(name, a)))
 
     def scale(self, name: str, x: Tensor, factor: float) -> Tensor:
-        """``factor * x``."""
+        """Compute ``factor * x``."""
         return self._add(ops.Scale(name, x, self._like(name, x), factor))
 
     def softcap(self, name: str, x: Tensor, cap: float) -> Tensor:
-        """``cap * tanh(x / cap)``."""
+        """Compute ``cap * tanh(x / cap)``."""
         return self._add(ops.Softcap(name, x, self._like(name, x), cap))
 
     def sigmoid_gate(self, name: str, x: Tensor, gate: Tensor) -> Tensor:
-        """``x * sigmoid(gate)``."""
+        """Compute ``x * sigmoid(gate)``."""
         return self._add(ops.SigmoidGate(name, x, gate, self._like(name, x)))
 
     def gated_unit(
@@ -123,7 +127,7 @@ class Builder:
         activation: Activation = Activation.SILU,
         **conventions: Any,
     ) -> Tensor:
-        """``activation(gate) * up``; *conventions* are fields of `ops.GatedUnit`."""
+        """Compute ``activation(gate) * up``; *conventions* are fields of `ops.GatedUnit`."""
         out = self._like(name, gate)
         return self._add(ops.GatedUnit(name, gate, up, out, activation, **conventions))
 
@@ -139,13 +143,13 @@ class Builder:
         heads: int = 1,
         plus_one: bool = False,
     ) -> Tensor:
-        """Norm x, or each of *heads* groups of its columns."""
+        """Apply an RMS norm to each of *heads* groups of columns of *x*."""
         return self._add(ops.RMSNorm(name, x, weight, self._like(name, x), eps, heads, plus_one))
 
     def layer_norm(
         self, name: str, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float
     ) -> Tensor:
-        """Norm x to mean 0 and variance 1, then scale and shift it."""
+        """Apply a LayerNorm: normalise rows to mean 0 and variance 1, then scale and shift."""
         return self._add(ops.LayerNorm(name, x, weight, bias, self._like(name, x), eps))
 
     def l2_norm(self, name: str, x: Tensor, eps: float, heads: int) -> Tensor:
@@ -155,7 +159,7 @@ class Builder:
     def gated_norm(
         self, name: str, x: Tensor, gate: Tensor, weight: Tensor, eps: float, heads: int
     ) -> Tensor:
-        """Norm each of *heads* groups of columns, times ``silu(gate)``."""
+        """Apply an RMS norm to each of *heads* groups of columns, then multiply by silu(gate)."""
         return self._add(ops.GatedNorm(name, x, gate, weight, self._like(name, x), eps, heads))
 
     # --- Products -------------------------------------------------------------------------------
@@ -169,7 +173,7 @@ class Builder:
         role: str = "",
         precision: Precision = Precision.ROW8,
     ) -> Tensor:
-        """``x @ weight.T + bias``; the *role* is by default the last part of the name."""
+        """Compute ``x @ weight.T + bias``; *role* defaults to the last part of *name*."""
         out = Tensor(name, (*x.shape[:-1], weight.shape[0]))
         return self._add(ops.MatMul(name, x, weight, bias, out, role or _last(name), precision))
 
@@ -184,7 +188,7 @@ class Builder:
         pairing: Pairing,
         magnitude: float = 1.0,
     ) -> Tensor:
-        """Rotate each of *heads* groups of columns by its row's position."""
+        """Apply a rotary embedding to each of *heads* heads, by the position of the row."""
         return self._add(
             ops.Rope(name, x, frequencies, self._like(name, x), heads, pairing, magnitude)
         )
@@ -200,7 +204,7 @@ class Builder:
         scale: float,
         **conventions: Any,
     ) -> Tensor:
-        """Attend over the sequence; *conventions* are fields of `ops.Attention`."""
+        """Compute causal attention; *conventions* are fields of `ops.Attention`."""
         keys, values = (
             Tensor(f"{name}.{state}", (POSITIONS, k.shape[-1]), "f16", Kind.STATE)
             for state in ("keys", "values")
@@ -213,7 +217,7 @@ class Builder:
     def encoder_attention(
         self, name: str, qkv: tuple[Tensor, Tensor, Tensor], heads: int, kv_heads: int, scale: float
     ) -> Tensor:
-        """Attend to all rows of the sequence in the run."""
+        """Compute bidirectional attention over the rows of each sequence in the run."""
         out = self._like(name, qkv[0])
         return self._add(ops.EncoderAttention(name, *qkv, out, heads, kv_heads, scale))
 
@@ -222,7 +226,7 @@ class Builder:
     def route(
         self, name: str, scores: Tensor, top_k: int, gating: Gating, **conventions: Any
     ) -> tuple[Tensor, Tensor]:
-        """Choose *top_k* experts of each row: their numbers and weights, ``[T, K]`` each."""
+        """Choose *top_k* experts per row; return their numbers and weights, each ``[T, K]``."""
         shape = (scores.shape[0], Dim("K", top_k))
         experts = Tensor(f"{name}.experts", shape, "i32")
         weights = Tensor(f"{name}.weights", shape)
@@ -259,7 +263,7 @@ class Builder:
         bias: Tensor | None = None,
         activation: Activation = Activation.NONE,
     ) -> Tensor:
-        """Convolve each column with the rows before it."""
+        """Compute a causal convolution of each column along the rows of a sequence."""
         shape = (Dim("C-1", weight.columns - 1), x.shape[-1])
         state = Tensor(f"{name}.state", shape, kind=Kind.STATE)
         out = self._like(name, x)
@@ -268,7 +272,7 @@ class Builder:
     def delta_gates(
         self, name: str, beta: Tensor, alpha: Tensor, rate: Tensor, bias: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return beta and the logarithm of decay."""
+        """Compute and return beta and the logarithm of the decay."""
         outs = self._like(f"{name}.beta", beta), self._like(f"{name}.decay", alpha)
         self._ops.append(ops.DeltaGates(name, beta, alpha, rate, bias, *outs))
         return outs
@@ -283,7 +287,7 @@ class Builder:
         *,
         grouped: bool,
     ) -> Tensor:
-        """Run the recurrence over q, k, v and what `delta_gates` returned."""
+        """Compute a gated delta net; *gates* are the results of `delta_gates`."""
         width = qkv[2].columns // heads
         shape = (Dim("H", heads), Dim("Wv", width), Dim("Wk", width))
         state = Tensor(f"{name}.state", shape, kind=Kind.STATE)

@@ -1,4 +1,4 @@
-"""What an op costs: multiply-adds and bytes of weights, from its shapes alone."""
+"""Compute the cost of an op from its shapes: multiply-adds and bytes of weights."""
 
 import math
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from npurt.quant.types import BY_NAME
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Work of an op in one run.
+    """The cost of an op in one run.
 
     Attributes:
-        macs: Multiply-adds.
-        weight_bytes: Bytes of weights that are read.
+        macs: The number of multiply-adds.
+        weight_bytes: The bytes of weights that the op reads.
     """
 
     macs: int
@@ -22,7 +22,7 @@ class Cost:
 
 
 def weight_bytes(tensor: Tensor) -> int:
-    """Return the bytes of a weight in its file's format."""
+    """Return the bytes of a weight in its GGUF type; 4 per element of other types."""
     elements = math.prod(dim.size or 0 for dim in tensor.shape)
     if tensor.dtype not in BY_NAME:
         return 4 * elements
@@ -31,7 +31,7 @@ def weight_bytes(tensor: Tensor) -> int:
 
 
 def cost(op: ops.Op, rows: int, positions: int = 0) -> Cost:
-    """Return the work of *op* on *rows* rows whose sequences have *positions* tokens before."""
+    """Return the cost of *op* on *rows* rows of a sequence, with *positions* tokens before them."""
     weights = sum(weight_bytes(t) for t in op.reads if t.kind is Kind.WEIGHT)
     macs = 0
     if isinstance(op, ops.MatMul):

@@ -1,4 +1,4 @@
-"""`Data`: frozen dataclasses that take little time to make."""
+"""`Data`: a base class of frozen dataclasses that import quickly."""
 
 from dataclasses import FrozenInstanceError, dataclass
 from typing import Any, ClassVar, dataclass_transform
@@ -6,12 +6,13 @@ from typing import Any, ClassVar, dataclass_transform
 
 @dataclass_transform(frozen_default=True)
 class Data:
-    """A frozen dataclass whose methods are these, for every class that derives from it.
+    """The base of frozen dataclasses that share the methods of this class.
 
-    `dataclass` compiles six methods for each class: 0.3 ms on Python 3.11, for each of 26 ops.
+    `dataclass` would compile six methods for each class, which takes 0.3 ms on Python 3.11 for each
+    of 26 ops.
     """
 
-    __match_args__: ClassVar[tuple[str, ...]] = ()  # names of the fields
+    __match_args__: ClassVar[tuple[str, ...]] = ()  # names of the fields, set by `dataclass`
 
     def __init_subclass__(cls) -> None:
         dataclass(init=False, repr=False, eq=False)(cls)

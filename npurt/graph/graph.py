@@ -1,4 +1,4 @@
-"""A graph: ops in the order in which they run; and the check that order and shapes are valid."""
+"""A graph: ops in the order they run, with a check of their order and shapes."""
 
 from dataclasses import dataclass
 
@@ -7,15 +7,19 @@ from npurt.graph.ops import Op
 from npurt.graph.shapes import why_wrong
 from npurt.graph.tensor import Kind, Tensor
 
-WRITTEN = (Kind.ACTIVATION, Kind.OUTPUT)  # what ops make; all else exists before a run
+WRITTEN = (Kind.ACTIVATION, Kind.OUTPUT)  # kinds of tensors that ops write
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Ops of one forward pass, or a part of them.  Every tensor is written once, before it is read.
+    """The ops of a forward pass or of a part of it.
+
+    Every tensor is written once, before it is read.
 
     Attributes:
-        given: Names of inputs, and of activations that another part makes and this one reads.
+        name: The name of the graph.
+        ops: The ops in the order they run.
+        given: Names of inputs, and of activations that another part writes and this one reads.
         wanted: Names of tensors that other parts read, besides the outputs.
     """
 
@@ -25,7 +29,7 @@ class Graph:
     wanted: frozenset[str] = frozenset()
 
     def tensors(self, kind: Kind) -> tuple[Tensor, ...]:
-        """Return the tensors of one kind, in the order in which ops name them first."""
+        """Return the tensors of one kind, in order of first use."""
         found: dict[str, Tensor] = {}
         for op in self.ops:
             for tensor in (*op.reads, *op.states, *op.writes):
@@ -34,7 +38,7 @@ class Graph:
         return tuple(found.values())
 
     def last_use(self) -> dict[str, int]:
-        """Return the index of the last op that reads or writes each tensor, by its name."""
+        """Return, by name of each written tensor, the index of the last op that uses it."""
         last: dict[str, int] = {}
         for index, op in enumerate(self.ops):
             last |= {tensor.name: index for tensor in (*op.reads, *op.writes)}
@@ -44,8 +48,8 @@ class Graph:
         """Return the graph if it is valid.
 
         Raises:
-            GraphError: A tensor is read before it is written or is written twice, two tensors have
-                one name, a state has several writers, or shapes do not fit.
+            GraphError: A tensor is read before it is written, or is written twice; two tensors have
+                the same name; two ops write the same state; or shapes do not fit.
         """
         known: dict[str, Tensor] = {}
         written: set[str] = set()
@@ -55,7 +59,7 @@ class Graph:
             for tensor in (*op.reads, *op.states, *op.writes):
                 first = known.setdefault(tensor.name, tensor)
                 if first is not tensor and first != tensor:
-                    raise _wrong(op, f"{tensor} has the name of {first}")
+                    raise _wrong(op, f"{tensor} and {first} have the same name")
             _check_reads(op, there)
             _check_writes(op, written)
             _check_states(op, advanced)
@@ -82,7 +86,7 @@ def _check_writes(op: Op, written: set[str]) -> None:
         if tensor.kind not in WRITTEN:
             raise _wrong(op, f"it writes {tensor.name}, which is a {tensor.kind.value}")
         if tensor.name in written:
-            raise _wrong(op, f"{tensor.name} is written a second time")
+            raise _wrong(op, f"an earlier op also writes {tensor.name}")
 
 
 def _check_states(op: Op, advanced: set[str]) -> None:
@@ -90,7 +94,7 @@ def _check_states(op: Op, advanced: set[str]) -> None:
         if tensor.kind is not Kind.STATE:
             raise _wrong(op, f"its state {tensor.name} is a {tensor.kind.value}")
         if tensor.name in advanced:
-            raise _wrong(op, f"the state {tensor.name} is already another op's")
+            raise _wrong(op, f"an earlier op also writes the state {tensor.name}")
 
 
 def _wrong(op: Op, what: str) -> GraphError:

@@ -1,8 +1,8 @@
 """Run a graph in numpy.
 
-In float64 this is the oracle for every device and architecture.  In float32 it is a slow device
-that needs nothing but numpy.  It does each op by its function in `meaning`, in order, and frees
-each activation after its last use.
+In float64, the interpreter is the reference for all devices and architectures.  In float32, it is a
+slow device that needs only numpy.  It runs the ops in order, each by its function in `meaning`, and
+frees each activation after its last use.
 """
 
 import time
@@ -24,14 +24,15 @@ Array = npt.NDArray[Any]
 
 
 class Interpreter:
-    """A graph, ready to run.
+    """Runs one graph.
 
     Args:
-        graph: What to run; it is checked.
+        graph: The graph to run; errors are those of `Graph.check`.
         load: Returns the float array of a weight or table by name.
-        dtype: Element type of the arithmetic.
-        kernels: Functions by kind of op that replace those of `meaning`.
-        load_rows: Returns some rows of a weight; by default those of *load*.
+        dtype: The element type of the arithmetic.
+        kernels: Functions by type of op that replace those of `meaning`.
+        load_rows: Returns the rows of a weight with given indices; by default it indexes the
+            result of *load*.
         observe: Called after each op with the op, its number of rows and its seconds.
     """
 
@@ -60,9 +61,10 @@ class Interpreter:
         """Run all ops on *rows*; return the outputs by name.
 
         Args:
-            inputs: The graph's inputs by name, such as ``tokens`` ``[T]``, and what it is given.
-            rows: Sequence and position of each row.
-            states: Advanced by the run.
+            inputs: The graph's inputs, such as ``tokens`` ``[T]``, and the tensors in
+                ``graph.given``, by name.
+            rows: The sequence and position of each row.
+            states: The states of the sequences; the run updates them.
 
         Raises:
             LayoutError: An input is missing, or rows do not continue their sequences.
@@ -71,7 +73,7 @@ class Interpreter:
         missing = sorted(needed - inputs.keys())
         if missing:
             raise LayoutError(
-                f"the graph {self.graph.name} has inputs that are not given: {', '.join(missing)}",
+                f"inputs of the graph {self.graph.name} are missing: {', '.join(missing)}",
                 remedy="pass an array for each of them",
             )
         run = Run(self._dtype, dict(inputs), self._load, self._load_rows, rows, states)

@@ -1,7 +1,7 @@
-"""What each op computes, in numpy, from its equation.
+"""Compute each op in numpy, by its equation.
 
-A function takes the op and the run and returns one array for each tensor that the op writes.  The
-arithmetic is in the run's element type.
+Each function takes the op and the run, and returns one array for each tensor that the op writes.
+It computes in the run's element type.
 Sources: Zhang and Sennrich 2019 (RMSNorm), Su et al. 2021 (RoPE), Shazeer 2020 (gated units), Yang
 et al. 2024 (gated delta net), Gemma 2 report 2024 (soft caps), gpt-oss model card 2025 (sinks).
 """
@@ -46,7 +46,7 @@ def _erf(x: Array) -> Array:
 
 
 def activate(x: Array, kind: Activation, alpha: float = 1.0) -> Array:
-    """Return the activation of x."""
+    """Return the activation of *x*; *alpha* multiplies the argument of the sigmoid in SiLU."""
     if kind is Activation.SILU:
         return x * sigmoid(alpha * x)
     if kind is Activation.GELU:
@@ -60,14 +60,14 @@ def activate(x: Array, kind: Activation, alpha: float = 1.0) -> Array:
 
 
 def _heads(x: Array, heads: int) -> Array:
-    return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads)  # also when there are no rows
+    return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads)  # -1 would fail without rows
 
 
 def by_row(op: ops.Op, run: Run) -> tuple[Array, ...]:
-    """Compute *op* row by row: no row depends on how many others there are.
+    """Compute *op* row by row, so that a row's result does not depend on the number of rows.
 
-    The sums of a BLAS do: it cuts large products in other ways than small ones.  Rows of
-    `ops.EncoderAttention` depend on those of their sequence, and on no others.
+    The order of sums in a BLAS product depends on the number of rows.  `ops.EncoderAttention` is
+    computed for all rows at once, because its rows depend on the other rows of their sequence.
     """
     meaning = MEANING[type(op)]
     if len(run.rows) <= 1 or isinstance(op, ops.EncoderAttention):
@@ -249,7 +249,7 @@ def _encoder_attention(op: ops.EncoderAttention, run: Run) -> tuple[Array, ...]:
 
 
 def _hidden(op: ops.Attention, positions: Array, count: int) -> Array:
-    """Return True ``[T, P]`` where a row does not see a position."""
+    """Return a mask ``[T, P]``: True if a row does not attend to a position."""
     distance = positions[:, None] - np.arange(count)
     hidden: Array = distance < 0
     return hidden | (distance >= op.window) if op.window else hidden
@@ -345,7 +345,7 @@ def _gated_delta_net(op: ops.GatedDeltaNet, run: Run) -> tuple[Array, ...]:
     return (out.reshape(run[op.v].shape),)
 
 
-# --- Made by passes -------------------------------------------------------------------------------
+# --- Results of passes ----------------------------------------------------------------------------
 
 
 @_meaning(ops.Fused)

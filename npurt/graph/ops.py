@@ -1,9 +1,10 @@
-"""The operations of a graph, as data.
+"""The ops of a graph, as data.
 
-Each op names its tensors and its conventions.  Its function in `meaning` is what it computes;
-`cost` is its work.  `READS`, `WRITES` and `STATES` name the fields that hold tensors; a field may
-hold None, one tensor, or a tuple of them.  Letters: T rows, D width, H heads, G key heads, W head
-width, F feed-forward width, E experts, K experts of a token, V vocabulary, P positions.
+An op has its tensors and its parameters.  `meaning` has a function that computes each op, and
+`cost` computes its cost.  `READS`, `WRITES` and `STATES` name the fields with tensors; such a field
+is None, a tensor, or a tuple of tensors.  Letters: T rows, L selected rows, D width, H heads, G key
+heads, W head width, C channels, E experts, K experts per token (or columns of a matrix), N rows of
+a matrix, V vocabulary, P positions.
 """
 
 from enum import Enum
@@ -15,7 +16,7 @@ from npurt.graph.tensor import Tensor
 
 
 class Activation(Enum):
-    """A function of each element."""
+    """An activation function, applied to each element."""
 
     NONE = "none"
     SILU = "silu"  # x * sigmoid(x)
@@ -25,55 +26,55 @@ class Activation(Enum):
 
 
 class Pairing(Enum):
-    """Which elements of a head rotate together."""
+    """The pairs of elements of a head that a rotary embedding rotates."""
 
     ADJACENT = "adjacent"  # (2i, 2i + 1)
     HALVES = "halves"  # (i, i + rotated / 2)
 
 
 class Gating(Enum):
-    """How the scores of a router become weights of experts."""
+    """The function that turns the scores of a router into expert weights."""
 
-    SOFTMAX = "softmax"  # over all experts, then the best are chosen
-    SIGMOID = "sigmoid"  # of each score by itself
-    SOFTMAX_CHOSEN = "softmax_chosen"  # over the chosen experts only
+    SOFTMAX = "softmax"  # softmax over all experts
+    SIGMOID = "sigmoid"  # sigmoid of each score
+    SOFTMAX_CHOSEN = "softmax_chosen"  # softmax over the chosen experts
 
 
 class Precision(Enum):
-    """How far a device may round the operands of a product."""
+    """The minimum precision of a product's operands on a device."""
 
-    ROW8 = "row8"  # activations to int8 with one scale a row, or better
-    BLOCK8 = "block8"  # activations to int8 with a scale for each 32 columns, or to int16
-    INT16 = "int16"  # activations to int16
-    EXACT = "exact"  # weights as the file has them: the product stays on the host
+    ROW8 = "row8"  # int8 activations with one scale per row
+    BLOCK8 = "block8"  # int8 activations with one scale per 32 columns, or int16
+    INT16 = "int16"  # int16 activations
+    EXACT = "exact"  # the file's weights without requantisation: the product runs on the host
 
 
 class Op(Data):
-    """Base class.
+    """The base class of ops.
 
     Attributes:
-        name: The op's own, such as ``blk.0.attn_norm``.
+        name: The name of the op, such as ``blk.0.attn_norm``.
     """
 
     READS: ClassVar[tuple[str, ...]] = ()
     WRITES: ClassVar[tuple[str, ...]] = ("out",)
-    STATES: ClassVar[tuple[str, ...]] = ()  # read and written
+    STATES: ClassVar[tuple[str, ...]] = ()  # states, which the op reads and writes
 
     name: str
 
     @cached_property
     def reads(self) -> tuple[Tensor, ...]:
-        """Tensors that must exist before the op runs, states excluded."""
+        """Tensors that the op reads, except states."""
         return self._tensors(self.READS)
 
     @cached_property
     def writes(self) -> tuple[Tensor, ...]:
-        """Tensors that the op makes."""
+        """Tensors that the op writes, except states."""
         return self._tensors(self.WRITES)
 
     @cached_property
     def states(self) -> tuple[Tensor, ...]:
-        """States that the op reads and advances."""
+        """States that the op reads and writes."""
         return self._tensors(self.STATES)
 
     def _tensors(self, fields: tuple[str, ...]) -> tuple[Tensor, ...]:
@@ -102,7 +103,7 @@ class Embedding(Op):
 
 
 class SelectRows(Op):
-    """Keep the rows whose logits are wanted, in order."""
+    """Copy the rows whose logits are computed, in order."""
 
     READS: ClassVar[tuple[str, ...]] = ("x",)
 
@@ -120,7 +121,7 @@ class Copy(Op):
 
 
 class Split(Op):
-    """Cut the columns of each of *heads* equal groups into one piece for each output."""
+    """Split the columns of each of *heads* equal groups into one piece per output."""
 
     READS: ClassVar[tuple[str, ...]] = ("x",)
     WRITES: ClassVar[tuple[str, ...]] = ("outs",)
@@ -175,7 +176,7 @@ class Softcap(Op):
 
 
 class SigmoidGate(Op):
-    """``out = x * sigmoid(gate)``; a gate of one column goes with all columns of x."""
+    """``out = x * sigmoid(gate)``; a gate of one column applies to all columns of *x*."""
 
     READS: ClassVar[tuple[str, ...]] = ("x", "gate")
 
@@ -185,10 +186,10 @@ class SigmoidGate(Op):
 
 
 class GatedUnit(Op):
-    """``out = activation(gate) * (up + up_offset)``, of clamped inputs when *limit* is given.
+    """``out = activation(gate) * (up + up_offset)``; without *up*, ``out = activation(gate)``.
 
-    The gate is clamped from above, *up* from both sides.  *alpha* multiplies the argument of the
-    sigmoid in SiLU.  Without *up*, ``out = activation(gate)``.
+    With a *limit*, inputs are clamped first: ``gate <= limit`` and ``-limit <= up <= limit``.
+    *alpha* multiplies the argument of the sigmoid in SiLU.
     """
 
     READS: ClassVar[tuple[str, ...]] = ("gate", "up")
@@ -206,7 +207,7 @@ class GatedUnit(Op):
 
 
 class RMSNorm(Op):
-    """``out = x / sqrt(mean(x^2) + eps) * weight``, over each of *heads* groups of columns."""
+    """``out = x / sqrt(mean(x^2) + eps) * weight``, for each of *heads* groups of columns."""
 
     READS: ClassVar[tuple[str, ...]] = ("x", "weight")
 
@@ -215,11 +216,11 @@ class RMSNorm(Op):
     out: Tensor
     eps: float
     heads: int = 1
-    plus_one: bool = False  # the weight is stored without the 1 that is added to it
+    plus_one: bool = False  # True multiplies by weight + 1
 
 
 class LayerNorm(Op):
-    """``out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias``, over each row."""
+    """``out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias``, for each row."""
 
     READS: ClassVar[tuple[str, ...]] = ("x", "weight", "bias")
 
@@ -231,7 +232,7 @@ class LayerNorm(Op):
 
 
 class L2Norm(Op):
-    """``out = x / sqrt(sum(x^2) + eps)``, over each of *heads* equal groups of columns."""
+    """``out = x / sqrt(sum(x^2) + eps)``, for each of *heads* equal groups of columns."""
 
     READS: ClassVar[tuple[str, ...]] = ("x",)
 
@@ -242,7 +243,7 @@ class L2Norm(Op):
 
 
 class GatedNorm(Op):
-    """``out = RMSNorm(x) * silu(gate)``, the norm over each of *heads* equal groups of columns."""
+    """``out = RMSNorm(x) * silu(gate)``, with a norm for each of *heads* groups of columns."""
 
     READS: ClassVar[tuple[str, ...]] = ("x", "gate", "weight")
 
@@ -266,8 +267,9 @@ class MatMul(Op):
     weight: Tensor  # [N, K]
     bias: Tensor | None  # [N]
     out: Tensor  # [T, N]
-    role: str  # its purpose in any layer, such as "attn_qkv": products with one x and one role
-    # may run as one, and are one line of a report
+    # The purpose of the product in any layer, such as "attn_qkv".  Products with the same x and
+    # role may be joined, and reports add up products with the same role.
+    role: str
     precision: Precision = Precision.ROW8
 
 
@@ -275,9 +277,9 @@ class MatMul(Op):
 
 
 class Rope(Op):
-    """Rotate pairs of each head by ``position * frequencies``; the result is times *magnitude*.
+    """Rotate pairs of each head by ``position * frequencies``, then multiply by *magnitude*.
 
-    Elements of a head beyond the rotated ones stay as they are.
+    Elements of a head that are in no pair are copied unchanged.
     """
 
     READS: ClassVar[tuple[str, ...]] = ("x", "frequencies")
@@ -293,8 +295,8 @@ class Rope(Op):
 class Attention(Op):
     """Append k and v to the states, then attend: ``out = softmax(scale * q @ k.T) @ v``.
 
-    A row sees its own sequence up to its own position; with a *window*, only the last so many
-    positions.  A sink is one more logit of a head; its value vector is zero.
+    A row attends to the positions of its sequence up to its own; with a *window*, only to the last
+    *window* of these.  A sink is an extra logit of a head, for a value of zero.
     """
 
     READS: ClassVar[tuple[str, ...]] = ("q", "k", "v", "sinks")
@@ -310,15 +312,15 @@ class Attention(Op):
     kv_heads: int
     scale: float
     sinks: Tensor | None = None  # [H]
-    window: int = 0  # positions, the row's own included; 0: all
-    softcap: float = 0.0  # of scaled scores; 0: none
+    window: int = 0  # positions, including the row's own; 0 means no limit
+    softcap: float = 0.0  # cap of scaled scores: softcap * tanh(score / softcap); 0 disables it
     temperature: tuple[float, int] | None = None  # (b, n): q *= 1 + b log(1 + position // n)
 
 
 class EncoderAttention(Op):
-    """``out = softmax(scale * q @ k.T) @ v``; nothing is kept for later runs.
+    """Bidirectional attention without states: ``out = softmax(scale * q @ k.T) @ v``.
 
-    A row sees all rows that its sequence has in the run, those after it too.
+    A row attends to all rows of its sequence in the run, including later ones.
     """
 
     READS: ClassVar[tuple[str, ...]] = ("q", "k", "v")
@@ -336,9 +338,9 @@ class EncoderAttention(Op):
 
 
 class Route(Op):
-    """Choose the best experts of each row, best first, and their weights.
+    """Choose the experts of each row, largest score first, and compute their weights.
 
-    The selection *bias* is added for the choice, not to the weights.
+    *bias* is added to the scores only for the choice, and does not affect the weights.
     """
 
     READS: ClassVar[tuple[str, ...]] = ("scores", "bias")
@@ -348,15 +350,15 @@ class Route(Op):
     experts: Tensor  # i32 [T, K]
     weights: Tensor  # [T, K]
     gating: Gating
-    normalise: bool  # weights of a row add up to 1 before *scale*
-    scale: float = 1.0
+    normalise: bool  # divide the weights of a row by their sum before multiplying by *scale*
+    scale: float = 1.0  # factor of the weights
     bias: Tensor | None = None  # [E]
 
 
 class ExpertMatMul(Op):
     """``out[t, j] = weight[e] @ x[t, j] + bias[e]`` for each chosen expert ``e = experts[t, j]``.
 
-    An x without the axis of experts is the same for all of them.
+    An x ``[T, n]`` is the input of all experts of a row.
     """
 
     READS: ClassVar[tuple[str, ...]] = ("x", "weight", "bias", "experts")
@@ -366,7 +368,7 @@ class ExpertMatMul(Op):
     bias: Tensor | None  # [E, m]
     experts: Tensor  # i32 [T, K]
     out: Tensor  # [T, K, m]
-    role: str  # as of `MatMul`
+    role: str  # see `MatMul`
     precision: Precision = Precision.ROW8
 
 
@@ -384,10 +386,10 @@ class WeightedSum(Op):
 
 
 class ShortConv(Op):
-    """A causal convolution of each column with the rows before it, then an activation.
+    """A causal convolution along the rows of a sequence, column by column, then an activation.
 
-    ``out[t] = activation(sum over j of weight[:, j] * x[t - kernel_size + 1 + j] + bias)``; the
-    state holds the last ``kernel_size - 1`` rows of x.
+    ``out[t] = activation(sum over j of weight[:, j] * x[t - kernel_size + 1 + j] + bias)``.  The
+    state is the last ``kernel_size - 1`` rows of x.
     """
 
     READS: ClassVar[tuple[str, ...]] = ("x", "weight", "bias")
@@ -402,7 +404,10 @@ class ShortConv(Op):
 
 
 class DeltaGates(Op):
-    """``out_beta = sigmoid(beta)``; ``out_decay = rate * softplus(alpha + bias)``, a logarithm."""
+    """``out_beta = sigmoid(beta)``; ``out_decay = rate * softplus(alpha + bias)``.
+
+    *out_decay* is the logarithm of the decay.
+    """
 
     READS: ClassVar[tuple[str, ...]] = ("beta", "alpha", "rate", "bias")
     WRITES: ClassVar[tuple[str, ...]] = ("out_beta", "out_decay")
@@ -431,20 +436,20 @@ class GatedDeltaNet(Op):
     heads: int
     k_heads: int
     scale: float
-    grouped: bool  # head h has key head h // (H / G), not h % G
+    grouped: bool  # key head of head h: True is h // (H / G), False is h % G
 
 
-# --- Made by passes -------------------------------------------------------------------------------
+# --- Results of passes ----------------------------------------------------------------------------
 
 
 class Fused(Op):
-    """Several ops that a device does as one: its *parts*, in order."""
+    """Several ops that a device runs as one; *parts* lists them in order."""
 
     READS: ClassVar[tuple[str, ...]] = ("inputs",)
     WRITES: ClassVar[tuple[str, ...]] = ("outs",)
     STATES: ClassVar[tuple[str, ...]] = ("advances",)
 
-    pattern: str  # the pass that made it
+    pattern: str  # name of the pass that joined the parts
     parts: tuple[Op, ...]
     inputs: tuple[Tensor, ...]
     outs: tuple[Tensor, ...]

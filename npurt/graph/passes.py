@@ -1,9 +1,9 @@
-"""Rewrite a graph for a device: join ops that it does as one.
+"""Rewrite a graph for a device: join groups of ops that the device runs as one op.
 
-A pass finds groups of ops; the first op of a group is its main op.  What they compute
-stays the same, which the interpreter can show.  A joined op stands where its last part stood, where
-all its inputs are there.  If an op between the parts reads what a part writes, the
-group is not joined: its main op, and parts of the same kind, become groups of one op each.
+A pass finds groups of ops; the first op of a group is its main op.  Joining does not change the
+results of the graph.  A joined op takes the place of its last part in the order, where all its
+inputs exist.  If an op between the parts reads the result of a part, the group is not joined.
+Instead, its main op and the parts of the same type are wrapped as groups of one op each.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,10 +18,11 @@ Pass = Callable[["Uses"], list[list[Op]]]
 
 
 class Uses:
-    """Who makes and who reads each tensor of a list of ops.
+    """The writer and the readers of each tensor in a list of ops.
 
     Args:
-        wanted: Names of tensors that are read elsewhere, too.
+        listed: The ops, in order.
+        wanted: Names of tensors that other parts of the graph read.
     """
 
     def __init__(self, listed: Sequence[Op], wanted: frozenset[str] = frozenset()) -> None:
@@ -43,21 +44,21 @@ class Uses:
         return self._readers.get(tensor.name, [])
 
     def only_reader(self, tensor: Tensor) -> Op | None:
-        """Return the op that reads *tensor* if nobody else needs it."""
+        """Return the op that reads *tensor* if it is the only one, else None."""
         readers = self.readers(tensor)
         return readers[0] if len(readers) == 1 and not self.leaves(tensor) else None
 
     def leaves(self, tensor: Tensor) -> bool:
-        """Say whether *tensor* is an output, or another part wants it."""
+        """Return whether *tensor* is an output, or another part of the graph reads it."""
         return tensor.kind is Kind.OUTPUT or tensor.name in self._wanted
 
 
 def apply(graph: Graph, passes: Iterable[tuple[str, Pass]]) -> Graph:
-    """Return *graph* with the groups that each pass finds joined, in order."""
+    """Return *graph* after all *passes*, each of which joins the groups it finds."""
     listed: Sequence[Op] = graph.ops
     for pattern, find in passes:
         uses = Uses(listed, graph.wanted)
-        joined: dict[int, Fused | None] = {}  # by op: what replaces it, None for nothing
+        joined: dict[int, Fused | None] = {}  # id of an op -> its replacement; None removes it
         for group in find(uses):
             whole = _join(pattern, group, uses)
             kind = type(group[0])
@@ -72,7 +73,7 @@ def apply(graph: Graph, passes: Iterable[tuple[str, Pass]]) -> Graph:
 
 
 def _join(pattern: str, group: list[Op], uses: Uses) -> Fused | None:
-    """Return *group* as one op; None when an op in between needs the result of a part."""
+    """Return *group* joined to one op, or None if an op between its parts reads a part's result."""
     parts = sorted(group, key=lambda op: uses.index[id(op)])
     members = {id(op) for op in parts}
     last = uses.index[id(parts[-1])]
@@ -94,11 +95,11 @@ def _join(pattern: str, group: list[Op], uses: Uses) -> Fused | None:
     )
 
 
-# --- What devices join ----------------------------------------------------------------------------
+# --- Passes ---------------------------------------------------------------------------------------
 
 
 def products(uses: Uses) -> list[list[Op]]:
-    """Products of one input and role: q, k and v, or gate and up."""
+    """Find products with the same input and role, such as q, k and v, or gate and up."""
     groups: dict[tuple[object, ...], list[Op]] = {}
     for op in uses.ops:
         if isinstance(op, ops.MatMul | ops.ExpertMatMul):
@@ -107,7 +108,7 @@ def products(uses: Uses) -> list[list[Op]]:
 
 
 def add_norm(uses: Uses) -> list[list[Op]]:
-    """A sum and the norm over whole rows of it; rows may be selected in between."""
+    """Find norms over whole rows, with the selection of rows and the sum directly before them."""
     groups = []
     for op in uses.ops:
         if not isinstance(op, ops.RMSNorm | ops.LayerNorm):
@@ -126,7 +127,7 @@ def add_norm(uses: Uses) -> list[list[Op]]:
 
 
 def attention(uses: Uses) -> list[list[Op]]:
-    """Attention with the norms and rotations of q and k before it and the gate after it."""
+    """Find attentions, with the norms and rotations of q and k and with the gate of the result."""
     groups = []
     for op in uses.ops:
         if not isinstance(op, ops.Attention | ops.EncoderAttention):
@@ -145,7 +146,10 @@ def attention(uses: Uses) -> list[list[Op]]:
 
 
 def _before(uses: Uses, tensor: Tensor, kinds: tuple[type[Op], ...]) -> list[Op]:
-    """Return the chain of ops of these kinds that makes *tensor* and that nobody else reads."""
+    """Return the chain of ops of *kinds* that computes *tensor*, if no other op reads its results.
+
+    The last op of the chain is first.
+    """
     found: list[Op] = []
     for kind in kinds:
         maker = uses.maker(tensor)
@@ -156,7 +160,7 @@ def _before(uses: Uses, tensor: Tensor, kinds: tuple[type[Op], ...]) -> list[Op]
 
 
 def delta_inputs(uses: Uses) -> list[list[Op]]:
-    """The short convolution before a gated delta net, the norms of q and k, and the gates."""
+    """Find the short convolutions before gated delta nets, with norms of q and k, and gates."""
     groups = []
     for op in uses.ops:
         if not isinstance(op, ops.GatedDeltaNet):
@@ -173,7 +177,7 @@ def delta_inputs(uses: Uses) -> list[list[Op]]:
 
 
 def short_convolution(uses: Uses) -> list[list[Op]]:
-    """A short convolution, the products before and after it, and the split of their operands."""
+    """Find short convolutions between two products, with the split that makes their operands."""
     groups = []
     for op in uses.ops:
         if not isinstance(op, ops.ShortConv):
@@ -188,7 +192,7 @@ def short_convolution(uses: Uses) -> list[list[Op]]:
 
 
 def combination(uses: Uses) -> list[list[Op]]:
-    """The weighted sum of experts, and the gated result of a shared expert that is added to it."""
+    """Find weighted sums of experts, with the addition of a gated shared expert."""
     groups = []
     for op in uses.ops:
         if not isinstance(op, ops.WeightedSum):

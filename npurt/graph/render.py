@@ -1,4 +1,4 @@
-"""Print a graph: lines for people, a dict for JSON, Graphviz' language for a picture."""
+"""Print a graph as text, as a dict for JSON, or in Graphviz' language."""
 
 from dataclasses import fields
 from enum import Enum
@@ -11,7 +11,7 @@ from npurt.graph.tensor import Kind, Tensor, sizes
 
 
 def conventions(op: Op) -> dict[str, Any]:
-    """Return the fields of *op* that are not tensors and not the default, with plain values."""
+    """Return the fields of *op*, except tensors and defaults, as plain values by name."""
     found = {}
     for field in fields(op):
         value = getattr(op, field.name)
@@ -24,7 +24,7 @@ def conventions(op: Op) -> dict[str, Any]:
 
 
 def lines(graph: Graph) -> list[str]:
-    """Return a line for each op: its results, its operands, its conventions."""
+    """Return one line per op with its results, operands and `conventions`."""
     out = []
     for op in graph.ops:
         made = "; ".join(map(str, op.writes))
@@ -38,7 +38,7 @@ def as_dict(graph: Graph, rows: int = 1) -> dict[str, Any]:
     """Return the graph as plain values: tensors by kind, and the ops with their cost.
 
     Args:
-        rows: Rows of the run that costs are given for, at the start of a sequence.
+        rows: The number of rows for which costs are computed, at the start of a sequence.
     """
     return {
         "name": graph.name,
@@ -71,7 +71,7 @@ def _op(op: Op, rows: int) -> dict[str, Any]:
 
 
 def dot(graph: Graph) -> str:
-    """Return the graph in Graphviz' language: a box for each op, an arrow for each activation."""
+    """Return the graph in Graphviz' language, with a box per op and an arrow per activation."""
     maker = {tensor.name: op.name for op in graph.ops for tensor in op.writes}
     out = [f'digraph "{graph.name}" {{', "  node [shape=box, fontname=sans, fontsize=10];"]
     for op in graph.ops:

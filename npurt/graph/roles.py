@@ -1,4 +1,4 @@
-"""The class of an op in reports."""
+"""The labels under which reports add up ops."""
 
 from npurt.graph import ops
 from npurt.graph.ops import Op
@@ -22,7 +22,7 @@ ROLES = {
 
 
 def role(op: Op) -> str:
-    """Return the class of *op* in reports."""
+    """Return the label of *op* in reports."""
     if isinstance(op, ops.MatMul | ops.ExpertMatMul):
         return op.role
     return ROLES.get(type(op), "element-wise")

@@ -1,4 +1,4 @@
-"""The row table: which sequence and position each row of a run belongs to."""
+"""The row table: the sequence and the position of each row of a run."""
 
 import functools
 from collections.abc import Iterator, Sequence
@@ -13,15 +13,15 @@ from npurt.errors import LayoutError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Rows of one run.  Rows of a sequence lie in the order of their positions, without a gap.
+    """The rows of one run.  Rows of a sequence are in order of position, without a gap.
 
     Attributes:
-        sequences: int ``[T]``, a number for each sequence.
+        sequences: int ``[T]``, the number of each row's sequence.
         positions: int ``[T]``, from 0.
-        wanted: bool ``[T]``, True where logits are wanted.
+        wanted: bool ``[T]``, True for rows whose logits are computed.
 
     Raises:
-        LayoutError: An array has another shape or element type.
+        LayoutError: An array has a wrong shape or element type.
     """
 
     sequences: npt.NDArray[np.intp]
@@ -45,10 +45,10 @@ class Rows:
     def of(
         cls, count: int, start: int = 0, *, wanted: int | None = None, sequence: int = 0
     ) -> "Rows":
-        """Return *count* rows of a sequence from position *start* on; they cannot be changed.
+        """Return *count* rows of a sequence from position *start* on, in read-only arrays.
 
         Args:
-            wanted: The number of last rows whose logits are wanted; None: all.
+            wanted: The number of last rows whose logits are computed; None computes all.
         """
         index, sequences, flags = _constants(count, sequence, count if wanted is None else wanted)
         positions = index + start
@@ -60,7 +60,7 @@ class Rows:
 
     @classmethod
     def joined(cls, parts: Sequence["Rows"]) -> "Rows":
-        """Return the rows of *parts*, which have different sequences, one part after another."""
+        """Return the concatenated rows of *parts*, which must not have sequences in common."""
         if len(parts) == 1:
             return parts[0]
         made = cls(
@@ -79,7 +79,7 @@ class Rows:
         return len(self.positions)
 
     def by_sequence(self) -> list["Span"]:
-        """Return the rows of each sequence.
+        """Return one span per sequence, in order of first appearance.
 
         Raises:
             LayoutError: Positions of a sequence are out of order or have a gap.
@@ -100,11 +100,11 @@ class Rows:
             yield Span(sequence, index, int(positions[0]), int(positions[-1]) + 1)
 
 
-@functools.lru_cache(64)  # a text asks for the same row at each token
+@functools.lru_cache(64)  # decoding needs the same arrays for each token
 def _constants(
     count: int, sequence: int, wanted: int
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
-    """Return read-only arrays: row numbers, the sequence of each row, which rows are wanted."""
+    """Return read-only arrays: row numbers, sequences and `wanted` flags of the rows."""
     index = np.arange(count)
     made = index, np.full(count, sequence, np.intp), index >= count - wanted
     for array in made:
@@ -113,12 +113,13 @@ def _constants(
 
 
 class Span(NamedTuple):
-    """Rows of one sequence.
+    """The rows of one sequence in a run.
 
     Attributes:
-        rows: Which rows of the run they are.
-        first: Position of the first.
-        end: Position behind the last.
+        sequence: The number of the sequence.
+        rows: The indices of its rows in the run.
+        first: The position of the first row.
+        end: The position after the last row.
     """
 
     sequence: int

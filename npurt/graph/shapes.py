@@ -1,4 +1,4 @@
-"""Which shapes fit together, for each kind of op."""
+"""Check the shapes of each type of op."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ _RULES: dict[type[ops.Op], Rule] = {}
 
 
 def why_wrong(op: ops.Op) -> str | None:
-    """Return None when the shapes of *op* fit together, else what does not."""
+    """Return None if the shapes of *op* fit together, else the reason why not."""
     return _RULES[type(op)](op)
 
 
@@ -24,7 +24,7 @@ def _rule(*kinds: type[ops.Op]) -> Callable[[Rule], Rule]:
 
 
 def _same(*tensors: Tensor | None) -> str | None:
-    """Return None when all the tensors that are given have one shape."""
+    """Return None if all tensors that are not None have the same shape, else an error."""
     given = [tensor for tensor in tensors if tensor is not None]
     if len({sizes(tensor) for tensor in given}) > 1:
         return "shapes differ: " + "; ".join(map(str, given))

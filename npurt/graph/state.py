@@ -1,4 +1,4 @@
-"""The states of sequences, and the values of a run, as the interpreter keeps them."""
+"""The states of sequences and the values of a run in the interpreter."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
@@ -17,11 +17,11 @@ Array = npt.NDArray[Any]
 
 
 class States:
-    """The states of every sequence, float arrays by name.
+    """The states of all sequences of a graph, as float arrays by name.
 
     Args:
-        graph: Whose states these are.
-        dtype: Element type of all states; None: that of *dtypes*, or else that of the tensor.
+        graph: The graph with the state tensors.
+        dtype: The element type of all states; None uses *dtypes*, else the dtype of the tensor.
         dtypes: Element types by name of the state, such as ``f16``.
     """
 
@@ -39,7 +39,10 @@ class States:
         self._sequences: dict[int, dict[str, Array]] = {}
 
     def of(self, sequence: int) -> dict[str, Array]:
-        """Return the states of *sequence*, new ones when it has none: zeros, or no positions."""
+        """Return the states of *sequence*.
+
+        A new sequence gets states of zeros; states with an axis of positions have none yet.
+        """
         if sequence not in self._sequences:
             self._sequences[sequence] = {
                 name: np.zeros([size if isinstance(size, int) else 0 for size in sizes(tensor)],
@@ -49,7 +52,7 @@ class States:
         return self._sequences[sequence]
 
     def append(self, sequence: int, state: Tensor, position: int, values: Array) -> Array:
-        """Write *values* ``[T, n]`` from *position* on, forget what came after; return all.
+        """Replace the state from *position* on by *values* ``[T, n]``; return the whole state.
 
         Raises:
             LayoutError: Positions before *position* are missing.
@@ -70,7 +73,7 @@ class States:
         return {name: array.copy() for name, array in self.of(sequence).items()}
 
     def restore(self, sequence: int, copied: Mapping[str, Array]) -> None:
-        """Continue *sequence* from what `copy` returned."""
+        """Set the states of *sequence* to a result of `copy`."""
         self._sequences[sequence] = {name: array.copy() for name, array in copied.items()}
 
     def forget(self, sequence: int) -> None:
@@ -79,7 +82,7 @@ class States:
 
 
 class Run:
-    """Values of the tensors of one run, as the functions in `meaning` see them."""
+    """The values of the tensors in one run, for the functions in `meaning`."""
 
     def __init__(
         self,
@@ -98,17 +101,17 @@ class Run:
         self._load_rows = load_rows
 
     def __getitem__(self, tensor: Tensor) -> Array:
-        """Return the value of *tensor*, in the run's element type unless it holds integers."""
+        """Return the value of *tensor*, in the run's element type unless it has integers."""
         if tensor.name in self.values:
             return self.values[tensor.name]
-        shape = [dim.size or -1 for dim in tensor.shape]  # a file may hold one row as a vector
+        shape = [dim.size or -1 for dim in tensor.shape]  # a file may store one row as a vector
         return self._load(tensor.name).astype(self.dtype, copy=False).reshape(shape)
 
     def each_row(self, op: Op) -> Iterator["Run"]:
-        """Yield a run of each row, with what *op* reads of it; weights are loaded once."""
+        """Yield one run per row, with the row's values that *op* reads; load weights once."""
         load, rows = functools.cache(self._load), self.rows
         read = [tensor for tensor in op.reads if tensor.name in self.values]
-        end = 0  # of the wanted rows so far
+        end = 0  # number of wanted rows before and including row t
         for t in range(len(rows)):
             own = slice(t, t + 1)
             start, end = end, end + int(rows.wanted[t])
@@ -124,7 +127,7 @@ class Run:
             )  # fmt: skip
 
     def rows_of(self, tensor: Tensor, index: Array) -> Array:
-        """Return some rows of a weight: cheaper than all of a large one."""
+        """Return the rows *index* of a weight, without loading all of it."""
         return np.asarray(self._load_rows(tensor.name, index), dtype=self.dtype)
 
 

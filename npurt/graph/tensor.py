@@ -1,4 +1,4 @@
-"""Symbolic tensors: a name, a shape, an element type and a role; no array and no address."""
+"""Symbolic tensors: a name, a shape, an element type and a role, without values."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -9,16 +9,16 @@ from typing import NamedTuple
 class Kind(Enum):
     """The role of a tensor in a graph."""
 
-    INPUT = "input"  # given to each run
+    INPUT = "input"  # passed to each run by the caller
     ACTIVATION = "activation"  # written by one op, read by later ones
     OUTPUT = "output"  # an activation that the caller reads
-    WEIGHT = "weight"  # from the model file
+    WEIGHT = "weight"  # read from the model file
     TABLE = "table"  # computed when the model is loaded, such as rotary frequencies
-    STATE = "state"  # kept from run to run, for each sequence
+    STATE = "state"  # stored from run to run, for each sequence
 
 
 class Dim(NamedTuple):
-    """One axis: a letter for people, and its size, or None when only a run knows it."""
+    """One axis: a letter for display, and its size, or None if it depends on the run."""
 
     letter: str
     size: int | None
@@ -28,13 +28,13 @@ class Dim(NamedTuple):
 
 
 ROWS = Dim("T", None)  # tokens of a run
-SELECTED = Dim("L", None)  # rows of a run whose logits are wanted
-POSITIONS = Dim("P", None)  # tokens of a sequence so far
+SELECTED = Dim("L", None)  # rows of a run whose logits are computed
+POSITIONS = Dim("P", None)  # tokens of a sequence, including those of the run
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A value in a graph.  Two tensors are the same value when they are equal."""
+    """A symbolic tensor of a graph.  Equal tensors stand for the same value."""
 
     name: str
     shape: tuple[Dim, ...]
@@ -43,14 +43,14 @@ class Tensor:
 
     @property
     def columns(self) -> int:
-        """Size of the last axis, which a graph always knows."""
+        """The size of the last axis, which never depends on the run."""
         size = self.shape[-1].size
         assert size is not None, f"{self.name} ends in an axis of unknown size"
         return size
 
     @property
     def row_elements(self) -> int:
-        """Elements of one row: the product of all sizes that are known."""
+        """The number of elements of one row: the product of all known sizes."""
         return prod(dim.size for dim in self.shape if dim.size is not None)
 
     def __str__(self) -> str:
@@ -58,5 +58,5 @@ class Tensor:
 
 
 def sizes(tensor: Tensor) -> tuple[int | str, ...]:
-    """Return the shape with a letter where the size is not known, for comparison."""
+    """Return the shape, with letters in place of unknown sizes."""
     return tuple(dim.letter if dim.size is None else dim.size for dim in tensor.shape)

@@ -1,1 +1,1 @@
-"""Block formats of GGUF in numpy: decode, encode, canonical form.  Knows no device."""
+"""Block formats of GGUF in numpy: decode, encode and convert to a canonical form."""

@@ -1,8 +1,8 @@
-"""Quantise activations to int8, one scale per 32 along K: what every backend's kernels compute.
+"""Quantise activations to int8, with one scale per 32 columns.
 
-This is the specification, in the plainest numpy; kernels are tested for equality with it.  It is
-Q8_0 with float32 scales that multiplies by ``127 / amax`` and rounds half to even, because that is
-what vector units do.
+This is the specification for the kernels of all devices, which tests compare with it.  The method
+is Q8_0 with float32 scales, except that it multiplies by ``127 / amax`` and rounds halves to even,
+like vector instructions.
 """
 
 import numpy as np
@@ -25,12 +25,12 @@ def quantize_activations(x: npt.NDArray[np.float32]) -> tuple[I8, F32]:
         x: float32 ``[M, K]``, K a multiple of 32.
 
     Raises:
-        LayoutError: *x* is not such an array; pad K with zeros.
-        NumericsError: *x* holds a NaN or infinity.
+        LayoutError: *x* has another dtype or shape.
+        NumericsError: *x* has a NaN or infinity.
     """
     if x.dtype != np.float32 or x.ndim != 2 or x.shape[1] % GROUP:
         raise LayoutError(
-            f"activations are float32 [M, K] with K a multiple of {GROUP}, not {x.dtype} {x.shape}",
+            f"activations must be float32 [M, K], K a multiple of {GROUP}, not {x.dtype} {x.shape}",
             remedy="convert to float32, reshape to 2-D and pad K with zeros",
         )
     finite = np.isfinite(x)
@@ -49,7 +49,7 @@ def quantize_activations(x: npt.NDArray[np.float32]) -> tuple[I8, F32]:
 
 
 def not_finite(what: str) -> NumericsError:
-    """Return the error of activations that hold NaN or infinity: *what* says where."""
+    """Return the error for NaN or infinity in activations; *what* is the message."""
     return NumericsError(
         what,
         remedy="replace NaN and infinity before the product; in a model, an op before it "

@@ -1,7 +1,7 @@
-"""Python's operators and numpy's functions for quantised weights.
+"""Python operators and numpy functions on quantised weights.
 
-A product runs as `npurt.matmul`, whichever function asks for it.  All other functions would decode
-the weight, so they are refused with the way to do it.
+All operators and functions that compute a product call `npurt.matmul`.  Other functions would have
+to dequantise the whole weight; they raise an error that says how to do this explicitly.
 """
 
 import abc
@@ -23,9 +23,9 @@ F32 = npt.NDArray[np.float32]
 
 
 class QuantisedArray(NDArrayOperatorsMixin, abc.ABC):
-    """The base of weights that behave like numpy arrays in products.
+    """The base class of weights that behave like numpy arrays in products.
 
-    Two weights are equal when they are the same object.
+    Two weights are equal only if they are the same object.
     """
 
     __slots__ = ()
@@ -33,12 +33,12 @@ class QuantisedArray(NDArrayOperatorsMixin, abc.ABC):
     @property
     @abc.abstractmethod
     def shape(self) -> tuple[int, ...]:
-        """Elements along each axis."""
+        """The size of each axis."""
 
     @property
     @abc.abstractmethod
     def ndim(self) -> int:
-        """Number of axes."""
+        """The number of axes."""
 
     @property
     @abc.abstractmethod
@@ -48,15 +48,18 @@ class QuantisedArray(NDArrayOperatorsMixin, abc.ABC):
     @property
     @abc.abstractmethod
     def sum_axis(self) -> int:
-        """The axis K, along which products sum and blocks lie."""
+        """The index of the axis K, which is divided into blocks and summed over in products."""
 
     @property
     @abc.abstractmethod
     def size(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
 
     def with_sum_axis(self, axis: int) -> Self:
-        """Return the same values with K along *axis*, or the weight itself if that rounds them."""
+        """Return a weight with the same values and K along *axis*.
+
+        If that would round the values, return the weight itself.
+        """
         return self
 
     def __len__(self) -> int:
@@ -100,26 +103,26 @@ class QuantisedArray(NDArrayOperatorsMixin, abc.ABC):
 
 
 def refused(name: str, weight: QuantisedArray) -> UnsupportedOp:
-    """Return the error of a function that takes values and not codes."""
+    """Return the error of a function that needs the values of *weight*."""
     return UnsupportedOp(
-        f"{name} would decode all of {weight!r}",
-        remedy="multiply by it with a @ w, or pass its values, w.dequantize(), which are float32",
+        f"{name} would dequantise all of {weight!r}",
+        remedy="multiply with a @ w, or pass the float32 values, w.dequantize()",
     )
 
 
 def _require_none(name: str, options: dict[str, Any]) -> None:
-    """Refuse options of numpy's functions that products do not have."""
+    """Raise UnsupportedOp if a numpy function got options that products do not support."""
     if options:
         raise UnsupportedOp(
-            f"{name} of a quantised weight does not take {', '.join(options)}",
-            remedy="leave it out; results are float32, and may be written to out=",
+            f"{name} of a quantised weight does not support {', '.join(options)}",
+            remedy="omit this option; results are float32, and may be written to out=",
         )
 
 
 def _sum(a: Any, axis_a: int, b: Any, axis_b: int, name: str) -> Any:
-    """Return the sums of products of a and b along one axis each; one of them is a weight.
+    """Return the product of *a* and *b*, summed over one axis of each; one of them is a weight.
 
-    The remaining axes of a come first, then those of b.
+    The result has the other axes of *a*, then the other axes of *b*.
     """
     first = isinstance(a, QuantisedArray)
     w, axis, x, other = (a, axis_a, b, axis_b) if first else (b, axis_b, a, axis_a)
@@ -133,10 +136,10 @@ def _sum(a: Any, axis_a: int, b: Any, axis_b: int, name: str) -> Any:
 
 
 def _across(what: str, w: QuantisedArray) -> UnsupportedOp:
-    """Return the error of a sum along another axis than K."""
+    """Return the error of a sum over another axis than K."""
     return UnsupportedOp(
         f"{what} of {w!r} cannot be summed: its blocks lie along axis {w.sum_axis}",
-        remedy="use w.T if it is the transpose that is meant, else the values, w.dequantize()",
+        remedy="use w.T to multiply by the transpose, else pass the values, w.dequantize()",
     )
 
 
@@ -144,16 +147,16 @@ def _ndim(x: Any) -> int:
     """Return the number of axes.
 
     Raises:
-        LayoutError: *x* is no array, such as lists that differ in length.
+        LayoutError: *x* cannot be converted to an array.
     """
     try:
         return np.ndim(x)
     except (TypeError, ValueError) as error:
-        raise LayoutError(f"an operand is no array: {error}", remedy="pass an array") from error
+        raise LayoutError(f"an operand is not an array: {error}", remedy="pass an array") from error
 
 
 def _last(x: Any, axis: int) -> Any:
-    """Return x with that axis last."""
+    """Return *x* with *axis* moved to the end."""
     ndim = _ndim(x)
     if ndim and not -ndim <= axis < ndim:
         raise LayoutError(
@@ -163,7 +166,7 @@ def _last(x: Any, axis: int) -> Any:
 
 
 def _dot(a: Any, b: Any, out: Array | None = None) -> Any:
-    """`numpy.dot`: `numpy.matmul`, but of stacks that are right operands."""
+    """Implement `numpy.dot`, which differs from `numpy.matmul` if the right operand is a stack."""
     if not isinstance(a, QuantisedArray) or _ndim(b) < 3:
         return hooks.product(a, b, out=out)
     y = hooks.product(a, b, out=None if out is None else np.moveaxis(out, 0, -2))
@@ -171,14 +174,14 @@ def _dot(a: Any, b: Any, out: Array | None = None) -> Any:
 
 
 def _tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
-    """`numpy.tensordot` over one pair of axes."""
+    """Implement `numpy.tensordot` over one pair of axes."""
     try:
         of_a, of_b = (range(-axes, 0), range(axes)) if np.ndim(axes) == 0 else axes
         first, second = ([operator.index(i) for i in np.atleast_1d(each)] for each in (of_a, of_b))
         pairs = list(zip(first, second, strict=True))
     except (TypeError, ValueError) as error:
         raise LayoutError(
-            f"numpy.tensordot takes no axes {axes!r}",
+            f"invalid axes of numpy.tensordot: {axes!r}",
             remedy="pass 1, or an axis of each operand, for example (1, 0)",
         ) from error
     if len(pairs) != 1:
@@ -188,7 +191,7 @@ def _tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
 
 
 def _multi_dot(arrays: Any, *, out: Array | None = None) -> Any:
-    """`numpy.linalg.multi_dot`, from left to right."""
+    """Implement `numpy.linalg.multi_dot`, from left to right."""
     *first, last = arrays
     if not first:
         raise LayoutError("multi_dot got one array", remedy="pass two or more")
@@ -196,12 +199,12 @@ def _multi_dot(arrays: Any, *, out: Array | None = None) -> Any:
 
 
 def _einsum(subscripts: Any, *operands: Any, out: Array | None = None, **options: Any) -> Any:
-    """`numpy.einsum` of two operands, one of them a weight whose K is summed."""
-    options.pop("optimize", None)  # there is one order of two operands
+    """Implement `numpy.einsum` of two operands, one of them a weight that is summed over K."""
+    options.pop("optimize", None)  # two operands have only one order
     _require_none("numpy.einsum", options)
     if not isinstance(subscripts, str) or len(operands) != 2:
         raise UnsupportedOp(
-            "numpy.einsum of a quantised weight takes a text of subscripts and two operands",
+            "numpy.einsum of a quantised weight needs a string of subscripts and two operands",
             remedy="multiply two at a time: np.einsum('ij,jk->ik', a, w)",
         )
     first = isinstance(operands[0], QuantisedArray)
@@ -222,13 +225,13 @@ def _einsum(subscripts: Any, *operands: Any, out: Array | None = None, **options
         raise LayoutError(
             f"{subscripts!r} does not fit operands of shapes {np.shape(operands[0])} and "
             f"{np.shape(operands[1])}",
-            remedy="write a letter for each axis",
+            remedy="write one letter for each axis",
         )
     names = output.replace("...", "")
     if not TERM.fullmatch(output) or len(set(names)) < len(names) or set(names) - set(of_w + of_x):
         raise LayoutError(
-            f"the result of {subscripts!r} is not made of letters of the operands",
-            remedy="name after -> letters of the operands, each once at most",
+            f"the result of {subscripts!r} has a letter twice, or one that no operand has",
+            remedy="after ->, write letters of the operands, each at most once",
         )
     if len(set(of_w)) < len(of_w):
         raise refused(f"numpy.einsum({subscripts!r})", w)
@@ -252,7 +255,7 @@ def _einsum(subscripts: Any, *operands: Any, out: Array | None = None, **options
 
 
 def _subscripts(text: str) -> tuple[list[str], str]:
-    """Return the terms of operands and of the result, which may be left out."""
+    """Return the terms of the operands, and of the result; a missing result is deduced."""
     inputs, arrow, output = text.replace(" ", "").partition("->")
     if not arrow:
         once = sorted(c for c in set(inputs) - set(".,") if inputs.count(c) == 1)
@@ -261,21 +264,21 @@ def _subscripts(text: str) -> tuple[list[str], str]:
 
 
 def _matvec(w: Any, x: Any, *, out: Array | None = None) -> Any:
-    """`numpy.matvec` of a weight ``[N, K]``: one product with each row of x."""
+    """Implement `numpy.matvec` of a weight ``[N, K]``: one product with each row of *x*."""
     if not isinstance(w, QuantisedArray):
         raise refused("numpy.matvec", x)
     return hooks.product(x, w.T, out=out)
 
 
 def _vecmat(x: Any, w: Any, *, out: Array | None = None) -> Any:
-    """`numpy.vecmat` of a weight ``[K, N]``: one product with each row of x."""
+    """Implement `numpy.vecmat` of a weight ``[K, N]``: one product with each row of *x*."""
     if not isinstance(w, QuantisedArray):
         raise refused("numpy.vecmat", x)
     return hooks.product(x, w, out=out)
 
 
 def _transpose(a: QuantisedArray, axes: Any = None) -> Any:
-    """`numpy.transpose`: the weight or its transposed view."""
+    """Implement `numpy.transpose`: return the weight or its transposed view."""
     usual = list(range(a.ndim))
     if axes is None:
         return a.T
@@ -285,7 +288,7 @@ def _transpose(a: QuantisedArray, axes: Any = None) -> Any:
         order = []
     if sorted(order) != usual:
         raise LayoutError(
-            f"{axes!r} is no order of the axes of {a!r}", remedy=f"order the axes {usual}"
+            f"{axes!r} is not a permutation of the axes of {a!r}", remedy=f"permute {usual}"
         )
     if order == usual:
         return a
@@ -295,7 +298,7 @@ def _transpose(a: QuantisedArray, axes: Any = None) -> Any:
 
 
 def _result_type(*operands: Any) -> np.dtype[Any]:
-    """`numpy.result_type`, to which a weight is float32, as its values are."""
+    """Implement `numpy.result_type`; a weight counts as float32."""
     return np.result_type(
         *(np.dtype(np.float32) if isinstance(x, QuantisedArray) else x for x in operands)
     )
@@ -306,7 +309,7 @@ def _matmul(a: Any, b: Any, *, out: Array | None = None) -> Any:
 
 
 TERM = re.compile(r"[A-Za-z]*(\.\.\.)?[A-Za-z]*")  # subscripts of an operand in einsum
-USUAL_AXES = ([(-2, -1)] * 3, [(-1,), (-2, -1), (-1,)])  # as ``a @= w`` writes them out
+USUAL_AXES = ([(-2, -1)] * 3, [(-1,), (-2, -1), (-1,)])  # values that ``a @= w`` passes as axes=
 UFUNCS: dict[str, Callable[..., Any]] = {
     "numpy.matmul": _matmul,
     "numpy.matvec": _matvec,

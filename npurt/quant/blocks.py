@@ -1,4 +1,4 @@
-"""Arrays of blocks: the numpy dtype of each GGUF type."""
+"""The numpy dtype of each GGUF type's blocks."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import numpy.typing as npt
 from npurt.errors import LayoutError
 from npurt.quant.types import FORMATS, Format
 
-Blocks = npt.NDArray[np.generic]  # shape [..., K / block] of a format's dtype
+Blocks = npt.NDArray[np.generic]  # [..., K / block] of a format's dtype
 
 
 def _dtype(fmt: Format) -> np.dtype[Any]:
@@ -19,12 +19,12 @@ DTYPES = {fmt.name: _dtype(fmt) for fmt in FORMATS}
 
 
 def require_blocks(blocks: Blocks, fmt: Format) -> None:
-    """Raise LayoutError unless *blocks* is an array ``[..., K / fmt.block]`` of its dtype."""
+    """Raise LayoutError if *blocks* is not an array ``[..., K / fmt.block]`` of *fmt*'s dtype."""
     is_array = isinstance(blocks, np.ndarray)
     dtype = DTYPES[fmt.name]
     if not is_array or blocks.dtype != dtype or blocks.ndim == 0:
-        have = f"one of {blocks.ndim} axes and {blocks.dtype}" if is_array else repr(type(blocks))
+        have = f"{blocks.ndim} axes of {blocks.dtype}" if is_array else repr(type(blocks))
         raise LayoutError(
-            f"{fmt.name} blocks are an array [..., K / {fmt.block}] of {dtype}, not {have}",
+            f"{fmt.name} blocks must be an array [..., K / {fmt.block}] of {dtype}, not {have}",
             remedy="make blocks with QTensor.from_bytes() or quantize()",
         )

@@ -1,17 +1,18 @@
-"""The canonical form: integer codes and float32 scales, the hinge between files and devices.
+"""Convert blocks to a canonical form: integer codes with float32 scales.
 
-``value = scale * code + offset``, one scale (and offset) per *group* of codes along K; a w4 code
-is read through the codebook first.  Nothing is rounded on the way here:
+``value = scale * code + offset``, with one scale (and offset) per *group* of codes along K; a w4
+code is an index into the codebook.  The conversion does not round:
 
-- the codes are the file's own;
-- a scale is a float16 times an integer of at most 8 bits: 11 + 8 bits of mantissa, never below
-  2^-24, so exact in float32; an offset likewise; a scale of MXFP4 is a power of two;
-- scale * code needs at most 23 bits (Q6_K: 11 + 7 + 5; IQ4_XS: 11 + 5 + 7), so it too is exact,
-  in any association, with or without a fused multiply-add (MXFP4 can overflow to infinity).
+- codes are copied from the file;
+- a scale is a float16 times an integer of at most 8 bits, or a power of two (MXFP4): at most 11 + 8
+  bits of mantissa and at least 2^-24, so exact in float32; the same holds for offsets;
+- scale * code needs at most 23 bits (Q6_K: 11 + 7 + 5; IQ4_XS: 11 + 5 + 7), so it is exact, too,
+  in any order of multiplication, with or without a fused multiply-add (MXFP4 can overflow to
+  infinity).
 
-What is left is one rounding, that of adding the offset, which is ggml's own.  So the values equal
-ggml's bit for bit, for every type; the error against real arithmetic is half an ulp of the value
-for the types with an offset (Q4_1, Q5_1, Q2_K, Q4_K, Q5_K) and zero for the others.
+The only rounding is that of adding the offset, as in ggml.  So the values are equal to ggml's bit
+for bit, for every type.  The error against real arithmetic is at most half an ulp of the value for
+types with an offset (Q4_1, Q5_1, Q2_K, Q4_K, Q5_K), and zero for the others.
 Source: ggml/src/ggml-quants.c, dequantize_row_*(); ggml/src/ggml-common.h, kvalues_*.
 """
 
@@ -34,16 +35,16 @@ Form = Literal["w4", "w8", "f16"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Canonical:
-    """A tensor as ``scale * code + offset``.  K is the last axis; below, N is all before it.
+    """A tensor as ``scale * code + offset``.  In the shapes below, N stands for all axes before K.
 
     Attributes:
         form: ``w4``, ``w8`` or ``f16``.
         codes: ``[N, K]``.  w4: uint8, 0..15, an index into *codebook*.  w8: int8.
-            f16: float16 or float32 values as they are (bfloat16 as float32).
+            f16: the values in float16 or float32 (bfloat16 is converted to float32).
         codebook: int8 ``[16]`` for w4, else None.
         scales: float32 ``[N, K / group]``.
-        offsets: float32 ``[N, K / group]``, or None for a format without.
-        group: Codes per scale, 32 or 16.  f16 has group 1; its scales are views of a single 1.
+        offsets: float32 ``[N, K / group]``, or None for formats without offsets.
+        group: The number of codes per scale, 32 or 16; 1 for f16, whose scales are all 1.
     """
 
     form: Form
@@ -55,7 +56,7 @@ class Canonical:
 
     @np.errstate(over="ignore", invalid="ignore")  # infinite scales make inf and NaN, as in ggml
     def dequantize(self) -> F32:
-        """Return the values, float32 of the shape of `codes`: ggml's, bit for bit."""
+        """Return the values, float32 of the shape of `codes`, equal to ggml's bit for bit."""
         if self.form == "f16":
             return self.codes.astype(np.float32)
         integers = self.codes if self.codebook is None else self.codebook[self.codes]
@@ -66,7 +67,7 @@ class Canonical:
 
     @np.errstate(invalid="ignore")
     def exact(self) -> F64:
-        """Return the values in float64: neither rounded when an offset is added, nor overflown."""
+        """Return the exact values in float64, where adding an offset does not round."""
         if self.form == "f16":
             return self.codes.astype(np.float64)
         integers = self.codes if self.codebook is None else self.codebook[self.codes]
@@ -87,7 +88,7 @@ class Canonical:
 
 
 class _Parts(NamedTuple):
-    """What an unpacker makes of blocks ``[..., B]``."""
+    """The unpacked contents of blocks ``[..., B]``."""
 
     codes: U8 | I8  # [..., B, block]
     scales: F32  # [..., B, block / group]
@@ -98,7 +99,7 @@ def canonical(blocks: Blocks, fmt: Format) -> Canonical:
     """Return the canonical form of *blocks*, shape ``[..., K / fmt.block]`` of its dtype.
 
     Raises:
-        LayoutError: *blocks* is not such an array.
+        LayoutError: *blocks* is not an array of the format's dtype.
     """
     require_blocks(blocks, fmt)
     if fmt.block == 1:
@@ -114,7 +115,7 @@ def canonical(blocks: Blocks, fmt: Format) -> Canonical:
 
 
 def _rows(part: Any) -> Any:
-    """Merge the axes of and within the blocks: ``[..., B, n]`` -> ``[..., B * n]``."""
+    """Merge the last two axes: ``[..., B, n]`` -> ``[..., B * n]``."""
     if part is None:
         return None
     *lead, count, inner = part.shape
@@ -125,24 +126,24 @@ def _rows(part: Any) -> Any:
 
 
 def _bf16(words: Any) -> F32:
-    """The upper halves of float32s."""
+    """Return bfloat16 words as float32."""
     widened: F32 = (words.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return widened
 
 
 def _wide(field: Any) -> F32:
-    """A float16 field ``[..., B]`` as float32 ``[..., B, 1]``."""
+    """Return a float16 field ``[..., B]`` as float32 ``[..., B, 1]``."""
     widened: F32 = field.astype(np.float32)[..., None]
     return widened
 
 
 def _signed(codes: U8, bias: int) -> I8:
-    """Codes less their bias; both below 128, so nothing wraps."""
+    """Return codes - bias as int8; both are below 128, so int8 does not wrap."""
     return codes.view(np.int8) - np.int8(bias)
 
 
 def _nibbles(b: Any) -> _Parts:
-    """Q4_0, IQ4_NL."""
+    """Unpack Q4_0 and IQ4_NL."""
     return _Parts(split(b["qs"], 16, 4), _wide(b["d"]))
 
 
@@ -151,7 +152,7 @@ def _q4_1(b: Any) -> _Parts:
 
 
 def _five_bits(b: Any) -> U8:
-    """The codes 0..31 of Q5_0 and Q5_1; bit e of the 32-bit qh is the fifth bit of element e."""
+    """Return codes 0..31 of Q5_0 and Q5_1; bit e of the 32-bit qh is the fifth bit of element e."""
     return split(b["qs"], 16, 4) | split(b["qh"], 1, 1) << np.uint8(4)
 
 
@@ -168,7 +169,7 @@ def _q8_0(b: Any) -> _Parts:
 
 
 def _mxfp4(b: Any) -> _Parts:
-    exponents = b["e"].astype(np.int32)[..., None] - 128  # the codebook holds twice the value
+    exponents = b["e"].astype(np.int32)[..., None] - 128  # not 127: the codebook is doubled
     return _Parts(split(b["qs"], 16, 4), np.ldexp(np.float32(1), exponents))
 
 
@@ -185,10 +186,11 @@ def _q3_k(b: Any) -> _Parts:
 
 
 def _scales_mins(b: Any) -> tuple[F32, F32]:
-    """Scales and offsets of the 8 sub-blocks of Q4_K and Q5_K.
+    """Return the scales and offsets of the 8 sub-blocks of Q4_K and Q5_K.
 
-    Bytes 0-3 hold six bits of scales 0-3 and, above them, the high two of scales 4-7; bytes 4-7
-    the same of the minima; bytes 8-11 the low nibbles of scales (low) and minima (high) 4-7.
+    Bytes 0-3 have scales 0-3 in their low six bits, and the high two bits of scales 4-7 above.
+    Bytes 4-7 have the minima in the same way.  Bytes 8-11 have the low four bits of scales 4-7 in
+    their low nibbles, and of minima 4-7 in their high nibbles.
     """
     first, last = b["scales"][..., :8], split(b["scales"][..., 8:], 4, 4)
     packed = np.stack([first & np.uint8(63), last | (first >> np.uint8(6)) << np.uint8(4)], -2)
@@ -226,7 +228,7 @@ def _codebook(*values: int) -> I8:
 UNSIGNED = _codebook(*range(16))
 CENTRED = _codebook(*range(-8, 8))
 IQ4 = _codebook(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-E2M1 = _codebook(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice the value
+E2M1 = _codebook(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # doubled
 
 _LAYOUTS: dict[str, tuple[Form, I8 | None, Callable[[Any], _Parts]]] = {
     "q4_0": ("w4", CENTRED, _nibbles),

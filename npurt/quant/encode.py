@@ -1,9 +1,10 @@
-"""Float32 to blocks.
+"""Quantise float32 to blocks.
 
-Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, MXFP4 and BF16 give the blocks that ggml's reference quantiser gives.
-Q4_K, Q5_K, Q6_K and IQ4_NL are encoders of our own: ggml searches for scales of least squared
-error, these take the smallest scales that clip nothing, in one pass.  Every error is bounded (see
-each); the mean square is 12 to 25 % above ggml's on the tensor of tests/data/quants.
+The encoders of Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, MXFP4 and BF16 return the same blocks as ggml's
+reference quantiser.  The encoders of Q4_K, Q5_K, Q6_K and IQ4_NL differ: ggml searches for the
+scales with the smallest squared error, while these use the smallest scales that clip no value, in
+one pass.  Their docstrings give bounds of the error.  Its mean square is 12 to 25 % above ggml's on
+the tensor in tests/data/quants.
 Source: ggml/src/ggml-quants.c, quantize_row_*_ref(); gguf-py, gguf/quants.py.
 """
 
@@ -27,18 +28,18 @@ CHUNK = 1 << 18  # elements encoded at a time, so that temporaries stay small
 def quantize(x: npt.ArrayLike, fmt: Format) -> Blocks:
     """Encode *x* ``[..., K]`` as blocks ``[..., K / fmt.block]`` of its dtype.
 
-    Values are taken as float32.  F32, F16 and BF16 carry NaN and infinity over (and round to
-    nearest even); block formats have no room for them.
+    Values are converted to float32 first.  F32, F16 and BF16 round to nearest even and preserve NaN
+    and infinity, which block formats cannot represent.
 
     Raises:
         LayoutError: K is not a multiple of the block, or *x* is not an array of real numbers.
-        NumericsError: A NaN or infinity for a block format, or a value or scale that would
-            become infinite in the format.
+        NumericsError: *x* has NaN or infinity and *fmt* is a block format; or a finite value or a
+            scale overflows in the format.
         UnsupportedOp: There is no encoder for *fmt*.
     """
     if fmt.name not in _ENCODERS:
         raise UnsupportedOp(
-            f"npurt does not write {fmt.name}, it only reads it",
+            f"npurt cannot quantise to {fmt.name}, it only reads this format",
             remedy=f"quantise to one of {', '.join(_ENCODERS)}",
         )
     values = _real(x, fmt)
@@ -46,7 +47,7 @@ def quantize(x: npt.ArrayLike, fmt: Format) -> Blocks:
     rows = values.reshape(-1, fmt.block)
     blocks: Blocks = np.empty(len(rows), DTYPES[fmt.name])
     step = CHUNK // fmt.block
-    with np.errstate(all="ignore"):  # what overflows is refused below, with its position
+    with np.errstate(all="ignore"):  # an overflow raises NumericsError below
         for start in range(0, len(rows), step):
             blocks[start : start + step] = _ENCODERS[fmt.name](rows[start : start + step])
     shaped = blocks.reshape(*lead, k // fmt.block)
@@ -55,19 +56,19 @@ def quantize(x: npt.ArrayLike, fmt: Format) -> Blocks:
 
 
 def _real(x: npt.ArrayLike, fmt: Format) -> F32:
-    """Return *x* as contiguous float32 in whole blocks; block formats refuse NaN and infinity."""
+    """Return *x* as contiguous float32, after the checks of `quantize` on *x*."""
     try:
         array = np.asarray(x)
-    except (TypeError, ValueError) as error:  # of lists that differ in length, for example
+    except (TypeError, ValueError) as error:  # for example nested lists of different lengths
         raise LayoutError(
-            f"cannot quantise what is no array: {error}",
+            f"cannot convert the input to an array: {error}",
             remedy="pass an array [..., K] of real numbers",
         ) from error
-    if array.dtype.name == "bfloat16":  # of ml_dtypes; numpy itself has none
+    if array.dtype.name == "bfloat16":  # a dtype of ml_dtypes
         array = array.astype(np.float32)
     if array.ndim == 0 or array.dtype.kind not in "fiu":
         raise LayoutError(
-            f"cannot quantise {array.ndim}-dimensional {array.dtype}",
+            f"cannot quantise a {array.ndim}-dimensional array of {array.dtype}",
             remedy="pass an array [..., K] of real numbers",
         )
     k = array.shape[-1]
@@ -76,20 +77,20 @@ def _real(x: npt.ArrayLike, fmt: Format) -> F32:
             f"K = {k} is not a multiple of {fmt.block}, the block of {fmt.name}",
             remedy=f"pad K with zeros to {-(-k // fmt.block) * fmt.block}, or use f16",
         )
-    with np.errstate(over="ignore"):  # a float64 beyond float32 is refused just below
+    with np.errstate(over="ignore"):  # a float64 that overflows float32 raises below
         values = np.ascontiguousarray(array, dtype=np.float32)
     bad = ~np.isfinite(values) if fmt.block > 1 else np.isfinite(array) & ~np.isfinite(values)
     if bad.any():
         at = _first(bad)
         raise NumericsError(
-            f"x{list(at)} is {array[at]}, which {fmt.name} cannot hold",
+            f"x{list(at)} is {array[at]}, which {fmt.name} cannot represent",
             remedy="replace NaN and infinity; keep magnitudes below 3.4e38",
         )
     return values
 
 
 def _require_representable(values: F32, blocks: Any, fmt: Format) -> None:
-    """Raise NumericsError if encoding made an infinity out of finite values."""
+    """Raise NumericsError if finite values were encoded as infinity."""
     if fmt.name == "bf16":
         infinite = (blocks & 0x7FFF) == 0x7F80
     elif fmt.block == 1:
@@ -105,7 +106,7 @@ def _require_representable(values: F32, blocks: Any, fmt: Format) -> None:
         at = _first(bad)
         start = [*at[:-1], at[-1] * fmt.block]
         raise NumericsError(
-            f"the {fmt.name} block at x{start} reaches {peaks[at]:g}, more than it can hold",
+            f"the block at x{start} has magnitudes up to {peaks[at]:g}, too large for {fmt.name}",
             remedy="scale the tensor down and its product up, or keep it in f32",
         )
 
@@ -119,7 +120,7 @@ def _first(bad: npt.NDArray[np.bool_]) -> tuple[int, ...]:
 
 
 def _blocks(name: str, **fields: Any) -> Blocks:
-    """Fill blocks of format *name*; float32 scales are rounded to float16 here."""
+    """Return blocks of format *name* with *fields*; float32 scales are rounded to float16."""
     blocks: Any = np.empty(len(next(iter(fields.values()))), DTYPES[name])
     for field, values in fields.items():
         blocks[field] = values
@@ -127,7 +128,7 @@ def _blocks(name: str, **fields: Any) -> Blocks:
 
 
 def from_codes(name: str, codes: U8, **fields: Any) -> Blocks:
-    """Return blocks of format *name* out of codes ``[B, block]`` and the other fields."""
+    """Return blocks of format *name* with codes ``[B, block]`` and the other fields."""
     if name == "q6_k":
         return _blocks(name, ql=join(codes & 15, 64, 4), qh=join(codes >> 4, 32, 2), **fields)
     width = 32 if name in ("q4_k", "q5_k") else 16
@@ -137,13 +138,13 @@ def from_codes(name: str, codes: U8, **fields: Any) -> Blocks:
 
 
 def _reciprocal(d: Any) -> F32:
-    """Return 1 / *d* with an axis for the codes; where that is infinite 0, so that codes are 0."""
+    """Return ``1 / d`` ``[..., 1]``, or 0 if it is infinite, so that codes are 0."""
     inverse = np.float32(1) / d
     return np.where(np.isfinite(inverse), inverse, np.float32(0))[..., None]
 
 
 def _bf16(x: F32) -> Blocks:
-    """Round to nearest even; a NaN keeps its upper bits and is made quiet."""
+    """Round to nearest even; a NaN becomes quiet, with the same upper bits."""
     bits = x[:, 0].view(np.uint32)
     rounded = bits + (np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1)))
     quiet = bits | np.uint32(0x0040_0000)
@@ -157,13 +158,16 @@ def _half_away(values: F32) -> F32:
 
 
 def _q8_0(x: F32) -> Blocks:
-    """Scale amax / 127.  Codes are divided by the float32 scale; halves round away from zero."""
+    """Encode with scale amax / 127; codes are values / float32 scale, halves away from zero."""
     d = abs(x).max(axis=-1) / np.float32(127)
     return _blocks("q8_0", d=d, qs=_half_away(x * _reciprocal(d)))
 
 
 def _centred(x: F32, half: int) -> tuple[F32, U8]:
-    """Scale and codes 0..2 * half - 1 of Q4_0 and Q5_0: the largest magnitude becomes -half."""
+    """Return the scale and the codes 0..2 * half - 1 of Q4_0 and Q5_0.
+
+    The scale maps the value with the largest magnitude to -half.
+    """
     largest = np.take_along_axis(x, abs(x).argmax(axis=-1)[:, None], axis=-1)[:, 0]
     d = largest / np.float32(-half)
     codes = x * _reciprocal(d) + np.float32(half + 0.5)
@@ -171,7 +175,7 @@ def _centred(x: F32, half: int) -> tuple[F32, U8]:
 
 
 def _minmax(x: F32, top: int) -> tuple[F32, F32, U8]:
-    """Scale, minimum and codes 0..top of Q4_1 and Q5_1."""
+    """Return the scale, the minimum and the codes 0..top of Q4_1 and Q5_1."""
     low = x.min(axis=-1)
     d = (x.max(axis=-1) - low) / np.float32(top)
     codes = (x - low[:, None]) * _reciprocal(d) + np.float32(0.5)
@@ -202,9 +206,10 @@ E2M1_MIDPOINTS = (E2M1[:7] + E2M1[1:8]) / np.float32(2)
 
 
 def _mxfp4(x: F32) -> Blocks:
-    """The scale puts the largest magnitude in [8, 16); magnitudes beyond 12 become 12.
+    """Encode with the power of two that scales the largest magnitude to [8, 16).
 
-    A tie goes to the smaller magnitude.  Source: OCP Microscaling Formats 1.0, 6.3; ggml.
+    Scaled magnitudes above 12 become 12; ties round to the smaller magnitude.
+    Source: OCP Microscaling Formats 1.0, 6.3; ggml.
     """
     amax = abs(x).max(axis=-1)
     exponent = np.frexp(amax)[1] + 124  # 2^(e - 128) * 8 <= amax < 2^(e - 128) * 16
@@ -215,7 +220,7 @@ def _mxfp4(x: F32) -> Blocks:
     return from_codes("mxfp4", codes.astype(np.uint8), e=e)
 
 
-# --- Our own: the smallest scales that clip nothing ---------------------------------------------
+# --- npurt's encoders: the smallest scales that clip no value -----------------------------------
 
 
 def _half_up(values: F64) -> F16:
@@ -225,15 +230,15 @@ def _half_up(values: F64) -> F16:
 
 
 def _ratio(values: Any, steps: Any) -> Any:
-    """Return *values* / *steps*; 0 where the step is 0, as all values are then 0."""
+    """Return *values* / *steps*, or 0 for steps of 0, whose values are all 0."""
     return np.where(steps == 0, 0, values / steps)
 
 
 def _steps(wanted: F64, top: int) -> tuple[F16, U8]:
     """Return float16 d and integers n <= top with ``d[b] * n[b, i] >= wanted[b, i] >= 0``.
 
-    n cannot reach top + 1 (64 or 128).  A wanted float64 would have to exceed ``top * d`` by an
-    ulp at least.  Then ``wanted / top`` exceeds d by more than half an ulp; but d was rounded up.
+    n cannot be top + 1 (64 or 128): then a float64 *wanted* would exceed ``top * d`` by at least
+    one ulp, and ``wanted / top`` would exceed d by more than half an ulp; but d was rounded up.
     """
     d = _half_up(wanted.max(axis=-1) / top)
     n = np.ceil(_ratio(wanted, d.astype(np.float64)[:, None]))
@@ -244,7 +249,7 @@ IQ4_MIDPOINTS = (IQ4[:-1].astype(np.float32) + IQ4[1:]) / np.float32(2)
 
 
 def _iq4_nl(x: F32) -> Blocks:
-    """The codebook reaches from -127 to 113.  d has the sign with which its magnitude is smaller.
+    """Encode with the sign of d that gives the smaller |d|; the codebook is from -127 to 113.
 
     |error| <= 11.5 * |d|, half the widest gap of the codebook.
     """
@@ -257,10 +262,11 @@ def _iq4_nl(x: F32) -> Blocks:
 
 
 def _minmax_k(x: F32, top: int) -> tuple[dict[str, Any], U8]:
-    """Scale fields and codes 0..top of Q4_K and Q5_K: sub-blocks of 32, minima never above 0.
+    """Return the fields of scales and the codes 0..top of Q4_K and Q5_K.
 
-    |error| <= s / 2, where s <= (range + dmin) / top + d, range is max(x) - min(x, 0) of the
-    sub-block, and d and dmin are 1/63 of the block's largest scale and minimum.
+    Sub-blocks have 32 elements; their minima are <= 0.  |error| <= s / 2, where
+    s <= (range + dmin) / top + d, range is max(x) - min(x, 0) of the sub-block, and d and dmin are
+    1/63 of the block's largest scale and largest magnitude of a minimum.
     """
     sub = x.reshape(-1, 8, 32)
     dmin, mins = _steps(np.maximum(-sub.min(axis=-1).astype(np.float64), 0), 63)
@@ -272,9 +278,9 @@ def _minmax_k(x: F32, top: int) -> tuple[dict[str, Any], U8]:
 
 
 def packed_scales(scales: U8, mins: U8) -> U8:
-    """Pack 8 scales and 8 minima of 6 bits, the inverse of canonical's ``_scales_mins()``.
+    """Pack 8 scales and 8 minima of 6 bits, the inverse of ``canonical._scales_mins()``.
 
-    The upper two bits of 4 to 7 lie above those of 0 to 3.
+    The upper two bits of numbers 4 to 7 are in the upper bits of the bytes of numbers 0 to 3.
     """
     first = np.concatenate([scales[:, :4], mins[:, :4]], axis=-1)
     last = np.concatenate([scales[:, 4:], mins[:, 4:]], axis=-1)
@@ -297,7 +303,7 @@ def _q5_k(x: F32) -> Blocks:
 
 
 def _q6_k(x: F32) -> Blocks:
-    """Sub-blocks of 16, symmetric: codes -31..31, |error| <= s / 2, s <= amax / 31 + d."""
+    """Encode sub-blocks of 16 with codes -31..31; |error| <= s / 2, s <= amax / 31 + d."""
     sub = x.reshape(-1, 16, 16)
     d, scales = _steps(abs(sub).max(axis=-1).astype(np.float64) / 31, 127)
     steps = d.astype(np.float32)[:, None] * scales
@@ -320,23 +326,24 @@ _ENCODERS: dict[str, Callable[[F32], Blocks]] = {
     "iq4_nl": _iq4_nl,
     "mxfp4": _mxfp4,
 }
-ENCODABLE = tuple(_ENCODERS)  # names of formats that `quantize` writes
+ENCODABLE = tuple(_ENCODERS)  # names of the formats that `quantize` supports
 
 
 def encodable(name: Any, *others: str) -> Format:
-    """Return the format called *name*, which npurt must be able to quantise to.
+    """Return the format called *name*.
 
     Args:
-        others: Further names that the caller accepts, for the remedy.
+        name: The name of a format in any case, or a Format.
+        others: Further names that the caller accepts, which the error's remedy lists.
 
     Raises:
-        UnsupportedOp: npurt cannot quantise to it.
+        UnsupportedOp: npurt cannot quantise to *name*.
     """
     if isinstance(name, Format):
         name = name.name
     if not isinstance(name, str) or name.lower() not in ENCODABLE:
         raise UnsupportedOp(
-            f"nothing can be quantised to {brief(name)}",
+            f"npurt cannot quantise to {brief(name)}",
             remedy=f"use one of {', '.join((*ENCODABLE, *others))}",
         )
     return find(name)

@@ -1,9 +1,10 @@
-"""Bit planes: how GGUF packs codes of 1, 2 or 4 bits into bytes, and back.
+"""Unpack and pack GGUF's fields of codes of 1, 2 or 4 bits.
 
-Every packed field has one structure: groups of *width* bytes, and ``8 / bits`` codes in each byte.
-Codes of one bit position lie next to each other.  Byte ``l`` of group ``g`` holds, from its lowest
-bits up, elements ``l``, ``l + width``, ``l + 2 * width``... of that group.
-Nibbles of a 32-element block are ``(16, 4)``; the fifth bits of Q5_K are ``(32, 1)``.
+All these fields have the same structure: groups of *width* bytes, with ``8 / bits`` codes per byte.
+Byte ``l`` of a group has, from its lowest bits up, the codes of elements ``l``, ``l + width``,
+``l + 2 * width``... of the group.
+For the nibbles of a 32-element block, (width, bits) is ``(16, 4)``; for the fifth bits of Q5_K it
+is ``(32, 1)``.
 Source: ggml/src/ggml-quants.c, dequantize_row_*().
 """
 
@@ -16,7 +17,7 @@ U8 = npt.NDArray[np.uint8]
 
 
 def split(packed: npt.NDArray[Any], width: int, bits: int) -> U8:
-    """Unpack uint8 ``[..., B]`` to one code a byte, uint8 ``[..., B * 8 / bits]``.
+    """Unpack uint8 ``[..., B]`` to one code per byte, uint8 ``[..., B * 8 / bits]``.
 
     B must be a multiple of *width*.  *packed* may be any strided view, such as a block's field.
     """
@@ -32,8 +33,8 @@ def split(packed: npt.NDArray[Any], width: int, bits: int) -> U8:
 def join(codes: npt.NDArray[Any], width: int, bits: int) -> U8:
     """Pack codes below ``2 ** bits``, ``[..., B * 8 / bits]``, to uint8 ``[..., B]``.
 
-    The inverse of `split`.  The caller keeps the codes in range: a wider one would spill into its
-    neighbour.
+    This is the inverse of `split`.  Codes must be in range: larger codes overwrite bits of their
+    neighbours.
     """
     planes = 8 // bits
     lead, groups = codes.shape[:-1], codes.shape[-1] // (planes * width)

@@ -1,4 +1,4 @@
-"""A quantised tensor that behaves like a numpy array in products: shape, .T, rows, ``a @ w.T``."""
+"""A quantised tensor with numpy's interface: shape, .T, indexing of rows, ``a @ w.T``."""
 
 import math
 import operator
@@ -18,24 +18,24 @@ from npurt.quant.types import Format, find
 
 
 class QTensor(QuantisedArray):
-    """Weights as they lie in the file: rows of blocks along K, the last axis of `blocks`.
+    """A quantised weight in the layout of the file: blocks along K, the last axis of `blocks`.
 
-    1-D ``(K,)``, 2-D ``(N, K)`` or 3-D ``(E, N, K)`` (experts).  A 2-D tensor has a transposed
-    view, ``w.T`` of shape ``(K, N)``, that shares the blocks.  Two tensors are equal when they are
-    the same object.
+    The shape is ``(K,)``, ``(N, K)`` or, for experts, ``(E, N, K)``.  A 2-D tensor has a transposed
+    view ``w.T`` of shape ``(K, N)``, which shares the blocks.  Two tensors are equal only if they
+    are the same object.
 
-    ``a @ w.T`` and ``w @ b`` run as `npurt.matmul`, which packs the weight for each product:
-    `npurt.pack` packs it once.  numpy reads the values of F32 and F16 where they lie; those of
-    other formats have to be asked for, with `dequantize`.
+    ``a @ w.T`` and ``w @ b`` run as `npurt.matmul`, which packs the weight for each product; use
+    `npurt.pack` to pack it once.  numpy functions can read F32 and F16 tensors without a copy; call
+    `dequantize` for the values of other formats.
 
     Attributes:
         blocks: ``[..., K / format.block]`` of the format's dtype, in the file's orientation; may be
             a read-only view of a mapped file.
         format: The row of `types.FORMATS`.
-        transposed: True for the view ``.T``: `shape` is then the reverse of the file's.
+        transposed: True for a view ``.T``, whose `shape` is the reverse of the file's.
 
     Raises:
-        LayoutError: *blocks* is of another dtype, of 0 or more than 3 axes, or its rows are not
+        LayoutError: *blocks* has another dtype, 0 or more than 3 axes, or rows that are not
             contiguous.
     """
 
@@ -48,7 +48,8 @@ class QTensor(QuantisedArray):
             blocks.size and blocks.shape[-1] > 1 and blocks.strides[-1] != blocks.itemsize
         ):
             raise LayoutError(
-                f"blocks of shape {blocks.shape} and strides {blocks.strides} are not rows",
+                f"blocks of shape {blocks.shape} and strides {blocks.strides} have more than 3 "
+                "axes, or rows that are not contiguous",
                 remedy="pass an array of at most 3 axes from np.ascontiguousarray()",
             )
         self.blocks = blocks
@@ -63,9 +64,9 @@ class QTensor(QuantisedArray):
             buf: Any contiguous buffer: bytes, memoryview, mmap, array.
 
         Raises:
-            LayoutError: K is not a multiple of the block, or *buf* is not of the size that *fmt*
-                and *shape* make, or no buffer.
-            UnsupportedOp: There is no such format.
+            LayoutError: K is not a multiple of the block, *buf* is not a buffer, or its size is not
+                that of a tensor of *fmt* and *shape*.
+            UnsupportedOp: *fmt* is unknown.
         """
         fmt = find(fmt)
         *lead, k = _sizes(shape)
@@ -92,29 +93,29 @@ class QTensor(QuantisedArray):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Elements along each axis, ``(N, K)`` as in the file or ``(K, N)`` after ``.T``."""
+        """The size of each axis, such as ``(N, K)``, or ``(K, N)`` for a view ``.T``."""
         *lead, count = self.blocks.shape
         stored = (*lead, count * self.format.block)
         return stored[::-1] if self.transposed else stored
 
     @property
     def ndim(self) -> int:
-        """Number of axes."""
+        """The number of axes."""
         return self.blocks.ndim
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return self.blocks.size * self.format.block
 
     @property
     def sum_axis(self) -> int:
-        """The axis K, along which products sum and blocks lie."""
+        """The index of the axis K, which is divided into blocks and summed over in products."""
         return 0 if self.transposed else self.ndim - 1
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the blocks."""
+        """The bytes of the blocks."""
         return self.blocks.nbytes
 
     @property
@@ -140,12 +141,13 @@ class QTensor(QuantisedArray):
         return view
 
     def with_sum_axis(self, axis: int) -> "QTensor":
-        """Return the same values with K along *axis*: of a matrix of floats, copied in that order.
+        """Return a tensor with the same values and with K along *axis*.
 
-        Blocks of other formats lie along K, so the tensor is returned as it is.
+        A matrix of floats is copied in that order.  Other tensors are returned unchanged, because
+        their blocks cannot be transposed.
 
         Raises:
-            LayoutError: There is no such axis.
+            LayoutError: *axis* is out of range.
         """
         if (
             isinstance(axis, bool)
@@ -153,7 +155,7 @@ class QTensor(QuantisedArray):
             or axis not in (range(self.ndim))
         ):
             raise LayoutError(
-                f"axis {brief(axis, 40)} is none of {self!r}", remedy=f"pass 0 to {self.ndim - 1}"
+                f"{self!r} has no axis {brief(axis, 40)}", remedy=f"pass 0 to {self.ndim - 1}"
             )
         if axis == self.sum_axis or self.ndim != 2 or self.format.block > 1:
             return self
@@ -161,7 +163,7 @@ class QTensor(QuantisedArray):
         return other if self.transposed else other.T
 
     def copy(self) -> "QTensor":
-        """Return a tensor with blocks of its own."""
+        """Return a tensor with a copy of the blocks."""
         return _restored(self.blocks.copy(), self.format.name, self.transposed)
 
     def dequantize(self) -> F32:
@@ -170,10 +172,10 @@ class QTensor(QuantisedArray):
         return values.T if self.transposed else values
 
     def first_not_finite(self) -> tuple[int, ...] | None:
-        """Return the index of the first row, in the file's orientation, that holds NaN or infinity.
+        """Return the index of the first row with NaN or infinity, in the file's orientation.
 
         Returns:
-            One number for each axis before K, or None: all values are finite.
+            One number for each axis before K, or None if all values are finite.
         """
         bad = not_finite(self.blocks, self.format).any(axis=-1)
         return tuple(int(i) for i in np.argwhere(bad)[0]) if bad.any() else None
@@ -185,10 +187,10 @@ class QTensor(QuantisedArray):
     def __array__(
         self, dtype: npt.DTypeLike | None = None, copy: bool | None = None
     ) -> npt.NDArray[Any]:
-        """numpy's protocol: the values of F32 and F16, without a copy where none is asked for.
+        """Return the values of an F32 or F16 tensor; implements numpy's ``__array__`` protocol.
 
         Raises:
-            UnsupportedOp: The values do not exist in memory.
+            UnsupportedOp: The format is another one: use `dequantize`.
         """
         values = self._stored("numpy.asarray")
         if copy is None:  # numpy 1 has no copy=None
@@ -196,10 +198,10 @@ class QTensor(QuantisedArray):
         return np.array(values, dtype, copy=copy)
 
     def __dlpack__(self, **options: Any) -> Any:
-        """DLPack's protocol: the values of F32 and F16 where they lie.
+        """Return a DLPack capsule of the values of an F32 or F16 tensor, without a copy.
 
         Raises:
-            UnsupportedOp: The values do not exist in memory.
+            UnsupportedOp: The format is another one: use `dequantize`.
         """
         return self._stored("numpy.from_dlpack").__dlpack__(**options)
 
@@ -207,7 +209,7 @@ class QTensor(QuantisedArray):
         return self._stored("numpy.from_dlpack").__dlpack_device__()
 
     def _stored(self, name: str) -> npt.NDArray[Any]:
-        """Return a view of the values of a format that numpy knows; *name* asks for them."""
+        """Return a view of the values of F32 and F16; the error for other formats names *name*."""
         if self.blocks.dtype.kind != "f":
             raise refused(name, self)
         return self.blocks.T if self.transposed else self.blocks
@@ -216,14 +218,15 @@ class QTensor(QuantisedArray):
         return _restored, (self.blocks, self.format.name, self.transposed)
 
     def __getitem__(self, rows: Any) -> "QTensor":
-        """Return whole rows: an int, a slice, ints or a mask for each axis before K.
+        """Return whole rows, which share the blocks if *rows* has only ints and slices.
 
-        Of the view ``w.T`` these are columns: ``w.T[:, rows]``.  Slices are views.
+        Args:
+            rows: An int, a slice, a sequence of ints or a mask for each axis before K.  For a view
+                ``w.T``, the axis K comes first: ``w.T[:, rows]``.
 
         Raises:
-            LayoutError: The index would cut rows.
-            IndexError: There is no such row, which also ends iteration; or a mask is of another
-                length than its axis.
+            LayoutError: The index would select a part of the axis K.
+            IndexError: An index is out of range, or a mask and its axis differ in length.
         """
         index = _of_every_axis(rows if isinstance(rows, tuple) else (rows,), self.ndim)
         axis = self.sum_axis
@@ -245,7 +248,7 @@ class QTensor(QuantisedArray):
 
 
 def _require_rows(index: Sequence[Any], shape: Sequence[int], sum_axis: int) -> None:
-    """Raise numpy's IndexError with the axis of the weight, which has another number in blocks."""
+    """Raise numpy's IndexError with the number of the weight's axis, not of the blocks' axis."""
     for axis, (key, size) in enumerate(zip(index, shape, strict=True)):
         if axis != sum_axis:
             try:
@@ -255,18 +258,22 @@ def _require_rows(index: Sequence[Any], shape: Sequence[int], sum_axis: int) -> 
 
 
 def cannot_be_cut(weight: QuantisedArray, index: Any) -> LayoutError:
-    """Return the error that *index* would cut the blocks of *weight*."""
+    """Return the error that *index* does not select whole rows of *weight*."""
     before = ":, " * (weight.sum_axis + 1 if weight.sum_axis < weight.ndim - 1 else 0)
     along_n = "" if weight.ndim == 1 else f"choose along N, for example w[{before}2:4], or "
     return LayoutError(
         f"{weight!r} cannot be indexed with {brief(index)}: its blocks lie along axis "
-        f"{weight.sum_axis}",
+        f"{weight.sum_axis}, which cannot be cut",
         remedy=f"{along_n}index the array w.dequantize()",
     )
 
 
 def _sizes(shape: Sequence[int]) -> list[int]:
-    """Return *shape* as ints, at least one and none negative."""
+    """Return *shape* as a list of one or more ints >= 0.
+
+    Raises:
+        LayoutError: *shape* is not valid.
+    """
     try:
         sizes = [operator.index(size) for size in shape]
     except TypeError:  # not a sequence, or not of integers
@@ -281,30 +288,30 @@ def _view(buf: Any) -> memoryview:
         return memoryview(buf)
     except TypeError as error:
         raise LayoutError(
-            f"a {type(buf).__name__} does not hold bytes", remedy="pass bytes, an array or an mmap"
+            f"a {type(buf).__name__} is not a buffer", remedy="pass bytes, an array or an mmap"
         ) from error
 
 
 def _restored(blocks: Blocks, fmt: str, transposed: bool) -> QTensor:
-    """Return the tensor that was copied or pickled."""
+    """Return a tensor, or its view ``.T`` if *transposed*, for `copy` and unpickling."""
     tensor = QTensor(blocks, fmt)
     return tensor.T if transposed else tensor
 
 
 def _of_every_axis(index: tuple[Any, ...], ndim: int) -> tuple[Any, ...]:
-    """Return *index* with a key for each axis: an Ellipsis and missing keys are whole axes."""
+    """Return *index* with one key per axis; an Ellipsis and missing keys become full slices."""
     places = [i for i, key in enumerate(index) if key is Ellipsis] or [len(index)]
     before, after = index[: places[0]], index[places[0] + 1 :]
     return (*before, *[slice(None)] * (ndim - len(before) - len(after)), *after)
 
 
 def _is_whole(key: Any, length: int) -> bool:
-    """Say whether a key of an index selects all of an axis, in order."""
+    """Return whether *key* is a slice of the whole axis, in order."""
     return isinstance(key, slice) and key.indices(length) == (0, length, 1)
 
 
 def _selects_rows(key: Any) -> bool:
-    """True for a slice, an int, a sequence of ints and a mask; False for None and Ellipsis."""
+    """Return whether *key* is a slice, an int, a sequence of ints or a mask."""
     if isinstance(key, slice):
         return True
     if not isinstance(key, int | np.integer | list | tuple | range | np.ndarray):
@@ -319,12 +326,12 @@ def _selects_rows(key: Any) -> bool:
 
 
 def _as_numpys(key: Any) -> Any:
-    """Return a key that numpy takes; the empty list has no dtype, and is no ints."""
+    """Return *key*, or an empty array of ints for an empty list, which numpy makes floats."""
     return np.zeros(0, np.intp) if isinstance(key, list) and not key else key
 
 
 def readable_bytes(count: int) -> str:
-    """Return *count* in the largest unit that leaves at least 1."""
+    """Return *count* bytes in the largest of B, kB, MB and GB that gives a number >= 1."""
     thousands = min((len(str(count)) - 1) // 3, 3)
     unit = ("B", "kB", "MB", "GB")[thousands]
     return f"{count / 1000**thousands:.{min(thousands, 1)}f} {unit}"

@@ -1,7 +1,6 @@
-"""GGUF tensor types: number, name and block layout.
+"""The table of GGUF tensor types: number, name and layout of a block.
 
-One row per type; the fields of a block are its specification.  `blocks` has their numpy dtypes,
-`canonical` has the meaning of the blocks.
+`blocks` has the numpy dtypes of the types, and `canonical` unpacks their blocks.
 Source: ggml/include/ggml.h (type numbers), ggml/src/ggml-common.h (block structs), MIT.
 """
 
@@ -14,28 +13,28 @@ from npurt.errors import UnsupportedOp, brief
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How one GGUF type lies in a file: *block* elements in *block_bytes* bytes."""
+    """One GGUF type: *block* elements are stored in *block_bytes* bytes."""
 
-    name: str  # lower case, as users write it: "q4_k"
+    name: str  # lower case, such as "q4_k"
     number: int  # ggml type number
     block: int  # elements per block
     block_bytes: int
-    layout: str | tuple[tuple[Any, ...], ...]  # numpy's name of an element, or fields of a block
+    layout: str | tuple[tuple[Any, ...], ...]  # numpy dtype of an element, or fields of a block
 
     def row_bytes(self, k: int) -> int:
-        """Bytes of a row of *k* elements; *k* must be a multiple of `block`."""
+        """Return the bytes of a row of *k* elements; *k* must be a multiple of `block`."""
         return k // self.block * self.block_bytes
 
 
 def _blocks(name: str, number: int, block: int, *fields: tuple[Any, ...]) -> Format:
-    """Return the format whose blocks have *fields*: a name, a type and, of an array, its length."""
+    """Return the format whose blocks have *fields*: (name, dtype) or (name, dtype, length)."""
     nbytes = sum(int(kind[-1]) * math.prod(length) for _, kind, *length in fields)
     return Format(name, number, block, nbytes, fields)
 
 
 # d: scale; dmin: scale of the minima; qs: low bits; qh/hmask: high bits; little endian.
 FORMATS = (
-    #         name    number block  fields, or bytes and numpy's name
+    #         name    number block  fields, or bytes and numpy dtype
     Format( "f32",        0,   1, 4, "<f4"),
     Format( "f16",        1,   1, 2, "<f2"),
     _blocks("q4_0",       2,  32, ("d", "<f2"), ("qs", "u1", 16)),
@@ -67,16 +66,16 @@ BY_NUMBER = {f.number: f for f in FORMATS}
 
 
 def find(fmt: Format | str) -> Format:
-    """Return the format of that name, in any case; a Format is returned as it is.
+    """Return the format called *fmt*, in any case; a Format is returned unchanged.
 
     Raises:
-        UnsupportedOp: There is no such name.
+        UnsupportedOp: The name is unknown.
     """
     if isinstance(fmt, Format):
         return fmt
     found = BY_NAME.get(fmt.lower()) if isinstance(fmt, str) else None
     if found is None:
         raise UnsupportedOp(
-            f"there is no format {brief(fmt)}", remedy=f"use one of {', '.join(BY_NAME)}"
+            f"unknown format {brief(fmt)}", remedy=f"use one of {', '.join(BY_NAME)}"
         )
     return found

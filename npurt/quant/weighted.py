@@ -1,11 +1,12 @@
-"""Float32 to blocks where some columns matter more than others.
+"""Quantise float32 to blocks with an importance for each column.
 
-The error of a product is least when the squared error of each weight counts as much as the mean
-square of the input that it is multiplied by: the importance of its column.  For each block, scales
-around the plain encoder's are tried, each with the codes that are nearest and then with the scale
-that is best for those codes (weighted least squares); the best of all, the plain block included, is
-taken.  So the weighted error is never above that of `quantize`.
-Sources: weighted least squares is textbook; that importances are mean squares of inputs: llama.cpp
+The importance of a column is the mean square of the inputs that the column is multiplied by.  The
+expected squared error of a product is the sum of the weights' squared errors times the importance
+of their columns.  For each block, several scales are tried: each one gives the nearest codes, and
+weighted least squares gives the best scale for these codes.  The block with the smallest weighted
+error is used, or the block of `quantize` if none is better.  So the weighted error is at most that
+of `quantize`.
+Sources: weighted least squares is textbook; importances as mean squares of inputs: llama.cpp
 tools/imatrix/README.md, MIT.
 """
 
@@ -21,19 +22,24 @@ from npurt.quant.decode import dequantize
 from npurt.quant.encode import IQ4_MIDPOINTS, as_codes, from_codes, packed_scales, quantize
 from npurt.quant.types import Format
 
-STEP = 1 << 16  # elements encoded at a time: a dozen arrays of that size are alive
-# Candidate scales divide the range of a block into the codes of the format plus each of these.
+STEP = 1 << 16  # elements encoded at a time, to limit the size of about a dozen temporaries
+# A candidate scale divides the range of a block by the number of steps of the format plus one of
+# these numbers.
 STRETCHES = np.linspace(-1.0, 1.5, 9, dtype=np.float32)
 
 Search = Callable[[F32, F32], Iterator[Blocks]]
 
 
 def quantize_weighted(x: npt.ArrayLike, fmt: Format, importance: npt.ArrayLike) -> Blocks:
-    """Encode *x* ``[..., K]`` as `npurt.quant.encode.quantize` does, with regard to *importance*.
+    """Encode *x* ``[..., K]`` with the smallest squared error weighted by *importance*.
+
+    Formats without a search are encoded by `npurt.quant.encode.quantize`.
 
     Args:
-        importance: Numbers from 0, ``[..., K]`` or what broadcasts to it.  In a block in which all
-            are 0, all columns count alike.
+        x: The values.
+        fmt: The format to encode to.
+        importance: Numbers >= 0 that broadcast to ``[..., K]``.  In a block of zeros, all columns
+            have the same importance.
 
     Raises: as `quantize`.
     """
@@ -46,7 +52,7 @@ def quantize_weighted(x: npt.ArrayLike, fmt: Format, importance: npt.ArrayLike) 
     weights = weights.reshape(-1, fmt.block)
     blocks = plain.reshape(-1)
     step = max(1, STEP // fmt.block)
-    with np.errstate(all="ignore"):  # a candidate that overflows is not the best
+    with np.errstate(all="ignore"):  # a candidate that overflows has an infinite or NaN error
         for start in range(0, len(rows), step):
             part = slice(start, start + step)
             blocks[part] = _best(rows[part], _relative(weights[part]), blocks[part], fmt)
@@ -54,17 +60,17 @@ def quantize_weighted(x: npt.ArrayLike, fmt: Format, importance: npt.ArrayLike) 
 
 
 def _relative(weights: F32) -> F32:
-    """Return *weights* so that the largest of each block is 1."""
+    """Return *weights* scaled so that the largest of each block is 1; a block of zeros gets 1s."""
     most = weights.max(axis=-1, keepdims=True)
     return np.where(most > 0, weights / np.where(most > 0, most, 1), np.float32(1))
 
 
 def _best(x: F32, w: F32, plain: Blocks, fmt: Format) -> Blocks:
-    """Return for each block the candidate with the least weighted error."""
+    """Return the candidate with the smallest weighted error for each block."""
     best, least = plain.copy(), _error(x, w, plain, fmt)
     for blocks in _SEARCHES[fmt.name](x, w):
         error = _error(x, w, blocks, fmt)
-        better = error < least  # never true of NaN
+        better = error < least  # False for NaN
         best[better], least[better] = blocks[better], error[better]
     return best
 
@@ -78,7 +84,7 @@ def _error(x: F32, w: F32, blocks: Blocks, fmt: Format) -> npt.NDArray[np.float6
 
 
 def _nearest(half: int) -> Callable[[F32], F32]:
-    """Return the rounding to -half .. half - 1."""
+    """Return a function that rounds to integers from -half to half - 1."""
     return lambda v: np.clip(np.rint(v), -half, half - 1)
 
 
@@ -89,10 +95,12 @@ def _nearest_iq4(v: F32) -> F32:
 def _scales(
     x: F32, w: F32, levels: Callable[[F32], F32], reach: float
 ) -> Iterator[npt.NDArray[np.float32]]:
-    """Yield scales ``[B]`` that may be good.
+    """Yield candidate scales ``[B]``.
 
     Args:
-        levels: Rounds to what a code means.
+        x: Values ``[B, n]``.
+        w: Weights ``[B, n]`` of the squared errors.
+        levels: Rounds to the nearest level, a value that a code stands for.
         reach: The largest magnitude of a level.
     """
     at = abs(x).argmax(axis=-1)[:, None]
@@ -105,7 +113,7 @@ def _scales(
 
 
 def _over(values: Any, steps: Any) -> Any:
-    """Return *values* / *steps*; 0 where the step is 0."""
+    """Return *values* / *steps*, or 0 for steps of 0."""
     return np.where(steps == 0, np.float32(0), values / np.where(steps == 0, 1, steps))
 
 
@@ -140,7 +148,7 @@ def _q6_k(x: F32, w: F32) -> Iterator[Blocks]:
 def _least(
     x: F32, w: F32, scales: Iterator[npt.NDArray[np.float32]], levels: Callable[[F32], F32]
 ) -> npt.NDArray[np.float32]:
-    """Return the scale of each block with which its weighted error is least."""
+    """Return the scale with the smallest weighted error for each block."""
     best, least = np.zeros(len(x), np.float32), np.full(len(x), np.inf)
     for d in scales:
         apart = x - d[:, None] * levels(_over(x, d[:, None]))
@@ -154,10 +162,13 @@ def _least(
 
 
 def _lines(x: F32, w: F32, top: int, *, below: bool) -> Iterator[tuple[Any, Any]]:
-    """Yield scales and minima ``[B]`` that may be good: ``scale * code + minimum``.
+    """Yield candidate scales and minima ``[B]``, for values ``scale * code + minimum``.
 
     Args:
-        below: Minima are never above 0.
+        x: Values ``[B, n]``.
+        w: Weights ``[B, n]`` of the squared errors.
+        top: The largest code.
+        below: True restricts minima to numbers <= 0.
     """
     low = x.min(axis=-1)
     low = np.minimum(low, 0) if below else low
@@ -171,7 +182,7 @@ def _lines(x: F32, w: F32, top: int, *, below: bool) -> Iterator[tuple[Any, Any]
         from_mean = code - mean_code[:, None]
         slope = _over((w * from_mean * x).sum(axis=-1), (w * from_mean * code).sum(axis=-1))
         start = mean_x - slope * mean_code
-        if below:  # where the best line starts above 0, the best one through 0
+        if below:  # replace a line that starts above 0 by the best line through 0
             through = _over((w * code * x).sum(axis=-1), (w * code * code).sum(axis=-1))
             slope, start = np.where(start > 0, through, slope), np.minimum(start, 0)
         yield np.maximum(slope, 0), start
@@ -212,7 +223,7 @@ def _minmax_k(name: str, top: int) -> Search:
 
 
 def _of_six_bits(wanted: F32) -> tuple[npt.NDArray[np.float16], npt.NDArray[np.uint8]]:
-    """Return a float16 for each 8 of *wanted*, and the integers to 63 that it is multiplied by."""
+    """Return a float16 scale per 8 numbers of *wanted*, and their integer multiples up to 63."""
     each = wanted.reshape(-1, 8)
     d = (each.max(axis=-1) / 63).astype(np.float16)
     counts = np.clip(np.rint(_over(each, d.astype(np.float32)[:, None])), 0, 63)
@@ -229,4 +240,4 @@ _SEARCHES: dict[str, Search] = {
     "q6_k": _q6_k,
     "iq4_nl": _iq4_nl,
 }
-SEARCHED = tuple(_SEARCHES)  # the formats for which importance makes a difference
+SEARCHED = tuple(_SEARCHES)  # the formats whose encoding depends on the importance

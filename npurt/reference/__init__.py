@@ -1,4 +1,4 @@
-"""The device ``numpy``: every op of a graph by its equation, in float32 numpy and nothing else.
+"""The device ``numpy``: runs every op of a graph by its equation, in float32.
 
-It needs no compiled code, so it runs wherever numpy does.  It is slow.
+The device needs no compiled code, so it runs on every platform of numpy.  It is slow.
 """

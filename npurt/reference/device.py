@@ -1,4 +1,4 @@
-"""The device ``numpy``: products by `numpy.matmul` on float32 weights, and whole graphs."""
+"""The device ``numpy``: runs products with `numpy.matmul` on float32 weights, and whole graphs."""
 
 import math
 
@@ -16,7 +16,7 @@ from npurt.segment import Limits, Segment, Weights
 
 
 class ReferencePacked(Packed):
-    """A weight, as float32."""
+    """A weight converted to float32."""
 
     def __init__(self, device: "ReferenceDevice", tensor: QTensor) -> None:
         self.device = device
@@ -25,37 +25,37 @@ class ReferencePacked(Packed):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the float32 weight."""
+        """The bytes of the float32 weight."""
         return self.values.nbytes
 
     def multiplied(self, rows: slice) -> F64:
-        """Return *rows* of the float32 weight."""
+        """Return *rows* of the float32 weight, as float64."""
         return self.values[rows].astype(np.float64)
 
     def error(self, rows: slice) -> F64:
-        """Return the standard error of results: K sums and K products in float32, in any order."""
+        """Return the standard error of results from K products and K sums in float32."""
         norms = np.sqrt((self.multiplied(rows) ** 2).sum(axis=1))
         bound: F64 = UNIT * math.sqrt(2 * self.k) * norms + FLUSHED * 4 * math.sqrt(self.k)
         return bound
 
     def floor(self, rows: slice) -> F64:
-        """Return what is lost of products and sums below 2^-126."""
+        """Return a bound of the error from products and sums below 2^-126, which may become 0."""
         norms = np.sqrt((self.multiplied(rows) ** 2).sum(axis=1))
         lost: F64 = FLUSHED * (2 * self.k + math.sqrt(self.k) * norms)
         return lost
 
     def peak(self, rows: slice, x: F64) -> F64:
-        """Return the sums of absolute terms."""
+        """Return ``|x| @ |w[rows]|.T``, the sums of the absolute values of the terms."""
         peak: F64 = abs(x) @ abs(self.multiplied(rows)).T
         return peak
 
 
 class ReferenceDevice(Device):
-    """numpy, wherever it runs.
+    """The numpy device.
 
     Args:
-        by_row: Compute graphs row by row, so that a row does not depend on the others that it comes
-            with.  That is slower: a product reads its weight for each row.
+        by_row: Compute graphs row by row, so that a row's result does not depend on the number of
+            rows in the run.  This is slower, because a product reads its weight for each row.
     """
 
     def __init__(self, *, by_row: bool = False) -> None:
@@ -65,15 +65,15 @@ class ReferenceDevice(Device):
 
     def _require_open(self) -> None:
         if self._closed:
-            raise NpurtError("numpy is closed", remedy="open it again")
+            raise NpurtError("the numpy device is closed", remedy="open it again")
 
     def why_not(self, op: MatMul) -> str | None:
-        """Return None: it multiplies by every format that can be decoded."""
+        """Return None: the device supports all products."""
         del op
         return None
 
     def pack(self, tensor: QTensor, *, int16: bool | None = False) -> ReferencePacked:
-        """Convert *tensor* to float32; activations are not rounded."""
+        """Convert *tensor* to float32; *int16* has no effect, as activations are not rounded."""
         del int16
         self._require_open()
         return ReferencePacked(self, tensor)
@@ -87,20 +87,20 @@ class ReferenceDevice(Device):
             np.matmul(x, w.values.T, out=out)
 
     def multiplied(self, x: F32, w: Packed) -> F64:
-        """Return x: it is not rounded."""
+        """Return *x* as float64: the device does not round activations."""
         del w
         return x.astype(np.float64)
 
     def why_not_op(self, op: Op, limits: Limits) -> str | None:
-        """Return None: the interpreter runs every op."""
+        """Return None: the device supports all ops."""
         del op, limits
         return None
 
     def compile(self, part: Graph, weights: Weights, limits: Limits) -> Segment:
-        """Make a segment of *part*."""
+        """Return a segment that runs *part*."""
         self._require_open()
         return ReferenceSegment(part, weights, limits, self._kernels)
 
     def close(self) -> None:
-        """Refuse to work from now on; there is nothing to release."""
+        """Close the device; later calls raise NpurtError."""
         self._closed = True

@@ -1,4 +1,4 @@
-"""A segment that the graph's interpreter runs in float32."""
+"""Run a part of a graph with the interpreter, in float32."""
 
 from collections.abc import Iterable, Mapping
 
@@ -14,18 +14,20 @@ from npurt.graph.tensor import POSITIONS, Kind, Tensor
 from npurt.guard import Guard
 from npurt.segment import Array, Counter, Limits, Segment, Weights
 
-CACHED_BYTES = 4 << 30  # of weights that stay float32; others are converted in each run
+CACHED_BYTES = 4 << 30  # maximum bytes of cached float32 weights; others are converted in each run
 
 
 class ReferenceSegment(Segment):
-    """Runs its part op by op; states are numpy arrays.
+    """A segment that runs its part op by op; states are numpy arrays.
 
     Args:
-        kernels: What computes ops of some kinds, in place of their functions in
-            `npurt.graph.meaning`.
+        part: The part of the graph.
+        weights: The weights of the part.
+        limits: The maximum sizes of runs and states.
+        kernels: Functions by type of op that replace those of `npurt.graph.meaning`.
 
     Raises:
-        GraphError: The part is no valid graph.
+        GraphError: The part is not a valid graph.
     """
 
     def __init__(
@@ -45,7 +47,7 @@ class ReferenceSegment(Segment):
         def count(op: Op, rows: int, seconds: float) -> None:
             counters[op.name].count(op, rows, seconds)
 
-        self._interpreter = Interpreter(  # with nothing of this object's, which keeps it
+        self._interpreter = Interpreter(  # gets no bound methods of self, to avoid a cycle
             part,
             self._floats.load,
             np.float32,
@@ -57,7 +59,7 @@ class ReferenceSegment(Segment):
     def run(self, values: Mapping[str, Array], rows: Rows) -> dict[str, Array]:
         """Run all ops; see `Segment.run`."""
         self._guard.begin_run(values, rows)
-        with np.errstate(over="ignore", invalid="ignore"):  # as the kernels of other devices
+        with np.errstate(over="ignore", invalid="ignore"):  # kernels do not warn either
             made = self._interpreter.run(values, rows, self._states)
         self._guard.end_run(rows)
         return made
@@ -79,17 +81,17 @@ class ReferenceSegment(Segment):
         self._states.forget(sequence)
 
     def counters(self) -> Iterable[Counter]:
-        """Return the counts of the ops so far."""
+        """Return the counters of all ops."""
         return self._counters.values()
 
     def close(self) -> None:
-        """Release the weights; counters stay."""
+        """Release the weights, but keep the counters."""
         self._guard.closed = True
         self._floats.cache.clear()
 
 
 class _Floats:
-    """Weights and tables as float32; they are kept while there is room."""
+    """Weights and tables as floats, cached up to CACHED_BYTES."""
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
@@ -97,7 +99,7 @@ class _Floats:
         self._nbytes = 0
 
     def load(self, name: str) -> Array:
-        """Return all of one."""
+        """Return all values of a weight or table; those of a float64 table stay float64."""
         found = self.cache.get(name)
         if found is None:
             found = self._weights.values(name)
@@ -108,5 +110,5 @@ class _Floats:
         return found
 
     def load_rows(self, name: str, index: Array) -> Array:
-        """Return some rows of one that is not kept."""
+        """Return the rows *index* of a weight as float32, without caching them."""
         return self._weights.quantised(name)[index].dequantize()

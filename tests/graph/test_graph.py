@@ -51,9 +51,9 @@ def test_every_op_has_a_meaning_and_a_shape_rule(kind):
     ("made", "match"),
     [
         ([add("a", X, row("y"), row("z"))], "reads y, which no op before it writes"),
-        ([add("a", X, X, row("y")), add("b", X, X, row("y"))], "y is written a second time"),
+        ([add("a", X, X, row("y")), add("b", X, X, row("y"))], "an earlier op also writes y"),
         ([add("a", X, X, X)], "writes x, which is a input"),
-        ([add("a", X, X, row("y")), add("b", X, X, row("y", 9))], "has the name of"),
+        ([add("a", X, X, row("y")), add("b", X, X, row("y", 9))], "have the same name"),
         ([add("a", X, X, row("y", 9))], "shapes differ"),
         ([ops.RMSNorm("n", X, None, row("y"), 1e-6, heads=3)], "does not divide into 3"),
         (
@@ -77,7 +77,7 @@ def test_a_state_belongs_to_one_op():
     op = b.build().ops[0]
     again = ops.Attention("b", once, once, once, op.keys, op.values, row("out"), 2, 2, 1.0)
 
-    with pytest.raises(GraphError, match="already another op's"):
+    with pytest.raises(GraphError, match="an earlier op also writes the state"):
         Graph("two", (op, again)).check()
 
 

@@ -346,5 +346,5 @@ def test_an_input_that_is_missing_is_named():
     b.output(b.scale("y", b.input("x", Dim("D", 2)), 2.0))
     graph = b.build()
 
-    with pytest.raises(LayoutError, match="not given: x"):
+    with pytest.raises(LayoutError, match="are missing: x"):
         Interpreter(graph, {}.__getitem__).run({}, Rows.of(1), States(graph))

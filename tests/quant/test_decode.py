@@ -215,5 +215,5 @@ def test_floats_stay_as_they_are(name, dtype):
 @pytest.mark.parametrize("read", [dequantize, canonical])
 @pytest.mark.parametrize("blocks", [np.zeros(34, np.uint8), np.zeros((), DTYPES["q8_0"])])
 def test_what_is_no_block_array_is_refused(read, blocks):
-    with pytest.raises(LayoutError, match="q8_0 blocks are"):
+    with pytest.raises(LayoutError, match="q8_0 blocks must be"):
         read(blocks, BY_NAME["q8_0"])
