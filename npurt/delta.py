@@ -9,8 +9,9 @@ import numpy.typing as npt
 
 from npurt import moved
 from npurt.device import F32, F64, FLUSHED, UNIT, Caps, Device
-from npurt.errors import UnsupportedOp
+from npurt.errors import NumericsError, UnsupportedOp
 
+I32 = npt.NDArray[np.int32]
 ALL = slice(None)
 
 
@@ -112,6 +113,8 @@ def require_delta(device: DeltaNets, net: DeltaNet) -> None:
 STATE_INTEGERS = range(-(1 << 30) - (1 << 16), (1 << 30) + (1 << 16) + 1)
 STATE_EXPONENTS = range(-(1 << 24), 1 << 24)
 STATE_GAINS = range(1 << 30, 1 << 31)
+STATE_BITS = 30  # of the greatest integer of a row that was converted from float32
+EMPTY_ROW = -400  # the exponent of a row of zeros: far below all float32
 
 
 def state_values(exact: npt.NDArray[Any]) -> F32:
@@ -122,6 +125,28 @@ def state_values(exact: npt.NDArray[Any]) -> F32:
     with np.errstate(over="ignore", under="ignore"):
         values: F64 = np.ldexp(integers * (gains / 2.0**31), np.minimum(exponents, 900))
         return values.astype(np.float32)
+
+
+def state_integers(values: F32) -> I32:
+    """Return the integers of a float32 state ``[N, H, W (of v), W (of k)]``.
+
+    The greatest element of a row of v has 30 bits, and all gains are 1/2.
+
+    Raises:
+        NumericsError: The state holds NaN or infinity.
+    """
+    greatest = np.abs(values).max(axis=-1, keepdims=True)
+    if not np.isfinite(greatest).all():
+        raise NumericsError(
+            "the state of a delta net holds NaN or infinity",
+            remedy="check the model file with device 'cpu'",
+        )
+    bits = np.frexp(greatest)[1]
+    exact = np.empty((*values.shape[:-1], values.shape[-1] + 2), np.int32)
+    exact[..., :-2] = np.rint(np.ldexp(values, STATE_BITS - bits))
+    exact[..., -2:-1] = np.where(greatest > 0, bits - STATE_BITS + 1, EMPTY_ROW)
+    exact[..., -1] = STATE_GAINS[0]
+    return exact
 
 
 def is_state(exact: npt.NDArray[Any]) -> bool:
@@ -173,6 +198,13 @@ class DeltaState:
         """
         values: F32 = kept[:, heads]
         return values
+
+    def history(self, kept: Any) -> "tuple[npt.NDArray[Any], tuple[DeltaNet, ...]]":
+        """Return what `checkpoint` returned as an exact state and the tokens that followed it.
+
+        It needs no device: another kind of state restores the first and advances by the others.
+        """
+        return kept, ()
 
     keep = moved.attribute("checkpoint")
     resume = moved.attribute("restore_checkpoint")

@@ -21,7 +21,8 @@ from npurt.cpu.pool.operands import Image
 from npurt.cpu.pool.packed import CpuPacked
 from npurt.cpu.pool.program import Program, batches
 from npurt.cpu.pool.table import RowTable
-from npurt.delta import DeltaNet, DeltaNets, require_delta
+from npurt.cpu.state.integers import IntegerState
+from npurt.delta import DeltaNet, DeltaNets, DeltaState, require_delta
 from npurt.device import F32, Caps, Device, MatMul, Packed, check_product
 from npurt.errors import LayoutError, UnsupportedOp
 from npurt.graph import ops
@@ -180,6 +181,15 @@ class CpuDevice(Device, DeltaNets):
             program = Program(self.engine)
             program.delta(part)
             program.run(RowTable.of(part.v.shape[1]))
+
+    def integer_delta_state(self, net: DeltaNet) -> DeltaState:
+        """Return a state of integers, whose results have the bits of a Hexagon.
+
+        Raises:
+            UnsupportedOp: `why_not_delta` has a reason against *net*.
+        """
+        require_delta(self, net)
+        return IntegerState(net)
 
     def why_not_op(self, op: Op, limits: Limits) -> str | None:
         """Return None, or the first limit of the kernels that *op* exceeds.

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 import npurt
+from npurt.cpu.device import CpuDevice
+from npurt.cpu.state.slots import Slots
 from npurt.errors import DeviceLost, NumericsError
 from npurt.hexagon.device import delta_memory
 from npurt.hexagon.device.delta_memory import DeltaMemory
@@ -12,6 +14,7 @@ from tests.hexagon.delta_nets import (
     KEPT,
     after,
     kill_dsp_of,
+    one_by_one,
     own,
     run,
 )
@@ -175,6 +178,31 @@ def test_the_state_of_a_device_that_is_given_up_can_be_read(tokens, fresh, monke
         state.advance(net.after(tokens))
 
     assert nmse(state.read(), wanted.state) <= UPSTREAM
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 20, KEPT + 2])
+def test_the_cpu_continues_from_a_device_that_is_given_up_with_its_bits(tokens, fresh, monkeypatch):
+    """From the state, and from a checkpoint of it."""
+    monkeypatch.setattr("npurt.hexagon.device.sessions.RESTART_SECONDS", 0.2)
+    net = own(net_of({"heads": 2, "width": 64, "tokens": tokens + 3}))
+    wanted = run(fresh, net)
+    slots = Slots(net.state[None].copy())
+    slots.move(lambda: fresh.delta_state(net))
+    one_by_one(slots.state, net.first(tokens))
+    slots.save(1)
+    one_by_one(slots.state, net.after(tokens).first(2))
+    tell("crash=1+")
+    with pytest.raises(DeviceLost):
+        slots.state.advance(net.after(tokens + 2))
+
+    with CpuDevice(1) as cpu:
+        slots.move(lambda: cpu.integer_delta_state(net))
+        for start in (tokens + 2, tokens):
+            net.out[...] = np.nan
+            slots.state.advance(net.after(start))
+            np.testing.assert_array_equal(net.out[:, start:], wanted.out[:, start:])
+            np.testing.assert_array_equal(slots.read(), wanted.state)
+            slots.restore_checkpoint(1)
 
 
 def test_a_device_that_is_given_up_leaves_the_state_of_the_caller(fresh, monkeypatch):

@@ -1,6 +1,7 @@
 """A device that fails in the middle of a step with eight texts costs none of them a token."""
 
 import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from npurt.llm.batch.sequence import Sequence
 from npurt.llm.decode.options import Request
 from npurt.rknpu.device import device as device_module
 from npurt.rknpu.driver.system import Simulator
+from npurt.runtime.execute import recurrence
 from tests.hexagon.simulator import kill, tell
 from tests.llm import tiny
 from tests.rknpu.conftest import STRICT
@@ -85,6 +87,35 @@ def test_a_dsp_that_dies_costs_no_text_a_token(model, fault):
 
     assert tokens == wanted
     assert any("opened again" in note for note in report.notes)
+
+
+@pytest.mark.usefixtures("hexagon")
+@pytest.mark.parametrize("model", [DENSE, HYBRID], ids="-".join)
+def test_a_dsp_that_never_comes_back_costs_each_sequence_what_it_costs_one(model, monkeypatch):
+    """Products have the CPU's rounding from then on, delta nets that of the DSP."""
+    monkeypatch.setattr("npurt.hexagon.device.sessions.RESTART_SECONDS", 0.2)
+
+    tokens, report = generate(model, "hexagon:sim", lambda: tell("crash=1+"))
+
+    assert any("the CPU goes on" in note for note in report.notes)
+    for number in range(TEXTS):
+        tell("reset")
+        alone, _ = generate(model, "hexagon:sim", lambda: tell("crash=1+"), [number])
+        assert alone == [tokens[number]]
+
+
+@pytest.mark.usefixtures("hexagon")
+def test_a_wrong_delta_net_costs_no_sequence_a_token(monkeypatch):
+    """The CPU continues with the state before it, in the DSP's arithmetic."""
+    wanted = undisturbed(HYBRID, "hexagon:sim")
+    calls = itertools.count()
+    is_right = recurrence.is_right
+    monkeypatch.setattr(recurrence, "is_right", lambda *args: next(calls) != 40 and is_right(*args))
+
+    tokens, report = generate(HYBRID, "hexagon:sim", verify="always")
+
+    assert tokens == wanted
+    assert any("wrong delta net" in note for note in report.notes)
 
 
 @pytest.mark.parametrize("fault", RKNPU)

@@ -387,6 +387,26 @@ NPURT_API int npurt_take(int type, const uint8_t *blocks, int64_t n, int64_t k, 
  */
 NPURT_API int64_t npurt_best(const float *x, int64_t n, int64_t k, int32_t *best);
 
+/*
+ * A gated delta net whose state is integers, for the tokens of one sequence.  Arrays are contiguous
+ * and finite; width is at most NPURT_MOST_DELTA and k_heads divides heads.
+ */
+typedef struct {
+    const float *q, *k; /* [tokens][k_heads][width] */
+    const float *v;     /* [tokens][heads][width] */
+    const float *decay; /* [tokens][heads][decays], logarithms */
+    const float *beta;  /* [tokens][heads] */
+    float *out;         /* [tokens][heads][width] */
+    int32_t *state;     /* [heads][width][width + 2], npurt.delta.STATE_INTEGERS */
+    int64_t tokens, heads, k_heads, width;
+    int64_t decays;  /* of a head: 1, or width */
+    int64_t grouped; /* 1: head h has the head h / (heads / k_heads) of k, 0: h % k_heads */
+    float scale;     /* of out */
+} npurt_integer_delta;
+
+/* Writes out and advances the state, with the bits of dsp/kernels/delta.h. */
+NPURT_API void npurt_delta_integers(const npurt_integer_delta *net);
+
 /* Returns sizeof(npurt_op) in this library; Python compares it with cffi's value. */
 NPURT_API int64_t npurt_sizeof_op(void);
 

@@ -89,14 +89,22 @@ class Slots:
 
         A state on an earlier device moves at once.  Otherwise, `state` calls *make* on first use.
         """
-        self._make = make
-        if self._state is not None:
-            state, last = make(), self._state.read()
-            for slot, kept in self._copies.items():
-                state.write(self._state.to_float32(kept))
-                self._copies[slot] = state.checkpoint()
-            state.write(last)
-            self._state = state
+        self._make, old = make, self._state
+        if old is None:
+            return
+        new = make()
+
+        def moved(checkpoint: Any) -> Any:
+            exact, tokens = old.history(checkpoint)
+            new.restore(exact)
+            for net in tokens:
+                new.advance(net)
+            return new.checkpoint()
+
+        present = old.checkpoint()
+        self._copies = {slot: moved(kept) for slot, kept in self._copies.items()}
+        moved(present)
+        self._state = new
 
     def save(self, slot: int) -> None:
         """Save a copy of the device's state in *slot*."""

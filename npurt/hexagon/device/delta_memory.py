@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from npurt.delta import DeltaNet
+from npurt.delta import I32, DeltaNet
 from npurt.device import F32, MAX_ROWS
 from npurt.errors import DeviceFull
 from npurt.hexagon.device.scratch import BATCH_BYTES
 from npurt.hexagon.device.session_memory import SessionMemory
 from npurt.hexagon.fastrpc.rpcmem import LARGEST, Block
 from npurt.hexagon.layout import delta
-from npurt.hexagon.layout.delta import I32, Shape
+from npurt.hexagon.layout.delta import Shape
 from npurt.hexagon.session import messages
 from npurt.hexagon.session.messages import Flag, Kind, Request
 

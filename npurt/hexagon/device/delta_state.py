@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from npurt.delta import ALL, DeltaNet, DeltaState
+from npurt.delta import ALL, I32, DeltaNet, DeltaState
 from npurt.device import F32
 from npurt.errors import NpurtError
 from npurt.hexagon.device.delta_memory import DeltaMemory, StateVersion
 from npurt.hexagon.device.session_memory import SessionMemory
 from npurt.hexagon.layout import delta
-from npurt.hexagon.layout.delta import I32
 
 MOST_ROWS = 32  # that are kept rather than a state: together they are about half its size
 
@@ -92,6 +91,14 @@ class HexagonState(DeltaState):
         values = np.empty((*words.shape[:2], shape.width, shape.width), np.float32)
         delta.unpack_state(words.reshape(-1, shape.words), shape, values)
         return values
+
+    def history(self, kept: StateVersion) -> tuple[npt.NDArray[Any], tuple[DeltaNet, ...]]:
+        """See `DeltaState.history`: integers, and the rows of tokens since then."""
+        shape, start = self._shape, kept.start
+        nets = tuple(delta.net_of(rows, shape) for rows in kept.rows)
+        if start.dtype == np.float32:
+            return start, nets
+        return delta.exact_state(start.reshape(-1, shape.words), shape), nets
 
     def exact(self) -> I32:
         """See `DeltaState.exact`; it takes a call where the memory does not hold the state."""

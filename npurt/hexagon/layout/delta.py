@@ -11,17 +11,11 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from npurt.delta import DeltaNet
+from npurt.delta import EMPTY_ROW, I32, DeltaNet, state_integers
 from npurt.device import F32
-from npurt.errors import NumericsError
 from npurt.hexagon.fastrpc.rpcmem import aligned
 
-I32 = npt.NDArray[np.int32]
-
 BIAS = 157  # of exponents
-EMPTY = BIAS - 400  # exponent of lanes that hold nothing: far below all float32
-HALF = 1 << 30  # gain of a state that no decay has touched: 1/2
-INTEGER_BITS = 30
 MOST_EXPONENT = 900  # numbers of this size are infinite in float32, but not in float64
 
 # Standard error of a product with a row.  Integers of k and q have 10 bits or more for their
@@ -123,6 +117,23 @@ def results(y: F32, shape: Shape) -> F32:
     return _heads(y, shape.heads)[..., : shape.width]
 
 
+def net_of(x: F32, shape: Shape) -> DeltaNet:
+    """Return rows of x ``[N, T, floats]`` as a net, without a state and with its own results."""
+    row, w = Row.of(x, shape), shape.width
+    decay = row.decay[..., :w]
+    return DeltaNet(
+        q=row.q[..., :w],
+        k=row.k[..., :w],
+        v=row.v[..., :w],
+        decay=decay,
+        beta=row.beta,
+        out=np.empty(row.v[..., :w].shape, np.float32),
+        state=np.empty(0, np.float32),
+        scale=shape.scale,
+        grouped=shape.grouped,
+    )
+
+
 def _heads(rows: F32, heads: int) -> F32:
     """View ``[N, T, heads * width]`` as ``[N, T, heads, width]``."""
     return rows.reshape(*rows.shape[:2], heads, rows.shape[2] // heads)
@@ -154,22 +165,7 @@ def pack_state(state: F32, shape: Shape, words: I32) -> None:
     Raises:
         NumericsError: It holds NaN or infinity.
     """
-    values = np.zeros((len(words), shape.along_k, shape.along_v), np.float32)
-    rows = state.reshape(-1, shape.width, shape.width)
-    values[:, : shape.width, : shape.width] = rows.transpose(0, 2, 1)
-    greatest = np.abs(values).max(axis=1)
-    if not np.isfinite(greatest).all():
-        raise NumericsError(
-            "the state of a delta net holds NaN or infinity",
-            remedy="check the model file with device 'cpu'",
-        )
-    _, bits = np.frexp(greatest)
-    parts = _parts(words, shape)
-    parts.exponents[:] = np.where(greatest > 0, bits - (INTEGER_BITS - 1) + BIAS, EMPTY)
-    parts.gains[:] = HALF
-    parts.k[:] = parts.d[:] = parts.shifts[:] = 0  # no update is left to be made
-    scaled = np.rint(np.ldexp(values, (INTEGER_BITS - bits)[:, None]))
-    parts.integers[...] = _in_pairs(scaled, shape)
+    words[...] = words_of(state_integers(state), shape)
 
 
 def unpack_state(words: I32, shape: Shape, state: F32) -> None:
@@ -225,7 +221,7 @@ def words_of(exact: I32, shape: Shape) -> I32:
     integers = np.zeros((len(heads), shape.along_k, shape.along_v), np.int32)
     integers[:, :w, :w] = heads[..., :w].transpose(0, 2, 1)
     parts.integers[...] = _in_pairs(integers, shape)
-    parts.exponents[:] = EMPTY
+    parts.exponents[:] = EMPTY_ROW + BIAS
     parts.exponents[:, :w] = heads[..., w] + BIAS
     parts.gains[:] = heads[:, -1:, w + 1]  # what pads k has the decay of its last element
     if shape.gates:

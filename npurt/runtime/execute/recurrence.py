@@ -3,6 +3,7 @@
 import functools
 import random
 import time
+from collections.abc import Callable
 from typing import Any
 
 from npurt.cpu.device import CpuDevice
@@ -10,7 +11,7 @@ from npurt.cpu.pool.checked import WRONG_TWICE
 from npurt.cpu.pool.table import RowTable
 from npurt.cpu.state.arrays import Recurrence
 from npurt.cpu.state.slots import Slots
-from npurt.delta import DeltaError, DeltaNet, DeltaNets
+from npurt.delta import DeltaError, DeltaNet, DeltaNets, DeltaState
 from npurt.delta_check import is_right
 from npurt.device import F32, FLUSHED, UNIT, Device
 from npurt.errors import DriverError, VerificationFailed
@@ -47,7 +48,7 @@ class RemoteDelta:
         self._sampler = sampler
         self._net, self._token = net, net.first(1)
         self._held = held
-        self._move(device)
+        self._move(device.delta_state)
         self._chance = random.Random()
         self._row = self._row_of("")
 
@@ -63,10 +64,10 @@ class RemoteDelta:
         """Raise AssertionError: a delta net is never the last op."""
         raise AssertionError(f"a delta net does not write to {array.shape}")
 
-    def _move(self, device: DeltaNets) -> None:
-        """Move the states to *device*."""
+    def _move(self, make: Callable[[DeltaNet], DeltaState]) -> None:
+        """Move the states of all sequences to states that *make* returns."""
         for slots in self._held.slots:
-            slots.move(functools.partial(device.delta_state, self._net))
+            slots.move(functools.partial(make, self._net))
 
     def run(self, table: RowTable) -> None:
         """Run the net over the rows of each sequence, and copy states as in `Recurrence.control`.
@@ -105,7 +106,7 @@ class RemoteDelta:
         try:
             state.advance(net)
         except DriverError as error:
-            self._take_over(f"{self._planned} failed: {error.what}")
+            self._take_over(f"{self._planned} failed: {error.what}", state)
             slots.state.advance(net)
         self._ledger.notes += self._device.events()
         if self._ledger.trace:
@@ -129,12 +130,12 @@ class RemoteDelta:
         name = self._device.caps.name
         return self._ledger.row(Row("delta net", "", (), self._planned, name, reason))
 
-    def _take_over(self, reason: str) -> None:
-        """Move the net to the CPU permanently."""
+    def _take_over(self, reason: str, state: DeltaState) -> None:
+        """Move the net to the CPU permanently; it continues with the arithmetic of *state*."""
         if self._device is self._cpu:
             return
         self._ledger.fallback(f"the CPU takes over delta nets: {reason}")
-        self._move(self._cpu)
+        self._move(self._cpu.integer_delta_state if state.integers else self._cpu.delta_state)
         self._device = self._nets = self._cpu
         self._row = self._row_of(reason)
 
@@ -145,10 +146,11 @@ class RemoteDelta:
         if _is_right(net, slots, head, values, self._nets.delta_error):
             return
         row.failed += 1
+        error = self._nets.delta_error if state.integers else LOOSE
         state.restore_checkpoint(before)
-        self._take_over(f"{self._planned} computed a wrong delta net")
+        self._take_over(f"{self._planned} computed a wrong delta net", state)
         slots.state.advance(net)
-        if not _is_right(net, slots, head, values, LOOSE):
+        if not _is_right(net, slots, head, values, error):
             raise VerificationFailed(
                 f"a delta net is wrong on {self._planned} and on the CPU", remedy=WRONG_TWICE
             )
