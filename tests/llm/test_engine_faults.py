@@ -97,7 +97,7 @@ def test_a_dsp_that_never_comes_back_costs_each_sequence_what_it_costs_one(model
 
     tokens, report = generate(model, "hexagon:sim", lambda: tell("crash=1+"))
 
-    assert any("the CPU goes on" in note for note in report.notes)
+    assert any("the CPU takes over" in note for note in report.notes)
     for number in range(TEXTS):
         tell("reset")
         alone, _ = generate(model, "hexagon:sim", lambda: tell("crash=1+"), [number])
