@@ -2,12 +2,12 @@
 
     python bench/against.py ../old --models models/*.gguf
 
-Both run as processes of their own that take turns: a fresh process for each opening; for prefill
-and decode a fresh process of each checkout in each round, which take turns in short bursts, so that
-a machine that is busy for a while is busy for both.  The processes are fresh because the memory
-that one gets makes all its tokens up to 8 % faster or slower.  A figure is the median of the ratios
-of neighbouring measurements, with their quartiles; of prefill and decode, a measurement is the
-median of a process.  Build both checkouts first (`python npurt/build.py`).
+Each checkout runs in processes of its own. Every opening has a new process. For prefill and decode
+each round starts a new process of each checkout, and the two take turns in short bursts, so that
+other load on the machine affects both. Processes are new because the placement of a process's
+memory makes all its tokens up to 8 % faster or slower. A figure is the median of the ratios of
+neighbouring measurements, with their quartiles; for prefill and decode, a measurement is the median
+of a process. Build both checkouts first (`python npurt/build.py`).
 """
 
 import argparse
@@ -51,20 +51,20 @@ for line in sys.stdin:
 
 
 def environment(tree: Path) -> dict[str, str]:
-    """Return what a process needs to import npurt from *tree*, with compiled modules."""
+    """Return the environment of a process that imports npurt from *tree* and writes bytecode."""
     kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     return {**kept, "PYTHONPATH": str(tree)}
 
 
 def ratios(new: list[float], old: list[float]) -> dict[str, float]:
-    """Return median and quartiles of new/old, and the ratio of the fastest."""
+    """Return median and quartiles of new / old, and the ratio of the least times."""
     each = sorted(n / o for n, o in zip(new, old, strict=True))
     low, middle, high = statistics.quantiles(each, n=4)
     return {"median": middle, "low": low, "high": high, "fastest": min(new) / min(old)}
 
 
 def opening(trees: list[Path], model: str, threads: int, rounds: int) -> dict[str, Any]:
-    """Return ratios of wall and CPU seconds of an import and an opening."""
+    """Return ratios of elapsed and CPU seconds to import npurt and open a model."""
     found: list[list[list[float]]] = [[], []]
     for round_ in range(rounds + 1):  # the first one warms up
         for i in (0, 1) if round_ % 2 else (1, 0):
@@ -82,7 +82,7 @@ def opening(trees: list[Path], model: str, threads: int, rounds: int) -> dict[st
 
 
 def running(trees: list[Path], model: str, threads: int, rounds: int) -> dict[str, Any]:
-    """Return ratios of seconds of prefill and decode."""
+    """Return ratios of the seconds of prefill and of decode."""
     found: dict[str, list[list[float]]] = {"prefill": [[], []], "decode": [[], []]}
     for round_ in range(rounds):
         order = (0, 1) if round_ % 2 else (1, 0)
@@ -93,7 +93,7 @@ def running(trees: list[Path], model: str, threads: int, rounds: int) -> dict[st
 
 
 def one_round(trees: list[Path], model: str, threads: int) -> dict[str, list[list[float]]]:
-    """Return seconds of prefill and decode of a process of each of *trees*."""
+    """Run one process of each of *trees*; return the seconds of its prefills and decodes."""
     workers = [
         subprocess.Popen(
             [sys.executable, "-c", SERVE, model, str(threads), "256"],
@@ -119,7 +119,7 @@ def one_round(trees: list[Path], model: str, threads: int) -> dict[str, list[lis
 
 
 def answer(worker: Any, command: str = "") -> str:
-    """Send *command*; return the line that comes back."""
+    """Send *command* to *worker*; return the line that it answers."""
     if command:
         worker.stdin.write(command + "\n")
         worker.stdin.flush()

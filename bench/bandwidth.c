@@ -1,9 +1,10 @@
 /*
  * Read bandwidth: bandwidth BYTES THREADS STREAMS PASSES prints GB/s (10^9) of each pass.
  *
- * Every thread is pinned to one of the CPUs that the process may use, touches and then reads its
- * own share, as STREAMS contiguous runs side by side, with 64-byte loads and huge pages.  The runs
- * start in different sets of the caches: at a power of two apart they would push each other out.
+ * Every thread is pinned to one of the CPUs that the process may use.  It touches its share of the
+ * buffer, then reads it as STREAMS contiguous streams side by side, with 64-byte loads and huge
+ * pages.  The streams start in different cache sets; at distances of a power of two they would
+ * evict each other.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -16,14 +17,14 @@
 #include <time.h>
 
 typedef uint64_t Line __attribute__((vector_size(64)));
-enum { LOADS = 8, MAX_THREADS = 256 }; /* loads an iteration, each into its own sum */
+enum { LOADS = 8, MAX_THREADS = 256 }; /* loads per iteration, each added to its own sum */
 
 typedef struct {
     int cpu;
     int streams;
     int passes;
-    size_t length; /* lines of a stream */
-    Line sum;      /* kept, so that no load can be left out */
+    size_t length; /* of a stream, in lines */
+    Line sum;      /* stored, so that the compiler keeps all loads */
     double seconds[];
 } Share;
 
@@ -116,7 +117,7 @@ int main(int argc, char **argv)
         return 2;
     }
     const size_t groups = bytes / threads / streams / sizeof(Line) / LOADS;
-    const size_t length = ((groups - 1) | 1) * LOADS; /* an odd number of groups, and no more */
+    const size_t length = ((groups - 1) | 1) * LOADS; /* an odd number of groups */
     pthread_t thread[MAX_THREADS];
     Share *share[MAX_THREADS];
     pthread_barrier_init(&barrier, NULL, threads);
@@ -138,5 +139,5 @@ int main(int argc, char **argv)
     for (int pass = 0; pass < passes; pass++) {
         printf("%.3f\n", nbytes / share[0]->seconds[pass] * 1e-9);
     }
-    return sum[0] == 42; /* never: the sum is of equal bytes */
+    return sum[0] == 42; /* never true: all bytes are equal */
 }

@@ -1,8 +1,8 @@
-"""Measure how fast this machine's cores read memory: the limit that decode is put against.
+"""Measure how fast this machine's cores read memory, which limits decode.
 
     python bench/bandwidth.py --threads 1 2 --streams 1 4 8
 
-Compiles bandwidth.c with the `ziglang` package.  On a board with fast and slow cores choose the
+Compiles bandwidth.c with the `ziglang` package. On a board with fast and slow cores, select the
 fast ones: `taskset -c 4-7 python bench/bandwidth.py`.
 """
 
@@ -29,7 +29,7 @@ def compiled(folder: str) -> Path:
 
 
 def measure(program: Path, nbytes: int, threads: int, streams: int, passes: int) -> list[float]:
-    """Return GB/s (10^9) of each pass; the first, which warms up, is left out."""
+    """Return GB/s (10^9) of each pass, without the first, which warms up."""
     command = [program, *(str(n) for n in (nbytes, threads, streams, passes + 1))]
     done = subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE)
     return [float(line) for line in done.stdout.split()][1:]

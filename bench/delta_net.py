@@ -1,18 +1,18 @@
-"""Time one token of a gated delta net: the host's kernel against numpy, taking turns.
+"""Time one token of a gated delta net: the host's kernel and numpy, in turn.
 
     python bench/delta_net.py --threads 2
 
-numpy computes the same equations on the same states: in float64, which is the tests' reference, and
-in float32 without new arrays, which is the best it can do.  A token goes through several nets with
-states of their own, as in a model.  Every round takes the shortest of some bursts of each, so that
-a busy machine costs both sides alike; a ratio is of one round.
+numpy computes the same equations on the same states: in float64, the tests' reference, and in
+float32 without new arrays, numpy's fastest form. A token passes through several nets, each with its
+own state, as in a model. Every round takes the shortest of several bursts of each side, so that
+other load affects both sides; a ratio compares times of one round.
 
     python bench/delta_net.py --hexagon
 
-What a token and layer costs the host when a Hexagon runs the net.  Beside a call: all of it, copies
-of states and verification too, less the time inside remote_handle64_invoke.  Simulated calls are
-long, and leave nothing of the host's code in the caches, so also alone: with calls that are not
-made, hence without the way to the thread that makes them, and without verification.
+This measures the host's time per token and layer when a Hexagon runs the net. "Beside a call" is
+the whole time, with copies of states and verification, less the time inside remote_handle64_invoke.
+Simulated calls are long and evict the host's code from the caches. "Alone" therefore skips the
+calls, and with them the hand-over to the thread that makes them, and verification.
 """
 
 import argparse
@@ -45,7 +45,7 @@ SIZES = {"Qwen3.5-0.8B": (16, 16, 128), "Qwen3.5-4B": (16, 32, 128), "64 wide": 
 
 
 def net_of(seed: int, k_heads: int, heads: int, width: int) -> DeltaNet:
-    """Return a net of one token with random inputs."""
+    """Return a net for one token, with random inputs."""
     rng = np.random.default_rng(seed)
 
     def floats(*shape: int) -> npt.NDArray[np.float32]:
@@ -66,7 +66,7 @@ def net_of(seed: int, k_heads: int, heads: int, width: int) -> DeltaNet:
 
 
 def in_numpy(nets: Sequence[DeltaNet], dtype: npt.DTypeLike) -> Callable[[], None]:
-    """Return a function that runs *nets* once, on states of their own, in *dtype*."""
+    """Return a function that runs *nets* once in *dtype*, on its own copies of their states."""
     layers = []
     for net in nets:
         repeat = net.v.shape[2] // net.k.shape[2]
@@ -87,7 +87,7 @@ def in_numpy(nets: Sequence[DeltaNet], dtype: npt.DTypeLike) -> Callable[[], Non
 
 
 def seconds(run: Callable[[], Any], bursts: int, tokens: int = 10) -> float:
-    """Return the seconds a token and layer take in the shortest of *bursts* bursts."""
+    """Return the seconds per token and layer in the shortest of *bursts* bursts."""
     times = []
     for _ in range(bursts):
         start = time.perf_counter()
@@ -100,7 +100,7 @@ def seconds(run: Callable[[], Any], bursts: int, tokens: int = 10) -> float:
 def measure(
     engine: Engine, sizes: tuple[int, int, int], rounds: int, bursts: int
 ) -> dict[str, Any]:
-    """Return microseconds of each, and the ratios of all rounds."""
+    """Return the median microseconds of each implementation, and median and range of the ratios."""
     nets = [net_of(seed, *sizes) for seed in range(LAYERS)]
     program = Program(engine)
     for net in nets:
@@ -121,7 +121,7 @@ def measure(
 
 
 def answer_at_once(step: RemoteDelta) -> None:
-    """Let no call of *step* reach the DSP: it seems to have been done when it is sent."""
+    """Replace the calls of *step* to the DSP by an immediate answer."""
     memory: Any = step._held.slots[0].state._memory
 
     def send() -> None:
@@ -133,7 +133,7 @@ def answer_at_once(step: RemoteDelta) -> None:
 
 
 def beside_the_dsp(sizes: tuple[int, int, int], tokens: int, device: str) -> dict[str, float]:
-    """Return microseconds of the host, a token and layer: median and mean, with calls and alone."""
+    """Return the host's microseconds per token and layer: median and mean, with calls and alone."""
     control = np.array([[0, -1, 0]], np.int32)
     sampler = Sampler(Mode.SAMPLE)
     with CpuDevice(1) as cpu, open_hexagon(device) as hexagon:
@@ -149,7 +149,7 @@ def beside_the_dsp(sizes: tuple[int, int, int], tokens: int, device: str) -> dic
         def times(tokens: int, called: bool) -> list[float]:
             taken = []
             for token in range(tokens):
-                control[0, 1] = 1 if token % SPACING == 0 else -1  # as `Recurrent` does
+                control[0, 1] = 1 if token % SPACING == 0 else -1  # as `Recurrent` does in npurt
                 for step in steps:
                     start = time.perf_counter_ns()
                     step.run(RowTable.of(1, token))
@@ -159,7 +159,7 @@ def beside_the_dsp(sizes: tuple[int, int, int], tokens: int, device: str) -> dic
 
         times(1, True)  # sends the states
         beside = times(tokens, True)
-        sampler.mode = Mode.OFF  # of results that nobody computed
+        sampler.mode = Mode.OFF  # the results are not computed
         for step in steps:
             answer_at_once(step)
         alone = times(10 * SPACING, False)

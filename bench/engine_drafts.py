@@ -1,9 +1,10 @@
-"""Whether drafts pay with several texts at once: decoding with and without, in turn.
+"""Measure what draft tokens gain with several sequences at once: decode with and without, in turn.
 
     python bench/engine_drafts.py MODEL DRAFT [--parallel 1 4 8] [--tokens 96] [--rounds 2]
 
-DRAFT is `lookup`, or the file of a draft.  The prompts ask for programs.  Each round decodes the
-same texts with an engine that drafts and one that does not; the ratio is that of the medians.
+DRAFT is `lookup`, or the file of a draft model. The prompts ask for programs. Each round decodes
+the same prompts with an engine that uses draft tokens and with one that does not; the ratio is that
+of the median speeds.
 """
 
 import argparse
@@ -18,7 +19,7 @@ TASKS = ("quicksort", "merge sort", "binary search", "a prime sieve", "the great
 
 
 def decode(engine, count, tokens):
-    """Return tokens a second of decoding *count* texts, and the texts."""
+    """Return tokens per second of decoding *count* sequences, and the completions."""
     requests = [
         engine.chat(
             [{"role": "user", "content": f"Write {TASKS[i % len(TASKS)]} in Python."}],
@@ -64,7 +65,7 @@ def main():
                     speed, text = decode(engine, count, args.tokens)
                     found.append(speed)
                     texts.append(text)
-                assert texts[0] == texts[1], "a draft changed a text"
+                assert texts[0] == texts[1], "a draft changed a completion"
             after = drafting.stats().counts
             row = {"parallel": count}
             for name, engine in (("plain", plain), ("drafting", drafting)):

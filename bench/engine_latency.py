@@ -1,11 +1,11 @@
-"""How long requests of an engine wait: after a prefix that is known, and beside a long prompt.
+"""Measure the latency of an engine's requests with a cached prefix and during a long prefill.
 
     python bench/engine_latency.py models/SmolLM2-135M-Instruct.Q4_1.gguf
     python bench/engine_latency.py MODEL --prefix 400 --prompt 1000 --rounds 7 --json
 
-The first ratio is the time to the first token of a known prefix and 20 tokens, by that of the 20
-tokens alone.  The second one is the 95th percentile of the time between tokens of eight texts while
-a prompt is read, by that without.
+The first ratio is the time to the first token for a cached prefix with 20 new tokens, divided by
+the time for the 20 tokens alone. The second ratio is the 95th percentile of the time between tokens
+of eight sequences during the prefill of a prompt, divided by that without the prefill.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import npurt
 
 GREEDY = {"temperature": 0, "ignore_eos": True}
 TEXTS, NEW = 8, 20
-GAPS = 100  # between tokens, before the long prompt comes
+GAPS = 100  # times between tokens to measure before the long prompt
 
 
 def ids(engine, count, seed):
@@ -34,7 +34,7 @@ def first_token(engine, prompt, salt=""):
 
 
 def known_prefix(engine, count, rounds):
-    """Return the seconds of a prefix, and of each round with the prefix known and without it."""
+    """Return seconds to the first token: prefix not cached, prefix cached, without prefix."""
     prefix = ids(engine, count, 0)
     cold, known, alone = first_token(engine, prefix), [], []
     for i in tqdm(range(rounds), "known prefix", leave=False):
@@ -50,7 +50,7 @@ def known_prefix(engine, count, rounds):
 
 
 def beside_a_prompt(engine, steps, count):
-    """Return percentiles of the time between tokens while a prompt is read, and before."""
+    """Return percentiles of the time between tokens during and before a prompt's prefill."""
     steps.clear()
     room = engine.llm.n_ctx - 3
     requests = [engine.submit([1 + i] * 3, GREEDY, max_tokens=room) for i in range(TEXTS)]
@@ -79,7 +79,8 @@ def p95(values):
 
 
 def say(known, beside):
-    print(f"{known['prefix']} tokens cold: {1000 * known['cold_s']:.0f} ms; known and {NEW} new: "
+    print(f"{known['prefix']} tokens not cached: {1000 * known['cold_s']:.0f} ms; "
+          f"cached and {NEW} new: "
           f"{1000 * known['known_s']:.0f} ms, {known['ratio']:.2f} times {NEW} alone\n"
           f"95th percentile between tokens of {TEXTS} texts: {1000 * beside['p95_before_s']:.0f} "
           f"ms; beside a prompt of {beside['prompt']} tokens {1000 * beside['p95_beside_s']:.0f} "
@@ -89,10 +90,15 @@ def say(known, beside):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model")
-    parser.add_argument("--prefix", type=int, default=2000, help="tokens that are known")
-    parser.add_argument("--prompt", type=int, default=4000, help="tokens that eight texts wait for")
+    parser.add_argument("--prefix", type=int, default=2000, help="tokens of the cached prefix")
+    parser.add_argument(
+        "--prompt",
+        type=int,
+        default=4000,
+        help="tokens of the long prompt",
+    )
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--json", action="store_true", help="one object instead of sentences")
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
     args = parser.parse_args()
     steps = []
 

@@ -1,10 +1,9 @@
-"""CPU time that an engine takes for each token outside the model, and how much of it in Python.
+"""Measure an engine's CPU time per token outside the model, and its share in Python.
 
     python bench/engine_overhead.py models/SmolLM2-135M-Instruct.Q4_1.gguf [--texts 8 --tokens 64]
 
-The rest is in functions of C that read all logits of a row: numpy's argmax and, if texts are not
-greedy (--temperature), npurt's top-k.  They wait for memory, from which a step has displaced the
-row.
+The rest is in C functions that read all logits of a row: numpy's argmax or, with --temperature
+above 0, npurt's top-k. They wait for memory, because a step evicts the row from the caches.
 """
 
 import argparse
@@ -19,11 +18,11 @@ from npurt.llm.decode.samplers import top_k
 from npurt.llm.spec.lookup import Lookup
 from npurt.llm.spec.opening import Drafts
 
-NOW = time.thread_time  # waiting for the pool's threads counts little, other processes nothing
+NOW = time.thread_time  # waits for the thread pool count little, other processes not at all
 
 
 def timed(function, seconds):
-    """Return *function* so that each call adds its CPU time to *seconds*."""
+    """Return *function* wrapped, so that each call appends its CPU time to *seconds*."""
 
     def call(*arguments):
         start = NOW()
@@ -61,7 +60,7 @@ def main():
         llm.model.executor.run = timed(llm.model.executor.run, in_model)
         sampler.best_of = timed(sampler.best_of, in_c)
         top_k.best = timed(top_k.best, in_c)
-        scheduler.step()  # the prompts
+        scheduler.step()  # prefill of the prompts
         in_model.clear()
         in_c.clear()
         before, start = scheduler.counts.generated, NOW()

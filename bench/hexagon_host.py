@@ -1,7 +1,7 @@
-"""What a call to the DSP costs the host: Python and threads, without the library and the simulator.
+"""Measure the host's time for a call to the DSP: Python and threads, without library and simulator.
 
-Sends a prepared batch (q, k and v of a model, one row) again and again, and subtracts from each
-round the time inside remote_handle64_invoke, as the thread that calls it took it.
+Sends a prepared batch (q, k and v of a model, one row) in every round, and subtracts the time
+inside remote_handle64_invoke, which the calling thread measures.
 
     python bench/hexagon_host.py [--rounds 5000] [--width 896]
 """
@@ -19,7 +19,7 @@ from npurt.quant.tensor import QTensor
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5000)
-    parser.add_argument("--width", type=int, default=896, help="of the model, a multiple of 32")
+    parser.add_argument("--width", type=int, default=896, help="a multiple of 32")
     parser.add_argument("--device", default="hexagon:sim")
     args = parser.parse_args()
     rng = np.random.default_rng(0)

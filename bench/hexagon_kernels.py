@@ -1,10 +1,10 @@
-"""Packets of the Hexagon kernels, counted by qemu-hexagon: deterministic, so exact in tests too.
+"""Count the instruction packets of the Hexagon kernels with qemu-hexagon; the counts are exact.
 
-A packet is what one hardware thread issues at a time: a measure of work, not of time.  Counted are
-the quantiser and the product with everything that belongs to it, down to float32 results.
+A packet is the group of instructions that a hardware thread issues at a time: a measure of work,
+not of time. The counts include the quantiser and the whole product with float32 results.
 
     python bench/hexagon_kernels.py [--arch v68 v73] [--json]
-    python bench/hexagon_kernels.py --delta       of the gated delta net
+    python bench/hexagon_kernels.py --delta       the gated delta net
     python bench/hexagon_kernels.py --model       the constants of npurt/hexagon/plan/packets.py
     python bench/hexagon_kernels.py --update      write the counts that the tests compare with
 """
@@ -30,13 +30,13 @@ from tests.hexagon.weights import groups
 COUNTS = Path(__file__).resolve().parents[1] / "tests/data/hexagon/packets.json"
 DELTA_COUNTS = COUNTS.with_name("delta_packets.json")
 SHAPE = (1536, 8960)  # (K, N) of the table: the feed-forward layers of Qwen2.5 1.5B
-SMALL = (640, 160)  # of the test: odd steps, tiles that are not a multiple of four
+SMALL = (640, 160)  # (K, N) of the test: odd steps, tiles not a multiple of four
 ROWS = (1, 4, 32, 128)
 ARCHS = ("v68", "v73")
 
 
 def image(name: str, k: int, n: int) -> np.ndarray:
-    """An image of any contents: what packets are executed does not depend on them."""
+    """Return an image of zeros: the executed packets do not depend on the content."""
     return np.zeros(images.image_bytes(BY_NAME[name], n, k), np.uint8)
 
 
@@ -54,7 +54,7 @@ def count(driver: Driver, name: str, m: int, k: int, n: int, group: int) -> dict
 
 
 def small_counts(driver: Driver) -> dict[str, list[int]]:
-    """What the test compares: packets of the quantiser and the product, by format, rows, group."""
+    """Return the test's counts: packets of quantiser and product, by format, rows and group."""
     counts = {}
     for fmt in FORMATS:
         for m in (1, 4, 7):
@@ -65,9 +65,9 @@ def small_counts(driver: Driver) -> dict[str, list[int]]:
 
 
 def loops(driver: Driver, name: str) -> tuple[Steps, Steps]:
-    """Return the packets of a format's loops, for each step and for each tile besides.
+    """Return the packets of a format's loops: per step, and per tile in addition.
 
-    They are differences of products, so that calls and quantisers do not count.
+    The packets are differences between products, which excludes calls and quantisers.
     """
 
     def packets(m: int, steps: int, tiles: int) -> int:
@@ -88,7 +88,7 @@ def loops(driver: Driver, name: str) -> tuple[Steps, Steps]:
 
 
 def print_model(archs: list[str]) -> None:
-    """Print the loops of each kernel, by the first format that has it."""
+    """Print the packets of each kernel's loops, measured with the kernel's first format."""
     names = {fmt.kernel: fmt.name for fmt in reversed(FORMATS)}
     for arch in archs:
         with tempfile.TemporaryDirectory() as folder:
@@ -100,13 +100,13 @@ def print_model(archs: list[str]) -> None:
 
 
 def delta_count(driver: delta_kernel.Driver, width: int, heads: int, tokens: int, kda: bool) -> int:
-    """Return the packets of a call: *tokens* of *heads*, with nothing else in it."""
+    """Return the packets of a call with *tokens* tokens of *heads* heads."""
     shape = {"heads": heads, "width": width, "tokens": tokens, "kda": kda}
     return driver.run(delta_cases.delta(cases.rng_of(0), **shape)).packets
 
 
 def delta_counts(driver: delta_kernel.Driver) -> dict[str, int]:
-    """Return packets by width, heads, tokens, and whether decays are for each element of k."""
+    """Return packets by width, heads, tokens, and whether every element of k has a decay."""
     return {
         f"width={width} heads={heads} tokens={tokens} gates={int(kda)}": delta_count(
             driver, width, heads, tokens, kda
@@ -118,7 +118,7 @@ def delta_counts(driver: delta_kernel.Driver) -> dict[str, int]:
 
 
 def print_deltas(archs: list[str], as_json: bool) -> None:
-    """Print packets of a token and head, and over the bound: a state loaded twice, stored once."""
+    """Print packets per token and head, and over the bound: a state loaded twice, stored once."""
     table = {}
     for arch in archs:
         with tempfile.TemporaryDirectory() as folder:
@@ -136,7 +136,7 @@ def print_deltas(archs: list[str], as_json: bool) -> None:
 
 
 def main() -> int:
-    """Print or write counts."""
+    """Print the counts, or write them to the tests' files."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--arch", nargs="+", default=ARCHS)
     parser.add_argument("--formats", nargs="+", default=["q4_0", "q8_0", "q4_k", "q6_k", "i8"])

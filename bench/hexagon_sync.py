@@ -1,7 +1,8 @@
-"""How much cache maintenance a model asks the kernel for: DMA_BUF_IOCTL_SYNC, counted.
+"""Count the cache maintenance that a model requests from the kernel (DMA_BUF_IOCTL_SYNC).
 
-The simulator counts calls and the sizes of their dma-bufs, each whole, as the kernel synchronises
-them.  Beside that stand the bytes of activations and results that the same calls carry.
+The simulator counts the requests and the whole sizes of their dma-bufs, which the kernel
+synchronises whole. The output also has the bytes of activations and results that the same calls
+carry.
 
     python bench/hexagon_sync.py models/SmolLM2-135M-Instruct.Q4_1.gguf [--prompt 128]
 """
@@ -18,7 +19,7 @@ from npurt.hexagon.fastrpc import lib
 
 
 def synchronised():
-    """Return calls and bytes so far."""
+    """Return the total number of requests and of their bytes."""
     library = ctypes.CDLL(str(lib.SIMULATOR))
     library.npurt_sim_syncs.restype = ctypes.c_uint64
     nbytes = ctypes.c_uint64()

@@ -1,10 +1,10 @@
-"""Measure which of the files that `pip install npurt` brings the commands we document never open.
+"""Measure which files installed by `pip install npurt` the documented commands never open.
 
     python bench/install_size.py dist/npurt-*_x86_64.whl
 
-Installs the wheel with what it needs into an environment of its own, from the package index that
-pip is set up for, and runs commands there.  Each process writes down the files that it opens, and
-at its end those that it has mapped.  A source file counts as opened when its bytecode is.
+Installs the wheel and its dependencies from pip's package index into a new virtual environment, and
+runs the commands there. Each process records the files that it opens, and at its end the files that
+it has mapped. A source file counts as opened if its bytecode is.
 """
 
 import argparse
@@ -52,7 +52,7 @@ REGCMD = "matmul --m 4 --k 64 --n 64 --dtype int8 --layout row --a 0x10000 --w 0
 
 
 def commands(model: str, text: str, trace: str) -> list[list[str]]:
-    """Return the commands of the documents, with a small model."""
+    """Return the commands of the documentation, with a small model."""
     run = ["npurt", "run", "-m", model, "-n", "4"]
     return [
         ["python", "-c", TEN_LINES.format(model=model)],
@@ -100,7 +100,7 @@ def opened_by_commands(venv: Path, work: Path) -> set[str]:
             )  # fmt: skip
             shown = " ".join(command[:4]).replace("\n", " ")[:60]
             print(f"status {done.returncode}: {shown}", file=sys.stderr)
-            if done.returncode and command[1] != "doctor":  # which says that there is no NPU
+            if done.returncode and command[1] != "doctor":  # doctor fails because there is no NPU
                 print(done.stderr, file=sys.stderr)
     return set(log.read_text().splitlines())
 
@@ -126,7 +126,7 @@ def rows(venv: Path, opened: set[str]) -> list[dict[str, object]]:
 
 
 def is_opened(name: str, opened: set[str]) -> bool:
-    """Return whether *name*, or the bytecode that stands for it, was opened."""
+    """Return whether the file *name*, or its bytecode, was opened."""
     path = Path(name)
     if path.suffix == ".py":
         tag = f"{path.stem}.{sys.implementation.cache_tag}.pyc"

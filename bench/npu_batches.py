@@ -1,14 +1,14 @@
-"""What several texts that are decoded together cost an NPU: counts, and what a model makes of them.
+"""Count the work of an NPU that decodes several sequences together, and estimate its speed.
 
     python bench/npu_batches.py --models models/SmolLM2-135M-Instruct.Q4_1.gguf
 
-Nothing here was timed on an NPU.  A step has one token of each text.  The simulators run it and
-count: `hexagon:sim` packets of instructions, `rknpu:sim` submits, tasks and bytes; the counts do
-not depend on the machine.  Beside them stands what the plans of the RK3588 say, which share no code
-with its simulator, and the tokens a second by its cost model (npurt/rknpu/plan/cost.py).
+No time here was measured on an NPU. A step has one token of each sequence. The simulators run a
+step and count: `hexagon:sim` instruction packets, `rknpu:sim` submits, tasks and bytes; the counts
+do not depend on the machine. The output also has the counts of the RK3588's plans, which share no
+code with its simulator, and tokens per second by its cost model (npurt/rknpu/plan/cost.py).
 
-Beside the packets of the Hexagon stand those that its cost model says (npurt/hexagon/plan), and the
-tokens a second of a Dragon Q6A by that model.
+For the Hexagon, the output also has the packets by its cost model (npurt/hexagon/plan), and the
+tokens per second of a Dragon Q6A by that model.
 """
 
 import argparse
@@ -33,12 +33,12 @@ from npurt.rknpu.plan import cost
 
 RKNPU = ("rknpu:sim-vendor", "rknpu:sim")
 HEXAGON = ("hexagon:sim-v68", "hexagon:sim-v73")
-THREADS = 4  # of the simulator
-N_CTX = 16  # of each text: counts of products do not depend on it
+THREADS = 4  # hardware threads of the simulated DSP
+N_CTX = 16  # of each sequence; counts of products do not depend on it
 
 
 class Ledger:
-    """What a model's ledger counted since the last call."""
+    """Counts of a model's ledger since the last take()."""
 
     def __init__(self, llm: npurt.Llama) -> None:
         self._llm = llm
@@ -52,7 +52,7 @@ class Ledger:
 
 
 class Counters:
-    """What the simulated RK3588 counted since the last call."""
+    """Counts of the simulated RK3588 since the last take()."""
 
     def __init__(self, llm: npurt.Llama) -> None:
         self._simulator = Simulator()
@@ -71,9 +71,9 @@ class Counters:
 def steps(
     path: Path, device: str, numbers: list[int], counter: type[Ledger] | type[Counters]
 ) -> Iterator[dict[str, int]]:
-    """Yield what *counter* counts in a step of each number of texts.
+    """Yield the counts of *counter* in a step, for each number of sequences.
 
-    The step before, which prepares products of so many rows, does not count.
+    The first step of each number prepares its products and is not counted.
     """
     most = max(numbers)
     with npurt.Llama(
@@ -93,7 +93,7 @@ def steps(
 
 
 def planned(config: Config, rows: list[WeightEstimate], number: int) -> dict[str, int]:
-    """Return what the plans of a step say.  A job is a submit, or one of each core of rocket."""
+    """Return a step's planned counts. A job is one submit with rknpu, one per core with rocket."""
     found = {"bytes": 0, "tasks": 0, "jobs": 0}
     for plans, times in product_jobs(config, rows, number):
         found["jobs"] += times
@@ -104,7 +104,7 @@ def planned(config: Config, rows: list[WeightEstimate], number: int) -> dict[str
 
 
 def rk3588(path: Path, numbers: list[int], *, simulate: bool) -> Iterator[dict[str, Any]]:
-    """Yield a row for each number of texts."""
+    """Yield a row for each number of sequences."""
     config, rows = config_of(path), list(estimates(path))
     counted = {device: list(steps(path, device, numbers, Counters)) for device in RKNPU if simulate}
     for i, number in enumerate(numbers):
@@ -120,7 +120,7 @@ def rk3588(path: Path, numbers: list[int], *, simulate: bool) -> Iterator[dict[s
 
 
 def hexagon(path: Path, numbers: list[int], device: str) -> Iterator[dict[str, Any]]:
-    """Yield a row for each number of texts; tokens a second for the board's version alone."""
+    """Yield a row for each number of sequences; only the board's version has tokens per second."""
     config, rows, arch = config_of(path), list(estimates(path)), int(device[-2:])
     for number, each in zip(numbers, steps(path, device, numbers, Ledger), strict=True):
         row = {
@@ -136,7 +136,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Texts decoded together on an NPU, by a model.")
     parser.add_argument("--models", type=Path, nargs="+", required=True)
     parser.add_argument("--texts", type=int, nargs="+", default=[1, 4, 8, 16])
-    parser.add_argument("--no-simulation", action="store_true", help="the RK3588's plans alone")
+    parser.add_argument("--no-simulation", action="store_true", help="only the RK3588's plans")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     told = []
@@ -151,7 +151,7 @@ def main() -> None:
     if args.json:
         print(json.dumps(told))
         return
-    print("by models and simulators; nothing was run on an NPU")
+    print("estimates of models and simulators; nothing was run on an NPU")
     first: dict[tuple[str, str], Any] = {}
     for row in told:
         one = first.setdefault((row["model"], row.get("device", "")), row)

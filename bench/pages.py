@@ -1,13 +1,13 @@
-"""The time of rows of several sequences in one run, and of this checkout against another one.
+"""Time runs with rows of several sequences, or compare this checkout with another one.
 
     python bench/pages.py --models models/Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf
     python bench/pages.py --models models/*.gguf --old ../another/checkout
 
-Without --old: runs of one row of each of 1, 2, 4 and 8 sequences at one depth take turns; figures
-are the median time of a run and its tokens a second relative to those of one sequence, the median
-of rounds.  With --old: a process of each checkout does the same decode or prefill runs in turns of
-a fraction of a second, and the figure is old time / new time, the median of rounds: above 1, this
-checkout is the faster.  Keys and values are random numbers, so any depth is there at once.
+Without --old: runs with one row of each of 1, 2, 4 and 8 sequences at one depth take turns. The
+figures are medians of the rounds: the time of a run, and its tokens per second relative to those of
+one sequence. With --old: a process of each checkout does the same decode or prefill runs, in turns
+of a fraction of a second. The figure is the median of old time / new time; above 1, this checkout
+is faster. Keys and values are random numbers, so any depth is available without a prefill.
 """
 
 import argparse
@@ -34,7 +34,7 @@ for line in sys.stdin:
 
 
 class Worker:
-    """A model on the CPU, whose runs are timed."""
+    """A model on the CPU that runs rows and times its runs."""
 
     def __init__(self, path: str, threads: int, positions: int, sequences: int) -> None:
         from npurt.cpu.device import CpuDevice
@@ -53,7 +53,7 @@ class Worker:
         self._depths: dict[int, int] = {}
 
     def _fill(self, sequence: int, depth: int) -> None:
-        """Let a sequence have *depth* positions."""
+        """Fill the first *depth* positions of a sequence with random keys and values."""
         from npurt.graph.tensor import POSITIONS, Kind
 
         if self._depths.get(sequence) == depth or not depth:
@@ -66,7 +66,7 @@ class Worker:
         self._depths[sequence] = depth
 
     def seconds(self, sequences: int, rows: int, depth: int, runs: int) -> float:
-        """Return the time of a run of *rows* rows of each of so many sequences at *depth*."""
+        """Return the seconds of a run with *rows* rows of each sequence at *depth*."""
         for sequence in range(sequences):
             self._fill(sequence, depth)
         index = np.arange(sequences * rows)
@@ -79,7 +79,7 @@ class Worker:
 
 
 def together(path: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Return milliseconds of a run, and tokens a second relative to one sequence."""
+    """Return milliseconds per run and relative tokens per second, by number of sequences."""
     most = max(args.sequences)
     worker = Worker(str(path), args.threads, args.depth + 64, most)
     times: dict[int, list[float]] = {n: [] for n in args.sequences}
@@ -100,7 +100,7 @@ def together(path: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def against(path: Path, args: argparse.Namespace) -> dict[str, float]:
-    """Return old / new for decode and prefill at several depths."""
+    """Return old time / new time for decode and prefill at several depths."""
     here = Path(__file__).resolve()
     deepest = max(args.depths) + args.prompt
     workers = []
@@ -128,7 +128,7 @@ def against(path: Path, args: argparse.Namespace) -> dict[str, float]:
         for name, rows, runs in (("decode", 1, 4), ("prefill", args.prompt, 1)):
             ratios = []
             for i in range(-1, args.rounds):
-                pair = workers if i % 2 else workers[::-1]  # who begins changes
+                pair = workers if i % 2 else workers[::-1]  # the checkouts take turns at the start
                 took = [ask(worker, 1, rows, depth, runs) for worker in pair]
                 old, new = took if i % 2 else took[::-1]
                 ratios.append(old / new)
@@ -145,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--depth", type=int, default=512)
-    parser.add_argument("--old", type=Path, help="another checkout, built")
+    parser.add_argument("--old", type=Path, help="another checkout, with libraries built")
     parser.add_argument("--depths", type=int, nargs="+", default=[0, 4096, 16000])
     parser.add_argument("--prompt", type=int, default=128, help="rows of a prefill")
     parser.add_argument("--json", action="store_true")

@@ -1,9 +1,9 @@
-"""Say which part of a decoded token is spent outside the C kernels.
+"""Measure the share of a decoded token's time that is spent outside the C kernels.
 
     python bench/python_share.py --models models/Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf
 
-Decodes with verification off.  Time inside C is the ledger's; the rest of a token is Python, numpy
-and sampling.
+Decodes with verification off. The ledger gives the time inside C; the rest of a token's time is
+Python, numpy and sampling.
 """
 
 import argparse
@@ -20,7 +20,7 @@ def seconds_in_c(llm: npurt.Llama) -> float:
 
 
 def decode(llm: npurt.Llama, tokens: int) -> tuple[float, float]:
-    """Return seconds per token, and the share of them outside C."""
+    """Return seconds per token, and the share of this time outside C."""
     llm.reset()
     llm.eval_last([1] * 8)
     inside, start = seconds_in_c(llm), time.perf_counter()

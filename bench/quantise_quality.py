@@ -1,9 +1,9 @@
-"""What types cost: predictions of a quantised file against those of the file it was made of.
+"""Compare the predictions of quantised files with those of the file that they are made from.
 
     python bench/quantise_quality.py MODEL --text FILE --work FOLDER --types q4_0 q4_0+i q4_k_m
 
-``+i`` stands for an importance matrix, which is measured on the text before the part that is
-compared: mean squares of the inputs of each matrix, on device numpy, as llama-imatrix does.
+``+i`` uses an importance matrix. It is measured on the part of the text before the compared part:
+mean squares of the inputs of each matrix, on device numpy, as in llama-imatrix.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from npurt.quant.types import BY_NAME
 
 
 def measured(model: Path, ids: list[int], path: Path) -> None:
-    """Write the importance matrix of *model* on the text *ids*."""
+    """Measure the importance matrix of *model* on the tokens *ids*, and write it to *path*."""
     sums: dict[str, Any] = defaultdict(float)
     counts: dict[str, int] = defaultdict(int)
     kernel = meaning.MEANING[ops.MatMul]
@@ -50,7 +50,7 @@ def measured(model: Path, ids: list[int], path: Path) -> None:
 
 
 def log_probabilities(model: Path, ids: list[int], chunk: int) -> Any:
-    """Return the log probabilities after each token, chunk by chunk."""
+    """Return the log probabilities after each token of each chunk."""
     with npurt.Llama(model, n_ctx=chunk) as llm:
         found = []
         for start in range(0, len(ids) - chunk + 1, chunk):
@@ -69,8 +69,8 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--types", nargs="+", required=True)
     parser.add_argument("--chunk", type=int, default=256)
-    parser.add_argument("--chunks", type=int, default=6, help="that are compared")
-    parser.add_argument("--measured", type=int, default=1024, help="tokens for the importances")
+    parser.add_argument("--chunks", type=int, default=6, help="number of compared chunks")
+    parser.add_argument("--measured", type=int, default=1024, help="for the importance matrix")
     args = parser.parse_args()
     with npurt.Llama(args.model, n_ctx=64) as llm:
         ids = llm.tokenize(args.text.read_text())

@@ -1,4 +1,4 @@
-/* Stands before a driver's ioctl and counts what CPU time of the calling thread it takes. */
+/* Wraps a driver's ioctl and counts the calling thread's CPU time in it. */
 #define _GNU_SOURCE
 #include <stdint.h>
 #include <time.h>
@@ -28,7 +28,7 @@ int clocked_ioctl(int fd, unsigned long number, void *argument)
     return result;
 }
 
-/* Returns the nanoseconds of this thread since the last call, and how many requests it made. */
+/* Returns this thread's nanoseconds in requests since the last call, and stores their number. */
 int64_t take_spent(int64_t *made)
 {
     const int64_t result = spent;
@@ -43,7 +43,7 @@ static int nothing(int fd, unsigned long number, void *argument)
     return 0;
 }
 
-/* Returns the nanoseconds that the clock adds to a request, and does not count. */
+/* Returns the nanoseconds that the clock adds to a request without counting them. */
 double added(void)
 {
     enum { CALLS = 100000 };

@@ -1,17 +1,19 @@
-"""The host's own time for a decoded token on the RK3588: rounding, submitting, scaling.
+"""Measure the host's time for a decoded token on the RK3588: rounding, submitting, scaling.
 
     python bench/rknpu_host.py --models models/Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf
 
-CPU time of the thread that decodes, without what the driver's ioctls take (rknpu_clock.c, compiled
-with the `ziglang` package, stands before them), and without what the CPU device does between the
-products.  `beside` is measured while the simulated NPU works on the same cores, which empties their
-caches; `alone` repeats the products of a token with the driver's requests left out.  `accounts` is
-what the runtime adds: ledger, verification off.  `proof` is the check of the programs of a token,
-made once when they are prepared; `check` is what is left of it for each token.
+The time is CPU time of the decoding thread, less the time in the driver's ioctls and in the CPU
+device between the products. rknpu_clock.c, compiled with the `ziglang` package, wraps the ioctls
+and measures them. `beside` is measured while the simulated NPU works on the same cores and evicts
+their caches; `alone` repeats the products of a token without the driver's requests. `accounts` is
+the time that the runtime adds, for example for the ledger, with verification off. `proof` is the
+check of a token's programs when they are prepared; `check` is the short check that each token
+repeats.
 
-`--threads` compares a thread for each core of rocket with one for all, token by token in turn.
-`--rates` gives what the cost model has of the host: ns an element rounded, ns a sum scaled, and ns
-a unit of everything but products, from prompts of 128; CPU time of all threads.
+`--threads` compares one thread per core of rocket with one thread for all cores; tokens alternate
+between the two. `--rates` measures the cost model's constants of the host with prompts of 128
+tokens, in CPU time of all threads: ns per rounded element, ns per scaled sum, and ns per unit of
+all work besides products.
 """
 
 import argparse
@@ -45,7 +47,7 @@ SOURCE = Path(__file__).with_name("rknpu_clock.c")
 
 
 class Clock:
-    """Time, that of this thread's CPU unless said otherwise, by what it was spent on."""
+    """Sums of time by name; CPU time of this thread, unless wrap() gets another clock."""
 
     def __init__(self) -> None:
         self.spent: dict[str, float] = {}
@@ -63,12 +65,12 @@ class Clock:
         return timed
 
     def take(self, name: str) -> float:
-        """Return and forget, in milliseconds."""
+        """Return the time spent under *name* in milliseconds, and reset it."""
         return 1e3 * self.spent.pop(name, 0.0)
 
 
 class Requests:
-    """The driver's ioctl, with a clock before it."""
+    """The driver's ioctl, wrapped by a clock."""
 
     def __init__(self, llm: npurt.Llama, folder: str) -> None:
         path = Path(folder) / "rknpu_clock.so"
@@ -91,7 +93,7 @@ class Requests:
         self._added = self._library.added()
 
     def take(self) -> float:
-        """Return and forget the milliseconds of this thread in the driver, and in its clock."""
+        """Return this thread's milliseconds in the driver and in the clock, and reset them."""
         made = self._ffi.new("int64_t *")
         spent = self._library.take_spent(made)
         return 1e-6 * float(spent + made[0] * self._added)
@@ -102,14 +104,14 @@ class Requests:
         return [product._job for (_, rows), made in prepared if rows == 1 for product, _ in made]
 
     def leave_out(self) -> None:
-        """Ask nothing of the driver any more."""
+        """Skip all further requests to the driver: they succeed without effect."""
         self._library.driver = self._ffi.NULL
         for made in self._prepared.values():
             for product, _ in made:
-                product._job.run.table.sentinel_count = 0  # nobody overwrites them
+                product._job.run.table.sentinel_count = 0  # no NPU overwrites the sentinels
 
     def sums(self, rows: int) -> tuple[int, int]:
-        """Return how many elements are rounded, and sums scaled, in all jobs of *rows*."""
+        """Return the numbers of rounded elements and of scaled sums in all jobs of *rows* rows."""
         elements, sums = 0, 0
         for (_, prepared), made in self._prepared.items():
             for product, _ in made if prepared == rows else ():
@@ -120,7 +122,7 @@ class Requests:
 
 
 def beside(llm: npurt.Llama, clock: Clock, requests: Requests, tokens: int) -> list[float]:
-    """Milliseconds of each token, the simulator between the products."""
+    """Return the host's milliseconds for each token, beside the running simulator."""
     samples = []
     for token in range(tokens):
         clock.spent.clear()
@@ -131,7 +133,7 @@ def beside(llm: npurt.Llama, clock: Clock, requests: Requests, tokens: int) -> l
 
 
 def alone(llm: npurt.Llama, clock: Clock) -> tuple[float, float]:
-    """Least milliseconds of the products of a token, and of the accounts, without a driver."""
+    """Return the least milliseconds of a token's products and accounts, without a driver."""
     products, accounts = [], []
     for token in range(REPETITIONS):
         clock.spent.clear()
@@ -142,7 +144,7 @@ def alone(llm: npurt.Llama, clock: Clock) -> tuple[float, float]:
 
 
 def check(jobs: list[Any]) -> float:
-    """Least milliseconds to see that all programs of a token are as they were proven."""
+    """Return the least milliseconds to check that a token's programs are as proven."""
     samples = []
     for _ in range(REPETITIONS):
         start = time.thread_time()
@@ -170,7 +172,7 @@ def measure(path: Path, device: str, tokens: int) -> dict[str, Any]:
         requests = Requests(llm, folder)
         llm.eval_last([1, 2, 3])
         clock.spent.clear()
-        llm.eval_last([4])  # prepares the products of one row
+        llm.eval_last([4])  # prepares products with one row
         proof = clock.take("proof")
         samples = beside(llm, clock, requests, tokens)
         jobs = requests.jobs()
@@ -190,10 +192,10 @@ def measure(path: Path, device: str, tokens: int) -> dict[str, Any]:
 
 
 def threads(path: Path, tokens: int) -> dict[str, Any]:
-    """Compare one thread for all cores of rocket with one for each: median milliseconds a token.
+    """Compare one thread for all cores of rocket with one per core: median milliseconds per token.
 
-    `host` is CPU time as above; `products` is what passes from the first product to the last, and
-    `process` the CPU time of all threads, in both of which is the simulator.
+    `host` is CPU time as in measure(). `products` is the elapsed time of the products, and
+    `process` the CPU time of all threads; both include the simulator.
     """
     os.environ[ROCKET_THREADS.name] = "1"
     clock = Clock()
@@ -236,7 +238,7 @@ def threads(path: Path, tokens: int) -> dict[str, Any]:
 
 
 def rates(path: Path, rows: int = 128) -> dict[str, Any]:
-    """Time a prompt of *rows* without a driver, and rounding alone."""
+    """Return the host's rates, from rounding alone and a prompt of *rows* without a driver."""
     x = np.random.default_rng(0).standard_normal((rows, 4096), np.float32)
     codes, scales = np.empty((2 * rows, 4096), np.int8), np.empty(rows, np.float32)
     rounding, products, others = [], [], []
@@ -275,7 +277,7 @@ def rates(path: Path, rows: int = 128) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Host time of a decoded token.")
-    parser.add_argument("--threads", action="store_true", help="rocket: one thread, or one a core")
+    parser.add_argument("--threads", action="store_true", help="compare threads of rocket")
     parser.add_argument("--rates", action="store_true", help="the host's rates, from prompts")
     parser.add_argument("--models", type=Path, nargs="+", required=True)
     parser.add_argument("--device", nargs="+", default=["rknpu:sim", "rknpu:sim-vendor"])

@@ -1,13 +1,13 @@
-"""What to expect of language models on the RK3588, by the cost model, from the plans that are run.
+"""Estimate the speed of language models on the RK3588 with the cost model, from npurt's own plans.
 
     python bench/rknpu_model.py --models models/*.gguf
 
-Nothing here was timed on an NPU.  The cost model (npurt/rknpu/plan/cost.py), fitted to what others
-measured (tests/rknpu/measurements.py), is applied to every task of every product of a prompt or a
-token, as npurt cuts them: tensors with two passes have twice the rows, the output matrix one row,
-and each job its submit.  The host's rates were timed on another machine; bench/rknpu_host.py does
-that.  `--simulate` runs one token on the simulator as well, which counts bytes, tasks and submits
-by itself.
+No time here was measured on an NPU. The cost model (npurt/rknpu/plan/cost.py) is fitted to
+published measurements (tests/rknpu/measurements.py). It is applied to every task of every product
+of a prompt or a token, as npurt plans them: tensors with two passes have twice the rows, the output
+matrix has one row, and each job has a submit. The host's rates were measured on another machine
+with bench/rknpu_host.py. `--simulate` also runs one token on the simulator, which counts bytes,
+tasks and submits independently.
 """
 
 import argparse
@@ -27,13 +27,13 @@ from npurt.rknpu.plan import cost
 
 
 def config_of(path: Path) -> Config:
-    """Return the configuration that a file states."""
+    """Return the configuration in a model file."""
     with GGUF(path) as file:
         return describe(file).config
 
 
 def counts(path: Path, rows: list[Any]) -> dict[str, Any]:
-    """Return bytes, tasks and jobs of one token, which are the same with both drivers."""
+    """Return bytes, tasks and jobs of one token; both drivers have the same."""
     moved, weights, tasks, jobs = 0, 0, 0, 0
     for together, times in product_jobs(config_of(path), rows, 1):
         jobs += times
@@ -46,7 +46,7 @@ def counts(path: Path, rows: list[Any]) -> dict[str, Any]:
 
 
 def simulated(path: Path, driver: str) -> dict[str, Any]:
-    """Return what the simulator counts for one token."""
+    """Return the simulator's counts for one token."""
     device = {"rknpu": "rknpu:sim-vendor", "rocket": "rknpu:sim"}[driver]
     simulator = Simulator()
     with npurt.Llama(path, device, n_ctx=64, verify="off") as llm:
@@ -93,14 +93,14 @@ def text(told: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="What to expect on the RK3588, by a model.")
     parser.add_argument("--models", type=Path, nargs="+", required=True)
-    parser.add_argument("--simulate", action="store_true", help="run a token on the simulator, too")
+    parser.add_argument("--simulate", action="store_true", help="also run a token on the simulator")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     rows = [measure(model, simulate=args.simulate) for model in args.models]
     if args.json:
         print(json.dumps(rows))
         return
-    print("by a model; nothing was run on an NPU")
+    print("estimates of a model; nothing was run on an NPU")
     for row in rows:
         print(text(row))
 

@@ -1,10 +1,10 @@
-"""What rounding costs on the RK3588: divergence of predictions from exact arithmetic, by scheme.
+"""Measure the divergence of predictions on the RK3588 from exact arithmetic, by rounding scheme.
 
     python bench/rknpu_quality.py --models models/*.gguf --text tests/data/real/ppl_text.txt
 
-Every product of a model, the output matrix included, with float32 activations and a float32 KV
-cache as the reference.  `npu` runs on the simulated NPU as npurt uses it; the two others are what
-it would be with one scale a row of activations and no rotation, and with one scale for all of them.
+Every product of a model is rounded, including the output matrix; the reference has float32
+activations and a float32 KV cache. `npu` is npurt's scheme on the simulated NPU. `per row` has one
+scale per row of activations and no rotation; `per tensor` has one scale for all rows.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from npurt.llm.measure.estimate import Divergence, Exact, divergence
 
 
 class Plain(Exact):
-    """int8 with one scale a row of w, and one a row of x or one for all of x."""
+    """int8 products with one scale per row of w, and one per row of x or one for all of x."""
 
     def __init__(self, *, per_row: bool) -> None:
         self.caps = Caps("plain int8", "numpy", simulated=True)

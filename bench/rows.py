@@ -1,12 +1,12 @@
-"""Compare the time of evaluating several rows at once with that of one: the cost of verification.
+"""Compare the time to evaluate several rows at once with that of one: the cost of verifying drafts.
 
     python bench/rows.py --models models/Qwen2.5-Coder-1.5B-Instruct.Q4_K_M.gguf --threads 2
 
-Batches of 1 to 8 tokens take turns at one position of the context.  Of each op the shortest time of
-all rounds counts, as the ledger has it, so that a busy machine costs all sizes alike; a pass is the
-sum of its ops ("all").  Where memory is faster at times, that sets a row in the fastest moment
-against several in any: the last line has whole passes, the median of rounds, and of the ratios
-within a round.  What Python adds is not in it.
+Batches of 1 to 8 tokens take turns at one position of the context. For each op the shortest time of
+all rounds counts, from the ledger, so that other load affects all sizes alike; a pass ("all") is
+the sum of its ops. If the memory's speed varies, the shortest times of different sizes may come
+from moments of different speed. The last line therefore has medians of whole passes and of the
+ratios within a round. Times in Python are not included.
 """
 
 import argparse
@@ -18,18 +18,18 @@ from typing import Any
 
 import npurt
 
-CONTEXT = 128  # tokens before the batch
+CONTEXT = 128  # tokens in the cache before the batch
 
 
 def seconds(llm: npurt.Llama) -> list[float]:
-    """Return the seconds of every op so far."""
+    """Return the total seconds of every op."""
     return [row.seconds for row in llm.report().rows]
 
 
 def measure(
     path: Path, threads: int, sizes: Sequence[int], rounds: int
 ) -> tuple[dict[str, Any], dict[str, list[float]]]:
-    """Return milliseconds of a pass by op class, and those of whole passes, by number of rows."""
+    """Return milliseconds by op class, and milliseconds of all whole passes, by number of rows."""
     with npurt.Llama(path, n_ctx=1024, n_threads=threads, verify="off") as llm:
         llm.eval_last([100 + i for i in range(CONTEXT)])
         least: dict[int, list[float]] = {}

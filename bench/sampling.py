@@ -1,4 +1,4 @@
-"""Measure the time of a sample at a vocabulary of 152,000, by settings.
+"""Measure the time to sample a token from a vocabulary of 152,000, by sampler settings.
 
 Usage: python bench/sampling.py [--json]
 """
@@ -11,7 +11,7 @@ import numpy as np
 
 from npurt.llm.decode.sampler import Sampler, Sampling
 
-VOCABULARY = 151_936  # of Qwen2.5
+VOCABULARY = 151_936  # tokens of Qwen2.5's vocabulary
 ROUNDS = 31
 SETTINGS = {
     "greedy": {"temperature": 0},
@@ -27,7 +27,7 @@ SETTINGS = {
 
 
 def main() -> None:
-    """Print the median of each setting, in microseconds."""
+    """Print the median time for each setting, in microseconds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     arguments = parser.parse_args()
@@ -38,7 +38,7 @@ def main() -> None:
     for name, settings in SETTINGS.items():
         try:
             samplers[name] = Sampler(Sampling(seed=1, **settings))
-        except TypeError:  # an older npurt does not have it
+        except TypeError:  # an older npurt lacks this setting
             continue
     seconds: dict[str, list[float]] = {name: [] for name in samplers}
     for _ in range(ROUNDS):

@@ -1,14 +1,15 @@
-"""Compare `npurt serve` with llama.cpp's server under load: same file, same threads, taking turns.
+"""Compare `npurt serve` with llama.cpp's server under load: same file and threads, in turn.
 
     python bench/serve.py --model models/SmolLM2-135M-Instruct.Q4_1.gguf --peer llama.cpp/build/bin
-    python bench/serve.py --tests memory connections requests agent     # counts alone
+    python bench/serve.py --tests memory connections requests agent     # npurt alone, no rates
 
-The folder of the peer holds llama-server.  All servers run all the time, and answer in turn, after
-a pause in which the threads of the one before go to sleep.  They have the same threads, slots and
-context for each text, and their own defaults otherwise.  npurt drafts from the text by default and
-the peer does not, and which of its kernels are faster depends on the machine, so several variants
-of the peer run (--peer-flags): as it is, without its repacked kernels, with its own drafts.  The
-ratio is npurt / llama.cpp, whichever variant has the better median of a figure.
+The peer's folder has llama-server. All servers run all the time and answer in turn, after a pause
+in which the threads of the previous server go to sleep. They have the same number of threads and
+slots and the same context per sequence, otherwise their own defaults. npurt drafts by lookup by
+default and the peer does not, and the peer's faster kernels depend on the machine. So several
+variants of the peer run (--peer-flags): with its defaults, without its repacked kernels, and with
+its own drafts. The ratio is npurt / llama.cpp, with the variant that has the better median of a
+figure.
 
 rates         aggregate tokens/s of N clients, time to the first text, tokens of the prompts, and,
               of npurt, CPU time of the front's process for each token
@@ -19,8 +20,8 @@ agent         conversations that are sent whole with each turn, several in turn,
               for a title between turns: prompt tokens that were evaluated, by those that are new
 
 A token of a prompt is new if no earlier prompt with its answer begins with the same tokens up to
-it.  An answer that is tokenised otherwise than it was generated, as those of models of random
-weights are, is new.
+this token. An answer counts as new if its text is tokenised differently from the generated tokens,
+as with models of random weights.
 """
 
 import argparse
@@ -46,7 +47,7 @@ TESTS = ("rates", "memory", "connections", "requests", "agent")
 HOST = "127.0.0.1"
 SLOTS = 8
 START_SECONDS = 120
-PAUSE = 1.0  # seconds: threads of OpenMP go on spinning for 0.2 after their work
+PAUSE = 1.0  # seconds: threads of OpenMP spin for 0.2 s after their work
 PEER_FLAGS = ("", "--no-repack", "--spec-default")
 WORDS = ["amber", "basin", "cedar", "delta", "ember", "fjord", "glade", "heath", "inlet", "joist"]
 
@@ -55,13 +56,13 @@ WORDS = ["amber", "basin", "cedar", "delta", "ember", "fjord", "glade", "heath",
 
 @dataclass
 class Server:
-    """A server that runs.
+    """A running server.
 
     Attributes:
-        name: For tables.
-        port: Where it listens.
-        pid: Of the process that has the connections.
-        split: Whether that is another process than the one that evaluates.
+        name: Column name in tables.
+        port: TCP port of the server.
+        pid: Process that has the connections.
+        split: Whether another process evaluates the model.
     """
 
     name: str
@@ -70,7 +71,7 @@ class Server:
     split: bool
 
     def pss(self) -> int:
-        """Return the bytes of the process, shared ones divided by their users."""
+        """Return the process's proportional set size in bytes."""
         with open(f"/proc/{self.pid}/smaps_rollup", encoding="ascii") as file:
             return next(int(line.split()[1]) << 10 for line in file if line.startswith("Pss:"))
 
@@ -78,13 +79,13 @@ class Server:
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 
     def cpu_seconds(self) -> float:
-        """Return the CPU time of all threads that still run, as the scheduler counts it."""
+        """Return the scheduler's CPU time of all running threads, in seconds."""
         tasks = Path(f"/proc/{self.pid}/task").glob("*/schedstat")
         return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
 
 
 def command(name: str, args: argparse.Namespace, port: int) -> list[str]:
-    """Return what starts a server."""
+    """Return the command that starts a server."""
     shared = [
         "-m",
         str(args.model),
@@ -98,14 +99,14 @@ def command(name: str, args: argparse.Namespace, port: int) -> list[str]:
     template = ["--chat-template", args.chat_template] if args.chat_template else []
     if name == "npurt":
         return [sys.executable, "-m", "npurt", "serve", *shared, *template, "-c", str(args.context)]
-    whole = str(SLOTS * args.context)  # it divides the context among the slots
+    whole = str(SLOTS * args.context)  # llama-server divides the context among the slots
     own = ["-c", whole, "--log-disable", *name.removeprefix("llama.cpp").split()]
     return [str(args.peer / "llama-server"), *shared, *template, *own]
 
 
 @contextlib.contextmanager
 def running(name: str, args: argparse.Namespace) -> Iterator[Server]:
-    """Start a server, wait until it is ready, and end it afterwards."""
+    """Run a server during the block, from when it is ready."""
     with socket.create_server((HOST, 0)) as probe:
         port = probe.getsockname()[1]
     with tempfile.TemporaryFile("w+") as log:
@@ -135,7 +136,7 @@ async def healthy(port: int) -> int:
 
 @dataclass
 class Reply:
-    """An answer, whole."""
+    """A complete HTTP answer."""
 
     status: int
     body: bytes
@@ -147,7 +148,7 @@ class Reply:
 
 
 class Connection:
-    """A connection of HTTP/1.1 that is kept."""
+    """A keep-alive connection of HTTP/1.1."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -199,7 +200,7 @@ class Connection:
 
 
 async def ask(port: int, method: str, path: str, body: Any = None) -> Reply:
-    """Ask over a connection of its own: servers close others when they like."""
+    """Send a request over a new connection, because servers may close idle ones."""
     async with Connection(port) as connection:
         return await connection.ask(method, path, body)
 
@@ -208,7 +209,7 @@ async def ask(port: int, method: str, path: str, body: Any = None) -> Reply:
 
 
 def prompt_of(number: int, words: int) -> str:
-    """Return a text that begins otherwise than those of other numbers."""
+    """Return a prompt of *words* words that shares no prefix with those of other numbers."""
     count = len(WORDS)
     return " ".join(
         f"{WORDS[(number + i * (1 + number % 7)) % count]}{number}" for i in range(words)
@@ -216,7 +217,7 @@ def prompt_of(number: int, words: int) -> str:
 
 
 async def one_stream(port: int, number: int, tokens: int) -> tuple[float, int]:
-    """Return the seconds to the first text, and the tokens of the prompt."""
+    """Stream one completion; return the seconds to its first text, and the tokens of the prompt."""
     body = {
         "prompt": prompt_of(number, 40), "max_tokens": tokens, "temperature": 0, "stream": True,
         "ignore_eos": True, "stream_options": {"include_usage": True},
@@ -229,12 +230,12 @@ async def one_stream(port: int, number: int, tokens: int) -> tuple[float, int]:
                 first = time.perf_counter() - start
             usage = event.get("usage") or usage
     if usage["completion_tokens"] != tokens:
-        sys.exit(f"a text of {usage['completion_tokens']} tokens, and {tokens} were asked for")
+        sys.exit(f"the completion has {usage['completion_tokens']} tokens, not {tokens}")
     return first, usage["prompt_tokens"]
 
 
 async def rates(server: Server, clients: int, round_: int, tokens: int) -> dict[str, float]:
-    """Return the figures of *clients* texts at once."""
+    """Return the figures of *clients* completions at once."""
     numbers = [1000 * round_ + 10 * clients + i for i in range(clients)]
     await asyncio.sleep(PAUSE)
     before, start = server.cpu_seconds(), time.perf_counter()
@@ -252,7 +253,7 @@ async def rates(server: Server, clients: int, round_: int, tokens: int) -> dict[
 
 
 async def connections(server: Server, count: int) -> dict[str, float]:
-    """Open many connections, each of which has asked once; return what they take."""
+    """Open many connections with one request each; return their memory and descriptors."""
     await healthy(server.port)
     before, opened = server.pss(), server.descriptors()
     async with contextlib.AsyncExitStack() as stack:
@@ -269,7 +270,7 @@ async def connections(server: Server, count: int) -> dict[str, float]:
 
 
 async def closed(server: Server, opened: int) -> None:
-    """Give the server ten seconds to have no more than *opened* descriptors."""
+    """Wait up to ten seconds until the server has at most *opened* descriptors."""
     for _ in range(100):
         if server.descriptors() <= opened:
             break
@@ -277,7 +278,7 @@ async def closed(server: Server, opened: int) -> None:
 
 
 async def requests(server: Server, count: int) -> dict[str, float]:
-    """Send many short requests, some at a time; return memory and descriptors."""
+    """Send many short requests, `SLOTS` at a time; return memory and descriptors."""
     numbers = iter(tqdm(range(count), f"{server.name}: requests", leave=False))
     opened = server.descriptors()
     tenth = count // 10
@@ -303,7 +304,7 @@ async def requests(server: Server, count: int) -> dict[str, float]:
 
 @dataclass
 class Agent:
-    """Conversations with a server, and what it evaluated of their prompts."""
+    """Conversations with a server, and counts of the prompt tokens that it evaluated."""
 
     port: int
     known: list[list[int]] = field(default_factory=list)  # prompts with their answers
@@ -326,7 +327,8 @@ class Agent:
         same = max((shared(ids, each) for each in self.known), default=0)
         self.new += len(ids) - min(same, len(ids) - 1)
         generated, whole = usage["completion_tokens"], await self._ids(text + answer)
-        as_generated = len(whole) - len(ids) in (generated, generated - 1)  # an end token may count
+        # The count of generated tokens may include an end token.
+        as_generated = len(whole) - len(ids) in (generated, generated - 1)
         self.known.append(whole if as_generated else ids)
         return answer
 
@@ -339,14 +341,14 @@ class Agent:
 
 
 def shared(a: list[int], b: list[int]) -> int:
-    """Return how many first ids are the same."""
+    """Return the length of the common prefix."""
     return next(
         (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
     )
 
 
 async def agent(server: Server, turns: int, words: int) -> dict[str, float]:
-    """Have two conversations in turn, and ask for a title between turns."""
+    """Hold two conversations in turn, with a request for a title between turns."""
     system = f"You are an assistant that uses tools. {prompt_of(7, 2 * words)}"
     talks = [[{"role": "system", "content": system}] for _ in range(2)]
     found = Agent(server.port)
@@ -363,19 +365,20 @@ async def agent(server: Server, turns: int, words: int) -> dict[str, float]:
     }  # fmt: skip
 
 
-# --- All of it ------------------------------------------------------------------------------------
+# --- Main program
+# ------------------------------------------------------------------------------------
 
 
 def measure(servers: list[Server], args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Do each test; return rows of a server, and figures by name."""
+    """Run each test; return rows with the server, the test and its figures by name."""
     rows: list[dict[str, Any]] = []
 
     def add(server: Server, test: str, figures: dict[str, float]) -> None:
         rows.append({"server": server.name, "test": test, "figures": figures})
 
     for server in servers:
-        asyncio.run(rates(server, 1, -1, 4))  # what is imported or made on first use
-    for server in servers[:2]:  # without variants of the peer
+        asyncio.run(rates(server, 1, -1, 4))  # warm up
+    for server in servers[:2]:  # npurt and the peer's first variant
         if "memory" in args.tests:
             add(server, "memory", {"PSS, MB": server.pss() / 1e6})
         if "agent" in args.tests:
@@ -392,7 +395,7 @@ def measure(servers: list[Server], args: argparse.Namespace) -> list[dict[str, A
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Return medians with their ranges, and ratios of npurt to the best peer, round by round."""
+    """Return a markdown table: medians with ranges, and ratios of npurt to the best peer."""
     names = list(dict.fromkeys(row["server"] for row in rows))
     values: dict[str, dict[str, list[float]]] = {}
     for row in rows:
@@ -419,24 +422,24 @@ def spread(values: list[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Compare servers under load.")
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--peer", type=Path, help="folder with llama-server; none: npurt alone")
+    parser.add_argument("--peer", type=Path, help="folder with llama-server; default: npurt alone")
     parser.add_argument("--peer-flags", nargs="+", default=PEER_FLAGS, metavar="FLAGS",
                         help="variants of the peer: flags for llama-server, quoted, and '' for"
-                        " none; others than the first do rates alone")  # fmt: skip
+                        " none; variants after the first run only the test `rates`")  # fmt: skip
     parser.add_argument("--tests", nargs="+", default=list(TESTS), choices=TESTS)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--context", type=int, default=4096, help="of each text")
-    parser.add_argument("--chat-template", metavar="NAME", help="for models that have none")
+    parser.add_argument("--context", type=int, default=4096, help="positions per sequence")
+    parser.add_argument("--chat-template", metavar="NAME", help="for models without a template")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, SLOTS])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=64, help="of each text")
+    parser.add_argument("--tokens", type=int, default=64, help="of each completion")
     parser.add_argument("--connections", type=int, default=1000)
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--turns", type=int, default=10)
-    parser.add_argument("--words", type=int, default=20, help="of a message of the agent's user")
-    parser.add_argument("--json", action="store_true", help="every figure instead of the table")
+    parser.add_argument("--words", type=int, default=20, help="words per user message of the agent")
+    parser.add_argument("--json", action="store_true", help="print all figures as JSON")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and the servers end, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # also ends the servers
     peers = [f"llama.cpp {flags}".strip() for flags in args.peer_flags if args.peer]
     names = ["npurt", *(peers if "rates" in args.tests else peers[:1])]
     with contextlib.ExitStack() as stack:

@@ -1,10 +1,11 @@
-"""Whether an engine's memory stays what it is over many requests, and all pages come back.
+"""Check that an engine's memory does not grow over many requests and that all pages are freed.
 
     python bench/soak_engine.py [--model FILE] [--requests 10000] [--json]
 
-Requests of all kinds, some at a time: prompts that begin alike and others, greedy and sampled, with
-stop texts, log probabilities and grammars; some are cancelled, some refused, some have too little
-time.  The memory is what the kernel says is resident (VmRSS); no garbage is collected for it.
+The requests are of all kinds, and up to twelve are open at a time: prompts with common prefixes and
+without, greedy and sampled, with stop strings, log probabilities and grammars; some are cancelled,
+some refused, and some miss their deadline. Memory is the kernel's resident set size (VmRSS),
+measured without a garbage collection.
 """
 
 import argparse
@@ -23,22 +24,22 @@ from npurt.llm.batch.engine import Engine
 from npurt.llm.batch.request import Request
 
 TINY = Path(__file__).resolve().parents[1] / "tests/data/models/llama3/llama3-q8_0.gguf"
-TENTHS = 10  # of the requests, after each of which the memory is measured
-AT_A_TIME = 12  # more than run at once
+TENTHS = 10  # parts of the requests; the memory is measured after each
+AT_A_TIME = 12  # open requests, more than the engine's sequences
 SEQUENCES, KEPT = 8, 16
 POSITIONS = 256
-BEGINNINGS = 20  # that prompts share
+BEGINNINGS = 20  # number of different prefixes of prompts
 
 
 def resident() -> int:
-    """Return the bytes of this process in memory."""
+    """Return the resident bytes of this process."""
     with open("/proc/self/status", encoding="ascii") as file:
         line = next(line for line in file if line.startswith("VmRSS:"))
     return int(line.split()[1]) << 10
 
 
 def submit(engine: Engine, chance: random.Random) -> Request:
-    """Begin a request of some kind."""
+    """Submit a request of a random kind."""
     n_vocab = engine.llm.config.n_vocab
     beginning = random.Random(chance.randrange(BEGINNINGS))
     ids = [beginning.randrange(n_vocab) for _ in range(100)]
@@ -56,12 +57,12 @@ def submit(engine: Engine, chance: random.Random) -> Request:
 
 
 def broken(ids: Any, logits: Any) -> Any:
-    """Fail, as functions of users do."""
+    """Raise an error, as a user's logits processor may."""
     raise ValueError("this processor fails")
 
 
 def ended(request: Request) -> str:
-    """Wait for the end of a request, and return how it ended."""
+    """Wait for the end of a request; return its finish reason, or "error"."""
     try:
         return request.result().finish
     except (NpurtError, ValueError):
@@ -69,7 +70,7 @@ def ended(request: Request) -> str:
 
 
 def soak(model: Path, requests: int) -> dict[str, Any]:
-    """Have *requests* evaluated; return memory and pages."""
+    """Submit *requests* requests and wait for them; return figures of memory and pages."""
     chance = random.Random(0)
     points = [requests * (i + 1) // TENTHS for i in range(TENTHS)]
     memory: list[int] = []

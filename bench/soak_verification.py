@@ -1,11 +1,11 @@
-"""Verification over the whole range of float32: no alarm for what is right, all for what is wrong.
+"""Test verification over the range of float32: right results must pass, wrong ones must fail.
 
     python bench/soak_verification.py --checks 1000000 [--kinds cpu arm ...] [--seed 0] [--flush]
 
-Magnitudes are log-uniform: of weights, activations, biases, and all that a delta net has.  A check
-is one row of a product, or one head of one sequence of a delta net.  Each draw is also spoilt, in
-one place, by more than verification promises to find.  `--flush` lets this machine count subnormal
-numbers as zero.  Exit status 0: no alarm, and everything found.
+Magnitudes of weights, activations, biases and all inputs of a delta net are log-uniform. A check
+covers one row of a product, or one head of one sequence of a delta net. Each result is also damaged
+in one place, by more than the error that verification guarantees to find. `--flush` makes this
+machine treat subnormal numbers as zero. Exit status 0: no false alarm, and all damage found.
 """
 
 import argparse
@@ -50,12 +50,12 @@ FLOAT_RANGES = {"f32": (-149, 128), "bf16": (-133, 128), "f16": (-24, 16)}
 
 @dataclass
 class Tally:
-    """What came of it."""
+    """Counts of checks and their outcomes."""
 
     checks: int = 0
-    alarms: int = 0  # checks of what is right that failed
-    spoilt: int = 0
-    missed: int = 0  # of these
+    alarms: int = 0  # failed checks of right results
+    spoilt: int = 0  # damaged results
+    missed: int = 0  # damaged results that passed
 
     def __iadd__(self, other: "Tally") -> "Tally":
         for name in ("checks", "alarms", "spoilt", "missed"):
@@ -84,7 +84,7 @@ def magnitudes(rng, shape, low=-149, high=128):
 
 
 def numbers(rng, shape, low=-149, high=128):
-    """Return the same with signs, and now and then zeros."""
+    """Return magnitudes() with random signs and, in some draws, zeros."""
     some = rng.random(shape) < rng.choice([0, 0, 0.3])
     return magnitudes(rng, shape, low, high) * np.where(some, 0, rng.choice([-1.0, 1.0], shape))
 
@@ -94,14 +94,14 @@ def floats(rng, shape):
 
 
 def rows(rng, m, k):
-    """Return activations, each row in a range of its own."""
+    """Return activations; each row has its own range of magnitudes."""
     first, last = np.sort(rng.uniform(-149, 128, (2, m, 1)), axis=0)
     sizes = np.minimum(np.exp2(first + (last - first) * rng.random((m, k))), GREATEST)
     return (sizes * rng.choice([-1, 1, 1, 0], (m, k))).astype(np.float32)
 
 
 def weight(rng, fmt, n, k):
-    """Return a tensor ``[n, k]`` of any finite scales, or values."""
+    """Return a tensor ``[n, k]`` with random finite block scales or values."""
     if fmt in FLOAT_RANGES:
         values = numbers(rng, (n, k), *FLOAT_RANGES[fmt])
         most = {"f16": 65504.0, "bf16": 3.38e38}.get(fmt, GREATEST)
@@ -119,7 +119,7 @@ def weight(rng, fmt, n, k):
 
 
 def shape_of(rng, fmt, most_rows):
-    """Return rows of x, N and K of a product."""
+    """Return random M (rows of x), N and K of a product."""
     block = 1 if fmt in FLOAT_RANGES else BY_NAME[fmt].block
     step = max(block, 32) if block > 1 else int(rng.choice([1, 7, 32]))
     k = step * int(rng.integers(1, max(2, 1024 // step)))
@@ -130,17 +130,17 @@ def shape_of(rng, fmt, most_rows):
 
 
 def bound_of(tensor, x, bias=None):
-    """Return what an error of a row must exceed, at the most, to be found for certain, ``[M]``."""
+    """Return an upper bound of the errors that verification may miss in each row, ``[M]``."""
     n, k = tensor.shape
     canonical = tensor.canonical()
     squares = float((4 * canonical.sizes() ** 2).sum())
     probe = make_probe("", np.full(n, 2.0), np.zeros(k), squares, canonical.group, bias)
     norms = np.sqrt((x.astype(np.float64) ** 2).sum(axis=1))
-    return 2.01 * (probe.bound * norms * 1.02 + probe.floor)  # 2 % pay for rounding x
+    return 2.01 * (probe.bound * norms * 1.02 + probe.floor)  # 2 % for the rounding of x
 
 
 def cpu_product(rng, cpu) -> Tally:
-    """Check a product that a kernel set computes, in C; then one with a damaged image."""
+    """Check a product of a kernel set with the verification in C; then with damaged images."""
     fmt = str(rng.choice(list(BY_NAME)))
     m, n, k = shape_of(rng, fmt, 512)
     tensor, x = weight(rng, fmt, n, k), rows(rng, m, k)
@@ -161,7 +161,7 @@ def cpu_product(rng, cpu) -> Tally:
 
 
 def damage(rng, cpu, products, clean, bounds, tally):
-    """Flip a bit of the image; where that shows, the product must not verify."""
+    """Flip a bit of the image; if the result changes enough, verification must fail."""
     image = products.placed[0].packed.image.data
     at, bit = rng.integers(image.size), np.uint8(1 << rng.integers(8))
     image[at] ^= bit
@@ -180,7 +180,7 @@ def damage(rng, cpu, products, clean, bounds, tally):
 
 
 def run_unchecked(cpu, products, shape):
-    """Return what a program makes of the image as it is now, without a check."""
+    """Return the product with the image in its current state, without verification."""
     y = np.empty(shape, np.float32)
     program = Recorded(cpu.engine)
     placed = products.placed[0]
@@ -191,11 +191,11 @@ def run_unchecked(cpu, products, shape):
 
 
 def add_armed(rng, program, tensor, x, *, spoilt):
-    """Let *program* multiply and verify; or with a probe that is off, so that it must not."""
+    """Add a verified product to *program*; with *spoilt*, a wrong probe makes it fail."""
     r = rng.choice([-1.5, 1.0, 1.25], tensor.shape[0])
     canonical = tensor.canonical()
     peak = Packed.peak(SimpleNamespace(tensor=tensor), slice(None), x.astype(np.float64))
-    x = x[1.02 * peak.max(axis=1) < OVERFLOW]  # of others, Python has the last word
+    x = x[1.02 * peak.max(axis=1) < OVERFLOW]  # other rows are verified again in Python
     squares = float(((r[:, None] * canonical.sizes()) ** 2).sum())
     probe = make_probe("", r, r @ canonical.exact(), squares, canonical.group)
     image = packed(program, tensor)
@@ -220,7 +220,7 @@ def add_armed(rng, program, tensor, x, *, spoilt):
 
 
 def arm_products(rng, machine, folder, count) -> Tally:
-    """Check products of the kernel sets of an emulated aarch64; what is off raises at once."""
+    """Check products of the kernel sets of an emulated aarch64; an unexpected outcome raises."""
     programs, tally = [], Tally()
     indices = [index for index, works in machine.isas().values() if works]
     for i in range(count):
@@ -239,7 +239,7 @@ def arm_products(rng, machine, folder, count) -> Tally:
 
 
 def spoil(rng, y, probe, packed, x, size) -> tuple[np.ndarray, bool]:
-    """Return y with one element off by more than is promised, and whether that is promised."""
+    """Return y with one damaged element, and whether verification guarantees to find the damage."""
     i, j = int(rng.integers(y.shape[0])), int(rng.integers(y.shape[1]))
     wrong = y.astype(np.float64)
     finite = np.isfinite(y[i]).all()
@@ -258,7 +258,7 @@ def spoil(rng, y, probe, packed, x, size) -> tuple[np.ndarray, bool]:
 
 
 def check_product(rng, packed, x, y, size) -> Tally:
-    """Check y against what was multiplied, x, then spoil it."""
+    """Check y, the product of x; then check damaged copies of y."""
     probe = probe_of("", packed)
     norms = np.sqrt((x**2).sum(axis=1)) if size is None else size
     tally = Tally(len(x), alarms=int(not is_right(probe, packed, x, y, magnitudes=size)))
@@ -271,7 +271,7 @@ def check_product(rng, packed, x, y, size) -> Tally:
 
 
 def hexagon_model(rng) -> Tally:
-    """Check what the integer model of the Hexagon's kernels computes."""
+    """Check a product of the integer model of the Hexagon's kernels."""
     fmt = str(rng.choice([name for name in HEXAGON_FORMATS if name != "i8"]))
     m, n, k = shape_of(rng, fmt if BY_NAME[fmt].block > 1 else "q8_0", 128)
     packed = HexagonPacked(None, weight(rng, fmt, n, k), 0, fmt)
@@ -282,12 +282,12 @@ def hexagon_model(rng) -> Tally:
     x = rows(rng, m, k)
     held = images.unpack(packed.part.array, packed.format, n, k)
     y = model.product(quantise.quantise(x), held, fmt)
-    device = HexagonDevice.__new__(HexagonDevice)  # what it says of x needs no session
+    device = HexagonDevice.__new__(HexagonDevice)  # multiplied() and magnitudes() need no session
     return check_product(rng, packed, device.multiplied(x, packed), y, device.magnitudes(x, packed))
 
 
 def on_device(rng, device) -> Tally:
-    """Check what a device computes."""
+    """Check a product of a device."""
     fmt = str(rng.choice(list(BY_NAME)))
     m, n, k = shape_of(rng, fmt if BY_NAME[fmt].block > 1 else "q8_0", 128)
     x, y = rows(rng, m, k), np.empty((m, n), np.float32)
@@ -304,14 +304,14 @@ def on_device(rng, device) -> Tally:
 
 
 def net_of(rng, *, sequences=64, width=None):
-    """Return a delta net of any finite numbers; decays take away."""
+    """Return a delta net with random finite inputs; decays are not positive."""
     tokens, heads = int(rng.choice([1, 1, 1, 3, 8])), int(rng.integers(1, 4))
     width = width or int(rng.choice([16, 16, 16, 32, 80]))
     k_heads = heads if rng.random() < 0.5 else 1
     gates = width if rng.random() < 0.4 else 1
 
     def some(*shape):
-        if rng.random() < 0.3:  # ordinary beside extreme
+        if rng.random() < 0.3:  # ordinary magnitudes, mixed with extreme ones
             return rng.standard_normal(shape).astype(np.float32) / np.float32(4)
         return floats(rng, shape)
 
@@ -329,7 +329,7 @@ def net_of(rng, *, sequences=64, width=None):
 
 
 def check_net(rng, net, before, after, error) -> Tally:
-    """Check every head of a net that has run; then one with a result or a state that is wrong."""
+    """Check every head of a net after its run; then heads with a wrong result or state."""
     tally = Tally()
     for head in range(net.v.shape[2]):
         one = slice(head, head + 1)
@@ -345,7 +345,7 @@ def check_net(rng, net, before, after, error) -> Tally:
 
 
 def spoil_net(rng, net, head, before, after, error, tally):
-    """Put a result or an element of the state off by more than its bound, and check."""
+    """Check with an element of the results or of the state wrong by more than its bound."""
     exact, state, out_bound, state_bound = delta_check.recompute(net, head, before, error)
     out, last = net.out.copy(), after.copy()
     if rng.random() < 0.5:
@@ -361,7 +361,7 @@ def spoil_net(rng, net, head, before, after, error, tally):
 
 
 def off_by(rng, array, at, exact, bound) -> bool:
-    """Put what is off by more than *bound* there; say whether it is a finite number, and so off."""
+    """Store a number that is wrong by more than *bound*; return whether its float32 is."""
     if not np.isfinite(bound):
         return False
     wrong = exact + rng.choice([-1, 1]) * 1.01 * bound * np.exp2(rng.choice([0, 1, 10]))
@@ -371,7 +371,7 @@ def off_by(rng, array, at, exact, bound) -> bool:
 
 
 def delta_of_model(rng) -> Tally:
-    """Check what the integer model of the Hexagon's kernel makes of a net."""
+    """Check a net's results from the integer model of the Hexagon's kernel."""
     net = net_of(rng, sequences=2, width=16)
     words = packed_states(net)
     shape = delta.shape_of(net)
@@ -391,7 +391,7 @@ def delta_of_model(rng) -> Tally:
 
 
 def delta_on(rng, device, error) -> Tally:
-    """Check what a device makes of a net."""
+    """Check a device's results for a net."""
     net = net_of(rng)
     state: DeltaState = device.delta_state(net)
     before = state.read().copy()
@@ -400,13 +400,14 @@ def delta_on(rng, device, error) -> Tally:
         return check_net(rng, net, before, state.read(), error)
 
 
-# --- all of them ----------------------------------------------------------------------------------
+# --- all kinds of checks
+# ----------------------------------------------------------------------------------
 
 CPU_DELTA = DeltaError(16 * UNIT, FLUSHED)
 
 
 class Kinds:
-    """What can be checked, by name; devices are opened when they are first asked for."""
+    """The kinds of checks, a method each; devices are opened at their first use."""
 
     def __init__(self, seed: int) -> None:
         self._rng = rng_of("soak", seed)
@@ -460,7 +461,7 @@ KINDS = [name for name in vars(Kinds) if not name.startswith("_") and name != "c
 
 
 def soak(kind: str, checks: int, seed: int = 0) -> Tally:
-    """Check until there are *checks* of what is right."""
+    """Run one kind until *checks* right results are checked."""
     kinds, tally = Kinds(seed), Tally()
     try:
         while tally.checks < checks:
@@ -471,12 +472,12 @@ def soak(kind: str, checks: int, seed: int = 0) -> Tally:
 
 
 def main() -> int:
-    """Soak each kind, and print what came of it."""
+    """Run each kind and print its counts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--checks", type=int, default=1_000_000, help="of each kind")
     parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--flush", action="store_true", help="subnormal numbers are zero here")
+    parser.add_argument("--flush", action="store_true", help="treat subnormal numbers as zero")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     if args.flush:

@@ -1,8 +1,8 @@
-"""Measure how long `import npurt` and `npurt --version` take, beside a Python that does nothing.
+"""Measure the time of `import npurt`, `npurt --version` and others, and of an empty Python program.
 
     python bench/start_up.py --runs 21
 
-Prints the median of each, in milliseconds: from start to end, and the time of the CPU.
+Prints the medians in milliseconds: elapsed time and CPU time.
 """
 
 import argparse
@@ -12,7 +12,8 @@ import subprocess
 import sys
 import time
 
-NPURT = "import sys; from npurt.cli import main; sys.exit(main())"  # as the script that pip makes
+# The program that pip installs as `npurt`.
+NPURT = "import sys; from npurt.cli import main; sys.exit(main())"
 STARTS = {
     "python -c pass": ["-c", "pass"],
     "import npurt": ["-c", "import npurt"],
@@ -22,11 +23,11 @@ STARTS = {
 
 
 def measured(arguments: list[str]) -> tuple[float, float]:
-    """Return the milliseconds of one start: elapsed, and of the CPU."""
+    """Run Python once with *arguments*; return elapsed and CPU milliseconds."""
     before = time.perf_counter()
     process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.DEVNULL)
     _, _, used = os.wait4(process.pid, 0)
-    process.returncode = 0  # it is waited for already
+    process.returncode = 0  # os.wait4 has reaped the process
     return 1e3 * (time.perf_counter() - before), 1e3 * (used.ru_utime + used.ru_stime)
 
 
@@ -35,7 +36,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=21)
     args = parser.parse_args()
     rows: dict[str, list[tuple[float, float]]] = {name: [] for name in STARTS}
-    for _ in range(args.runs):  # in turn, so that all meet the same load
+    for _ in range(args.runs):  # in turn, so that other load affects all alike
         for name, arguments in STARTS.items():
             rows[name].append(measured(arguments))
     print("| | elapsed, ms | CPU, ms |\n|---|---|---|")

@@ -1,8 +1,8 @@
-"""Measure structured output with the vocabulary of a model: what is built, and each mask.
+"""Time structured output with a model's vocabulary: building grammars, masks and samples.
 
 Usage: python bench/structured.py [models/Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf] [--json]
 
-Random logits stand for the model.  A limit is what a grammar at the limits of the parser costs.
+Logits are random. The last three grammars are at the limits of the parser.
 """
 
 import argparse
@@ -46,7 +46,7 @@ TOKENS = 200
 
 
 def main() -> None:
-    """Print the times."""
+    """Measure all grammars and print the times."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?", default=MODEL)
     parser.add_argument("--json", action="store_true", help="print a JSON object")
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def _times(tokenizer: Tokenizer, grammar: Grammar) -> dict[str, object]:
-    """Return milliseconds until the grammar is ready, and microseconds of masks and samples."""
+    """Return milliseconds until *grammar* is ready, and microseconds per mask and per sample."""
     start = time.perf_counter()
     constraint = Constraint(grammar, tokenizer, 0)
     constraint.fits([], [])

@@ -1,13 +1,13 @@
-"""Say what verification adds to a decoded token in `sample` mode, in percent, or to a `matmul`.
+"""Measure what verification in `sample` mode adds to a decoded token in percent, or to a `matmul`.
 
     python bench/verification.py --models models/Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf
     python bench/verification.py --matmul [--device cpu]
 
-One check in a hundred products is lost in the noise of a token, so the parts are measured apart.
-What checks cost in C: each op's shortest time of all rounds where every product is checked, less
-its shortest where none is, times the share of products that `sample` checks.  What choosing costs
-in Python: the time of a token outside C in `sample` mode, less that with verification off, the
-median of pairs.  Tokens of the three modes take turns, so a busy machine slows all alike.
+The noise of a token's time hides one check per hundred products, so the two parts are measured
+apart. The cost of checks in C is the difference of each op's shortest times with every product
+checked and with none, times the share of products that `sample` checks. The cost of choosing
+products in Python is the median difference of a token's time outside C in `sample` mode and with
+verification off. Tokens of the three modes take turns, so that other load affects all alike.
 """
 
 import argparse
@@ -24,11 +24,11 @@ from npurt.device import F32
 from npurt.verify import SAMPLE
 
 MODES = ("off", "sample", "always")
-CONTEXT = 8  # tokens before the one that is measured
+CONTEXT = 8  # tokens in the cache before the measured one
 
 
 def token(llm: npurt.Llama) -> tuple[list[float], float]:
-    """Decode one token; return the seconds of every op in C, and those outside."""
+    """Decode one token; return the seconds of every op in C, and the seconds outside C."""
     before = [row.seconds for row in llm.report().rows]
     start = time.perf_counter()
     llm.eval_last([100])
@@ -40,7 +40,7 @@ def token(llm: npurt.Llama) -> tuple[list[float], float]:
 
 
 def measure(llms: dict[str, npurt.Llama], rounds: int) -> dict[str, float]:
-    """Return what `sample` mode adds, in percent of a token's time in C with verification off."""
+    """Return what `sample` mode adds, in percent of a token's time in C when it is off."""
     least: dict[str, list[float]] = {}
     outside: dict[str, list[float]] = {mode: [] for mode in llms}
     for _ in range(rounds):
@@ -56,7 +56,7 @@ def measure(llms: dict[str, npurt.Llama], rounds: int) -> dict[str, float]:
 
 
 def row_of(model: Path, threads: int, rounds: int, repeats: int) -> dict[str, Any]:
-    """Return the parts and their sum in percent, each as [least, median, most] of the repeats."""
+    """Return both parts and their sum in percent: [minimum, median, maximum] of the repeats."""
     llms = {m: npurt.Llama(model, n_ctx=64, n_threads=threads, verify=m) for m in MODES}
     for llm in llms.values():
         llm.eval_last([1] * CONTEXT)
@@ -71,16 +71,16 @@ def row_of(model: Path, threads: int, rounds: int, repeats: int) -> dict[str, An
 
 
 def seconds_of(x: F32, w: npurt.PackedWeight, how: str) -> float:
-    """Return what one product takes."""
+    """Return the seconds of one product with the verification mode *how*."""
     start = time.perf_counter()
     npurt.matmul(x, w, verify=how)
     return time.perf_counter() - start
 
 
 def matmul_row(m: int, k: int, n: int, kind: str, device: str, rounds: int) -> dict[str, Any]:
-    """Return ms of packing, of a first product and of others: the shortest, modes taking turns.
+    """Return ms of packing, of the first product, and the least of later ones in each mode.
 
-    `sample` is what 99 products that are not checked and one that is take, a product.
+    `sample` is the mean over 99 unchecked products and a checked one.
     """
     rng = np.random.default_rng(0)
     b, x = (rng.standard_normal(shape, dtype=np.float32) for shape in ((k, n), (m, k)))
@@ -99,7 +99,7 @@ def matmul_row(m: int, k: int, n: int, kind: str, device: str, rounds: int) -> d
 
 
 def print_matmuls(device: str, rounds: int, as_json: bool) -> None:
-    """Measure products of one row and of many, small and large."""
+    """Measure products of 1 and 64 rows with small and large weights, and print the table."""
     shapes = [(m, k, n) for k, n in ((64, 64), (896, 4864), (1536, 8960)) for m in (1, 64)]
     rows = [matmul_row(*shape, "q4_0", device, rounds) for shape in shapes]
     if as_json:
@@ -116,10 +116,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What verification adds to a decoded token.")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--models", type=Path, nargs="+")
-    what.add_argument("--matmul", action="store_true", help="of npurt.matmul, instead")
-    parser.add_argument("--device", default="cpu", help="of npurt.matmul")
+    what.add_argument("--matmul", action="store_true", help="measure npurt.matmul instead")
+    parser.add_argument("--device", default="cpu", help="device of npurt.matmul")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=60, help="tokens of each mode a repeat")
+    parser.add_argument("--rounds", type=int, default=60, help="tokens of each mode per repeat")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()

@@ -1,18 +1,19 @@
-"""Compare npurt with llama.cpp on this machine: same files, same threads, taking turns.
+"""Compare npurt with llama.cpp on this machine: same files, same number of threads, in turn.
 
     python bench/vs_llamacpp.py --peer llama.cpp/build/bin --models models --rounds 5
     python bench/vs_llamacpp.py --peer llama.cpp/build/bin --models models --parallel 1 4 8
 
-The folder of the peer holds llama-bench, and llama-simple for the first token.  In each round both
-programs do each test once, so that what disturbs the machine disturbs both; the peer does so with
-its repacked kernels and without, because which is faster depends on the machine and the model.  The
-ratio of a round is npurt / llama.cpp, whichever variant has the better median; reported are the
-median of the rounds and their range.
+The peer's folder has llama-bench, and llama-simple for the first token. In each round both programs
+run each test once, so that other load affects both. The peer runs with its repacked kernels and
+without, because the faster variant depends on the machine and the model. The ratio of a round is
+npurt / llama.cpp, with the variant that has the better median; the table has the median and the
+range of the rounds' ratios.
 
-With --parallel, `npurt bench --parallel` and llama-batched-bench evaluate several texts at once.
-The latter is the peer without the sampling and the requests that its server has, and that npurt's
-figures include.  "Times one" is the gain over one text in the same process.  "Spread" is the time
-of the slowest text by that of the fastest; the peer's texts all end in the same step.
+With --parallel, `npurt bench --parallel` and llama-batched-bench evaluate several sequences at
+once. llama-batched-bench does not sample and handles no requests, as the peer's server would;
+npurt's figures include both. "Times one" is the gain over one sequence in the same process.
+"Spread" is the time of the slowest sequence divided by that of the fastest; the peer's sequences
+all end in the same step.
 """
 
 import argparse
@@ -34,11 +35,11 @@ from typing import Any
 from tqdm import tqdm
 
 TESTS = ["pp512", "tg128", "rss", "first", "spin"]
-TESTS_HELP = """ppN prefill and tgN decode, in tokens/s; rss: peak memory of the process that did
-these; first: seconds from starting a program to the end of its first token; spin: tgN while another
-process spins.  Default: %(default)s"""
+TESTS_HELP = """ppN prefill and tgN decode, in tokens/s; rss: peak memory of the process
+that ran ppN and tgN; first: seconds from the start of a program to the end of its first token;
+spin: tgN while another process spins.  Default: %(default)s"""
 VARIANTS = ("", "--repack 0")  # flags of llama-bench
-PARALLEL_VARIANTS = ("", "--no-repack")  # the same, of llama-batched-bench
+PARALLEL_VARIANTS = ("", "--no-repack")  # flags of llama-batched-bench
 PROMPT = "The capital of France is"
 FIRST_TOKEN = """
 import sys, npurt
@@ -104,14 +105,14 @@ class LlamaCpp:
         return [{ours: row[theirs] for ours, theirs in names.items()} for row in rows]
 
     def first(self, model: Path, threads: int) -> list[str]:
-        # llama-simple is the quickest of the peer's programs, but has no flag for threads.
+        # llama-simple starts fastest of the peer's programs, but has no flag for threads.
         simple = [str(self.folder / "llama-simple"), "-m", str(model), "-n", "1", PROMPT]
         return ["env", f"OMP_THREAD_LIMIT={threads}", *simple]
 
 
 @dataclass(frozen=True)
 class Run:
-    """What one process printed and took: seconds, peak memory, CPUs that other processes used."""
+    """A process's output, seconds and peak memory, and the CPUs that others used meanwhile."""
 
     output: str
     seconds: float
@@ -120,7 +121,7 @@ class Run:
 
 
 def run(command: list[str]) -> Run:
-    """Run a program to its end, or stop with what it said."""
+    """Run a program to its end; exit with its messages if it fails."""
     busy, start = busy_seconds(), time.perf_counter()
     with tempfile.TemporaryFile("w+") as log:
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process:
@@ -144,7 +145,7 @@ def busy_seconds() -> float:
 
 @contextlib.contextmanager
 def spinning() -> Iterator[None]:
-    """Have another process use as much of one CPU as it gets."""
+    """Run a process that spins on one CPU during the block."""
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
         try:
             yield
@@ -153,7 +154,7 @@ def spinning() -> Iterator[None]:
 
 
 def parallel_round(program: Npurt | LlamaCpp, model: Path, args: argparse.Namespace) -> dict:
-    """Evaluate several texts at once, for each number of texts; return the same as `one_round`."""
+    """Evaluate several sequences at once, by number; return a dict like `one_round`."""
     texts = sorted({1, *args.parallel})
     done = run(program.parallel(model, args.threads, texts, args.prompt, args.gen))
     figures, alone = {}, 0.0
@@ -170,7 +171,7 @@ def parallel_round(program: Npurt | LlamaCpp, model: Path, args: argparse.Namesp
 
 
 def one_round(program: Npurt | LlamaCpp, model: Path, args: argparse.Namespace) -> dict:
-    """Do each test once; return the figures, and the CPUs that others used during the first."""
+    """Run each test once; return figures, and the CPUs that others used in the first."""
     threads, tests = args.threads, args.tests
     sizes = {test[:2]: int(test[2:]) for test in tests if re.fullmatch(r"(pp|tg)\d+", test)}
     tokens = sizes.get("tg", 0)
@@ -191,8 +192,8 @@ def one_round(program: Npurt | LlamaCpp, model: Path, args: argparse.Namespace) 
 
 
 def table(rounds: list[dict[str, Any]]) -> str:
-    """Return a markdown table: medians, and the ratios of npurt to the best llama.cpp."""
-    values = defaultdict(lambda: defaultdict(list))  # (model, figure) -> program -> one a round
+    """Return a markdown table: medians, and the ratios of npurt to the better llama.cpp variant."""
+    values = defaultdict(lambda: defaultdict(list))  # (model, figure) -> program -> values
     for each in rounds:
         for figure, value in each["figures"].items():
             values[each["model"], figure][each["program"]].append(value)
@@ -205,7 +206,7 @@ def table(rounds: list[dict[str, Any]]) -> str:
 
 
 def ratio(figure: str, of: dict[str, list[float]]) -> str:
-    """Return the median and range of npurt / the best of the others, round by round."""
+    """Return median and range, over the rounds, of npurt divided by the best peer."""
     peers = [values for name, values in of.items() if name != Npurt.name and values]
     if not peers or not of[Npurt.name]:
         return ""
@@ -216,7 +217,7 @@ def ratio(figure: str, of: dict[str, list[float]]) -> str:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Compare npurt with llama.cpp.")
-    parser.add_argument("--peer", type=Path, help="folder with its benchmarks; none: npurt alone")
+    parser.add_argument("--peer", type=Path, help="llama.cpp's binaries; default: npurt alone")
     parser.add_argument("--peer-flags", nargs="+", metavar="FLAGS",
                         help="variants of the peer: flags for its benchmark, quoted, and ''"
                         " for none; default: with its repacked kernels and without")  # fmt: skip
@@ -226,14 +227,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--tests", nargs="+", default=TESTS, metavar="TEST", help=TESTS_HELP)
     parser.add_argument("--parallel", nargs="+", type=int, metavar="N",
-                        help="not --tests, but so many texts at once, and one")  # fmt: skip
-    parser.add_argument("--prompt", type=int, default=512, help="tokens of each text's prompt")
-    parser.add_argument("--gen", type=int, default=128, help="tokens that each text has then")
-    parser.add_argument("--json", action="store_true", help="every round instead of the table")
+                        help="instead of --tests: run N sequences at once, and one")  # fmt: skip
+    parser.add_argument("--prompt", type=int, default=512, help="of --parallel: prompt tokens")
+    parser.add_argument("--gen", type=int, default=128, help="of --parallel: generated tokens")
+    parser.add_argument("--json", action="store_true", help="print all rounds as JSON")
     args = parser.parse_args()
     unknown = [t for t in args.tests if not re.fullmatch(r"(pp|tg)[1-9]\d*|rss|first|spin", t)]
     if unknown or not any(re.match("pp|tg", test) for test in args.tests):
-        parser.error(f"--tests: give ppN or tgN, and any of rss, first, spin; not {unknown}")
+        parser.error(f"--tests: give ppN or tgN, and any of rss, first, spin; unknown: {unknown}")
     if "spin" in args.tests and not any(test.startswith("tg") for test in args.tests):
         parser.error("--tests: spin needs tgN")
     if args.parallel and min(*args.parallel, args.prompt - 1, args.gen) < 1:
@@ -244,7 +245,7 @@ def arguments() -> argparse.Namespace:
     args.peer_flags = args.peer_flags or (PARALLEL_VARIANTS if args.parallel else VARIANTS)
     args.models = sorted(args.models.glob("*.gguf")) if args.models.is_dir() else [args.models]
     if not all(path.is_file() for path in args.models) or not args.models:
-        parser.error("--models: there is no model; run `make models`")
+        parser.error("--models: no model found; run `make models`")
     return args
 
 
