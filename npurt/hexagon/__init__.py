@@ -1,7 +1,8 @@
-"""The Qualcomm Hexagon CDSP, through the system's libcdsprpc, with our own code on the DSP.
+"""The Qualcomm Hexagon CDSP, called through the system's libcdsprpc; npurt's own code runs on it.
 
-Rooms, lowest first: `idl`, `fastrpc`, `layout`, `session`, `connect`, `device`, `doctor`.  The
-docstring of each says what it is for and what it may import; tests/test_layers.py enforces it.
+The subpackages, lowest first, are `idl`, `fastrpc`, `layout`, `plan` and `session`, `connect`,
+`device`, `doctor`.  The docstring of each subpackage states its purpose and the subpackages that it
+may import; tests/test_layers.py checks the imports.
 """
 
 from npurt import moved

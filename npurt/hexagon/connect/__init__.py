@@ -1,5 +1,5 @@
-"""Open a session as the settings say, in this process or a worker, and remember measurements.
+"""Open a session, in this process or in a worker process, and store measurements of a DSP.
 
-May import the rooms `idl`, `fastrpc`, `layout` and `session`.
+May import `idl`, `fastrpc`, `layout`, `plan` and `session`.
 Begin with `connection`.
 """

@@ -1,4 +1,4 @@
-"""A connection: the library, session and transport with which a DSP is called; and opening it."""
+"""The settings of a connection to a DSP, and how it is opened."""
 
 import contextlib
 import threading
@@ -12,24 +12,24 @@ from npurt.hexagon.session.transport import Transport, TransportName
 
 TRANSPORTS = (TransportName.INVOKE, TransportName.DSPQUEUE)
 
-_SIMULATED = threading.Lock()  # the simulator reads its settings when a session is opened
+_SIMULATED = threading.Lock()  # held from setting the simulator until a session has read it
 
 
 @dataclass(slots=True)
 class Connection:
-    """The settings with which a session is opened: plain values, so that a worker can have them.
+    """Settings for opening a session; plain values, which can be sent to a worker as JSON.
 
     Raises:
         SettingError: The transport is unknown.
     """
 
-    library: str  # file of the FastRPC library; "": the system's
+    library: str  # file of the FastRPC library; "": the system's library
     domain: str = "cdsp"  # a key of `abi.CDSP`
-    session: int | None = None  # 0 to 3; None: any that is free
+    session: int | None = None  # 0 to 3; None: any free session
     transport: str = TransportName.INVOKE
-    worker: bool = False  # let a process of its own make the calls
+    worker: bool = False  # True: a worker process makes the calls
     deadline: float = 60.0  # seconds that a call may take
-    simulate: str = ""  # settings for the simulator, such as "arch=v73"
+    simulate: str = ""  # settings of the simulator, such as "arch=v73"
 
     def __post_init__(self) -> None:
         if self.transport not in TRANSPORTS:
@@ -39,17 +39,17 @@ class Connection:
             )
 
     def load(self) -> Library:
-        """Return the library; errors as `lib.find`."""
+        """Return the FastRPC library, with the simulator set up; errors as `lib.find`."""
         library = find(self.library or None)
         if self.simulate and library.simulated:
             library.check("npurt_sim_control", self.simulate.encode(), about=self.simulate)
         return library
 
     def open_session(self) -> Transport:
-        """Open a session that this process calls itself, whatever `worker` says.
+        """Open a session in this process, even if `worker` is True.
 
         Raises:
-            NpurtError: It cannot be opened; see `Session.open`.
+            NpurtError: The session cannot be opened; see `Session.open`.
         """
         with _SIMULATED if self.simulate else contextlib.nullcontext():
             library = self.load()

@@ -1,6 +1,6 @@
-"""Measurements of a DSP that outlive a process: one small JSON file, by board, firmware, library.
+"""Store measurements of a DSP in a JSON file, by board, firmware and FastRPC library.
 
-npurt works without the file: a missing or damaged one counts as empty.
+A missing or damaged file counts as an empty one.
 """
 
 import contextlib
@@ -13,15 +13,17 @@ from npurt.hexagon.fastrpc.lib import Library
 from npurt.settings import cache_folder
 
 NAME = "hexagon.json"
-PLAIN = (str, int, float, bool)  # what values may be
-MOST_BYTES = 1 << 20  # of the file, which has some hundred: a larger one is not ours
+PLAIN = (str, int, float, bool)  # types of measurements
+MOST_BYTES = 1 << 20  # read at most; npurt's file has some hundred bytes
 
 
 def identity(library: Library, domain: str, root: Path = Path("/")) -> str:
-    """Return the key for measurements of *domain*: board, firmware, library.
+    """Return the key for measurements of *domain*: board, firmware and library.
 
     Args:
-        root: Where the system's files are.
+        library: The FastRPC library.
+        domain: The DSP, a key of `abi.CDSP`.
+        root: The folder of the system's files.
     """
     parts = [domain, _file(Path(library.path))]
     if not library.simulated:
@@ -34,7 +36,7 @@ def _board(root: Path) -> str:
 
 
 def _firmware(root: Path, domain: str) -> str:
-    """Return name, size and date of the file that the DSP was started from."""
+    """Return name, size and date of the firmware file of *domain*."""
     for processor in sorted((root / "sys/class/remoteproc").glob("*")):
         if _text(processor / "name") == domain:
             name = _text(processor / "firmware")
@@ -58,12 +60,12 @@ def _file(path: Path) -> str:
 
 
 def recall(identity: str, what: str) -> Any:
-    """Return the value that was remembered, or None."""
+    """Return the stored value, or None."""
     return _load().get(identity, {}).get(what)
 
 
 def remember(identity: str, what: str, value: Any) -> None:
-    """Store *value*, unless the folder cannot be written."""
+    """Store *value*; do nothing if the folder cannot be written."""
     known = _load()
     known.setdefault(identity, {})[what] = value
     text = json.dumps(known, indent=1)

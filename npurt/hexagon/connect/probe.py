@@ -1,4 +1,4 @@
-"""Probes in a process that can be killed: whether dspqueue works, and how much can be mapped."""
+"""Test in a worker process whether dspqueue works, and measure how much a session can map."""
 
 import contextlib
 import re
@@ -12,14 +12,14 @@ from npurt.hexagon.connect.worker import Worker
 from npurt.hexagon.session import messages
 from npurt.hexagon.session.transport import TransportName
 
-QUEUE_SECONDS = 1  # in which a message must be answered
-STEP = 256 << 20  # bytes, of the search for the most that can be mapped
-MEASURE_SECONDS = 20  # for one step
+QUEUE_SECONDS = 1  # deadline of the test message
+STEP = 256 << 20  # bytes of each block that a measurement maps
+MEASURE_SECONDS = 20  # deadline of one call of a measurement
 MOST = 1 << 32  # bytes that 32-bit addresses reach
 
 
 def queue_works(connection: Connection) -> bool:
-    """Return whether dspqueue answers an empty batch; tried once for each firmware."""
+    """Return whether dspqueue answers an empty batch; the test runs once for each firmware."""
     library = connection.load()
     identity = measurements.identity(library, connection.domain)
     known = measurements.recall(identity, "dspqueue")
@@ -44,21 +44,22 @@ def _try_queue(connection: Connection) -> bool:
 
 
 def forget_queue(connection: Connection) -> None:
-    """Remember that dspqueue failed in use."""
+    """Store that dspqueue does not work with this firmware."""
     measurements.remember(
         measurements.identity(connection.load(), connection.domain), "dspqueue", False
     )
 
 
 def capacity(connection: Connection) -> int:
-    """Return how many bytes a session can map, measured once for each firmware.
+    """Return the number of bytes that a session can map, measured once for each firmware.
 
-    The result is one step less than the most that worked: the DSP needs addresses of its own.  At
-    most half of this machine's free memory is tried; a measurement that ends there is not kept.
+    The result is one step below the largest size that could be mapped, because the DSP needs
+    addresses for other purposes.  The measurement stops at 4 GiB or at half of this machine's
+    available memory.  If it stops there, its result is not stored.
     """
     identity = measurements.identity(connection.load(), connection.domain)
     known = measurements.recall(identity, "capacity")
-    if type(known) is int and known >= 0:  # anybody may have written it
+    if type(known) is int and known >= 0:  # the file may hold any JSON value
         return known
     found, limited = _measure(connection)
     if not limited:
@@ -67,7 +68,7 @@ def capacity(connection: Connection) -> int:
 
 
 def _measure(connection: Connection) -> tuple[int, bool]:
-    """Return bytes, and whether this machine's memory was the limit."""
+    """Return the capacity in bytes, and whether the measurement stopped at its own limit."""
     limit = min(available_memory() // 2, MOST)
     mapped = 0
     connection = replace(
@@ -81,7 +82,7 @@ def _measure(connection: Connection) -> tuple[int, bool]:
 
 
 def available_memory(meminfo: Path = Path("/proc/meminfo")) -> int:
-    """Return the bytes that programs can still take, as the kernel estimates them; 0: unknown."""
+    """Return the kernel's estimate of available memory in bytes, or 0 if it is unknown."""
     try:
         found = re.search(r"^MemAvailable: *(\d+) kB$", meminfo.read_text(), re.M)
     except OSError:  # no /proc, as in some sandboxes

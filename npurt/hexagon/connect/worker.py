@@ -1,19 +1,20 @@
-"""A session in a process of its own, which can be killed when the DSP does not answer.
+"""Run a session in a worker process, which can be killed if the DSP does not answer.
 
-Parent and worker share a socket of packets.  A packet from the parent is a number, a letter and
-what belongs to it; the answer is the same number, "+" and a result, or "-" and an error as JSON.
-The number tells an answer from that to an earlier packet, which Ctrl-C kept from being read.
-Blocks are allocated by the worker, where their numbers count, and come to the parent as file
-descriptors.
+Parent and worker exchange packets over a socket.  The parent's packet is a number, a letter and
+arguments.  The worker's answer is the same number, then "+" and a result, or "-" and an error as
+JSON.  The parent ignores answers with other numbers: they belong to packets whose answers it did
+not read because of Ctrl-C.  The worker allocates the blocks.  It numbers a block by the file
+descriptor in its own process, and sends the parent a copy of the descriptor.
 
     o a `Connection`, as JSON -> [info, simulated], as JSON
-    a nbytes, in decimal      -> [number, nbytes], as JSON, and the descriptor
-    m [method of `Transport`, number of a block], as JSON -> nothing
-    x numbers of the blocks written and read, -1: none, as int32, and the batch
-                              -> reply, and 8 bytes: packets of instructions so far
-    n                         -> nothing: all before is done
+    a nbytes, in decimal      -> [number of the block, nbytes], as JSON, and its descriptor
+    m [method of `Transport`, number of the block], as JSON -> nothing
+    x the numbers of the written and the read block (-1: none) as int32, and the batch
+                              -> the reply, and 8 bytes: instruction packets executed so far
+    n                         -> nothing; earlier packets are finished
 
-The worker ends when the parent does, whatever it is doing: a thread watches a pipe for that.
+The parent holds one end of a pipe.  A thread of the worker waits until this end is closed, and then
+ends the worker at once.
 """
 
 import contextlib
@@ -43,11 +44,11 @@ from npurt.hexagon.session import messages
 from npurt.hexagon.session.session import OPENING_SECONDS
 from npurt.hexagon.session.transport import Info, Send, Transport, TransportName
 
-Answer = tuple[bytes, list[int]]  # and file descriptors
+Answer = tuple[bytes, list[int]]  # the result, and file descriptors
 
 NUMBER_BYTES = 4
 _BLOCKS = struct.Struct("<2i")
-MOST_BYTES = 1 << 17  # of a packet; a batch of 256 ops takes 20 KB
+MOST_BYTES = 1 << 17  # maximum size of a packet; a batch of 256 ops has 20 KB
 _START = """
 import sys
 sys.path[:] = {path!r}
@@ -57,14 +58,14 @@ main({fd}, {life})
 
 
 class Worker(Transport):
-    """The parent's end.
+    """A `Transport` in the parent that sends its calls to a worker process.
 
     Args:
-        connection: The session that the worker opens.
-        opening: Seconds that it may take for that.
+        connection: The settings with which the worker opens its session.
+        opening: Seconds that the worker may need to open the session.
 
     Raises:
-        NpurtError: As `Session.open`.
+        NpurtError: The session cannot be opened; see `Session.open`.
     """
 
     name = TransportName.WORKER
@@ -73,14 +74,14 @@ class Worker(Transport):
         self._parent = os.getpid()
         self._deadline = connection.deadline
         self._number = 0  # of the last packet
-        self._interrupted = False  # it may not have been answered yet
+        self._interrupted = False  # True: the answer to the last packet may still come
         self._packets = 0
         self._end, self._process, life = _spawn()
         owned = self._end, self._process, life
         self._finalizer = weakref.finalize(self, _reap, self._parent, *owned)
         try:
-            told = self._ask(b"o" + json.dumps(asdict(connection)).encode(), opening)
-            info, self.simulated = json.loads(told)
+            answer = self._ask(b"o" + json.dumps(asdict(connection)).encode(), opening)
+            info, self.simulated = json.loads(answer)
             self.info = Info(*info)
         except BaseException:
             self.close()
@@ -88,7 +89,7 @@ class Worker(Transport):
 
     @property
     def process(self) -> int:
-        """Its process id."""
+        """The process id of the worker."""
         return self._process.pid
 
     def allocate(self, nbytes: int) -> Block:
@@ -112,7 +113,7 @@ class Worker(Transport):
         self._on_block("free", block)
 
     def sync_for_device(self, block: Block) -> None:
-        """Have the worker synchronise *block*: caches are the same for all processes."""
+        """Have the worker synchronise *block*; all processes use the same caches."""
         self._on_block("sync_for_device", block)
 
     def sync_for_cpu(self, block: Block) -> None:
@@ -140,16 +141,16 @@ class Worker(Transport):
         return self._packets
 
     def settle(self) -> None:
-        """Wait until the worker has finished a call that was interrupted."""
+        """Wait until the worker has finished an interrupted call."""
         if self._interrupted:
             self._ask(b"n", self._deadline)
 
     def close(self) -> None:
-        """Tell the worker to end, and kill it if it does not.  A second call does nothing."""
+        """End the worker, and kill it if it does not end in time.  A second call does nothing."""
         self._finalizer()
 
     def _ask(self, packet: bytes, seconds: float, fds: list[int] | None = None) -> bytes:
-        """Send a packet, return the answer; descriptors that come with it go to *fds*."""
+        """Send a packet and return its answer; append the answer's file descriptors to *fds*."""
         refuse_fork(self._parent, "a call to the worker")
         if not self._finalizer.alive:
             raise NpurtError("the worker is closed", remedy="open the device again")
@@ -170,12 +171,12 @@ class Worker(Transport):
             raise self._lost(error) from error
         self._interrupted = False
         if answer[NUMBER_BYTES:][:1] == b"-":
-            raise self._retold(json.loads(answer[NUMBER_BYTES + 1 :]))
+            raise self._reported(json.loads(answer[NUMBER_BYTES + 1 :]))
         return answer[NUMBER_BYTES + 1 :]
 
     def _receive(self, fds: list[int]) -> bytes:
-        """Return the next answer, and put the descriptors that came with it into *fds*."""
-        _close_all(fds)  # of an answer to an earlier packet
+        """Return the next answer, and replace *fds* by its file descriptors."""
+        _close_all(fds)  # they belong to an answer to an earlier packet
         answer, passed, _, _ = socket.recv_fds(self._end, MOST_BYTES, 1)
         fds += passed
         if not answer:
@@ -201,10 +202,10 @@ class Worker(Transport):
             code=0x27,
         )
 
-    def _retold(self, told: dict[str, Any]) -> NpurtError:
-        """Return the worker's error.  After a lost or late DSP, close the worker."""
-        kind = getattr(errors, told.pop("kind"))
-        error = kind(told.pop("what"), **told)
+    def _reported(self, fields: dict[str, Any]) -> NpurtError:
+        """Return the error that the worker reported; close the worker if the DSP is lost."""
+        kind = getattr(errors, fields.pop("kind"))
+        error = kind(fields.pop("what"), **fields)
         assert isinstance(error, NpurtError)
         if isinstance(error, DeviceLost | DeviceTimeout):
             self.close()
@@ -212,10 +213,10 @@ class Worker(Transport):
 
 
 def connect(connection: Connection) -> Transport:
-    """Open a session, in a worker where *connection* asks for one.
+    """Open a session; use a worker process if `connection.worker` is True.
 
     Raises:
-        NpurtError: It cannot be opened; see `Session.open`.
+        NpurtError: The session cannot be opened; see `Session.open`.
     """
     return Worker(connection) if connection.worker else connection.open_session()
 
@@ -226,10 +227,10 @@ def _close_all(fds: list[int]) -> None:
 
 
 def _spawn() -> tuple[socket.socket, "subprocess.Popen[bytes]", int]:
-    """Start a worker; return the parent's socket, the process, and the pipe it lives by.
+    """Start a worker; return the parent's socket, the process, and the parent's end of the pipe.
 
     Raises:
-        DriverError: The system has no process or descriptor left.
+        DriverError: The system allows no further process or file descriptor.
     """
     try:
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as passed:
@@ -243,7 +244,7 @@ def _spawn() -> tuple[socket.socket, "subprocess.Popen[bytes]", int]:
                 [sys.executable, "-c", _START.format(path=sys.path, fd=its.fileno(), life=watched)],
                 pass_fds=(its.fileno(), watched),
                 stdin=subprocess.DEVNULL,
-                process_group=0,  # Ctrl-C on the terminal is the parent's
+                process_group=0,  # Ctrl-C on the terminal interrupts only the parent
             )
             undo.pop_all()
     except OSError as error:
@@ -257,10 +258,10 @@ def _spawn() -> tuple[socket.socket, "subprocess.Popen[bytes]", int]:
 
 
 def _reap(parent: int, end: socket.socket, process: "subprocess.Popen[bytes]", life: int) -> None:
-    """End a worker by closing its socket; kill it when that takes long."""
+    """End a worker by closing its socket; kill it if it runs two seconds longer."""
     end.close()
     if parent != os.getpid():
-        return  # a fork's copy: the worker is the parent's
+        return  # this process is a fork: the worker belongs to the parent
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(timeout=2)
     os.close(life)
@@ -268,11 +269,11 @@ def _reap(parent: int, end: socket.socket, process: "subprocess.Popen[bytes]", l
     process.wait()
 
 
-# --- The worker's end ----------------------------------------------------------------------------
+# --- The worker process --------------------------------------------------------------------------
 
 
 def main(fd: int, life: int) -> None:
-    """Serve one parent until it closes the socket *fd*; end at once when the pipe *life* closes."""
+    """Serve the parent until it closes the socket *fd*; exit at once if the pipe *life* closes."""
     threading.Thread(target=_follow, args=(life,), daemon=True).start()
     with socket.socket(fileno=fd) as end:
         server = _Server(end)
@@ -289,13 +290,13 @@ def _follow(life: int) -> None:
 
 
 class _Server:
-    """Answers the packets of one parent, with one session."""
+    """Answers the packets of one parent and has one session."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
         self._transport: Transport | None = None
         self._blocks: dict[int, Block] = {}  # by number
-        self._exchanges: dict[int, tuple[U8, U8, Send]] = {}  # by size of the batch
+        self._exchanges: dict[int, tuple[U8, U8, Send]] = {}  # by bytes of the batch
 
     def serve(self, packet: bytes) -> None:
         """Answer one packet."""
@@ -311,8 +312,8 @@ class _Server:
             answer, fds = work(packet[NUMBER_BYTES + 1 :])
             socket.send_fds(self._end, [number, b"+", answer], fds)
         except NpurtError as error:
-            told = {"kind": type(error).__name__, **vars(error)}
-            self._end.send(number + b"-" + json.dumps(told).encode())
+            fields = {"kind": type(error).__name__, **vars(error)}
+            self._end.send(number + b"-" + json.dumps(fields).encode())
 
     def close(self) -> None:
         """Close the session."""

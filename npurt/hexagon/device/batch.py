@@ -1,8 +1,8 @@
-"""A prepared batch: one input times several weights of one session, ready to be sent again.
+"""A prepared batch: the products of one input and several weights of a session.
 
-Everything is made once: the message, views of the memory it names, the call.  A run copies x in,
-calls, and copies the results out.  Another number of rows takes other memory, and its names are
-patched into the message.
+A batch creates its message, its views of shared memory and its call once.  A run copies x to the
+memory, makes the call and copies the results from the memory.  If a run has another number of rows
+than the run before, the batch takes other memory and writes its address into the message.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from npurt.hexagon.fastrpc.rpcmem import Block, Slice, aligned
 from npurt.hexagon.session import messages
 from npurt.hexagon.session.messages import Flag, Request
 
-MOST_ROWS = MAX_ROWS  # of a batch
+MOST_ROWS = MAX_ROWS  # rows of x in one run of a batch
 
 
 class Weight(NamedTuple):
@@ -30,10 +30,15 @@ class Weight(NamedTuple):
 
 
 class Batch:
-    """``y_i = x @ w_i.T`` for all *weights*, which lie in *memory* and have the same K.
+    """Computes ``y_i = x @ w_i.T`` for *weights*, which lie in *memory* and have the same K.
 
     Attributes:
-        rows: The most rows of x that one run takes.
+        rows: The maximum number of rows of x in one run.
+
+    Args:
+        memory: The memory of the session.
+        weights: The weights.
+        group: Columns of x that share a scale; 0: the whole row.
     """
 
     def __init__(self, memory: SessionMemory, weights: Sequence[Weight], group: int) -> None:
@@ -48,13 +53,13 @@ class Batch:
             op["flags"] = Flag.NEW_W | (Flag.SAME_X if i else 0)
             op["k"], op["n"], op["format"], op["group"] = weight.k, weight.n, weight.format, group
             op["w"] = weight.part.block.fd, weight.part.offset, weight.part.nbytes, 0
-        self._new = True
+        self._new = True  # the DSP has not read these weights
         self._reply = messages.reply()
         self._send = memory.transport.prepare(self._request.data, self._reply)
         self.forget_scratch()
 
     def forget_scratch(self) -> None:
-        """Drop all views of scratch memory; the next run takes new ones."""
+        """Drop all views of scratch memory; the next run creates new views."""
         self._count = 0
         self._blocks: tuple[Block, ...] = ()
         self._x: F32 = np.empty(0, np.float32)
@@ -62,8 +67,8 @@ class Batch:
         self._lasts: list[Any] = []
 
     def _set_rows(self, rows: int) -> None:
-        """Take memory for *rows* rows of x and of each result."""
-        self.forget_scratch()  # Ctrl-C may come at any line
+        """Take scratch memory for *rows* rows of x and of each result."""
+        self.forget_scratch()  # first, because Ctrl-C may interrupt any of the next lines
         sizes = [stride * rows for stride in self._strides]
         x, y = self._memory.scratch.pair(sizes[0], sum(sizes[1:]), self)
         places = [(x, 0), *((y, int(start)) for start in np.cumsum([0, *sizes[1:-1]]))]
@@ -83,14 +88,14 @@ class Batch:
         self._count = rows
 
     def run(self, x: F32, outs: Sequence[F32]) -> None:
-        """Write ``x @ w_i.T`` to *outs*; at most `rows` rows.
+        """Write ``x @ w_i.T`` to *outs*; *x* has at most `rows` rows.
 
         Raises:
             DeviceLost: The DSP process is gone, or the call or its results did not arrive.
-            DeviceTimeout: It did not answer in time.
-            DeviceFull: There is no memory for so many rows.
+            DeviceTimeout: The DSP did not answer in time.
+            DeviceFull: The DSP has no memory for this number of rows.
             NumericsError: *x* holds NaN or infinity.
-            DriverError: It refused.
+            DriverError: The DSP refused the batch.
         """
         if len(x) != self._count:
             self._set_rows(len(x))

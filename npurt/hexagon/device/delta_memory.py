@@ -1,7 +1,7 @@
 """The state of a gated delta net in the memory of a session, and the call that advances it.
 
-The state has the format that delta.h describes.  The same rows of tokens sent again give the same
-bits.
+dsp/kernels/delta.h describes the format of the state.  A repeated call with the same state and the
+same rows of tokens gives the same bits.
 """
 
 import weakref
@@ -22,24 +22,24 @@ from npurt.hexagon.layout.delta import Shape
 from npurt.hexagon.session import messages
 from npurt.hexagon.session.messages import Flag, Kind, Request
 
-MOST_TOKENS = MAX_ROWS  # of all sequences, in a batch
+MOST_TOKENS = MAX_ROWS  # tokens of all sequences in one call
 
 
 def why_not(net: DeltaNet) -> str | None:
-    """Return None, or the first rule that *net* breaks."""
+    """Return None if the DSP can run *net*, else the first rule that *net* breaks."""
     shape = delta.shape_of(net)
     if shape.width % 16 or not 0 < shape.width <= messages.MAX_WIDTH:
         return f"heads are {shape.width} wide, not a multiple of 16 up to {messages.MAX_WIDTH}"
     if not 0 < shape.heads <= messages.MAX_HEADS or shape.heads % shape.k_heads:
-        return f"{shape.heads} heads of v do not share {shape.k_heads} of k"
+        return f"{shape.heads} heads of v do not share {shape.k_heads} heads of k evenly"
     if net.decay.shape[3] not in (1, shape.width):
         return f"a head has {net.decay.shape[3]} decays, not 1 or {shape.width}"
     if not 0 < shape.sequences <= MOST_TOKENS:
-        return f"{shape.sequences} sequences are none, or more than {MOST_TOKENS}"
+        return f"the number of sequences is {shape.sequences}, not 1 to {MOST_TOKENS}"
     if shape.sequences * sum(shape.row_bytes) > BATCH_BYTES:
-        return f"a token of all sequences takes more than {BATCH_BYTES} bytes"
+        return f"one token of every sequence takes more than {BATCH_BYTES} bytes"
     if shape.state_bytes > LARGEST:
-        return f"its states take more than {LARGEST} bytes, the largest block that can be shared"
+        return f"the states take more than {LARGEST} bytes, the size of the largest shared block"
     if not net.state.flags.c_contiguous:
         return "the state is not contiguous"
     return None
@@ -47,11 +47,11 @@ def why_not(net: DeltaNet) -> str | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateVersion:
-    """A state as its start and the rows of x that have advanced it since."""
+    """A state, given by an earlier state and the rows of x that have advanced it since then."""
 
-    start: npt.NDArray[Any]  # float32 as the host gave it, or int32, words of the DSP
-    rows: tuple[F32, ...] = ()  # of one call each, [N, T, floats]
-    count: int = 0  # of their tokens
+    start: npt.NDArray[Any]  # the earlier state: float32 from the host, or int32 words of the DSP
+    rows: tuple[F32, ...] = ()  # [N, T, floats] for each call
+    count: int = 0  # tokens in `rows`, of all sequences
 
     def __post_init__(self) -> None:
         """Make the arrays read-only."""
@@ -62,14 +62,14 @@ class DeltaMemory:
     """The state of one net in the memory of a session, and the call that advances it.
 
     Attributes:
-        tokens: The most that one call takes, of each sequence.
+        tokens: The maximum number of tokens per sequence in one call.
     """
 
     def __init__(self, session_memory: SessionMemory, shape: Shape) -> None:
         block = session_memory.own(shape.state_bytes)
         if block is None:
             raise DeviceFull(
-                f"the DSP has no room for {shape.state_bytes} bytes of a delta net's states",
+                f"the DSP has no memory for {shape.state_bytes} bytes of a delta net's states",
                 remedy="use a smaller model, or close other programs that use the DSP",
                 call="delta_net",
                 code=0,
@@ -98,7 +98,7 @@ class DeltaMemory:
         self.forget_scratch()
 
     def forget_scratch(self) -> None:
-        """Drop all views of scratch memory; the next call takes new ones."""
+        """Drop all views of scratch memory; the next call creates new views."""
         self._count = 0
         self._blocks: tuple[Block, ...] = ()
         self._x: F32 = np.empty(0, np.float32)
@@ -106,8 +106,8 @@ class DeltaMemory:
         self._row: delta.Row | None = None
 
     def _set_tokens(self, tokens: int) -> None:
-        """Take memory for *tokens* rows of each sequence."""
-        self.forget_scratch()  # Ctrl-C may come at any line
+        """Take scratch memory for *tokens* rows of each sequence."""
+        self.forget_scratch()  # first, because Ctrl-C may interrupt any of the next lines
         sizes = [self._shape.sequences * tokens * width for width in self._widths]
         self._blocks = self._session_memory.scratch.pair(sizes[0], sizes[1], self)
         self._x, y = (
@@ -122,7 +122,7 @@ class DeltaMemory:
         self._count = tokens
 
     def load(self, version: StateVersion) -> None:
-        """Make the memory hold *version*.  Errors as `run`."""
+        """Write *version* to the memory; errors as `run`."""
         if version.start.dtype == np.float32:
             delta.pack_state(version.start, self._shape, self._words)
         else:
@@ -134,13 +134,16 @@ class DeltaMemory:
             self._call()
 
     def run(self, net: DeltaNet) -> F32:
-        """Advance the state by *net* and write its results; return its rows ``[N, T, floats]``.
+        """Advance the state by the tokens of *net* and write its `out`.
+
+        Returns:
+            The rows of x that the DSP has read, ``[N, T, floats]``.
 
         Raises:
             DeviceLost: The DSP process is gone, or the call or its results did not arrive.
-            DeviceTimeout: It did not answer in time.
-            NumericsError: There is NaN or infinity.
-            DriverError: It refused.
+            DeviceTimeout: The DSP did not answer in time.
+            NumericsError: *net* holds NaN or infinity.
+            DriverError: The DSP refused the call.
         """
         self._take_tokens(net.v.shape[1])
         assert self._row
@@ -150,7 +153,7 @@ class DeltaMemory:
         return rows
 
     def _take_tokens(self, tokens: int) -> None:
-        """Get ready for *tokens* rows in `_x`."""
+        """Make `_x` hold *tokens* rows of each sequence."""
         if tokens != self._count:
             self._set_tokens(tokens)
 

@@ -1,7 +1,7 @@
 """States of gated delta nets on the DSP.
 
-The host keeps a copy of an earlier state, and the rows of the tokens since then, so a call that
-breaks off half-way, or a session that is lost, loses nothing.
+The host keeps a copy of an earlier state and the rows of the tokens since then.  From them it
+restores the state after an interrupted call or a lost session.
 """
 
 import contextlib
@@ -20,17 +20,19 @@ from npurt.hexagon.device.delta_memory import DeltaMemory, StateVersion
 from npurt.hexagon.device.session_memory import SessionMemory
 from npurt.hexagon.layout import delta
 
-MOST_ROWS = 32  # that are kept rather than a state: together they are about half its size
+MOST_ROWS = 32  # kept before the host copies the state again; about half the size of a state
 
 OnSession = Callable[[Callable[[SessionMemory], None]], None]
 
 
 class HexagonState(DeltaState):
-    """The state of a net on a device.  It survives the loss of its memory there.
+    """The state of a delta net on the DSP; it survives the loss of the DSP's memory.
 
     Args:
-        on_session: Works with the session's memory, and again if the session is lost over it.
-        lock: Of the device.
+        on_session: Calls a function with the memory of a session; if the session is lost during the
+            call, calls the function again with that of a new session.
+        lock: The lock of the device.
+        net: The net whose `state` is the start.
     """
 
     integers = True
@@ -40,7 +42,7 @@ class HexagonState(DeltaState):
         self._shape = delta.shape_of(net)
         self._version = StateVersion(net.state.copy())
         self._memory: DeltaMemory | None = None
-        self._in_memory: StateVersion | None = None  # in the memory; None: unknown
+        self._in_memory: StateVersion | None = None  # the version in `_memory`; None: unknown
 
     def advance(self, net: DeltaNet) -> None:
         """See `DeltaState.advance`; errors as `HexagonDevice.delta_net`."""
@@ -58,7 +60,7 @@ class HexagonState(DeltaState):
         self._version = version
 
     def _make_current(self, memory: DeltaMemory, version: StateVersion) -> None:
-        """Load *version* into *memory*, unless it is there."""
+        """Load *version* into *memory* unless *memory* already holds it."""
         if self._in_memory is not version:
             self._in_memory = None
             memory.load(version)
@@ -69,7 +71,7 @@ class HexagonState(DeltaState):
         self._version = StateVersion(values.copy())
 
     def checkpoint(self) -> StateVersion:
-        """See `DeltaState.checkpoint`: a version whose restoring takes a copy and no call."""
+        """See `DeltaState.checkpoint`; copies the state from the DSP if the DSP holds it."""
         with self._lock:
             if self._version.rows and self._memory and self._in_memory is self._version:
                 self._version = self._in_memory = StateVersion(self._memory.copy())
@@ -101,7 +103,7 @@ class HexagonState(DeltaState):
         return delta.exact_state(start.reshape(-1, shape.words), shape), nets
 
     def exact(self) -> I32:
-        """See `DeltaState.exact`; it takes a call where the memory does not hold the state."""
+        """See `DeltaState.exact`; calls the DSP if its memory does not hold the current state."""
         if self.checkpoint().rows:
             self._on_session(self._settle)
         shape, start = self._shape, self.checkpoint().start
@@ -124,14 +126,14 @@ class HexagonState(DeltaState):
             self._version = StateVersion(delta.words_of(exact, self._shape))
 
     def leave(self) -> None:
-        """Forget the memory, because its session ends."""
-        with contextlib.suppress(NpurtError):  # if the worker has ended, the rows are enough
+        """Drop the DSP's memory, because its session ends."""
+        with contextlib.suppress(NpurtError):  # without a worker: `_version` has all rows
             self.checkpoint()
         self._memory = self._in_memory = None
 
 
 def _after(version: StateVersion, rows: F32, memory: DeltaMemory) -> StateVersion:
-    """Return the version that follows *version* by *rows*, which *memory* has computed."""
+    """Return *version* advanced by *rows*; *memory* already holds the result."""
     count = version.count + rows.shape[0] * rows.shape[1]
     if count > MOST_ROWS:
         return StateVersion(memory.copy())

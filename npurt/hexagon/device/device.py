@@ -1,7 +1,7 @@
 """The Hexagon CDSP as a device: weights in shared memory, products in batches of ops.
 
-When the DSP process dies or does not answer, it is opened again and the batch is repeated: see
-`npurt.restart`.
+If the DSP process dies or does not answer, the device opens a new session and repeats the batch;
+see `npurt.restart`.
 """
 
 import functools
@@ -34,25 +34,26 @@ from npurt.quant.tensor import QTensor
 from npurt.restart import Restarts
 from npurt.settings import HEXAGON_TRANSPORT, HEXAGON_WORKER, deadline, read
 
-GIVEN_UP = "run `npurt doctor`; if products of one model kill it, report which"
+GIVEN_UP = "run `npurt doctor`; if only one model fails on the DSP, report this model"
 
 
 class HexagonDevice(ProductDevice, DeltaNets):
-    """An opened DSP.
+    """An open Hexagon DSP.
 
     Args:
-        name: What it is called in device strings.
-        connection: How to reach it; used again after a failure and for each further session.
+        name: The device string.
+        connection: The settings for opening sessions; used again for a restart and for further
+            sessions.
 
     Raises:
-        NpurtError: It cannot be opened; see `Session.open`.
+        NpurtError: No session can be opened; see `Session.open`.
     """
 
     def __init__(self, name: str, connection: Connection) -> None:
         self._process = os.getpid()
         self._sessions = Sessions(connection)
         self._weights = WeightStore(self._sessions)
-        self._numbers = itertools.count()  # of weights
+        self._numbers = itertools.count()  # for weights
         self._states: weakref.WeakSet[HexagonState] = weakref.WeakSet()  # of delta nets
         self._restarts = Restarts(name, (DeviceLost, DeviceTimeout), GIVEN_UP)
         self._surviving(self._sessions.open_first)
@@ -63,21 +64,21 @@ class HexagonDevice(ProductDevice, DeltaNets):
     # --- Weights ----------------------------------------------------------------------------------
 
     def why_not(self, op: MatMul) -> str | None:
-        """Return None, or the first rule that *op* breaks."""
+        """Return None if the DSP can compute *op*, else the first rule that *op* breaks."""
         return weights.why_not(op, self._arch)
 
     def pack(self, tensor: QTensor, *, int16: bool | None = False) -> HexagonPacked:
-        """Lay out a weight and upload it; activations have one precision, whatever *int16* says.
+        """Lay out a weight and upload it; *int16* has no effect: activations have one precision.
 
         Raises:
-            UnsupportedOp: There is no kernel for it.
-            DeviceFull: No session has room for it.
-            DeviceLost: The device died too often.
+            UnsupportedOp: `why_not` has a reason against the weight.
+            DeviceFull: No session has memory for the weight.
+            DeviceLost: The device was lost too often.
         """
         if tensor.ndim != 2 or tensor.transposed:
             raise LayoutError(
                 f"a weight is 2-D, [N, K] as in the file, not {tensor!r}",
-                remedy="pass the tensor itself, not its .T; take experts one by one",
+                remedy="pass the tensor itself, not its .T; pass experts one by one",
             )
         n, k = tensor.shape
         reason = self.why_not(MatMul(1, k, n, tensor.dtype))
@@ -91,12 +92,12 @@ class HexagonDevice(ProductDevice, DeltaNets):
     def pack_i8(self, codes: I8, scales: F32) -> HexagonPacked:
         """Lay out and upload int8 *codes* ``[N, K]`` with a scale for each row.
 
-        Products round activations to int8 with one scale a row: W8A8.
+        Products round activations to int8 with one scale per row (W8A8).
 
         Raises:
-            LayoutError: K is not a multiple of 32, or shapes do not fit.
-            DeviceFull: No session has room for it.
-            DeviceLost: The device died too often.
+            LayoutError: K is not a multiple of 32, or a shape is wrong.
+            DeviceFull: No session has memory for the weight.
+            DeviceLost: The device was lost too often.
         """
         return self._upload(HexagonInt8(self, codes, scales, next(self._numbers)))
 
@@ -111,11 +112,11 @@ class HexagonDevice(ProductDevice, DeltaNets):
         self.matmuls(x, [w], [out])
 
     def matmuls(self, x: F32, weights: Sequence[Packed], outs: Sequence[F32]) -> None:
-        """Write the products of x with all weights to *outs*: one call where they fit one batch.
+        """Write the products of x and *weights* to *outs*, in one call if they fit one batch.
 
         Raises:
-            LayoutError: They do not fit; see `Device.matmul`.
-            DeviceLost: The device died too often.
+            LayoutError: The shapes do not match; see `Device.matmul`.
+            DeviceLost: The device was lost too often.
             NumericsError: *x* holds NaN or infinity.
         """
         check_product(self, x, weights, outs, strided=True)
@@ -126,33 +127,33 @@ class HexagonDevice(ProductDevice, DeltaNets):
         multiply(x, weights, outs)
 
     def multiplied(self, x: F32, w: Packed) -> F64:
-        """Return x as the kernels see it: rounded to int8, one scale for every group."""
+        """Return x as the kernels multiply it: rounded to int8 codes with a scale per group."""
         assert isinstance(w, HexagonPacked)
         return quantise.multiplied(x, w.group)
 
     def magnitudes(self, x: F32, w: Packed) -> F64:
-        """Return the factors that the kernels' rounding is proportional to; see `error_bound`."""
+        """Return the factors to which rounding errors are proportional; see `error_bound`."""
         assert isinstance(w, HexagonPacked)
         return error_bound.magnitudes(quantise.quantise(x, w.group), w.group)
 
     # --- Gated delta nets -------------------------------------------------------------------------
 
     def why_not_delta(self, net: DeltaNet) -> str | None:
-        """Return None, or the first rule that *net* breaks."""
+        """Return None if the DSP can run *net*, else the first rule that *net* breaks."""
         return delta_memory.why_not(net)
 
     @property
     def delta_error(self) -> DeltaError:
-        """The error of a row: at least 9 bits below its greatest element are read."""
+        """The error of `delta_net`; `npurt.hexagon.layout.delta` derives it."""
         return DeltaError(delta.ERROR, delta.LEAST)
 
     def delta_state(self, net: DeltaNet) -> HexagonState:
-        """Return the state of *net*, which advances in integers (docs/decisions/011).
+        """Return a state that starts as that of *net* and advances in integers.
 
-        Its `advance` raises what `delta_net` does.
+        See docs/decisions/011.  `HexagonState.advance` raises the errors of `delta_net`.
 
         Raises:
-            UnsupportedOp: `why_not_delta` has a reason against it.
+            UnsupportedOp: `why_not_delta` has a reason against *net*.
         """
         require_delta(self, net)
         state = HexagonState(self._on_session, self._restarts.lock, net)
@@ -161,12 +162,12 @@ class HexagonDevice(ProductDevice, DeltaNets):
         return state
 
     def delta_net(self, net: DeltaNet) -> None:
-        """Run *net* on the DSP; its state changes only when the run succeeds.
+        """Run *net* on the DSP; `net.state` changes only if the run succeeds.
 
         Raises:
-            UnsupportedOp: `why_not_delta` has a reason against it.
-            DeviceFull: There is no room for its state.
-            DeviceLost: The device died too often.
+            UnsupportedOp: `why_not_delta` has a reason against *net*.
+            DeviceFull: The DSP has no memory for the state.
+            DeviceLost: The device was lost too often.
             NumericsError: *net* holds NaN or infinity.
         """
         state = self.delta_state(net)
@@ -174,13 +175,16 @@ class HexagonDevice(ProductDevice, DeltaNets):
         net.state[...] = state.read()
 
     def _on_session(self, work: Callable[[SessionMemory], None]) -> None:
-        """Do *work* with the first session, which has all delta nets; repeat it after a restart."""
+        """Call *work* with the memory of the first session; repeat the call after a restart.
+
+        The first session holds the states of all delta nets.
+        """
         self._surviving(lambda: work(self._sessions.settled()[0]))
 
-    # --- Recovery, and the end --------------------------------------------------------------------
+    # --- Recovery and release ---------------------------------------------------------------------
 
     def _surviving(self, work: Callable[[], None]) -> None:
-        """Do *work*, again if the DSP dies meanwhile; errors as `Restarts.surviving`."""
+        """Call *work*; repeat it after a restart of the DSP; errors as `Restarts.surviving`."""
         refuse_fork(self._process, "a product")
         self._restarts.surviving(work, self._reopen)
 
@@ -191,11 +195,11 @@ class HexagonDevice(ProductDevice, DeltaNets):
         self._weights.upload_again()
 
     def packets(self) -> int:
-        """Return the packets that the DSP executed so far; 0 where nothing counts them."""
+        """Return the packets that the DSP has executed; hardware does not count them: 0."""
         return self._sessions.packets()
 
     def restarts(self) -> int:
-        """Return how often the device was lost and opened again."""
+        """Return how often the device was lost and reopened."""
         return self._restarts.count
 
     def events(self) -> list[str]:
@@ -203,7 +207,7 @@ class HexagonDevice(ProductDevice, DeltaNets):
         return self._restarts.events()
 
     def close(self) -> None:
-        """Release sessions and memory.  A second call does nothing."""
+        """Release all sessions and their memory.  A second call does nothing."""
         self._restarts.close(self._release)
 
     def _release(self) -> None:
@@ -216,9 +220,9 @@ def open_hexagon(text: str) -> HexagonDevice:
     """Open the device of a device string: ``hexagon[:INDEX[/SESSION]]`` or ``hexagon:sim[-vNN]``.
 
     Raises:
-        DeviceNotFound: *text* is no such string, or there is no such device.
-        DriverError: It cannot be opened; the message says why.
-        SettingError: A setting makes no sense.
+        DeviceNotFound: *text* is not such a string, or the machine has no such device.
+        DriverError: The device cannot be opened; the message gives the reason.
+        SettingError: A setting has an invalid value.
     """
     name = parse(text)
     connection = Connection(

@@ -1,7 +1,7 @@
-"""Blocks for activations and results, each about as large as its content.
+"""Scratch blocks for activations and results, each about as large as its content.
 
-The kernel synchronises a dma-buf whole, so each use of a block costs its size
-(docs/decisions/016).  All batches of a session share these blocks: only one runs at a time.
+Linux synchronises whole dma-bufs, so the time of a synchronisation grows with the size of the block
+(docs/decisions/016).  A session runs one batch at a time, so all its batches use the same blocks.
 """
 
 import mmap
@@ -13,17 +13,17 @@ from npurt.errors import DeviceFull
 from npurt.hexagon.fastrpc.rpcmem import Block
 from npurt.hexagon.session.transport import Transport
 
-BATCH_BYTES = 32 << 20  # most activations and results of one batch
-RESERVED_BYTES = 35 << 20  # that their blocks take: BATCH_BYTES, 1/16 of it, and two pages
-MOST_BYTES = 128 << 20  # of all blocks: four kinds of batches of a layer, and what parts leave over
+BATCH_BYTES = 32 << 20  # maximum bytes of activations and results in one batch
+RESERVED_BYTES = 35 << 20  # blocks of such a batch: at most BATCH_BYTES * 17 / 16 and two pages
+MOST_BYTES = 128 << 20  # limit for all blocks; enough for the four kinds of batches of a layer
 MOST_BLOCKS = 48
 
 
 class User(Protocol):
-    """An object that has views of blocks."""
+    """An object that holds views of scratch blocks."""
 
     def forget_scratch(self) -> None:
-        """Drop the views: a block is about to be unmapped."""
+        """Drop the views, because a block will be unmapped."""
 
 
 class _Entry(NamedTuple):
@@ -32,7 +32,9 @@ class _Entry(NamedTuple):
 
 
 class Scratch:
-    """The blocks, by size; the least recently taken go first when there are too many.
+    """The scratch blocks of a session, by size.
+
+    When a limit is reached, the least recently used blocks are unmapped.
 
     Raises:
         DeviceFull: There is no memory for one batch.
@@ -41,7 +43,7 @@ class Scratch:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._entries: OrderedDict[tuple[int, int], _Entry] = OrderedDict()
-        self._allocate((RESERVED_BYTES, 0))  # so that weights cannot take it all
+        self._allocate((RESERVED_BYTES, 0))  # before weights fill the session
 
     @property
     def blocks(self) -> list[Block]:
@@ -50,19 +52,21 @@ class Scratch:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the blocks, at least those that one batch may need."""
+        """The total size of the blocks, or the size that one batch may need if that is larger."""
         return max(RESERVED_BYTES, sum(block.nbytes for block in self.blocks))
 
     @property
     def maps(self) -> int:
-        """The number of blocks, at least the two that one batch needs."""
+        """The number of blocks, or 2 if it is smaller: a batch needs two blocks."""
         return max(2, len(self._entries))
 
     def pair(self, x_bytes: int, y_bytes: int, user: User) -> tuple[Block, Block]:
-        """Return a block for *x_bytes* and another for *y_bytes*, until *user* has to forget them.
+        """Return a block for *x_bytes* and one for *y_bytes*.
+
+        The blocks are valid until this object calls `user.forget_scratch`.
 
         Raises:
-            DeviceFull: There is no memory for them, even without all others.
+            DeviceFull: There is no memory for the two, even without all other blocks.
             DeviceLost: The DSP process is gone.
         """
         x_size, y_size = block_bytes(x_bytes), block_bytes(y_bytes)
@@ -102,9 +106,9 @@ class Scratch:
 
 
 def block_bytes(nbytes: int) -> int:
-    """Return the size of a block for *nbytes*: whole pages, less than 1/16 more than it needs.
+    """Return the size of a block for *nbytes*: whole pages, less than 1/16 more than necessary.
 
-    Sizes in between are left out so that not every number of rows has blocks of its own.
+    Only few sizes are possible, so that runs with similar numbers of rows use the same blocks.
     """
     pages = -(-nbytes // mmap.PAGESIZE)
     step = 1 << max(0, pages.bit_length() - 5)

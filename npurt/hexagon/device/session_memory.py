@@ -8,9 +8,9 @@ from npurt.hexagon.device.scratch import Scratch, block_bytes
 from npurt.hexagon.fastrpc.rpcmem import Arena, Block, Slice, aligned
 from npurt.hexagon.session.transport import Transport
 
-LEAST_BYTES = 32 << 20  # of the first block for weights; later ones double what there is,
-MOST_BYTES = 256 << 20  # up to this: boards exist that cannot give a gigabyte in one piece
-PROVEN_BYTES = 512 << 20  # every known session has this room: below it nothing is measured
+LEAST_BYTES = 32 << 20  # size of the first block for weights; each later block doubles the total
+MOST_BYTES = 256 << 20  # limit of a block: some boards cannot allocate a gigabyte in one piece
+PROVEN_BYTES = 512 << 20  # every known session can map this; more requires a measurement
 
 
 class SessionMemory:
@@ -18,12 +18,12 @@ class SessionMemory:
 
     Attributes:
         transport: The session.
-        scratch: What activations and results pass through.
+        scratch: The blocks for activations and results.
         written: Blocks with weights that the DSP cannot see yet; see `sync`.
 
     Args:
         transport: The session.
-        capacity: Returns how many bytes the session can map; asked when it matters.
+        capacity: Returns how many bytes the session can map; called only beyond `PROVEN_BYTES`.
     """
 
     def __init__(self, transport: Transport, capacity: Callable[[], int]) -> None:
@@ -31,20 +31,20 @@ class SessionMemory:
         self.scratch = Scratch(transport)
         self._capacity = capacity
         self._arenas: list[Arena] = []
-        self._own: list[Block] = []  # blocks with one owner each
-        self._returned: deque[Block] = deque()
-        self.written: list[Block] = []  # whose weights the DSP cannot see yet
+        self._own: list[Block] = []  # blocks that `own` has mapped
+        self._returned: deque[Block] = deque()  # of `_own`, freed and still mapped
+        self.written: list[Block] = []
         self._packets = 0
 
     def packets(self) -> int:
-        """Return the packets that the session executed; after its end, what was last returned."""
+        """Return the packets that the session has executed; after its end, the last count."""
         self._packets = max(self._packets, self.transport.packets())
         return self._packets
 
     # --- Weights ----------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> tuple[Arena, Slice] | None:
-        """Return room for a weight of *nbytes*, or None when the session is full."""
+        """Return memory for a weight of *nbytes*, or None if the session is full."""
         for arena in self._arenas:
             part = arena.allocate(nbytes)
             if part:
@@ -62,12 +62,12 @@ class SessionMemory:
         return self._arenas[-1]
 
     def wrote(self, part: Slice) -> None:
-        """Record that the host has written *part*, for `sync`."""
+        """Record that the host has written *part*, so that `sync` synchronises its block."""
         if part.block not in self.written:
             self.written.append(part.block)
 
     def sync(self) -> None:
-        """Make weights that the host wrote visible to the DSP, each block once."""
+        """Make the weights that the host has written visible to the DSP, each block once."""
         while self.written:
             self.transport.sync_for_device(self.written[-1])
             self.written.pop()
@@ -75,9 +75,9 @@ class SessionMemory:
     # --- Blocks with one owner --------------------------------------------------------------------
 
     def own(self, nbytes: int) -> Block | None:
-        """Return a block for *nbytes* and nothing else, or None when the session is full.
+        """Return a block of *nbytes* for one owner, or None if the session is full.
 
-        One that has come back is used again if it has the size; others are unmapped.
+        Freed blocks are reused if they have the right size, and unmapped otherwise.
         """
         size = block_bytes(nbytes)
         while self._returned:
@@ -92,7 +92,7 @@ class SessionMemory:
         return made
 
     def free(self, block: Block) -> None:
-        """Return a block of `own`.  May be called at any moment, by a finalizer too."""
+        """Free a block of `own`.  A finalizer may call this at any moment."""
         self._returned.append(block)
 
     def _map(self, nbytes: int) -> Block | None:

@@ -1,4 +1,4 @@
-"""The sessions of a DSP: the first one, more of them when it is full, and new ones after a loss."""
+"""Open the sessions of a DSP: the first, further ones when it is full, new ones after a loss."""
 
 import time
 from collections.abc import Iterator
@@ -12,8 +12,8 @@ from npurt.hexagon.device.session_memory import SessionMemory
 from npurt.hexagon.session.transport import TransportName
 from npurt.restart import patiently
 
-RESTART_SECONDS = 10  # that a DSP may take to be back
-FULL_SECONDS = 0.5  # until the memory of a process that has just ended is free
+RESTART_SECONDS = 10  # maximum time for a restart of the DSP
+FULL_SECONDS = 0.5  # time until the memory of an ended process is free
 
 
 class Sessions:
@@ -23,7 +23,7 @@ class Sessions:
         opened: The sessions in the order of their opening.
 
     Args:
-        connection: How to reach the DSP; used for each session.
+        connection: The settings with which each session is opened.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -32,7 +32,7 @@ class Sessions:
         self._packets = 0  # of sessions that are closed
 
     def describe(self) -> str:
-        """Return a description of the DSP and its transport, for people."""
+        """Return a description of the DSP and its transport for the user."""
         transport = self.opened[0].transport
         info, connection = transport.info, self._connection
         hexagon = "simulated Hexagon" if transport.simulated else "Hexagon"
@@ -43,7 +43,7 @@ class Sessions:
     # --- Opening ----------------------------------------------------------------------------------
 
     def open_first(self) -> None:
-        """Open a session unless a restart has done so; try twice where memory is short."""
+        """Open the first session unless a restart has opened it; retry once if memory is short."""
         if not self.opened:
             try:
                 self._open()
@@ -52,18 +52,18 @@ class Sessions:
                 self._open()
 
     def open_again(self) -> None:
-        """Open a session of a DSP that was lost, as soon as it is back."""
+        """Open a new session after a loss, as soon as the DSP has restarted."""
         self._demote()
         patiently(self._open, DeviceLost, RESTART_SECONDS)
 
     def _demote(self) -> None:
-        """After a failure of dspqueue, use invoke, now and in later processes."""
+        """If the lost transport was dspqueue, use invoke in this and in later processes."""
         if self._connection.transport == TransportName.DSPQUEUE:
             probe.forget_queue(self._connection)
             self._connection = replace(self._connection, transport=TransportName.INVOKE)
 
     def _open(self) -> None:
-        connection = self._connection  # this object keeps the memory: no reference back
+        connection = self._connection  # the lambda must not refer to self: a reference cycle
         transport = connect(connection)
         try:
             self.opened.append(SessionMemory(transport, lambda: probe.capacity(connection)))
@@ -72,7 +72,7 @@ class Sessions:
             raise
 
     def with_room(self) -> Iterator[SessionMemory]:
-        """Yield the open sessions, and then a new one if the DSP allows it."""
+        """Yield the open sessions, then a new session if the DSP allows one."""
         yield from self.settled()
         if self._connection.session is None:
             try:
@@ -84,17 +84,17 @@ class Sessions:
     # --- Use --------------------------------------------------------------------------------------
 
     def settled(self) -> list[SessionMemory]:
-        """Return the sessions after calls that Ctrl-C interrupted have ended."""
+        """Wait until all calls that Ctrl-C interrupted have ended; return the sessions."""
         for memory in self.opened:
             memory.transport.settle()
         return self.opened
 
     def packets(self) -> int:
-        """Return the packets that the DSP executed so far; 0 where nothing counts them."""
+        """Return the packets that the DSP has executed; hardware does not count them: 0."""
         return self._packets + sum(memory.packets() for memory in self.opened)
 
     def close(self) -> None:
-        """Close all sessions; their memory goes with them.  After Ctrl-C, call it again."""
+        """Close all sessions and free their memory.  After Ctrl-C, call `close` again."""
         while self.opened:
             memory = self.opened[0]
             packets = memory.packets()

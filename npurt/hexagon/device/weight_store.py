@@ -1,4 +1,4 @@
-"""The weights of a device in the memory of its sessions, and in that of new ones after a loss."""
+"""Upload the weights of a device to its sessions, and again to new sessions after a loss."""
 
 import weakref
 
@@ -8,17 +8,17 @@ from npurt.hexagon.device.weights import HexagonPacked
 
 
 class WeightStore:
-    """The weights of a device; a session that has room has the image of each."""
+    """The weights of a device.  The image of a weight is in the first session with space for it."""
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
         self._packed: weakref.WeakSet[HexagonPacked] = weakref.WeakSet()
 
     def upload(self, packed: HexagonPacked) -> None:
-        """Upload a weight, now and with `upload_again`.
+        """Upload a weight; `upload_again` uploads it to new sessions.
 
         Raises:
-            DeviceFull: No session has room for it.
+            DeviceFull: No session has memory for the weight.
         """
         self._place(packed)
         self._packed.add(packed)
@@ -35,7 +35,7 @@ class WeightStore:
                 packed.put(memory, *found)
                 return
         raise DeviceFull(
-            f"{packed.device.caps.name} has no room for {packed.nbytes} bytes more",
+            f"{packed.device.caps.name} has no memory for {packed.nbytes} more bytes",
             remedy="use a smaller model, or close other programs that use the DSP",
             call="pack",
             code=0,

@@ -1,4 +1,4 @@
-"""Weights in the memory of a session: their images, and which weights have kernels."""
+"""Weights in the memory of a session, and the rules for weights that kernels support."""
 
 import weakref
 
@@ -14,24 +14,24 @@ from npurt.hexagon.session import messages
 from npurt.quant.tensor import QTensor
 
 I8 = npt.NDArray[np.int8]
-Parts = list[tuple[Batch, slice]]  # of one product: batches, and which of the weights each has
+Parts = list[tuple[Batch, slice]]  # batches, and the slice of the weights that each multiplies
 
 
 def why_not(op: MatMul, arch: int) -> str | None:
-    """Return None, or the first rule that *op* breaks on a Hexagon v*arch*."""
+    """Return None if a Hexagon v*arch* can compute *op*, else the first rule that *op* breaks."""
     fmt = formats.BY_NAME.get(op.format)
     if fmt is None:
         return f"there is no kernel for {op.format}"
     if fmt.arch > arch:
         return f"{op.format} needs a Hexagon v{fmt.arch}, and this is a v{arch}"
     if not op.n or not op.k:
-        return "it has no elements"
+        return "the weight has no elements"
     if op.k % quantise.BLOCK or op.k > messages.MAX_K:
         return f"K must be a multiple of {quantise.BLOCK} and at most {messages.MAX_K}"
     if op.n > messages.MAX_N:
         return f"N is more than {messages.MAX_N}"
     if images.image_bytes(fmt, op.n, op.k) > LARGEST:
-        return f"it takes more than {LARGEST} bytes, the largest block that can be shared"
+        return f"its image takes more than {LARGEST} bytes, the size of the largest shared block"
     return None
 
 
@@ -39,9 +39,10 @@ class HexagonPacked(Packed):
     """A weight in shared memory, in the layout of the DSP's kernels.
 
     Attributes:
-        number: Never used twice.
-        group: Columns of activations that share a scale; 0: all.
-        batches: Prepared ones that begin with this weight, by the numbers of all in them.
+        number: A unique number.
+        group: Columns of activations that share a scale; 0: the whole row.
+        batches: The prepared batches whose first weight is this one, by the numbers of all their
+            weights.
     """
 
     group = quantise.BLOCK
@@ -60,13 +61,12 @@ class HexagonPacked(Packed):
         return images.image_bytes(self.format, self.n, self.k)
 
     def put(self, memory: SessionMemory, arena: Arena, part: Slice) -> None:
-        """Write the image to *part*, which returns to *arena* when this object goes.
+        """Write the image to *part*; *arena* gets *part* back when this object is deleted.
 
-        Meanwhile other threads may read the previous image, which stays until the new one is
-        complete.
+        Other threads may read the previous image until the new image is complete.
         """
         if self._finalizer:
-            self._finalizer.detach()  # memory of a session that is no more
+            self._finalizer.detach()  # the previous part belongs to a session that has ended
         self._finalizer = weakref.finalize(self, arena.free, part)
         self._write(part.array)
         memory.wrote(part)
@@ -81,26 +81,26 @@ class HexagonPacked(Packed):
         return Weight(self.part, self.n, self.k, self.format.number)
 
     def multiplied(self, rows: slice) -> F64:
-        """Return the values that the kernels multiply by: scales are rounded to integers."""
+        """Return the values that the kernels multiply by, with scales rounded to integers."""
         return images.multiplied(self.part.array, self.format, self.n, self.k, rows)
 
     def error(self, rows: slice) -> F64:
         """Return the standard error of the kernels' rounding; see `error_bound`."""
-        held = images.unpack(self.part.array, self.format, self.n, self.k, rows)
-        return error_bound.error(held, self.format)
+        integers = images.unpack(self.part.array, self.format, self.n, self.k, rows)
+        return error_bound.error(integers, self.format)
 
     def floor(self, rows: slice) -> F64:
-        """Return the further error of results: those below 2^-126 become 0."""
+        """Return the absolute error of results, because results below 2^-126 become 0."""
         return np.full(len(range(self.n)[rows]), FLUSHED)
 
     def peak(self, rows: slice, x: F64) -> F64:
-        """Return a bound of the results; integers before them cannot overflow."""
-        most: F64 = abs(x) @ abs(self.multiplied(rows)).T
-        return most
+        """Return an upper bound of the results; the integer sums in kernels cannot overflow."""
+        bound: F64 = abs(x) @ abs(self.multiplied(rows)).T
+        return bound
 
 
 class HexagonInt8(HexagonPacked):
-    """int8 codes with one scale a row, for activations with one scale a row."""
+    """A weight of int8 codes with one scale per row, for activations with one scale per row."""
 
     group = 0
 

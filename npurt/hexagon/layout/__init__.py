@@ -1,5 +1,5 @@
-"""What the DSP multiplies, in numpy: weight images, quantised activations, states, error bounds.
+"""The DSP's operands in numpy: weight images, quantised activations, states, error bounds.
 
-May import the rooms `idl` and `fastrpc`; needs neither a device nor C.
+May import `idl` and `fastrpc`.  The code needs neither a device nor a compiled library.
 Begin with `formats`, the table of weight formats, and `images`.
 """

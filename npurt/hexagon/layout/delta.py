@@ -1,7 +1,8 @@
-"""Gated delta nets in the layout of the DSP: packed states, and a row for each token.
+"""Convert gated delta nets to the layout of the DSP: packed states, and a row for each token.
 
-Pure: numpy arrays only.  dsp/kernels/delta.h describes both.  Letters: N sequences, T tokens, K and
-H heads of k and v, W width; Wk and Wv are W padded to 64 and to 32.
+dsp/kernels/delta.h describes the states and the rows.  This module uses only numpy.  Shapes: N
+sequences, T tokens, K heads of k, H heads of v, W width; Wk and Wv are W padded to multiples of 64
+and 32.
 """
 
 from collections.abc import Iterable
@@ -15,17 +16,20 @@ from npurt.delta import EMPTY_ROW, I32, DeltaNet, state_integers
 from npurt.device import F32
 from npurt.hexagon.fastrpc.rpcmem import aligned
 
-BIAS = 157  # of exponents
-MOST_EXPONENT = 900  # numbers of this size are infinite in float32, but not in float64
+BIAS = 157  # added to stored exponents
+MOST_EXPONENT = 900  # 2^900 is infinite in float32 and finite in float64
 
-# Standard error of a product with a row.  Integers of k and q have 10 bits or more for their
-# greatest element and d has 16, so a row that is all d k has 25, of which 16 are not read: 9 bits
-# below the greatest element, which is at most the norm, rounded to nearest: 2^-10 / sqrt(3); so are
-# elements of k and q.  Mostly there are 13.
+# Standard error of a product of q or k with a row of the state, per unit of both norms.  The
+# greatest element of q and k has at least 10 bits, and d has 16 bits, so the greatest element of a
+# row that consists of one update d k^T has at least 25 bits.  The kernel does not read the lowest
+# 16 bits: 9 bits remain.  Rounding them to nearest causes a standard error of 2^-10 / sqrt(3) of
+# the greatest element, which is at most the norm.  The rounding of q and k causes an error of the
+# same size.  Usually 13 bits remain.
 ERROR = 2.0**-10
 
-# Of an element of k or q where all are below 2^-87: half a unit, which is 2^13 of what a mantissa
-# counts there, 2^-110 (delta_prepare.h: LEAST_TOP, narrow); twice that where gains divide k.
+# Absolute error of an element of k or q if all elements are below 2^-87.  The unit of their
+# mantissas is then 2^-110 (delta_prepare.h: LEAST_TOP), and narrow() rounds to multiples of at most
+# 2^13 such units, an error of 2^-98.  Gains that divide k can double the error.
 LEAST = 2.0**-97
 
 
@@ -37,28 +41,28 @@ class Shape:
     k_heads: int
     heads: int
     width: int
-    gates: bool  # a decay for each element of k
+    gates: bool  # True: a decay for each element of k; False: one decay per head
     grouped: bool
     scale: float
 
     @property
     def along_k(self) -> int:
-        """Floats of a head of q or k in a row."""
+        """Floats of one head of q or k in a row."""
         return -(-self.width // 64) * 64
 
     @property
     def along_v(self) -> int:
-        """Floats of a head of v in a row."""
+        """Floats of one head of v in a row."""
         return -(-self.width // 32) * 32
 
     @property
     def words(self) -> int:
-        """int32 of a head's state."""
+        """int32 words of one head's state."""
         return self.along_k * self.along_v + self.along_k // 2 + 3 * self.along_v + self.along_k
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of all states."""
+        """Bytes of the states of all sequences and heads."""
         return 4 * self.sequences * self.heads * self.words
 
     @property
@@ -70,7 +74,7 @@ class Shape:
 
     @property
     def row_bytes(self) -> tuple[int, int]:
-        """Bytes of a row of x, and of one of y."""
+        """Bytes of a row of x, and bytes of a row of y."""
         return 4 * sum(self.parts), 4 * self.heads * self.along_v
 
 
@@ -82,7 +86,7 @@ def shape_of(net: DeltaNet) -> Shape:
 
 
 class Row(NamedTuple):
-    """Views of rows of x, as in `DeltaNet`: ``[N, T, heads, W]``, padding of heads included."""
+    """Views of the parts of rows of x: the arrays of `DeltaNet`, with heads padded."""
 
     q: F32
     k: F32
@@ -99,7 +103,7 @@ class Row(NamedTuple):
         return cls(q, k, v, beta[..., : shape.heads], decay)
 
     def write(self, net: DeltaNet) -> None:
-        """Write the tokens of *net*, and what pads them."""
+        """Write the tokens of *net* and their padding."""
         width = net.v.shape[3]
         for part, values in ((self.q, net.q), (self.k, net.k), (self.v, net.v)):
             part[..., :width] = values
@@ -109,7 +113,8 @@ class Row(NamedTuple):
         gates = net.decay.shape[3]
         self.decay[..., :gates] = net.decay
         if gates < self.decay.shape[3]:
-            self.decay[..., gates:] = net.decay[..., -1:]  # not one that would outlast them
+            # a zero decay would keep the padding rows after all others have decayed
+            self.decay[..., gates:] = net.decay[..., -1:]
 
 
 def results(y: F32, shape: Shape) -> F32:
@@ -140,9 +145,9 @@ def _heads(rows: F32, heads: int) -> F32:
 
 
 def passed(state: F32, rows: Iterable[F32], shape: Shape) -> F32:
-    """Return what *state* ``[N, H, W, W]`` is after the tokens of *rows* of x, in double.
+    """Return *state* ``[N, H, W, W]`` advanced by the tokens of *rows* of x, in float64.
 
-    For a state whose device is gone: that is what the kernel approximates.
+    The kernel approximates this result.  It is used for states whose device was lost.
     """
     s, share = state.astype(np.float64), shape.heads // shape.k_heads
     heads = np.arange(shape.heads)
@@ -160,24 +165,24 @@ def passed(state: F32, rows: Iterable[F32], shape: Shape) -> F32:
 def pack_state(state: F32, shape: Shape, words: I32) -> None:
     """Write *state* ``[N, H, W (of v), W (of k)]`` to *words* ``[N * H, shape.words]``.
 
-    Every lane of v has the exponent of its greatest element, and 30 bits below it.
+    Each row of v gets the exponent of its greatest element, whose integer has 30 bits.
 
     Raises:
-        NumericsError: It holds NaN or infinity.
+        NumericsError: *state* holds NaN or infinity.
     """
     words[...] = words_of(state_integers(state), shape)
 
 
 def unpack_state(words: I32, shape: Shape, state: F32) -> None:
-    """Write what *words* hold to *state*; the inverse of `pack_state`."""
-    for i, head in enumerate(np.ndindex(state.shape[:2])):  # one at a time: they fit into a cache
+    """Write the values of *words* to *state*; the inverse of `pack_state`."""
+    for i, head in enumerate(np.ndindex(state.shape[:2])):  # one head fits into the cache
         values = _unpacked(words[i : i + 1], shape)
         with np.errstate(over="ignore", under="ignore"):
             state[head] = values[: shape.width, : shape.width]
 
 
 def _unpacked(words: I32, shape: Shape) -> npt.NDArray[np.float64]:
-    """Return the state ``[Wv, Wk]`` of the words ``[1, shape.words]`` of a head."""
+    """Return the state ``[Wv, Wk]`` of one head from its words ``[1, shape.words]``."""
     parts = _parts(words, shape)
     lanes = parts.integers.transpose(0, 3, 5, 1, 4, 2)
     values: npt.NDArray[np.float64] = lanes.astype(np.float64, order="C").reshape(
@@ -193,12 +198,12 @@ def _unpacked(words: I32, shape: Shape) -> npt.NDArray[np.float64]:
 
 
 def exact_state(words: I32, shape: Shape) -> I32:
-    """Return the integers of *words*: `npurt.delta.STATE_INTEGERS` says what they are.
+    """Return the state of *words* as the array of integers that `npurt.delta` describes.
 
-    The update that is still to be made is made, as the next token would.
+    Apply the pending update first, as the kernel does before the next token.
     """
     parts, w = _parts(words, shape), shape.width
-    # from [pair, 32, block, 2, 32] to [of v: block, 32][of k: pair, 2, 32]
+    # from [pair, 32, block, 2, 32] to [v: block, 32][k: pair, 2, 32]
     lanes = parts.integers.transpose(0, 3, 5, 1, 4, 2).astype(np.int64)
     integers = lanes.reshape(len(words), shape.along_v, shape.along_k)
     shifts = parts.shifts[..., None]
@@ -223,20 +228,20 @@ def words_of(exact: I32, shape: Shape) -> I32:
     parts.integers[...] = _in_pairs(integers, shape)
     parts.exponents[:] = EMPTY_ROW + BIAS
     parts.exponents[:, :w] = heads[..., w] + BIAS
-    parts.gains[:] = heads[:, -1:, w + 1]  # what pads k has the decay of its last element
+    parts.gains[:] = heads[:, -1:, w + 1]  # padding along k has the gain of the last element
     if shape.gates:
         parts.gains[:, :w] = heads[..., w + 1]
     return words
 
 
 class _Parts(NamedTuple):
-    """Views of the words of states; the update of the last token, k d, is still to be made."""
+    """Views of the words of states.  The update k d of the last token is pending."""
 
     integers: Any  # [states, pairs of vectors, 32, blocks, 2, 32]
     k: Any  # int16 [states, pairs of vectors, 32, 2]
-    d: I32  # [states, Wv], 16 bits twice
-    shifts: I32
-    exponents: I32
+    d: I32  # [states, Wv]; both halves of a word hold the same 16 bits
+    shifts: I32  # [states, Wv]
+    exponents: I32  # [states, Wv]
     gains: I32  # [states, Wk]
 
 
@@ -250,6 +255,6 @@ def _parts(words: I32, shape: Shape) -> _Parts:
 
 
 def _in_pairs(values: npt.NDArray[Any], shape: Shape) -> Any:
-    """View ``[states, Wk, Wv]`` as the integers lie: pairs of rows, blocks, rows, lanes."""
+    """View ``[states, Wk, Wv]`` in the order of `_Parts.integers`."""
     split = values.reshape(len(values), shape.along_k // 64, 2, 32, shape.along_v // 32, 32)
     return split.transpose(0, 1, 3, 4, 2, 5)

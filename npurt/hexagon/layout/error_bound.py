@@ -1,25 +1,28 @@
-"""The bound of the DSP's rounding errors, which verification uses.
+"""Bound the rounding errors of products on the DSP, for verification.
 
-In the words of dsp/kernels/product.h: a result is the sum over blocks b of 32 (or 16) columns
+A result is a sum over blocks b of 32 (or 16) columns (dsp/kernels/product.h):
 
-    value = sum_b h_b round(w_b x_b / 2^15) V        V = 2^(15 + row's exponent of w + that of x)
+    value = sum_b h_b round(w_b x_b / 2^15) V        V = 2^(15 + exponent of w + exponent of x)
 
-with h_b the sum of code products in units of `Kernel.unit`, w_b and x_b the integer scales.  What
-is rounded is off by between -1/2 and 1/2, each independent of the others as long as the scales x_b
-differ:
+Here h_b is the sum of code products in units of `Kernel.unit`; w_b and x_b are the integer scales;
+the exponents are those of the rows of w and x.  A rounding causes an error between -1/2 and 1/2,
+multiplied by a factor.  The errors are independent if the scales x_b differ:
 
-    the product of scales    times h_b V; |h_b| <= |codes of w| |codes of x| (Cauchy-Schwarz)
-    h_b, where unit > 1      times w_b x_b / 2^15 V
-    sums that offsets have   times the offset and V; of 16 columns the product of scales, again
-    every step's sum         down, by at most 2^shift V, all the same way; shift = ceil(log2(steps))
-    the result, to float32   by 2^-24 of it
+    rounded number           factor of its error in the result
+    product of the scales    h_b V; |h_b| <= |codes of w| |codes of x| (Cauchy-Schwarz)
+    h_b, if unit > 1         w_b x_b / 2^15 V
+    sum of codes of x        offset times V; it is rounded only if weights have offsets.  With 16
+                             columns the product of x's scale and the offset is rounded instead
 
-If c groups have the same x_b, as in data that repeats, their errors may be equal: then their sum is
-off by at most c / 2, which is sqrt(3 c) standard errors of the sum above.
+Two further errors are not of this form.  The sum of every step is rounded down by at most
+2^shift V, with shift = ceil(log2(steps)).  The conversion to float32 adds 2^-24 of the result.
 
-So all is proportional to ``magnitude = 2^15 2^exponent max_b |codes of x in b|``, times sqrt(3 c),
-which x alone determines; w contributes norms of its integers.  The largest code of a row of x is at
-least `LEAST_CODE`, and x_b is below 2^15.
+If c groups have the same x_b, as in repetitive data, their errors may be equal.  The error of their
+sum is then at most c / 2, which is sqrt(3 c) times the standard error of c independent errors.
+
+Every error is thus proportional to ``magnitude = 2^15 2^exponent max_b |codes of x in b|``, times
+sqrt(3 c) if c > 1.  Both depend on x alone; w contributes the norms of its integers.  The largest
+code of a row of x is at least `LEAST_CODE`, and x_b is below 2^15.
 """
 
 import numpy as np
@@ -31,35 +34,36 @@ from npurt.hexagon.layout.quantise import BLOCK, I32, Quantised
 
 F64 = npt.NDArray[np.float64]
 
-VARIANCE = 1 / 12  # of a rounding error
-LEAST_CODE = 126  # scales are rounded up a little (quantise_row.h), so 127 may be missed
+VARIANCE = 1 / 12  # of an error that is uniform between -1/2 and 1/2
+LEAST_CODE = 126  # not 127, because quantise_row.h rounds scales up a little
 FLOAT_UNIT = 2.0**-24
 
 
 def magnitudes(x: Quantised, group: int = BLOCK) -> F64:
-    """Return for each row of activations the factor ``[M]`` that its error is proportional to.
+    """Return ``[M]``: for each row of activations, the factor that its error is proportional to.
 
     Args:
-        group: Columns that share a scale; 0: all of a row, and then no scales are multiplied.
+        x: The activations.
+        group: Columns that share a scale; 0: the whole row, and no scales are multiplied.
     """
     blocks = x.codes.reshape(*x.scales.shape, BLOCK).astype(np.float64)
     largest = np.sqrt((blocks**2).sum(axis=2)).max(axis=1, initial=0)
     result: F64 = np.ldexp(largest, x.exponents + 15)
     if group:
         used = np.where(blocks.any(axis=2), x.scales, 0)[:, :: group // BLOCK]
-        alike = np.array([_most_alike(row) for row in used], np.float64)
-        result *= np.where(alike > 1, np.sqrt(3 * alike), 1.0)
+        counts = np.array([_largest_count(row) for row in used], np.float64)
+        result *= np.where(counts > 1, np.sqrt(3 * counts), 1.0)
     return result
 
 
-def _most_alike(scales: I32) -> int:
-    """Return how often the most frequent scale occurs; those of empty groups are 0."""
+def _largest_count(scales: I32) -> int:
+    """Return how often the most frequent scale occurs; zeros mark empty groups and do not count."""
     _, counts = np.unique(scales[scales > 0], return_counts=True)
     return int(counts.max(initial=0))
 
 
 def error(w: Unpacked, fmt: ImageFormat) -> F64:
-    """Return the standard error ``[N]`` of results for each row of weights, over `magnitudes`."""
+    """Return ``[N]``: for each row of weights, the standard error of results per magnitude of x."""
     kind = fmt.kind
     k = w.codes.shape[1]
     count = -(-k // STEP)

@@ -1,20 +1,22 @@
-"""Weight images of the Hexagon in numpy: pack, and its inverse.
+"""Pack weights into the images that the Hexagon kernels read, and unpack images, in numpy.
 
-An image is tiles of 32 rows; a tile is heads and then, for every 64 columns, vectors of codes,
-scales and offsets, as dsp/kernels/product.h and the files of the kernels say.  Rows are padded to
-tiles and columns to 64 with zeros.  Pure: no device, no C.
+An image is an array of tiles of 32 rows.  A tile has heads and then, for each step of 64 columns,
+vectors of codes, scales and offsets; dsp/kernels/product.h and the kernels' files define their
+layout.  Zeros pad rows to whole tiles and columns to a multiple of 64.  This module needs neither a
+device nor a compiled library.
 
-Codes are the file's own (float tensors become 16-bit codes, see `_float_parts`).  A scale, and an
-offset, becomes an integer of at most `bits` bits times a power of two that its row has:
+Codes are those of the model file; float tensors become 16-bit codes (see `_float_part`).  A scale
+or offset becomes an integer of at most `Kernel.bits` bits times a power of two.  The power of two
+is common to a row:
 
     scale = integer * 2^exponent * (1 + e)      |e| <= 1 / (2 |integer|)
 
-The row's largest has `bits` bits (13 to 15), so its relative error is below 2^-bits; that of a
-smaller scale is as many times larger as the scale is smaller.  The rounding changes a block of
-codes c by at most 2^(exponent - 1) |c|, as a part of the row.  Formats whose scales span a few
-powers of two lose little (2^-14).  A row is refused if its scales span so much that its values, as
-a vector, are off by more than 2^-10.  That is a quarter of the error of 8-bit activations (2^-8),
-so at most a sixteenth is added to the squared error of a row.
+The largest integer of a row has `bits` bits (13 to 15), so its relative error is below 2^-bits.
+Smaller scales have larger relative errors, in inverse proportion.  The rounding changes the values
+of a block with codes c, as a vector, by at most 2^(exponent - 1) |c|.  If the scales of a row
+differ by a few powers of two, the relative error is small (2^-14).  If rounding changes a row, as a
+vector, by more than 2^-10 of its norm, `pack` refuses the weight.  This limit is a quarter of the
+error of 8-bit activations (2^-8), so it adds at most 1/16 to the squared error of a row.
 """
 
 import math
@@ -34,9 +36,9 @@ from npurt.quant.tensor import QTensor
 TILE = 32  # rows
 STEP = 64  # columns
 VECTOR = ALIGN  # bytes
-BIAS = 156  # of a row's exponent in a head (dsp/kernels/epilogue.h)
-EXPONENTS = range(-250, 91)  # that a head holds, and that leave room for those of x
-MOST_ERROR = 2.0**-10  # of a row, relative: its scales span too much
+BIAS = 156  # added to a row's exponent in a head (dsp/kernels/epilogue.h)
+EXPONENTS = range(-250, 91)  # of rows; sums with the exponents of x do not overflow
+MOST_ERROR = 2.0**-10  # maximum relative error of a row from rounding its scales
 
 F32 = npt.NDArray[np.float32]
 I8 = npt.NDArray[np.int8]
@@ -46,31 +48,31 @@ U8 = npt.NDArray[np.uint8]
 
 
 def format_of(tensor: QTensor) -> ImageFormat:
-    """Return how *tensor* is held.
+    """Return the image format of *tensor*.
 
     Raises:
-        UnsupportedOp: Its format is not in the table.
+        UnsupportedOp: No kernel supports its format.
     """
     found = formats.BY_NAME.get(tensor.format.name)
     if found is None:
         raise UnsupportedOp(
-            f"the Hexagon kernels do not know {tensor.format.name}", remedy="use device 'cpu'"
+            f"there is no Hexagon kernel for {tensor.format.name}", remedy="use device 'cpu'"
         )
     return found
 
 
 def steps(k: int) -> int:
-    """Return how many steps *k* columns take."""
+    """Return the number of steps of 64 columns that hold *k* columns."""
     return -(-k // STEP)
 
 
 def tile_bytes(fmt: ImageFormat, k: int) -> int:
-    """Return the bytes of a tile, a multiple of 128."""
+    """Return the size of a tile in bytes, a multiple of 128."""
     return (fmt.heads + steps(k) * fmt.vectors) * VECTOR
 
 
 def image_bytes(fmt: ImageFormat, n: int, k: int) -> int:
-    """Return the bytes of the image of a weight ``[n, k]``."""
+    """Return the size in bytes of the image of a weight ``[n, k]``."""
     return -(-n // TILE) * tile_bytes(fmt, k)
 
 
@@ -79,22 +81,22 @@ def image_bytes(fmt: ImageFormat, n: int, k: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Some rows, a multiple of 32, on their way into an image."""
+    """Rows of a weight as integers, before they are written to an image; R is a multiple of 32."""
 
     codes: npt.NDArray[Any]  # [R, K'] unsigned, as the kernel reads them; K' a multiple of 64
     scales: I32  # [R, K' / group]
-    offsets: I32 | None
+    offsets: I32 | None  # [R, K' / group]
     exponents: I32  # [R]
-    used: npt.NDArray[np.bool_]  # [R]: not all zero
-    book: I8 | None = None  # of 16 codes, as in the file
+    used: npt.NDArray[np.bool_]  # [R]; False: the row is zero
+    book: I8 | None = None  # [16], the codebook of the format
 
 
 def pack(tensor: QTensor, out: U8 | None = None) -> U8:
     """Return the image of a 2-D *tensor* ``[N, K]``, written to *out* if given.
 
     Raises:
-        UnsupportedOp: The format is unknown, or a row's scales span more than an image holds.
-        LayoutError: *tensor* is not 2-D, or *out* is not of `image_bytes`.
+        UnsupportedOp: No kernel supports the format, or rounding the scales changes a row too much.
+        LayoutError: *tensor* is not 2-D, or the size of *out* is not `image_bytes`.
         NumericsError: A scale or value is not finite.
     """
     fmt = format_of(tensor)
@@ -109,19 +111,19 @@ def pack(tensor: QTensor, out: U8 | None = None) -> U8:
 
 
 def pack_i8(codes: npt.NDArray[np.int8], scales: F32, out: U8 | None = None) -> U8:
-    """Return the image of int8 *codes* ``[N, K]`` with one scale a row, format ``i8``.
+    """Return the image of int8 *codes* ``[N, K]`` with one scale per row, in the format ``i8``.
 
-    A scale keeps 15 bits: its error is below 2^-15 of it.
+    Scales are rounded to 15 bits, a relative error below 2^-15.
 
     Raises:
-        LayoutError: Shapes or types do not fit; K must be a multiple of 32.
+        LayoutError: A shape or type is wrong; K must be a multiple of 32.
         NumericsError: A scale is not finite.
     """
     fmt = formats.BY_NAME["i8"]
     n, k = codes.shape if codes.ndim == 2 else (0, 0)
     if codes.dtype != np.int8 or not n or not k or k % 32 or scales.shape != (n,):
         raise LayoutError(
-            f"i8 weights are int8 [N, K], K a multiple of 32, and N scales; not {codes.dtype} "
+            f"i8 weights are int8 [N, K] with K a multiple of 32, and N scales; not {codes.dtype} "
             f"{codes.shape} and {scales.shape}",
             remedy="pad K with zeros",
         )
@@ -134,7 +136,7 @@ def pack_i8(codes: npt.NDArray[np.int8], scales: F32, out: U8 | None = None) -> 
 
 
 def _tiles(fmt: ImageFormat, n: int, k: int, out: U8 | None) -> U8:
-    """Return *out*, or new memory, as ``[tiles, bytes of one]``."""
+    """Return *out*, or a new array, as ``[tiles, bytes of a tile]``."""
     nbytes = image_bytes(fmt, n, k)
     image = np.empty(nbytes, np.uint8) if out is None else out
     if image.dtype != np.uint8 or image.shape != (nbytes,) or not image.flags.c_contiguous:
@@ -146,26 +148,26 @@ def _tiles(fmt: ImageFormat, n: int, k: int, out: U8 | None) -> U8:
 
 
 def _slices(n: int, k: int) -> Iterator[slice]:
-    """Cut rows into slices whose codes stay in the cache."""
+    """Return slices of the *n* rows, short enough for their codes to stay in the cache."""
     rows = max(1, (1 << 20) // max(k, 1) // TILE) * TILE
     return (slice(start, min(start + rows, n)) for start in range(0, n, rows))
 
 
 def _padded_rows(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Add rows of zeros up to whole tiles."""
+    """Add rows of zeros to fill the last tile."""
     missing = -len(array) % TILE
     return np.pad(array, ((0, missing), (0, 0))) if missing else array
 
 
 def _padded(codes: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Add zeros up to whole tiles and steps."""
+    """Add rows and columns of zeros to fill the last tile and the last step."""
     codes = _padded_rows(codes)
     missing = -codes.shape[1] % STEP
     return np.pad(codes, ((0, 0), (0, missing))) if missing else codes
 
 
 def _part(fmt: ImageFormat, tensor: QTensor, rows: slice) -> _Part:
-    """The integers of the file's codes, scales and offsets."""
+    """Return *rows* of *tensor* as integers, with the codes of the file."""
     canonical = tensor[rows].canonical()
     kind = fmt.kind
     scales = canonical.scales.astype(np.float64)
@@ -184,7 +186,7 @@ def _rounded(
     book: I8 | None,
     rows: slice,
 ) -> _Part:
-    """Round scales and offsets to integers times powers of two."""
+    """Return a part with *scales* and *offsets* rounded to integers times powers of two."""
     both = scales if offsets is None else np.concatenate([scales, offsets], axis=1)
     exponents, used = _exponents(fmt, abs(both).max(axis=1), rows)
     integers = np.rint(np.ldexp(both, -exponents[:, None])).astype(np.int32)
@@ -203,7 +205,10 @@ def _rounded(
 
 
 def _exponents(fmt: ImageFormat, largest: F64, rows: slice) -> tuple[I32, npt.NDArray[np.bool_]]:
-    """Return exponents that give each row's *largest* `bits` bits, and which rows are used."""
+    """Return the exponents of rows, and which rows are not zero.
+
+    The exponent of a row scales its *largest* value to an integer of `Kernel.bits` bits.
+    """
     if not np.isfinite(largest).all():
         row = rows.start + int(np.argmin(np.isfinite(largest)))
         raise NumericsError(
@@ -224,19 +229,26 @@ def _exponents(fmt: ImageFormat, largest: F64, rows: slice) -> tuple[I32, npt.ND
 
 
 def _stored(fmt: ImageFormat, codes: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Codes as the kernel reads them; nibbles are that already."""
+    """Return codes as the kernel reads them; 4-bit codes need no change."""
     return codes if fmt.codes == 8 else _stored_bytes(fmt, codes.view(np.uint8))
 
 
 def _stored_bytes(fmt: ImageFormat, codes: U8) -> U8:
-    """Bytes centred, widened and made unsigned, all modulo 2^8."""
+    """Return 8-bit codes minus the centre, times the gain, plus the zero point, modulo 2^8."""
     if fmt.gain != 1:
         codes = codes * np.uint8(fmt.gain)
     return codes + np.uint8((fmt.kind.zero_point - fmt.centre * fmt.gain) % 256)
 
 
 def _require_close(fmt: ImageFormat, part: _Part, exact: F64, rows: slice) -> None:
-    """Refuse rows whose scales span too much.  *exact*: the scales that were rounded."""
+    """Raise UnsupportedOp if the rounding of scales changes a row by more than `MOST_ERROR`.
+
+    Args:
+        fmt: The format of the image.
+        part: The rows, with rounded scales.
+        exact: The scales before they were rounded, in units of their row's power of two.
+        rows: The position of *part* in the weight.
+    """
     integers = part.scales[: len(exact)]
     loose = abs(integers - exact) > MOST_ERROR * abs(exact)
     suspects = np.flatnonzero(loose.any(axis=1))
@@ -251,14 +263,14 @@ def _require_close(fmt: ImageFormat, part: _Part, exact: F64, rows: slice) -> No
     if lost[worst] > whole[worst] * MOST_ERROR**2:
         error = math.sqrt(lost[worst] / whole[worst])
         raise UnsupportedOp(
-            f"the scales of row {rows.start + int(suspects[worst])} span so many powers of two "
-            f"that its values would be off by {error:.1%} on the DSP",
+            f"the scales of row {rows.start + int(suspects[worst])} differ too much: rounding them "
+            f"for the DSP would change the row by {error:.1%}",
             remedy="run this weight on device 'cpu'",
         )
 
 
 def _signed(fmt: ImageFormat, stored: npt.NDArray[Any], book: I8 | None) -> I32:
-    """Return stored codes as the numbers that are multiplied."""
+    """Return stored codes as the signed integers that the kernel multiplies."""
     if book is None or fmt.kernel != "lut":
         return stored.astype(np.int32) - np.int32(fmt.kind.zero_point)
     values: I32 = (book.astype(np.int32) * np.int32(fmt.gain))[stored]
@@ -266,10 +278,11 @@ def _signed(fmt: ImageFormat, stored: npt.NDArray[Any], book: I8 | None) -> I32:
 
 
 def _float_part(fmt: ImageFormat, tensor: QTensor, rows: slice) -> _Part:
-    """Block fixed point: 16-bit codes, a scale per 32 columns that is rounded up first.
+    """Return *rows* of a float *tensor* in block fixed point: 16-bit codes, a scale per 32 columns.
 
-    So no code exceeds 32767, and a value is off by at most half a scale: 2^-16 of the largest value
-    of its block, plus 2^-31 of the largest of its row.
+    Scales are rounded up before codes are computed, so no code exceeds 32767.  The error of a value
+    is at most half a scale: 2^-16 of the largest value in its block, plus 2^-31 of the largest
+    value in its row.
     """
     values = _padded(tensor[rows].dequantize().astype(np.float64))
     blocks = values.reshape(len(values), -1, 32)
@@ -323,7 +336,10 @@ def _write_heads(fmt: ImageFormat, part: _Part, heads: U8) -> None:
 
 
 def _quads(fmt: ImageFormat, codes: npt.NDArray[Any]) -> Iterator[npt.NDArray[np.uint32]]:
-    """Four codes to a word, ``[R, words]``: planes one after another, nibbles two to a byte."""
+    """Yield the planes of codes, each as words of four bytes ``[R, words]``.
+
+    16-bit codes have a plane of high bytes and a plane of low bytes.  A byte holds two 4-bit codes.
+    """
     if fmt.kernel == "q16":
         yield (codes >> np.uint16(8)).astype(np.uint8).view(np.uint32)
         yield codes.astype(np.uint8).view(np.uint32)
@@ -335,24 +351,27 @@ def _quads(fmt: ImageFormat, codes: npt.NDArray[Any]) -> Iterator[npt.NDArray[np
 
 
 def _pairs(fmt: ImageFormat, integers: I32, count: int) -> npt.NDArray[np.int16]:
-    """Integers ``[R, groups]`` as ``[tiles, steps, vectors, 64]``: pairs of a step's halves."""
+    """Return integers ``[R, groups]`` as ``[tiles, steps, vectors, 64]``.
+
+    Two adjacent integers are those of a row in the first and the second half of a step.
+    """
     padded = np.zeros((len(integers), count * 2 * fmt.scales), np.int16)
     padded[:, : integers.shape[1]] = integers
     split = padded.reshape(-1, TILE, count, 2, fmt.scales)
     return split.transpose(0, 2, 4, 1, 3).reshape(-1, count, fmt.scales, 2 * TILE)
 
 
-# --- the inverse --------------------------------------------------------------------------------
+# --- unpack -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
-    """What an image holds: value = unit * (scale * code / kind.unit + kind.sums * offset).
+    """The integers of an image: value = unit * (scale * code / kind.unit + kind.sums * offset).
 
     Attributes:
-        codes: int32 ``[N, K]``, as multiplied: ``(file's code - centre) * gain``, of tables what
-            they say.
-        scales: int32 ``[N, K / group]``; of i8 ``[N, 1]``.
+        codes: int32 ``[N, K]``, as the kernel multiplies them: ``(code in the file - centre) *
+            gain``; for formats with a table, the entries of the table.
+        scales: int32 ``[N, K / group]``; ``[N, 1]`` for i8.
         offsets: int32 ``[N, K / group]`` or None.
         exponents: int32 ``[N]``: unit = 2 ** exponent.
     """
@@ -364,7 +383,7 @@ class Unpacked:
 
 
 def unpack(image: U8, fmt: ImageFormat, n: int, k: int, rows: slice = slice(None)) -> Unpacked:
-    """Return what *image* of a weight ``[n, k]`` holds of *rows*."""
+    """Return the integers of *rows* from *image*, the image of a weight ``[n, k]``."""
     start, stop, _ = rows.indices(n)
     tiles = image.reshape(-1, tile_bytes(fmt, k))[start // TILE : -(-stop // TILE)]
     keep = slice(start % TILE, start % TILE + stop - start)
@@ -386,7 +405,7 @@ def unpack(image: U8, fmt: ImageFormat, n: int, k: int, rows: slice = slice(None
 
 
 def _unpaired(fmt: ImageFormat, vectors: U8) -> I32:
-    """The inverse of `_pairs`: int32 ``[R, groups]``."""
+    """Invert `_pairs`: return int32 ``[R, groups]``."""
     count, step_count = vectors.shape[:2]
     pairs = np.ascontiguousarray(vectors).view(np.int16)
     split = pairs.reshape(count, step_count, fmt.scales, TILE, 2).transpose(0, 3, 1, 4, 2)
@@ -394,7 +413,7 @@ def _unpaired(fmt: ImageFormat, vectors: U8) -> I32:
 
 
 def _unpacked_codes(fmt: ImageFormat, heads: U8, body: U8) -> I32:
-    """The codes of whole tiles, ``[R, K']``."""
+    """Return the codes of whole tiles, ``[R, K']``."""
     count, step_count = body.shape[:2]
     lanes = body[:, :, : fmt.codes].reshape(count, step_count, fmt.codes, TILE, 4)
     rows = lanes.transpose(0, 3, 1, 2, 4).reshape(count * TILE, step_count, fmt.codes, 4)
@@ -412,13 +431,13 @@ def _unpacked_codes(fmt: ImageFormat, heads: U8, body: U8) -> I32:
 
 
 def multiplied(image: U8, fmt: ImageFormat, n: int, k: int, rows: slice = slice(None)) -> F64:
-    """Return the values of *rows* that the DSP really multiplies by, ``[rows, k]``: exact."""
-    held = unpack(image, fmt, n, k, rows)
+    """Return the exact weights ``[rows, k]`` that the DSP multiplies by for *rows* of the image."""
+    part = unpack(image, fmt, n, k, rows)
     kind = fmt.kind
     group = kind.group or k
-    values = held.codes.reshape(len(held.codes), -1, group) * held.scales[..., None].astype(float)
+    values = part.codes.reshape(len(part.codes), -1, group) * part.scales[..., None].astype(float)
     values /= kind.unit
-    if held.offsets is not None:
-        values += held.offsets[..., None] * float(kind.sums)
-    exact: F64 = np.ldexp(values, held.exponents[:, None, None])
+    if part.offsets is not None:
+        values += part.offsets[..., None] * float(kind.sums)
+    exact: F64 = np.ldexp(values, part.exponents[:, None, None])
     return exact.reshape(-1, k)

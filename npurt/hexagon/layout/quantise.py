@@ -1,7 +1,7 @@
-"""How the DSP rounds activations: the integers of dsp/kernels/quantise_row.h in numpy.
+"""Round activations as the DSP does: dsp/kernels/quantise_row.h in numpy.
 
-They are the kernel's, bit for bit.  They are computed fast enough for every product that is
-verified, which needs the operands as the DSP rounded them.
+The integers equal those of the kernel, bit for bit.  Verification computes them for each product
+that it checks, so speed matters.
 """
 
 import functools
@@ -19,11 +19,11 @@ I8 = npt.NDArray[np.int8]
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 
-BLOCK = 32  # columns for which the kernels have a scale
-GROUPS = (BLOCK, 128, 0)  # columns that may share it; 0: the whole row
+BLOCK = 32  # columns per scale in the data that the kernels read
+GROUPS = (BLOCK, 128, 0)  # columns for which the scale may be equal; 0: the whole row
 ROUND_UP = 0x40000
 LEAST_TOP = 40  # biased exponent of 2^-87
-LIFT = 64  # log2 of what smaller rows are multiplied by
+LIFT = 64  # log2 of the factor for rows below 2^-87
 ROW_EXPONENT = 148
 
 
@@ -42,17 +42,18 @@ class Quantised:
     exponents: I32
 
     def values(self) -> F64:
-        """Return the activations that are multiplied, ``[M, K]``: exact."""
+        """Return the exact activations ``[M, K]`` that the DSP multiplies."""
         blocks = self.codes.reshape(*self.scales.shape, BLOCK) * self.scales[..., None]
         exact: F64 = np.ldexp(blocks.astype(np.float64), self.exponents[:, None, None])
         return exact.reshape(self.codes.shape)
 
 
 def quantise(x: F32, group: int = BLOCK) -> Quantised:
-    """Return *x* ``[M, K]`` as the DSP rounds it, one scale for *group* columns (0: for the row).
+    """Return *x* ``[M, K]`` as the DSP rounds it, with one scale for *group* columns (0: the row).
 
     Raises:
-        LayoutError: *x* is not float32 ``[M, K]`` with K a multiple of 32, or *group* is unknown.
+        LayoutError: *x* is not float32 ``[M, K]`` with K a multiple of 32, or *group* is not in
+            `GROUPS`.
         NumericsError: *x* holds a NaN or infinity.
     """
     if x.dtype != np.float32 or x.ndim != 2 or x.shape[1] % BLOCK or group not in GROUPS:
@@ -82,14 +83,15 @@ def quantise(x: F32, group: int = BLOCK) -> Quantised:
 
 
 def multiplied(x: F32, group: int = BLOCK) -> F64:
-    """Return the activations that the DSP multiplies when it is given *x*; raises `quantise`'s."""
+    """Return the exact activations that the DSP multiplies for *x*; errors as `quantise`."""
     return quantise(x, group).values()
 
 
 def _lifted(magnitudes: I64) -> I64:
-    """Return the bits of numbers below 2^-62 times 2^LIFT: normal ones, or 0.
+    """Return the bits of float32 numbers multiplied by 2^LIFT; results are normal or 0.
 
-    This is computed with integers, because a process may flush subnormal numbers.
+    The numbers must be below 2^-62.  No float32 arithmetic is used, because a process may flush
+    subnormal numbers to 0.
     """
     subnormal = np.ldexp(magnitudes.astype(np.float64), LIFT - 149).astype(np.float32)
     return np.where(
@@ -98,7 +100,7 @@ def _lifted(magnitudes: I64) -> I64:
 
 
 def _shared(greatest: I64, group: int) -> I64:
-    """Give blocks that share a scale their common magnitude."""
+    """Return for each block the greatest magnitude among the blocks that share its scale."""
     if group == BLOCK:
         return greatest
     count = greatest.shape[1] if group == 0 else group // BLOCK
@@ -109,14 +111,14 @@ def _shared(greatest: I64, group: int) -> I64:
 
 
 def _scales(greatest: I64, top: I64) -> I64:
-    """V / 508, rounded up a little; V is the magnitude in units of 2^(top - 150)."""
+    """Return V / 508, rounded up a little; V is the magnitude in units of 2^(top - 150)."""
     v = (greatest & 0x7FFFFF | 0x800000) >> np.minimum(top - (greatest >> 23), 31)
     scales: I64 = (v + (v >> 7) + (v >> 14) >> 9) + 1
     return scales
 
 
 def _codes(blocks: I64, scales: I64, top: I64) -> I8:
-    """Magnitudes ``[M, B, 32]`` divided by their scales; at most 127."""
+    """Return magnitudes ``[M, B, 32]`` divided by their scales, at most 127."""
     inverse, spare = _reciprocals()
     mantissas = blocks >> 9 & 0x3FFF | 0x4000
     product = _product(mantissas, inverse[scales][..., None])
@@ -127,12 +129,13 @@ def _codes(blocks: I64, scales: I64, top: I64) -> I8:
 
 @functools.cache
 def _reciprocals() -> tuple[I64, I64]:
-    """Return, for scales 0..32767, the 15 bits of the reciprocal and how far they are shifted.
+    """Return for scales 0..32767 the reciprocals, of 15 bits, and their shifts.
 
-    reciprocal = 2^(29 - shift) / scale: a line, then Newton twice, as quantise_row.h has it.
+    reciprocal = 2^(29 - shift) / scale, computed as in quantise_row.h: a linear approximation, then
+    two Newton steps.  The shift normalises the scale to 15 bits.
     """
     scales = np.arange(1 << 15, dtype=np.int64)
-    scales[0] = 1  # no group has it
+    scales[0] = 1  # no group has the scale 0
     spare = 15 - np.frexp(scales)[1].astype(np.int64)
     d = scales << spare  # 2^14..2^15 - 1
     y = 1515870810 - _product(1010580540, d)  # 48/17 - 32/17 d, in Q29
@@ -144,5 +147,5 @@ def _reciprocals() -> tuple[I64, I64]:
 
 
 def _product(a: I64 | int, b: I64) -> I64:
-    """The instructions vmpy and vmpyo: times a number in Q15, rounded."""
+    """Return a * b / 2^15, rounded as the instructions vmpy and vmpyo round."""
     return a * b + (1 << 14) >> 15

@@ -1,5 +1,5 @@
-"""What products cost a DSP before any is run: packets, bytes, and a model's estimate of the time.
+"""Estimate what products cost on a DSP without running them: packets, bytes and time.
 
-May import the rooms `idl`, `fastrpc` and `layout`; pure integers and floats, no device.
+May import `idl`, `fastrpc` and `layout`.  The code needs no device.
 Begin with `packets`.
 """

@@ -1,8 +1,9 @@
-"""How long products take on a Hexagon, by a model and not by measurement: low, expected and high.
+"""Model the time of products on a Hexagon, with a low, an expected and a high estimate.
 
-A call takes the longer of two: its packets by all threads, and its bytes from memory; besides, what
-a call costs.  The packets are those of our kernels (`packets`); the speeds of a chip are published
-measurements of other programs.  npurt itself was never timed on a DSP.
+The time of a call is the time to execute its packets on all threads or the time to read its bytes
+from memory, whichever is longer, plus a fixed overhead.  `packets` counts the packets of npurt's
+kernels.  The speeds of a chip are published measurements of other programs.  npurt itself was never
+timed on a DSP.
 """
 
 from collections.abc import Sequence
@@ -14,38 +15,39 @@ from npurt.hexagon.plan import packets
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """One estimate of the speed of a board.  Sources are below, with the values."""
+    """One estimate of a board's speed.  The comment before `Q6A` names the sources."""
 
-    packet_cycles: float  # from one packet of a thread to its next
-    bytes_s: float  # that all threads read
-    call_s: float  # of FastRPC, from call to return, besides the work
-    host_s: float  # of npurt's host code, for each call
+    packet_cycles: float  # cycles from one packet of a thread to its next packet
+    bytes_s: float  # bytes per second that all threads together read
+    call_s: float  # seconds that FastRPC adds to the work of a call
+    host_s: float  # seconds of npurt's host code per call
 
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """A board, and its speed by the lowest, expected and highest time."""
+    """A board with three estimates of its speed."""
 
     name: str
-    arch: int
-    threads: int  # with HVX
+    arch: int  # version of the DSP
+    threads: int  # hardware threads with HVX
     clock_hz: float
-    speeds: tuple[Speed, Speed, Speed]
+    speeds: tuple[Speed, Speed, Speed]  # for the low, the expected and the high time
 
 
-# [HW] is strongtz/cdsp_peak, results/v68.md: this board, `--power max`, kernels of another program.
-# threads, clock_hz [HW]: hvx128=2; 655,359,972 cycles in 456.9 ms.
-# packet_cycles [HW]: 2 of fp16-vmpyacc (two threads, 128 operations a cycle).  Expected: 2.05, of
-#   ggml's Q8_0 on a v79 (llama.cpp issue 18139).  High: 4, if two vrmpy of a packet wait for each
-#   other as those of int8-vrmpyacc did, one in two cycles.  Never measured with our kernels.
-# bytes_s [HW]: 17.6e9 written; 8.44e9 read.  Expected: 12.6e9, a 1B model of 1.32 GB at 9.6 tokens
-#   a second (pingu_98/llamacpp_on_dragon_wing_q6a_guide), with all else that a token takes.  Never
-#   measured with the prefetch of our kernels.
-# call_s [HW]: 41.85 us a call when two threads call at once, so 84 us each.  High: "a few hundred"
-#   microseconds of cache maintenance (Hexagon SDK, System optimizations).  Never measured with our
-#   calls.
-# host_s: 50 us on an x86-64 server (bench/hexagon_host.py).  That a core of this board takes 2.5
-#   times as long, or 5 times, is assumed, as for the RK3588.
+# [HW] is strongtz/cdsp_peak, results/v68.md: measured on this board with `--power max` and the
+#   kernels of another program.  None of these speeds was measured with npurt's kernels or calls.
+# threads, clock_hz: hvx128=2; 655,359,972 cycles in 456.9 ms [HW].
+# packet_cycles: low 2, measured for fp16-vmpyacc: two threads, 128 operations a cycle [HW].
+#   Expected 2.05, from ggml's Q8_0 on a v79 (llama.cpp issue 18139).  High 4: if the two vrmpy of a
+#   packet wait for each other, as in int8-vrmpyacc, which issued one in two cycles [HW].
+# bytes_s: low time 17.6e9, measured for writes; high time 8.44e9, measured for reads [HW].
+#   Expected 12.6e9, from a 1B model of 1.32 GB at 9.6 tokens a second, which includes the other
+#   work of a token (pingu_98/llamacpp_on_dragon_wing_q6a_guide).
+# call_s: low 42 us.  Two threads that call at the same time complete one call every 41.85 us [HW].
+#   Expected 84 us, the time of one such call.  High 300 us: "a few hundred" microseconds of cache
+#   maintenance (Hexagon SDK, System optimizations).
+# host_s: low 50 us, measured on an x86-64 server (bench/hexagon_host.py).  Expected and high assume
+#   that a core of this board is 2.5 and 5 times slower, as for the RK3588.
 Q6A = Board(
     "Radxa Dragon Q6A (QCS6490)", 68, 2, 1.434e9,
     (
@@ -57,7 +59,7 @@ Q6A = Board(
 
 
 def call_seconds(products: Sequence[MatMul], board: Board, speed: Speed) -> float:
-    """Return how long one call does *products*, which share their x."""
+    """Return the seconds of one call that computes *products*, which share their x."""
     costs = [
         packets.product(op, board.arch, board.threads, same_x=i > 0)
         for i, op in enumerate(products)

@@ -1,8 +1,9 @@
-"""Packets of instructions that the kernels execute, and bytes that they move, before any is run.
+"""Compute how many instruction packets a product executes and how many bytes it moves.
 
-A packet is what a hardware thread issues at a time.  `STEPS` and the other constants are the
-kernels' own packets as qemu-hexagon counts them: `python bench/hexagon_kernels.py --model`.
-Pure: no device, no C.  `tests/hexagon/test_packets.py` has what is left out, and how much it is.
+A packet is the group of instructions that a hardware thread issues at once.  `STEPS` and the other
+constants are packet counts of npurt's kernels in qemu-hexagon; `python bench/hexagon_kernels.py
+--model` prints them.  No device is needed.  `tests/hexagon/test_packets.py` lists what the counts
+omit, and how much.
 """
 
 from collections.abc import Iterator
@@ -11,20 +12,20 @@ from typing import NamedTuple
 from npurt.device import MatMul
 from npurt.hexagon.layout import formats, images
 
-PANEL = 4  # rows of x that a kernel takes together: NPURT_PANEL
-GROUP = 4  # tiles that a kernel for one row takes together: TILES of dsp/kernels/gemv.h
-SHARE = 256 << 10  # bytes of tiles that a call of the kernels takes: dsp/execute.c
+PANEL = 4  # rows of x that a kernel multiplies together: NPURT_PANEL
+GROUP = 4  # tiles that the kernel for one row multiplies together: TILES of dsp/kernels/gemv.h
+SHARE = 256 << 10  # maximum bytes of tiles in one call of a kernel: dsp/execute.c
 
 
 class Steps(NamedTuple):
-    """Packets of the inner loops, for 64 columns of w."""
+    """Packets of the inner loops for 64 columns of w."""
 
-    panel: float  # four rows of x, a tile
-    group: float  # one row, four tiles
-    tile: float  # one row, a tile that is left over
+    panel: float  # for four rows of x and one tile
+    group: float  # for one row and four tiles
+    tile: float  # for one row and one tile
 
 
-#            v68, and v69 and newer, whose multiplications fit into fewer packets
+# For v68, and for v69 and newer, which need fewer packets for multiplications.
 STEPS = {
     "q4": (Steps(41, 49, 17), Steps(42, 49, 17)),
     "q4_offset": (Steps(45, 52, 19), Steps(43, 52, 19)),
@@ -36,32 +37,32 @@ STEPS = {
     "q16": (Steps(76, 141, 38), Steps(73, 139, 35)),
     "per_channel": (Steps(32, 64, 16.5), Steps(32, 64, 16.5)),
 }
-# Beside the steps: float32 results, loops, pointers.  They differ by up to 10 between kernels.
+# Packets outside the steps: conversion to float32, loops, pointers.  Kernels differ by up to 10.
 FIXED = Steps(36, 48, 29)
-CALL = 30  # of the kernels
-CALL_OF_PANEL = 40  # or of a single row, besides
-QUANTISE_ROW, QUANTISE_STEP = 220, 15.2  # of each row of x
-OP = 500  # of each product: reading and sharing it out, cache maintenance
-BATCH = 600  # of each call, whatever the products are
+CALL = 30  # per call of a kernel
+CALL_OF_PANEL = 40  # per panel or single row of a call
+QUANTISE_ROW, QUANTISE_STEP = 220, 15.2  # per row of x, and per step of a row
+OP = 500  # per product: checks, division among threads, cache maintenance
+BATCH = 600  # per batch, independent of its products
 
 
 class Cost(NamedTuple):
-    """What a product takes of a DSP."""
+    """The cost of a product on a DSP."""
 
-    quantise: float  # packets; a thread takes four rows of x at least
+    quantise: float  # packets; a thread quantises at least four rows of x
     multiply: float  # packets
-    weight_bytes: int  # that are read, once
-    other_bytes: int  # of x and the results, in float32
+    weight_bytes: int  # bytes of the image, read once
+    other_bytes: int  # bytes of x and of the results, in float32
 
 
 def product(op: MatMul, arch: int, threads: int = 4, *, same_x: bool = False) -> Cost:
-    """Return what *op* takes of a Hexagon v*arch*, which has a kernel for it.
+    """Return the cost of *op* on a Hexagon v*arch* that has a kernel for its format.
 
     Args:
-        op: Rows of x times a weight.
-        arch: Version of the DSP.
-        threads: Among which the skel divides the tiles.
-        same_x: The product before it in the batch has quantised x.
+        op: The product.
+        arch: The version of the DSP.
+        threads: The threads that divide the tiles among themselves.
+        same_x: Whether the previous product of the batch has quantised x.
     """
     fmt = formats.BY_NAME[op.format]
     step, steps = STEPS[fmt.kernel][arch >= 69], images.steps(op.k)
@@ -82,8 +83,8 @@ def _calls(op: MatMul, tile_bytes: int, threads: int) -> Iterator[int]:
     """Yield the tiles of each call of the kernels, as dsp/execute.c divides them."""
     tiles = -(-op.n // images.TILE)
     groups = -(-tiles // GROUP)
-    most = tiles if op.m in (1, PANEL) else max(1, SHARE // tile_bytes)
+    limit = tiles if op.m in (1, PANEL) else max(1, SHARE // tile_bytes)
     for thread in range(threads):
         first = groups * thread // threads * GROUP
         last = min(groups * (thread + 1) // threads * GROUP, tiles)
-        yield from (min(most, last - start) for start in range(first, last, most))
+        yield from (min(limit, last - start) for start in range(first, last, limit))
