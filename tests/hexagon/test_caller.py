@@ -46,7 +46,7 @@ def test_a_call_that_does_not_come_back_is_given_up_and_others_are_refused_until
     with pytest.raises(DeviceTimeout, match=r"slow did not come back within 0\.05 s"):
         caller.run(lambda: gate.wait(HANG_SECONDS), 0.05, "slow")
     assert caller.stuck
-    with pytest.raises(DeviceLost, match="has not come back"):
+    with pytest.raises(DeviceLost, match="has not returned"):
         caller.run(lambda: done.append("no"), HANG_SECONDS, "next")
 
     caller.close(lambda: done.append("closed"), 0)

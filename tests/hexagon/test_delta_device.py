@@ -130,7 +130,7 @@ def test_what_cannot_be_done_has_its_reason(shared):
     cases = {
         "513 sequences": many,
         f"{delta_memory.BATCH_BYTES} bytes": rows,
-        "largest block": states,
+        "largest shared block": states,
     }
     for reason, case in cases.items():
         assert reason in shared.why_not_delta(case)

@@ -207,7 +207,7 @@ def test_packets_are_counted_by_the_simulator(shared):
         (MatMul(1, 0, 32, "q8_0"), "no elements"),
         (MatMul(1, 65568, 8, "q8_0"), "65536"),
         (MatMul(1, 32, (1 << 24) + 1, "q8_0"), "N is more"),
-        (MatMul(1, 65536, 1 << 20, "q8_0"), "largest block"),
+        (MatMul(1, 65536, 1 << 20, "q8_0"), "largest shared block"),
     ],
 )
 def test_a_refusal_has_its_reason(shared, op, word):

@@ -340,7 +340,7 @@ for use in (lambda: skel.publish(skel.choose(68)), lambda: npurt.open_device("he
     try:
         use()
     except npurt.DeviceNotFound as error:
-        print("TMPDIR" in error.remedy, "cannot be put where the DSP finds it" in error.what)
+        print("TMPDIR" in error.remedy, "cannot be copied to a folder for the DSP" in error.what)
 """
 
 

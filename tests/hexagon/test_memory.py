@@ -75,7 +75,7 @@ def test_a_model_that_does_not_fit_one_session_is_spread_over_several(device, mo
         for seed in range(9):
             weights.append(device.pack(tensor(256, 256, seed=seed)))
 
-    with pytest.raises(DeviceFull, match="no room") as caught:
+    with pytest.raises(DeviceFull, match="no memory") as caught:
         fill()
     assert caught.value.remedy
     assert [device._sessions.opened.index(w.memory) for w in weights] == list(range(len(weights)))

@@ -106,7 +106,7 @@ def test_a_good_reply_says_what_it_cost():
 
 @pytest.mark.parametrize("wrong", [{"magic": 0}, {"sequence": 1}])
 def test_a_reply_to_another_batch_is_no_reply(wrong):
-    with pytest.raises(DeviceLost, match="not that of batch 0"):
+    with pytest.raises(DeviceLost, match="the reply to batch 0 has"):
         messages.check(messages.Request(1), answer(**wrong))
 
 

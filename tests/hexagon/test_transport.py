@@ -298,6 +298,6 @@ def test_a_reply_to_another_batch_is_not_taken_for_this_one(simulator):
         product.run()
         product.batch._send = lambda *blocks: None  # success, and nothing is done
 
-        with pytest.raises(DeviceLost, match="not that of batch"):
+        with pytest.raises(DeviceLost, match="the reply to batch"):
             product.run()
     assert messages.REPLY_MAGIC

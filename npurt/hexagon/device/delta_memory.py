@@ -35,7 +35,7 @@ def why_not(net: DeltaNet) -> str | None:
     if net.decay.shape[3] not in (1, shape.width):
         return f"a head has {net.decay.shape[3]} decays, not 1 or {shape.width}"
     if not 0 < shape.sequences <= MOST_TOKENS:
-        return f"the number of sequences is {shape.sequences}, not 1 to {MOST_TOKENS}"
+        return f"there are {shape.sequences} sequences, not 1 to {MOST_TOKENS}"
     if shape.sequences * sum(shape.row_bytes) > BATCH_BYTES:
         return f"one token of every sequence takes more than {BATCH_BYTES} bytes"
     if shape.state_bytes > LARGEST:

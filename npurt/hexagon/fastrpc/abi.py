@@ -1,8 +1,8 @@
-"""C declarations of libcdsprpc, for cffi in ABI mode.  Declarations only: no logic here.
+"""C declarations of libcdsprpc, for cffi in ABI mode.
 
-ABI mode because the library exists only on the target: nothing is linked at install time, so one
-wheel serves hosts, phones and boards.  ABI mode cannot check a struct against its header:
-tests/hexagon/test_abi.py has the sizes and offsets that the headers give on LP64.
+npurt uses ABI mode because the library exists only on boards.  Nothing is linked at install time,
+so one wheel works on hosts, phones and boards.  ABI mode cannot check a struct against its header;
+tests/hexagon/test_abi.py checks sizes and offsets against those of the headers on LP64.
 Source: qualcomm/fastrpc inc/remote.h, rpcmem.h, dspqueue.h, AEEStdErr.h (v1.0.5).
 """
 
@@ -81,7 +81,7 @@ uint64_t npurt_sim_total_packets(int domain);
 int npurt_sim_process(int domain);
 """
 
-SYMBOLS = (  # without these there is nothing to do
+SYMBOLS = (  # functions that every usable library has
     "remote_handle64_open",
     "remote_handle64_invoke",
     "remote_handle64_close",
@@ -99,7 +99,7 @@ DSPQUEUE = (
     "dspqueue_write",
     "dspqueue_read",
 )
-SIMULATOR = (  # which only npurt's own has
+SIMULATOR = (  # functions of npurt's simulator only
     "npurt_sim_control",
     "npurt_sim_error",
     "npurt_sim_total_packets",
@@ -119,7 +119,7 @@ CDSP = {"cdsp": 3, "cdsp1": 4}  # domain ids of the compute DSPs
 class SessionRequest(IntEnum):
     """Requests of remote_session_control.
 
-    FASTRPC_SESSION_CLOSE (7) is left out on purpose: it crashes while a handle is open.
+    FASTRPC_SESSION_CLOSE (7) is omitted because it crashes while a handle is open.
     """
 
     THREAD_PARAMS = 1
@@ -139,27 +139,27 @@ class HandleRequest(IntEnum):
 
 
 class Attribute(IntEnum):
-    """What GET_DSP_INFO can be asked for."""
+    """Attributes of a DSP that GET_DSP_INFO returns."""
 
     DOMAIN_SUPPORT = 0
     UNSIGNED_PD_SUPPORT = 1
-    HVX_SUPPORT_128B = 3  # contexts
-    VTCM_PAGE = 4  # bytes
-    VTCM_COUNT = 5  # pages
-    ARCH_VER = 6  # low byte: the version in hex digits, 0x68 for v68
+    HVX_SUPPORT_128B = 3  # number of HVX contexts
+    VTCM_PAGE = 4  # bytes of a page
+    VTCM_COUNT = 5  # number of pages
+    ARCH_VER = 6  # the low byte is the version in hex digits, 0x68 for v68
     HMX_SUPPORT_DEPTH = 7
     HMX_SUPPORT_SPATIAL = 8
 
 
 class MapFlag(IntEnum):
-    """Of fastrpc_mmap."""
+    """Flags of fastrpc_mmap."""
 
-    FD = 2  # the DSP maps now, until munmap
-    FD_DELAYED = 3  # only known to the DSP's MMU; DSP code maps it by fd itself
+    FD = 2  # the DSP maps the memory at once, until munmap
+    FD_DELAYED = 3  # only the DSP's MMU is set up; code on the DSP maps the memory by its fd
 
 
 class BufferFlag(IntFlag):
-    """Of a dspqueue_buffer."""
+    """Flags of a dspqueue_buffer."""
 
     FLUSH_SENDER = 0x10
     INVALIDATE_SENDER = 0x20
@@ -168,7 +168,7 @@ class BufferFlag(IntFlag):
 
 
 class SyncFlag(IntFlag):
-    """Of DMA_BUF_IOCTL_SYNC; source: include/uapi/linux/dma-buf.h."""
+    """Flags of DMA_BUF_IOCTL_SYNC; source: include/uapi/linux/dma-buf.h."""
 
     READ = 1
     WRITE = 2
@@ -178,13 +178,13 @@ class SyncFlag(IntFlag):
 DMA_BUF_IOCTL_SYNC = 0x4008_6200
 HEAP_SYSTEM = 25  # rpcmem heap; Linux ignores it
 CACHED = 1  # rpcmem flag
-PM_QOS = 1  # enable of remote_rpc_control_latency
+PM_QOS = 1  # value of `enable` in remote_rpc_control_latency
 INVALID = (1 << 64) - 1  # (void *) -1, which rpcmem_alloc returns when mmap fails
 
 
 @once
 def ffi() -> Any:
-    """Parse `CDEF` once, on first use: importing npurt.hexagon costs nothing."""
+    """Parse `CDEF` at the first use, so that importing npurt.hexagon takes no time."""
     parser = FFI()
     parser.cdef(CDEF)
     return parser

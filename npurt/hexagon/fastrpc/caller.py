@@ -1,12 +1,13 @@
-"""One thread makes all calls of a session; each caller says how long it waits at most.
+"""Make all calls of a session on one thread, with a deadline for each call.
 
-A call that the DSP does not answer blocks for ever, and nothing cancels it.  So it is made on a
-thread of its own, and only that thread is lost with it.  The thread has signals blocked: one that
-interrupts a call in the kernel leaks its context and sends the call again (qualcomm/fastrpc#347).
-It is one thread for good: the DSP keeps a thread for each thread that ever called it.
+If the DSP does not answer a call, the call blocks for ever and cannot be cancelled.  So calls run
+on a separate thread, and only this thread is blocked.  The thread blocks signals: a signal that
+interrupts a call in the kernel leaks the call's context and makes the library repeat the call
+(qualcomm/fastrpc#347).  A session uses the same thread for all its calls, because the DSP keeps a
+thread for each host thread that has ever called it.
 
-`Caller.run` runs any function of Python on it, one after another.  `Caller.call` makes a call of C,
-through a `NativeCaller`: for calls that happen many times a token.
+`Caller.run` calls Python functions on the thread, in order.  `Caller.call` makes a C call through a
+`NativeCaller`; it is for calls that are made many times per token.
 """
 
 import atexit
@@ -22,12 +23,12 @@ from npurt.hexagon.fastrpc.native_call import End, NativeCall, NativeCaller
 
 T = TypeVar("T")
 
-EXIT_SECONDS = 10  # that the library may take to unload while a call hangs
-_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}  # a thread's own
+EXIT_SECONDS = 10  # time in which the library must unload while a call hangs
+_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}  # caused by the thread
 
 
 class _Job(Generic[T]):
-    """One call: what to do, and then its result or its error."""
+    """A function to call on the thread, and later its result or its error."""
 
     __slots__ = ("done", "error", "given_up", "result", "work")
 
@@ -35,7 +36,7 @@ class _Job(Generic[T]):
         self.work = work
         self.result: T
         self.error: BaseException | None = None
-        self.given_up = False  # nobody waits for it: it must not begin any more
+        self.given_up = False  # True: the deadline has passed, so the job must not begin
         self.done = threading.Lock()
         self.done.acquire()
 
@@ -48,10 +49,11 @@ class _Job(Generic[T]):
         self.done.release()
 
     def outcome(self) -> T:
-        """Return the result, or raise the error, once: a kept error keeps its frames.
+        """Return the result or raise the error; can be called once.
 
-        The error is not kept: it would keep the frames that it went through, and they this job and
-        all their arguments, until a garbage collection.
+        The job drops its reference to the error.  The error's traceback refers to frames, and the
+        frames refer to this job and all arguments: this cycle would delay their release until a
+        garbage collection.
         """
         error, self.error = self.error, None
         try:
@@ -63,7 +65,7 @@ class _Job(Generic[T]):
 
 
 def refuse_fork(process: int, what: str) -> None:
-    """Raise NpurtError when this is not *process*, but a fork of it."""
+    """Raise NpurtError if the current process is a fork of *process*."""
     if process != os.getpid():
         raise NpurtError(
             f"{what} in a process forked from the one that opened the device",
@@ -72,10 +74,10 @@ def refuse_fork(process: int, what: str) -> None:
 
 
 class Caller:
-    """Runs one job after the other.
+    """Runs jobs in order on one thread.
 
     Raises:
-        NpurtError: The system has no thread left.
+        NpurtError: The system allows no further thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -83,8 +85,8 @@ class Caller:
         self._jobs: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
         self._native = NativeCaller()
         self._process = os.getpid()
-        self._abandoned = False  # the last job may still run: nobody waits for it
-        self._late: Callable[[], bool] | None = None  # whether the job given up last still runs
+        self._abandoned = False  # True: the last job may still run, although its caller has left
+        self._late: Callable[[], bool] | None = None  # whether the last late job still runs
         arguments = self._jobs, self._native
         self._thread = threading.Thread(target=_work, args=arguments, name=name, daemon=True)
         try:
@@ -97,22 +99,22 @@ class Caller:
 
     @property
     def stuck(self) -> bool:
-        """True while a job that was given up still runs: the thread takes no other."""
+        """Whether a job that missed its deadline still runs, so that the thread runs no other."""
         return self._late is not None and self._late()
 
     def call(self, call: NativeCall, deadline: float, what: str) -> tuple[int, int] | None:
-        """Have *call* made on the thread; return what it returned, and its errno.
+        """Make *call* on the thread; return its result and its errno.
 
-        Returns None when the thread is busy or has ended.  `run` waits for a busy thread, and
-        raises an error when the thread has ended.
+        Return None if the thread is busy or has ended.  (`run` waits for a busy thread, and raises
+        if the thread has ended.)
 
         Args:
-            call: Is kept, with all it refers to, until it ends.
+            call: The call; it is not freed until it has ended.
             deadline: Seconds to wait.
-            what: For the error: its name.
+            what: The name of the call, for the error.
 
         Raises:
-            DeviceTimeout: It did not end in time.  If it had not begun, it never will.
+            DeviceTimeout: The call did not end in time.  If it has not begun, it will not begin.
         """
         self._abandoned = True
         end, code, errno = self._native.call(call, deadline)
@@ -124,31 +126,33 @@ class Caller:
         return code, errno
 
     def run(self, work: Callable[[], T], deadline: float, what: str) -> T:
-        """Return what *work* returns, or raise what it raises, from the thread.
+        """Call *work* on the thread; return its result or raise its error.
 
-        Jobs that were left behind, as by Ctrl-C, end first, within the same deadline.
+        Earlier jobs whose callers left, for example after Ctrl-C, end first, within the same
+        deadline.
 
         Args:
-            work: Is kept, with all it refers to, until it ends.
+            work: The function; it is not freed until it has ended.
             deadline: Seconds to wait.
-            what: For the error: the name of the call.
+            what: The name of the call, for the error.
 
         Raises:
-            DeviceTimeout: It did not end in time.  If it had not begun, it never will.
+            DeviceTimeout: *work* did not end in time.  If it has not begun, it will not begin.
+            DeviceLost: An earlier job that missed its deadline still runs.
         """
         if threading.current_thread() is self._thread:
             return work()
         refuse_fork(self._process, what)
         if self.stuck:
             raise DeviceLost(
-                f"{self.name}: {what} cannot be called, an earlier call has not come back",
+                f"{self.name}: {what} cannot be called, because an earlier call has not returned",
                 remedy="open the device again, in another process if that fails",
                 call=what,
                 code=0x0C,
             )
         if not self._thread.is_alive():
             raise NpurtError(
-                f"{self.name}: {what} cannot be called, it is closed",
+                f"{self.name}: {what} cannot be called, because the session is closed",
                 remedy="open the device again",
             )
         job = _Job(work)
@@ -165,7 +169,7 @@ class Caller:
         self._native.wake()
 
     def _given_up(self, late: Callable[[], bool], deadline: float, what: str) -> DeviceTimeout:
-        """Return the error of a call that did not end in time; remember how to ask for its end."""
+        """Return the error of a call that did not end in time; *late* tells if it still runs."""
         self._late = late
         atexit.register(self._limit_exit)
         return DeviceTimeout(
@@ -177,27 +181,28 @@ class Caller:
         )
 
     def _limit_exit(self) -> None:
-        """Let the kernel end this process if the library cannot unload for a hanging call."""
+        """Have the kernel end this process if a hanging call keeps the library from unloading."""
         if self.stuck:
             signal.alarm(EXIT_SECONDS)
 
     def hang_up(self) -> None:
-        """Take no `call` any more; on the thread."""
+        """Refuse further uses of `call`; runs on the thread."""
         self._native.close()
 
     def settle(self, deadline: float) -> None:
-        """Wait until nothing runs that an interrupted `run` left behind.
+        """Wait until the job of an interrupted `run` or `call` has ended.
 
         Raises:
-            DeviceTimeout: It did not end in time.
+            DeviceTimeout: The job did not end in time.
         """
         if self._abandoned:
             self.run(_nothing, deadline, "an interrupted call")
 
     def close(self, last: Callable[[], None], deadline: float) -> None:
-        """Run *last* after all other jobs and end the thread; wait for it unless it is stuck.
+        """Run *last* after all other jobs, then end the thread; wait for it unless it is stuck.
 
-        Objects that *last* refers to stay until it has run: for ever, if a call never returns.
+        Objects that *last* refers to are not freed until it has run.  If a call never returns, they
+        are never freed.
         """
         self._put(_Job(last))
         self._put(None)
@@ -218,4 +223,4 @@ def _work(jobs: "queue.SimpleQueue[_Job[Any] | None]", native: NativeCaller) -> 
             if job is None:
                 return
             job.run()
-            del job  # and with it what it holds
+            del job  # frees its function and result

@@ -1,7 +1,7 @@
-"""What FastRPC's numbers mean: name, which side said it, likely cause, what to do.
+"""Explain FastRPC's error codes: name, side that returned the code, likely cause, remedy.
 
-A code is an unsigned 32-bit number.  From 0x80000400 on the DSP said it, and the rest is an
-AEEStdErr value; a few values come without that offset from either side.
+A code is an unsigned 32-bit number.  A code from 0x80000400 on comes from the DSP and is this
+offset plus an AEEStdErr value; a few values come from either side without the offset.
 Sources: AEEStdErr.h and remote_defines.h of qualcomm/fastrpc; causes from the issues named in
 `ADVICE`: qualcomm/fastrpc (#N), ggml-org/llama.cpp (L#N), radxa/kernel (R#N).
 """
@@ -65,7 +65,7 @@ _FAMILIES = (
     (range(0x140, 0x164), "QURT kernel"),
     (range(0x170, 0x179), "MMPM power manager"),
 )
-_EITHER = (0x27, 0x2E, 0x68, 0x204)  # never offset, whoever says it
+_EITHER = (0x27, 0x2E, 0x68, 0x204)  # have no offset on either side
 _RESET = (errnos.ECONNRESET, errnos.EPIPE)
 _ALLOCATIONS = ("rpcmem_alloc", "rpcmem_alloc2")
 
@@ -79,7 +79,7 @@ REOPEN = "npurt reopens the device twice by itself; after that, " + DOCTOR
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """The usual meaning of a code when one of *calls* returns it; no calls: when any does."""
+    """The usual meaning of a code that one of *calls* returns; () stands for all calls."""
 
     code: int
     calls: tuple[str, ...]
@@ -91,35 +91,35 @@ ADVICE = (  # first match wins
     Advice(
         0x72,
         (),
-        "the FastRPC node is missing, not permitted, or all its sessions are taken; or a signed "
-        "process was asked for on the non-secure node (#371)",
+        "the FastRPC node is missing, not permitted, or all its sessions are in use; or a signed "
+        "process was requested on the non-secure node (#371)",
         "check that /dev/fastrpc-cdsp exists and `id` shows its group, close other users of the "
         f"DSP, or {DOCTOR}",
     ),
     Advice(
         0xFFFF_FFFF,
         (OPEN,),
-        "the kernel could not create the DSP process: timed out after 10 s means firmware and "
-        "shell do not match or the DSP hangs; invalid argument, a shell over 2 MiB",
+        "the kernel could not create the DSP process; if it timed out after 10 s, firmware and "
+        "shell do not match or the DSP hangs; an invalid argument means a shell over 2 MiB",
         f"{DOCTOR} and compare the build of firmware and shell",
     ),
     Advice(
         0xFFFF_FFFF,
         (),
-        "old firmware or an old library does not know this request (#180, #267)",
+        "old firmware or an old library does not support this request (#180, #267)",
         "update the DSP firmware and libcdsprpc of this system",
     ),
     Advice(
         0x0E,
         (OPEN,),
         "the module's URI lacks _dom=, or names a session above 3; or the library is the SDK's "
-        "stub and not the system's",
+        "stub instead of the system's library",
         "unset NPURT_FASTRPC_LIBRARY, or point it at the system's libcdsprpc.so.1",
     ),
     Advice(
         0x0E,
         (INVOKE,),
-        "a buffer overruns its shared block, or an argument was refused by the kernel",
+        "a buffer overruns its shared block, or the kernel refused an argument",
         REPORT + ": npurt built a bad message",
     ),
     Advice(
@@ -131,8 +131,8 @@ ADVICE = (  # first match wins
     Advice(
         0x8000_0406,
         (),
-        "the DSP could not load the skel: not found, built for a newer DSP, or it needs a library "
-        "or a signature that is not there (L#18932, L#22352, L#28288)",
+        "the DSP could not load the skel: the skel was not found, is for a newer DSP, or needs a "
+        "library or a signature that is missing (L#18932, L#22352, L#28288)",
         f"{DOCTOR}; it compares the skel with the DSP's version and the search path",
     ),
     Advice(
@@ -152,14 +152,14 @@ ADVICE = (  # first match wins
     Advice(
         0x8000_0414,
         (),
-        "the skel does not know this method, or the firmware lacks a service (L#22352)",
-        "reinstall npurt so that skel and library are of one version",
+        "the skel does not have this method, or the firmware lacks a service (L#22352)",
+        "reinstall npurt so that skel and library have the same version",
     ),
     Advice(
         0x8000_0416,
         (),
         "the DSP has no resources for a process (#401)",
-        "install firmware and shell of one release; the device tree may lack the DSP's heap",
+        "install firmware and shell of the same release; the device tree may lack the DSP's heap",
     ),
     Advice(
         0x8000_054F,
@@ -171,7 +171,7 @@ ADVICE = (  # first match wins
     Advice(
         0x8000_0600,
         (),
-        "the DSP could not create the process: its shell is missing or of another build than the "
+        "the DSP could not create the process: its shell is missing or from another build than the "
         "firmware, or ADSP_LIBRARY_PATH is joined with ':' (R#567, #231, #325)",
         "match QC_IMAGE_VERSION_STRING of the firmware with the string in fastrpc_shell_unsigned_3",
     ),
@@ -182,12 +182,12 @@ ADVICE = (  # first match wins
         "close other users of the DSP, or use fewer sessions",
     ),
     Advice(0x8000_040D, (), "the process on the DSP exited or crashed", REOPEN),
-    Advice(0x8000_042C, (), "the handle is not valid in this DSP process: it restarted", REOPEN),
+    Advice(0x8000_042C, (), "the handle is not valid, because the DSP process restarted", REOPEN),
     Advice(
         0x8000_041D,
         (),
-        "an old DSP was told to close what it had not opened (#180, #269)",
-        "nothing: it follows from a failed open",
+        "an old DSP received a close for a handle that it had not opened (#180, #269)",
+        "nothing: this follows a failed open",
     ),
     Advice(
         0x8000_040E,
@@ -204,16 +204,18 @@ ADVICE = (  # first match wins
     Advice(
         0x01,
         ("fastrpc_mmap",),
-        "the session has no room left for the mapping, or the DSP restarted",
+        "the session has no addresses left for the mapping, or the DSP restarted",
         "use a smaller model, or more sessions",
     ),
-    Advice(0x4E, (), "the kernel does not permit it", "check the permissions of the FastRPC node"),
+    Advice(
+        0x4E, (), "the kernel does not permit the call", "check the permissions of the FastRPC node"
+    ),
     Advice(0x58, (), "the heap of the DSP process cannot grow", "use a smaller model or context"),
     Advice(0x27, (), "the process on the DSP is gone", REOPEN),
     Advice(
         0x2E,
         (),
-        "the wait was cancelled because the DSP process died, out of memory or by a crash "
+        "the wait was cancelled because the DSP process ran out of memory or crashed "
         "(L#26123, L#22208)",
         REOPEN,
     ),
@@ -236,32 +238,32 @@ ADVICE = (  # first match wins
     Advice(
         0x8000_044E,
         (),
-        "code on the DSP wanted memory that it may not touch, as it is mapped there",
+        "code on the DSP accessed memory without permission",
         REPORT,
     ),
     Advice(0x8000_0455, (), "a buffer of the call is not aligned", REPORT),
     Advice(
         0x8000_042D,
         (),
-        "npurt's code on the DSP has as many blocks mapped as it can",
+        "npurt's code on the DSP cannot map more blocks",
         "use a smaller model, or more sessions",
     ),
     Advice(
         0x8000_0465,
         (),
-        "the process on the DSP has no room left for the mapping",
+        "the process on the DSP has no addresses left for the mapping",
         "use a smaller model, or more sessions",
     ),
     Advice(
         0x05,
         ("remote_session_control",),
-        "this process has a session on the DSP already, of the other kind, signed",
-        "open npurt's device first, or in a process of its own",
+        "this process already has a signed session on the DSP, and npurt needs an unsigned one",
+        "open npurt's device first, or in another process",
     ),
     Advice(
         0x8A,
         (),
-        "a process can have four sessions, and all are taken",
+        "a process can have four sessions, and all are in use",
         "close another device of this process",
     ),
     Advice(
@@ -271,7 +273,7 @@ ADVICE = (  # first match wins
         "raise NPURT_DEADLINE, or restart the DSP: echo stop, then start, to its remoteproc state",
     ),
     Advice(0x204, (), "the queue is full or empty", "try again"),
-    Advice(0x2C, (), "the handle is not open any more", "nothing: it follows from a lost device"),
+    Advice(0x2C, (), "the handle is closed", "nothing: this follows the loss of a device"),
     *(
         Advice(
             code,
@@ -284,20 +286,20 @@ ADVICE = (  # first match wins
     Advice(
         0x8000_0481,
         (),
-        "a signed process was asked for, and the skel has no signature",
+        "a signed process was requested, and the skel has no signature",
         "use an unsigned process, which is npurt's default; " + DOCTOR,
     ),
     Advice(
         0x8000_0482,
         (),
-        "the signature of the skel is not that of this device",
+        "the signature of the skel is for another device",
         "use an unsigned process, which is npurt's default; " + DOCTOR,
     ),
     Advice(
         0x02, (), "this machine has no memory left", "close other programs, or use a smaller model"
     ),
     Advice(
-        0x14, (), "this library or kernel does not know the request", "update libcdsprpc and kernel"
+        0x14, (), "the library or kernel does not support the request", "update libcdsprpc, kernel"
     ),
     Advice(0x43, (), "the kernel has no such device", DOCTOR),
     Advice(0x200, (), "the kernel refused the request", DOCTOR),
@@ -312,7 +314,7 @@ _KINDS: tuple[tuple[tuple[int, ...], type[DriverError]], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """One return value, explained."""
+    """A return value and its explanation."""
 
     raw: int  # unsigned, 32 bits
     name: str  # as in AEEStdErr.h
@@ -322,7 +324,7 @@ class Code:
 
     @property
     def signed(self) -> int:
-        """The number as logs print it."""
+        """The code as the signed number that logs print."""
         return self.raw - (1 << 32) if self.raw >> 31 else self.raw
 
     def __str__(self) -> str:
@@ -330,10 +332,10 @@ class Code:
 
 
 def parse(text: str) -> int:
-    """Return the unsigned code that *text* writes in decimal (also negative) or hexadecimal.
+    """Parse a code in decimal, which may be negative, or hexadecimal; return it unsigned.
 
     Raises:
-        SettingError: It is no 32-bit number.
+        SettingError: *text* is not a 32-bit number.
     """
     try:
         number = int(text, 0)
@@ -348,9 +350,9 @@ def parse(text: str) -> int:
 
 
 def decode(code: int, call: str = "", errno: int = 0) -> Code:
-    """Explain the code that *call* (a C name, or "" when unknown) returned, and the errno it left.
+    """Explain the *code* that *call* (a C name, or "" if unknown) returned with *errno*.
 
-    0x68 is two codes: no memory from a call that allocates, a restarted DSP from all others.
+    0x68 has two meanings: no memory from a call that allocates, a restarted DSP from other calls.
     """
     raw = code & 0xFFFF_FFFF
     on_dsp = raw in DSP
@@ -365,9 +367,10 @@ def decode(code: int, call: str = "", errno: int = 0) -> Code:
 
 
 def failed(call: str, code: int, errno: int = 0, about: str = "") -> NpurtError:
-    """Return the error for *call* having returned *code*; *about* says what it was for.
+    """Return the error for a *call* that returned *code*; *about* names the object of the call.
 
-    *errno* counts only if the code is the CPU's: if it is the DSP's, another call left the errno.
+    The message includes *errno* only if the CPU returned the code.  If the DSP returned it, *errno*
+    is from another call.
     """
     what = decode(code, call, errno)
     told = errno and what.side != "DSP"

@@ -1,4 +1,4 @@
-"""Requests to a DSP before a session is open, and how old libraries differ.
+"""Make requests to a DSP before a session is open, with fallbacks for old libraries.
 
 Source: qualcomm/fastrpc inc/remote.h; for the fallbacks ggml-org/llama.cpp#16911 (requests 13 to 15
 unknown: 0x14) and geerlingguy/sbc-reviews#85 (0xffffffff).
@@ -16,31 +16,31 @@ from npurt.hexagon.fastrpc.abi import Attribute, HandleRequest, SessionRequest
 from npurt.hexagon.fastrpc.lib import Library
 from npurt.once import once
 
-SESSIONS = 4  # that the library gives a process on one DSP
+SESSIONS = 4  # maximum number of sessions of a process on one DSP
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a DSP says of itself; None where it does not say."""
+    """The properties that a DSP reports; None for properties that it does not report."""
 
     arch: int | None = None  # 68 for v68
     hvx_contexts: int | None = None
     vtcm_bytes: int | None = None
-    unsigned: bool | None = None  # may say False where unsigned processes work (fastrpc#401)
+    unsigned: bool | None = None  # may be False although unsigned processes work (fastrpc#401)
     hmx: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SessionSlot:
-    """The number of a session on a DSP; a process can have each number once."""
+    """The number of a session on a DSP; a process can use each number once at a time."""
 
     domain: str  # "cdsp"
     session: int
-    effective: int  # the number that stands for both in calls
+    effective: int  # the domain id that stands for domain and session in calls
 
 
 def capabilities(library: Library, domain: str = "cdsp") -> Capabilities:
-    """Ask the DSP for its properties; needs no session.  Never raises."""
+    """Return the properties that the DSP reports.  Needs no session and never raises."""
     ask = functools.partial(_ask, library, abi.CDSP[domain])
     version = ask(Attribute.ARCH_VER)
     digits = (version or 0) & 0xFF
@@ -57,7 +57,7 @@ def capabilities(library: Library, domain: str = "cdsp") -> Capabilities:
 
 
 def _ask(library: Library, domain: int, attribute: Attribute) -> int | None:
-    """Return GET_DSP_INFO's answer, or None."""
+    """Return an attribute from GET_DSP_INFO, or None if the request fails."""
     if "remote_handle_control" not in library.features:
         return None
     data = abi.ffi().new("remote_dsp_capability *", [domain, attribute, 0])
@@ -67,11 +67,11 @@ def _ask(library: Library, domain: int, attribute: Attribute) -> int | None:
 
 
 class SessionPool:
-    """The sessions that one library can open, and those in use.
+    """The session numbers of a library, and those that are in use.
 
-    When a reserved session is closed, its number goes back to the library, which may give it to
-    others in this process: so npurt forgets the number and reserves another.  A session that was
-    reserved and never opened cannot be given back, so it is used again.  Source: qualcomm/fastrpc
+    When a reserved session is closed, the library may assign its number to other code of this
+    process.  So npurt drops the number and reserves another.  A number that was reserved and never
+    opened cannot be returned to the library, so npurt uses it again.  Source: qualcomm/fastrpc
     src/fastrpc_apps_user.c, domain_init() and domain_deinit().
     """
 
@@ -79,16 +79,16 @@ class SessionPool:
         self._library = library
         self._known = {name: [SessionSlot(name, 0, number)] for name, number in abi.CDSP.items()}
         self._in_use: set[SessionSlot] = set()
-        self._returned: deque[tuple[SessionSlot, bool]] = (
-            deque()
-        )  # and whether its session has ended
+        # released slots, and whether the session was open and has ended
+        self._returned: deque[tuple[SessionSlot, bool]] = deque()
         self._lock = threading.Lock()
 
     def acquire(self, domain: str = "cdsp", session: int | None = None) -> SessionSlot:
-        """Return a session that nobody uses: number *session*, or any.
+        """Return a free session: number *session*, or any free session for None.
 
         Raises:
-            DeviceNotFound: It is in use, the library has no more, or there is no such DSP.
+            DeviceNotFound: The session is in use, the library has no further session, or there is
+                no such DSP.
         """
         with self._lock:
             return self._acquire(domain, session)
@@ -122,21 +122,22 @@ class SessionPool:
             if fits and session is not None:
                 raise DeviceNotFound(
                     f"session {session} of the {domain} is in use in this process",
-                    remedy="close the device that has it, or ask for another session",
+                    remedy="close the device that uses it, or choose another session",
                 )
             known.append(self._reserve(domain))
         raise DeviceNotFound(
             f"there is no session {session} of the {domain}",
-            remedy=f"ask for a session from 0 to {SESSIONS - 1}",
+            remedy=f"choose a session from 0 to {SESSIONS - 1}",
         )
 
     def release(self, slot: SessionSlot, *, ended: bool = False) -> None:
-        """Make *slot* free for others.
+        """Make *slot* free for other uses.
 
         Args:
-            ended: Its session was open and is closed.
+            slot: A slot from `acquire`.
+            ended: True if its session was open and is now closed.
         """
-        self._returned.append((slot, ended))  # without the lock, for which another thread may wait
+        self._returned.append((slot, ended))  # without the lock: a finalizer may run at any moment
 
     def _reserve(self, domain: str) -> SessionSlot:
         ffi = abi.ffi()
@@ -158,10 +159,10 @@ class SessionPool:
         return self._library.call("remote_session_control", request, data, size)
 
     def allow_unsigned(self, slot: SessionSlot) -> None:
-        """Ask for an unsigned process; must come before the first session of *slot*.
+        """Request an unsigned process for *slot*, before its session is opened.
 
         Raises:
-            DriverError: There is a signed one already.
+            DriverError: The process on the DSP exists already and is signed.
         """
         data = abi.ffi().new("remote_rpc_control_unsigned_module *", [slot.effective, 1])
         code, errno = self._control(SessionRequest.UNSIGNED_MODULE, data)
@@ -169,7 +170,7 @@ class SessionPool:
             raise codes.failed("remote_session_control", code, errno, "an unsigned process")
 
     def uri(self, slot: SessionSlot, module: str) -> str:
-        """Return the URI of *module* in *slot*; *module* names file and entry point."""
+        """Return the URI of *module*, a file and its entry point, in the session *slot*."""
         ffi = abi.ffi()
         data = ffi.new("remote_rpc_get_uri *")
         room = len(module) + 64
@@ -180,12 +181,12 @@ class SessionPool:
         data.module_uri, data.module_uri_len = texts[1], len(module)
         data.uri, data.uri_len = uri, room
         code, _ = self._control(SessionRequest.GET_URI, data)
-        if code:  # an old library: it knows session 0 only
+        if code:  # an old library, which has session 0 only
             return f"{module}&_dom={slot.domain}"
         return bytes(ffi.string(uri)).decode()
 
 
 @once
 def session_pool(library: Library) -> SessionPool:
-    """Return the pool of *library*: one for all of this process."""
+    """Return the pool of *library*; the process has one pool per library."""
     return SessionPool(library)

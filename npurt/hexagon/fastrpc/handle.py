@@ -1,9 +1,9 @@
-"""A handle of our code on the DSP, which knows whether it may be used.
+"""A handle of a module on the DSP; it checks its state before each call.
 
-The library does not: it answers success, and does nothing, for handles that are closed, dead or
-garbage; and closing one twice ends the sessions of others.  So whether a call reaches the library
-is decided here.  Everything runs on the session's own thread (`caller`).
-Source: qualcomm/fastrpc v1.0.5, by running it.
+The library does not check handles.  For a closed, dead or invalid handle it does nothing and
+returns success; if a handle is closed twice, the library ends other sessions.  So `Handle` decides
+whether a call reaches the library.  All methods run on the session's thread (`caller`).
+Source: tests with qualcomm/fastrpc v1.0.5.
 """
 
 import os
@@ -21,21 +21,21 @@ from npurt.hexagon.idl.method import Call
 
 
 class State(Enum):
-    """Of a handle.  Each is entered once, from the top down."""
+    """The state of a handle; a handle enters each state at most once, in this order."""
 
     NEW = "not open yet"
     OPEN = "open"
-    DEAD = "dead"  # the process behind it is gone, or never answered; still to be closed
+    DEAD = "dead"  # the DSP process is gone or did not answer; the handle must still be closed
     CLOSED = "closed"
 
 
 class Invocation:
-    """A marshalled call as the library takes it: made once, invoked any number of times."""
+    """A marshalled call in the form of the library; it can be invoked any number of times."""
 
     def __init__(self, call: Call) -> None:
         self.call = call
         self.scalars = call.scalars
-        # numpy, because cffi's from_buffer of a memoryview crashes the garbage collector
+        # numpy arrays, because cffi's from_buffer of a memoryview crashes the garbage collector
         self._buffers = [np.frombuffer(b, np.uint8) for b in (*call.inputs, *call.outputs)]
         self.arguments = abi.ffi().new("remote_arg[]", len(self._buffers))
         for argument, buffer in zip(self.arguments, self._buffers, strict=True):
@@ -47,8 +47,8 @@ class Handle:
     """The handle of one module, opened at most once and closed at most once.
 
     Attributes:
-        state: What may be done with it.
-        why: Why it is dead.
+        state: The state, which decides whether calls are allowed.
+        why: The reason for the state DEAD.
     """
 
     def __init__(self, library: Library, uri: str) -> None:
@@ -61,17 +61,18 @@ class Handle:
         self._process = os.getpid()
 
     def open(self) -> None:
-        """Open the module; the first on a session starts the DSP process.
+        """Open the module; the first module of a session starts the DSP process.
 
         Raises:
-            NpurtError: See `codes.failed`.  The handle is closed.
+            NpurtError: The module cannot be opened; see `codes.failed`.  The handle is closed.
         """
         self._require(State.NEW, codes.OPEN)
         number = abi.ffi().new("remote_handle64 *")
         code, errno = self._library.call(codes.OPEN, self._uri.encode(), number)
         if code or not number[0]:
             self.state = State.CLOSED
-            # The error gets no name here: it would keep this frame, and the frame keeps the device.
+            # Do not assign the error to a variable: its traceback refers to this frame, and the
+            # frame would refer to the error and to the device, which would not be freed.
             raise (code == codes.CONNREFUSED and self._library.unstarted()) or codes.failed(
                 codes.OPEN, code, errno, self._uri
             )
@@ -82,7 +83,7 @@ class Handle:
         """Make a call.
 
         Raises:
-            DeviceLost: The DSP process is gone: the handle is dead.
+            DeviceLost: The DSP process is gone; the handle is now dead.
             DriverError: The call failed.
         """
         self.require_open(codes.INVOKE)
@@ -91,7 +92,7 @@ class Handle:
             raise self.failed(invocation, code, abi.ffi().errno)
 
     def native(self, invocation: Invocation) -> NativeCall:
-        """Return the native call that `invoke` makes.  Call `require_open` before it."""
+        """Return the native call that `invoke` makes; call `require_open` before each use."""
         address = int(abi.ffi().cast("uintptr_t", self._invoke))
         arguments = native_call.ffi().cast(
             "void *", int(abi.ffi().cast("uintptr_t", invocation.arguments))
@@ -99,14 +100,14 @@ class Handle:
         return NativeCall(address, self._number, invocation.scalars, arguments, invocation)
 
     def failed(self, invocation: Invocation, code: int, errno: int) -> NpurtError:
-        """Return the error for what `invoke` of *invocation* returned; the handle may be dead."""
+        """Return the error for *code*, returned by *invocation*; the handle may become dead."""
         error = codes.failed(codes.INVOKE, code, errno, invocation.call.method.name)
         if isinstance(error, DeviceLost):
             self.die(error.what)
         return error
 
     def require_open(self, call: str) -> None:
-        """Raise unless *call* may be made: `DeviceLost` when the handle is dead."""
+        """Raise if *call* cannot be made: DeviceLost if the handle is dead, else NpurtError."""
         if self.state is not State.OPEN or self._process != os.getpid():
             self._require(State.OPEN, call)
 
@@ -117,14 +118,14 @@ class Handle:
         return self._library.call("remote_handle64_control", self._number, request, data, size)
 
     def die(self, why: str) -> None:
-        """Let no call through any more but one close."""
+        """Refuse all further calls except one `close`."""
         if self.state is State.OPEN:
             self.state, self.why = State.DEAD, why
 
     def close(self) -> None:
-        """Close once, dead or alive; errors of the library do not matter any more."""
+        """Close the handle if it is open or dead; ignore errors of the library."""
         if self._process != os.getpid():
-            return  # a fork's copy: the handle belongs to the parent
+            return  # this process is a fork: the handle belongs to the parent
         if self.state in (State.OPEN, State.DEAD):
             self.state = State.CLOSED
             self._library.call("remote_handle64_close", self._number)

@@ -1,7 +1,7 @@
-"""The FastRPC library of this process: found, opened once, every return code looked at.
+"""Find and open the FastRPC library, once for the process, and check its return codes.
 
-A process can have one such library: each sets an environment variable when it is loaded, and a
-second one ends the process at its first open.
+A process can load only one FastRPC library.  The library sets an environment variable when it is
+loaded; if a second library finds this variable, it ends the process at its first open.
 Source: qualcomm/fastrpc src/fastrpc_apps_user.c, check_multilib_util(); ggml-org/llama.cpp#27677.
 """
 
@@ -21,11 +21,11 @@ from npurt.once import once
 from npurt.settings import FASTRPC_LIBRARY, read
 
 CANDIDATES = (
-    "libcdsprpc.so.1",  # what runtime packages install; the bare .so is for developers
+    "libcdsprpc.so.1",  # installed by runtime packages; development packages install the next
     "libcdsprpc.so",
     "/vendor/lib64/libcdsprpc.so",  # Android
 )
-SAID_BYTES = 1024  # that the simulator says of itself
+SAID_BYTES = 1024  # maximum size of an error message of the simulator
 INSTALL = (
     "install libcdsprpc (on Debian and Ubuntu: apt install libfastrpc1; on RadxaOS: libcdsprpc1), "
     f"name it in {FASTRPC_LIBRARY.name}, or use device 'hexagon:sim'"
@@ -40,11 +40,11 @@ class Library:
 
     Attributes:
         path: The file.
-        c: Its functions, for calls that must be fast; the caller has to check their codes.
-        features: The names of `abi.OPTIONAL` that it has.
-        process: Where it was loaded; it does not survive a fork.
+        c: The functions, for calls that must be fast; the caller must check their return codes.
+        features: The names of `abi.OPTIONAL` that the library has.
+        process: The id of the process that loaded the library; forks cannot use it.
         simulated: True for npurt's simulator.
-        ioctl: The function for ioctls of the library's memory: see `_ioctl`.
+        ioctl: The function for ioctls on the library's memory; see `_ioctl`.
     """
 
     def __init__(self, path: str, functions: Any) -> None:
@@ -57,27 +57,27 @@ class Library:
 
     @property
     def has_dspqueue(self) -> bool:
-        """Whether every function of dspqueue that npurt calls is there."""
+        """Whether the library has all functions of dspqueue that npurt calls."""
         return self.features.issuperset(abi.DSPQUEUE)
 
     def call(self, name: str, *arguments: Any) -> tuple[int, int]:
-        """Call *name*; return its code, unsigned, and the errno it left, 0 if it left none."""
+        """Call *name*; return its code, unsigned, and its errno, 0 if it set none."""
         abi.ffi().errno = 0
         code = getattr(self.c, name)(*arguments)
         return code & 0xFFFF_FFFF, abi.ffi().errno
 
     def check(self, name: str, *arguments: Any, about: str = "") -> None:
-        """Call *name*, which must succeed.
+        """Call *name* and check that it succeeds.
 
         Raises:
-            NpurtError: It returned another code; see `codes.failed`.
+            NpurtError: The call returned an error code; see `codes.failed`.
         """
         code, errno = self.call(name, *arguments)
         if code:
             raise codes.failed(name, code, errno, about)
 
     def unstarted(self) -> NpurtError | None:
-        """Return why the simulator started no DSP process; None if it gives no reason."""
+        """Return the reason why the simulator started no DSP process; None if it gives none."""
         if "npurt_sim_error" not in self.features:
             return None
         text = abi.ffi().new("char[]", SAID_BYTES)
@@ -94,10 +94,11 @@ class Library:
 
 
 def _ioctl(functions: Any) -> Any:
-    """Return the ioctl of a library that stands for the kernel, or else the program's.
+    """Return the ioctl function for the memory of a library.
 
-    The linker finds libc's, too, in a library that needs libc.  The program's is mostly the same
-    one, unless another library was preloaded to stand for the kernel.
+    A simulator defines its own ioctl, which replaces the kernel's.  Lookup in another library finds
+    the ioctl of libc, because the library depends on libc.  Then return the ioctl of the program:
+    it is that of libc, or that of a preloaded library that replaces the kernel.
     """
     ffi = abi.ffi()
     libc = ffi.dlopen("libc.so.6")
@@ -106,7 +107,7 @@ def _ioctl(functions: Any) -> Any:
 
 
 def _remedy() -> str:
-    """Return the remedy for a missing library: boards with a Hexagon are aarch64."""
+    """Return the remedy for a missing library; only aarch64 machines have a Hexagon."""
     machine = platform.machine()
     if machine == "aarch64":
         return INSTALL
@@ -114,10 +115,10 @@ def _remedy() -> str:
 
 
 def find(path: str | os.PathLike[str] | None = None) -> Library:
-    """Return the library at *path*, or that of `NPURT_FASTRPC_LIBRARY`, or the system's.
+    """Return the library at *path*, or the one named in NPURT_FASTRPC_LIBRARY, or the system's.
 
     Raises:
-        DeviceNotFound: There is none that can be used.  The message lists every path and why.
+        DeviceNotFound: No library can be used.  The message lists each path with the reason.
     """
     path = path or read(FASTRPC_LIBRARY, str)
     return load((os.fspath(path),) if path else CANDIDATES)
@@ -129,10 +130,11 @@ def simulator() -> str:
 
 
 def load(candidates: Sequence[str]) -> Library:
-    """Return the first candidate that opens and has every symbol in `abi.SYMBOLS`.
+    """Return the first candidate that can be opened and has every symbol in `abi.SYMBOLS`.
 
     Raises:
-        DeviceNotFound: There is none, or another FastRPC library is in this process.
+        DeviceNotFound: No candidate can be used, or this process has loaded another FastRPC
+            library.
     """
     tried, remedy = [], _remedy()
     for candidate in candidates:
@@ -144,7 +146,7 @@ def load(candidates: Sequence[str]) -> Library:
         try:
             functions = abi.ffi().dlopen(candidate)
         except OSError as error:
-            reason = str(error).partition(".  Additionally")[0]  # what cffi adds is no help here
+            reason = str(error).partition(".  Additionally")[0]  # without cffi's own advice
             tried.append(f"{candidate}: {reason.rpartition(f'{candidate}: ')[2]}")
             continue
         missing = [name for name in abi.SYMBOLS if not hasattr(functions, name)]
@@ -160,19 +162,19 @@ def load(candidates: Sequence[str]) -> Library:
 
 
 def _other_than(candidate: str) -> str:
-    """Return the FastRPC library that is loaded besides *candidate*; "" if there is none.
+    """Return a loaded FastRPC library other than *candidate*, or "" if there is none.
 
-    If two are loaded already, each is refused.
+    If the process has loaded two FastRPC libraries, return one for every candidate.
     """
     there = loaded() if _FASTRPC.search(candidate) else []
     return there[0] if len(there) > 1 or (there and not _is_loaded(candidate)) else ""
 
 
 def _is_loaded(candidate: str) -> bool:
-    """Ask the dynamic linker, which knows files by more than their names.
+    """Return whether the dynamic linker has loaded *candidate*, even under another name.
 
-    It uses ctypes: the linker reports a library that is not loaded without a text, and cffi crashes
-    then.
+    This function uses ctypes.  If a library is not loaded, the linker gives no error text, and cffi
+    crashes in that case.
     """
     try:
         ctypes.CDLL(candidate, os.RTLD_NOW | os.RTLD_NOLOAD)
@@ -183,9 +185,10 @@ def _is_loaded(candidate: str) -> bool:
 
 @once
 def _library(path: str) -> Library:
-    """Return the `Library` of a file, one for the process: it knows all sessions.
+    """Return the `Library` of a file; all sessions of the process use the same object.
 
-    It stays loaded: memory of it may be freed last of all when the interpreter ends.
+    The library is never unloaded, because its memory may be freed at the very end of the
+    interpreter.
     """
     return Library(path, abi.ffi().dlopen(path, os.RTLD_NOW | os.RTLD_NODELETE))
 

@@ -17,15 +17,15 @@ FORM = re.compile(
 class Name:
     """The parts of a device string."""
 
-    text: str  # the full string: the name of the device
+    text: str  # the complete device string
     domain: str  # "cdsp"
-    session: int | None  # None: any
+    session: int | None  # None: any session
     simulated: bool = False
-    arch: int | None = None  # of the simulated DSP; None: what the simulator is set to, v68
+    arch: int | None = None  # version of the simulated DSP; None: the simulator's default, v68
 
 
 def parse(text: str) -> Name:
-    """Read a device string.
+    """Parse a device string.
 
     Raises:
         UnknownDevice: *text* is not a device string of this backend.

@@ -1,7 +1,7 @@
-"""Native calls that one thread makes for others, through `npurt_native_call.h`.
+"""Make native calls on another thread, through `npurt_native_call.h`.
 
-A queue and a lock in Python would wake a sleeping thread twice for each call, and each time the
-thread would have to take Python's lock too.
+With a queue and a lock in Python, each call would wake a sleeping thread twice, and the thread
+would have to acquire the GIL each time.
 """
 
 import threading
@@ -19,32 +19,32 @@ LIBRARY = "hexagon/fastrpc/libnpurt_native_call.so"
 
 @once
 def ffi() -> Any:
-    """Parse the header once, on first use."""
+    """Parse the header at the first use."""
     return library.declare(HEADER)
 
 
 @once
 def lib() -> Any:
-    """The library, opened on first use.
+    """Open the library at the first use.
 
     Raises:
-        DeviceNotFound: It is missing, or cannot be loaded.
+        DeviceNotFound: The library is missing or cannot be loaded.
     """
     return library.load(ffi(), library.path_of(LIBRARY), "the Hexagon backend's functions")
 
 
 class NativeCall(NamedTuple):
-    """``invoke(handle, scalars, arguments)`` of C."""
+    """The C call ``invoke(handle, scalars, arguments)``."""
 
-    invoke: int  # its address
+    invoke: int  # address of the function
     handle: int
     scalars: int
-    arguments: Any  # a pointer of cffi
-    owner: Any  # of what arguments refer to
+    arguments: Any  # a cffi pointer
+    owner: Any  # the object that owns the memory of the arguments
 
 
 class End(IntEnum):
-    """The outcome of a call; the values of `npurt_native_call.h`."""
+    """The outcome of a call, with the values of `npurt_native_call.h`."""
 
     DONE = 0
     BUSY = 1
@@ -54,7 +54,7 @@ class End(IntEnum):
 
 
 class NativeCaller:
-    """Has the thread that is in `serve` make one native call at a time."""
+    """Makes native calls, one at a time, on the thread that runs `serve`."""
 
     def __init__(self) -> None:
         self._caller = ffi().gc(lib().npurt_native_new(), lib().npurt_native_free)
@@ -64,15 +64,18 @@ class NativeCaller:
         self._busy = lib().npurt_native_busy
         self._result = ffi().new("int64_t[3]")
         self._one = threading.Lock()
-        self._last: NativeCall | None = None  # kept: it may be under way
+        self._last: NativeCall | None = None  # keeps the arguments of a running call alive
 
     def call(self, call: NativeCall, seconds: float) -> tuple[End, int, int]:
-        """Have *call* made; return its outcome and, when DONE, its result and errno.
+        """Make *call* on the serving thread; return its outcome and, if DONE, its result and errno.
+
+        The outcome is BUSY if another call is running or `close` was called; *call* is then not
+        made.
 
         Args:
-            seconds: How long to wait.  After that a call that has begun is LATE, and goes on; one
-                that has not is DROPPED.  BUSY: it was not taken, for another goes on, or no thread
-                will serve again.
+            call: The call.
+            seconds: The timeout.  After it, a call that has begun is LATE and continues; a call
+                that has not begun is DROPPED.
         """
         if not self._one.acquire(blocking=False):
             return End.BUSY, 0, 0
@@ -94,7 +97,7 @@ class NativeCaller:
         return end, result[0], result[1]
 
     def _go_on(self, limit: int) -> int:
-        """Wait again until no signal comes; its handler, which may raise, runs between."""
+        """Wait again after a signal; Python's signal handlers run between waits and may raise."""
         until = time.monotonic_ns() + limit
         end: int = End.INTERRUPTED
         while end == End.INTERRUPTED:
@@ -103,21 +106,21 @@ class NativeCaller:
 
     @property
     def nanoseconds(self) -> int:
-        """How long the last call took."""
+        """Duration of the last call."""
         return int(self._result[2])
 
     def is_busy(self) -> bool:
-        """True while a call is under way, or waits for the thread."""
+        """Return whether a call is running or waits for the thread."""
         return bool(self._busy(self._caller))
 
     def serve(self) -> None:
-        """Make calls on this thread until `wake`."""
+        """Make calls on this thread until `wake` is called."""
         lib().npurt_native_serve(self._caller)
 
     def wake(self) -> None:
-        """Let `serve` return, now or after the call that it makes."""
+        """Make `serve` return, after the running call if there is one."""
         lib().npurt_native_wake(self._caller)
 
     def close(self) -> None:
-        """Refuse further calls; called on the thread that serves."""
+        """Refuse further calls; must run on the serving thread."""
         lib().npurt_native_close(self._caller)

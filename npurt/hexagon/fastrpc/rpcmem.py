@@ -1,8 +1,8 @@
-"""Memory that CPU and DSP share: blocks of rpcmem, and parts of them.
+"""Memory shared between CPU and DSP: blocks of rpcmem, and allocation of parts of a block.
 
-A block lives as long as anybody can reach it: numpy arrays of it keep it, and so does the session
-that has it mapped.  So nothing is freed that the DSP or Python may still touch.
-Source: qualcomm/fastrpc v1.0.5 src/rpcmem_linux.c, and running it.
+A block is freed when neither a numpy array nor a session that has it mapped refers to it.  So
+memory is never freed while Python or the DSP may access it.
+Source: qualcomm/fastrpc v1.0.5 src/rpcmem_linux.c, and tests with that version.
 """
 
 import errno
@@ -23,16 +23,16 @@ from npurt.ranges import Ranges
 
 U8 = npt.NDArray[np.uint8]
 
-ALIGN = 128  # bytes: an HVX vector; offsets of tensors are multiples of it
-LARGEST = (1 << 31) - mmap.PAGESIZE  # the library keeps sizes in an int, and loses what is beyond
+ALIGN = 128  # bytes of an HVX vector; offsets of tensors are multiples of it
+LARGEST = (1 << 31) - mmap.PAGESIZE  # the library truncates larger sizes to an int
 
 
 class Block:
-    """Shared memory; other array libraries view its bytes by DLPack, and keep it alive.
+    """A block of shared memory; other array libraries can view its bytes through DLPack.
 
     Attributes:
         array: The bytes.
-        fd: The number by which the DSP knows it.
+        fd: The file descriptor, by which messages to the DSP name the block.
     """
 
     def __init__(self, array: U8, fd: int) -> None:
@@ -41,7 +41,7 @@ class Block:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of it."""
+        """The size of the block in bytes."""
         return int(self.array.nbytes)
 
     def __dlpack__(self, **options: Any) -> Any:
@@ -52,10 +52,10 @@ class Block:
 
 
 class Synchroniser:
-    """DMA_BUF_IOCTL_SYNC of whole blocks: the kernel cannot synchronise a part.
+    """Synchronises whole blocks with DMA_BUF_IOCTL_SYNC; the kernel cannot synchronise a part.
 
-    Its methods do nothing if *fd* is ordinary memory and no dma-buf: such memory needs no
-    synchronising.  They raise DriverError when the kernel refuses.
+    Its methods do nothing if *fd* is not a dma-buf, because ordinary memory needs no
+    synchronisation.  They raise DriverError if the kernel returns an error.
     """
 
     def __init__(self, library: Library) -> None:
@@ -74,7 +74,7 @@ class Synchroniser:
             self._again(fd, self._start_read)
 
     def _again(self, fd: int, request: Any) -> None:
-        """Raise the error of a failed request, or repeat one that a signal interrupted."""
+        """Repeat the request if a signal interrupted it; else raise its error."""
         number = abi.ffi().errno
         while number in (errno.EINTR, errno.EAGAIN):
             if self._ioctl(fd, abi.DMA_BUF_IOCTL_SYNC, request) >= 0:
@@ -90,10 +90,10 @@ class Synchroniser:
 
 
 def allocate(library: Library, nbytes: int) -> Block:
-    """Take *nbytes* of rpcmem, rounded up to pages; its content is arbitrary.
+    """Allocate *nbytes* of rpcmem, rounded up to whole pages; the content is arbitrary.
 
     Raises:
-        DeviceFull: There is not so much.
+        DeviceFull: The system has no such amount of shared memory.
         LayoutError: *nbytes* is not from 1 to 2 GiB less a page.
     """
     if not 1 <= nbytes <= LARGEST:
@@ -117,7 +117,7 @@ def allocate(library: Library, nbytes: int) -> Block:
 
 def _none_left(call: str, nbytes: int, answer: int) -> DeviceFull:
     return DeviceFull(
-        f"{call} of {nbytes} bytes gave {answer:#x}: there is no such memory to share with the DSP",
+        f"{call} of {nbytes} bytes gave {answer:#x}: there is no memory to share with the DSP",
         remedy="close other programs, use a smaller model, and check that /dev/dma_heap/system can "
         "be opened: see `npurt doctor`",
         call=call,
@@ -127,7 +127,7 @@ def _none_left(call: str, nbytes: int, answer: int) -> DeviceFull:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A part of a block, as messages name it."""
+    """A part of a block, given by block, offset and size as in messages to the DSP."""
 
     block: Block
     offset: int
@@ -135,7 +135,7 @@ class Slice:
 
     @property
     def array(self) -> U8:
-        """Its bytes."""
+        """The bytes of the part."""
         return self.block.array[self.offset : self.offset + self.nbytes]
 
 
@@ -145,7 +145,7 @@ def aligned(nbytes: int) -> int:
 
 
 class Arena:
-    """An allocator of parts of one block."""
+    """Allocates parts of one block."""
 
     def __init__(self, block: Block) -> None:
         self.block = block
@@ -153,7 +153,7 @@ class Arena:
         self._returned: deque[Slice] = deque()
 
     def allocate(self, nbytes: int) -> Slice | None:
-        """Return *nbytes* bytes, aligned, or None when they do not fit anywhere."""
+        """Return an aligned part of *nbytes*, or None if no free range is large enough."""
         while self._returned:
             part = self._returned.popleft()
             self._ranges.free(part.offset, part.nbytes)
@@ -161,5 +161,5 @@ class Arena:
         return None if start is None else Slice(self.block, start, nbytes)
 
     def free(self, part: Slice) -> None:
-        """Return *part* to the arena.  May be called at any moment, by a finalizer too."""
+        """Free *part*.  A finalizer may call this at any moment."""
         self._returned.append(part)

@@ -1,7 +1,7 @@
-"""A session with npurt's skel: which skel, the batch messages, and how they are transported.
+"""A session with npurt's skel: choice of the skel, messages of batches, and their transports.
 
-May import the rooms `idl`, `fastrpc` and `layout`.
-Begin with `transport`, the interface, and `session`, the default one.
+May import `idl`, `fastrpc` and `layout`.
+Begin with `transport`, the interface, and `session`, the default transport.
 """
 
 from npurt.hexagon.session.session import NONCE_MASK, Session

@@ -1,9 +1,9 @@
-"""Batches as messages of a dspqueue, which need no kernel call, if driver and firmware allow it.
+"""Send batches as messages of a dspqueue, which needs no kernel call per message.
 
-On many boards they cannot: packets are written and never read (qualcomm/fastrpc#377).  So this is
-used after a test in a process that can be killed (`probe`), and every wait has a limit: a read
-without one blocks for ever once the DSP has restarted.
-Source: qualcomm/fastrpc v1.0.5 inc/dspqueue.h, and running it.
+On many boards dspqueue does not work: the DSP never reads the messages (qualcomm/fastrpc#377).  So
+npurt uses it only after a test in a worker process (`probe`).  Every wait has a time limit, because
+a read without a limit blocks for ever if the DSP restarts.
+Source: qualcomm/fastrpc v1.0.5 inc/dspqueue.h, and tests with that version.
 """
 
 import time
@@ -18,18 +18,18 @@ from npurt.hexagon.fastrpc.rpcmem import U8, Block
 from npurt.hexagon.session.session import Session
 from npurt.hexagon.session.transport import Send, Transport, TransportName
 
-SLICE_US = 1_000_000  # of one wait; waits are repeated until the deadline
+SLICE_US = 1_000_000  # microseconds of one wait; waits are repeated until the deadline
 EXPIRED = 0x0C
-CLOSES = 100  # tries to close a queue whose DSP process has ended
-CLOSE_SECONDS = 0.01  # between two of them
+CLOSES = 100  # attempts to close a queue whose DSP process has ended
+CLOSE_SECONDS = 0.01  # seconds between two attempts
 
 
 class Queue(Transport):
-    """A session whose batches go through a queue.  Everything else is the session's.
+    """A transport that sends batches through a queue and uses a `Session` for all other calls.
 
     Raises:
         DeviceNotFound: The library has no dspqueue.
-        DriverError: The queue cannot be made; the session is closed.
+        DriverError: The queue cannot be created; the session is closed.
     """
 
     name = TransportName.DSPQUEUE
@@ -45,7 +45,7 @@ class Queue(Transport):
             raise
 
     def _create(self) -> Any:
-        """Make the queue and have our code serve it; on the session's thread."""
+        """Create the queue and have npurt's code serve it; runs on the session's thread."""
         if not self._library.has_dspqueue:
             raise DeviceNotFound(
                 f"{self._library.path} has no dspqueue",
@@ -80,7 +80,7 @@ class Queue(Transport):
         self._session.sync_for_cpu(block)
 
     def prepare(self, request: U8, reply: U8) -> Send:
-        """Return a function that writes *request* and reads the answer to *reply*."""
+        """Return a function that writes *request* and reads the answer into *reply*."""
         work = _Exchange(self._session, self._queue, request, reply)
         return partial(self._exchange, work)
 
@@ -102,15 +102,15 @@ class Queue(Transport):
         return self._session.packets()
 
     def close(self) -> None:
-        """Close queue and session."""
+        """Close the queue and the session."""
         self._session.close()
 
 
 def _close(library: Library, domain: int, queue: Any) -> None:
-    """Close a queue, if need be by the end of its DSP process.
+    """Close a queue; if that fails, end the DSP process and try again.
 
-    A queue that our code there has still open, because it no longer answers, cannot be closed; and
-    a queue keeps its session alive after the last handle, with that process in it.
+    If npurt's code on the DSP does not answer, it still has the queue open, and the queue cannot be
+    closed.  An open queue keeps the session and its DSP process alive even without handles.
     Source: qualcomm/fastrpc src/dspqueue/dspqueue_cpu.c, dspqueue_close().
     """
     if not library.call("dspqueue_close", queue)[0]:
@@ -118,20 +118,20 @@ def _close(library: Library, domain: int, queue: Any) -> None:
     data = abi.ffi().new("remote_rpc_process_exception *", [domain])
     size = abi.ffi().sizeof(data[0])
     library.call("remote_session_control", SessionRequest.PROCESS_EXCEPTION, data, size)
-    for _ in range(CLOSES):  # the library notices the end of a process some time after it
+    for _ in range(CLOSES):  # the library detects the end of the process with a delay
         if not library.call("dspqueue_close", queue)[0]:
             return
         time.sleep(CLOSE_SECONDS)
 
 
 class _Exchange:
-    """One message and its answer, on the session's thread."""
+    """Writes a message and reads its answer; runs on the session's thread."""
 
     def __init__(self, session: Session, queue: Any, request: U8, reply: U8) -> None:
         ffi = abi.ffi()
         self._session = session
         self._library = session.library
-        self._arrays = request, reply  # kept alive
+        self._arrays = request, reply  # keeps the memory of the pointers below alive
         self._write = queue, 0, 0, ffi.NULL, request.nbytes, _bytes(request), SLICE_US
         self._flags, self._buffers, self._nbytes = (ffi.new("uint32_t *") for _ in range(3))
         read = reply.nbytes, self._nbytes, _bytes(reply), SLICE_US
@@ -143,7 +143,7 @@ class _Exchange:
         self._until("dspqueue_read", self._read, end)
 
     def _until(self, call: str, arguments: tuple[Any, ...], end: float) -> None:
-        """Repeat a call that expires; any other failure ends the session."""
+        """Repeat *call* while it expires, until *end*; any other failure ends the session."""
         self._session.require_open(call)
         while True:
             code, errno = self._library.call(call, *arguments)

@@ -1,7 +1,8 @@
-"""The batch and its reply as bytes: the structs of idl/npurt_msg.h, in numpy.
+"""Batches and replies as bytes: the structs of idl/npurt_msg.h, in numpy.
 
-Pure: touches no library.  A request is made once for a step that is done many times, its fields
-are views of its bytes.  tests/hexagon/test_messages.py compares the two languages.
+This module calls no library.  A `Request` can be sent many times: its fields are views of its
+bytes, so they can be changed in place.  tests/hexagon/test_messages.py compares the structs of
+Python and C.
 """
 
 import functools
@@ -39,11 +40,11 @@ MAX_N: int
 MAX_K: int
 MAX_HEADS: int
 MAX_WIDTH: int
-ALIGNMENT = ALIGN  # bytes, of offsets and of the stride of x
+ALIGNMENT = ALIGN  # bytes; offsets and the stride of x are multiples of it
 
 
 def __getattr__(name: str) -> int:
-    """Read a number of the header when it is first used: an import opens no file."""
+    """Read a number of the header at its first use, so that an import opens no file."""
     if name not in _OF_THE_HEADER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return _number(name)
@@ -54,7 +55,7 @@ def _number(name: str) -> int:
     return shared.numbers("idl/npurt_msg.h")[f"NPURT_{name}"]
 
 
-Words = Iterable[npt.NDArray[np.uint32]]  # of one element each
+Words = Iterable[npt.NDArray[np.uint32]]  # arrays of one element
 
 
 def _words(*names: str) -> list[tuple[str, Any]]:
@@ -67,7 +68,8 @@ OP = np.dtype([*_words("kind", "flags", "m", "k", "n", "format", "group", "scale
 BATCH = np.dtype(_words("magic", "protocol", "sequence", "count"))
 _REPLY = _words("magic", "sequence", "status", "done", "check", "reserved")
 REPLY = np.dtype([*_REPLY, ("pcycles", "<u8")])
-_HEAD, _WHOLE = struct.Struct("<4I"), struct.Struct("<6IQ")  # the two again: numpy takes 10 us more
+# BATCH and REPLY again, for `struct`, which is 10 us faster than numpy
+_HEAD, _WHOLE = struct.Struct("<4I"), struct.Struct("<6IQ")
 
 
 class Kind(IntEnum):
@@ -78,7 +80,7 @@ class Kind(IntEnum):
 
 
 class Flag(IntFlag):
-    """Flags of an op: facts that it relies on, and variants of delta nets."""
+    """Flags of an op; idl/npurt_msg.h describes them."""
 
     SAME_X = 1
     NEW_W = 2
@@ -87,7 +89,7 @@ class Flag(IntFlag):
 
 
 class Status(IntEnum):
-    """Why a batch stopped."""
+    """The reason for which a batch stopped."""
 
     BATCH = 1
     OP = 2
@@ -100,22 +102,22 @@ class Status(IntEnum):
 
 _MEANING = {
     Status.BATCH: "the batch is damaged or of another version",
-    Status.OP: "it has an unknown kind, format, flag or group",
-    Status.SHAPE: "one of its sizes or strides is not allowed",
-    Status.MAP: "a part of memory that it names is not mapped, or misaligned",
-    Status.MEMORY: "the DSP has no memory for its activations",
+    Status.OP: "the op has an unknown kind, format, flag or group",
+    Status.SHAPE: "a size or stride of the op is not allowed",
+    Status.MAP: "memory of the op is not mapped, or misaligned",
+    Status.MEMORY: "the DSP has no memory for the activations of the op",
     Status.THREADS: "the DSP could not start threads",
-    Status.VALUE: "its activations hold NaN or infinity",
+    Status.VALUE: "the activations of the op hold NaN or infinity",
 }
 
 
 class Request:
-    """A batch of *count* ops: its bytes, and its parts as views of them.
+    """A batch of *count* ops: its bytes, and views of its parts.
 
     Attributes:
-        data: What is sent.
-        head: The first struct, of `BATCH`.
-        ops: The ops, of `OP`.
+        data: The bytes of the batch.
+        head: The first struct, a `BATCH`.
+        ops: The ops, an array of `OP`.
     """
 
     def __init__(self, count: int) -> None:
@@ -130,47 +132,46 @@ class Request:
         self.ops["kind"] = Kind.MATMUL
 
     def next(self) -> None:
-        """Give the batch a new number, which tells its reply from older ones."""
+        """Give the batch a new number, so that its reply differs from older replies."""
         magic, protocol, sequence, count = _HEAD.unpack_from(self.data.data)
         _HEAD.pack_into(self.data.data, 0, magic, protocol, (sequence + 1) % (1 << 32), count)
 
 
 def reply() -> U8:
-    """Return room for a reply."""
+    """Return an empty buffer for a reply."""
     return np.zeros(REPLY.itemsize, np.uint8)
 
 
 def check(request: Request, answer: U8, words: Words | None = None) -> int:
-    """Return the DSP cycles that *request* took, 0 where they are not known.
+    """Check the reply to *request*; return the DSP cycles of the batch, 0 if they are unknown.
 
     Args:
-        request: What was asked.
+        request: The batch.
         answer: The reply.
-        words: The bits of the last number of each result, as the host sees them.
+        words: The bits of the last number of each result, as the host reads them.
 
     Raises:
-        DeviceLost: *answer* is not the reply to *request*, or damaged: the call or the reply did
-            not arrive whole.  Or *words* are not those that the DSP wrote: the reply arrived, and
-            the results did not.
+        DeviceLost: *answer* is damaged or does not belong to *request*, so the call or the reply
+            was lost.  Or the DSP wrote other *words*, so the results were lost.
         DeviceFull: The DSP has no memory left.
-        NumericsError: There is a NaN or an infinity in the activations.
+        NumericsError: The activations hold NaN or infinity.
         DriverError: The DSP refused an op.
     """
     magic, sequence, status, done, check_word, _, pcycles = _WHOLE.unpack_from(answer.data)
     _, _, asked, count = _HEAD.unpack_from(request.data.data)
     if magic != _number("REPLY_MAGIC") or sequence != asked:
-        raise _lost(f"the reply is not that of batch {asked}: magic {magic:#x}, batch {sequence}")
+        raise _lost(f"the reply to batch {asked} has magic {magic:#x} and batch number {sequence}")
     if not (status in _MEANING and done < max(count, 1) if status else done == count):
         raise _lost(f"the reply is damaged: status {status}, {done} of {count} ops done")
     if status:
         raise _refusal(Status(status), done, count)
     if words is not None and _check_of(words) != check_word:
-        raise _lost("the reply came, and results did not")
+        raise _lost("the reply arrived, and the results did not")
     return int(pcycles)
 
 
 def _check_of(words: Words) -> int:
-    """Return the checksum of *words* that a reply has; see npurt_reply."""
+    """Return the checksum of *words*, as npurt_reply defines it."""
     check, factor = 0, _number("CHECK_FACTOR")
     for word in words:
         check ^= word.item()
@@ -179,7 +180,7 @@ def _check_of(words: Words) -> int:
 
 
 def _lost(what: str) -> DeviceLost:
-    remedy = "nothing, if the session is opened again and goes on"
+    remedy = "nothing, if npurt opens the session again and continues"
     return DeviceLost(what, remedy=remedy, call="execute", code=0)
 
 

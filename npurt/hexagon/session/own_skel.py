@@ -1,6 +1,7 @@
-"""Skels of one's own: compile C and an interface into one, open it in a session, call it.
+"""Compile, open and call a user's own skel, from C sources and an interface.
 
-`build` compiles, `OwnSkel` opens and calls.  examples/own_skel has all of it.
+`build` compiles a skel; `OwnSkel` opens it and calls its methods.  examples/own_skel is a complete
+example.
 """
 
 import contextlib
@@ -26,14 +27,16 @@ from npurt.hexagon.session.owned import Owned
 def build(sources: Sequence[Path], interface: Interface, out: Path, *, arch: str = "v68") -> Path:
     """Compile *sources* and the dispatch of *interface* into the skel *out*; return *out*.
 
-    The pinned compiler of npurt's own skels compiles them (`npurt/build_hexagon.py`).  Headers are
-    found in the folders of the sources, in dsp/ and in idl/; NAME.h of the interface is written.
+    The compiler is the one of npurt's own skels (`npurt/build_hexagon.py`).  It searches headers in
+    the folders of the sources, in dsp/ and in idl/.  It also finds NAME.h, the generated header of
+    the interface NAME.
 
     Args:
-        sources: C files: what NAME.h declares, NAME being that of the interface.
+        sources: C files that define the functions of NAME.h.
         interface: The methods.
-        out: The file to make, whole or not at all.  A session finds libNAME_skel.so.
-        arch: Least Hexagon version that loads it.
+        out: The file to write, completely or not at all.  `OwnSkel` expects the name
+            libNAME_skel.so.
+        arch: The lowest Hexagon version that can load the skel.
 
     Raises:
         NpurtError: The compiler is missing or refuses the sources; npurt has no build code, as in a
@@ -79,19 +82,19 @@ def _require(sources: Sequence[Path]) -> None:
 
 
 class OwnSkel:
-    """A skel of one's own, open in a session of the DSP.
+    """A user's skel, open in a session of the DSP.
 
-    Close it, or let it go: it is closed with its last reference, or at exit.
+    It closes itself when the last reference to it is dropped, or at exit.
 
     Args:
         library: The FastRPC library.
         file: The skel; its name is libNAME_skel.so.
-        interface: Its methods.
+        interface: The methods of the skel.
         domain: The DSP, a key of `abi.CDSP`.
         deadline: Seconds that a call may take.
 
     Raises:
-        NpurtError: It cannot be opened; the message says why.
+        NpurtError: The skel cannot be opened; the message gives the reason.
     """
 
     def __init__(
@@ -122,18 +125,18 @@ class OwnSkel:
         """Call a method; return its results.
 
         Args:
-            name: Of the method.
-            arguments: Its parameters in order, without the results but with the room for each
-                sequence that comes back, as `idl.Method.pack` takes them.
+            name: The name of the method.
+            arguments: The arguments in order, as `idl.Method.pack` takes them: values of inputs,
+                and lengths or buffers for sequences that are results.
 
         Raises:
-            NpurtError: The method failed, or the DSP is gone.  After a call that was late, all
-                later calls are refused: close the skel and open it again.
+            NpurtError: The method failed, or the DSP is gone.  After a call that missed its
+                deadline, all further calls raise: close the skel and open it again.
         """
         return self._owned.run(partial(self._owned.call, name, *arguments), self._deadline, name)
 
     def close(self) -> None:
-        """Close it.  A second call does nothing."""
+        """Close the skel.  A second call does nothing."""
         self._finalizer()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""What a session owns on the CPU and the DSP, and how it is released."""
+"""The resources of a session on the CPU and the DSP, and their release."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ CLOSING_SECONDS = 10
 
 
 class Owned:
-    """The resources of a session, and their release: memory, handle, thread, number."""
+    """The resources of a session: memory, handle, thread and session number."""
 
     def __init__(self, library: Library, slot: SessionSlot, interface: Interface) -> None:
         self.library = library
@@ -30,13 +30,13 @@ class Owned:
         self.caller = Caller(f"{slot.domain} session {slot.session}")
         self.handle: Handle | None = None
         self.blocks: dict[int, Block] = {}  # mapped, by fd
-        self.first: list[Callable[[], Any]] = []  # to be done before, last in, first out
+        self.first: list[Callable[[], Any]] = []  # called before the release, the last one first
         self._process = os.getpid()
         self._released = False
 
     def release(self) -> None:
-        """Let go of everything, in order, on the session's thread, as soon as that is free."""
-        if self._process == os.getpid() and not self._released:  # a fork has no such thread
+        """Release all resources on the session's thread, after its current job."""
+        if self._process == os.getpid() and not self._released:  # a fork does not have the thread
             self._released = True
             self.caller.close(self._close, CLOSING_SECONDS)
 
@@ -55,14 +55,14 @@ class Owned:
         session_pool(self.library).release(self.slot, ended=ended)
 
     def open(self, module: str) -> None:
-        """Load *module*, as in `SessionPool.uri`; on the session's thread."""
+        """Load *module*, named as in `SessionPool.uri`; runs on the session's thread."""
         pool = session_pool(self.library)
         pool.allow_unsigned(self.slot)
         self.handle = Handle(self.library, pool.uri(self.slot, module))
         self.handle.open()
 
     def run(self, work: Callable[[], T], deadline: float, what: str) -> T:
-        """Do *work* on the session's thread; a timeout makes the session dead."""
+        """Call *work* on the session's thread; after a timeout all further calls are refused."""
         try:
             return self.caller.run(work, deadline, what)
         except DeviceTimeout as error:
@@ -75,14 +75,14 @@ class Owned:
             self.handle.die(why)
 
     def call(self, name: str, *arguments: Any) -> tuple[Any, ...]:
-        """Call a method of the skel; return what came back.  On the session's thread."""
+        """Call a method of the skel and return its results; runs on the session's thread."""
         assert self.handle
         call = self.interface.method(name).pack(*arguments)
         self.handle.invoke(Invocation(call))
         return call.unpack()
 
     def map(self, block: Block) -> None:
-        """Map *block* on the DSP.  A failure leaves nothing mapped."""
+        """Map *block* on the DSP; after a failure the block is not mapped."""
         address = abi.ffi().cast("void *", block.array.ctypes.data)
         area = self.slot.effective, block.fd, address
         self.library.check("fastrpc_mmap", *area, 0, block.nbytes, MapFlag.FD_DELAYED)
@@ -94,7 +94,7 @@ class Owned:
         self.blocks[block.fd] = block
 
     def unmap(self, fd: int) -> None:
-        """Unmap a block: first in our code on the DSP, which knows it by number."""
+        """Unmap the block with descriptor *fd*, in npurt's code on the DSP and then in FastRPC."""
         block = self.blocks.pop(fd)
         address = abi.ffi().cast("void *", block.array.ctypes.data)
         try:

@@ -1,4 +1,4 @@
-"""A session: our code on the DSP, in a process of its own there, and the memory mapped into it."""
+"""A session: npurt's code in a process on the DSP, and the memory mapped into that process."""
 
 import contextlib
 import secrets
@@ -22,21 +22,21 @@ from npurt.hexagon.session.transport import Info, Send, Transport, TransportName
 
 T = TypeVar("T")
 
-NONCE_MASK = 0x9E37_79B9_7F4A_7C15  # of echo, idl/npurt.idl
-OPENING_SECONDS = 30  # the kernel itself gives up after 10
-LATENCY_US = 100  # that the CPU may take to wake up for an answer
+NONCE_MASK = 0x9E37_79B9_7F4A_7C15  # echo answers nonce ^ NONCE_MASK: idl/npurt.idl
+OPENING_SECONDS = 30  # the kernel's own timeout is 10
+LATENCY_US = 100  # time in which the CPU may wake up for an answer
 
 
 class Session(Transport):
-    """An open session, and the default transport: one FastRPC invoke for each batch.
+    """An open session, which is also the default transport: one FastRPC invoke for each batch.
 
-    Close it, or let it go: it is closed with its last reference, or at exit.
+    It closes itself when the last reference to it is dropped, or at exit.
 
     Attributes:
         library: The FastRPC library.
-        slot: DSP and number of the session.
-        capabilities: What the DSP said before.
-        info: What our code said after.
+        slot: The DSP and the number of the session.
+        capabilities: The properties that the DSP reported before the session was opened.
+        info: The properties that npurt's code reported after it was started.
         deadline: Seconds that a call may take.
     """
 
@@ -57,17 +57,17 @@ class Session(Transport):
     def open(
         cls, library: Library, domain: str = "cdsp", session: int | None = None, *, deadline: float
     ) -> Self:
-        """Start our code in a session of its own; if a step fails, those before it are undone.
+        """Start npurt's code in a new session; if a step fails, undo the earlier steps.
 
         Args:
             library: The FastRPC library.
-            domain: Which DSP, a key of `abi.CDSP`.
-            session: Its number, 0 to 3; None takes one that is free.
+            domain: The DSP, a key of `abi.CDSP`.
+            session: The number of the session, 0 to 3; None takes any free session.
             deadline: Seconds that each later call may take.
 
         Raises:
-            DeviceNotFound: There is no such DSP or session, or npurt has no code for it.
-            DriverError: It cannot be opened; the message says why.
+            DeviceNotFound: There is no such DSP or session, or npurt has no code for the DSP.
+            DriverError: The session cannot be opened; the message gives the reason.
         """
         slot = session_pool(library).acquire(domain, session)
         with contextlib.ExitStack() as undo:
@@ -84,13 +84,12 @@ class Session(Transport):
         return opened
 
     def _handshake(self) -> Info:
-        """Make sure that calls arrive, and that our code is of this version."""
+        """Check that calls arrive, and that the skel has this version; return its `Info`."""
         nonce = secrets.randbits(64)
         (answer,) = self.call("echo", nonce)
         if answer != nonce ^ NONCE_MASK:
             raise DeviceLost(
-                f"{self.slot.domain}: an echo of {nonce:#x} came back as {answer:#x}: calls do "
-                "not arrive",
+                f"{self.slot.domain}: calls do not arrive: echo of {nonce:#x} returned {answer:#x}",
                 remedy=codes.DOCTOR,
                 call=codes.INVOKE,
                 code=0,
@@ -99,7 +98,7 @@ class Session(Transport):
         known = Info(**info)
         if known.protocol != messages.PROTOCOL:
             raise DriverError(
-                f"the skel speaks protocol {known.protocol}, npurt {messages.PROTOCOL}",
+                f"the skel has protocol {known.protocol}, and npurt has {messages.PROTOCOL}",
                 remedy="reinstall npurt, and check DSP_LIBRARY_PATH for an old copy of the skel",
                 call="info",
                 code=known.protocol,
@@ -108,22 +107,22 @@ class Session(Transport):
 
     @property
     def alive(self) -> bool:
-        """False once calls are refused."""
+        """Whether calls can be made: False after a loss, a timeout or `close`."""
         handle = self._owned.handle
         return handle is not None and handle.state is State.OPEN
 
     def call(self, name: str, *arguments: Any) -> tuple[Any, ...]:
-        """Call a method of our code with its arguments; return what came back.
+        """Call a method of npurt's code and return its results.
 
         Raises:
             DeviceLost: The DSP process is gone.
-            DeviceTimeout: It did not answer in time: the session is dead.
+            DeviceTimeout: The DSP did not answer in time; the session refuses all further calls.
             DriverError: The method failed.
         """
         return self.run(partial(self._owned.call, name, *arguments), name)
 
     def prepare(self, request: U8, reply: U8) -> Send:
-        """Return a function that makes the call `execute`; errors as in `call`."""
+        """Return a function that calls the method `execute`; its errors are those of `call`."""
         assert self._owned.handle
         call = interface().method("execute").pack(request.data, reply.data)
         invocation = Invocation(call)
@@ -136,7 +135,7 @@ class Session(Transport):
         written: Block | None = None,
         read: Block | None = None,
     ) -> None:
-        """Make a native call; when the thread is busy, queue the call."""
+        """Make a native call; if the session's thread is busy, queue the call."""
         handle = self._owned.handle
         assert handle
         handle.require_open(codes.INVOKE)
@@ -155,19 +154,19 @@ class Session(Transport):
             self._synchronise.for_cpu(read.fd)
 
     def run(self, work: Callable[[], T], what: str) -> T:
-        """Do *work* on the session's thread; a timeout makes the session dead."""
+        """Call *work* on the session's thread; after a timeout all further calls are refused."""
         return self._owned.run(work, self.deadline, what)
 
     def settle(self) -> None:
-        """Wait for a call that was interrupted.
+        """Wait until an interrupted call has ended.
 
         Raises:
-            DeviceTimeout: It did not come back: the session is dead.
+            DeviceTimeout: The call did not end in time; the session refuses all further calls.
         """
         self._owned.caller.settle(self.deadline)
 
     def require_open(self, call: str) -> None:
-        """Raise unless *call* may be made; see `Handle.require_open`."""
+        """Raise if *call* cannot be made; see `Handle.require_open`."""
         assert self._owned.handle
         self._owned.handle.require_open(call)
 
@@ -176,27 +175,29 @@ class Session(Transport):
         self._owned.die(why)
 
     def before_closing(self, work: Callable[[], Any]) -> None:
-        """Do *work* first when the session closes, on its thread; its errors are ignored.
+        """Have the session call *work* on its thread before it closes, and ignore its errors.
 
-        It must not refer to the session, which would then never be forgotten.
+        *work* must not refer to the session, because the session would then never be deleted.
         """
         self._owned.first.append(work)
 
     def call_before_closing(self, name: str) -> None:
-        """Call a method of our code first when the session closes; see `before_closing`."""
+        """Have the session call a method of npurt's code before it closes; see `before_closing`."""
         self.before_closing(partial(self._owned.call, name))
 
     def allocate(self, nbytes: int) -> Block:
-        """Return shared memory that is mapped; see `rpcmem.allocate` and `map`."""
+        """Allocate and map shared memory; see `rpcmem.allocate` and `map`."""
         block = allocate(self.library, nbytes)
         self.map(block)
         return block
 
     def map(self, block: Block) -> None:
-        """Map *block* on the DSP until `free` or the end of the session, which keeps it alive.
+        """Map *block* on the DSP until `free` or the end of the session.
+
+        The session refers to *block* during this time, so its memory is not freed.
 
         Raises:
-            DeviceFull: The session has no room for it.
+            DeviceFull: The session cannot map so many bytes.
             DeviceLost: The DSP process is gone.
         """
         try:
@@ -204,9 +205,9 @@ class Session(Transport):
         except (DeviceLost, DeviceTimeout):
             raise
         except DriverError as error:
-            self.call("echo", 0)  # when the DSP is gone this says so
+            self.call("echo", 0)  # raises DeviceLost if the DSP process is gone
             raise DeviceFull(
-                f"the session cannot map {block.nbytes} bytes more: {error.what}",
+                f"the session cannot map {block.nbytes} more bytes: {error.what}",
                 remedy="close other programs that use the DSP, or use a smaller model or context",
                 call=error.call,
                 code=error.code,
@@ -225,21 +226,21 @@ class Session(Transport):
         self._synchronise.for_cpu(block.fd)
 
     def packets(self) -> int:
-        """Return the packets that the simulator counted; 0 on hardware, which does not tell."""
+        """Return the packets that the simulator has counted; hardware does not count them: 0."""
         if "npurt_sim_total_packets" not in self.library.features:
             return 0
         return int(self.library.c.npurt_sim_total_packets(self.slot.effective))
 
     def close(self) -> None:
-        """Release everything.  A second call does nothing."""
+        """Release the session and its memory.  A second call does nothing."""
         self._finalizer()
 
 
 def _start(owned: Owned, arch: int | None) -> None:
-    """Load our code; on the session's thread."""
+    """Load npurt's code on the DSP; runs on the session's thread."""
     code = skel.choose(arch)
     skel.publish(code)
     owned.open(skel.module(code))
     if owned.handle and "remote_handle64_control" in owned.library.features:
         wish = abi.ffi().new("remote_rpc_control_latency *", [abi.PM_QOS, LATENCY_US])
-        owned.handle.control(HandleRequest.LATENCY, wish)  # optional: its result is ignored
+        owned.handle.control(HandleRequest.LATENCY, wish)  # the result is ignored: it is optional

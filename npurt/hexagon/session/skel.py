@@ -1,8 +1,8 @@
-"""Skels, npurt's code for the DSP: choose the file for a DSP, and put it where the DSP looks.
+"""Choose the skel, npurt's code for the DSP, and copy it to a folder in which FastRPC finds it.
 
-The DSP asks the CPU for the file by name, and FastRPC looks it up in the folders of
-DSP_LIBRARY_PATH.  A private copy per process keeps out whatever else is in the user's folders, and
-survives an upgrade of npurt under a running program.
+The DSP requests the file from the CPU by name, and FastRPC searches the folders of
+DSP_LIBRARY_PATH.  npurt puts a private folder with a copy of the skel first, so a file of the same
+name elsewhere has no effect, and a running program continues if npurt is upgraded.
 """
 
 import atexit
@@ -24,12 +24,12 @@ from npurt.settings import prepend_dsp_path
 
 FOLDER = Path(__file__).parents[1] / "skel"
 ENTRY = "npurt_skel_handle_invoke"
-ABANDONED_SECONDS = 86400  # after which a folder that no process has locked is removed
+ABANDONED_SECONDS = 86400  # age at which an unlocked folder is removed
 _NAME = re.compile(r"libnpurt_skel_v(\d+)\.so")
 
 
 def available(folder: Path | None = None) -> dict[int, Path]:
-    """Return the skels in *folder*, oldest DSP first: 68 -> .../libnpurt_skel_v68.so."""
+    """Return the skels in *folder* by version, the oldest DSP first: 68 -> libnpurt_skel_v68.so."""
     folder = folder or FOLDER
     names = {path: _NAME.fullmatch(path.name) for path in folder.glob("*.so")}
     return dict(sorted((int(m[1]), path) for path, m in names.items() if m))
@@ -38,10 +38,10 @@ def available(folder: Path | None = None) -> dict[int, Path]:
 def choose(arch: int | None, folder: Path | None = None) -> Path:
     """Return the skel for a DSP of version *arch*, or else for the nearest older version.
 
-    A DSP that does not tell its version (None) gets the oldest skel: newer DSPs run it too.
+    If the version is unknown (None), return the oldest skel, which newer DSPs run too.
 
     Raises:
-        DeviceNotFound: There is none.
+        DeviceNotFound: No skel runs on the DSP, or *folder* has none.
     """
     skels = available(folder)
     if not skels:
@@ -60,10 +60,10 @@ def choose(arch: int | None, folder: Path | None = None) -> Path:
 
 
 def module(skel: Path) -> str:
-    """Return the URI of *skel* and its entry point, without the session.
+    """Return the URI of *skel*: file name and entry point, without the session.
 
-    The URI states the version of the interface.  The skel refuses a URI without a version, and one
-    with a newer version.
+    The URI states the version of the interface.  The skel refuses a URI without a version or with a
+    newer version.
     """
     return f"file:///{skel.name}?{ENTRY}&_modver=1.0&_idlver={interface().version}"
 
@@ -72,8 +72,8 @@ def publish(skel: Path) -> None:
     """Copy *skel* to the first folder in which the DSP looks for it.
 
     Raises:
-        DeviceNotFound: It cannot be read, or there is no room for it in the folder for temporary
-            files.
+        DeviceNotFound: *skel* cannot be read, or the folder for temporary files has no space for a
+            copy.
     """
     try:
         code = skel.read_bytes()
@@ -87,20 +87,20 @@ def publish(skel: Path) -> None:
             file.write(code)
     except OSError as error:
         raise DeviceNotFound(
-            f"npurt's code for the DSP cannot be put where the DSP finds it: {error}",
-            remedy="free some space in the folder for temporary files, or set TMPDIR to one that "
-            "can be written to",
+            f"npurt's code for the DSP cannot be copied to a folder for the DSP: {error}",
+            remedy="free some space in the folder for temporary files, or set TMPDIR to a folder "
+            "that can be written to",
         ) from error
 
 
 def withdraw() -> None:
-    """Remove what `publish` made, in a process that ends without exit handlers."""
+    """Remove the private folder; for a process that ends without exit handlers."""
     with contextlib.suppress(OSError):
         shutil.rmtree(_private())
 
 
 def _private() -> Path:
-    """Return this process's own folder, at the head of the DSP's search path."""
+    """Return the private folder of this process, which is first in the DSP's search path."""
     return _folder(os.getpid())
 
 
@@ -121,16 +121,16 @@ def _folder(process: int) -> Path:
 
 
 def _discard(process: int, folder: Path) -> None:
-    if os.getpid() == process:  # in a fork it is the parent's
+    if os.getpid() == process:  # not in a fork: the folder belongs to the parent
         shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def in_use(folder: Path) -> Iterator[None]:
-    """Hold the lock of a private folder; the system releases it when this process ends.
+    """Hold the lock of a private folder; the system releases the lock when this process ends.
 
     Raises:
-        OSError: Another process has it, or *folder* is none of ours.
+        OSError: Another process has the lock, or *folder* cannot be opened as a folder.
     """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
@@ -141,7 +141,7 @@ def in_use(folder: Path) -> Iterator[None]:
 
 
 def _sweep(root: Path) -> None:
-    """Remove the folders of processes that were killed."""
+    """Remove old private folders of processes that were killed."""
     for folder in root.glob("npurt-[0-9]*-*"):
         with contextlib.suppress(OSError):
             if time.time() - folder.stat().st_mtime > ABANDONED_SECONDS:

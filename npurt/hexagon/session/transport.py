@@ -1,7 +1,7 @@
 """The interface that carries a batch to the DSP and its reply back.
 
-`Session` implements it with one FastRPC invoke for each batch, `dspqueue.Queue` with messages, and
-`worker.Worker` with another process.
+`Session` sends a batch with a FastRPC invoke, `dspqueue.Queue` with a message, and `worker.Worker`
+through another process.
 """
 
 import abc
@@ -12,15 +12,15 @@ from npurt.hexagon.fastrpc.rpcmem import U8, Block
 
 
 class TransportName(StrEnum):
-    """The transports."""
+    """The names of the transports."""
 
     INVOKE = "invoke"
     DSPQUEUE = "dspqueue"
-    WORKER = "worker"  # another process, with one of the others
+    WORKER = "worker"  # another process, which uses invoke or dspqueue
 
 
 class Info(NamedTuple):
-    """Facts about our code and the DSP, as our code reports them; info_t of idl/npurt.idl."""
+    """The properties of the skel and the DSP that the skel reports: info_t of idl/npurt.idl."""
 
     protocol: int
     arch: int
@@ -34,19 +34,19 @@ class Info(NamedTuple):
 
 
 class Send(Protocol):
-    """See `Transport.prepare`."""
+    """The function that `Transport.prepare` returns."""
 
     def __call__(self, written: Block | None = None, read: Block | None = None) -> None:
         """Send the request and wait for the reply."""
 
 
 class Transport(abc.ABC):
-    """A session on the DSP, and memory shared with it.
+    """A session on the DSP, and memory shared with the DSP.
 
     Attributes:
-        name: Which transport it is.
-        info: What our code on the DSP says of itself.
-        simulated: Whether it runs in npurt's simulator: for people, nothing else depends on it.
+        name: The name of the transport.
+        info: The properties that npurt's code on the DSP reports.
+        simulated: Whether the DSP is npurt's simulator; only messages for the user depend on it.
     """
 
     name: TransportName
@@ -55,15 +55,15 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     def allocate(self, nbytes: int) -> Block:
-        """Return shared memory that the DSP has mapped; it lives until `free` or `close`.
+        """Return shared memory that the DSP has mapped until `free` or `close`.
 
         Raises:
-            DeviceFull: There is not so much, here or on the DSP.
+            DeviceFull: The host or the DSP has no memory for it.
         """
 
     @abc.abstractmethod
     def free(self, block: Block) -> None:
-        """Unmap *block*; its memory is freed with the last array of it."""
+        """Unmap *block*; its memory is freed when no array refers to it."""
 
     @abc.abstractmethod
     def sync_for_device(self, block: Block) -> None:
@@ -75,23 +75,24 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     def prepare(self, request: U8, reply: U8) -> Send:
-        """Return a function that sends *request* as it stands then, and fills *reply*.
+        """Return a function that sends the current bytes of *request* and fills *reply*.
 
-        Its arguments are the block that the host has written for this call, and the block that
-        it will read: the first is synchronised before, the second after.
+        The function takes two blocks: the block that the host has written for the call, which it
+        synchronises before the call, and the block that the host will read, which it synchronises
+        after the call.
 
-        It raises DeviceLost when the DSP process is gone, DeviceTimeout when it does not answer in
-        time, and DriverError when it refuses.
+        The function raises DeviceLost if the DSP process is gone, DeviceTimeout if the DSP does not
+        answer in time, and DriverError if the DSP refuses the call.
         """
 
     @abc.abstractmethod
     def settle(self) -> None:
-        """Wait for calls that Ctrl-C interrupted."""
+        """Wait until calls that Ctrl-C interrupted have ended."""
 
     def packets(self) -> int:
-        """Return how many packets of instructions it executed so far; 0 where nobody counts."""
+        """Return the number of instruction packets executed so far; 0 if they are not counted."""
         return 0
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Release session and memory.  A second call does nothing."""
+        """Release the session and its memory.  A second call does nothing."""
