@@ -118,7 +118,7 @@ def test_a_driver_without_the_dsp_is_told_from_no_driver(tmp_path):
     first = start_here(examine(tree)[0])
 
     assert first.check.name == "driver"
-    assert "does not know the CDSP" in first.result.what
+    assert "has no node for the CDSP" in first.result.what
 
 
 def test_nodes_that_are_not_there_are_asked_of_udev(tmp_path):

@@ -32,7 +32,7 @@ def test_a_machine_without_a_hexagon_is_told_so_and_offered_the_simulator(npurt,
     lines = result.out.splitlines()
     first = lines[lines.index("hexagon") + 1]
     assert "FAIL  machine" in first
-    assert "no 64-bit ARM machine but riscv64" in first
+    assert "this machine is riscv64, not 64-bit ARM" in first
     assert result.out.count("start here") == 1
     assert "-dev hexagon:sim" in result.out
 

@@ -91,7 +91,9 @@ def test_an_ill_dsp_fails_where_it_is_ill(simulate, check, what):
     assert first.check.name == check, results
     assert what in first.result.what
     assert first.result.command
-    assert not [r for r in results.values() if "not tried" in r.what]  # it says nothing of the DSP
+    assert not [
+        r for r in results.values() if "did not run" in r.what
+    ]  # the message is not about the DSP
 
 
 def test_a_simulator_without_qemu_is_told_to_install_it(monkeypatch):
@@ -115,7 +117,7 @@ def test_a_queue_that_nobody_reads_is_no_more_than_a_warning():
     results, first = judged(tried("queue_stuck=1"))
 
     assert results["dspqueue"].state == "warn"
-    assert "plain calls are used" in results["dspqueue"].what
+    assert "so npurt uses plain calls" in results["dspqueue"].what
     assert first is None
 
 

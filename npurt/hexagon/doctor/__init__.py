@@ -1,5 +1,5 @@
-"""What `npurt doctor` checks of a Hexagon, and whether a DSP can load a skel (`loadable`).
+"""The checks of `npurt doctor` for a Hexagon, and rules for loadable skels (`loadable`).
 
-May import every other room.
-Begin with `checks`, the list.
+May import every other subpackage.
+Begin with `checks`, the list of checks.
 """

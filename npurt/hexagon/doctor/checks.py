@@ -1,7 +1,7 @@
-"""What can be wrong between a board and its Hexagon, in the order in which to look.
+"""The checks of a board and its Hexagon, in the order in which they run.
 
-Order and messages follow what was found to be the cause in reports: qualcomm/fastrpc (#N),
-qualcomm-linux/kernel (K#N), ggml-org/llama.cpp (L#N), and those of the makers of boards.
+The order and the messages follow the causes that were found in reports: qualcomm/fastrpc (#N),
+qualcomm-linux/kernel (K#N), ggml-org/llama.cpp (L#N), and reports to the makers of boards.
 """
 
 import re
@@ -18,7 +18,7 @@ HEAP = "/dev/dma_heap/system"
 
 
 def why_not(system: System) -> str | None:
-    """Return why this board has no Hexagon to look for, or None."""
+    """Return the reason why this board cannot have a Hexagon, or None."""
     maker = re.search(
         r"^(rockchip|allwinner|brcm|amlogic|mediatek|nvidia),", compatible(system), re.M
     )
@@ -28,23 +28,23 @@ def why_not(system: System) -> str | None:
 
 
 def machine(system: System) -> Result:
-    """Only 64-bit ARM has a Hexagon beside it."""
+    """Check for 64-bit ARM: only such machines have a Hexagon."""
     name = system.machine()
     if name == "aarch64":
         return ok("64-bit ARM")
     if not name:
         return fail(
-            "the evidence does not say of which machine it is, as that of a simulator does not",
+            "the evidence does not name its machine; evidence from a simulator never does",
             "npurt doctor -dev hexagon:sim --from BUNDLE",
         )
     return fail(
-        f"this is no 64-bit ARM machine but {name}: only the simulator runs here",
+        f"this machine is {name}, not 64-bit ARM: only the simulator runs here",
         "npurt doctor -dev hexagon:sim",
     )
 
 
 def board(system: System) -> Result:
-    """Name the board; an unknown one is no error."""
+    """Report the board; an unknown board is not an error."""
     model = system.text(f"{TREE}/model") or "no device tree"
     soc = system.text("/sys/devices/soc0/soc_id")
     kernel = system.text("/proc/sys/kernel/osrelease")
@@ -54,28 +54,28 @@ def board(system: System) -> Result:
 
 @on_linux
 def dsp(system: System) -> Result:
-    """The kernel must know the compute DSP as a remote processor."""
+    """Check that the kernel has the compute DSP as a remote processor."""
     path = remoteproc(system)
     if path:
         return ok(path)
     return fail(
-        "no remote processor is called cdsp: the kernel has no driver for it, or the device tree "
-        "no such node",
+        "no remote processor is called cdsp: the kernel has no driver for the DSP, or the device "
+        "tree has no node for it",
         "sudo modprobe qcom_q6v5_pas; if that changes nothing: a kernel and device tree for this "
         "board, from its maker",
     )
 
 
-_REASONS = (  # errno in the kernel's log, what it means, what helps; source: K#923, K#1086
-    ("-2", "the kernel did not find its firmware when it looked for it", ""),
+_REASONS = (  # errno in the kernel's log, its meaning, the remedy; source: K#923, K#1086
+    ("-2", "the kernel did not find its firmware", ""),
     (
         "-22",
-        "its firmware was refused (-22): it is not signed for this device",
-        "install the firmware that the maker of this very device ships, then: sudo reboot",
+        "its firmware was refused (-22), because it is not signed for this device",
+        "install the firmware that the maker ships for this device, then: sudo reboot",
     ),
     (
         "-110",
-        "it was started and did not answer (-110)",
+        "the CDSP was started and did not answer (-110)",
         "sudo reboot; if it happens again, another version of the firmware",
     ),
 )
@@ -83,7 +83,7 @@ _REASONS = (  # errno in the kernel's log, what it means, what helps; source: K#
 
 @on_linux
 def running(system: System) -> Result:
-    """The DSP must have been started."""
+    """Check that the DSP has been started."""
     path = remoteproc(system)
     state = system.text(f"{path}/state") or "unknown"
     if state in ("running", "attached"):
@@ -91,7 +91,7 @@ def running(system: System) -> Result:
     start = f"echo start > {path}/state"
     if state == "crashed":
         return fail(
-            "the CDSP has crashed: the kernel's log says in which code",
+            "the CDSP has crashed: the kernel's log names the code that crashed",
             f"sudo dmesg | grep remoteproc; then: sudo sh -c 'echo stop > {path}/state; {start}'",
         )
     log = "\n".join(system.log("cdsp"))
@@ -100,33 +100,33 @@ def running(system: System) -> Result:
         if errors and errors[-1] == errno:
             return fail(f"the CDSP is {state}: {reason}", command or f"sudo sh -c '{start}'")
     return fail(
-        f"the CDSP is {state}: perhaps its firmware was not there yet when the kernel looked",
+        f"the CDSP is {state}: perhaps the kernel tried to start it before its firmware was there",
         f"sudo sh -c '{start}'",
     )
 
 
 @on_linux
 def driver(system: System) -> Result:
-    """FastRPC's driver must have made its nodes."""
+    """Check that FastRPC's driver has created its device nodes."""
     misc = system.names("/sys/class/misc")
     if any(name.startswith(("fastrpc-cdsp", "adsprpc-smd")) for name in misc):
         return ok("the FastRPC driver has the CDSP")
     if "fastrpc" in system.names("/sys/module"):
         return fail(
-            "the FastRPC driver is loaded, but does not know the CDSP: the device tree lacks its "
-            "fastrpc node, or the DSP has only just started",
-            "sudo dmesg | grep fastrpc; if it says nothing of a cdsp: a device tree for this "
-            "board, from its maker",
+            "the FastRPC driver is loaded, but has no node for the CDSP: the device tree lacks the "
+            "fastrpc node of the CDSP, or the DSP has only just started",
+            "sudo dmesg | grep fastrpc; if the output does not mention cdsp: a device tree for "
+            "this board, from its maker",
         )
     return fail(
         "the FastRPC driver is not loaded",
-        "sudo modprobe fastrpc; if there is none: a kernel with CONFIG_QCOM_FASTRPC",
+        "sudo modprobe fastrpc; if the module is missing: a kernel with CONFIG_QCOM_FASTRPC",
     )
 
 
 @on_linux
 def node(system: System) -> Result:
-    """This user must be allowed to open one of the nodes."""
+    """Check that this user may open one of the device nodes."""
     names = NODES if any(system.node(n) for n in NODES) else VENDOR_NODES
     nodes = {name: system.node(name) for name in names}
     there = {name: found for name, found in nodes.items() if found}
@@ -136,7 +136,7 @@ def node(system: System) -> Result:
     if not there:
         return fail(
             f"there is no {NODES[1]}",
-            "sudo udevadm trigger; in a container: pass the node and /dev/dma_heap/system in",
+            "sudo udevadm trigger; in a container: pass the node and /dev/dma_heap/system to it",
         )
     name = next((n for n in names[::-1] if n in there), names[0])
     return fail(f"no permission to open {name} ({there[name]})", _permit(name, there[name].group))
@@ -144,7 +144,7 @@ def node(system: System) -> Result:
 
 @on_linux
 def heap(system: System) -> Result:
-    """Memory that is shared with the DSP comes from the DMA heap."""
+    """Check that this user may open the DMA heap, which provides the memory for sharing."""
     found = system.node(HEAP)
     if found is None:
         return warn(
@@ -157,7 +157,7 @@ def heap(system: System) -> Result:
 
 
 def _permit(path: str, group: str) -> str:
-    """Return the command that lets this user open a node: access(2) decides, the group advises."""
+    """Return the command after which this user can open the node *path* of group *group*."""
     if group not in ("root", "0"):
         return f"sudo usermod -aG {group} $USER, then log in again"
     return (
@@ -169,7 +169,7 @@ def _permit(path: str, group: str) -> str:
 
 @on_linux
 def daemon(system: System) -> Result:
-    """Check that the daemon runs: without it, nobody sees the DSP's log of a crash."""
+    """Check that the daemon runs, which writes the DSP's messages of a crash to the log."""
     if system.runs("cdsprpcd"):
         return ok("cdsprpcd runs")
     return warn(
@@ -178,8 +178,8 @@ def daemon(system: System) -> Result:
 
 
 def banks(system: System) -> Result:
-    """How many sessions are left can only be found by using them up."""
-    return skip("not counted: it would take every session that is left")
+    """Skip the number of free sessions: counting them would mean opening all of them."""
+    return skip("not counted: counting would open all free sessions")
 
 
 CHECKS = (
@@ -217,7 +217,7 @@ SIMULATED = tuple(check for check in CHECKS if check.name in LIVE)
 
 
 def collect(system: System) -> None:
-    """Collect evidence that no check needs, but a reader of a bundle does."""
+    """Collect evidence that no check uses, for the readers of a bundle."""
     for path in (
         "/etc/os-release",
         "/proc/sys/kernel/osrelease",

@@ -1,7 +1,7 @@
-"""Reading a shared object for the DSP as its loader does: from its segments, not its sections.
+"""Read a shared object for the DSP from its segments, as the DSP's loader does.
 
-Knows nothing of what is right or wrong, only what is damaged; `verify` judges.  Sources: System V
-gABI 4.1, chapters 4 and 5; Hexagon ABI: LLVM, include/llvm/BinaryFormat/ELF.h and
+`read` refuses damaged files only; `loadable.verify` decides whether a DSP can load a file.
+Sources: System V gABI 4.1, chapters 4 and 5; Hexagon ABI: LLVM, include/llvm/BinaryFormat/ELF.h and
 ELFRelocs/Hexagon.def.
 """
 
@@ -17,7 +17,7 @@ MACHINE = 164  # EM_HEXAGON
 SHARED_OBJECT = 3  # ET_DYN
 ARCH_MASK = 0x3FF  # of e_flags; bit 15 marks the small cores (v67t, v71t)
 
-MOST_BYTES = 1 << 30  # of a library in memory, far more than any has
+MOST_BYTES = 1 << 30  # limit for the size of a library in memory
 
 _HEADER = struct.Struct("<16sHHIIIIIHHHHHH")
 _SEGMENT = struct.Struct("<8I")
@@ -28,7 +28,7 @@ _HASH = struct.Struct("<II")
 
 _RELOCATIONS = {6: "32", 32: "COPY", 33: "GLOB_DAT", 34: "JMP_SLOT", 35: "RELATIVE"}
 _WEAK, _LOCAL = 2, 0  # bindings
-_RESERVED_SECTIONS = 0xFF00  # SHN_LORESERVE: from here on indices of no section, as SHN_ABS
+_RESERVED_SECTIONS = 0xFF00  # SHN_LORESERVE: this and higher indices, as SHN_ABS, are no sections
 _VISIBLE = (0, 3)  # visibilities: default, protected
 _MOST_SYMBOLS = 1 << 16
 
@@ -42,14 +42,14 @@ class Kind(IntEnum):
 
 
 class Access(IntFlag):
-    """What a segment allows."""
+    """The access rights of a segment."""
 
     X = 1
     W = 2
     R = 4
 
     def __str__(self) -> str:
-        """Return it as "RX"."""
+        """Return the letters of the rights, such as "RX"."""
         return "".join(str(one.name) for one in sorted(self, reverse=True)) or "-"
 
 
@@ -85,18 +85,18 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class SharedObject:
-    """What a shared object for the DSP is made of.
+    """The contents of a shared object for the DSP.
 
     Attributes:
-        arch: Version of the DSP it was compiled for: 68 for v68.
-        segments: In the order of the file.
-        soname: Its own name, or None.
-        needed: Libraries it wants to be loaded with it.
-        exports: Symbols that others may use, sorted.
-        imports: Symbols it needs: name -> whether it can do without.
-        relocations: Kind -> how many; "R_HEX_" left out.
-        has_hash: Whether there is the System V hash table that symbols are found by.
-        text_relocations: Whether its code must be written to when it is loaded.
+        arch: The version of the DSP that the object was compiled for: 68 for v68.
+        segments: The segments in the order of the file.
+        soname: The object's own name, or None.
+        needed: Libraries that must be loaded with the object.
+        exports: Symbols that other objects can use, sorted.
+        imports: Undefined symbols: name -> True if the symbol is weak.
+        relocations: Number of relocations by kind; the kinds are named without "R_HEX_".
+        has_hash: Whether the object has a System V hash table, in which the loader finds symbols.
+        text_relocations: Whether the loader must write to the code.
     """
 
     arch: int
@@ -111,7 +111,7 @@ class SharedObject:
 
     @property
     def signed(self) -> bool:
-        """Whether it carries a signature, in a segment of kind 0."""
+        """Whether the file has a signature, in a segment of kind 0."""
         return any(s.kind == Kind.NULL and s.memory_bytes for s in self.segments)
 
 
@@ -119,7 +119,7 @@ def read(data: bytes) -> SharedObject:
     """Read a file.
 
     Raises:
-        LayoutError: It is no shared object for the Hexagon, or is damaged.
+        LayoutError: *data* is not a shared object for the Hexagon, or is damaged.
     """
     head = _head(data)
     segments = tuple(_segments(data, table=head[5], size=head[9], count=head[10]))
@@ -148,7 +148,7 @@ class _Symbol:
 
     @property
     def refers(self) -> bool:
-        """Whether it is defined here, or has a name by which to find it."""
+        """Whether the symbol is defined in this object, or has a name for a lookup."""
         return self.section != 0 or self.name != ""
 
 
@@ -163,22 +163,22 @@ def _unpack(layout: struct.Struct, data: bytes, at: int, what: str) -> tuple[int
 
 
 def _decimal(version: int) -> int:
-    """Return 68 for 0x68: the digits are those of the name."""
+    """Return 68 for 0x68: the hex digits read as decimal digits."""
     text = f"{version:x}"
     return int(text) if text.isdecimal() else _refuse(f"its Hexagon version is {version:#x}")
 
 
 def _head(data: bytes) -> tuple[int, ...]:
     if data[:4] != b"\x7fELF":
-        _refuse(f"this is no ELF file: it begins with {data[:4].hex(' ') or 'nothing'}")
+        _refuse(f"this is not an ELF file: it begins with {data[:4].hex(' ') or 'nothing'}")
     head = _unpack(_HEADER, data, 0, "its header")
     if data[4:6] != b"\x01\x01":
-        _refuse("it is not for a 32-bit little-endian machine, as the Hexagon is")
+        _refuse("the file is not for a 32-bit little-endian machine such as the Hexagon")
     _, kind, machine, *_ = head
     if machine != MACHINE:
-        _refuse(f"it is for machine {machine}, not for the Hexagon ({MACHINE})")
+        _refuse(f"the file is for machine {machine}, not for the Hexagon ({MACHINE})")
     if kind != SHARED_OBJECT:
-        _refuse(f"it is no shared object: its ELF type is {kind}, not {SHARED_OBJECT}")
+        _refuse(f"the file is not a shared object: its ELF type is {kind}, not {SHARED_OBJECT}")
     return head
 
 
@@ -197,7 +197,7 @@ def _segments(data: bytes, table: int, size: int, count: int) -> list[Segment]:
         if address + memory_bytes > MOST_BYTES:
             _refuse(f"segment {i} ends at {address + memory_bytes:#x}, above {MOST_BYTES:#x}")
         if kind == Kind.LOAD and align & (align - 1):
-            _refuse(f"segment {i} is aligned to {align} bytes, which is no power of two")
+            _refuse(f"segment {i} is aligned to {align} bytes, not to a power of two")
         if kind in (Kind.LOAD, Kind.DYNAMIC) and file_bytes > memory_bytes:
             _refuse(f"segment {i} has {file_bytes} bytes in the file, {memory_bytes} in memory")
         found.append(segment)
@@ -205,7 +205,7 @@ def _segments(data: bytes, table: int, size: int, count: int) -> list[Segment]:
 
 
 class _Image:
-    """The bytes of a file by the addresses they are loaded at."""
+    """The bytes of a file, by the addresses to which the loader loads them."""
 
     def __init__(self, data: bytes, segments: tuple[Segment, ...]) -> None:
         self._data = data
@@ -220,16 +220,18 @@ class _Image:
         _refuse(f"{what} ({nbytes} bytes at {address:#x}) is in no segment")
 
     def _loaded(self, address: int, nbytes: int = 0, access: int = 0) -> bool:
-        """Return whether these bytes are in memory; an empty range may lie at the end of a segment.
+        """Return whether a loaded segment contains this range; 0 bytes may lie at its end.
 
         Args:
-            access: The access that the segment must allow.
+            address: The start of the range.
+            nbytes: The size of the range.
+            access: The access rights that the segment must have.
         """
         loads = (s for s in self._segments if s.kind == Kind.LOAD and not access & ~s.access)
         return any(s.address <= address <= s.address + s.memory_bytes - nbytes for s in loads)
 
     def dynamic(self) -> list[tuple[int, int]]:
-        """Return the dynamic entries as (tag, value), up to the end mark."""
+        """Return the dynamic entries as (tag, value), up to the entry NULL."""
         for s in self._segments:
             if s.kind == Kind.DYNAMIC:
                 if not self._loaded(s.address, s.memory_bytes):
@@ -238,10 +240,10 @@ class _Image:
                 entries = list(_DYNAMIC.iter_unpack(table))
                 end = next((i for i, (tag, _) in enumerate(entries) if tag == Tag.NULL), None)
                 return entries[:end]
-        _refuse("it has no dynamic segment: nothing says where its symbols are")
+        _refuse("the file has no dynamic segment, which locates its symbols")
 
     def text(self, entries: list[tuple[int, int]], offset: int) -> str:
-        """Return a name."""
+        """Return the name at *offset* in the table of names."""
         values = dict(entries)
         size = values.get(Tag.STRSZ, 0)
         table = self._bytes(values.get(Tag.STRTAB, 0), size, "the table of names")
@@ -253,7 +255,7 @@ class _Image:
         return table[offset:end].decode("ascii", "replace")
 
     def symbols(self, entries: list[tuple[int, int]]) -> list[_Symbol]:
-        """Return all dynamic symbols; the hash table says how many there are."""
+        """Return all dynamic symbols; the hash table holds their number."""
         values = dict(entries)
         if Tag.HASH not in values or Tag.SYMTAB not in values:
             return []
@@ -275,13 +277,13 @@ class _Image:
         return found
 
     def relocations(self, entries: list[tuple[int, int]], symbols: list[_Symbol]) -> dict[str, int]:
-        """Check the relocations, and count them by kind."""
+        """Check the relocations; return their number by kind."""
         values = dict(entries)
         kinds: Counter[str] = Counter()
         for at, size in ((Tag.RELA, Tag.RELASZ), (Tag.JMPREL, Tag.PLTRELSZ)):
             nbytes = values.get(size, 0) // _RELOCATION.size * _RELOCATION.size
             if nbytes and at not in values:
-                _refuse(f"it has {nbytes} bytes of relocations, and does not say where")
+                _refuse(f"the file has {nbytes} bytes of relocations without an address")
             what = "a table of relocations"
             if not nbytes and at in values and not self._loaded(values[at]):
                 _refuse(f"{what} (0 bytes at {values[at]:#x}) is in no segment")
@@ -289,13 +291,13 @@ class _Image:
             for place, info, _ in _RELOCATION.iter_unpack(table):
                 self._check_relocation(place, info >> 8, symbols)
                 if Tag.TEXTREL not in values and not self._loaded(place, 4, Access.W):
-                    _refuse(f"a relocation changes {place:#x}, which is not to be written to")
+                    _refuse(f"a relocation changes {place:#x}, which is not writable")
                 kinds[_RELOCATIONS.get(info & 0xFF, str(info & 0xFF))] += 1
         return dict(sorted(kinds.items()))
 
     def _check_relocation(self, place: int, symbol: int, symbols: list[_Symbol]) -> None:
-        """Refuse a relocation that changes bytes outside memory, or refers to no symbol."""
+        """Raise if a relocation changes bytes outside memory or refers to a missing symbol."""
         if place % 4 or not self._loaded(place, 4):
-            _refuse(f"a relocation changes {place:#x}, which is in no segment, or no whole word")
+            _refuse(f"a relocation changes {place:#x}, which is in no segment or is misaligned")
         if symbol and symbols and (symbol >= len(symbols) or not symbols[symbol].refers):
-            _refuse(f"a relocation refers to symbol {symbol}, which is none")
+            _refuse(f"a relocation refers to symbol {symbol}, which does not exist")

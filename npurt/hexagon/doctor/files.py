@@ -1,7 +1,8 @@
-"""Checks of files: the DSP's firmware, the shell its processes start with, and search paths.
+"""Check files: the DSP's firmware, the shell of its processes, and search paths.
 
-Where files are looked for: Linux, Documentation/driver-api/firmware/fw_search_path.rst; the DSP
-files of qualcomm/fastrpc (README, src/fastrpc_config_parser.c) and linux-msm/hexagon-dsp-binaries.
+Sources for the folders that are searched: Linux,
+Documentation/driver-api/firmware/fw_search_path.rst; qualcomm/fastrpc, README and
+src/fastrpc_config_parser.c; linux-msm/hexagon-dsp-binaries.
 """
 
 import functools
@@ -12,9 +13,10 @@ from npurt.doctor.board import TREE
 from npurt.doctor.check import Result, fail, ok, skip, warn
 from npurt.doctor.system import System
 
-SHELL = "fastrpc_shell_unsigned_3"  # 3: of the CDSP
+SHELL = "fastrpc_shell_unsigned_3"  # 3 is the domain id of the CDSP
 BUILD = r"(?:[A-Z]*DSP|NSP)\.[A-Z]+\.\d[\w.-]+"  # "CDSP.HT.2.5.c3-00130-KODIAK-1"
-BASES = ("/usr/share/qcom", "/usr/share/hexagon-dsp")  # of paths in conf.d; Debian's is the second
+# folders with conf.d, to which its paths are relative; the second is Debian's
+BASES = ("/usr/share/qcom", "/usr/share/hexagon-dsp")
 SHELL_FOLDERS = (
     "/usr/lib/dsp",
     "/usr/lib/rfsa/adsp",
@@ -24,7 +26,7 @@ SHELL_FOLDERS = (
 )
 PATHS = ("DSP_LIBRARY_PATH", "ADSP_LIBRARY_PATH")  # the second is read if the first is not set
 PACKED = ("", ".zst", ".xz")
-HIDDEN = "Android shows this to its own services only"
+HIDDEN = "Android hides this from apps"
 
 
 def remoteproc(system: System) -> str | None:
@@ -38,12 +40,12 @@ def remoteproc(system: System) -> str | None:
 
 
 def android(system: System) -> bool:
-    """Whether this is an app's view of Android, which hides most of the machine."""
+    """Return whether the system is Android, which hides most of the machine from apps."""
     return bool(system.environment("ANDROID_ROOT"))
 
 
 def on_linux(look: Callable[[System], Result]) -> Callable[[System], Result]:
-    """Make a check skip what an app cannot see on Android."""
+    """Return the check *look*, skipped on Android, where an app cannot read the files."""
 
     @functools.wraps(look)
     def looked(system: System) -> Result:
@@ -53,7 +55,7 @@ def on_linux(look: Callable[[System], Result]) -> Callable[[System], Result]:
 
 
 def firmware_file(system: System) -> str | None:
-    """Return where the DSP's firmware is."""
+    """Return the path of the DSP's firmware, or None."""
     name = system.text(f"{remoteproc(system)}/firmware")
     kernel = system.text("/proc/sys/kernel/osrelease")
     custom = system.text("/sys/module/firmware_class/parameters/path")
@@ -68,7 +70,7 @@ def firmware_file(system: System) -> str | None:
 
 @on_linux
 def firmware(system: System) -> Result:
-    """The file that the kernel starts the DSP with."""
+    """Check that the firmware exists, the file with which the kernel starts the DSP."""
     path = firmware_file(system)
     if path:
         return ok(path)
@@ -81,9 +83,9 @@ def firmware(system: System) -> Result:
 
 
 def configured(system: System) -> dict[str, str]:
-    """Return what FastRPC's configuration says of this board: DSP_LIBRARY_PATH, CDSP_ARCH.
+    """Return FastRPC's configuration for this board: DSP_LIBRARY_PATH, CDSP_ARCH.
 
-    The files are YAML of one shape: machines, a model, and keys of it.
+    The files are YAML with two levels: models of boards, and keys with values for each model.
     """
     model = system.text(f"{TREE}/model") or ""
     found: dict[str, str] = {}
@@ -108,7 +110,7 @@ def _of_model(yaml: str, model: str) -> dict[str, str]:
 
 
 def shell_folders(system: System) -> list[str]:
-    """Return where a shell may be, first place first."""
+    """Return the folders in which FastRPC searches the shell, in order."""
     folders = []
     for name in PATHS:
         folders += [item for item in system.environment(name).split(";") if item.startswith("/")]
@@ -120,14 +122,14 @@ def shell_folders(system: System) -> list[str]:
 
 
 def shell_file(system: System) -> str | None:
-    """Return where the shell of unsigned processes is."""
+    """Return the path of the shell of unsigned processes, or None."""
     paths = [f"{folder}/{SHELL}" for folder in shell_folders(system)]
     return next((path for path in paths if system.node(path)), None)
 
 
 @on_linux
 def shell(system: System) -> Result:
-    """The program that a process on the DSP starts with; npurt's code is not signed."""
+    """Check that the shell of unsigned processes exists; npurt's code is not signed."""
     path = shell_file(system)
     if path:
         return ok(path)
@@ -141,12 +143,12 @@ def shell(system: System) -> Result:
 
 @on_linux
 def build(system: System) -> Result:
-    """The DSP starts only shells of its firmware's own build (#188, #231, #325, #377)."""
+    """Check that firmware and shell have the same build (#188, #231, #325, #377)."""
     paths = firmware_file(system), shell_file(system)
     builds = [system.matches(path, BUILD) if path else None for path in paths]
     if not builds[0] or not builds[1]:
         unknown = " and ".join(str(p) for p, b in zip(paths, builds, strict=True) if not b)
-        return skip(f"cannot tell of which build {unknown} is")
+        return skip(f"the build of {unknown} is unknown")
     same = set(builds[0]) & set(builds[1])
     if same:
         return ok(", ".join(sorted(same)))
@@ -158,7 +160,7 @@ def build(system: System) -> Result:
 
 
 def path(system: System) -> Result:
-    """Folders are separated by ";" alone: with ":" the list is one folder that is not there."""
+    """Check that ";" separates the folders: a list with ":" means one folder, which is missing."""
     for name in PATHS:
         value = system.environment(name)
         if ":" in value:

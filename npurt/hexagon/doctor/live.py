@@ -1,4 +1,4 @@
-"""Checks that read what a trial of the DSP saw (`trial`)."""
+"""Checks that judge the findings of a trial of the DSP (see `trial`)."""
 
 import re
 from typing import Any
@@ -14,14 +14,14 @@ PACKAGES = (
 )
 INSTALL = "sudo apt install libfastrpc1 (RadxaOS: libcdsprpc1)"
 REPORT = (
-    "sudo journalctl -b | grep -i -e cdsprpcd -e fastrpc shows what the DSP said; npurt doctor "
-    "--bundle report.tar.gz puts together what a report needs"
+    "sudo journalctl -b | grep -i -e cdsprpcd -e fastrpc shows the DSP's messages; npurt doctor "
+    "--bundle report.tar.gz collects the evidence for a report"
 )
-_HERE = re.compile("npurt doctor")  # this is the page that advice names
+_HERE = re.compile("npurt doctor")  # advice to run the doctor is useless in the doctor's own output
 
 
 def _step(system: System, name: str) -> dict[str, Any]:
-    """Return the findings of a step, {} when it was not made."""
+    """Return the findings of a step, or {} if the step did not run."""
     steps = system.probe(TRIAL).get("steps")
     step = steps.get(name) if isinstance(steps, dict) else None
     return step if isinstance(step, dict) else {}
@@ -38,7 +38,7 @@ def _list(step: dict[str, Any], name: str) -> list[Any]:
 
 
 def _trouble(system: System, *names: str) -> Result | None:
-    """Return the failure of the first of these steps that failed or was not made, or None."""
+    """Return the failure of the first step that failed or did not run; None if all succeeded."""
     for name in names:
         step = _step(system, name)
         if "error" in step:
@@ -47,7 +47,7 @@ def _trouble(system: System, *names: str) -> Result | None:
                 str(step["error"]), remedy if remedy and not _HERE.search(remedy) else REPORT
             )
         if not step:
-            ended = system.probe(TRIAL).get("ended") or f"it was not tried: {name}"
+            ended = system.probe(TRIAL).get("ended") or f"the step {name} did not run"
             return fail(f"the DSP does not answer: {ended}", _HANG)
     return None
 
@@ -59,7 +59,7 @@ _HANG = (
 
 
 def library(system: System) -> Result:
-    """The system's library must load, be the only one, and be no stub."""
+    """Check that the system's library loads, is the only FastRPC library, and is not a stub."""
     trouble = _trouble(system, "library")
     if trouble:
         return trouble
@@ -75,7 +75,7 @@ def library(system: System) -> Result:
     if step.get("unsigned") == 0xFFFF_FFFF:
         return fail(
             f"{step.get('path')} is the SDK's stub and not the system's library: it refuses even "
-            "what needs no DSP (0xffffffff)",
+            "a request that needs no DSP (0xffffffff)",
             f"unset LD_LIBRARY_PATH NPURT_FASTRPC_LIBRARY; {INSTALL}",
         )
     missing = ", ".join(map(str, _list(step, "missing")))
@@ -85,16 +85,16 @@ def library(system: System) -> Result:
 
 
 def capabilities(system: System) -> Result:
-    """What the DSP says of itself; old firmware does not know the question."""
+    """Report the properties of the DSP; old firmware does not support the request."""
     trouble = _trouble(system, "capabilities")
     if trouble:
         return trouble
     step = _step(system, "capabilities")
     arch = version(system)
     if step.get("arch") is None:
-        known = f"; FastRPC's configuration says v{arch}" if arch else ""
+        known = f"; FastRPC's configuration names v{arch}" if arch else ""
         return warn(
-            f"the DSP does not say its version: old firmware, or no access (#180, #267){known}",
+            f"the DSP does not report its version: old firmware, or no access (#180, #267){known}",
             "update the DSP's firmware, if there is a newer one",
         )
     about = (
@@ -102,12 +102,12 @@ def capabilities(system: System) -> Result:
         f"{_number(step, 'vtcm_bytes') / (1 << 20):g} MiB of VTCM"
     )
     if step.get("unsigned") is False:
-        return warn(f"{about}; it says that it takes signed code only, which may be wrong (#401)")
+        return warn(f"{about}; the DSP reports signed code only, which may be wrong (#401)")
     return ok(about)
 
 
 def version(system: System) -> int | None:
-    """Return the DSP's version: what it says, else what FastRPC's configuration says."""
+    """Return the version that the DSP reports, else the version in FastRPC's configuration."""
     arch = _step(system, "capabilities").get("arch")
     if isinstance(arch, int):
         return arch
@@ -116,7 +116,7 @@ def version(system: System) -> int | None:
 
 
 def skel(system: System) -> Result:
-    """There must be code of npurt for this DSP."""
+    """Check that npurt has code for this DSP."""
     arch = version(system)
     step = _step(system, "skel")
     oldest = min((n for n in _list(step, "available") if isinstance(n, int)), default=OLDEST)
@@ -135,7 +135,7 @@ def skel(system: System) -> Result:
 
 
 def session(system: System) -> Result:
-    """npurt's code must start."""
+    """Check that npurt's code starts on the DSP."""
     trouble = _trouble(system, "session")
     if trouble:
         return trouble
@@ -148,26 +148,26 @@ def session(system: System) -> Result:
 
 
 def transfer(system: System) -> Result:
-    """Calls must arrive, copied and shared memory whole."""
+    """Check that calls arrive, and that copied and shared memory arrive undamaged."""
     trouble = _trouble(system, "echo", "copy", "shared")
     if trouble:
         return trouble
     echo, shared = _step(system, "echo"), _step(system, "shared")
     return ok(
         f"a call takes {_number(echo, 'seconds') * 1e6:.0f} us; "
-        f"{_number(shared, 'bytes') / (1 << 20):g} MiB of shared memory arrive whole"
+        f"{_number(shared, 'bytes') / (1 << 20):g} MiB of shared memory arrive undamaged"
     )
 
 
 def mapping(system: System) -> Result:
-    """Memory must be mapped and unmapped again and again."""
+    """Check that memory can be mapped and unmapped repeatedly."""
     cycles = _number(_step(system, "mapping"), "cycles")
     return _trouble(system, "mapping") or ok(f"{cycles:g} times")
 
 
 def dspqueue(system: System) -> Result:
-    """Queues are a faster way that many boards do not have."""
+    """Check whether dspqueue works: it is faster than plain calls, and many boards lack it."""
     trouble = _trouble(system, "dspqueue")
     if trouble:
-        return warn(f"dspqueue does not work here, plain calls are used: {trouble.what}")
+        return warn(f"dspqueue does not work here, so npurt uses plain calls: {trouble.what}")
     return ok("messages are answered")

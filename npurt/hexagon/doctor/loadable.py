@@ -1,8 +1,8 @@
-"""Would a DSP load this shared object?  What is known of its loader, as rules.
+"""Decide whether a DSP would load a shared object, by the known rules of its loader.
 
 Sources: the skels that ship with qualcomm/fastrpc (test/v68, test/v75), which load; the causes that
 were found for 0x80000406 and 0x80000442 in ggml-org/llama.cpp #18932, #22352, #28288; tinygrad's
-ops_dsp.py.  No rule has been tried on a DSP by npurt itself.
+ops_dsp.py.  npurt has not tested these rules on a DSP.
 """
 
 import re
@@ -12,16 +12,16 @@ from fnmatch import fnmatchcase
 from npurt.errors import LayoutError
 from npurt.hexagon.doctor.elf import Access, Kind, SharedObject, read
 
-_ENTRY = re.compile(r"\w+_skel_(handle_)?invoke")  # of any
+_ENTRY = re.compile(r"\w+_skel_(handle_)?invoke")  # the entry point of any interface
 
 PAGE = 4096
 VERSIONS = range(60, 82)  # of DSPs
-RELOCATIONS = {"32", "GLOB_DAT", "JMP_SLOT", "RELATIVE"}  # that skels which load have
-COMPANIONS = {"libc.so", "libgcc.so"}  # that skels of the SDK need, and find
+RELOCATIONS = {"32", "GLOB_DAT", "JMP_SLOT", "RELATIVE"}  # kinds in skels that load
+COMPANIONS = {"libc.so", "libgcc.so"}  # libraries that the DSP provides for skels of the SDK
 BUILD = "run `python npurt/build.py` in a checkout, or reinstall npurt"
 
-# Symbols that the process on the DSP is known to have: those that shipping skels import, and what
-# qualcomm/fastrpc and ggml-hexagon name.  A * stands for the rest of a family.
+# Symbols that the process on the DSP is known to define: those that published skels import, and
+# those named in qualcomm/fastrpc and ggml-hexagon.  A * matches any end of a name.
 KNOWN = (
     "HAP_cache_*", "HAP_debug", "HAP_debug_runtime", "HAP_debug_v2", "HAP_get_*",
     "HAP_mem_*", "HAP_mmap", "HAP_mmap2", "HAP_mmap_get", "HAP_mmap_put", "HAP_munmap",
@@ -42,7 +42,7 @@ KNOWN = (
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something about a file: *level* is "error" when it would not load, else "warning"."""
+    """A problem of a file.  *level* is "error" if a DSP would not load the file, else "warning"."""
 
     level: str
     what: str
@@ -50,12 +50,12 @@ class Finding:
 
 
 def verify(data: bytes, *, arch: int | None = None, entry: str | None = None) -> list[Finding]:
-    """Return what is wrong with a skel, worst first; nothing: it should load.
+    """Return the problems of a skel, errors first; an empty list means that it should load.
 
     Args:
-        data: The file.
-        arch: Version of the DSP that shall load it, 68 for v68; None: any that npurt knows.
-        entry: The symbol that the URI names; None: that of any interface.
+        data: The bytes of the skel.
+        arch: The version of the DSP, 68 for v68; None: any version in `VERSIONS`.
+        entry: The entry point that the URI names; None: the entry point of any interface.
     """
     try:
         skel = read(data)
@@ -84,12 +84,12 @@ def _version(skel: SharedObject, arch: int | None) -> list[Finding]:
     if arch is not None and skel.arch > arch:
         return [
             _error(
-                f"it is for v{skel.arch} and newer, this DSP is a v{arch} (0x80000406)",
+                f"the skel is for v{skel.arch} and newer, this DSP is a v{arch} (0x80000406)",
                 f"use the skel for v{arch}",
             )
         ]
     if skel.arch not in VERSIONS:
-        return [_warning(f"nothing is known of Hexagon v{skel.arch}", "check the file's header")]
+        return [_warning(f"Hexagon v{skel.arch} is unknown", "check the file's header")]
     return []
 
 
@@ -97,7 +97,7 @@ def _entry(skel: SharedObject, entry: str | None) -> list[Finding]:
     if not skel.has_hash:
         return [
             _error(
-                "it has no System V hash table, so none of its symbols is found (0x80000442)",
+                "the skel has no System V hash table, so no symbol is found (0x80000442)",
                 "link with --hash-style=sysv",
             )
         ]
@@ -106,8 +106,8 @@ def _entry(skel: SharedObject, entry: str | None) -> list[Finding]:
     exports = ", ".join(skel.exports[:5]) or "nothing"
     return [
         _error(
-            f"it does not export {entry or 'NAME_skel_handle_invoke'} but {exports} (0x80000442)",
-            "name in the URI what it exports, or export what the URI names",
+            f"the skel exports {exports}, not {entry or 'NAME_skel_handle_invoke'} (0x80000442)",
+            "use the same entry point in the URI and in the skel",
         )
     ]
 
@@ -119,11 +119,14 @@ def _imports(skel: SharedObject) -> list[Finding]:
         if not any(fnmatchcase(name, known) for known in KNOWN)
     }
     return [
-        _warning(f"it would use {name}, which an unsigned domain may not have", "test without it")
+        _warning(
+            f"the skel uses {name}, which an unsigned domain may lack",
+            f"test the skel without {name}",
+        )
         if weak
         else _error(
-            f"it imports {name}, which an unsigned domain is not known to have (0x80000406)",
-            "define it in the skel, or do without",
+            f"the skel imports {name}, which is not known in unsigned domains (0x80000406)",
+            f"define {name} in the skel, or avoid it",
         )
         for name, weak in sorted(unknown.items())
     ]
@@ -132,8 +135,8 @@ def _imports(skel: SharedObject) -> list[Finding]:
 def _libraries(skel: SharedObject) -> list[Finding]:
     found = [
         _error(
-            f"it needs {name}, which must be found too (0x80000406)",
-            "put that beside it, or link it in",
+            f"the skel needs the library {name}, which may be missing on the DSP (0x80000406)",
+            f"put {name} into the folder of the skel, or link it statically",
         )
         for name in skel.needed
         if name not in COMPANIONS
@@ -142,8 +145,8 @@ def _libraries(skel: SharedObject) -> list[Finding]:
     if companions:
         found.append(
             _warning(
-                f"it needs {' and '.join(companions)}, which the DSP's own files must bring along",
-                "if it does not load, look for them in the folder of the shell",
+                f"the skel needs {' and '.join(companions)} from the DSP's own files",
+                "if the skel does not load, search these libraries in the folder of the shell",
             )
         )
     return found
@@ -159,22 +162,22 @@ def _segments(skel: SharedObject) -> list[Finding]:
     shape = [str(s.access) for s in loads]
     if [s.access for s in loads] != [Access.R | Access.X, Access.R | Access.W]:
         found.append(
-            _warning(f"it has the segments {shape}; skels that load have one RX, then one RW")
+            _warning(f"the skel has the segments {shape}; skels that load have one RX, then one RW")
         )
     other = [s.align for s in loads if s.align != PAGE]
     if other:
-        found.append(_warning(f"its segments are aligned to {other[0]} bytes, not to {PAGE}"))
+        found.append(_warning(f"a segment is aligned to {other[0]} bytes, not to {PAGE}"))
     extra = {s.kind for s in skel.segments} - {Kind.NULL, Kind.LOAD, Kind.DYNAMIC, 4}  # 4: a note
     if extra:
         kinds = ", ".join(f"{kind:#x}" for kind in sorted(extra))
-        found.append(_warning(f"it has program headers that skels which load have not: {kinds}"))
+        found.append(_warning(f"the skel has program headers of unusual kinds: {kinds}"))
     return found
 
 
 def _relocations(skel: SharedObject) -> list[Finding]:
     found = []
     if skel.text_relocations:
-        found.append(_error("its code is written to when it is loaded", "compile with -fPIC"))
+        found.append(_error("the loader would have to write to the code", "compile with -fPIC"))
     for kind in sorted(set(skel.relocations) - RELOCATIONS):
-        found.append(_warning(f"it has relocations of kind {kind}, which no known skel has"))
+        found.append(_warning(f"the skel has relocations of the unusual kind {kind}"))
     return found

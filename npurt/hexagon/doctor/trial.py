@@ -1,7 +1,7 @@
-"""Trying the DSP in a process that may be killed: each step says what it saw, in a line of JSON.
+"""Try the DSP in a process that can be killed; each step writes its findings as a line of JSON.
 
-A trial is {"steps": {name: what was seen}, "ended": why it ended early, or ""}.  A step that failed
-has "error" and "remedy".
+A trial is {"steps": {name: findings}, "ended": the reason for an early end, or ""}.  The findings
+of a step that failed have "error" and "remedy".
 """
 
 import contextlib
@@ -30,10 +30,10 @@ from npurt.hexagon.session import messages, skel
 from npurt.hexagon.session.session import NONCE_MASK, Session
 from npurt.hexagon.session.transport import TransportName
 
-STEP_SECONDS = 15  # the kernel itself gives up starting a process on the DSP after 10
+STEP_SECONDS = 15  # the kernel's timeout for starting a process on the DSP is 10
 ECHOES = 100
 COPIED = 1 << 16  # bytes of a buffer that the kernel copies
-SHARED = 1 << 26  # bytes of a block that the DSP reads where it is
+SHARED = 1 << 26  # bytes of a shared block, which the DSP reads without a copy
 CYCLES = 4  # of mapping and unmapping
 _START = """
 import sys
@@ -57,7 +57,7 @@ def trial(connection: Connection, seconds: float = STEP_SECONDS) -> Seen:
             process_group=0,
         )
     except OSError as error:
-        return {"steps": {}, "ended": f"no process to try it in can be started: {error}"}
+        return {"steps": {}, "ended": f"the process of the trial cannot be started: {error}"}
     steps: dict[str, Seen] = {}
     step = "start"
     ended = ""
@@ -71,7 +71,7 @@ def trial(connection: Connection, seconds: float = STEP_SECONDS) -> Seen:
     except TimeoutError:
         ended = f"no answer within {seconds:g} s: {step}"
     finally:
-        with contextlib.suppress(ProcessLookupError):  # its simulator goes with it
+        with contextlib.suppress(ProcessLookupError):  # the group includes a simulator
             os.killpg(process.pid, signal.SIGKILL)
         code_of_exit = process.wait()
     if not ended and step != "end":
@@ -80,7 +80,7 @@ def trial(connection: Connection, seconds: float = STEP_SECONDS) -> Seen:
 
 
 def _lines(process: "subprocess.Popen[bytes]", seconds: float) -> Iterator[bytes]:
-    """Yield the lines that a process writes; TimeoutError when it is silent for *seconds*."""
+    """Yield the lines that a process writes; TimeoutError if it writes nothing for *seconds*."""
     assert process.stdout
     rest = b""
     with process.stdout as pipe, selectors.DefaultSelector() as ready:
@@ -100,13 +100,13 @@ def _cause_of_exit(code: int) -> str:
     return f"exit status {code}"
 
 
-# --- The process that is killed ------------------------------------------------------------------
+# --- The process of the trial --------------------------------------------------------------------
 
 
 def main(connection: str) -> None:
-    """Try everything, in order; a step that fails ends the trial."""
+    """Run all steps in order; a step that fails ends the trial."""
     said = os.dup(1)
-    os.dup2(2, 1)  # where the library may print what it likes
+    os.dup2(2, 1)  # output of the library goes to stderr
     trying = _Trying(Connection(**json.loads(connection)))
     for name, step in trying.steps():
         _tell(said, name, {})
@@ -117,7 +117,7 @@ def main(connection: str) -> None:
             _tell(said, name, {"error": error.what, "remedy": error.remedy, "code": code})
             break
     skel.withdraw()
-    os._exit(0)  # without the library's destructor, which may wait for a DSP that is gone
+    os._exit(0)  # skip the library's destructor, which may wait for a lost DSP
 
 
 def _tell(said: int, step: str, seen: Seen) -> None:
@@ -125,7 +125,7 @@ def _tell(said: int, step: str, seen: Seen) -> None:
 
 
 class _Trying:
-    """The steps of a trial, and the objects that one passes to the next."""
+    """The steps of a trial, and the session that they share."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -144,7 +144,7 @@ class _Trying:
         yield "dspqueue", self.dspqueue
 
     def library(self) -> Seen:
-        """Load it, and ask for what needs no DSP: the SDK's stub refuses even that."""
+        """Load the library and make a request that needs no DSP; the SDK's stub refuses it."""
         library = self._connection.load()
         wish = abi.ffi().new("remote_rpc_control_unsigned_module *", [abi.CDSP["cdsp"], 1])
         size = abi.ffi().sizeof(wish[0])
@@ -161,7 +161,7 @@ class _Trying:
         return asdict(capabilities(self._connection.load(), self._connection.domain))
 
     def skel(self) -> Seen:
-        """Choose npurt's code for it, and look at that."""
+        """Choose npurt's code for the DSP and verify the file."""
         arch = capabilities(self._connection.load(), self._connection.domain).arch
         chosen = skel.choose(arch)
         findings = loadable.verify(chosen.read_bytes(), arch=arch, entry=skel.ENTRY)
@@ -184,7 +184,7 @@ class _Trying:
         return self._session
 
     def echo(self) -> Seen:
-        """Call it again and again."""
+        """Call npurt's code repeatedly."""
         start = time.monotonic()
         for nonce in range(ECHOES):
             (answer,) = self._opened().call("echo", nonce)
@@ -215,7 +215,7 @@ class _Trying:
         return {"bytes": block.nbytes, "seconds": seconds}
 
     def mapping(self) -> Seen:
-        """Map and unmap one block again and again."""
+        """Map and unmap one block repeatedly."""
         block = rpcmem.allocate(self._opened().library, COPIED)
         for _ in range(CYCLES):
             self._opened().map(block)
@@ -242,6 +242,6 @@ def _bytes(nbytes: int) -> Any:
 def _compare(sent: int, seen: int, what: str) -> None:
     if sent != seen:
         raise NpurtError(
-            f"{what} do not arrive whole: {sent:#x} is expected of the DSP, {seen:#x} came back",
+            f"{what} do not arrive whole: the DSP returned {seen:#x}, not {sent:#x}",
             remedy="update kernel and firmware: results cannot be trusted",
         )
