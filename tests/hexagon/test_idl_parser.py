@@ -140,7 +140,7 @@ def test_constants_may_stand_for_numbers():
         (inside("typedef long\n  @/* never ends"), "expected */ at the end of this comment"),
         (inside("typedef @wstring w;"), "expected a type, built in or declared before"),
         ("interface x : remote_handle64 { }@", "expected ';', found the end of the file"),
-        (inside("") + " @interface y", "expected the end of the file: one interface each"),
+        (inside("") + " @interface y", "expected the end of the file after its interface"),
         ('\n @#include "other.idl"\n', "expected #include of AEEStdDef.idl or remote.idl"),
         ("@#define X 1\n", "expected a declaration, found '#'"),
         ("interface x : remote_handle64 { long @é(); };", "expected a declaration, found"),

@@ -75,7 +75,7 @@ _REASONS = (  # errno in the kernel's log, its meaning, the remedy; source: K#92
     ),
     (
         "-110",
-        "the CDSP was started and did not answer (-110)",
+        "it was started and did not answer (-110)",
         "sudo reboot; if it happens again, another version of the firmware",
     ),
 )

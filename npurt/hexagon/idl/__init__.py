@@ -1,13 +1,13 @@
-"""Compiler of FastRPC interfaces: IDL to a Python marshaller and to C for the DSP.
+"""Compile FastRPC interfaces from IDL to a Python marshaller and to C for the DSP.
 
     interface = load(Path("idl/npurt.idl"))
     call = interface.method("echo").pack(5)     # call.scalars, call.inputs, call.outputs
-    ...                                         # remote_handle64_invoke with those
+    ...                                         # pass them to remote_handle64_invoke
     (answer,) = call.unpack()
 
-`parser` has the grammar, `types` the bytes of each type, `method` calls, `header` and `skel` the C.
-The lowest room: it may import npurt.errors, npurt.files and npurt.once alone, so that the build can
-use it before npurt is installed.  `interface` has npurt's own interface.
+`parser` has the grammar, `types` the bytes of each type, `method` the calls, `header` and `skel`
+the generated C, and `interface` npurt's own interface.  This package may import only npurt.errors,
+npurt.files and npurt.once, because the build uses it before npurt is installed.
 """
 
 from pathlib import Path
@@ -24,8 +24,8 @@ def load(path: Path) -> Interface:
     """Return the interface of an IDL file.
 
     Raises:
-        NpurtError: The file cannot be read, or `parse` refuses it: then the message begins with
-            file, line and column.
+        NpurtError: The file cannot be read, or `parse` refuses it.  In the second case the message
+            begins with file, line and column.
     """
     try:
         text = path.read_text(encoding="utf-8")

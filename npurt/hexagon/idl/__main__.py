@@ -14,7 +14,7 @@ from npurt.hexagon.idl.skel import skel
 
 
 def rows(interface: Interface) -> list[dict[str, object]]:
-    """Return what a binding needs to know of each method."""
+    """Return a description of each method, for programs that make bindings."""
     return [
         {
             "id": m.id,
@@ -29,7 +29,7 @@ def rows(interface: Interface) -> list[dict[str, object]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run; exit status 0 done, 1 failed, 2 usage."""
+    """Run the command; return its exit status: 0 success, 1 failure, 2 wrong usage."""
     parser = argparse.ArgumentParser(prog="npurt.hexagon.idl", description=__doc__)
     parser.add_argument("file", type=Path, metavar="FILE.idl")
     parser.add_argument("--c", type=Path, metavar="DIR", help="write NAME.h and NAME_skel.c there")
@@ -56,7 +56,7 @@ def write(interface: Interface, folder: Path) -> tuple[Path, Path]:
     """Write the C of *interface* to *folder*; return the header and the skel.
 
     Raises:
-        NpurtError: They cannot be written.
+        NpurtError: The files cannot be written.
     """
     texts = {f"{interface.name}.h": header(interface), f"{interface.name}_skel.c": skel(interface)}
     paths = [folder / name for name in texts]
@@ -66,7 +66,9 @@ def write(interface: Interface, folder: Path) -> tuple[Path, Path]:
             with replacing(path) as file:
                 file.write(text.encode())
     except OSError as error:
-        raise NpurtError(f"cannot write to {folder}: {error}", remedy="choose another") from error
+        raise NpurtError(
+            f"cannot write to {folder}: {error}", remedy="choose another folder"
+        ) from error
     return paths[0], paths[1]
 
 

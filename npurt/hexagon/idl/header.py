@@ -1,8 +1,8 @@
-"""The C header of an interface: constants, types and prototypes.
+"""Generate the C header of an interface: constants, types and prototypes.
 
-Names and prototypes are those of qualcomm/QAIC (src/Language/SO/ToHeader.hs), so that code written
-against its headers compiles: a sequence is a pointer and a length, a struct goes by pointer, an
-element that is a sequence is a struct of data and dataLen.
+Names and prototypes are those of qualcomm/QAIC (src/Language/SO/ToHeader.hs), so code written for
+QAIC's headers compiles.  A sequence is passed as a pointer and a length, a struct as a pointer.  If
+the element of a sequence is itself a sequence, it is a struct with the members data and dataLen.
 """
 
 from typing import Any
@@ -115,7 +115,7 @@ def _field(name: str, kind: Type) -> list[str]:
 
 
 def literal(value: Any) -> str:
-    """Return a constant as C writes it."""
+    """Return *value* as a C literal."""
     if isinstance(value, str):
         plain = set(range(32, 127)) - set(b'"\\')
         text = "".join(chr(b) if b in plain else f"\\{b:03o}" for b in value.encode())

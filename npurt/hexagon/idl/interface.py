@@ -1,4 +1,4 @@
-"""The interface of our code on the DSP: idl/npurt.idl, compiled when it is first needed."""
+"""The interface of npurt's code on the DSP: idl/npurt.idl, compiled at its first use."""
 
 from npurt.hexagon.idl import Interface, load, shared
 from npurt.once import once

@@ -1,4 +1,4 @@
-"""Tokens of an IDL file, and the error that names a place in it."""
+"""Split an IDL file into tokens, and report errors with their position in the file."""
 
 import re
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from npurt.errors import NpurtError
 
-MOST_BYTES = 1 << 20  # of a file: 100 times the largest interface seen
+MOST_BYTES = 1 << 20  # limit for a file; 100 times the largest known interface
 
 _TOKEN = re.compile(
     r"""(?P<space>\s+|//[^\n]*|/\*.*?\*/)
@@ -26,14 +26,14 @@ _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "0": "\0"}
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token: *kind* is a group of the pattern, or "end"."""
+    """A token; *kind* is a group of `_TOKEN`, or "end"."""
 
     kind: str
     text: str
     offset: int
 
     def value(self) -> int | float | str | None:
-        """Return what a literal stands for (a character for its number), None for other tokens."""
+        """Return the value of a literal, None for other tokens; a character has its code."""
         if self.kind == "integer":
             return int(self.text, 0)
         if self.kind == "float":
@@ -45,14 +45,14 @@ class Token:
 
 
 class Source:
-    """The text of a file, and where things are in it."""
+    """The text of a file, with its tokens and the positions of errors."""
 
     def __init__(self, text: str, name: str) -> None:
         self.text = text
         self.name = name
 
     def refuse(self, offset: int, what: str, *, remedy: str = "mend the file there") -> NoReturn:
-        """Raise for the character at *offset*.
+        """Raise an error for the character at *offset*.
 
         Raises:
             NpurtError: Always; the message begins with file, line and column.
@@ -62,10 +62,10 @@ class Source:
         raise NpurtError(f"{self.name}:{line}:{column}: {what}", remedy=remedy)
 
     def tokens(self) -> list[Token]:
-        """Return all tokens; the last one is the end.
+        """Return all tokens; the last token has the kind "end".
 
         Raises:
-            NpurtError: The file is too large, or holds what is no token.
+            NpurtError: The file is too large, or holds characters that are no token.
         """
         if len(self.text) > MOST_BYTES:
             self.refuse(0, f"expected at most {MOST_BYTES} characters, found {len(self.text)}")

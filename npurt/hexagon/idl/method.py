@@ -1,7 +1,7 @@
-"""Interfaces and their methods: from Python values to the buffers of a call, and back.
+"""Interfaces and their methods: convert Python values to the buffers of a call, and back.
 
-Nothing here knows the library that makes the call: a `Call` holds the scalars word and memoryviews
-in the order of FastRPC's argument array, and a binding makes that array from them.
+This module does not depend on the library that makes the call.  A `Call` holds the scalars word and
+memoryviews in the order of FastRPC's argument array; a binding builds the array from them.
 """
 
 import struct
@@ -24,9 +24,9 @@ from npurt.hexagon.idl.types import (
     place,
 )
 
-FIRST = 2  # 0 and 1 are open and close, of every interface; source: inc/remote.idl
-ESCAPE = 31  # in the scalars: the id, 31 or more, is the first word of the first buffer
-MOST_BUFFERS = 254  # of each direction, in one call
+FIRST = 2  # id of the first method; 0 and 1 are open and close; source: inc/remote.idl
+ESCAPE = 31  # in the scalars: the id is 31 or more, and is in the first word of the first buffer
+MOST_BUFFERS = 254  # in one call, for each direction
 MOST_HANDLES = 15
 
 
@@ -40,27 +40,27 @@ class Param:
 
     @property
     def goes_in(self) -> bool:
-        """Whether the caller gives a value."""
+        """Whether the caller passes a value."""
         return self.mode != "rout"
 
     @property
     def comes_out(self) -> bool:
-        """Whether a value comes back."""
+        """Whether the call returns a value."""
         return self.mode != "in" and not isinstance(self.type, Dma)
 
     @property
     def is_passed(self) -> bool:
-        """Whether `Method.pack` has an argument for it: a value, room, or both."""
+        """Whether `Method.pack` takes an argument for it: a value, a space for results, or both."""
         return self.goes_in or not self.type.fixed or isinstance(self.type, Dma)
 
     def sent(self) -> list[Part]:
-        """Return what it has in the block that goes to the DSP."""
+        """Return the parts of the parameter in the block that is sent to the DSP."""
         parts = [self.type.given] if self.goes_in else []
         return parts + ([self.type.room] if self.comes_out else [])
 
 
 class Method:
-    """One method.  *id* counts from 2 in the order of the interface."""
+    """A method of an interface; ids count from 2 in the order of the interface."""
 
     def __init__(self, name: str, number: int, params: tuple[Param, ...]) -> None:
         self.name = name
@@ -75,33 +75,35 @@ class Method:
         self.answer_struct = struct.Struct(f"<{padded(self.answer).format}")
 
     def scalars(self, inputs: int, outputs: int, handles_in: int, handles_out: int) -> int:
-        """Return the word that names the method and counts its arguments."""
+        """Return the word with the id of the method and the numbers of its arguments."""
         counts = inputs << 16 | outputs << 8 | handles_in << 4 | handles_out
         return min(self.id, ESCAPE) << 24 | counts
 
     def pack(self, *args: Any) -> "Call":
-        """Return a call with these arguments, ready to be made any number of times.
+        """Return a call with these arguments; it can be made any number of times.
 
         Args:
-            *args: In the order of the interface: the value of each ``in`` parameter, the room of
-                each ``rout`` sequence, string, or struct with such members, a pair of both for
-                ``inrout`` ones, a `DmaHandle` for handles.  A ``rout`` number has no argument.
+            *args: One argument for each parameter, in order.  ``in``: the value.  ``rout``
+                sequence, string, or struct with such members: the space for the result, as a
+                length or a buffer.  ``inrout`` sequence or string: the pair (value, space).
+                Handle: a `DmaHandle`.  ``rout`` parameters of fixed size have no argument.
 
         Raises:
-            LayoutError: Arguments are missing or superfluous, of the wrong type or too large.
+            LayoutError: The number of arguments is wrong, or an argument has the wrong type or is
+                too large.
         """
         return Call(self, args)
 
 
 class Call:
-    """One call of a method.  Its buffers stay the same ones for as long as it lives.
+    """One call of a method.  The addresses of its buffers never change.
 
     Attributes:
-        scalars: The word for remote_handle64_invoke.
-        inputs: Buffers that go to the DSP, in order; may be read-only.
-        outputs: Buffers that come back, in order.
-        handles_in: Handles, in order.
-        handles_out: Handles, in order.
+        scalars: The scalars word for remote_handle64_invoke.
+        inputs: Buffers that are sent to the DSP, in order; may be read-only.
+        outputs: Buffers that the DSP fills, in order.
+        handles_in: Handles of ``in`` parameters, in order.
+        handles_out: Handles of ``rout`` parameters, in order.
     """
 
     def __init__(self, method: Method, args: tuple[Any, ...]) -> None:
@@ -113,7 +115,7 @@ class Call:
             )
         self.method = method
         self._rooms: dict[str, Any] = {}
-        self._spans: dict[str, slice] = {}  # of the cells of each parameter
+        self._spans: dict[str, slice] = {}  # the cells of each parameter in `_cells`
         self._cells: Cells = [method.id] if method.escaped else []
         self._block = bytearray(method.sent_struct.size)
         self._answer = bytearray(method.answer_struct.size)
@@ -155,7 +157,7 @@ class Call:
             if param.mode == "inrout" and count[0] < self._cells[-1]:
                 raise LayoutError(
                     f"{where}: {self._cells[-1]} elements go in, and there is room for {count[0]}",
-                    remedy="give at least as much room as there are elements",
+                    remedy="pass room for at least as many elements as go in",
                 )
             self._cells += count
             self._rooms[param.name] = room
@@ -172,7 +174,7 @@ class Call:
             )
 
     def _write(self) -> None:
-        """Write the plain values to the first buffer."""
+        """Write the cells to the first buffer."""
         try:
             self.method.sent_struct.pack_into(self._block, 0, *self._cells)
         except (struct.error, TypeError, OverflowError):
@@ -180,7 +182,7 @@ class Call:
             raise
 
     def _raise_first(self) -> None:
-        """Raise LayoutError for the first parameter whose value is no number or too large."""
+        """Raise LayoutError for the first parameter whose value is not a number or is too large."""
         for param in self.method.params:
             if param.name in self._spans:
                 packer = struct.Struct("<" + "".join(part.format for part in param.sent()))
@@ -189,12 +191,12 @@ class Call:
                 pack_into(packer, bytearray(packer.size), 0, cells, where)
 
     def repack(self, **values: Any) -> None:
-        """Give ``in`` parameters of fixed size other values, in place: no buffer moves.
+        """Set new values of ``in`` parameters of fixed size, in place.
 
-        The data of sequences is changed by writing to the buffer that was passed.
+        To change the data of a sequence, write to the buffer that was passed to `pack`.
 
         Raises:
-            LayoutError: No such parameter, or its size is not fixed, or a value does not fit.
+            LayoutError: There is no such parameter, its size is not fixed, or a value does not fit.
         """
         params = {p.name: p for p in self.method.params if p.goes_in and p.type.fixed}
         cells = list(self._cells)
@@ -215,10 +217,9 @@ class Call:
             raise
 
     def unpack(self) -> tuple[Any, ...]:
-        """Return what came back: the value of each ``rout`` and ``inrout`` parameter.
+        """Return the results: the value of each ``rout`` and ``inrout`` parameter.
 
-        Numbers of a sequence are a memoryview of the call's own buffer: copy what must outlive the
-        next call.
+        A sequence of numbers is a memoryview of a buffer of the call.  The next call overwrites it.
         """
         cells: Iterator[Any] = iter(self.method.answer_struct.unpack(self._answer))
         outputs = iter(self.outputs[1:] if self._answer else self.outputs)
@@ -239,17 +240,17 @@ def _pair(arg: Any, where: str) -> tuple[Any, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """All that one IDL file declares."""
+    """The declarations of an IDL file."""
 
     name: str
     methods: tuple[Method, ...]
-    types: Mapping[str, Type] = field(default_factory=dict)  # declared ones, in order, by C name
+    types: Mapping[str, Type] = field(default_factory=dict)  # declared types by C name, in order
     constants: Mapping[str, Any] = field(default_factory=dict)  # by C name
-    version: str = ""  # IDL_VERSION: up to three numbers with dots
+    version: str = ""  # IDL_VERSION: up to three numbers, separated by dots
 
     @property
     def uri(self) -> str:
-        """What to open, up to the domain."""
+        """The URI with which the interface is opened, without the domain."""
         version = f"&_idlver={self.version}" if self.version else ""
         name = self.name
         return f"file:///lib{name}_skel.so?{name}_skel_handle_invoke&_modver=1.0{version}"
@@ -258,7 +259,7 @@ class Interface:
         """Return the method called *name*.
 
         Raises:
-            NpurtError: There is none.
+            NpurtError: The interface has no such method.
         """
         for method in self.methods:
             if method.name == name:
@@ -270,7 +271,7 @@ class Interface:
 
 
 def refusal(params: tuple[Param, ...]) -> str | None:
-    """Return why these parameters cannot make a call, or None."""
+    """Return the reason why these parameters cannot be passed in one call, or None."""
     fixed_in = sum(not p.type.fixed for p in params if p.goes_in) + 1
     fixed_out = sum(not p.type.fixed for p in params if p.comes_out) + 1
     if max(fixed_in, fixed_out) > MOST_BUFFERS:
@@ -282,5 +283,5 @@ def refusal(params: tuple[Param, ...]) -> str | None:
         sequence = isinstance(param.type, Sequence) and param.type.nesting == 1
         simple = sequence or (param.type.fixed and not isinstance(param.type, Dma))
         if param.mode == "inrout" and not simple:  # nor does qaic: Pack.hs, skelCopyIR
-            return "only types of fixed size, sequences of such and strings can be inrout"
+            return "only types of fixed size, sequences of these types, and strings can be inrout"
     return None

@@ -1,9 +1,9 @@
-"""From the text of an IDL file to its `Interface`.
+"""Parse the text of an IDL file into an `Interface`.
 
-The grammar, after qualcomm/QAIC, less what FastRPC interfaces do without:
+The grammar is that of qualcomm/QAIC, without parts that FastRPC interfaces do not use:
 
     file      = { include | declare } interface { include } .
-    include   = "#include" ( "AEEStdDef.idl" | "remote.idl" ) .       read over: nothing is opened
+    include   = "#include" ( "AEEStdDef.idl" | "remote.idl" ) .       ignored: no file is opened
     interface = "interface" NAME ":" "remote_handle64" "{" { declare | method } "}" ";" .
     declare   = ( const | typedef | enum | struct ) ";" .
     const     = "const" ( scalar | "string" | NAME ) NAME "=" [ "-" ] literal .
@@ -17,7 +17,7 @@ The grammar, after qualcomm/QAIC, less what FastRPC interfaces do without:
     scalar    = [ "u" ] "int" ( "8" | "16" | "32" | "64" ) [ "_t" ] | "char" | "octet" | "boolean"
               | "wchar" | [ "unsigned" ] ( "short" | "long" | "long" "long" ) | "float" | "double" .
 
-Names are declared before they are used.
+A name must be declared before it is used.
 """
 
 import math
@@ -40,8 +40,8 @@ from npurt.hexagon.idl.types import (
 
 READ_OVER = ("AEEStdDef.idl", "remote.idl")
 MODES = ("in", "rout", "inrout")
-MOST_DEPTH = 32  # of types in types: values are walked by recursion
-MOST_SIZE = 1 << 12  # bytes of a type of fixed size: it lies on a stack of 16 KiB on the DSP
+MOST_DEPTH = 32  # nesting of types; functions for values are recursive
+MOST_SIZE = 1 << 12  # bytes of a type of fixed size; the DSP puts it on a stack of 16 KiB
 C_WORDS = """auto bool break case continue default do else enum extern false for goto if inline
 int register restrict return signed sizeof static struct switch true typedef union void volatile
 while"""
@@ -51,13 +51,13 @@ RESERVED = frozenset(f"{C_WORDS} {IDL_WORDS}".split()) | SCALARS.keys()
 
 
 class Parser:
-    """Reads one file, once."""
+    """A recursive-descent parser for one file."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
         self.tokens = source.tokens()
         self.at = 0
-        self.scope = ""  # what C names of declarations begin with
+        self.scope = ""  # prefix of the C names of declarations
         self.types: dict[str, Type] = {}  # by name in the file
         self.constants: dict[str, Any] = {}  # by name in the file
         self.c_types: dict[str, Type] = {}
@@ -72,32 +72,32 @@ class Parser:
         return self.tokens[self.at]
 
     def expected(self, what: str) -> NoReturn:
-        """Raise for the next token."""
+        """Raise an error: the next token is not *what*."""
         found = self.token.text
         found = found if len(found) < 40 else f"{found[:36]} ..."
         self.source.refuse(self.token.offset, f"expected {what}, found {found}")
 
     def advance(self) -> Token:
-        """Return the next token and go on."""
+        """Return the next token and advance."""
         token = self.token
         if token.kind != "end":
             self.at += 1
         return token
 
     def accept(self, text: str) -> bool:
-        """Go on if the next token is *text*."""
+        """Return whether the next token is *text*; advance if it is."""
         found = self.token.text == text and self.token.kind in ("name", "mark")
         if found:
             self.at += 1
         return found
 
     def expect(self, text: str) -> None:
-        """Go on, or raise if the next token is not *text*."""
+        """Advance if the next token is *text*, else raise an error."""
         if not self.accept(text):
             self.expected(repr(text))
 
     def new_name(self, what: str, taken: set[str]) -> Token:
-        """Return a name that is not taken yet, and take it."""
+        """Return the next token, a new name, and add the name to *taken*."""
         token = self.token
         if token.kind != "name" or token.text in RESERVED:
             self.expected(what)
@@ -109,7 +109,7 @@ class Parser:
         return self.advance()
 
     def take(self, taken: set[str], offset: int, *names: str) -> None:
-        """Record names that the generated C uses; refuse those that are taken."""
+        """Add *names*, which the generated C uses, to *taken*; raise if a name is in it already."""
         for name in names:
             if name in taken:
                 self.source.refuse(
@@ -120,7 +120,7 @@ class Parser:
     # --- declarations ------------------------------------------------------------------------
 
     def file(self) -> Interface:
-        """Read the whole file."""
+        """Parse the whole file."""
         while not self.accept("interface"):
             if not self.include() and not self.declare():
                 self.expected("a declaration or an interface")
@@ -128,11 +128,11 @@ class Parser:
         while self.include():
             pass
         if self.token.kind != "end":
-            self.expected("the end of the file: one interface each")
+            self.expected("the end of the file after its interface")
         return interface
 
     def include(self) -> bool:
-        """Read over an include of the names that every interface knows."""
+        """Skip an include of a standard file; return whether there was one."""
         token = self.token
         if token.kind != "include":
             return False
@@ -142,7 +142,7 @@ class Parser:
         return True
 
     def interface(self) -> Interface:
-        """Read what follows the word interface."""
+        """Parse an interface after the word interface."""
         name = self.new_name("the name of the interface", self.taken).text
         self.expect(":")
         self.expect("remote_handle64")
@@ -156,7 +156,7 @@ class Parser:
         return Interface(name, tuple(methods), self.c_types, self.c_constants, self.version())
 
     def version(self) -> str:
-        """Return IDL_VERSION, which has up to three numbers of up to three digits."""
+        """Return IDL_VERSION: up to three numbers with up to three digits each."""
         text = self.constants.get("IDL_VERSION", "")
         if text:
             parts = str(text).split(".")
@@ -166,7 +166,7 @@ class Parser:
         return str(text)
 
     def declare(self) -> bool:
-        """Read one declaration, if that is what comes next."""
+        """Parse a declaration if the next token begins one; return whether it does."""
         readers = {
             "const": self.const,
             "typedef": self.typedef,
@@ -182,7 +182,7 @@ class Parser:
         return True
 
     def const(self) -> None:
-        """Read a constant."""
+        """Parse a constant."""
         kind = self.type()
         if not isinstance(kind, Scalar | String):
             self.expected("a number type or string before the name of the constant")
@@ -195,7 +195,7 @@ class Parser:
         self.constants[name] = self.c_constants[self.scope + name] = value
 
     def literal(self) -> Any:
-        """Read a value."""
+        """Parse a literal or the name of a constant; return its value."""
         negative = self.accept("-")
         value = self.constants.get(self.token.text, self.token.value())
         if value is None or (negative and isinstance(value, str)):
@@ -204,7 +204,7 @@ class Parser:
         return -value if negative else value
 
     def typedef(self) -> None:
-        """Read another name for a type."""
+        """Parse a typedef."""
         offset = self.token.offset
         kind = self.type()
         name = self.new_name("the name of the type", self.taken).text
@@ -213,7 +213,7 @@ class Parser:
         self.add_type(name, kind, offset)
 
     def enum(self) -> None:
-        """Read an enumeration."""
+        """Parse an enumeration."""
         offset = self.token.offset
         name = self.new_name("the name of the enum", self.taken).text
         self.expect("{")
@@ -224,7 +224,7 @@ class Parser:
         self.add_type(name, Enum(self.scope + name, tuple(members)), offset)
 
     def struct(self) -> None:
-        """Read a struct."""
+        """Parse a struct."""
         offset = self.token.offset
         name = self.new_name("the name of the struct", self.taken).text
         self.expect("{")
@@ -241,14 +241,14 @@ class Parser:
                     at, "expected numbers, structs, strings or sequences of fixed size as member"
                 )
             if isinstance(kind, Sequence):
-                self.take(taken, at, f"{member}Len")  # C has the length beside the data
+                self.take(taken, at, f"{member}Len")  # the member for the length in C
             self.expect(";")
             members[member] = kind
         self.expect("}")
         self.add_type(name, Struct(self.scope + name, members), offset)
 
     def array(self, element: Type) -> Array:
-        """Read the length of an array."""
+        """Parse the length of an array of *element*."""
         offset = self.token.offset
         length = self.literal()
         if not isinstance(length, int) or not 0 < length <= MOST_SIZE:
@@ -259,7 +259,7 @@ class Parser:
         return Array(element, length)
 
     def add_type(self, name: str, kind: Type, offset: int) -> None:
-        """Declare a type, if it is of a reasonable size."""
+        """Declare a type; raise if it is too large or nested too deeply."""
         if kind.depth > MOST_DEPTH or max(kind.given.size, kind.answer.size) > MOST_SIZE:
             self.source.refuse(
                 offset, f"expected at most {MOST_DEPTH} types in types and {MOST_SIZE} bytes"
@@ -269,7 +269,7 @@ class Parser:
     # --- types and methods -------------------------------------------------------------------
 
     def type(self) -> Type:
-        """Read a type."""
+        """Parse a type."""
         token = self.advance()
         if token.kind != "name":
             self.at -= token.kind != "end"
@@ -296,7 +296,7 @@ class Parser:
         return kind
 
     def sequence(self) -> Sequence:
-        """Read what follows the word sequence."""
+        """Parse the element type of a sequence, after the word sequence."""
         self.expect("<")
         offset = self.token.offset
         if self.token.text == "sequence":
@@ -310,7 +310,7 @@ class Parser:
         return Sequence("", element)
 
     def method(self, number: int) -> Method:
-        """Read a method."""
+        """Parse a method."""
         if not self.accept("AEEResult"):
             if self.token.text != "long":
                 self.expected("AEEResult, long, a declaration or '}'")
@@ -333,7 +333,7 @@ class Parser:
         return Method(name, number, tuple(params))
 
     def param(self, taken: set[str]) -> Param:
-        """Read a parameter."""
+        """Parse a parameter."""
         if self.token.text not in MODES:
             self.expected("in, rout or inrout")
         mode = self.advance().text
@@ -348,7 +348,7 @@ class Parser:
 
 
 def _is_of(kind: Type, value: Any) -> bool:
-    """Whether a constant has a value of its type."""
+    """Return whether *value* is a value of the type *kind*."""
     if isinstance(kind, String) or isinstance(value, str):
         return isinstance(kind, String) and isinstance(value, str)
     try:
@@ -359,9 +359,9 @@ def _is_of(kind: Type, value: Any) -> bool:
 
 
 def parse(text: str, name: str = "<idl>") -> Interface:
-    """Return the interface that *text* declares; *name* stands for the file in messages.
+    """Return the interface that *text* declares; error messages contain *name* as the file.
 
     Raises:
-        NpurtError: The text is not of the grammar, or not a possible interface.
+        NpurtError: The text violates the grammar, or its interface is impossible.
     """
     return Parser(Source(text, name)).file()

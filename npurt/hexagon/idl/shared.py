@@ -1,6 +1,6 @@
-"""Files that C and Python both read.
+"""Read files that C and Python share.
 
-In a wheel they lie beside this module, in a checkout where C has them.
+In a wheel the files are in the folder of this module; in a checkout they are in the folders of C.
 """
 
 import re
@@ -13,16 +13,16 @@ _CHECKOUT = Path(__file__).parents[3]
 
 
 def path_of(name: str) -> Path:
-    """Return where *name* is: a file below the root of a checkout, such as "dsp/formats.inc"."""
+    """Return the path of *name*, a file relative to the root of a checkout ("dsp/formats.inc")."""
     built = _WHEEL / Path(name).name
     return built if built.exists() else _CHECKOUT / name
 
 
 def read(name: str) -> str:
-    """Return the text of *name*, without comments of C.
+    """Return the text of *name* without C comments.
 
     Raises:
-        DeviceNotFound: It cannot be read.
+        DeviceNotFound: The file cannot be read.
     """
     try:
         text = path_of(name).read_text(encoding="utf-8")
@@ -32,10 +32,10 @@ def read(name: str) -> str:
 
 
 def numbers(name: str) -> dict[str, int]:
-    """Return the numbers that the header *name* defines; those of an enum too.
+    """Return the numbers that the header *name* defines as macros or in enums.
 
     Raises:
-        DeviceNotFound: It cannot be read.
+        DeviceNotFound: The file cannot be read.
     """
     text = read(name)
     found = re.findall(r"^#define (\w+) (0x[0-9a-f]+|\d+)u?\s*$", text, flags=re.M)
@@ -44,10 +44,10 @@ def numbers(name: str) -> dict[str, int]:
 
 
 def rows(name: str, macro: str) -> list[list[str]]:
-    """Return the arguments of each line "macro(...)" of *name*: the rows of an X-macro table.
+    """Return the rows of an X-macro table: the arguments of each line "macro(...)" of *name*.
 
     Raises:
-        DeviceNotFound: It cannot be read.
+        DeviceNotFound: The file cannot be read.
     """
     found = re.findall(rf"^{macro}\((.*)\)$", read(name), flags=re.M)
     return [[cell.strip() for cell in row.split(",")] for row in found]

@@ -1,7 +1,7 @@
-"""The C that runs on the DSP for each call: it checks the buffers and calls the implementation.
+"""Generate the C that checks the buffers of a call on the DSP and calls the implementation.
 
-The checks are those that qualcomm/QAIC's skels make (src/Language/SO/Pack.hs, ToCSkel.hs), and
-some more: buffers must be aligned, and none may be left over.  Needs no library.
+The checks are those in the skels of qualcomm/QAIC (src/Language/SO/Pack.hs, ToCSkel.hs), and two
+more: buffers must be aligned, and a call must have no further buffers.  The C needs no library.
 """
 
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from npurt.hexagon.idl.method import ESCAPE, Interface, Method, Param
 from npurt.hexagon.idl.types import COUNT, Dma, Scalar, Sequence, String, Struct, Type, place
 
-# Codes are AEEStdErr.h's as the DSP side returns them, 0x80000400 higher.
+# Error codes are those of AEEStdErr.h plus 0x80000400, as for all errors from the DSP.
 SUPPORT = """\
 /* Generated from the interface {name} by npurt.hexagon.idl.  Do not edit. */
 #include "{name}.h"
@@ -29,7 +29,7 @@ typedef struct {{
     const remote_arg *next, *end;
 }} queue;
 
-/* A call on its way: the buffers that are not taken yet, and the first error. */
+/* The state of a call: the buffers that are not used yet, and the first error. */
 typedef struct {{
     queue in, out;
     int error;
@@ -53,7 +53,7 @@ HELPER void fail(walk *w, int error)
         w->error = error;
 }}
 
-/* The next buffer, of at least count elements; NULL and an error when it is not there. */
+/* Return the next buffer, which must hold count elements; NULL and an error if there is none. */
 HELPER void *take(walk *w, queue *q, uint64_t count, size_t size, size_t align)
 {{
     if (w->error || q->next == q->end) {{
@@ -91,7 +91,7 @@ HELPER char *string(walk *w, const uint8_t *at, int *len)
     return text;
 }}
 
-/* For inrout: what came in goes where the answer will be. */
+/* For inrout: copy the input to the buffer of the answer. */
 HELPER void *in_place(walk *w, const void *from, int n, void *to, int room, size_t size)
 {{
     if (room < n)
@@ -101,7 +101,7 @@ HELPER void *in_place(walk *w, const void *from, int n, void *to, int room, size
     return to;
 }}
 
-/* How many elements of an array on the stack. */
+/* Return the number of elements of an array on the stack. */
 HELPER int elements(walk *w, const uint8_t *at, size_t size)
 {{
     const int n = count_at(w, at);
@@ -119,7 +119,7 @@ HELPER int finished(walk *w)
 """
 
 VERSION = """
-/* The number of the version that a URI asks for, like _idlver=1.2.3; -1 when there is none. */
+/* Return the version in a URI, such as _idlver=1.2.3, as a number; -1 if there is none. */
 static int version_of(const char *uri)
 {
     static const char key[] = "_idlver=";
@@ -192,7 +192,7 @@ __attribute__((visibility("default"))) int
 }}
 """
 
-# Ids from 31 on lie in the first word of the first buffer.
+# Ids from 31 on are in the first word of the first buffer.
 ESCAPED = """\
     if (id == 31) {
         queue first = w.in;
@@ -230,7 +230,7 @@ def skel(interface: Interface) -> str:
 
 
 def _method(interface: str, method: Method) -> list[str]:
-    """Return the function that serves one method."""
+    """Return the lines of the function that unpacks and makes a call of *method*."""
     body = _Body()
     body.blocks(method)
     sent = iter(method.sent_offsets[method.escaped :])
@@ -259,7 +259,7 @@ def _method(interface: str, method: Method) -> list[str]:
 
 
 class _Body:
-    """The statements before and after the call of one implementation, and its arguments."""
+    """The arguments of the call of an implementation, and the statements before and after it."""
 
     def __init__(self) -> None:
         self.before: list[str] = []
@@ -268,7 +268,7 @@ class _Body:
         self.handles = {"in": 0, "rout": 0}
 
     def blocks(self, method: Method) -> None:
-        """Take the blocks of plain bytes, which are copied: they may lie anywhere."""
+        """Take the two blocks; they need no alignment, because the C copies their values."""
         if method.sent.size:
             only_id = method.sent.size == COUNT.size * method.escaped
             sent = "" if only_id else "const uint8_t *sent = "
@@ -305,7 +305,7 @@ class _Body:
         self.add_argument(v, kind, param)
 
     def add_argument(self, v: str, kind: Type, param: Param) -> None:
-        """Pass the variable to the implementation."""
+        """Pass the variable *v* to the implementation."""
         if isinstance(kind, String) and param.mode == "in":
             self.arguments.append(v)
         elif isinstance(kind, Sequence):
@@ -315,7 +315,7 @@ class _Body:
             self.arguments.append(v if by_value else f"&{v}")
 
     def dma(self, v: str, mode: str, sent: Iterator[int]) -> None:
-        """Take a handle; the DSP's runtime knows its length."""
+        """Take a handle; the DSP's runtime returns its length."""
         if mode == "in":
             next(sent)
         skipped = "(sc >> 4 & 0xf) + " if mode == "rout" else ""
@@ -329,7 +329,7 @@ class _Body:
         self.arguments += [f"{at}.fd", f"{at}.offset", f"{v}Len"]
 
     def inrout(self, v: str, kind: Sequence, given: int, room: int) -> None:
-        """Take both buffers, and copy what came in."""
+        """Take both buffers, and copy the input to the buffer of the result."""
         size = kind.element.given.size
         self.before += [f"    {kind.element.c} *{v}In;", f"    int {v}InLen;"]
         self.give(f"{v}In", kind, "sent", given)
@@ -337,7 +337,7 @@ class _Body:
         self.before.append(f"    {v} = in_place(w, {v}In, {v}InLen, {v}, {v}Len, {size});")
 
     def nested(self, v: str, kind: Sequence, param: Param, counts: int, answer: int) -> None:
-        """Unpack a sequence of sequences, strings or structs with such."""
+        """Unpack a sequence of sequences, of strings, or of structs with such members."""
         element, c = kind.element, kind.element.c
         part = element.given if param.goes_in else element.room
         self.before += [
@@ -366,7 +366,7 @@ class _Body:
         self.arguments += [v, f"{v}Len"]
 
     def give(self, v: str, kind: Type, block: str, offset: int) -> None:
-        """Set *v* from a block, and from buffers."""
+        """Set *v* to the value in a block and in buffers."""
         if isinstance(kind, String):
             self.before.append(f"    {v} = string(w, {block} + {offset}, &{v}Len);")
         elif isinstance(kind, Sequence):
@@ -379,7 +379,7 @@ class _Body:
             self.before.append(f"    copy(&{v}, {block} + {offset}, sizeof {v});")
 
     def reserve(self, v: str, kind: Type, block: str, offset: int) -> None:
-        """Set *v* to what there is room for, and the rest of it to 0."""
+        """Set the sequences in *v* to the buffers of results, and all other members to 0."""
         if isinstance(kind, Sequence):
             self.buffer(v, kind, "out", block, offset)
         elif isinstance(kind, Struct) and not kind.fixed:
@@ -390,7 +390,7 @@ class _Body:
             self.before.append(f"    clear(&{v}, sizeof {v});")
 
     def buffer(self, v: str, kind: Sequence, queue: str, block: str, offset: int) -> None:
-        """Take the buffer of a sequence of a fixed type."""
+        """Set *v* to the buffer of a sequence with elements of fixed size."""
         part = kind.element.given
         self.before.append(
             f"    {v} = sequence(w, &w->{queue}, {block} + {offset}, "
@@ -398,7 +398,7 @@ class _Body:
         )
 
     def answer(self, v: str, kind: Type, block: str, offset: int) -> None:
-        """Copy what is of fixed size in *v* to a block."""
+        """Copy the members of fixed size in *v* to a block."""
         if isinstance(kind, Struct) and not kind.fixed:
             offsets, _ = place(m.answer for m in kind.members.values())
             for (name, member), at in zip(kind.members.items(), offsets, strict=True):

@@ -1,10 +1,10 @@
 """The types of an interface: their bytes on the wire, and their Python values.
 
-A parameter shows on the wire in up to three places: in the block of plain bytes that goes to the
-DSP, in the block that comes back, and in buffers of its own.  What is of fixed size lies in a block
-as C would lay it out; of a sequence or string, the block holds the number of elements (for what
-comes back: how many there is room for), and the data is a buffer.  A sequence whose elements are
-themselves not of fixed size has one more buffer, with the blocks of all elements back to back.
+A call has a block of bytes that is sent to the DSP, a block that comes back, and further buffers.
+A value of fixed size lies in a block, in the layout of C.  For a sequence or string, the sent block
+holds a number of elements and a separate buffer holds the data; for results, the number is the
+capacity of the buffer.  If the elements of a sequence have no fixed size, one more buffer holds the
+blocks of all elements, one after the other.
 
 Everything is little-endian.  Source: the layout that qualcomm/QAIC computes in
 src/Language/Slim/Alignment.hs and Serialize.hs, checked with calls captured from its stubs.
@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 from npurt.errors import LayoutError
 
 Buffers = list[memoryview]
-Cells = list[Any]  # the plain values of a block, in order: what `struct` packs
+Cells = list[Any]  # the values of a block in order, for `struct` to pack
 
 
 class Part(NamedTuple):
-    """Bytes of a block: *format* is how `struct` spells them, padding included."""
+    """A part of a block; *format* is its format for `struct`, with padding."""
 
     format: str
     size: int
@@ -35,9 +35,9 @@ COUNT = Part("I", 4, 4)
 
 
 def place(parts: Iterable[Part]) -> tuple[list[int], Part]:
-    """Lay parts out one after the other, each aligned; return their offsets and the whole.
+    """Lay out *parts* one after the other, each aligned; return their offsets and the whole part.
 
-    The whole ends where the last part ends: `padded` rounds it up.
+    The size of the whole is not rounded up; `padded` does this.
     """
     offsets = []
     text, end, align = "", 0, 1
@@ -51,13 +51,13 @@ def place(parts: Iterable[Part]) -> tuple[list[int], Part]:
 
 
 def padded(part: Part) -> Part:
-    """Return *part* with bytes added until its size is a multiple of its alignment."""
+    """Return *part* with padding, so that its size is a multiple of its alignment."""
     gap = -part.size % part.align
     return Part(f"{part.format}{gap}x" if gap else part.format, part.size + gap, part.align)
 
 
 def wrong(where: str, value: object, needed: str) -> LayoutError:
-    """Return the error for a value that does not fit its place."""
+    """Return the error for a value that is not *needed*."""
     text = repr(value)
     return LayoutError(
         f"{where}: {text if len(text) < 60 else text[:56] + ' ...'} is not {needed}",
@@ -66,18 +66,18 @@ def wrong(where: str, value: object, needed: str) -> LayoutError:
 
 
 class Type(abc.ABC):
-    """One type of the interface."""
+    """A type of an interface."""
 
-    c: str = ""  # the C type of a value, where it has one
-    given: Part  # in the block that goes to the DSP, for `in`
-    room: Part  # in the same block, for `rout`
-    answer: Part  # in the block that comes back, for `rout`
-    depth: int = 1  # of types in types
-    nesting: int = 0  # of buffers: 1 for a sequence of numbers, 2 for a sequence of those
+    c: str = ""  # the C type of a value; "" if it has no name
+    given: Part  # part of an `in` value in the block that is sent to the DSP
+    room: Part  # part of a `rout` parameter in the same block: the capacities of its buffers
+    answer: Part  # part of a `rout` value in the block that comes back
+    depth: int = 1  # nesting of types
+    nesting: int = 0  # nesting of buffers: 1 for a sequence of numbers, 2 for sequences of those
 
     @property
     def fixed(self) -> bool:
-        """Whether values have one size and need no buffer."""
+        """Whether all values have the same size and need no buffer."""
         return self.room is NOTHING
 
     @abc.abstractmethod
@@ -89,16 +89,22 @@ class Type(abc.ABC):
         """
 
     def reserve(self, room: Any, where: str, inputs: Buffers, outputs: Buffers) -> Cells:
-        """Return the cells that state the room; append their buffers to the lists."""
+        """Return the cells with the capacities of buffers; append the buffers to the lists."""
         return []
 
     @abc.abstractmethod
     def take(self, room: Any, cells: Iterator[Any], outputs: Iterator[memoryview]) -> Any:
-        """Return the value that came back; *room* is what `reserve` was given."""
+        """Return the value from the block and the buffers that came back.
+
+        Args:
+            room: The argument *room* of `reserve`.
+            cells: The values of the block, from the value of this type on.
+            outputs: The buffers, from the first buffer of this type on.
+        """
 
 
 class Scalar(Type):
-    """A number.  *code* is its letter in `struct` and in memoryview formats."""
+    """A number; *code* is its letter in formats of `struct` and memoryview."""
 
     def __init__(self, c: str, code: str) -> None:
         size = struct.calcsize(f"<{code}")
@@ -107,7 +113,7 @@ class Scalar(Type):
         self.room = NOTHING
 
     def give(self, value: Any, where: str, inputs: Buffers) -> Cells:
-        """A number is its own cell; `struct` looks at the range."""
+        """Return the number as a cell; `struct` checks its range later."""
         return [value]
 
     def take(self, room: Any, cells: Iterator[Any], outputs: Iterator[memoryview]) -> Any:
@@ -116,14 +122,14 @@ class Scalar(Type):
 
 
 class Enum(Scalar):
-    """Names for 0, 1, 2, ...; a value is the number or the name, and comes back as the number."""
+    """Names for 0, 1, 2, ...; an argument is the number or the name, a result is the number."""
 
     def __init__(self, c: str, members: tuple[str, ...]) -> None:
         super().__init__(c, "I")
         self.members = members
 
     def give(self, value: Any, where: str, inputs: Buffers) -> Cells:
-        """Return the number."""
+        """Return the number as a cell."""
         if value in self.members:
             return [self.members.index(value)]
         if value not in range(len(self.members)):
@@ -132,7 +138,10 @@ class Enum(Scalar):
 
 
 class Array(Type):
-    """So many of a fixed type, as a member of a struct; a value is a sequence or bytes."""
+    """A fixed number of elements of a fixed type, as a member of a struct.
+
+    An argument is a sequence or bytes.
+    """
 
     def __init__(self, element: Type, length: int) -> None:
         part = element.given
@@ -161,7 +170,7 @@ class Array(Type):
 
 
 class Struct(Type):
-    """Named members; a value is a mapping with all of them, and comes back as a dict."""
+    """Named members; an argument is a mapping with all members, a result is a dict."""
 
     def __init__(self, c: str, members: Mapping[str, Type]) -> None:
         types = list(members.values())
@@ -184,7 +193,7 @@ class Struct(Type):
         return cells
 
     def reserve(self, room: Any, where: str, inputs: Buffers, outputs: Buffers) -> Cells:
-        """Reserve cells; *room* maps the names of members of variable size to their sizes."""
+        """Return the cells; *room* maps the names of members of variable size to their rooms."""
         need = {name: member for name, member in self.members.items() if not member.fixed}
         if need and (not isinstance(room, Mapping) or room.keys() != need.keys()):
             raise wrong(where, room, f"a mapping with the room for {', '.join(need)}")
@@ -203,16 +212,16 @@ class Struct(Type):
 
 
 class Sequence(Type):
-    """Any number of one type.
+    """Any number of elements of one type.
 
-    In, a value is a buffer of the data, which is used where it is, or an iterable.  Out, the room
-    is a number of elements, or a writable buffer that is used where it is.  Numbers come back as a
-    memoryview of them, not copied; structs as a list.  If the elements are not of fixed size,
-    values and room are sequences of theirs.
+    An ``in`` argument is an iterable, or a buffer of the data, which is not copied.  For ``rout``,
+    the room is a number of elements, or a writable buffer, which is not copied.  A result is a
+    memoryview of numbers, not copied, or a list of structs.  If the elements have no fixed size,
+    the value and the room are sequences of the elements' values and rooms.
     """
 
     def __init__(self, c: str, element: Type) -> None:
-        self.c = c  # a struct of data and length
+        self.c = c  # name of a struct with data and length
         self.element = element
         self.given = self.room = COUNT
         self.answer = NOTHING
@@ -220,7 +229,7 @@ class Sequence(Type):
         self.nesting = element.nesting + 1
 
     def give(self, value: Any, where: str, inputs: Buffers) -> Cells:
-        """Return the count."""
+        """Return the number of elements as a cell, and append the buffers to *inputs*."""
         if not self.element.fixed:
             return self._each(
                 value, where, inputs, lambda v, at: self.element.give(v, at, inputs),
@@ -240,7 +249,15 @@ class Sequence(Type):
         cells: Callable[[Any, str], Cells],
         part: Part,
     ) -> Cells:
-        """Append the buffer with the blocks of all elements, then what *cells* appends for each."""
+        """Append a buffer with the blocks of all elements; *cells* appends those of each element.
+
+        Args:
+            values: The elements.
+            where: The place of the sequence, for errors.
+            inputs: The list of buffers.
+            cells: Returns the cells of an element and appends its buffers.
+            part: The part of an element in the block.
+        """
         if isinstance(values, str | bytes | Mapping) or not isinstance(values, Ordered):
             raise wrong(where, values, "a list with an entry for each element")
         packer = struct.Struct(f"<{part.format}")
@@ -267,9 +284,9 @@ class Sequence(Type):
         return data
 
     def _view(self, value: Any, where: str, *, writable: bool = False) -> memoryview | None:
-        """Return the bytes of a buffer of elements, None for what is no buffer.
+        """Return the bytes of a buffer of elements, or None if *value* is not a buffer.
 
-        Plain bytes are taken for elements of any type; a buffer of another type is refused.
+        A buffer of bytes may hold elements of any type.  A buffer of another type is refused.
         """
         try:
             view = memoryview(value)
@@ -284,7 +301,7 @@ class Sequence(Type):
         return view.cast("B")
 
     def reserve(self, room: Any, where: str, inputs: Buffers, outputs: Buffers) -> Cells:
-        """Return the count there is room for."""
+        """Return the capacity in elements as a cell, and append the buffers."""
         if not self.element.fixed:
             return self._reserve_each(room, where, inputs, outputs)
         size = self.element.given.size
@@ -321,16 +338,16 @@ class Sequence(Type):
 
 
 class String(Sequence):
-    """Text that ends with a NUL; a value is str (as UTF-8) or bytes, and comes back as str.
+    """A text that ends with NUL; an argument is str (sent as UTF-8) or bytes, a result is str.
 
-    The room is in bytes, with the NUL.
+    The room is a number of bytes, including the NUL.
     """
 
     def __init__(self) -> None:
         super().__init__("_cstring1_t", CHAR)
 
     def give(self, value: Any, where: str, inputs: Buffers) -> Cells:
-        """Return the count, the NUL included."""
+        """Return the number of bytes, including the NUL, as a cell; append the text to *inputs*."""
         text = value.encode() if isinstance(value, str) else value
         if not isinstance(text, bytes | bytearray) or 0 in text:
             raise wrong(where, value, "text without a NUL")
@@ -338,13 +355,13 @@ class String(Sequence):
         return [len(text) + 1]
 
     def take(self, room: Any, cells: Iterator[Any], outputs: Iterator[memoryview]) -> Any:
-        """Return the text up to the first NUL; the last byte counts as one."""
+        """Return the text before the first NUL; the last byte counts as a NUL."""
         text = bytes(next(outputs))[:-1].partition(b"\0")[0]
         return text.decode(errors="replace")
 
 
 class DmaHandle(NamedTuple):
-    """Shared memory by its file descriptor; offset and length in bytes."""
+    """A part of shared memory, named by its file descriptor; offset and length in bytes."""
 
     fd: int
     offset: int
@@ -352,12 +369,12 @@ class DmaHandle(NamedTuple):
 
 
 class Dma(Type):
-    """A `DmaHandle`, `in` or `rout`: either way the caller gives it, and no byte is in a block."""
+    """A `DmaHandle`.  The caller passes it for `in` and for `rout`; it has no bytes in a block."""
 
     given = room = answer = NOTHING
 
     def give(self, value: Any, where: str, inputs: Buffers) -> Cells:
-        """Nothing goes into the block."""
+        """Return no cells: a handle has no bytes in a block."""
         return []
 
     def handle(self, value: Any, where: str) -> DmaHandle:
@@ -370,12 +387,12 @@ class Dma(Type):
         return handle
 
     def take(self, room: Any, cells: Iterator[Any], outputs: Iterator[memoryview]) -> Any:
-        """Nothing comes back."""
+        """Return None: a handle is not a result."""
         return None
 
 
 def repeated(element: Type, count: int) -> str:
-    """Return the format of *count* elements in a row."""
+    """Return the format of *count* consecutive elements."""
     text = element.given.format
     return f"{count}{text}" if isinstance(element, Scalar) else text * count
 
@@ -383,10 +400,10 @@ def repeated(element: Type, count: int) -> str:
 def pack_into(
     packer: struct.Struct, data: bytearray, offset: int, cells: Cells, where: str
 ) -> None:
-    """Write cells to a block.
+    """Write *cells* to the block *data* at *offset*.
 
     Raises:
-        LayoutError: A cell is not a number, or too large; the message begins with *where*.
+        LayoutError: A cell is not a number or is too large; the message begins with *where*.
     """
     try:
         packer.pack_into(data, offset, *cells)
@@ -397,7 +414,7 @@ def pack_into(
 
 
 def _holds(view: memoryview, element: Type) -> bool:
-    """Whether *view* is of plain bytes, or of what *element* is."""
+    """Return whether *view* is a buffer of bytes, or of the type of *element*."""
     code = view.format.lstrip("@=<")
     if code in ("B", "b", "c") or not isinstance(element, Scalar):
         return view.itemsize in (1, element.given.size)
