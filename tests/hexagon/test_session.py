@@ -71,7 +71,7 @@ def test_a_library_that_answers_without_calling_is_found_out(fake, monkeypatch):
 def test_a_skel_of_another_protocol_is_refused(fake):
     fake.answer("protocol", 6, times=-1)
 
-    with pytest.raises(DriverError, match="protocol 9, npurt 3"):
+    with pytest.raises(DriverError, match="protocol 9, and npurt has 3"):
         Session.open(fake.library, deadline=HANG_SECONDS)
     assert fake.count("close") == 1
 

@@ -100,7 +100,7 @@ def test_a_batch_that_the_dsp_refuses_is_an_error_and_the_session_goes_on(fields
     with opened(**fields) as transport:
         product = Product(transport)
         product.batch._ops["n"] = 0
-        with pytest.raises(DriverError, match="sizes"):
+        with pytest.raises(DriverError, match="size or stride"):
             product.run()
         product.batch._ops["n"] = (32, 70)
         assert product.run()
