@@ -76,7 +76,7 @@ def test_evidence_of_no_machine_is_that_of_a_simulator():
     first = start_here(examine(Replay({}))[0])
 
     assert first.check.name == "machine"
-    assert "does not say" in first.result.what
+    assert "does not name its machine" in first.result.what
     assert "-dev hexagon:sim --from" in first.result.command
 
 
