@@ -181,7 +181,7 @@ def test_two_sound_parts_are_read(two):
         ({"first": {"split.no": 1}}, "not the first"),
         (
             {"first": {"split.tensors.count": 3}, "second": {"split.tensors.count": 3}},
-            "2 tensors, but its metadata state 3",
+            "2 tensors, but its metadata specify 3",
         ),
         ({"names": ("a.weight", "a.weight")}, "'a.weight' is in an earlier part"),
     ],

@@ -91,7 +91,7 @@ class _Rewriting:
         self.weights: dict[str, QTensor] = {}
 
     def add(self, op: Op) -> None:
-        """Add *op*, reading adapted tensors where its inputs were adapted, then its adapters' ops.
+        """Add *op*, with adapted inputs, and the ops of adapters.
 
         The ops of adapters follow the last product with the same input and role.
         """

@@ -26,7 +26,7 @@ def check(arch: Architecture, config: Config) -> None:
     """Raise an error if *config* has a part that *arch* does not have.
 
     Raises:
-        ModelFormatError: *config* has experts, delta nets or convolutions, and *arch* has not.
+        ModelFormatError: *config* has experts, delta nets or convolutions, and *arch* has none.
     """
     for what, has, knows in (
         ("experts", config.experts, arch.mixture),

@@ -44,7 +44,7 @@ class Description:
         original training, one for longer contexts.
 
         Raises:
-            ModelFormatError: The metadata name longrope, and the file has no divisors.
+            ModelFormatError: The metadata specify longrope, but the file has no divisors.
         """
         name, scaling = "rope_freqs.weight", self.config.scaling
         if name not in self.file:
@@ -54,7 +54,7 @@ class Description:
             return self.file[name].dequantize()
         if scaling.kind == "longrope":
             raise ModelFormatError(
-                f"the metadata name longrope, but the file lacks {name}", remedy=CONVERT_AGAIN
+                f"the metadata specify longrope, but the file lacks {name}", remedy=CONVERT_AGAIN
             )
         return None
 

@@ -148,7 +148,7 @@ class Types:
 
 
 def _gets_more(i: int, count: int) -> bool:
-    """Return whether layer *i* is in the first or last eighth, or a third layer between."""
+    """Return whether *i* is in the first or last eighth of *count*, or every third between them."""
     eighth = count // 8
     return i < eighth or i >= 7 * count // 8 or (i - eighth) % 3 == 2
 

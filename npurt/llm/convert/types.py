@@ -33,13 +33,13 @@ FILE_TYPES = {
     "q4_k": 14, "q4_1": 3, "q4_0": 2, "iq4_nl": 25, "mxfp4": 38,
     "q4_k_m": 15, "q4_k_s": 14, "q5_k_m": 17, "q5_k_s": 16, "mxfp4_moe": 38,  # see `mixture`
 }  # fmt: skip
-SMALL = {"q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}  # for rows without whole blocks
+SMALL = {"q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}  # fallbacks for block sizes of 256
 EXACT = ("ffn_gate_inp", "ssm_conv1d", "shortconv.conv", "rope_f")  # float32 if in the name
 STEP = 1 << 22  # elements decoded to float32 at a time
 
 
 def chosen(text: str) -> str:
-    """Return the file type *text*, which may be in capitals, in lower case.
+    """Return the name of the file type *text* in lower case.
 
     Raises:
         SettingError: npurt does not write files of this type.

@@ -75,7 +75,7 @@ class Config:
 
     architecture: str
     n_layers: int
-    n_context: int  # positions the model was trained for
+    n_context: int  # positions in the training context
     width: int  # D
     n_ff: int  # F
     n_heads: int  # H
@@ -198,7 +198,7 @@ def _experts(metadata: Metadata, arch: str, number: Number, n_ff: int) -> Expert
     if top_k > count:
         raise _bad(f"a token uses {top_k} experts, but the model has {count}")
     # Source of the default widths: llama.cpp src/models/llama.cpp and qwen2moe.cpp, MIT.
-    usual = n_ff if arch == "llama" else n_ff // top_k  # llama: Mixtral
+    usual = n_ff if arch == "llama" else n_ff // top_k  # Mixtral has the architecture llama
     width = number("expert_feed_forward_length", usual)
     _check_columns("the feed-forward part of an expert", 2 * width)
     scale = optional(metadata, f"{arch}.expert_weights_scale", float, 1.0) or 1.0

@@ -80,7 +80,7 @@ class MappedGGUF:
         """The model's architecture, such as ``llama``.
 
         Raises:
-            ModelFormatError: The metadata name no architecture.
+            ModelFormatError: The metadata specify no architecture.
         """
         return require(self.metadata, "general.architecture", str)
 

@@ -77,14 +77,14 @@ def check(name: str, metadata: Metadata, index: int, first: Metadata) -> None:
 
 
 def check_total(name: str, metadata: Metadata, found: int) -> None:
-    """Raise an error unless the metadata state *found* tensors in all files of the model.
+    """Raise an error unless the metadata specify *found* tensors in all files of the model.
 
     Raises:
-        ModelFormatError: The metadata state another number.
+        ModelFormatError: The metadata specify another number.
     """
     expected = optional(metadata, "split.tensors.count", int, found)
     if found != expected:
         raise ModelFormatError(
-            f"{name}: the model has {found} tensors, but its metadata state {expected}",
+            f"{name}: the model has {found} tensors, but its metadata specify {expected}",
             remedy="download all parts of the model again",
         )

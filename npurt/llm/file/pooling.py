@@ -23,7 +23,7 @@ NUMBERS = dict(enumerate(Pooling))  # values of <a>.pooling_type
 
 
 def read_pooling(metadata: Metadata) -> Pooling | None:
-    """Return the pooling that the metadata name, or None if they name none.
+    """Return the pooling that the metadata specify, or None if they specify none.
 
     Raises:
         ModelFormatError: The metadata have an unknown number.

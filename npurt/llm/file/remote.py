@@ -32,7 +32,7 @@ class RemoteGGUF(GGUF):
         if len(stated) != len(files):
             raise ModelFormatError(
                 f"{self.path.name} is one of {len(files)} files by its name, but its metadata "
-                f"state {len(stated)}",
+                f"specify {len(stated)}",
                 remedy="choose another file",
             )
         self._take(headers)

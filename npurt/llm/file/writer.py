@@ -24,7 +24,7 @@ from npurt.quant.blocks import Blocks
 from npurt.quant.types import Format
 
 VERSION = 3
-U32, F32 = 4, 6  # numbers of the types of integers and floats, as in llama.cpp's files
+U32, F32 = 4, 6  # type numbers of integers and floats, as in llama.cpp's files
 _KINDS = {np.dtype(f"<{letter}"): kind for kind, letter in NUMBERS.items()}
 
 

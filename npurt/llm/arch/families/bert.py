@@ -10,7 +10,7 @@ from npurt.llm.arch.architecture import Architecture, Encoder, Rope, Unit
 
 ARCHITECTURE = Architecture(
     "bert",
-    Rope.HALVES,  # nothing rotates
+    Rope.HALVES,  # unused: q and k do not rotate
     unit=Unit(Activation.GELU_ERF),
     encoder=Encoder(positions=True, gated=False),
 )

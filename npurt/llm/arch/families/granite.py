@@ -1,4 +1,4 @@
-"""Granite 3 and 4 without experts: Llama with four multipliers, which the metadata state.
+"""Granite 3 and 4 without experts: Llama with four multipliers, which the metadata specify.
 
 Source: llama.cpp src/models/granite.cpp, MIT.
 """

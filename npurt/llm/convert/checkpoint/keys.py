@@ -77,7 +77,7 @@ def rope_of(settings: Settings) -> dict[str, Any]:
     """Return the rotary settings in the form of transformers 5; convert older forms.
 
     Raises:
-        ModelFormatError: They are no JSON objects, or differ between layers.
+        ModelFormatError: The settings are no JSON objects, or differ between layers.
     """
     trained = _one_for_all_layers(settings, "rope_parameters")
     scaling = _one_for_all_layers(settings, "rope_scaling")  # users add it; takes precedence

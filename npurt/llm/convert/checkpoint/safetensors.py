@@ -37,7 +37,7 @@ class Stored:
     """A tensor of a checkpoint: its bytes in the mapped file."""
 
     name: str
-    dtype: str  # the file's name for it
+    dtype: str  # the name of the type in the file
     shape: tuple[int, ...]
     data: memoryview
 
