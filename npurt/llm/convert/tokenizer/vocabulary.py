@@ -203,9 +203,8 @@ def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
     path = folder / "chat_template.jinja"
     if path.exists():
         try:
-            return io.TextIOWrapper(
-                io.BytesIO(content_of(path)), "utf-8"
-            ).read()  # converts \r\n to \n
+            # TextIOWrapper converts \r\n to \n.
+            return io.TextIOWrapper(io.BytesIO(content_of(path)), "utf-8").read()
         except (OSError, ValueError) as error:
             raise bad(f"{path.name} cannot be read: {error}") from error
     template = config.get("chat_template") or read_json(folder / "chat_template.json").get(
