@@ -235,7 +235,7 @@ def test_only_the_experts_of_a_token_are_read():
         ("qwen3", "attention.sliding_window", raw.U32, 100, "at most 100"),
         ("qwen2", "expert_count", raw.U32, 4, "expert_used_count"),
         ("qwen35", "ssm.inner_size", raw.U32, 96, "one width"),
-        ("qwen35", "ssm.group_count", raw.U32, 4, "do not share 4 key heads"),
+        ("qwen35", "ssm.group_count", raw.U32, 4, "no multiple of its 4 key heads"),
         ("qwen35", "ssm.conv_kernel", raw.U32, 9, "not a sensible count"),
         ("qwen35", "ssm.state_size", raw.U32, 24, "one width"),
         ("qwen35", "rope.dimension_sections", raw.ARRAY, (raw.I32, [3, 3, 1, 1]), "fourth"),
