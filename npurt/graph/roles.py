@@ -1,4 +1,4 @@
-"""The labels under which reports add up ops."""
+"""The labels of ops in reports."""
 
 from npurt.graph import ops
 from npurt.graph.ops import Op

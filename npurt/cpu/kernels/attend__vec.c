@@ -1,6 +1,5 @@
 /*
- * out = softmax(scale * q . K^T, causal) . V       for one kv head, with the query heads of some
- * rows
+ * out = softmax(scale * q . K^T, causal) . V       for one kv head and all its query heads
  *
  * Options of an op: a window masks old positions; scores are capped; a sink is an extra logit, with
  * which the online softmax begins; queries are multiplied by a factor that depends on the position.

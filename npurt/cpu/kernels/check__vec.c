@@ -1,12 +1,11 @@
 /*
- * Verifies products (Freivalds): computes s = W^T r once per weight, then compares r . y with s .
- * x.
+ * Verifies products (Freivalds): computes s = W^T r once per weight, then compares r.y with s.x.
  *
  * s       is summed over rows in float32 for at most 64 panels, then in double; npurt/verify.py
  *         includes the rounding errors in the bound.  Float weights, and codes whose scale is any
- *         power of two, are summed in double, because float32 would overflow or underflow.  Other
- *         scales are a float16 times 8 bits, so numbers are within 2^-24..2^35.
- * squares are sum((r a)^2) over the record, a = |scale * code| + |offset|; they bound the rounding
+ *         power of two, are summed in double: float32 cannot represent their sums or squares.
+ *         Other scales are a float16 times 8 bits, so numbers are within 2^-24..2^35.
+ * squares is sum((r a)^2) over the record, a = |scale * code| + |offset|; it bounds the rounding
  *         errors of a kernel.
  * Why     64 codes of a tile are four vectors of four rows by four columns.  Rows are added up at
  *         the end, so the inner loop only converts, multiplies and adds.

@@ -1,5 +1,5 @@
 /*
- * out = softmax(scale * q . K^T) . V        for one kv head, with the query heads of some rows
+ * out = softmax(scale * q . K^T) . V               for one kv head and all its query heads
  *
  * Bidirectional attention of an encoder: a row attends to all rows of its sequence in the run.
  * There is no cache: q, k and v are read from the qkv buffer, and copies of q and k are rotated.

@@ -8,7 +8,7 @@
  * Needs   Armv8.6 int8 matrix products (usmmla), and sdot.
  * Exact   equal bit for bit to every other gemm.
  * Why     usmmla computes twice as many products as sdot, but needs eight adjacent columns of a
- *         row. So the tile is rearranged once for all rows, which is faster from eight rows on;
+ *         row, so the tile is rearranged once for all rows, which is faster from eight rows on;
  *         fewer rows use sdot.  Four rows by sixteen rows by 32 columns are 2048 products.  They
  *         take 261 to 291 instructions, of which 150 to 170 are vector instructions; with sdot 266
  *         to 278, of which 192 to 224.  Two thirds of them scale and add.

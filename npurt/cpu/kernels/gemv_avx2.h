@@ -19,8 +19,8 @@ INLINE __m256i load(const uint8_t *p)
 /*
  * Prefetches `count` bytes into L2, FAR bytes ahead of `at`.  With one row of x, the kernel is
  * faster than the latency of L2 allows, so the bytes NEAR ahead are also prefetched from L2 into
- * L1. Prefetching from memory directly into L1 would occupy its few miss buffers for the latency of
- * memory, and loads of x from L2 would wait (bench/RESULTS.md).
+ * L1.  Prefetching from memory directly into L1 would occupy its few miss buffers for the latency
+ * of memory, and loads of x from L2 would wait (bench/RESULTS.md).
  */
 INLINE void fetch(const uint8_t *at, size_t count, int rows)
 {

@@ -75,23 +75,23 @@ typedef struct {
 } npurt_group;
 
 enum npurt_kind {
-    NPURT_NORM = 1,          /* x += add_scale * add; out = norm(x) * weight, quantised too */
+    NPURT_NORM = 1,          /* x += add_scale * add; out = norm(x) * weight, and out's codes */
     NPURT_QUANT,             /* compute out's codes from its values */
     NPURT_MATMUL,            /* y[:, column..] = input . weight^T + bias, for up to 3 weights */
     NPURT_ROPE,              /* rotate q and k of a qkv buffer; write k and v to the caches */
     NPURT_ATTEND,            /* causal grouped-query attention over the caches */
-    NPURT_UNIT,              /* out = activation(gate) * up, quantised too */
+    NPURT_UNIT,              /* out = activation(gate) * up, and out's codes */
     NPURT_PACK,              /* GGUF rows -> image */
     NPURT_TRANSPOSED_MATVEC, /* s = W^T r of an image, for verification */
     NPURT_PACK_I8,           /* int8 [k][n] -> image of exact integer products */
     NPURT_I8,                /* y = x . w, int8 x int8 -> int32, exact */
     NPURT_CONV,         /* results of the projections -> q, k, v, decay and beta of a delta net */
     NPURT_DELTA,        /* gated delta net: state = decay * state + beta * (v - state . k) k^T */
-    NPURT_GATE,         /* out = norm of each head * silu(gate), quantised too */
+    NPURT_GATE,         /* out = norm of each head * silu(gate), and out's codes */
     NPURT_ROUTE,        /* choose the experts of each row; list the rows of each expert */
     NPURT_GATHER,       /* copy rows of an input, in the order of their experts */
     NPURT_WEIGHTED_SUM, /* add up the results of each row's experts, times their weights */
-    NPURT_SUM,          /* x += scale * add, quantised too */
+    NPURT_SUM,          /* x += scale * add, and x's codes */
     NPURT_CAP,          /* x = cap * tanh(factor * x / cap) */
     NPURT_SHORTCONV,    /* out = after * conv(before * value) */
     NPURT_ENCODE,       /* bidirectional attention over the rows of a sequence; no cache */

@@ -276,7 +276,7 @@ def attention_inputs(op: Fused) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _neighbours(graph: Graph) -> dict[str, tuple[Tensor, ...]]:
-    """Return the tensors that an op needs side by side, in order, by name of each of them.
+    """Return groups of tensors that an op needs side by side, in order, by name of each member.
 
     A sum overwrites its first operand, so the operand replaces the sum in the group.
     """
@@ -304,7 +304,7 @@ def _neighbours(graph: Graph) -> dict[str, tuple[Tensor, ...]]:
 
 
 def _precisions(graph: Graph, weights: Mapping[str, Weight]) -> dict[str, tuple[bool, bool]]:
-    """Return, by `local` name, whether an input of products needs codes, and whether int16.
+    """Return, by `local` name of each input of products, whether it needs int8 codes and int16.
 
     An input is quantised alike in all layers.
     """

@@ -45,7 +45,7 @@ def pack_each(
 
 
 def products(part: Graph) -> dict[str, ops.MatMul | ops.ExpertMatMul]:
-    """Return the first product with each matrix, by name of the matrix.
+    """Return, by name of each matrix, the first op that multiplies by it.
 
     Raises:
         UnsupportedOp: Two products with the same matrix have different biases.

@@ -417,7 +417,7 @@ _LOWER: dict[str, Callable[[Lowering, Any], None]] = {
 
 
 def _logits(graph: Graph) -> set[str]:
-    """Return the names of the logits, and of the tensors that only scales and caps separate."""
+    """Return the names of the logits, and of tensors that scales and caps turn into logits."""
     tensors = {t.name: t for op in graph.ops for t in (*op.reads, *op.writes)}
     selects = any(t.shape and t.shape[0] == SELECTED for t in tensors.values())
     found: set[str] = set()
@@ -462,7 +462,7 @@ def _rotation(op: Fused) -> ops.Rope | None:
 
 
 def _head_norms(op: Fused) -> tuple[ops.RMSNorm | None, ops.RMSNorm | None]:
-    """Return the norms of queries and keys, or None twice.
+    """Return the norms of queries and keys, or (None, None).
 
     Raises:
         UnsupportedOp: Only one of them has a norm, the norms differ in eps, or a norm has an offset

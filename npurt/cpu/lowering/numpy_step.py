@@ -107,7 +107,7 @@ class NumpyStep:
         """Do nothing: a numpy step does not write the output that `Steps.redirect` moves."""
 
     def counters(self) -> Iterable[Counter]:
-        """Return the counts of the ops so far."""
+        """Return the counters of the ops."""
         return self._counters
 
     def _load_rows(self, name: str, index: Array) -> Array:

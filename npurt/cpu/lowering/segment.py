@@ -78,7 +78,7 @@ class CpuSegment(Segment):
             for part in parts:
                 self._sequences[part.sequence].end(part.end)
         except BaseException:
-            for part in parts:  # of several sequences, it is unknown which ones are intact
+            for part in parts:  # with several sequences, each one may be inconsistent
                 if len(parts) > 1 or not self._guard.has(part.sequence):
                     self.forget(part.sequence)
                 else:
@@ -228,7 +228,7 @@ class CpuSegment(Segment):
             self._opened.steps.verify(sampler)
 
     def events(self) -> list[str]:
-        """Return the sentences for reports since the last call."""
+        """Return the sentences for reports that were added since the last call."""
         found = self._events[:]
         self._events.clear()
         return found

@@ -22,7 +22,7 @@ class Step(Protocol):
     """A program of consecutive ops, or one op that runs outside programs."""
 
     def run(self, table: RowTable) -> None:
-        """Run the step on the rows of *table*; ops of logits run on its selected rows."""
+        """Run the step on the rows of *table*; ops on logits run on its selected rows."""
 
     def about(self) -> tuple[str, str]:
         """Return the labels of the ops, separated by commas, and the name of the device."""
@@ -39,7 +39,7 @@ class CountingStep(Step, Protocol):
     """A step that counts the work of its ops."""
 
     def counters(self) -> Iterable[Counter]:
-        """Return the counts of the ops so far."""
+        """Return the counters of all ops of the step."""
 
 
 class Steps:
@@ -78,7 +78,7 @@ class Steps:
     # --- Running --------------------------------------------------------------------------------
 
     def run(self, table: RowTable) -> None:
-        """Run all steps on the rows of *table*; ops of logits run on its selected rows."""
+        """Run all steps on the rows of *table*; ops on logits run on its selected rows."""
         for step in self._steps:
             step.run(table)
 

@@ -223,7 +223,7 @@ class CheckedProgram:
         """Quarantine the kernel of a product: all later runs use the scalar kernel.
 
         Raises:
-            VerificationFailed: The scalar kernel computed the wrong result.
+            VerificationFailed: The product was wrong before, and is wrong with the scalar kernel.
         """
         op = self.program.ops[product.op]
         oracle = abi.isas()[ORACLE]

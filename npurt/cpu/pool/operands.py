@@ -48,7 +48,7 @@ class Heads:
     q_norm: F32 | None = None  # [width] or [heads * width]: RMS norm before the rotation
     k_norm: F32 | None = None
     eps: float = 0.0
-    window: int = 0  # positions that a row attends to, including itself; 0 means all before
+    window: int = 0  # positions that a row attends to, including itself; 0 means no limit
     softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0 disables the cap
     sinks: F32 | None = None  # [heads]: one extra logit per head, for a value of zero
     temperature: F32 | None = None  # [positions]: factors of the queries

@@ -17,7 +17,7 @@ from npurt.device import F32
 
 Array = npt.NDArray[Any]
 PageNumbers = npt.NDArray[np.int32]
-PANEL = 16  # positions
+PANEL = 16  # positions per panel of keys
 
 
 def allocate(pages: int, kv_heads: int, width: int, dtype: npt.DTypeLike) -> tuple[Array, Array]:
