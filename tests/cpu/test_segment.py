@@ -189,7 +189,7 @@ def test_rows_that_do_not_fit_are_refused(model):
         for rows in (Rows.of(17), Rows.of(2, 63), Rows.of(0)):
             with pytest.raises(LayoutError, match="do not fit a segment"):
                 segment.run({"tokens": np.zeros(len(rows), int)}, rows)
-        with pytest.raises(LayoutError, match="not given tokens"):
+        with pytest.raises(LayoutError, match="needs the inputs tokens"):
             segment.run({}, Rows.of(1))
 
 
