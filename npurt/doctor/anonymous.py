@@ -1,7 +1,7 @@
 """Remove personal data from evidence: serial numbers, addresses, names of people.
 
-Checks ask nothing about the owner of a machine; this removes what comes along anyway, as far as
-patterns can find it.
+Checks do not ask for personal data, but files and logs may contain some.  This module removes the
+personal data that its patterns match.
 """
 
 import getpass
@@ -24,28 +24,28 @@ _PATTERNS = (
     (r"(/(?:home|Users)/)[^/\s;:,'\"]+", r"\1USER"),
     (r"\b\d{14,16}\b", "NUMBER"),  # IMEI
 )
-_NOBODY = ("root", "user", "nobody", "localhost")  # identify nobody
-_SHORTEST = 3  # shorter names occur in too many other words
+_NOBODY = ("root", "user", "nobody", "localhost")  # names that identify no person
+_SHORTEST = 3  # characters; shorter names occur in too many other words
 
 
 def secrets() -> dict[str, str]:
-    """Return the names of this machine and its user, and the words that replace them."""
+    """Return the names of this machine and its user, each with the word that replaces it."""
     try:
         user, home = getpass.getuser(), str(Path.home())
     except (
         KeyError,
         OSError,
         RuntimeError,
-    ):  # the user has a number without a name, as in containers
+    ):  # the user id has no name, as in containers
         user = home = ""
     host = node()
     return {home: "/home/USER", host: "HOST", host.partition(".")[0]: "HOST", user: "USER"}
 
 
 def anonymised(evidence: Evidence, names: dict[str, str]) -> Evidence:
-    """Return *evidence* with *names* replaced, and everything that looks like a personal number.
+    """Return *evidence* with *names*, and text that matches a pattern of personal data, replaced.
 
-    Questions and answers get the same replacements, so that a replay finds the same answers.
+    Questions and answers get the same replacements, so that a replay finds the answers.
     """
     rules = [
         (re.compile(rf"(?<![0-9A-Za-z]){re.escape(name)}(?![0-9A-Za-z])"), stands)

@@ -1,12 +1,12 @@
-"""Say which board this is, and which page of docs/boards is about it."""
+"""Identify the board, and find its page in docs/boards."""
 
 import re
 
 from npurt.doctor.system import System
 
 TREE = "/sys/firmware/devicetree/base"
-# The page of a board, and how a line of its device tree's `compatible` begins.  Sources: Linux,
-# arch/arm64/boot/dts; Orange Pi also as the vendor's kernels name it.
+# Page of a board -> pattern of a line of `compatible` in its device tree.  Sources: Linux,
+# arch/arm64/boot/dts; for Orange Pi also the vendor's kernels.
 PAGES = {
     "dragon-q6a": r"radxa,dragon-q6a$",
     "rb3gen2": r"qcom,qcs6490-rb3gen2",
@@ -18,12 +18,12 @@ PAGES = {
 
 
 def compatible(system: System) -> str:
-    """Return the names of the board and its chip in the device tree, a line each."""
+    """Return the names of the board and its chip in the device tree, one a line."""
     return system.text(f"{TREE}/compatible") or ""
 
 
 def page(system: System) -> str | None:
-    """Return the document about this board, or None when there is none."""
+    """Return the path of the document about this board, or None."""
     names = compatible(system)
     for name, pattern in PAGES.items():
         if re.search(f"^{pattern}", names, re.M):

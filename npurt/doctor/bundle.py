@@ -1,10 +1,10 @@
-"""Evidence in a file that can be sent: a .tar.gz with nothing in it but text.
+"""Write and read bundles: evidence of a diagnosis in a .tar.gz of three text files.
 
-    README.txt      what this is
+    README.txt      an explanation of the bundle
     report.txt      the diagnosis, as it was printed
-    evidence.json   every question that was asked, and its answer
+    evidence.json   every question to the machine, with its answer
 
-Bundles come from strangers: nothing is unpacked to disk, and everything has a limit.
+Bundles come from untrusted users: reading unpacks nothing to disk, and limits all sizes.
 """
 
 import io
@@ -20,32 +20,32 @@ from npurt.errors import NpurtError
 from npurt.files import parsed, replacing
 
 FORMAT = 1
-README = """Evidence of `npurt doctor`, for those who help to find out why an NPU does not run.
+README = """Evidence of `npurt doctor`, which helps others to find out why an NPU does not run.
 
-evidence.json holds every file that was read and every trial that was made, and what came of it;
-report.txt is what the owner saw.  Host and user names, home folders, serial numbers, network
+evidence.json has the contents of every file that npurt read and the results of every trial;
+report.txt is the report that you saw.  Host and user names, home folders, serial numbers, network
 addresses, UUIDs and mail addresses were replaced by words in capitals.  Please look through both
-before you send this.
+files before you send this bundle.
 
     npurt doctor --from THIS_FILE
 """
 MEMBERS = ("README.txt", "report.txt", "evidence.json")
-MOST_PACKED = 4 << 20  # bytes; a bundle has some 10 KiB
-MOST_BYTES = 16 << 20
-_GZIP = 31  # of zlib: a gzip header
+MOST_PACKED = 4 << 20  # bytes of a bundle; 10 KiB is usual
+MOST_BYTES = 16 << 20  # bytes of an unpacked bundle
+_GZIP = 31  # zlib's wbits for data with a gzip header
 
 
 def write(path: Path, evidence: Evidence, report: str, names: dict[str, str]) -> None:
-    """Write a bundle, whole or not at all.
+    """Write a bundle atomically.
 
     Args:
         path: File to make or replace.
-        evidence: As recorded; it is made anonymous here.
-        report: The diagnosis as text; it is made anonymous too.
-        names: What to replace; see `anonymous.secrets`.
+        evidence: The recorded evidence; this function anonymises it.
+        report: The diagnosis as text; this function anonymises it, too.
+        names: Names to replace; see `anonymous.secrets`.
 
     Raises:
-        NpurtError: It cannot be written.
+        NpurtError: The file cannot be written.
     """
     clean = anonymised({**evidence, "text report": report}, names)
     report = clean.pop("text report")
@@ -63,7 +63,7 @@ def write(path: Path, evidence: Evidence, report: str, names: dict[str, str]) ->
             file.write(packed.getvalue())
     except OSError as error:
         raise NpurtError(
-            f"cannot write {path}: {error.strerror}", remedy="choose another place for the bundle"
+            f"cannot write {path}: {error.strerror}", remedy="choose another path for the bundle"
         ) from error
 
 
@@ -71,7 +71,7 @@ def read(path: Path) -> Evidence:
     """Return the evidence of a bundle.
 
     Raises:
-        NpurtError: It cannot be read, is damaged, too large, or no bundle.
+        NpurtError: The file cannot be read, is damaged, is too large, or is not a bundle.
     """
     try:
         with path.open("rb") as file:
@@ -96,7 +96,7 @@ def read(path: Path) -> Evidence:
 def _refused(path: Path, reason: str) -> NpurtError:
     return NpurtError(
         f"{path} is no bundle that can be read: {reason}",
-        remedy="ask for it again: npurt doctor --bundle FILE makes it",
+        remedy="ask for a new bundle, made by npurt doctor --bundle FILE",
     )
 
 
@@ -114,7 +114,7 @@ def _unpacked(path: Path, packed: bytes) -> bytes:
 
 
 def _member(path: Path, data: bytes) -> bytes:
-    """Return the evidence from a tar archive; a bundle has no other files than ours."""
+    """Return evidence.json from a tar archive; refuse an archive with files that are not ours."""
     found = None
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:

@@ -1,4 +1,4 @@
-"""The frame of a diagnosis: checks, what they find, and which finding comes first."""
+"""Run the checks of a diagnosis, and choose the finding that the user should solve first."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,12 +6,19 @@ from dataclasses import dataclass
 from npurt.doctor.system import Evidence, Recorder, System
 
 STATES = ("ok", "warn", "fail", "skip")
-NEEDS = "needs "
+NEEDS = "needs "  # begins the text of a check that was skipped because of another check
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a check found: *command* mends it, *suspect* marks a warning that explains failures."""
+    """The result of a check.
+
+    Attributes:
+        state: One of `STATES`.
+        what: The result in words.
+        command: A command or an action that solves the problem; "" if there is none.
+        suspect: True for a warning that may be the cause of later failures.
+    """
 
     state: str
     what: str
@@ -20,35 +27,35 @@ class Result:
 
 
 def ok(what: str) -> Result:
-    """Nothing is wrong."""
+    """Return the result of a check without a problem."""
     return Result("ok", what)
 
 
 def warn(what: str, command: str = "", *, suspect: bool = False) -> Result:
-    """The device may still run."""
+    """Return the result for a problem with which the device may still run."""
     return Result("warn", what, command, suspect)
 
 
 def fail(what: str, command: str) -> Result:
-    """The device cannot run until *command* mends it."""
+    """Return the result for a problem that stops the device from running; *command* solves it."""
     return Result("fail", what, command)
 
 
 def skip(what: str) -> Result:
-    """There was nothing to look at."""
+    """Return the result of a check that could not run."""
     return Result("skip", what)
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing to look at.
+    """A check of one possible problem.
 
     Attributes:
-        name: Short, for scripts.
+        name: A short name, for scripts.
         why: The purpose of the check.
-        look: Does the check.
-        needs: Names of checks that must succeed before this one makes sense.
-        symptom: True when a failure has its cause elsewhere, perhaps in a suspect warning before.
+        look: The function that does the check.
+        needs: Names of earlier checks; this check is skipped if one of them fails.
+        symptom: True if a failure has its cause elsewhere, perhaps in an earlier suspect warning.
     """
 
     name: str
@@ -60,7 +67,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A check, its result, and what was seen."""
+    """A check, its result, and the evidence that it read."""
 
     check: Check
     result: Result
@@ -68,12 +75,12 @@ class Finding:
 
     @property
     def waits(self) -> bool:
-        """True when the check was skipped because a check that it needs did not succeed."""
+        """True if the check was skipped because a check that it needs failed or was skipped."""
         return self.result.state == "skip" and self.result.what.startswith(NEEDS)
 
 
 def diagnose(checks: Sequence[Check], system: Recorder) -> list[Finding]:
-    """Do the checks in order; skip a check when one that it needs failed or was skipped."""
+    """Run the checks in order; skip a check if one that it needs failed or was skipped for that."""
     findings: list[Finding] = []
     for check in checks:
         system.begin()
@@ -89,7 +96,10 @@ def diagnose(checks: Sequence[Check], system: Recorder) -> list[Finding]:
 
 
 def start_here(findings: Sequence[Finding]) -> Finding | None:
-    """Return the finding to begin with: the first cause, or None when nothing failed."""
+    """Return the finding to solve first, or None if no check failed.
+
+    It is the first failure, or the first suspect warning before it if the failure is a symptom.
+    """
     for i, finding in enumerate(findings):
         if finding.result.state == "fail":
             suspects = [f for f in findings[:i] if f.result.suspect]

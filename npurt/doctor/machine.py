@@ -1,4 +1,4 @@
-"""This machine, or a tree of files that looks like one."""
+"""Answer the questions of checks from this machine, or from a tree of files in its place."""
 
 import contextlib
 import grp
@@ -20,24 +20,24 @@ from typing import Any
 from npurt.doctor.system import KINDS, Answer, System
 from npurt.settings import variable
 
-MOST_TEXT = 1 << 16  # bytes of a small file
-MOST_BYTES = 1 << 26  # of a file that is searched: firmware has a few MiB
-MOST_FOUND = 64  # matches, lines
-MOST_NAMES = 4096
-MOST_RECORDS = 1 << 17  # of the kernel's log
+MOST_TEXT = 1 << 16  # bytes read of a small file
+MOST_BYTES = 1 << 26  # bytes searched of a file; firmware has a few MiB
+MOST_FOUND = 64  # matches or lines returned
+MOST_NAMES = 4096  # names returned of a folder
+MOST_RECORDS = 1 << 17  # records read of the kernel's log
 UNPACK_SECONDS = 20
-PEOPLE = 1000  # the first id that is given to a person; Debian, Fedora: adduser.conf, login.defs
+PEOPLE = 1000  # first user id of a person; Debian, Fedora: adduser.conf, login.defs
 
 
 class Machine(System):
     """Answers from files under *root*, and by *probes*.
 
     Args:
-        root: Folder that stands for /.
-        access: Whether this user may do something with a path; os.access.
-        probes: Functions that make a trial, by its name.
-        machine: Architecture; None asks this machine.
-        environment: Looks a variable up; None looks in this process.
+        root: Folder that is used as /.
+        access: Returns whether this user may read or write a path, like os.access.
+        probes: Functions that run a trial, by the trial's name.
+        machine: Architecture; None means this machine's.
+        environment: Returns the value of a variable.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Machine(System):
 
 
 def _name(look_up: Callable[[int], Any], number: int) -> str:
-    """Return the name of a system user or group; those of people stay private."""
+    """Return the name of a system user or group, or "user" for a person."""
     if number >= PEOPLE:
         return "user"
     try:
@@ -129,7 +129,7 @@ def _name(look_up: Callable[[int], Any], number: int) -> str:
 
 @contextlib.contextmanager
 def _content(path: Path) -> Iterator[Any]:
-    """Yield the bytes of a file, unpacked where its name says that they are packed."""
+    """Yield the bytes of a file, decompressed if its suffix is .xz, .gz or .zst."""
     if path.suffix == ".xz":
         with lzma.open(path) as file:
             try:
@@ -140,7 +140,7 @@ def _content(path: Path) -> Iterator[Any]:
         with gzip.open(path) as packed:
             try:
                 yield packed.read(MOST_BYTES)
-            except (EOFError, zlib.error) as error:  # what else is wrong is an OSError
+            except (EOFError, zlib.error) as error:  # gzip reports other damage as OSError
                 raise OSError(f"{path} is damaged") from error
     elif path.suffix == ".zst":
         yield _unzstd(path)
@@ -154,10 +154,10 @@ def _content(path: Path) -> Iterator[Any]:
 
 
 def _unzstd(path: Path) -> bytes:
-    """Unpack with the program zstd: Python has no module for it before 3.14."""
+    """Return the decompressed file, from the program zstd: Python has no module before 3.14."""
     program = shutil.which("zstd")
     if program is None:
-        raise OSError("there is no zstd to unpack it with")
+        raise OSError("the program zstd is not installed")
     try:
         done = subprocess.run(
             [program, "-dcq", path], capture_output=True, timeout=UNPACK_SECONDS, check=True
@@ -168,9 +168,9 @@ def _unzstd(path: Path) -> bytes:
 
 
 def _kernel_log(path: Path) -> Iterator[str]:
-    """Yield the messages of the kernel; none where this user may not read them.
+    """Yield the messages of the kernel; none if this user may not read them.
 
-    A record is "priority,number,time,flags;message", and lines with more of it.
+    A record is "priority,number,time,flags;message", followed by continuation lines.
     Source: Linux, Documentation/ABI/testing/dev-kmsg.
     """
     try:
@@ -180,8 +180,8 @@ def _kernel_log(path: Path) -> Iterator[str]:
     with contextlib.closing(os.fdopen(fd, "rb", buffering=0)) as file:
         for _ in range(MOST_RECORDS):
             try:
-                records = file.read(1 << 20)  # of the device: one record
-            except BrokenPipeError:  # overwritten while we read
+                records = file.read(1 << 20)  # /dev/kmsg returns one record a read
+            except BrokenPipeError:  # the kernel overwrote the record
                 continue
             if not records:
                 return

@@ -1,19 +1,19 @@
-"""The questions that checks ask of a machine; a recorder of the answers, and a replay of them.
+"""Define the questions of checks to a machine; record the answers, and replay them.
 
-Every question is a kind and some words, every answer is JSON.  So a diagnosis can be recorded, and
-repeated from the recording alone.
+Every question is a kind and some words, and every answer is JSON.  So a recording of the answers is
+enough to repeat a diagnosis.
 """
 
 import abc
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-Answer: TypeAlias = Any  # of JSON
+Answer: TypeAlias = Any  # JSON data
 Evidence: TypeAlias = dict[str, Answer]  # "kind word word" -> answer
 
 
 class Node(NamedTuple):
-    """A file or device node, as `ls -l` shows it, and what this user may do with it."""
+    """A file or device node: mode and owner as in `ls -l`, and this user's permissions."""
 
     mode: str  # "crw-rw----"
     owner: str
@@ -26,7 +26,7 @@ class Node(NamedTuple):
 
 
 class System(abc.ABC):
-    """A machine under diagnosis.  No method raises when something is missing."""
+    """A machine under diagnosis.  A missing file or value is an answer, not an exception."""
 
     @abc.abstractmethod
     def ask(self, kind: str, *words: str) -> Answer:
@@ -37,45 +37,45 @@ class System(abc.ABC):
         return str(self.ask("machine"))
 
     def environment(self, name: str) -> str:
-        """Return a variable, "" when it is not set."""
+        """Return an environment variable; "" if it is not set."""
         return str(self.ask("environment", name))
 
     def text(self, path: str) -> str | None:
-        """Return what a small file holds, NULs as line ends, stripped; None if it has nothing."""
+        """Return the stripped text of a small file, with NULs as line ends; None if missing."""
         answer: str | None = self.ask("text", path)
         return answer
 
     def names(self, path: str) -> list[str]:
-        """Return what is in a folder, sorted."""
+        """Return the names in a folder, sorted."""
         answer: list[str] = self.ask("names", path)
         return answer
 
     def node(self, path: str) -> Node | None:
-        """Return what `ls -l` shows of *path*, None when it does not exist."""
+        """Return mode, owner and permissions of *path*; None if it does not exist."""
         answer = self.ask("node", path)
         return None if answer is None else Node(**answer)
 
     def matches(self, path: str, pattern: str) -> list[str] | None:
-        """Return the distinct matches of *pattern* in a file of any size, None if it has none."""
+        """Return the distinct matches of *pattern* in a file; None if the file is missing."""
         answer: list[str] | None = self.ask("matches", path, pattern)
         return answer
 
     def runs(self, name: str) -> bool:
-        """Return whether a process called *name* runs."""
+        """Return whether a process called *name* is running."""
         return bool(self.ask("runs", name))
 
     def log(self, pattern: str) -> list[str]:
-        """Return the lines of the kernel's log that *pattern* is in; none where it is not shown."""
+        """Return the lines of the kernel's log that match *pattern*; none without permission."""
         answer: list[str] = self.ask("log", pattern)
         return answer
 
     def probe(self, name: str) -> dict[str, Any]:
-        """Return what a trial called *name* found; {} when it is not made here."""
+        """Return the result of the trial called *name*; {} if this system has no such trial."""
         answer: dict[str, Any] = self.ask("probe", name)
         return answer
 
 
-# The answer of each kind of question when there is nothing; other answers have the same type.
+# For each kind of question, the answer if the file or value is missing, and the types of answers.
 KINDS: dict[str, tuple[Answer, type | tuple[type, ...]]] = {
     "machine": ("", str),
     "environment": ("", str),
@@ -95,14 +95,14 @@ class Recorder(System):
     def __init__(self, system: System) -> None:
         self._system = system
         self.evidence: Evidence = {}
-        self.asked: list[str] = []  # since the last `begin`
+        self.asked: list[str] = []  # questions since the last `begin`
 
     def begin(self) -> None:
-        """Forget the questions of the last check; their answers stay."""
+        """Clear the list of questions for the next check, and keep the answers."""
         self.asked = []
 
     def ask(self, kind: str, *words: str) -> Answer:
-        """Answer from what is known, or ask."""
+        """Return the recorded answer; for a new question, ask the other system."""
         key = " ".join((kind, *words))
         if key not in self.evidence:
             self.evidence[key] = self._system.ask(kind, *words)
@@ -112,7 +112,7 @@ class Recorder(System):
 
 
 class Replay(System):
-    """Answers from evidence; what was not recorded counts as missing."""
+    """Answers from recorded evidence; files and values without a recorded answer are missing."""
 
     def __init__(self, evidence: Mapping[str, Answer]) -> None:
         self._evidence = evidence
@@ -123,7 +123,7 @@ class Replay(System):
 
 
 def wrong(evidence: object) -> str | None:
-    """Return what is wrong with evidence that a stranger sent, or None."""
+    """Return a reason why untrusted evidence is invalid, or None."""
     if not isinstance(evidence, dict):
         return "it is no object"
     for key, answer in evidence.items():

@@ -1,7 +1,7 @@
-"""The RK3588 NPU: our own register programs, through the rocket or the rknpu driver.
+"""The RK3588 NPU: our own register programs, run by the kernel driver rocket or rknpu.
 
-The rooms, lowest first; each may import those before it: `isa`, `plan`, `driver`, `device`,
-`doctor`.
+The subpackages, lowest first: `isa`, `plan`, `driver`, `device`, `doctor`.  Each may import the
+subpackages before it.
 """
 
 from npurt import moved

@@ -88,8 +88,8 @@ def test_a_size_is_enough_to_check(npurt, made):
         ("-o", "0x3000000=c.npy:int8:0", "a buffer has 1 to"),
         ("-o", "0x3000000=c.npy:int8:9999999999x9999999999", "a buffer has 1 to"),
         ("-o", "0x3000000=512", "it is not ADDR=FILE.npy:DTYPE:SHAPE"),
-        ("--timeout", "0", "is no time"),
-        ("--timeout", "nan", "is no time"),
+        ("--timeout", "0", "is not above 0"),
+        ("--timeout", "nan", "is not above 0"),
     ],
 )
 def test_arguments_that_make_no_sense_are_named_with_a_remedy(npurt, made, flag, text, why):

@@ -371,7 +371,7 @@ def test_a_weight_without_room_is_refused_and_leaves_nothing(device, simulator, 
     before = images(device)
     simulator.set(f"fault=enomem@create:{nth}+")
 
-    with pytest.raises(DeviceFull, match="no room"):
+    with pytest.raises(DeviceFull, match="no space"):
         device.pack(tensor(96, 96))
 
     simulator.set("reload=1")

@@ -162,7 +162,7 @@ def test_weights_that_do_not_fit_any_more_end_in_a_clear_error_until_they_do(nam
         work = Work(device)
         simulator.set("fault=eio@submit fault=enomem@create:1+")
         for _ in range(2):
-            with pytest.raises(DeviceFull, match="no room for"):
+            with pytest.raises(DeviceFull, match="no space for"):
                 work.multiply()
         simulator.set(f"reload=1 {STRICT}")
 
@@ -174,7 +174,7 @@ def test_a_weight_is_packed_once_there_is_room_again_after_a_restart_without(nam
     with open_rknpu(name) as device:
         work = Work(device)
         simulator.set("fault=eio@create fault=enomem@create:2+")
-        with pytest.raises(DeviceFull, match="no room for"):
+        with pytest.raises(DeviceFull, match="no space for"):
             device.pack(tensor(96, 64, "q8_0"))
         simulator.set(f"reload=1 {STRICT}")
 

@@ -180,7 +180,7 @@ def test_without_room_for_single_rows_the_cpu_has_all_for_one_reason(
 def test_a_strict_model_that_does_not_fit_is_refused(name, simulator, deep):
     simulator.set("space=1M")
 
-    with pytest.raises(npurt.NotOffloaded, match="no room for"):
+    with pytest.raises(npurt.NotOffloaded, match="no space for"):
         npurt.Llama(deep, name, n_ctx=64, strict=True, progress=False)
 
 

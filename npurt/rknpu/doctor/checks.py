@@ -1,8 +1,8 @@
-"""What can be wrong between a board and its RK3588 NPU, in the order in which to look.
+"""Checks of a board with an RK3588 NPU, in the order in which to solve problems.
 
-Order and messages follow what was found to be the cause in reports, which
-tests/data/doctor/rockchip.json names.  Names in /sys: Linux rk3588-base.dtsi and
-drivers/accel/rocket; the vendor's rk3588s.dtsi and drivers/rknpu, drivers/devfreq.
+Order and messages follow the causes that users reported; tests/data/doctor/rockchip.json names the
+reports.  Sources of names in /sys: Linux rk3588-base.dtsi and drivers/accel/rocket; the vendor's
+rk3588s.dtsi and drivers/rknpu, drivers/devfreq.
 """
 
 import re
@@ -16,12 +16,12 @@ from npurt.rknpu.driver import uapi_rknpu
 from npurt.rknpu.driver.system import CHIPS
 from npurt.rknpu.plan.tiling import CORES
 
-NPU = "npu@fdab0000"  # the first core, in the device tree of either kernel
-DRIVERS = {  # what drives the cores -> its folder
+NPU = "npu@fdab0000"  # the first core, in the device trees of both kernels
+DRIVERS = {  # driver -> folder of its devices
     "rocket": speed.ROCKET,
     "rknpu": "/sys/bus/platform/drivers/RKNPU",
 }
-FIRST_WITH_ROCKET = (6, 18)  # of Linux
+FIRST_WITH_ROCKET = (6, 18)  # version of Linux
 CONFIG = r"CONFIG_(?:DRM_ACCEL_ROCKET|ROCKCHIP_RKNPU)(?:=[ym]| is not set)"
 OLDEST = uapi_rknpu.release(uapi_rknpu.OLDEST)
 KERNELS = (
@@ -31,14 +31,14 @@ KERNELS = (
 
 
 def why_not(system: System) -> str | None:
-    """Return why this machine has no RK3588 to look for, or None."""
+    """Return the reason why this machine cannot have an RK3588, or None."""
     if "rockchip," in compatible(system):
         return None
     return "this is no board with a Rockchip chip"
 
 
 def driver_of(system: System) -> str | None:
-    """Return the driver that has the cores: ``rocket``, ``rknpu`` or None."""
+    """Return the driver that is bound to the cores: ``rocket``, ``rknpu`` or None."""
     for name, folder in DRIVERS.items():
         if cores_of(system, folder):
             return name
@@ -46,12 +46,12 @@ def driver_of(system: System) -> str | None:
 
 
 def cores_of(system: System, folder: str) -> int:
-    """Return how many devices a platform driver has."""
+    """Return the number of NPU devices that are bound to a platform driver."""
     return sum(name.endswith(".npu") for name in system.names(folder))
 
 
 def chip(system: System) -> Result:
-    """Other chips' NPUs have other registers."""
+    """Check that the chip's NPU has the registers of the RK3588."""
     found = re.findall(r"^rockchip,((?:rk|rv)\d+\w*)$", compatible(system), re.M)
     name = found[-1] if found else ""
     if name.startswith(tuple(CHIPS)):
@@ -64,14 +64,14 @@ def chip(system: System) -> Result:
 
 
 def board(system: System) -> Result:
-    """Name the board; an unknown one is no error."""
+    """Report the board and its kernel; an unknown board is no error."""
     model = system.text(f"{TREE}/model") or "no model in the device tree"
     kernel = system.text("/proc/sys/kernel/osrelease")
     return ok(", ".join(part for part in (model, f"Linux {kernel}" if kernel else "") if part))
 
 
 def tree(system: System) -> Result:
-    """The device tree must have the NPU, and enable it."""
+    """Check that the device tree has the NPU and enables it."""
     if NPU not in system.names(TREE):
         return fail("the device tree has no NPU", KERNELS)
     status = system.text(f"{TREE}/{NPU}/status") or "okay"
@@ -85,7 +85,7 @@ def tree(system: System) -> Result:
 
 
 def driver(system: System) -> Result:
-    """One of the two drivers must have the cores."""
+    """Check that one of the two drivers is bound to the cores."""
     name = driver_of(system)
     if name:
         return ok(f"{name} has the NPU")
@@ -108,7 +108,7 @@ def driver(system: System) -> Result:
 
 
 def _config(system: System, kernel: str) -> list[str]:
-    """Return how the kernel was configured, as far as it matters here."""
+    """Return the lines of the kernel's configuration about the two drivers."""
     for path in (f"/boot/config-{kernel}", "/proc/config.gz"):
         found = system.matches(path, CONFIG)
         if found:
@@ -124,7 +124,7 @@ def _age(kernel: str) -> str:
 
 
 def nodes_of(system: System) -> dict[str, Node]:
-    """Return the nodes of the driver that has the cores."""
+    """Return the device nodes of the driver that is bound to the cores."""
     if driver_of(system) == "rocket":
         paths = [f"/dev/accel/{name}" for name in system.names("/dev/accel")]
     else:
@@ -140,7 +140,7 @@ def nodes_of(system: System) -> dict[str, Node]:
 
 
 def node(system: System) -> Result:
-    """This user must be allowed to open one of the nodes."""
+    """Check that this user may open one of the device nodes."""
     nodes = nodes_of(system)
     usable = [path for path, node in nodes.items() if node.read and node.write]
     if usable:
@@ -167,7 +167,7 @@ def node(system: System) -> Result:
 
 
 def version(system: System) -> Result:
-    """The vendor's driver must not be too old: before `OLDEST`, its requests had other sizes."""
+    """Check that the vendor's driver is not older than `OLDEST`, whose structs npurt uses."""
     if driver_of(system) == "rocket":
         return ok("rocket has one interface so far")
     told = system.text("/sys/kernel/debug/rknpu/version") or system.text("/proc/rknpu/version")
@@ -182,7 +182,7 @@ def version(system: System) -> Result:
 
 
 def iommu(system: System) -> Result:
-    """Without its IOMMU the NPU would need memory in one piece, which there is little of."""
+    """Check that the IOMMU is on: without it the NPU needs contiguous memory, which is scarce."""
     if driver_of(system) == "rocket":
         return ok("rocket always uses it")
     status = system.text(f"{TREE}/iommu@fdab9000/status") or "okay"
@@ -196,7 +196,7 @@ def iommu(system: System) -> Result:
 
 
 def cores(system: System) -> Result:
-    """The mainline driver knows the cores one by one."""
+    """Check that rocket has all cores, which are separate devices for it."""
     if driver_of(system) == "rknpu":
         return ok("rknpu has all cores as one")
     count = cores_of(system, DRIVERS["rocket"])
@@ -229,7 +229,7 @@ SIMULATED = tuple(check for check in CHECKS if check.name in ("alone", "open", "
 
 
 def collect(system: System) -> None:
-    """Collect evidence that no check needs, but a reader of a bundle does."""
+    """Record evidence that no check needs, for the reader of a bundle."""
     for path in (
         "/etc/os-release",
         "/proc/sys/kernel/osrelease",

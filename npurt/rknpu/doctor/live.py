@@ -1,4 +1,4 @@
-"""Checks that read what a trial of the NPU saw (`trial`)."""
+"""Checks that read the results of a trial of the NPU (`trial`)."""
 
 import re
 from typing import Any
@@ -21,13 +21,13 @@ def _opened(system: System) -> dict[str, Any]:
 
 
 def version(system: System) -> str:
-    """Return the release that the opened driver tells, or ""."""
+    """Return the release that the opened driver reports, or ""."""
     found = re.search(r"rknpu (\d+\.\d+\.\d+)", str(_opened(system).get("detail", "")))
     return found[1] if found else ""
 
 
 def alone(system: System) -> Result:
-    """Two programs at once can take a board down; npurt locks others of its kind out."""
+    """Check that no other program uses the NPU: two programs at once can crash a board."""
     error = str(_opened(system).get("error", ""))
     if IN_USE not in error:
         return ok("npurt is")
@@ -37,7 +37,7 @@ def alone(system: System) -> Result:
 
 
 def opens(system: System) -> Result:
-    """Opening asks the driver for its name, version, and cores."""
+    """Check that npurt can open the driver, which reports its name, version and cores."""
     opened = _opened(system)
     if "detail" in opened:
         return ok(str(opened["detail"]))
@@ -48,7 +48,7 @@ def opens(system: System) -> Result:
 
 
 def products(system: System) -> Result:
-    """The products of `npurt probe`."""
+    """Check the results of the products of `npurt probe`."""
     seen = system.probe(TRIAL)
     told = seen.get("trials")
     trials = [t for t in told if isinstance(t, dict)] if isinstance(told, list) else []

@@ -1,8 +1,8 @@
-"""The first program to run on a board: small products, the ones known to go wrong first.
+"""Run small products on the NPU that are known to fail first; this is the first test of a board.
 
-Each is computed twice and compared with numpy; integers must be exact.  The order is that of
-bring-up: what fails first explains what fails after it.  Sources: reports of mtx512/rk3588-npu,
-happyme531/rknpu2_matmul_open, gregordinary/rockchip-npu-notes, ork-driver.
+Each product is computed twice and compared with numpy; all sums are exact.  The trials go from
+simple to complex, so the first failure usually explains the later failures.  Sources: reports of
+mtx512/rk3588-npu, happyme531/rknpu2_matmul_open, gregordinary/rockchip-npu-notes, ork-driver.
 """
 
 import time
@@ -25,10 +25,10 @@ from npurt.rknpu.plan.cost import npu_seconds
 from npurt.rknpu.plan.proof import Role
 from npurt.rknpu.plan.tiling import Plan, plan, plan_weights
 
-RUNS = 2  # of each product: the second must give the same
-LOST_IN_A_ROW = 3  # then the rest is left out
-GARBAGE = 0x5A  # where results will be
-PATTERN_BYTES = 65536
+RUNS = 2  # runs of each product; both results must be correct
+LOST_IN_A_ROW = 3  # consecutive errors after which the remaining trials are left out
+GARBAGE = 0x5A  # byte that fills the result buffers before a run
+PATTERN_BYTES = 65536  # bytes of the memory test
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +39,17 @@ class Trial:
     m: int
     k: int
     n: int
-    about: str  # what is wrong when this is the first to fail
+    about: str  # the probable cause if this trial is the first to fail
     format: str = "int8"
     layout: Layout = Layout.ROW
     cores: int = 1
     max_n: int = 4096  # columns of a task
     profile: Profile = Profile.FULL
-    identity: bool = False  # B is a unit matrix
+    identity: bool = False  # whether B is an identity matrix
 
     @property
     def shape(self) -> str:
-        """M x K x N."""
+        """The sizes, as "MxKxN"."""
         return f"{self.m}x{self.k}x{self.n}"
 
 
@@ -57,7 +57,7 @@ class Trial:
 class Outcome:
     """The outcome of a trial.
 
-    *state* is ``ok``, ``flaky`` (right, but only when run again), ``wrong``, ``error`` or
+    *state* is ``ok``, ``flaky`` (correct only after the job was repeated), ``wrong``, ``error`` or
     ``left out``.
     """
 
@@ -65,9 +65,9 @@ class Outcome:
     shape: str
     state: str
     what: str
-    seconds: float | None = None  # of the last run, from submit to results
-    driver_seconds: float | None = None  # the driver's own figure
-    model_seconds: float | None = None  # what the cost model expects, with one submit
+    seconds: float | None = None  # time of the last run, from submit to results
+    driver_seconds: float | None = None  # time of the last run that the driver measured
+    model_seconds: float | None = None  # time that the cost model predicts, with one submit
 
 
 _ROWS = tuple(
@@ -97,21 +97,21 @@ TRIALS = (
     *(Trial("rows, native-h", m, 64, 64, "M not a multiple of 4: derived, nobody ran it [?]",
             layout=Layout.NATIVE_H) for m in (2, 3, 5)),
 )  # fmt: skip
-UNSAFE = (  # seen to hang until the driver was loaded again
+UNSAFE = (  # trials that hung some NPUs until the driver was loaded again
     Trial("without DPU_RDMA", 4, 64, 64, "a list of 108 words: works with the vendor's driver [?]",
           profile=Profile.SHORT),
 )  # fmt: skip
 
 
 def probe(connect: Callable[[], Driver], *, unsafe: bool = False) -> Iterator[Outcome]:
-    """Run every trial; after an error, open the driver again for the next one.
+    """Run every trial, and yield its outcome; after an error, open the driver again.
 
     Args:
         connect: Opens the driver.
         unsafe: At the end, also try programs that may hang the NPU until its driver is reloaded.
 
     Raises:
-        NpurtError: The driver cannot be opened at first.
+        NpurtError: The driver cannot be opened for the first time.
     """
     opened = connect()
     driver: Driver | None = opened
@@ -142,7 +142,7 @@ def _again(connect: Callable[[], Driver]) -> Driver | None:
 
 
 def _memory(driver: Driver) -> Outcome:
-    """Check that memory keeps its content, in each address space."""
+    """Check that memory keeps its contents, in each address space."""
     pattern = np.random.default_rng(0).integers(0, 256, PATTERN_BYTES, np.uint8)
     try:
         for space in dict.fromkeys(driver.spaces):
@@ -169,10 +169,10 @@ def _tried(driver: Driver, trial: Trial) -> Outcome:
 
 
 def _make(driver: Driver, trial: Trial) -> Outcome:
-    """Compute a product on the NPU, and by numpy.
+    """Compute a product on the NPU and with numpy, and compare the results.
 
     Raises:
-        DriverError: The driver does.
+        DriverError: A call of the driver failed.
     """
     a, b = operands(trial)
     weights = plan_weights(
@@ -202,7 +202,7 @@ def _make(driver: Driver, trial: Trial) -> Outcome:
 
 
 def _verdict(result: npt.NDArray[Any], exact: npt.NDArray[Any], repeated: str) -> tuple[str, str]:
-    """Return a state and what there is to say; *repeated* is why the job was run again, or ""."""
+    """Return a state and an explanation; *repeated* is why the job was repeated, or ""."""
     wrong = np.argwhere(result != exact)
     if len(wrong):
         row, column = map(int, wrong[0])
@@ -248,7 +248,7 @@ class _Product:
         return buffer
 
     def run(self) -> tuple[float, npt.NDArray[Any]]:
-        """Return how long it took, and C."""
+        """Run the product; return the seconds and C."""
         for _, _, result in self._buffers:
             with result.cpu_access(write=True) as memory:
                 memory[:] = GARBAGE
@@ -262,7 +262,7 @@ class _Product:
         return seconds, images.results_matrix(copies, self._plan)
 
     def free(self) -> None:
-        """Give everything back."""
+        """Free the job and the buffers."""
         self.job.free()
         for group in self._buffers:
             for buffer in group:

@@ -1,4 +1,4 @@
-"""Checks of what slows the NPU down: clocks, and memory that is short."""
+"""Checks of causes of a slow NPU: clocks, little contiguous memory, few open files."""
 
 import re
 
@@ -11,12 +11,12 @@ DEVFREQ = "/sys/class/devfreq"
 ROCKET = "/sys/bus/platform/drivers/rocket"
 PARKED = ("powersave", "userspace")  # governors that do not follow the load
 FULL_NPU_HZ = int(CLOCKS["rknpu"])
-CMA_KB = 16 << 10  # less than that free is worth a warning [?]
-FILES = 4096  # descriptors; runtimes of this NPU are known to run out of 1024
+CMA_KB = 16 << 10  # a warning appears if less contiguous memory is free [?]
+FILES = 4096  # file descriptors; some runtimes of this NPU need more than 1024
 
 
 def npu(system: System) -> Result:
-    """A governor may hold the NPU back; the mainline driver never speeds it up."""
+    """Check the NPU's clock: a governor may limit it, and rocket never raises it."""
     folder = f"{DEVFREQ}/fdab0000.npu"
     if not system.text(f"{folder}/governor"):
         if not system.names(ROCKET):
@@ -30,7 +30,7 @@ def npu(system: System) -> Result:
 
 
 def ddr(system: System) -> Result:
-    """The memory's clock limits decoding: at 528 MHz it takes twice as long."""
+    """Check the memory's clock, which limits decoding: at 528 MHz a token takes twice as long."""
     folder = f"{DEVFREQ}/dmc"
     if not system.text(f"{folder}/governor"):
         return ok("set by the firmware; nothing changes it")
@@ -38,10 +38,10 @@ def ddr(system: System) -> Result:
 
 
 def _clock(system: System, folder: str, what: str, wanted_hz: int) -> Result:
-    """Judge one governor.
+    """Check the frequency and the governor of one clock.
 
     Args:
-        wanted_hz: What the frequency may be; 0 for the highest that there is.
+        wanted_hz: Frequency that is enough; 0 means the highest available one.
     """
     governor = system.text(f"{folder}/governor")
     now, most = (max(_hertz(system, f"{folder}/{name}")) for name in ("cur_freq", "max_freq"))
@@ -61,12 +61,12 @@ def _clock(system: System, folder: str, what: str, wanted_hz: int) -> Result:
 
 
 def _hertz(system: System, path: str) -> list[int]:
-    """Return the numbers in a file, and 0."""
+    """Return the numbers in a file, after a 0 for a file without numbers."""
     return [0, *(int(word) for word in (system.text(path) or "").split() if word.isdecimal())]
 
 
 def cma(system: System) -> Result:
-    """The vendor's driver takes memory that the kernel reads from the contiguous area."""
+    """Check that enough contiguous memory (CMA), which the vendor's driver uses, is free."""
     memory = dict(re.findall(r"^(\w+): +(\d+) kB$", system.text("/proc/meminfo") or "", re.M))
     total, free = int(memory.get("CmaTotal", 0)), int(memory.get("CmaFree", 0))
     if not memory:
@@ -82,7 +82,7 @@ def cma(system: System) -> Result:
 
 
 def files(system: System) -> Result:
-    """npurt raises the limit itself as far as it may."""
+    """Check the hard limit of open files; npurt raises the soft limit by itself."""
     limits = system.text("/proc/self/limits") or ""
     found = re.search(r"^Max open files\s+(\S+)\s+(\S+)", limits, re.M)
     if not found:

@@ -1,7 +1,7 @@
-"""Try the NPU in a process that may be killed; it prints a line of JSON for each step.
+"""Run `probe` in a child process, which can be killed and prints a line of JSON for each step.
 
-A trial is {"opened": {"detail"} or {"error", "remedy"}, "trials": outcomes of `probe`, "ended": why
-it ended early, or ""}.
+The result of a trial is {"opened": {"detail"} or {"error", "remedy"}, "trials": outcomes of
+`probe`, "ended": the reason if the trial ended early, else ""}.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from npurt.errors import NpurtError
 from npurt.rknpu.doctor.probe import probe
 from npurt.rknpu.driver.names import connection
 
-STEP_SECONDS = 20  # two attempts of 2 s, and what a driver takes to reset
+STEP_SECONDS = 20  # two attempts of 2 s, and the reset by the driver
 _START = """
 import sys
 sys.path[:] = {path!r}
@@ -30,7 +30,7 @@ main({name!r})
 
 
 def trial(name: str, seconds: float = STEP_SECONDS) -> dict[str, Any]:
-    """Try the device called *name* in another process, each step within *seconds*; never raises."""
+    """Try the device *name* in a child process, with *seconds* for each step.  Never raises."""
     try:
         process = subprocess.Popen(
             [sys.executable, "-c", _START.format(path=sys.path, name=name)],
@@ -65,10 +65,10 @@ def trial(name: str, seconds: float = STEP_SECONDS) -> dict[str, Any]:
 
 
 def _lines(process: "subprocess.Popen[bytes]", seconds: float) -> Iterator[bytes]:
-    """Yield what the process writes, line by line.
+    """Yield the lines that the process prints.
 
     Raises:
-        TimeoutError: Nothing came for *seconds*.
+        TimeoutError: The process printed no line for *seconds*.
     """
     assert process.stdout
     fd = process.stdout.fileno()
@@ -99,7 +99,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def main(name: str) -> None:
-    """Open the device and make every trial of `probe`; print what came of it."""
+    """Open the device and run every trial of `probe`; print each result as a line of JSON."""
     try:
         _, connect = connection(name)
         steps = probe(connect)

@@ -1,4 +1,4 @@
-"""Jobs, and the interface that both drivers implement."""
+"""Define jobs, and the interface that both drivers implement."""
 
 import abc
 import errno
@@ -19,12 +19,13 @@ from npurt.rknpu.isa.task import Task
 from npurt.rknpu.plan.cost import CLOCKS, SPEEDS, task_seconds
 from npurt.rknpu.plan.proof import Proof, Role, prove
 
-MARGIN = 20  # times the expected time: for a slower clock, or memory that is shared
-GRACE_S = JOB_TIMEOUT_S  # beyond that
-ATTEMPTS = 2  # of a job, with a reset between
+# Timeout of a job: MARGIN times the expected time (for slower clocks, shared memory) plus GRACE_S.
+MARGIN = 20
+GRACE_S = JOB_TIMEOUT_S
+ATTEMPTS = 2  # attempts to run a job, with a reset between them
 
-# Written where a job ends and looked for afterwards.  No sum of int8 products is so large, and as
-# floats of either size it is a NaN that arithmetic does not make.
+# Written to the last result of a job before the run, and checked after it.  No sum of int8 products
+# is so large.  As float32 or float16 it is a NaN that arithmetic does not produce.
 SENTINEL = bytes.fromhex("a5a5a57f") * (ATOM // 4)
 
 
@@ -39,7 +40,7 @@ class CoreTasks(NamedTuple):
 
 
 class Repeats(NamedTuple):
-    """How often jobs were repeated, and why the last one was."""
+    """The number of repeated jobs, and the cause of the last repetition."""
 
     times: int
     cause: str
@@ -55,22 +56,22 @@ class MemoryRequest(NamedTuple):
     step: int
 
 
-Input = tuple[Buffer, int]  # how many bytes of it there are
+Input = tuple[Buffer, int]  # a buffer and the number of bytes used
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One core's part of a job, whose program was proven harmless."""
+    """One core's part of a job, with the proof of its program."""
 
     program: Suballocation
-    count: int  # of tasks
+    count: int  # number of tasks
     proof: Proof
     reads: tuple[Buffer, ...]
     writes: tuple[Buffer, ...]
 
     @property
     def last(self) -> tuple[Buffer, int]:
-        """The buffer and offset of the last atom that it writes."""
+        """The buffer and the offset of the last atom that the part writes."""
         end = int(self.proof.results[-1, 1])
         for buffer in self.writes:
             if buffer.address < end <= buffer.address + buffer.nbytes:
@@ -79,14 +80,14 @@ class Part:
 
 
 class Job:
-    """A prepared job.  Its program stays in the NPU's memory until `free`.
+    """A prepared job, whose program is in the NPU's memory until `free`.
 
     Args:
-        parts: Of each core.
+        parts: The part of each core.
         queues: The requests of each core.
         inputs: As in `Driver.prepare`.
-        pool: The threads that run the queues; None: the caller runs them.
-        owned: The memory that `Driver.commands` returned; it is freed with the job.
+        pool: The threads that run the queues; None if the caller's thread runs them.
+        owned: The memory that `Driver.commands` returned; `free` frees it.
         held: Objects that the structs point to; the job keeps them alive.
     """
 
@@ -105,9 +106,9 @@ class Job:
         self.run = Run(queues, SENTINEL, marked, a, pool)
         self._owned = tuple(owned)
         self.held = held
-        self.most_s = 0.0  # that it may take
-        self.repeated = ""  # why it was run again, when it was
-        self.timeout_s = 0.0  # that its structs say
+        self.most_s = 0.0  # upper bound of the timeout
+        self.repeated = ""  # the error after which the job was repeated; "" if it was not
+        self.timeout_s = 0.0  # the timeout in the structs
         self._spaces = tuple(dict.fromkeys(part.program.space for part in parts))
         self.freed = self._freed()
 
@@ -121,7 +122,7 @@ class Job:
         """Check that the buffers of the proof still exist.
 
         Raises:
-            LayoutError: A buffer of it was freed.
+            LayoutError: A buffer of the job was freed.
         """
         if self._freed() == self.freed:
             return
@@ -131,12 +132,12 @@ class Job:
                 if not each.alive:
                     raise LayoutError(
                         f"a job uses buffer {each.name}, which was freed",
-                        remedy="prepare the job again, with buffers that are there",
+                        remedy="prepare the job again, with allocated buffers",
                     )
         self.freed = self._freed()
 
     def free(self) -> None:
-        """Give its program's memory back."""
+        """Free the memory of the program."""
         for each in self._owned:
             each.free()
 
@@ -150,13 +151,13 @@ class Driver(abc.ABC):
     """An opened NPU.  Not thread-safe.
 
     Attributes:
-        deadline_s: Seconds that a job may take at most.
-        planned_s: Seconds that a job with many rows may take, by the cost model's slowest estimate.
+        deadline_s: Longest time of a job, in seconds.
+        planned_s: Longest time of a job with many rows, by the cost model's slowest estimate.
         repeats: Repetitions of all jobs so far.
         name: The name of the kernel's driver.
-        detail: Version and node, for people.
+        detail: Version and node, for reports.
         spaces: The address space of each core.
-        chained: Whether a program starts its tasks itself.
+        chained: Whether each task of a program starts the next.
         profile: The profile of the programs that `prepare` makes.
     """
 
@@ -170,9 +171,9 @@ class Driver(abc.ABC):
     profile = Profile.FULL  # runs under both drivers
 
     def more_spaces(self) -> tuple[Space, ...]:
-        """Return further address spaces, one for each core, or none when there are no more.
+        """Return additional address spaces, one for each core, or none if the driver has no more.
 
-        A job uses either `spaces` or the spaces of one such call.
+        A job uses either `spaces` or the spaces of one call of this method.
         """
         return ()
 
@@ -184,19 +185,19 @@ class Driver(abc.ABC):
         spaces: Sequence[Space] = (),
         make_room: Callable[[], bool] = lambda: False,
     ) -> Job:
-        """Make a job from the tasks of each core, core 0 first: prove its programs, and load them.
+        """Prove the programs of a job, load them to the NPU's memory, and return the job.
 
         Args:
-            cores: The tasks of each core.
-            inputs: A, which is written through its `window` before each run or by the run itself;
-                then, where cores have address spaces of their own, A of each other core, into which
-                the run copies it.
-            spaces: The address space of each core, by default the first that there are.
-            make_room: See `Space.suballocate`: for the programs.
+            cores: The tasks of each core, core 0 first.
+            inputs: The buffer A of the first core, which the caller writes through its `window`
+                before each run, or which the run writes.  If each core has its own address space,
+                also the buffers A of the other cores, to which the run copies the first.
+            spaces: The address space of each core, by default `spaces` of the driver.
+            make_room: See `Space.suballocate`; called if the programs do not fit.
 
         Raises:
             LayoutError: A task does not fit its buffers, or the NPU.
-            DeviceFull: There is no room for the programs.
+            DeviceFull: The NPU has no memory for the programs.
         """
         spaces = spaces or self.spaces
         if not 0 < len(cores) <= len(spaces) or not all(core.tasks for core in cores):
@@ -212,15 +213,16 @@ class Driver(abc.ABC):
         return job
 
     def prepare_words(self, words: U64, profile: Profile) -> Job:
-        """Make a job of a finished program, for the first core; otherwise as `prepare`.
+        """Return a job for a finished program, which runs on the first core.
 
         Args:
-            words: ``[T, stride]``; their tails are written anew, as this driver starts tasks.
-            profile: Of the words.
+            words: The program ``[T, stride]``; this method replaces its tails, which depend on how
+                the driver starts tasks.
+            profile: The profile of the words.
 
         Raises:
-            LayoutError: The program is not proven harmless.
-            DeviceFull: There is no room for it.
+            LayoutError: The proof of the program failed.
+            DeviceFull: The NPU has no memory for the program.
         """
 
         def chained(_core: int, at: int | None) -> U64:
@@ -241,13 +243,13 @@ class Driver(abc.ABC):
         inputs: Sequence[Input],
         words_of: Callable[[int, int | None], U64],
     ) -> Job:
-        """Write the program of each core to its memory, and make the job.
+        """Write the program of each core to the allocated memory, and return the job.
 
         Args:
-            allocated: From `commands`.
+            allocated: The result of `commands`.
             inputs: As in `prepare`.
-            words_of: Returns the program of a core, whose tasks start each other when they are
-                told the address that the program will have.
+            words_of: Called with a core and an address; returns the core's program.  With an
+                address, each task starts the next; with None, the driver starts each task.
         """
         programs = [each for each in allocated if each.buffer.role is Role.PROGRAM]
         try:
@@ -265,7 +267,7 @@ class Driver(abc.ABC):
         return link(core.tasks, core.addresses, profile=self.profile, chain_at=at)
 
     def _expected(self, cores: Sequence[Sequence[Task]]) -> float:
-        """Return the seconds that the cost model expects for the slowest core."""
+        """Return the expected seconds of the slowest core, by the cost model."""
         speed, clock_hz = SPEEDS[self.name].expected, CLOCKS[self.name]
         return max(task_seconds(cores, speed, chained=self.chained, clock_hz=clock_hz))
 
@@ -275,13 +277,13 @@ class Driver(abc.ABC):
         tasks: Sequence[int],
         make_room: Callable[[], bool] = lambda: False,
     ) -> list[Suballocation]:
-        """Allocate memory for the commands of a job that has *tasks* tasks on each core.
+        """Allocate memory for the commands of a job with *tasks* tasks on each core.
 
         Returns:
             The memory of each core's program, then other memory that the driver needs.
 
         Raises:
-            DeviceFull: There is none.
+            DeviceFull: The NPU has too little memory.
         """
         wanted = [
             MemoryRequest(
@@ -300,7 +302,7 @@ class Driver(abc.ABC):
         return allocated
 
     def _tables(self, spaces: Sequence[Space], tasks: Sequence[int]) -> Sequence[MemoryRequest]:
-        """Return the memory that the kernel needs for a job beside the programs."""
+        """Return the memory that the driver needs for a job besides the programs."""
         return ()
 
     def _part(self, program: Suballocation, words: U64) -> Part:
@@ -319,13 +321,13 @@ class Driver(abc.ABC):
         return Part(program, len(words), proof, reads, writes)
 
     def run(self, job: Job, timeout_s: float = math.inf) -> None:
-        """Run *job* and wait for it.  The CPU sees the results afterwards.
+        """Run *job* and wait for its end; then the CPU can read the results.
 
-        A job that fails, or leaves its last result unwritten, is tried once more after a reset.
-        Each time it may take *timeout_s*, or `deadline_s` or `_patience` if that is less.
+        If the job fails, or does not write its last result, it is repeated once after a reset.  The
+        timeout of each attempt is the least of *timeout_s*, `deadline_s` and `_patience`.
 
         Raises:
-            DeviceLost: It failed again, or the device is gone: open it anew.
+            DeviceLost: The job failed twice, or the device is gone and has to be opened again.
             LayoutError: A buffer of the job was freed.
             NumericsError: The job rounds x, which holds NaN or infinity.
         """
@@ -358,7 +360,7 @@ class Driver(abc.ABC):
                 return
 
     def elapsed_ns(self, job: Job) -> int | None:
-        """Return the NPU's time for the last run of *job*; None: the driver does not tell."""
+        """Return the NPU's time for the last run of *job*, or None if the driver has no timer."""
         return None
 
     def _try(self, job: Job, timeout_s: float) -> None:
@@ -375,16 +377,16 @@ class Driver(abc.ABC):
             )
 
     def _patience(self, seconds: float) -> float:
-        """Return the timeout of a job that the cost model expects to take *seconds*."""
+        """Return the timeout of a job whose expected time is *seconds*."""
         return GRACE_S + MARGIN * seconds
 
     @abc.abstractmethod
     def _job(
         self, parts: Sequence[Part], inputs: Sequence[Input], owned: Sequence[Suballocation]
     ) -> Job:
-        """Return the job with its requests: clean caches, submit, wait, show the CPU the results.
+        """Return the job with its requests: clean caches, submit, wait, invalidate caches.
 
-        The job owns *owned*, which `commands` returned.
+        The job owns the memory *owned*, a result of `commands`.
         """
 
     @abc.abstractmethod
@@ -393,7 +395,7 @@ class Driver(abc.ABC):
 
     @abc.abstractmethod
     def reset(self) -> None:
-        """Reset the cores after a failure, as far as the driver can."""
+        """Reset the cores after a failure, if the driver supports it."""
 
     def close(self) -> None:
         """Release the device and every buffer.  A second call does nothing."""

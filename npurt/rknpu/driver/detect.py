@@ -1,4 +1,4 @@
-"""Find the NPU and open it: by the driver's name, not by the number of a node."""
+"""Find the NPU by the name of its driver, and open it."""
 
 import contextlib
 import errno
@@ -15,7 +15,7 @@ from npurt.rknpu.driver.system import System, failure, ffi
 from npurt.rknpu.driver.vendor import RknpuDriver
 from npurt.settings import ROCKET_THREADS, SIM_RKNPU, deadline, read
 
-# The numbers that DRM gives nodes start at 0, 128 and 0; a board has a handful of each.
+# DRM's node numbers start at 0, 128 and 0; boards have fewer than eight nodes of each type.
 NODES = (
     *(f"/dev/accel/accel{i}" for i in range(8)),
     *(f"/dev/dri/renderD{i}" for i in range(128, 136)),
@@ -23,16 +23,16 @@ NODES = (
 )
 DRIVERS = (uapi_rocket.NAME, uapi_rknpu.NAME)
 _ABSENT = (errno.ENOENT, errno.ENODEV, errno.ENXIO)
-FILES = 65536  # descriptors: runtimes of this NPU are known to run out of 1024
+FILES = 65536  # file descriptors; some runtimes of this NPU need more than 1024
 
 
 def open_driver(system: System, names: tuple[str, ...] = DRIVERS) -> Driver:
     """Open the NPU with the first node whose driver is in *names*.
 
     Raises:
-        DeviceNotFound: There is none, it may not be used, or somebody uses it.
-        DriverError: The driver fails.
-        SettingError: `NPURT_DEADLINE` or `NPURT_ROCKET_THREADS` makes no sense.
+        DeviceNotFound: There is no NPU, this user may not use it, or another process uses it.
+        DriverError: A call of the driver failed.
+        SettingError: `NPURT_DEADLINE` or `NPURT_ROCKET_THREADS` is invalid.
     """
     deadline_s = deadline()
     refused: list[str] = []
@@ -55,7 +55,7 @@ def open_driver(system: System, names: tuple[str, ...] = DRIVERS) -> Driver:
 
 
 def _nodes(system: System, refused: list[str]) -> Iterator[tuple[str, int]]:
-    """Open one node after another; note why one that is there cannot be opened."""
+    """Yield opened nodes; add reasons to *refused* for existing nodes that cannot be opened."""
     for node in NODES:
         try:
             yield node, system.open(node)
@@ -67,14 +67,14 @@ def _nodes(system: System, refused: list[str]) -> Iterator[tuple[str, int]]:
 
 
 def _permit(node: str, group: str) -> str:
-    """Return the command that lets this user open *node*; nobody should join the group root."""
+    """Return commands that let this user open *node* without joining the group root."""
     if group == "root":
         return f"run `sudo chgrp render {node} && sudo chmod 660 {node}`; {_permit(node, 'render')}"
     return f"run `sudo usermod -aG {group} $USER`, log in again"
 
 
 def _group(node: str) -> str:
-    """The group that may use a node."""
+    """Return the group that may use a node."""
     try:
         return grp.getgrgid(os.stat(node).st_gid).gr_name
     except (OSError, KeyError):
@@ -85,7 +85,7 @@ def driver_name(system: System, fd: int) -> str:
     """Return the name of the DRM driver behind a node.
 
     Raises:
-        DriverError: It is no DRM node.
+        DriverError: The node is not a DRM node.
     """
     name = ffi().new("char[32]")
     version = ffi().new("struct drm_version *", {"name": name, "name_len": len(name) - 1})
@@ -94,7 +94,7 @@ def driver_name(system: System, fd: int) -> str:
 
 
 def _rocket(system: System, fd: int, node: str) -> RocketDriver:
-    """Open the node once more for each core but the first."""
+    """Open the driver: *fd* is for the first core, and the node is opened again for the others."""
     cores = system.cores(uapi_rocket.NAME)
     if not cores:
         raise DeviceNotFound(
@@ -146,7 +146,7 @@ def _action(system: System, fd: int, which: int) -> int:
 
 
 def _raise_file_limit() -> None:
-    """Let this process have as many descriptors as it may."""
+    """Raise the soft limit of open files to `FILES`, or to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

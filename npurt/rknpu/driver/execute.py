@@ -1,4 +1,4 @@
-"""Run a register program that somebody else wrote, with numpy arrays as its buffers."""
+"""Run an untrusted register program, with numpy arrays as its buffers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,16 +13,16 @@ from npurt.rknpu.isa.lower import Profile
 from npurt.rknpu.plan.check import Checked, check, relocate
 from npurt.rknpu.plan.proof import Role, Span
 
-Arrays = Mapping[int, npt.NDArray[Any]]  # by address
+Arrays = Mapping[int, npt.NDArray[Any]]  # address in the program -> array
 TIMEOUT_S = 2.0
 
 
 def spans_of(inputs: Arrays, outputs: Arrays) -> list[Span]:
-    """Return a buffer's span for each array, for `check`.
+    """Return the span of a buffer for each array, for `check`.
 
     Raises:
-        LayoutError: An array is empty, holds objects, or does not lie in memory in C order; or an
-            output is read-only.
+        LayoutError: An array is empty, has objects as elements, or is not in C order; or an output
+            is read-only.
     """
     spans = []
     for role, arrays in ((Role.INPUT, inputs), (Role.OUTPUT, outputs)):
@@ -31,15 +31,15 @@ def spans_of(inputs: Arrays, outputs: Arrays) -> list[Span]:
             if not (array.nbytes and array.flags.c_contiguous):
                 raise LayoutError(
                     f"{name} has {array.nbytes} bytes, in C order: {array.flags.c_contiguous}",
-                    remedy="give an array with elements; np.ascontiguousarray makes its order C",
+                    remedy="pass an array with elements, in C order (np.ascontiguousarray)",
                 )
             if array.dtype.hasobject:
                 raise LayoutError(
                     f"{name} holds objects of Python: {array.dtype}",
-                    remedy="give an array of numbers",
+                    remedy="pass an array of numbers",
                 )
             if role is Role.OUTPUT and not array.flags.writeable:
-                raise LayoutError(f"{name} is read-only", remedy="give a copy of the array")
+                raise LayoutError(f"{name} is read-only", remedy="pass a copy of the array")
             spans.append(Span(address, address + array.nbytes, role, name))
     return spans
 
@@ -52,30 +52,31 @@ def execute(
     *,
     timeout_s: float = TIMEOUT_S,
 ) -> Checked:
-    """Prove a program harmless, run it on the first core, and fill *outputs*.
+    """Prove that a program is safe, run it on the first core, and fill *outputs*.
 
-    The driver chooses the addresses of buffers, so the program is moved to them; the results are
-    the same.  Arrays are copied byte by byte, in the layout that the program reads and writes.
+    The driver chooses the addresses of the buffers, and this function relocates the program to
+    them.  Arrays are copied byte by byte, in the layout that the program reads and writes.
 
     Args:
         driver: The opened NPU; see `detect.open_driver`.
-        words: As `regcmd.parse` or `program.single` returns them.
-        inputs: What the program reads, by the address that it has in *words*.
-        outputs: Arrays for what it writes, by address; what it does not write becomes 0.
-        timeout_s: How long the program may take.
+        words: The program, from `regcmd.parse` or `program.single`.
+        inputs: Arrays that the program reads, by their addresses in *words*.
+        outputs: Arrays that the program writes, by their addresses in *words*; bytes that the
+            program does not write become 0.
+        timeout_s: Longest time of the program.
 
     Returns:
-        What was proven of the program.
+        The program with its proof.
 
     Raises:
-        SettingError: *timeout_s* is not more than 0.
-        LayoutError: The program is not proven harmless; nothing was submitted.
-        DeviceFull: There is no room for the buffers.
+        SettingError: *timeout_s* is not above 0.
+        LayoutError: The proof failed; nothing was submitted.
+        DeviceFull: The NPU has no memory for the buffers.
         DriverError: The NPU failed.
     """
     if not timeout_s > 0:
         raise SettingError(
-            f"a timeout of {timeout_s:g} s is no time", remedy="give seconds, such as 2"
+            f"a timeout of {timeout_s:g} s is not above 0", remedy="pass seconds, such as 2"
         )
     spans = spans_of(inputs, outputs)
     program = check(words, spans)

@@ -1,7 +1,7 @@
-"""Buffers that the CPU and the NPU share, and the address spaces they are in.
+"""Allocate buffers that CPU and NPU share, in the NPU's address spaces, and clean their caches.
 
-Only this module maintains caches.  The NPU never writes to inputs, so inputs are only cleaned;
-results are invalidated when a job has ended.
+The NPU never writes to inputs, so inputs are only cleaned.  Caches of results are invalidated after
+a job.
 """
 
 import abc
@@ -19,32 +19,33 @@ from npurt.rknpu.driver.system import System
 from npurt.rknpu.plan.proof import Role, Span
 
 SPACE_END = 1 << 32  # registers have 32 bits for an address
-LEAST_CHUNK, MOST_CHUNK = 1 << 16, 1 << 20  # bytes; a whole one is cleaned on rocket
+LEAST_CHUNK, MOST_CHUNK = 1 << 16, 1 << 20  # bytes; rocket always cleans whole chunks
 PAGE = 4096  # bytes
-_NO_ROOM = (errno.ENOMEM, errno.ENOSPC, errno.EFAULT)  # EFAULT: the vendor's, beyond 4 GiB
+_NO_SPACE = (errno.ENOMEM, errno.ENOSPC, errno.EFAULT)  # EFAULT: rknpu, for memory beyond 4 GiB
 
 
 class Created(NamedTuple):
-    """New memory, as the driver describes it."""
+    """Memory that a driver created."""
 
     handle: int
     address: int
     memory: U8
-    cookie: int = 0  # another name for it, of the vendor's driver
+    cookie: int = 0  # rknpu's second handle of the memory, obj_addr
 
 
 class Buffer:
-    """Memory that CPU and NPU share.  The CPU may touch it inside `cpu_access` only.
+    """Memory that CPU and NPU share.  The CPU may access it only inside `cpu_access`.
 
-    Other array libraries view the array of `cpu_access`, by DLPack too, under the same rule.
+    The same rule holds for views of the array of `cpu_access` in other array libraries, also by
+    DLPack.
 
     Attributes:
-        nbytes: Its size.
-        address: Its address in the NPU's address space.
-        role: How the NPU uses it.
-        name: Its purpose, for messages.
-        alive: False once it was freed.
-        span: Its address range, role and name, for proofs.
+        nbytes: The size in bytes.
+        address: The address in the NPU's address space.
+        role: The use that the NPU makes of the buffer.
+        name: The purpose, for messages.
+        alive: False after the buffer was freed.
+        span: Address range, role and name, for proofs.
     """
 
     def __init__(
@@ -63,12 +64,12 @@ class Buffer:
 
     @contextmanager
     def cpu_access(self, *, write: bool, nbytes: int | None = None) -> Iterator[U8]:
-        """Give the CPU *nbytes* from the start, or all; with *write*, clean caches afterwards.
+        """Yield *nbytes* from the start, by default all; with *write*, clean caches afterwards.
 
-        What the NPU wrote is there once `Driver.run` has returned.
+        The NPU's results are visible after `Driver.run` returned.
 
         Raises:
-            LayoutError: It was freed.
+            LayoutError: The buffer was freed.
         """
         if not self.alive:
             raise LayoutError(f"buffer {self.name} was freed", remedy="allocate it again")
@@ -77,38 +78,38 @@ class Buffer:
             self.clean(0, self.nbytes if nbytes is None else nbytes)
 
     def clean(self, start: int, end: int) -> None:
-        """Clean the caches from *start* to *end*, so that the NPU sees what the CPU wrote."""
+        """Clean the caches from *start* to *end*, so that the NPU reads the CPU's data."""
         for call in self.space.clean_calls(self, start, end):
             self.space.system.ioctl(call.fd, call.request, call.argument)
 
     def window(self, start: int, end: int) -> U8:
-        """Return bytes *start* to *end*, for a prepared job that keeps them.
+        """Return bytes *start* to *end*, for a prepared job that stores the view.
 
-        The NPU sees what is written there if the job was prepared with this buffer as an input.
-        The NPU's results are there once `Driver.run` has returned.
+        The NPU reads data written to the view if the job has this buffer as an input.  The NPU's
+        results are visible after `Driver.run` returned.
 
         Raises:
-            LayoutError: It was freed.
+            LayoutError: The buffer was freed.
         """
         with self.cpu_access(write=False) as memory:
             return memory[start:end]
 
     def free(self) -> None:
-        """Give it back to the driver.  A second call does nothing."""
+        """Free the buffer in the driver.  A second call does nothing."""
         if self.alive:
             self.alive = False
             self.space.forget(self)
 
 
 class Suballocation:
-    """A part of a buffer that several jobs share: `Space.suballocate` returns it.
+    """A part of a buffer that several jobs share; `Space.suballocate` returns it.
 
     Attributes:
-        buffer: The buffer that it is a part of.
-        start: Where it starts there.
-        nbytes: Its size.
-        address: Its address in the NPU's address space.
-        alive: False once it was freed.
+        buffer: The buffer.
+        start: The offset in the buffer.
+        nbytes: The size in bytes.
+        address: The address in the NPU's address space.
+        alive: False after the part was freed.
     """
 
     def __init__(self, buffer: Buffer, ranges: Ranges, start: int, nbytes: int) -> None:
@@ -121,7 +122,7 @@ class Suballocation:
 
     @property
     def space(self) -> "Space":
-        """The space that it is in."""
+        """The address space of the buffer."""
         return self.buffer.space
 
     @property
@@ -131,13 +132,13 @@ class Suballocation:
 
     @contextmanager
     def write(self) -> Iterator[U8]:
-        """Give the CPU its bytes; the NPU sees them afterwards."""
+        """Yield the bytes for writing; clean their caches afterwards."""
         with self.buffer.cpu_access(write=False) as memory:
             yield memory[self.start : self.start + self.nbytes]
         self.buffer.clean(self.start, self.start + self.nbytes)
 
     def free(self) -> None:
-        """Give the memory back to the buffer.  A second call does nothing."""
+        """Free this part of the buffer.  A second call does nothing."""
         if self.alive:
             self.alive = False
             self._ranges.free(self.start, self.nbytes)
@@ -145,25 +146,25 @@ class Suballocation:
 
 
 class Space(abc.ABC):
-    """The NPU's address space of an open file: on rocket one for each core, on rknpu one for all.
+    """An address space of the NPU: with rocket one for each core, with rknpu one for all cores.
 
     Args:
         system: The kernel.
-        fd: The file; closed by `close`.
+        fd: The open node of the driver; `close` closes it.
     """
 
     def __init__(self, system: System, fd: int) -> None:
         self.system = system
         self.fd = fd
         self._pid = os.getpid()
-        self._buffers: dict[int, Buffer] = {}  # by address
-        self.spans: list[Span] = []  # every buffer, by address, for `proof.prove`
-        self.freed = 0  # how many buffers were: earlier proofs may no longer hold
-        self._chunks: dict[Role, list[tuple[Buffer, Ranges]]] = {}  # that `suballocate` divides
+        self._buffers: dict[int, Buffer] = {}  # address -> buffer
+        self.spans: list[Span] = []  # every buffer, sorted by address, for `proof.prove`
+        self.freed = 0  # number of freed buffers; after a change, jobs check their buffers
+        self._chunks: dict[Role, list[tuple[Buffer, Ranges]]] = {}  # chunks of `suballocate`
 
     @property
     def is_ours(self) -> bool:
-        """False once it is closed, and in a process that was forked from the one that opened it."""
+        """False after `close`, and in processes that were forked after the file was opened."""
         return self.fd >= 0 and os.getpid() == self._pid
 
     def close(self) -> None:
@@ -174,7 +175,7 @@ class Space(abc.ABC):
             self.drop()
 
     def drop(self) -> None:
-        """Let go of every buffer; the driver frees them when the file is closed."""
+        """Forget all buffers, which the driver frees when the file is closed."""
         for buffer in self._buffers.values():
             buffer.alive = False
         self._buffers.clear()
@@ -185,20 +186,20 @@ class Space(abc.ABC):
         self.system.close(self.fd)
 
     def at(self, span: Span) -> Buffer:
-        """Return the buffer that a proof names."""
+        """Return the buffer of a span."""
         return self._buffers[span.start]
 
     def alloc(self, nbytes: int, role: Role, name: str) -> Buffer:
-        """Allocate *nbytes*; their content is arbitrary.
+        """Allocate *nbytes* of uninitialised memory.
 
         Raises:
-            DeviceFull: There is no room, or none below 4 GiB.
-            DriverError: The driver refuses.
+            DeviceFull: Memory, or address space below 4 GiB, is used up.
+            DriverError: The driver refuses the request.
         """
         try:
             created = self._create(nbytes, role)
         except DriverError as error:
-            if error.code in _NO_ROOM:
+            if error.code in _NO_SPACE:
                 raise self._full(nbytes, name, error) from error
             raise
         buffer = Buffer(self, created, nbytes, role, name)
@@ -217,15 +218,15 @@ class Space(abc.ABC):
         step: int,
         make_room: Callable[[], bool],
     ) -> Suballocation:
-        """Return *nbytes* of a chunk: a buffer that is divided among users with one *role*.
+        """Allocate *nbytes* in a chunk, a buffer that is divided among users with one *role*.
 
         Args:
-            step: Its start is a multiple of this.
-            make_room: Called when there is no memory; frees memory, or returns False.
+            step: The start is a multiple of this.
+            make_room: Called if memory is used up; frees memory, or returns False if it cannot.
 
         Raises:
-            DeviceFull: There is no memory.
-            DriverError: The driver refuses.
+            DeviceFull: Memory is used up, and *make_room* returned False.
+            DriverError: The driver refuses the request.
         """
         chunks = self._chunks.setdefault(role, [])
         while True:
@@ -240,7 +241,7 @@ class Space(abc.ABC):
                     raise
 
     def trim(self) -> None:
-        """Free the chunks that `suballocate` divided and of which no part is in use."""
+        """Free the chunks of `suballocate` that have no allocated part."""
         for role, chunks in self._chunks.items():
             for buffer, ranges in chunks:
                 if ranges.is_free:
@@ -248,7 +249,7 @@ class Space(abc.ABC):
             self._chunks[role] = [chunk for chunk in chunks if chunk[0].alive]
 
     def _chunk(self, nbytes: int, role: Role, name: str, step: int) -> tuple[Buffer, Ranges]:
-        """Allocate a chunk: twice the size of the last, or what is left of memory."""
+        """Allocate a chunk of twice the last size; if that fails, only *nbytes*."""
         least = -(-nbytes // PAGE) * PAGE
         usual = min(LEAST_CHUNK << len(self._chunks[role]), MOST_CHUNK)
         try:
@@ -264,16 +265,16 @@ class Space(abc.ABC):
 
     def _full(self, nbytes: int, name: str, error: DriverError | None) -> DeviceFull:
         return DeviceFull(
-            f"no room for {nbytes} bytes of {name} beside {self.used} bytes of the NPU"
+            f"no space for {nbytes} bytes of {name} beside {self.used} bytes of the NPU"
             + (f": {error.what}" if error else " below 4 GiB"),
             remedy="run a smaller model or a shorter context; after many runs with the vendor's "
-            "driver, restart the board: its address space is cut up",
+            "driver, restart the board, because the driver's address space is fragmented",
             call=error.call if error else "alloc",
             code=error.code if error else errno.ENOMEM,
         )
 
     def forget(self, buffer: Buffer) -> None:
-        """Destroy a buffer: what `Buffer.free` does."""
+        """Destroy a buffer; `Buffer.free` calls this method."""
         del self._buffers[buffer.address]
         self.spans.remove(buffer.span)
         self.freed += 1
@@ -290,4 +291,4 @@ class Space(abc.ABC):
 
     @abc.abstractmethod
     def clean_calls(self, buffer: Buffer, start: int, end: int) -> list[Call]:
-        """Return the calls that show the NPU what the CPU wrote from *start* to *end*."""
+        """Return the calls that clean the caches of bytes *start* to *end* for the NPU."""

@@ -8,7 +8,7 @@ from npurt.rknpu.driver import detect, uapi_rknpu, uapi_rocket
 from npurt.rknpu.driver.base import Driver
 from npurt.rknpu.driver.system import Simulator, System
 
-DRIVERS = {  # by what follows "rknpu:"
+DRIVERS = {  # text after "rknpu:" -> names of drivers
     "": detect.DRIVERS,
     "0": detect.DRIVERS,
     "sim": (uapi_rocket.NAME,),
@@ -18,17 +18,18 @@ NAMES = tuple(f"rknpu:{which}".rstrip(":") for which in DRIVERS)  # device strin
 
 
 def unknown(what: str) -> UnknownDevice:
-    """Return the error of a device string that is none of `NAMES`."""
+    """Return the error for a device string that is not in `NAMES`."""
     return UnknownDevice(what, remedy=f"use {', '.join(NAMES[:-1])} or {NAMES[-1]}")
 
 
 def connection(name: str) -> tuple[System, Callable[[], Driver]]:
     """Return the system (or simulator) of a device string, and a function that opens its driver.
 
-    These are ``rknpu``, ``rknpu:0``, ``rknpu:sim`` (mainline's driver) and ``rknpu:sim-vendor``.
+    Device strings are ``rknpu``, ``rknpu:0``, ``rknpu:sim`` (driver rocket) and
+    ``rknpu:sim-vendor``.
 
     Raises:
-        UnknownDevice: There is no such device.
+        UnknownDevice: *name* is another string.
     """
     kind, _, which = name.partition(":")
     drivers = DRIVERS.get(which)

@@ -1,7 +1,7 @@
-"""The mainline driver: one file, and so one address space, for each core.
+"""The mainline driver rocket: one file, and so one address space, for each core.
 
-SUBMIT returns at once and does not report a job that was refused; the sentinel shows it.  One
-thread can therefore keep all cores busy; docs/decisions/012 compares that with a thread for each.
+SUBMIT returns at once, so one thread can keep all cores busy; docs/decisions/012 compares this with
+one thread for each core.  SUBMIT does not report refused jobs; an unchanged sentinel reveals them.
 Source: Linux drivers/accel/rocket.
 """
 
@@ -19,18 +19,18 @@ from npurt.rknpu.isa.lower import Profile
 from npurt.rknpu.isa.program import stride
 from npurt.rknpu.plan.proof import Role
 
-BACKSTOP_S = 10.0
-# The kernel's limit is on a job, all its tasks together.  Half of it is a reserve for delays that
-# even the slowest estimate does not contain.
+BACKSTOP_S = 10.0  # timeout of waits; the kernel ends jobs long before
+# The kernel's timeout is for all tasks of a job together.  Half of it is a reserve for delays that
+# even the slowest estimate does not include.
 PLANNED_S = uapi.JOB_TIMEOUT_S / 2
-# Linux 7.2 and 7.3 free a job's buffers some time after they have signalled its fence, and use the
-# file's memory to do so (rocket_gem_bo_free).  When the file was closed before, that memory may
-# already be somebody else's.
+# Linux 7.2 and 7.3 free a job's buffers some time after the job's fence was signalled, and access
+# the memory of the open file then (rocket_gem_bo_free).  If the file was closed before, this is a
+# use after free.  So `close` waits.
 SETTLING_S = 0.01
 
 
 class RocketSpace(Space):
-    """The address space of one file."""
+    """The address space of one core."""
 
     def _create(self, nbytes: int, role: Role) -> Created:
         made = ffi().new("struct drm_rocket_create_bo *", {"size": nbytes})
@@ -50,7 +50,7 @@ class RocketSpace(Space):
         self.system.ioctl(self.fd, uapi_drm.GEM_CLOSE, argument)
 
     def clean_calls(self, buffer: Buffer, start: int, end: int) -> list[Call]:
-        """Clean the caches of the whole buffer: the driver cannot clean a part."""
+        """Return the call that cleans the whole buffer: the driver cannot clean a part."""
         fini = ffi().new("struct drm_rocket_fini_bo *", {"handle": buffer.handle})
         return [Call(self.fd, uapi.FINI_BO, fini)]
 
@@ -60,12 +60,12 @@ class RocketDriver(Driver):
 
     Args:
         system: The kernel.
-        fds: The node, opened once for each core; closed by `close`.
-        node: Its path.
+        fds: The node, opened once for each core; `close` closes them.
+        node: The path of the node.
         threads: Whether each core has a thread that submits and waits for its jobs.
 
     Raises:
-        NpurtError: The system has no threads left.
+        NpurtError: The threads cannot be started.
     """
 
     name = uapi.NAME
@@ -104,7 +104,7 @@ class RocketDriver(Driver):
         job.run.table.timeout = int(timeout_s * 1e9)
 
     def reset(self) -> None:
-        """Do nothing: the kernel has reset a core whose job it ended."""
+        """Do nothing: the kernel resets a core when it ends a job."""
 
     def close(self) -> None:
         """Release the device, every buffer and thread.  A second call does nothing."""
@@ -116,7 +116,7 @@ class RocketDriver(Driver):
 
 
 def _waits(part: Part) -> list[Call]:
-    """Return the requests that wait for a core's results and show them to the CPU."""
+    """Return the requests that wait for a core's results and make them visible to the CPU."""
     waits = []
     for buffer in part.writes:
         prep = ffi().new("struct drm_rocket_prep_bo *", {"handle": buffer.handle})
@@ -126,7 +126,7 @@ def _waits(part: Part) -> list[Call]:
 
 
 def _submit(part: Part, profile: Profile) -> tuple[Any, ...]:
-    """Return the request that runs a part on its core, and what it points to."""
+    """Return the request that runs a part on its core, and the structs that it points to."""
     new = ffi().new
     step = stride(profile) * 8
     tasks = new(

@@ -1,6 +1,7 @@
-"""The system calls that drivers make: to the C library, or to the simulator.
+"""Make the system calls of drivers, through the C library or the simulator.
 
-All code above makes its system calls here, so a simulated NPU differs from a real one only here.
+All system calls of higher layers go through this module, so only this module differs for a
+simulated NPU.
 """
 
 import errno
@@ -31,8 +32,8 @@ from npurt.rknpu.driver.native.run import INTERRUPTIONS, U8, Run
 from npurt.rknpu.driver.uapi_drm import Request
 from npurt.settings import SIM_RKNPU
 
-# ioctl and open take "..." in C; on the ABIs of 64-bit Linux a call with fixed arguments is the
-# same, and a third faster.
+# In C, ioctl and open have variadic arguments.  On the ABIs of 64-bit Linux, calls with fixed
+# arguments are equivalent, and a third faster in cffi.
 _CALLS = """
 int open(const char *path, int flags, int mode);
 int close(int fd);
@@ -42,22 +43,22 @@ int munmap(void *address, size_t length);
 
 int rknpu_sim_set(const char *settings, char *why, size_t size);
 size_t rknpu_sim_report(char *json, size_t size);
-"""  # the last two are in the simulator only
-# How the names of chips with this NPU begin, and how many cores to try; of an RK3582 [?].  A job
-# tells whether they are there: `RknpuDriver.refuses_all_cores`.
+"""  # only the simulator has the last two functions
+# First part of the names of chips with this NPU -> number of cores to try; for RK3582 [?].
+# `RknpuDriver.refuses_all_cores` checks this number with a job.
 CHIPS = {"rk3588": 3, "rk3582": 3, "rk3583": 2}
 PROT_READ, PROT_WRITE, MAP_SHARED = 1, 2, 1  # asm-generic/mman-common.h
 
 _REMEDIES: dict[int, tuple[type[DriverError], str]] = {
     errno.ENOMEM: (DeviceFull, "close other users of the NPU, or run a smaller model"),
     errno.ENOSPC: (DeviceFull, "close other users of the NPU, or run a smaller model"),
-    errno.ETIMEDOUT: (DeviceTimeout, "read `dmesg`; if it goes on, load the driver again"),
+    errno.ETIMEDOUT: (DeviceTimeout, "read `dmesg`; if this repeats, load the driver again"),
     errno.EBUSY: (DeviceTimeout, "close other users of the NPU, then try again"),
     errno.ENODEV: (DeviceLost, "read `dmesg`; load the driver again or restart the board"),
     errno.ENXIO: (DeviceLost, "read `dmesg`; load the driver again or restart the board"),
     errno.EIO: (DeviceLost, "read `dmesg`; load the driver again or restart the board"),
 }
-_OTHERWISE = (DriverError, "read `dmesg`, and report this with what it says")
+_OTHERWISE = (DriverError, "report this error with the output of `dmesg`")
 
 
 @once
@@ -73,26 +74,26 @@ class System:
     """The kernel of this machine.
 
     Args:
-        root: Where /sys and /proc are.
+        root: The folder that contains sys and proc.
     """
 
     simulated = False
 
     def __init__(self, root: Path = Path("/")) -> None:
         self.root = root
-        self._folders: dict[int, int] = {}  # descriptors: of a locked node, of its device's folder
+        self._folders: dict[int, int] = {}  # descriptor of a locked node -> of its folder in /sys
         self._use(ffi().dlopen(None))
 
     def _use(self, library: Any) -> None:
-        """Call *library*."""
+        """Make later calls through *library*."""
         self._calls = library
         self._ioctl = host.ffi().cast("npurt_rk_ioctl *", library.ioctl)
 
     def open(self, path: str) -> int:
-        """Open a device node; the descriptor is not inherited by other programs.
+        """Open a device node with O_CLOEXEC; return the descriptor.
 
         Raises:
-            OSError: As errno says.
+            OSError: The call failed.
         """
         fd = int(self._calls.open(path.encode(), os.O_RDWR | os.O_CLOEXEC, 0))
         if fd < 0:
@@ -107,10 +108,10 @@ class System:
             os.close(folder)
 
     def ioctl(self, fd: int, request: Request, argument: Any) -> None:
-        """Make a request.  Repeat it when a signal interrupts it, at most `INTERRUPTIONS` times.
+        """Make a request; repeat it after an interruption by a signal, up to `INTERRUPTIONS` times.
 
         Raises:
-            DriverError: errno, with what to do about it; a subclass where one fits.
+            DriverError: The request failed; the subclass depends on errno.
         """
         code = errno.EINTR
         for _ in range(INTERRUPTIONS):
@@ -142,10 +143,10 @@ class System:
         return int(place)
 
     def map(self, fd: int, nbytes: int, offset: int) -> U8:
-        """Map a driver's memory.  It stays mapped as long as a view of it is alive.
+        """Map a driver's memory; it is unmapped when no view of the array is alive.
 
         Raises:
-            DriverError: There is no such memory.
+            DriverError: The mapping failed.
         """
         protection = PROT_READ | PROT_WRITE
         pointer = self._calls.mmap(ffi().NULL, nbytes, protection, MAP_SHARED, fd, offset)
@@ -156,12 +157,13 @@ class System:
         return memory
 
     def lock(self, fd: int, node: str) -> None:
-        """Lock other npurt processes out while *fd* is open: two users can hang a board.
+        """Lock the NPU while *fd* is open, because two processes at once can hang a board.
 
-        A device may have two nodes, renderD* and card*, but it has one folder in /sys.
+        The lock is on the node and on the device's folder in /sys, because a device may have two
+        nodes, renderD* and card*.
 
         Raises:
-            DeviceNotFound: Another has it.
+            DeviceNotFound: Another process has the lock.
         """
         if fd in self._folders:
             return
@@ -171,7 +173,7 @@ class System:
         try:
             folder = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
-            return  # without /sys the node's lock has to do
+            return  # without /sys, only the node is locked
         try:
             self._lock(folder, node)
         except BaseException:
@@ -185,11 +187,12 @@ class System:
         except OSError as error:
             raise DeviceNotFound(
                 f"{node} is in use by {self._holder(fd)}",
-                remedy="end it, or wait; two programs at once on this NPU can hang the board",
+                remedy="end that process, or wait; two programs at once on this NPU can hang the "
+                "board",
             ) from error
 
     def _holder(self, fd: int) -> str:
-        """Say who has the lock, from the kernel's list of them."""
+        """Return a description of the process with the lock, from the kernel's list of locks."""
         inode = os.fstat(fd).st_ino
         try:
             locks = (self.root / "proc/locks").read_text()
@@ -199,10 +202,10 @@ class System:
         return f"process {found[1]}" if found else "another process"
 
     def cores(self, driver: str) -> int:
-        """Count the cores that *driver* drives.
+        """Return the number of cores of *driver*.
 
         Raises:
-            DeviceNotFound: This is not a chip that the register programs are for.
+            DeviceNotFound: The chip's NPU is not that of the RK3588.
         """
         if driver == uapi_rocket.NAME:
             return len(list(self.root.glob("sys/bus/platform/drivers/rocket/*.npu")))
@@ -225,7 +228,7 @@ class Simulator(System):
 
     Raises:
         DeviceNotFound: The simulator's library cannot be loaded.
-        SettingError: It does not understand NPURT_SIM_RKNPU.
+        SettingError: The simulator refuses the value of NPURT_SIM_RKNPU.
     """
 
     simulated = True
@@ -250,7 +253,7 @@ class Simulator(System):
         """Apply ``key=value`` settings, separated by spaces: docs/simulators.md lists them.
 
         Raises:
-            SettingError: The simulator does not understand them.
+            SettingError: The simulator refuses a setting.
         """
         why = ffi().new("char[]", 256)
         if self._calls.rknpu_sim_set(settings.encode(), why, len(why)):
@@ -261,22 +264,22 @@ class Simulator(System):
             )
 
     def report(self) -> dict[str, Any]:
-        """Return its counters and the cost model's estimates since it was loaded or told to."""
+        """Return the simulator's counters and time estimates since it was loaded or reset."""
         text = ffi().new("char[]", self._calls.rknpu_sim_report(ffi().NULL, 0) + 4096)
         self._calls.rknpu_sim_report(text, len(text))
         report: dict[str, Any] = json.loads(ffi().string(text))
         return report
 
     def lock(self, fd: int, node: str) -> None:
-        """Do nothing: each process has a simulated NPU of its own."""
+        """Do nothing: each process has its own simulated NPU."""
 
     def cores(self, driver: str) -> int:
-        """Return how many cores are simulated."""
+        """Return the number of simulated cores."""
         return int(self.report()["core_count"])
 
 
 def failure(call: str, code: int) -> DriverError:
-    """Return the error of a call that failed with *code*."""
+    """Return the error for a call that failed with the errno *code*."""
     kind, remedy = _REMEDIES.get(code, _OTHERWISE)
     name = errno.errorcode.get(code, "unknown errno")
     return kind(f"{call} failed: {os.strerror(code)} ({name})", remedy=remedy, call=call, code=code)

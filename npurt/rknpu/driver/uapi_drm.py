@@ -1,18 +1,18 @@
 """Requests of every DRM driver, and the type of a request.  Declarations only.
 
-ABI mode of cffi cannot check a struct against its header, so each request states the size and the
-number that C gives, and a test computes both.  Source: Linux include/uapi/drm/drm.h.
+In ABI mode cffi cannot check a struct against its header.  So each request states the size and the
+number that C computes, and a test checks both.  Source: Linux include/uapi/drm/drm.h.
 """
 
 from typing import NamedTuple
 
-READ, WRITE = 2, 1  # bits of a direction: the kernel writes, reads the struct
+READ, WRITE = 2, 1  # direction bits: READ if the kernel writes the struct, WRITE if it reads it
 
 
 class Request(NamedTuple):
     """An ioctl."""
 
-    name: str  # in errors
+    name: str  # name in error messages
     direction: int
     nr: int
     struct: str

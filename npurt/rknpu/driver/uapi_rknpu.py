@@ -1,4 +1,4 @@
-"""The vendor driver's requests, its DRM flavour.  Declarations only.
+"""The requests of the vendor's driver with DRM nodes.  Declarations only.
 
 Source: w568w/rknpu-module (the vendor's 0.9.8) rknpu_ioctl.h; drivers before 0.9.6 have a
 smaller rknpu_mem_create, so its request number differs.
@@ -6,7 +6,7 @@ smaller rknpu_mem_create, so its request number differs.
 
 from npurt.rknpu.driver.uapi_drm import Request
 
-NAME = "rknpu"  # that DRM_IOCTL_VERSION gives
+NAME = "rknpu"  # name from DRM_IOCTL_VERSION
 
 CDEF = """
 struct rknpu_action { uint32_t flags, value; };
@@ -42,28 +42,28 @@ PARTS = {"struct rknpu_task": 40, "struct rknpu_subcore_task": 8}  # bytes
 
 # MEM_CREATE flags
 NON_CONTIGUOUS, CACHEABLE, KERNEL_MAPPING, IOMMU = 0x1, 0x2, 0x8, 0x10
-IOVA_ALIGNMENT = 0x400  # from 0.9.7: prevents that the address space is fragmented for good
+IOVA_ALIGNMENT = 0x400  # since 0.9.7: prevents permanent fragmentation of the address space
 
 # MEM_SYNC flags
 TO_DEVICE, FROM_DEVICE = 1, 2
 
-# SUBMIT flags: run command words; let the register groups take turns.  Without NONBLOCK it waits.
+# SUBMIT flags: run command words; alternate the register groups.  Without NONBLOCK, SUBMIT waits.
 PC, PINGPONG = 0x1, 0x4
 
 # ACTION flags
 DRV_VERSION, RESET, GET_IOMMU_EN = 1, 6, 18
 
-INT_MASK = 0x300  # both register groups of the DPU: the last block of a product to finish
+INT_MASK = 0x300  # both register groups of the DPU, the block that finishes a product last
 INT_CLEAR = 0x1FFFF
-CORE_MASK = {1: 0b001, 2: 0b011, 3: 0b111}  # by cores at work
-FIRST_SLOT = {1: 0, 2: 0, 3: 2}  # of subcore_task, by cores at work [M] rknpu_job.c
-MAX_TASKS = 4095  # of a core in one submit, chained
-OLDEST = 906  # 0.9.6, as DRV_VERSION tells it; `release` spells it
-ALIGNMENT_SINCE = 907
-DOMAINS = 16  # IOMMU domains; others than 0 from 0.9.8 on
-DOMAINS_SINCE = 908
+CORE_MASK = {1: 0b001, 2: 0b011, 3: 0b111}  # number of used cores -> mask
+FIRST_SLOT = {1: 0, 2: 0, 3: 2}  # number of used cores -> index in subcore_task [M] rknpu_job.c
+MAX_TASKS = 4095  # chained tasks of a core in one submit
+OLDEST = 906  # oldest supported version from DRV_VERSION: 0.9.6, see `release`
+ALIGNMENT_SINCE = 907  # first version with IOVA_ALIGNMENT
+DOMAINS = 16  # IOMMU domains
+DOMAINS_SINCE = 908  # first version with more domains than 0
 
 
 def release(version: int) -> str:
-    """Return a version as people write it: 906 is 0.9.6."""
+    """Return a version number in the usual notation: "0.9.6" for 906."""
     return f"{version // 10000}.{version // 100 % 100}.{version % 100}"

@@ -1,13 +1,13 @@
 """The mainline driver's requests.  Declarations only.
 
-Source: Linux include/uapi/drm/rocket_accel.h, as merged in 6.18; patches posted before had others.
+Source: Linux include/uapi/drm/rocket_accel.h, as merged in 6.18; earlier patches had other structs.
 """
 
 from npurt.rknpu.driver.uapi_drm import Request
 
-JOB_TIMEOUT_S = 0.5  # the kernel ends a job then: JOB_TIMEOUT_MS of rocket_job.c
+JOB_TIMEOUT_S = 0.5  # time after which the kernel ends a job: JOB_TIMEOUT_MS of rocket_job.c
 
-NAME = "rocket"  # that DRM_IOCTL_VERSION gives
+NAME = "rocket"  # name from DRM_IOCTL_VERSION
 
 CDEF = """
 struct drm_rocket_create_bo { uint32_t size, handle; uint64_t dma_address, offset; };
@@ -29,4 +29,4 @@ PREP_BO = Request("PREP_BO", 1, 0x42, "struct drm_rocket_prep_bo", 16, 0x4010_64
 FINI_BO = Request("FINI_BO", 1, 0x43, "struct drm_rocket_fini_bo", 8, 0x4008_6443)
 
 REQUESTS = (CREATE_BO, SUBMIT, PREP_BO, FINI_BO)
-PARTS = {"struct drm_rocket_task": 8, "struct drm_rocket_job": 40}  # bytes, reached by pointers
+PARTS = {"struct drm_rocket_task": 8, "struct drm_rocket_job": 40}  # bytes of nested structs

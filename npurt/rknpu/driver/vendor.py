@@ -1,4 +1,4 @@
-"""The vendor's driver: one file and address space for all cores, and tasks that start each other.
+"""The vendor's driver rknpu: one file and one address space for all cores, and chained tasks.
 
 Source: w568w/rknpu-module (the vendor's 0.9.8) rknpu_job.c, rknpu_gem.c.
 """
@@ -31,17 +31,17 @@ class RknpuSpace(Space):
 
     Args:
         system: The kernel.
-        fd: The node.
-        version: The driver's, as DRV_VERSION tells it.
-        domain: Its number; before `uapi.DOMAINS_SINCE` there is 0 alone.
+        fd: The open node.
+        version: The driver's version, from DRV_VERSION.
+        domain: The number of the domain; drivers before `uapi.DOMAINS_SINCE` have only 0.
     """
 
     def __init__(self, system: System, fd: int, version: int, domain: int = 0) -> None:
         super().__init__(system, fd)
         self.domain = domain
         self._flags = {
-            Role.PROGRAM: 0,  # not cached: written once
-            Role.TASKS: uapi.KERNEL_MAPPING,  # the kernel reads them, by an address of its own
+            Role.PROGRAM: 0,  # not cached, because it is written once
+            Role.TASKS: uapi.KERNEL_MAPPING,  # the kernel reads them through its own mapping
             Role.INPUT: uapi.NON_CONTIGUOUS | uapi.CACHEABLE | uapi.IOMMU,
             Role.OUTPUT: uapi.NON_CONTIGUOUS | uapi.CACHEABLE | uapi.IOMMU,
         }
@@ -73,11 +73,11 @@ class RknpuSpace(Space):
         self.system.ioctl(self.fd, uapi.MEM_DESTROY, argument)
 
     def _close_file(self) -> None:
-        if self.domain == 0:  # the others have its file
+        if self.domain == 0:  # the other domains use the same file
             super()._close_file()
 
     def clean_calls(self, buffer: Buffer, start: int, end: int) -> list[Call]:
-        """Clean the caches of a part; memory that is not cached needs no cleaning."""
+        """Return the call that cleans the part, or none if the buffer is not cached."""
         if not self._flags[buffer.role] & uapi.CACHEABLE:
             return []
         return [sync_of(buffer, start, end, uapi.TO_DEVICE)]
@@ -100,10 +100,10 @@ class RknpuDriver(Driver):
 
     Args:
         system: The kernel.
-        fd: The node; closed by `close`.
-        node: Its path.
-        cores: How many there are.
-        version: The driver's, as DRV_VERSION tells it.
+        fd: The open node; `close` closes it.
+        node: The path of the node.
+        cores: The number of cores.
+        version: The driver's version, from DRV_VERSION.
     """
 
     name = uapi.NAME
@@ -119,7 +119,7 @@ class RknpuDriver(Driver):
         self.spaces = (self._space,) * cores
 
     def more_spaces(self) -> tuple[Space, ...]:
-        """Return the next IOMMU domain: its addresses are the same, its memory is another."""
+        """Return the next IOMMU domain as address space of all cores, or none."""
         domain = len(self._others) + 1
         if self._version < uapi.DOMAINS_SINCE or domain >= uapi.DOMAINS:
             return ()
@@ -134,10 +134,10 @@ class RknpuDriver(Driver):
         super().close()
 
     def refuses_all_cores(self) -> bool:
-        """Return whether the driver refuses a job with a smallest product on each core.
+        """Return whether the driver refuses a job with a minimal product on each core.
 
-        The driver has no request for the number of cores, and a device tree may name a chip with
-        more.  Other errors are ignored here: later requests fail with them, and handle them.
+        The driver has no request for the number of cores, and the chip in the device tree may have
+        more cores than the driver.  Other errors are ignored here; later requests report them.
         """
         size = INT8.group
         task = Task(INT8, Layout.ROW, 1, size, size, rows=1, columns=size)
@@ -163,7 +163,7 @@ class RknpuDriver(Driver):
         return False
 
     def _tables(self, spaces: Sequence[Space], tasks: Sequence[int]) -> Sequence[MemoryRequest]:
-        """Return room for the structs that describe each task to the kernel."""
+        """Return the memory for the structs that describe each task to the kernel."""
         return [MemoryRequest(spaces[0], sum(tasks) * TASK_BYTES, Role.TASKS, "tasks", TASK_BYTES)]
 
     def _job(
@@ -172,7 +172,7 @@ class RknpuDriver(Driver):
         if max(part.count for part in parts) > uapi.MAX_TASKS:
             raise LayoutError(
                 f"a core cannot run {max(part.count for part in parts)} tasks in one job",
-                remedy=f"use at most {uapi.MAX_TASKS}: larger tiles, or several jobs",
+                remedy=f"use at most {uapi.MAX_TASKS} tasks: larger tiles, or several jobs",
             )
         tasks = owned[-1]
         assert isinstance(tasks.space, RknpuSpace)
@@ -190,7 +190,7 @@ class RknpuDriver(Driver):
         submit.timeout = int(timeout_s * 1000)
 
     def elapsed_ns(self, job: Job) -> int | None:
-        """Return from first command to interrupt, as the driver measured it."""
+        """Return the time from the first command to the interrupt, measured by the driver."""
         (submit,) = job.held
         return int(submit.hw_elapse_time)
 
@@ -198,14 +198,14 @@ class RknpuDriver(Driver):
         """Reset all cores.
 
         Raises:
-            DriverError: The driver cannot.
+            DriverError: The reset failed.
         """
         argument = ffi().new("struct rknpu_action *", {"flags": uapi.RESET})
         self._space.system.ioctl(self._space.fd, uapi.ACTION, argument)
 
 
 def _fill(table: Any, parts: Sequence[Part], profile: Profile) -> None:
-    """Write an entry for each task, core after core."""
+    """Write an entry for each task to *table*, core after core."""
     step = stride(profile) * 8
     i = 0
     for part in parts:
@@ -238,7 +238,7 @@ def _submit(parts: Sequence[Part], tasks: Suballocation, domain: int) -> Any:
 
 
 def _syncs(part: Part) -> list[Call]:
-    """Return the requests that show the CPU what a core has written."""
+    """Return the requests that make a core's results visible to the CPU."""
     low = int(part.proof.results[:, 0].min())
     high = int(part.proof.results[:, 1].max())
     return [

@@ -1,5 +1,5 @@
-"""What the NPU understands: number formats, memory layouts, registers, tasks as command words.
+"""The NPU's interface: number formats, memory layouts, registers, tasks as command words.
 
-Pure functions of integers and numpy arrays; nothing here opens a device.
-May import `npurt.errors` and `npurt.files` alone.  Begin with `task`, then `lower` and `regcmd`.
+Pure functions of integers and numpy arrays; no module here opens a device.
+May import only `npurt.errors` and `npurt.files`.  Begin with `task`, then `lower` and `regcmd`.
 """

@@ -1,10 +1,10 @@
-"""How features, weights and results lie in memory, and back.  Pure numpy.
+"""Convert features, weights and results to their memory layouts, and back.  Pure numpy.
 
-The letters: C [M, N] = A [M, K] @ B [N, K].T.  Features and results are cut into atoms of 16 bytes
-along a row.  Every layout puts *p* rows side by side: ``[M/p, atoms, p, 16]``.  ROW is p = 1, plain
-row-major; NATIVE is p = M; a panel is p = 8 or 16.  Sources: mtx512/rk3588-npu feature_data(),
-weight_int8(), weight_fp16(); happyme531/rknpu2_matmul_open (panels); gregordinary/rocket-userspace
-weight_int4(), weight_tf32().
+The product is C [M, N] = A [M, K] @ B [N, K].T.  The rows of A (features) and C (results) are
+divided into atoms of 16 bytes.  Every layout interleaves the atoms of *p* rows:
+``[M/p, atoms, p, 16]``.  ROW has p = 1, which is row-major; NATIVE has p = M; panels have p = 8 or
+16.  Sources: mtx512/rk3588-npu feature_data(), weight_int8(), weight_fp16();
+happyme531/rknpu2_matmul_open (panels); gregordinary/rocket-userspace weight_int4(), weight_tf32().
 """
 
 from enum import Enum
@@ -18,32 +18,32 @@ from npurt.rknpu.isa.formats import ATOM, INT4, NumberFormat
 
 Bytes = npt.NDArray[np.uint8]
 
-_ELEMENT: dict[int, np.dtype[Any]] = {
+_ELEMENT: dict[int, np.dtype[Any]] = {  # bits of an element -> dtype
     8: np.dtype(np.int8),
     16: np.dtype("<f2"),
     32: np.dtype("<f4"),
-}  # by bits
+}
 
 
 class Layout(Enum):
-    """Where the elements of A and C are, and which way the NPU walks over them."""
+    """Memory layouts of A and C, with the order in which the NPU reads and writes them."""
 
     ROW = "row"
-    NATIVE_W = "native-w"  # rows of A are the width of an image one pixel high
-    NATIVE_H = "native-h"  # the same memory; rows are its height
+    NATIVE_W = "native-w"  # A is an image of M x 1 pixels (width x height)
+    NATIVE_H = "native-h"  # same memory layout; A is an image of 1 x M pixels
     PANEL8 = "panel8"
     PANEL16 = "panel16"
 
     @property
     def panel_rows(self) -> int:
-        """What the number of rows must be a multiple of."""
+        """The number of rows must be a multiple of this."""
         return {Layout.PANEL8: 8, Layout.PANEL16: 16}.get(self, 1)
 
     def panel(self, m: int) -> int:
-        """Rows side by side, of *m*.
+        """Return p, the number of interleaved rows, for a matrix of *m* rows.
 
         Raises:
-            LayoutError: *m* is not a multiple of it.
+            LayoutError: *m* is not a multiple of p.
         """
         native = self in (Layout.NATIVE_W, Layout.NATIVE_H)
         rows = max(m, 1) if native else self.panel_rows
@@ -69,7 +69,7 @@ def to_bytes(x: npt.NDArray[Any], format: NumberFormat) -> Bytes:
         x: int8 for int8 and int4 (codes -8 to 7), float16, or float32 for tf32.
 
     Raises:
-        LayoutError: The type is another, or a code does not fit in 4 bits.
+        LayoutError: *x* has another dtype, or a code does not fit in 4 bits.
     """
     want = np.dtype(_ELEMENT[max(8, format.bits)])
     if x.dtype != want:
@@ -80,7 +80,7 @@ def to_bytes(x: npt.NDArray[Any], format: NumberFormat) -> Bytes:
         return np.asarray(np.ascontiguousarray(x).view(np.uint8))
     if x.shape[1] % 2 or (x.size and (x.min() < -8 or x.max() > 7)):
         raise LayoutError(
-            f"{x.shape[1]} codes from {x.min()} to {x.max()} are no pairs of 4 bits",
+            f"{x.shape[1]} codes from {x.min()} to {x.max()} cannot be packed as pairs of 4 bits",
             remedy="quantise to -8 .. 7 and pad K to a multiple of 32",
         )
     nibbles = np.ascontiguousarray(x).view(np.uint8) & 15
@@ -89,7 +89,7 @@ def to_bytes(x: npt.NDArray[Any], format: NumberFormat) -> Bytes:
 
 
 def from_bytes(data: Bytes, format: NumberFormat) -> npt.NDArray[Any]:
-    """Inverse of `to_bytes`: bytes ``[R, B]`` to elements."""
+    """Return the elements of bytes ``[R, B]``, the inverse of `to_bytes`."""
     data = np.ascontiguousarray(data)
     if format.code != INT4:
         return np.asarray(data.view(_ELEMENT[format.bits]))
@@ -98,10 +98,10 @@ def from_bytes(data: Bytes, format: NumberFormat) -> npt.NDArray[Any]:
 
 
 def arrange(rows: Bytes, layout: Layout) -> Bytes:
-    """Lay out the bytes of ``[M, B]``; B is a multiple of 16.  Returns ``[M/p, B/16, p, 16]``.
+    """Lay out the bytes ``[M, B]`` of M rows; return ``[M/p, B/16, p, 16]``.
 
     Raises:
-        LayoutError: B or M does not divide.
+        LayoutError: B is not a multiple of 16, or M not a multiple of p.
     """
     m, row_bytes = rows.shape
     p = layout.panel(m)
@@ -115,23 +115,23 @@ def arrange(rows: Bytes, layout: Layout) -> Bytes:
 
 
 def restore(image: Bytes, layout: Layout, m: int) -> Bytes:
-    """Inverse of `arrange`: the bytes of *m* rows in any shape, to ``[M, B]``."""
+    """Return the bytes ``[M, B]`` of *m* rows, the inverse of `arrange`; *image* has any shape."""
     p = layout.panel(m)
     atoms = image.reshape(m // p, -1, p, ATOM)
     return np.ascontiguousarray(atoms.transpose(0, 2, 1, 3)).reshape(m, -1)
 
 
 def pack_weights(b: npt.NDArray[Any], format: NumberFormat) -> Bytes:
-    """Reorder B into what the weight DMA reads: one 1024-byte tile is one step of the MAC array.
+    """Reorder B for the weight DMA; a tile of 1024 bytes is the input of one MAC array step.
 
     Args:
-        b: ``[N, K]`` of the type that `to_bytes` takes; N a multiple of the group, K of the step.
+        b: ``[N, K]`` with a dtype of `to_bytes`; N is a multiple of the group, K of the step.
 
     Returns:
-        ``[N/group, K/step, group, bytes of a step]``.
+        The bytes ``[N/group, K/step, group, bytes of a step]``.
 
     Raises:
-        LayoutError: N or K is not a multiple.
+        LayoutError: N is not a multiple of the group, or K not a multiple of the step.
     """
     n, k = b.shape
     if n % format.group or k % format.k_step:
@@ -145,7 +145,7 @@ def pack_weights(b: npt.NDArray[Any], format: NumberFormat) -> Bytes:
 
 
 def unpack_weights(packed: Bytes, format: NumberFormat) -> npt.NDArray[Any]:
-    """Inverse of `pack_weights`."""
+    """Return B ``[N, K]``, the inverse of `pack_weights`."""
     groups, steps, group, step_bytes = packed.shape
     rows = packed.transpose(0, 2, 1, 3).reshape(groups * group, steps * step_bytes)
     return from_bytes(rows, format)

@@ -1,8 +1,8 @@
-"""One task as register writes.  The same program runs under both drivers.
+"""Translate a task to register writes, a program that runs under both drivers.
 
-Every register that a matmul depends on is written in every task, because the register file keeps
-what the last program, of whatever process, left in it.  The order and the constants are those of
-mtx512/rk3588-npu (SHORT) and gregordinary/rocket-userspace (FULL), which ran on silicon.
+Every task writes every register that a matmul depends on, because registers keep their values from
+the last program of any process.  Order and constants are from mtx512/rk3588-npu (SHORT) and
+gregordinary/rocket-userspace (FULL), which ran on silicon.
 """
 
 from enum import Enum
@@ -19,24 +19,24 @@ BURST = 15
 
 
 class Profile(Enum):
-    """Which blocks a program starts."""
+    """The blocks that a program starts."""
 
-    FULL = "full"  # with DPU_RDMA, its main reader disabled: runs under both drivers
-    SHORT = "short"  # without: seen to run under the vendor's driver only
+    FULL = "full"  # with DPU_RDMA, whose main reader is disabled: runs under both drivers
+    SHORT = "short"  # without DPU_RDMA: known to run only under the vendor's driver
 
     @property
     def enable(self) -> RegWrite:
-        """The last word."""
+        """The last word of a program, a write of ENABLE."""
         return REG["ENABLE"](cna=1, core=1, dpu=1, dpu_rdma=int(self is Profile.FULL))
 
     @property
     def order(self) -> tuple[Reg, ...]:
-        """The registers of a task, in the order in which they are written."""
+        """The registers that a task writes, in order."""
         return _ORDER[self]
 
     @property
     def words(self) -> int:
-        """Length of a program, tail included."""
+        """Number of words of a task, tail included."""
         return len(self.order) + regcmd.TAIL
 
 
@@ -48,7 +48,7 @@ def _between(first: str, last: str) -> tuple[Reg, ...]:
 _SHORT = (
     REG["DPU_S_POINTER"],
     *_between("CNA_CONV_CON1", "CNA_FC_DATA_SIZE1"),
-    *_between("CNA_DCOMP_CTRL", "CNA_PAD_CON1"),  # but not CLK_GATE
+    *_between("CNA_DCOMP_CTRL", "CNA_PAD_CON1"),  # without CLK_GATE
     *_between("CORE_MISC_CFG", "CORE_UNKNOWN_3030"),
     *_between("DPU_FEATURE_MODE_CFG", "DPU_LUT_LO_SLOPE_SHIFT"),
 )
@@ -60,7 +60,7 @@ _ORDER = {
 
 
 def fields(task: Task) -> Fields:
-    """Return the fields of a task's registers that are not 0, without the addresses.
+    """Return the nonzero fields of a task's registers, except the addresses.
 
     Raises:
         LayoutError: The task does not fit CBUF.
@@ -102,7 +102,7 @@ def _cna(task: Task) -> Fields:
 def _core(task: Task) -> Fields:
     a = task.features
     return {
-        # qd_en does nothing to raw results: programs that ran have it either way [?].
+        # qd_en has no effect on raw results: programs with both values ran [?].
         "CORE_MISC_CFG": {
             "proc_precision": task.format.code,
             "qd_en": int(task.format.code not in (INT8, INT4)),
@@ -156,7 +156,7 @@ def _bypass(stage: str) -> dict[str, int]:
 
 
 def _halves(format: NumberFormat) -> bool:
-    """Does the DPU round its float32 to 16 bits?"""
+    """Return whether the DPU rounds float32 results to float16."""
     return format.out == "float16"
 
 
@@ -168,8 +168,8 @@ def _rdma(task: Task) -> Fields:
         "DPU_RDMA_DATA_CUBE_HEIGHT": {"height": c.height - 1},
         "DPU_RDMA_DATA_CUBE_CHANNEL": {"channel": task.n - 1},
         "DPU_RDMA_ERDMA_CFG": {"erdma_disable": 1},
-        # Without mrdma_disable the block waits for ever, and may stay so until the driver is
-        # loaded again [gregordinary/rockchip-npu-notes].
+        # Without mrdma_disable DPU_RDMA waits for ever, possibly until the driver is loaded again
+        # [gregordinary/rockchip-npu-notes].
         "DPU_RDMA_FEATURE_MODE_CFG": {
             "burst_len": BURST,
             "mrdma_disable": 1,

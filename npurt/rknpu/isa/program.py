@@ -1,7 +1,7 @@
-"""Programs: the command words of tasks, with their addresses filled in, one after another.
+"""Make programs: the command words of a sequence of tasks, with addresses.
 
-Tasks of one shape share a template, so a program of many tasks is a few numpy operations, and
-pointing it elsewhere is three words a task.
+Tasks of equal shape share a template, so few numpy operations make a program of many tasks.  New
+addresses change only three words of each task.
 """
 
 import functools
@@ -19,27 +19,29 @@ from npurt.rknpu.isa.task import Task
 
 U64 = npt.NDArray[np.uint64]
 
-ALIGNMENT = 64  # bytes; Mesa starts each task of a program on a line of the cache
+ALIGNMENT = 64  # bytes; Mesa starts each task of a program on a cache line
 
 # The registers that hold the addresses of A, B and C.
 ADDRESSES = ("CNA_FEATURE_DATA_ADDR", "CNA_DCOMP_ADDR0", "DPU_DST_BASE_ADDR")
 
 
 def stride(profile: Profile) -> int:
-    """Words from the start of a task to that of the next."""
+    """Return the number of words from the start of a task to the start of the next."""
     line = ALIGNMENT // 8
     return -(-profile.words // line) * line
 
 
 @functools.cache
 def address_words(profile: Profile) -> tuple[int, ...]:
-    """Where in a task the words are that write `ADDRESSES`."""
+    """Return the indices of a task's words that write `ADDRESSES`."""
     return tuple(profile.order.index(REG[name]) for name in ADDRESSES)
 
 
 @functools.lru_cache(maxsize=4096)
 def template(task: Task, profile: Profile) -> U64:
-    """Return a task's words, ``[stride]``, at address 0 and alone; the rest is filler.
+    """Return a task's words ``[stride]``, filled up with zeros.
+
+    All addresses are 0, and the task does not start another.
 
     Raises:
         LayoutError: The task does not fit CBUF, or a register.
@@ -64,11 +66,11 @@ def link(
     """Return the words of *tasks*, ``[T, stride]``.
 
     Args:
-        tasks: What to compute, in order.
-        addresses: Of A, B and C of each task, ``[T, 3]``, in the NPU's address space.
-        profile: Which blocks take part.
-        chain_at: The address that the words will have, when each task is to start the next; None
-            when the driver starts them one by one.
+        tasks: The tasks, in order.
+        addresses: The addresses of A, B and C of each task ``[T, 3]`` in the NPU's address space.
+        profile: The blocks that the tasks start.
+        chain_at: The address of the words in a chain, in which each task starts the next; None if
+            the driver starts each task.
 
     Raises:
         LayoutError: An address is not a multiple of 16 below 4 GiB, or a task does not fit.
@@ -93,9 +95,9 @@ def chain(words: U64, profile: Profile, at: int | None) -> None:
 
     Args:
         words: A program.
-        profile: Its profile.
-        at: The address that the words will have, when each task is to start the next; None when
-            the driver starts them one by one.
+        profile: The program's profile.
+        at: The address of the words in a chain, in which each task starts the next; None if the
+            driver starts each task.
     """
     for i in range(len(words)):
         follows = at is not None and i + 1 < len(words)
@@ -115,15 +117,15 @@ def spans(task: Task, a: int, b: int, c: int) -> dict[str, range]:
 
 
 def single(task: Task, a: int, b: int, c: int, profile: Profile = Profile.FULL) -> list[int]:
-    """Return the words of one task at these addresses, tail included.
+    """Return the words of one task with the addresses of A, B and C, tail included.
 
     Raises:
-        LayoutError: As `link`; or a matrix runs past 4 GiB.
+        LayoutError: As `link`, or a matrix extends beyond 4 GiB.
     """
     for name, span in spans(task, a, b, c).items():
         if 0 <= span.start < 1 << 32 < span.stop:
             raise LayoutError(
-                f"{name} at {span.start:#x} has {len(span)} bytes and runs past 4 GiB",
+                f"{name} at {span.start:#x} has {len(span)} bytes and extends beyond 4 GiB",
                 remedy=f"put it at {(1 << 32) - len(span) & -ALIGNMENT:#x} or below",
             )
     return [int(word) for word in link([task], [[a, b, c]], profile=profile)[0, : profile.words]]

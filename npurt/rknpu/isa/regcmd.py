@@ -1,4 +1,4 @@
-"""Command words: encode, decode, the tail that ends a program, and listings of any program.
+"""Encode, decode and list command words; make the tail that ends a program.
 
 A word is ``target << 48 | value << 16 | offset``, little-endian in memory.
 Sources: Mesa rkt_regcmd.c; Linux drivers/accel/rocket/rocket_job.c; w568w/rknpu-module rknpu_job.c.
@@ -24,7 +24,7 @@ def encode(write: RegWrite) -> int:
     """Pack one write into a command word.
 
     Raises:
-        LayoutError: A part does not fit, or the value has bits that belong to no field.
+        LayoutError: A part does not fit the word, or the value has bits that belong to no field.
     """
     limits = (
         ("target", write.target, 16),
@@ -48,12 +48,12 @@ def encode(write: RegWrite) -> int:
 
 
 def decode(word: int) -> RegWrite:
-    """Take a command word apart; the inverse of `encode`."""
+    """Return the register write of a command word, the inverse of `encode`."""
     return RegWrite(target=word >> 48, offset=word & 0xFFFF, value=word >> 16 & 0xFFFF_FFFF)
 
 
 def amount(words: int) -> int:
-    """Return what PC_REGISTER_AMOUNTS takes for a program of *words*: 128-bit beats, less one."""
+    """Return PC_REGISTER_AMOUNTS for a program of *words* words: 128-bit beats minus 1."""
     return (words + 1) // 2 - 1
 
 
@@ -62,11 +62,12 @@ def tail(enable: RegWrite, next_address: int | None = None, next_words: int = 0)
 
     Args:
         enable: A write of ENABLE.
-        next_address: Where the next task's *next_words* words are, when the PC unit is to go on
-            there by itself; a multiple of 16.
+        next_address: The address, a multiple of 16, of the task that the PC unit starts next; None
+            if it starts none.
+        next_words: The number of words of the next task.
 
     Raises:
-        LayoutError: *next_address* is not such a multiple or does not fit.
+        LayoutError: *next_address* is not a multiple of 16, or does not fit.
     """
     if next_address is None:
         link = [REG["NOP"](), REG["PC_REGISTER_AMOUNTS"]()]
@@ -88,7 +89,7 @@ class Line:
     """One word of a listing."""
 
     word: int
-    name: str  # of the register, or its numbers when it is unknown
+    name: str  # name of the register, or the numbers of an unknown register
     value: int
     fields: dict[str, int]
     reserved: int  # bits set that belong to no field
@@ -105,7 +106,7 @@ class Line:
 
 
 def describe(word: int) -> Line:
-    """Name what a word writes, field by field; a word that is not known says so."""
+    """Return the register, value and fields that a word writes; an unknown word is marked so."""
     write = decode(word)
     register = regs.find(write.target, write.offset)
     if register is None:
@@ -116,13 +117,13 @@ def describe(word: int) -> Line:
 
 
 def parse(data: bytes) -> list[int]:
-    """Read a program from a file: raw words, or JSON hexadecimal, alone or under ``words``.
+    """Parse a program: raw words, or a JSON list of hexadecimal words, alone or under ``words``.
 
-    Words that are not known may be among them; zeros, which fill memory, and whatever follows the
-    last ENABLE, in any number.
+    Up to half of the words may write unknown registers, not counting zeros, which are filler, and
+    words after the last ENABLE.
 
     Raises:
-        LayoutError: It is neither, or most of its words write no known register.
+        LayoutError: The data have neither form, or most words write no known register.
     """
     is_json = data.lstrip()[:1] in (b"[", b"{")  # no register has such an offset
     words = _parse_json(data) if is_json else _parse_raw(data)
@@ -161,7 +162,7 @@ def _parse_json(data: bytes) -> list[int]:
 
 
 def _end(words: list[int]) -> int:
-    """Return where the last program among *words* ends: behind MARK and ENABLE, if it has them."""
+    """Return the end of the program in *words*: after the last MARK and ENABLE, if any."""
     mark, enable = encode(REG["MARK"]()), REG["ENABLE"]
     for i in range(len(words) - 1, 0, -1):
         if words[i - 1] == mark:
@@ -172,7 +173,7 @@ def _end(words: list[int]) -> int:
 
 
 def _refuse_strangers(words: list[int]) -> None:
-    """Raise LayoutError when most *words* but zeros, or all there are, write no register."""
+    """Raise LayoutError if most nonzero *words* write no known register, or all words are 0."""
     written = [(i, decode(word)) for i, word in enumerate(words) if word]
     if not written:
         raise LayoutError("no word of the program writes a register", remedy=_REMEDY)
@@ -180,7 +181,7 @@ def _refuse_strangers(words: list[int]) -> None:
     if 2 * len(strangers) > len(written):
         first = strangers[0]
         raise LayoutError(
-            f"word {first}, {words[first]:#018x}, writes no register that is known, "
-            f"like {len(strangers)} of {len(written)} words: this is no program",
+            f"{len(strangers)} of {len(written)} words, first word {first}, {words[first]:#018x}, "
+            "write no known register: this is no program",
             remedy=_REMEDY,
         )

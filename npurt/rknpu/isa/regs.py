@@ -1,9 +1,9 @@
-"""The registers that command words can write, as a table; values that do not fit are refused.
+"""The registers that command words can write, as a table; values are checked against their fields.
 
-Sources: Mesa src/gallium/drivers/rocket/registers.xml (MIT) for names, offsets and fields.  [?] is
-not in it: 3030 and 40C4 are written as 0 by mtx512/rk3588-npu and by librknnrt; that the surface
-stride is signed follows from programs of both that ran; MARK and ENABLE are Mesa's and the vendor's
-last two words of every program.
+Source of names, offsets and fields: Mesa src/gallium/drivers/rocket/registers.xml (MIT).  [?] marks
+facts from other sources.  mtx512/rk3588-npu and librknnrt write 0 to 3030 and 40C4.  Their programs
+need a signed surface stride.  MARK and ENABLE are the last two words of every program of Mesa and
+of the vendor.
 """
 
 import re
@@ -275,7 +275,7 @@ class Field(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RegWrite:
-    """One command word, taken apart: what it writes, and where."""
+    """The content of a command word: a register and the value that the word writes to it."""
 
     target: int  # the block, as in the table
     offset: int
@@ -283,7 +283,7 @@ class RegWrite:
 
 
 class Reg:
-    """A 32-bit register.  Calling it gives the write that sets the fields named."""
+    """A 32-bit register.  A call with field values returns the write that sets them."""
 
     def __init__(self, target: int, offset: int, name: str, fields: dict[str, Field]) -> None:
         self.target = target
@@ -297,10 +297,10 @@ class Reg:
             self.known |= field.mask
 
     def __call__(self, **values: int) -> RegWrite:
-        """Return the write that sets *values*; fields left out are zero.
+        """Return the write that sets the fields *values*, and all other fields to 0.
 
         Raises:
-            LayoutError: There is no such field, or a value does not fit.
+            LayoutError: The register has no such field, or a value does not fit.
         """
         word = 0
         for name, value in values.items():
@@ -326,13 +326,13 @@ class Reg:
         return {name: field.extract(value) for name, field in self.fields.items()}
 
     def reserved(self, value: int) -> int:
-        """Return the bits of *value* that belong to no field: 0 in a good program."""
+        """Return the bits of *value* that belong to no field: 0 in a valid program."""
         return value & ~self.known
 
 
 def _parse(table: str) -> Iterator[Reg]:
-    """Yield the registers of *table* in its order."""
-    fields: dict[str, dict[str, Field]] = {}  # of the registers so far
+    """Yield the registers of *table*, in order."""
+    fields: dict[str, dict[str, Field]] = {}  # register parsed so far -> its fields
     joined = re.sub(r"\n {2,}", " ", table)
     for line in joined.splitlines():
         if line.startswith("["):
@@ -345,14 +345,14 @@ def _parse(table: str) -> Iterator[Reg]:
 
 
 def _fields(block: str, text: str, others: dict[str, dict[str, Field]]) -> dict[str, Field]:
-    """Read a list of fields, or ``= REGISTER``: the fields of that register."""
+    """Parse a list of fields, or ``= REGISTER``, which means the fields of another register."""
     if text.startswith("= "):
         return others[f"{block}_{text[2:]}"]
     return dict(map(_field, text.split(", ")))
 
 
 def _field(text: str) -> tuple[str, Field]:
-    """Read ``name 5``, ``name 7:4`` or ``name 7:4 signed``."""
+    """Parse a field: ``name 5``, ``name 7:4`` or ``name 7:4 signed``."""
     name, bits, *signed = text.split()
     hi, _, lo = bits.partition(":")
     return name, Field(int(hi), int(lo or hi), bool(signed))

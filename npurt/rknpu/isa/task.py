@@ -1,7 +1,7 @@
-"""One task: a product that fits CBUF and the register fields, and how the NPU walks over it.
+"""Tasks: products that fit CBUF and the register fields, and their address generators.
 
 Pure integers.  The NPU computes the product as a 1x1 convolution: rows of A are the pixels of an
-image, K its channels, B its kernels.  Sources of the two address generators:
+image, columns of A its channels, rows of B the kernels.  Sources of the two address generators:
 happyme531/rknpu2_matmul_open (ROW, NATIVE_W, panels), mtx512/rk3588-npu (NATIVE_H), Mesa
 rkt_task.c.
 """
@@ -15,15 +15,15 @@ from npurt.rknpu.isa.formats import ATOM, MAX_K, NumberFormat
 from npurt.rknpu.isa.layout import Layout
 from npurt.rknpu.isa.regs import REG
 
-MAX_N = 8192  # [M] DATA_CUBE_CHANNEL, 13 bits; ork-driver saw 16384 go wrong silently
+MAX_N = 8192  # [M] DATA_CUBE_CHANNEL has 13 bits; 16384 gave wrong results in ork-driver
 MAX_M = cbuf.MAX_WIDTH
 MAX_NOTCH = (1 << REG["DPU_DATA_CUBE_NOTCH_ADDR"].fields["notch_addr_0"].width) - 1
-ANY_LINE_STRIDE = 0x200  # not used when there is one line [?]: what happyme531 writes
+ANY_LINE_STRIDE = 0x200  # happyme531's value for tasks of one line, which do not use it [?]
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """How the CNA reads A, in atoms.
+    """The address generator of the CNA, which reads A; unit: atoms.
 
     ``atom(h, w, s)`` is at ``h * line_stride + w + s * (width + surf_stride)`` when *by_line*, else
     at ``h // 4 * line_stride + h % 4 * width + w + s * (4 * width + surf_stride)``.
@@ -38,10 +38,10 @@ class Features:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """How the DPU writes C, in atoms.
+    """The address generator of the DPU, which writes C; unit: atoms.
 
-    ``atom(h, w, s)`` is at ``h * (width + notch) + w + s % S * surf_stride + s // S * surf_add``,
-    S being the surfaces of a group.
+    ``atom(h, w, s)`` is at ``h * (width + notch) + w + s % S * surf_stride + s // S * surf_add``.
+    S is the number of surfaces in a group.
     """
 
     width: int
@@ -56,7 +56,7 @@ class Task:
     """``C[m, n] = A[m, k] @ B[n, k].T`` where A and C may be parts of larger matrices.
 
     Raises:
-        LayoutError: A size is not a multiple of what the NPU computes at once, or too large.
+        LayoutError: A size is too large, or not a multiple of the NPU's step.
     """
 
     format: NumberFormat
@@ -64,8 +64,8 @@ class Task:
     m: int
     k: int
     n: int
-    rows: int  # of the A and the C that this is a part of
-    columns: int  # of that A; C has n
+    rows: int  # rows of the whole A and the whole C
+    columns: int  # columns of the whole A; the whole C has n
 
     def __post_init__(self) -> None:
         format = self.format
@@ -75,7 +75,7 @@ class Task:
         _check("N", self.n, format.group, max_columns(format, self.layout))
         if self.k > self.columns or self.m > self.rows:
             raise LayoutError(
-                f"a task of {self.m} x {self.k} is no part of an A of {self.rows} x {self.columns}",
+                f"a task of {self.m} x {self.k} is larger than A, {self.rows} x {self.columns}",
                 remedy="give the size of the whole A",
             )
         if self.layout is Layout.NATIVE_H and self.m != self.rows:
@@ -86,7 +86,7 @@ class Task:
 
     @cached_property
     def features(self) -> Features:
-        """How A is read."""
+        """The parameters with which the CNA reads A."""
         row_atoms = self.format.in_bytes(self.columns) // ATOM
         if self.layout is Layout.NATIVE_H:
             return Features(1, self.m, False, 4, self.m - 4)
@@ -99,7 +99,7 @@ class Task:
 
     @cached_property
     def results(self) -> Results:
-        """How C is written."""
+        """The parameters with which the DPU writes C."""
         surfaces = self.format.surfaces
         if self.layout is Layout.NATIVE_H:
             return Results(1, self.m, 0, self.rows, self.rows * surfaces)
@@ -110,14 +110,14 @@ class Task:
         return Results(panel, self.m // panel, notch, panel, panel * surfaces)
 
     def offset_in_a(self, m: int, k: int) -> int:
-        """Bytes from the start of A to the part of it that starts at row *m* and column *k*."""
+        """Return the offset in bytes of row *m* and column *k* in A."""
         if self.layout in (Layout.NATIVE_W, Layout.NATIVE_H):
             return m * ATOM + self.format.in_bytes(k) * self.rows
         panel = self.layout.panel_rows
         return m * self.format.in_bytes(self.columns) + self.format.in_bytes(k) * panel
 
     def offset_in_c(self, m: int) -> int:
-        """Bytes from the start of C to the part of it that starts at row *m*."""
+        """Return the offset in bytes of row *m* in C."""
         if self.layout in (Layout.NATIVE_W, Layout.NATIVE_H):
             return m * ATOM
         return m * self.n * self.format.out_bytes
@@ -129,7 +129,7 @@ class Task:
 
 
 def max_columns(format: NumberFormat, layout: Layout) -> int:
-    """Return the most columns of C in one task: between lines of panels, the notch skips them."""
+    """Return the largest number of columns of C in one task; for panels the notch limits it."""
     if layout in (Layout.NATIVE_W, Layout.NATIVE_H):
         return MAX_N
     most = (MAX_NOTCH // layout.panel_rows + 1) * format.out_atom
@@ -139,11 +139,11 @@ def max_columns(format: NumberFormat, layout: Layout) -> int:
 def _check(name: str, value: int, step: int, most: int) -> None:
     if value < 1:
         raise LayoutError(
-            f"{name} = {value} leaves nothing to compute", remedy=f"give {step} to {most}"
+            f"{name} = {value} leaves nothing to compute", remedy=f"use {step} to {most}"
         )
     if value > most:
         raise LayoutError(
-            f"{name} = {value} is more than the {most} that one task takes",
+            f"{name} = {value} is more than {most}, the limit of one task",
             remedy=f"split the product into tasks of at most {most}",
         )
     if value % step:

@@ -1,6 +1,6 @@
-"""How a product becomes tasks: tiling, buffer images, expected time, and the proof of a program.
+"""Split a product into tasks: tiling, buffer images, expected time, and the proof of a program.
 
-Pure functions; nothing here opens a device.
+Pure functions; no module here opens a device.
 May import `isa`.  Begin with `tiling`, then `proof`.
 """
 

@@ -1,7 +1,7 @@
-"""Check a register program, whoever wrote it, against the buffers that it may touch; move it.
+"""Check an untrusted register program against the buffers that it may access; relocate it.
 
-A program is a list of words: one task after another, each as `lower` orders its registers, each but
-the last filled up with zeros to `program.stride` words.
+A program is a list of words: a sequence of tasks with registers in the order of `lower`.  Zeros
+fill up each task except the last to `program.stride` words.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,12 +17,12 @@ from npurt.rknpu.isa.program import ADDRESSES, ALIGNMENT, U64, address_words, st
 from npurt.rknpu.isa.regs import REG, RegWrite
 from npurt.rknpu.plan.proof import Proof, Role, Span, prove
 
-END = 1 << 32  # of the NPU's addresses
+END = 1 << 32  # end of the NPU's address space
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A program that was proven harmless."""
+    """A program that was proven safe."""
 
     words: U64  # [T, stride]
     profile: Profile
@@ -31,17 +31,16 @@ class Checked:
 
 
 def check(words: Sequence[int], buffers: Sequence[Span], *, at: int | None = None) -> Checked:
-    """Prove that a program touches only *buffers* and cannot hang the NPU.
+    """Prove that a program accesses only *buffers* and cannot hang the NPU.
 
     Args:
-        words: As `regcmd.parse` or `program.single` returns them.
-        buffers: What the NPU may read (`Role.INPUT`) and write (`Role.OUTPUT`).
-        at: The address of the program.  By default what its tasks say, or any free address when
-            there is one task or the driver starts each.
+        words: The words, from `regcmd.parse` or `program.single`.
+        buffers: The memory that the NPU may read (`Role.INPUT`) and write (`Role.OUTPUT`).
+        at: The address of the program.  By default it follows from the links of a chain; a program
+            without a chain gets any free address.
 
     Raises:
-        LayoutError: The program is not proven harmless, or it or a buffer is where none can be; the
-            message says why.
+        LayoutError: The proof failed, or the program or a buffer has an invalid address.
     """
     table, profile = tasks_of(words)
     link = regcmd.decode(int(table[0, len(profile.order)]))
@@ -59,7 +58,7 @@ def check(words: Sequence[int], buffers: Sequence[Span], *, at: int | None = Non
             )
     if at % ALIGNMENT:
         raise LayoutError(
-            f"the program at {at:#x} is at no multiple of {ALIGNMENT} bytes",
+            f"the address of the program, {at:#x}, is no multiple of {ALIGNMENT} bytes",
             remedy=f"put it at {at - at % ALIGNMENT:#x}",
         )
     for one, other in pairwise(spans):
@@ -67,14 +66,14 @@ def check(words: Sequence[int], buffers: Sequence[Span], *, at: int | None = Non
             raise LayoutError(
                 f"{one.name} ({one.start:#x} .. {one.end:#x}) and {other.name} "
                 f"({other.start:#x} .. {other.end:#x}) overlap",
-                remedy="give each buffer, and the program, addresses of its own",
+                remedy="give the buffers and the program disjoint addresses",
             )
     proof = prove(table, spans, at=at, chained=chained, profile=profile)
     return Checked(table, profile, chained, proof)
 
 
 def tasks_of(words: Sequence[int]) -> tuple[U64, Profile]:
-    """Return a program as ``[T, stride]``, and its profile.
+    """Return the words of a program as ``[T, stride]``, and the program's profile.
 
     Raises:
         LayoutError: The words are not whole tasks of one profile.
@@ -102,7 +101,7 @@ def _same_register(one: RegWrite, other: RegWrite) -> bool:
 
 
 def relocate(program: Checked, moved: Mapping[Span, int]) -> U64:
-    """Return the words of *program* after its buffers moved: *moved* has each one's new address."""
+    """Return the words of *program* for moved buffers; *moved* maps buffers to new addresses."""
     words = program.words.copy()
     for i, name in zip(address_words(program.profile), ADDRESSES, strict=True):
         role = Role.OUTPUT if name == "DPU_DST_BASE_ADDR" else Role.INPUT
@@ -120,7 +119,7 @@ def _field(register: str) -> str:
 
 
 def _free(nbytes: int, buffers: Sequence[Span]) -> int:
-    """Return an address below 4 GiB of *nbytes* that no buffer has."""
+    """Return the address of *nbytes* free bytes below 4 GiB."""
     for start in (0, *(-(-span.end // ALIGNMENT) * ALIGNMENT for span in buffers)):
         end = start + nbytes
         if end <= END and not any(s.start < end and start < s.end for s in buffers):

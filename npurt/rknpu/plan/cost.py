@@ -1,14 +1,13 @@
-"""How long products take on the NPU, and the host's part of them: low, expected and high.
+"""Estimate the time of products on the NPU and of the host's work: low, expected and high.
 
-The model has few parameters, each a physical quantity: how much of the MAC array's peak tasks
-reach, what memory delivers, what starting a task and a job costs, and the rates of the host's
-loops.  It was fitted to measurements that others published (`tests/rknpu/measurements.py` lists
-them, with those that were left out and have to fall in the range).  npurt itself was never timed on
-this chip.
+The model has few parameters, and each is a physical quantity: the fraction of the MAC array's peak,
+the memory bandwidth, the time to start a task and a job, and the speed of the host's loops.  It was
+fitted to published measurements, which `tests/rknpu/measurements.py` lists.  Some of them were not
+used for the fit; a test checks that they are in the estimated range.  npurt itself was never timed
+on this chip.
 
-The range covers differences between boards, and facts that nobody has measured: `Estimate.low` is
-the fastest that the measurements allow, `Estimate.high` the slowest.  Decisions use
-`Estimate.expected`.
+The range covers differences between boards, and unknown facts.  `Estimate.low` is the shortest time
+that agrees with the measurements, `Estimate.high` the longest.  Decisions use `Estimate.expected`.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,12 +19,12 @@ from npurt.rknpu.isa.formats import NumberFormat
 from npurt.rknpu.isa.task import Task
 from npurt.rknpu.plan.tiling import Plan
 
-# The clock that each driver gives the NPU when nobody changes anything, Hz.  rknpu: what its
-# governor takes under load.  rocket: the rate of the device tree's assigned-clock-rates, which the
-# driver never changes; kernels with a frequency patch have 600 MHz.  [HW: npu-notes, clock.md]
+# The NPU's default clock with each driver, Hz.  rknpu: the governor's choice under load.  rocket:
+# the rate of the device tree's assigned-clock-rates, which the driver never changes; kernels with a
+# frequency patch have 600 MHz.  [HW: npu-notes, clock.md]
 CLOCKS = {"rknpu": 1e9, "rocket": 200e6}
-CHAINED = {"rknpu": True, "rocket": False}  # whether a job's tasks start each other
-BUS_BYTES = 16  # that a core reads in a clock
+CHAINED = {"rknpu": True, "rocket": False}  # whether each task of a job starts the next
+BUS_BYTES = 16  # bytes that a core reads in a clock
 
 T = TypeVar("T")
 
@@ -34,21 +33,21 @@ T = TypeVar("T")
 class Speed:
     """One estimate of the speed of a board.  Sources are below, with the values."""
 
-    mac_share: float  # of the MAC array's peak, while a task multiplies
-    core_bytes_s: float  # that one core reads
-    all_bytes_s: float  # that all cores read
-    task_s: float  # from the end of a task to the start of the next
-    submit_s: float  # of each job, besides
-    job_s: float  # the host's work on each job, whatever its size
-    element_s: float  # of the host, for each element of x: rotate and round
-    sum_s: float  # of the host, for each sum that it reads and scales
-    sync_bytes_s: float  # of the host's cache maintenance
-    unit_s: float  # of the host: all but products, for each token, layer and element of its widths
-    layer_s: float  # of the host: the same for each layer, whatever the number of tokens
+    mac_share: float  # fraction of the MAC array's peak that a task reaches while it multiplies
+    core_bytes_s: float  # bytes/s that one core reads
+    all_bytes_s: float  # bytes/s that all cores read together
+    task_s: float  # seconds from the end of a task to the start of the next
+    submit_s: float  # seconds from the submit of a job to the start of its first task
+    job_s: float  # host: seconds for each job, independent of its size
+    element_s: float  # host: seconds to rotate and round an element of x
+    sum_s: float  # host: seconds to read and scale a sum
+    sync_bytes_s: float  # host: bytes/s of cache maintenance
+    unit_s: float  # host: seconds of other ops for each token and element of the layers' widths
+    layer_s: float  # host: seconds of other ops for each layer, independent of the tokens
 
 
 class Estimate(NamedTuple, Generic[T]):
-    """A range: the lowest, the expected and the highest value, of seconds for instance."""
+    """The lowest, the expected and the highest value of a quantity, such as seconds."""
 
     low: T
     expected: T
@@ -59,16 +58,18 @@ class Estimate(NamedTuple, Generic[T]):
 #   0.8 fits the products of 4096 columns by marfrit/rk-llama.cpp.
 # [HW] bytes: 11.1e9 one core, 26.6e9 to 28.6e9 three, LPDDR5 (npu-notes, rk-llama.cpp); boards with
 #   LPDDR4X have two thirds of the bandwidth.
-# [HW] task_s, rknpu: what is left of chained products of 320 tasks (rknpu-submit).  rocket: an
-#   interrupt each; 44 us less a task with a batching patch, and what is left of 320 tasks at 600
-#   MHz (npu-notes, iova-and-multicore.md and not-mac-bound.md).
+# [HW] task_s, rknpu: the remaining time of chained products of 320 tasks after computation and
+#   transfers (rknpu-submit).  rocket: an interrupt for each task; a batching patch saves 44 us a
+#   task; also the remaining time of 320 tasks at 600 MHz (npu-notes, iova-and-multicore.md and
+#   not-mac-bound.md).
 # [HW] submit_s, rknpu: 33 us (librknnrt), 54 to 67 us (ork-driver), 121 us for a small product,
-#   interrupt included (rknpu-submit).  rocket: 27 us with its interrupt on a fast core, 52 us as it
-#   comes, 109 us with a product of 64x256x512 (npu-notes).
-# The host's rates are npurt's loops, timed on an x86-64 server (bench/RESULTS.md): 1.4 ns an
-#   element, 1.7 ns a sum, 20 us a job.  Low: as fast, on all four fast cores.  Expected: one
-#   Cortex-A76 takes 2.5 times as long.  High: 5 times.
-# [HW] sync_bytes_s: 127 ms less for 1.4 GB less, five threads (npu-notes, bo-sync-cost.md).
+#   interrupt included (rknpu-submit).  rocket: 27 us with the interrupt on a fast core, 52 us by
+#   default, 109 us with a product of 64x256x512 (npu-notes).
+# The host's rates are from npurt's loops on an x86-64 server (bench/RESULTS.md): 1.4 ns an element,
+#   1.7 ns a sum, 20 us a job.  Low assumes this speed on each of four fast cores.  Expected assumes
+#   that one Cortex-A76 takes 2.5 times as long, high 5 times.
+# [HW] sync_bytes_s: 1.4 GB less to sync saved 127 ms with five threads (npu-notes,
+#   bo-sync-cost.md).
 _RKNPU = Estimate(
     Speed(0.97, 11.1e9, 31.0e9, 1e-6, 33e-6, 5e-6, 0.35e-9, 0.4e-9, 12e9, 2.5e-9, 50e-6),
     Speed(0.85, 11.1e9, 27.5e9, 10e-6, 50e-6, 50e-6, 3.5e-9, 4.2e-9, 8e9, 6.5e-9, 300e-6),
@@ -86,9 +87,9 @@ SPEEDS: dict[str, Estimate[Speed]] = {
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What the tasks of a product move and multiply."""
+    """The bytes, multiply-adds and tasks of a product."""
 
-    macs: int  # of the padded product
+    macs: int  # multiply-adds of the padded product
     feature_bytes: int
     weight_bytes: int
     result_bytes: int
@@ -96,7 +97,7 @@ class Counts:
 
     @property
     def moved(self) -> int:
-        """Bytes between memory and the NPU."""
+        """Bytes transferred between memory and the NPU."""
         return self.feature_bytes + self.weight_bytes + self.result_bytes
 
 
@@ -109,23 +110,23 @@ def count(product: Plan) -> Counts:
 
 
 def mac_rate(kind: NumberFormat) -> int:
-    """Products that a core adds up in a clock."""
+    """Return the multiply-adds of a core in one clock."""
     return kind.group * (16 if kind.bits == 32 else 32)
 
 
 def estimate(driver: str, seconds: Callable[[Speed], float]) -> Estimate[float]:
-    """Return *seconds* by each estimate of boards with *driver*."""
+    """Return *seconds* of each speed estimate for boards with *driver*."""
     return Estimate(*[seconds(speed) for speed in SPEEDS[driver]])
 
 
 def npu_seconds(
     plans: Sequence[Plan], driver: str, clock_hz: float | None = None
 ) -> Estimate[float]:
-    """Return how long a job of *plans* takes from its submit to its end.
+    """Return the time of a job of *plans* from its submit to its end.
 
     Args:
         driver: A key of `SPEEDS`.
-        clock_hz: Of the NPU; by default that of `CLOCKS`.
+        clock_hz: The NPU's clock; by default the driver's in `CLOCKS`.
     """
     hz = clock_hz or CLOCKS[driver]
     work = tasks_of(plans)
@@ -138,7 +139,7 @@ def npu_seconds(
 
 
 def host_seconds(plans: Sequence[Plan], passes: int, driver: str) -> Estimate[float]:
-    """Return what the host does for a job of *plans*, which share their x: round, sync, scale.
+    """Return the time of the host's work for a job of *plans* with one x: round, sync, scale.
 
     Args:
         passes: Rows of a task for each row of x.
@@ -146,7 +147,7 @@ def host_seconds(plans: Sequence[Plan], passes: int, driver: str) -> Estimate[fl
     elements = plans[0].rows // passes * plans[0].weights.k_padded
     cores = len(plans[0].tiles)
     results = sum(count(each).result_bytes for each in plans)
-    copies = 1 if CHAINED[driver] else cores  # rocket's cores have address spaces of their own
+    copies = 1 if CHAINED[driver] else cores  # each core of rocket has an address space
     synced = passes * elements * copies + results
     sums = results // plans[0].weights.format.out_bytes
     return estimate(
@@ -161,7 +162,7 @@ def host_seconds(plans: Sequence[Plan], passes: int, driver: str) -> Estimate[fl
 
 
 def tasks_of(plans: Sequence[Plan]) -> list[list[Task]]:
-    """Return the tasks of each core when *plans* are one job."""
+    """Return the tasks of each core for a job that contains all *plans*."""
     work: list[list[Task]] = [[] for _ in range(max(len(each.tiles) for each in plans))]
     for each in plans:
         for tasks, tiles in zip(work, each.tiles, strict=False):
@@ -172,12 +173,12 @@ def tasks_of(plans: Sequence[Plan]) -> list[list[Task]]:
 def task_seconds(
     work: Sequence[Sequence[Task]], speed: Speed, *, chained: bool, clock_hz: float
 ) -> list[float]:
-    """Return how long each core is at work with its tasks, all cores at once."""
+    """Return the time of each core for its tasks, while all cores run."""
     bandwidth = min(speed.core_bytes_s, BUS_BYTES * clock_hz, speed.all_bytes_s / len(work))
     mac_s = speed.mac_share * clock_hz
     return [
         sum(_seconds(task, bandwidth, mac_s, chained and len(tasks) > 1) for task in tasks)
-        + speed.task_s * max(0, len(tasks) - 1)  # the first starts with the job
+        + speed.task_s * max(0, len(tasks) - 1)  # the submit starts the first task
         for tasks in work
     ]
 
@@ -188,11 +189,11 @@ def _bytes(task: Task) -> tuple[int, int, int]:
 
 
 def _seconds(task: Task, bandwidth: float, mac_s: float, chained: bool) -> float:
-    """Return how long the NPU takes for *task*.
+    """Return the NPU's time for *task*.
 
-    Weights stream in, group of kernels after group, and results stream out while it multiplies;
-    but when CBUF has no room for a second group, each waits until the last was used up.  Features
-    come first, and in a chain while the task before multiplies.
+    While the NPU multiplies, it loads weights, one group of kernels after another, and writes
+    results.  If CBUF has no space for a second group, loading waits until the NPU has used the
+    first.  Features are loaded before a task, or in a chain during the task before.
     """
     mac = task.m * task.k * task.n / mac_rate(task.format) / mac_s
     features, weights, results = (size / bandwidth for size in _bytes(task))

@@ -1,4 +1,4 @@
-"""What the buffers of a plan hold: weights, features and results, to and from matrices."""
+"""Convert matrices to the buffer images of a plan (weights, features), and results back."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -36,7 +36,7 @@ def _tile(format: NumberFormat) -> tuple[int, int]:
 
 
 def features_image(a: npt.NDArray[Any], plan: Plan) -> Bytes:
-    """Return the flat image of A ``[M, K]``: `Plan.a_bytes`.
+    """Return the flat image of A ``[M, K]``, of `Plan.a_bytes` bytes.
 
     Raises:
         LayoutError: The elements are not of the plan's format.
@@ -46,7 +46,7 @@ def features_image(a: npt.NDArray[Any], plan: Plan) -> Bytes:
 
 
 def results_matrix(images: Sequence[Bytes], plan: Plan) -> npt.NDArray[Any]:
-    """Add up the slices of what the cores wrote: C ``[M, N]``, int32 or float32."""
+    """Return C ``[M, N]``, int32 or float32: the sum over K slices of the cores' results."""
     format = plan.weights.format
     total = np.int32 if format.out.startswith("int") else np.float32
     parts = []
@@ -62,7 +62,7 @@ def results_matrix(images: Sequence[Bytes], plan: Plan) -> npt.NDArray[Any]:
 
 
 def weights_rows(images: Sequence[Bytes], plan: WeightPlan, rows: slice) -> npt.NDArray[Any]:
-    """Return some *rows* of B from the images of all cores: ``[n, K]``, K padded."""
+    """Return *rows* ``[n, K]`` of B, with padded K, from the weight images of all cores."""
     format = plan.format
     start, stop, _ = rows.indices(plan.n)
     found = []

@@ -1,7 +1,7 @@
 """Prove that a program touches only its buffers and cannot hang the NPU, before it is submitted.
 
-The proof reads the words alone, whoever made them: all tasks of a program at once, in numpy.  It
-holds as long as the words and the buffers stay, so a prepared program is proven once.
+The proof depends only on the words of the program, and checks all its tasks at once, in numpy.  It
+holds as long as the words and the buffers do not change, so a prepared program is proven once.
 """
 
 import functools
@@ -25,7 +25,7 @@ from npurt.rknpu.isa.task import MAX_N, Task
 
 I64 = npt.NDArray[np.int64]
 
-HEAD = 0xFFFF_0000_0000_FFFF  # target and offset of a word
+HEAD = 0xFFFF_0000_0000_FFFF  # mask of a word's target and offset
 TAIL_NAMES = ("PC_BASE_ADDRESS", "PC_REGISTER_AMOUNTS", "MARK", "ENABLE")
 
 # The fields in which tasks of one format differ; an empty tuple means all fields.
@@ -33,7 +33,7 @@ FREE: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(ADDRESSES, ()),
     "CNA_CONV_CON1": ("group_line_off",),
     "CNA_DATA_SIZE0": (),
-    "CNA_CBUF_CON0": ("data_bank", "weight_bank"),  # not the bits that use again what is in CBUF
+    "CNA_CBUF_CON0": ("data_bank", "weight_bank"),  # without the bits that reuse data in CBUF
     "CNA_CBUF_CON1": (),
     "CNA_DMA_CON1": (),
     "CNA_DMA_CON2": (),
@@ -49,7 +49,7 @@ FREE: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """The sizes of each task, by its free fields."""
+    """The sizes of each task ``[T]``, read from the free fields."""
 
     width: I64
     height: I64
@@ -60,7 +60,7 @@ class _Sizes:
     out_height: I64
 
 
-# The other fields, which follow from the sizes; fields left out are 0.
+# The fields that follow from the sizes, with their values; fields that are not listed are 0.
 DERIVED: dict[str, dict[str, Callable[[_Sizes], I64]]] = {
     "CNA_CONV_CON2": {"feature_grains": lambda p: p.height + 1},
     "CNA_DATA_SIZE1": {"datain_channel": lambda p: p.k, "datain_channel_real": lambda p: p.k - 1},
@@ -87,12 +87,12 @@ DERIVED: dict[str, dict[str, Callable[[_Sizes], I64]]] = {
 
 
 class Role(Enum):
-    """What the NPU may do with a buffer."""
+    """The use of a buffer that the NPU may make."""
 
     PROGRAM = "fetch commands from"
     INPUT = "read"
     OUTPUT = "write"
-    TASKS = "look at"  # which is the kernel's
+    TASKS = "look at"  # only the kernel uses such a buffer
 
 
 class Span(NamedTuple):
@@ -106,11 +106,11 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What a proven program touches."""
+    """The memory that a proven program accesses."""
 
     reads: frozenset[Span]
     writes: frozenset[Span]
-    results: I64  # first byte and last + 1 that each task writes, ``[T, 2]``
+    results: I64  # first byte and end of the bytes that each task writes, ``[T, 2]``
 
 
 def prove(
@@ -121,17 +121,17 @@ def prove(
     chained: bool,
     profile: Profile = Profile.FULL,
 ) -> Proof:
-    """Check a program of `program.link`.
+    """Prove that a program is safe, and return the proof.
 
     Args:
-        words: ``[T, stride]``.
-        spans: Every buffer that the NPU can reach, by address.
-        at: Where the words are, in the NPU's address space.
+        words: The program ``[T, stride]``, as from `program.link`.
+        spans: Every buffer that the NPU can access, sorted by address.
+        at: The address of the words in the NPU's address space.
         chained: Whether each task has to start the next.
-        profile: Which blocks it has to start.
+        profile: The blocks that each task has to start.
 
     Raises:
-        LayoutError: It is wrong; the message names the task and the register.
+        LayoutError: The proof failed; the message names the task and the register.
     """
     program = _Program(words, profile)
     program.check_tails(at, chained)
@@ -155,7 +155,7 @@ def _refuse(register: str, task: int, why: str) -> NoReturn:
 
 @functools.cache
 def _format_of(data_format: int) -> NumberFormat | None:
-    """The format that DPU_DATA_FORMAT tells."""
+    """Return the number format for a value of DPU_DATA_FORMAT."""
     for format in FORMATS.values():
         word = _sample(format, Profile.SHORT)[_index(Profile.SHORT)["DPU_DATA_FORMAT"]]
         if regcmd.decode(int(word)).value == data_format:
@@ -164,7 +164,7 @@ def _format_of(data_format: int) -> NumberFormat | None:
 
 
 def _sample(format: NumberFormat, profile: Profile) -> U64:
-    """A good task of *format*, the smallest."""
+    """Return the smallest valid task of *format*."""
     return template(
         Task(format, Layout.ROW, 1, format.k_step, format.group, 1, format.k_step), profile
     )
@@ -172,13 +172,13 @@ def _sample(format: NumberFormat, profile: Profile) -> U64:
 
 @functools.cache
 def _index(profile: Profile) -> dict[str, int]:
-    """Which word of a task writes a register."""
+    """Return the index of the word that writes a register."""
     return {register.name: i for i, register in enumerate(profile.order)}
 
 
 @functools.cache
 def _fixed(format: NumberFormat, profile: Profile) -> tuple[U64, U64]:
-    """Return (mask, value): the bits that are the same in every task of *format*."""
+    """Return (mask, value) of the bits that all tasks of *format* have in common."""
     body = len(profile.order)
     mask = np.full(body, (1 << 64) - 1, np.uint64)
     for i, register in enumerate(profile.order):
@@ -190,7 +190,7 @@ def _fixed(format: NumberFormat, profile: Profile) -> tuple[U64, U64]:
 
 
 class _Program:
-    """Words, read as fields: int64 arrays ``[T]``."""
+    """The words of a program, with access to registers and fields as int64 arrays ``[T]``."""
 
     def __init__(self, words: U64, profile: Profile) -> None:
         shape = words.shape[1:] == (stride(profile),) and len(words) > 0
@@ -228,13 +228,13 @@ class _Program:
         return bits - (bits >> (field.width - 1) << field.width) if field.signed else bits
 
     def require(self, register: str, good: npt.NDArray[np.bool_], why: str) -> None:
-        """Refuse the first task that is not *good*."""
+        """Raise LayoutError for the first task where *good* is False."""
         if not good.all():
             task = int(np.argmin(good))
             _refuse(register, task, f"= {self.value(register)[task]:#x} {why}")
 
     def _check_words(self) -> NumberFormat:
-        """Every register is written, in order; no reserved bit is set; constants are right."""
+        """Check that tasks write all registers in order, no reserved bits, and right constants."""
         data_format = int(self.value("DPU_DATA_FORMAT")[0])
         format = _format_of(data_format)
         if format is None:
@@ -252,7 +252,7 @@ class _Program:
         return format
 
     def check_tails(self, at: int, chained: bool) -> None:
-        """Each task starts its blocks and, in a chain, the next task; nothing follows."""
+        """Check that each task starts its blocks and, in a chain, the next task, and then ends."""
         count, step = len(self.words), stride(self.profile) * 8
         right = np.zeros((count, stride(self.profile) - self.body), np.uint64)
         for i in range(count):
@@ -267,7 +267,7 @@ class _Program:
             _refuse(name, task, f"is {found:#018x}, not {int(right[task, i]):#018x}")
 
     def check_sizes(self) -> None:
-        """The sizes are those of a product, and all registers that state them agree."""
+        """Check that the sizes are valid, and that all registers agree on them."""
         of, format = self.sizes, self.format
         pixels = of.width * of.height
         self.require("CNA_DATA_SIZE0", pixels > 0, "is empty")
@@ -285,7 +285,7 @@ class _Program:
                 self.require(register, self.value(register) == right, "disagrees with other sizes")
 
     def check_banks(self) -> None:
-        """CBUF holds the features of each task, and a group of kernels."""
+        """Check that the features of each task and a group of kernels fit CBUF."""
         of = self.sizes
         data = self.field("CNA_CBUF_CON0", "data_bank")
         weight = self.field("CNA_CBUF_CON0", "weight_bank")
@@ -300,13 +300,13 @@ class _Program:
         self.require("CNA_CBUF_CON0", enough, "has too few banks for a group of kernels")
 
     def features(self) -> I64:
-        """Return the bytes of A that each task reads, ``[T, 2]``."""
+        """Return start and end of the bytes of A that each task reads, ``[T, 2]``."""
         of = self.sizes
         by_line = self.field("CNA_CONV_CON1", "group_line_off") == 1
         line_stride = self.field("CNA_DMA_CON1", "line_stride")
         packed = by_line | (of.height <= 4) | (line_stride == 4 * of.width)
         self.require("CNA_DMA_CON1", packed, "is not the pitch of four lines")
-        lines = np.where(by_line, 1, 4)  # that are fetched together
+        lines = np.where(by_line, 1, 4)  # lines that are fetched together
         surf_stride = lines * of.width + self.field("CNA_DMA_CON2", "surf_stride")
         return self._walk(
             "CNA_FEATURE_DATA_ADDR",
@@ -316,12 +316,12 @@ class _Program:
         )
 
     def weights(self) -> I64:
-        """Return the bytes of the image of B that each task reads, ``[T, 2]``."""
+        """Return start and end of the bytes of B's image that each task reads, ``[T, 2]``."""
         atoms = self.sizes.n * self.sizes.kernel_bytes // ATOM
         return self._walk("CNA_DCOMP_ADDR0", ("CNA_WEIGHT_SIZE0", atoms, 1))
 
     def results(self) -> I64:
-        """Return the bytes of C that each task writes, ``[T, 2]``."""
+        """Return start and end of the bytes of C that each task writes, ``[T, 2]``."""
         of = self.sizes
         notch = self.field("DPU_DATA_CUBE_NOTCH_ADDR", "notch_addr_0")
         same = notch == self.field("DPU_DATA_CUBE_NOTCH_ADDR", "notch_addr_1")
@@ -340,7 +340,7 @@ class _Program:
         )
 
     def _walk(self, address: str, *steps: tuple[str, I64 | int, I64 | int]) -> I64:
-        """Return the bytes from the first to the last atom of a walk that meets none twice.
+        """Return start and end of the bytes that a walk covers, ``[T, 2]``; refuse repeated atoms.
 
         Args:
             address: The register that says where it starts.
@@ -349,7 +349,7 @@ class _Program:
         zeros = np.zeros(len(self.words), np.int64)
         count = np.stack([zeros + many for _, many, _ in steps], axis=1)
         far = np.stack([zeros + apart for _, _, apart in steps], axis=1)
-        far[count == 1] = 1 << 40  # sorts last, and is not used
+        far[count == 1] = 1 << 40  # unused stride of a dimension of one atom; sorts last
         reach = (count - 1) * far
         order = np.argsort(far, axis=1)
         inner = np.take_along_axis(reach, order, axis=1)
@@ -364,7 +364,7 @@ class _Program:
 
 
 def _find(register: str, ranges: I64, spans: Sequence[Span], role: Role) -> frozenset[Span]:
-    """Return the buffers that hold *ranges* ``[T, 2]``, each of them whole and in one."""
+    """Return the buffers that contain *ranges* ``[T, 2]``, each range within a single buffer."""
     found = set()
     for task, (low, high) in enumerate(ranges.tolist()):
         place = bisect_right(spans, low, key=_start) - 1

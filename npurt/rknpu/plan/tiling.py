@@ -1,7 +1,7 @@
-"""Tile a product: tasks that fit the NPU, divided among its cores.  Pure integers.
+"""Split a product into tasks that fit the NPU, and divide them among its cores.  Pure integers.
 
-B is cut once, when it is packed: by N over the cores, and by K where more rows then fit at once.
-A product with m rows is then cut by M and N into tasks.
+B is split once, when it is packed: by N over the cores, and by K if shorter sums let more rows fit
+a task.  A product with m rows is then split by M and N into tasks.
 """
 
 import functools
@@ -16,10 +16,10 @@ from npurt.rknpu.isa.formats import NumberFormat
 from npurt.rknpu.isa.layout import Layout
 from npurt.rknpu.isa.task import MAX_M, Task, max_columns
 
-CORES = 3  # of an RK3588
-TYPICAL_ROWS = 128  # a prefill batch for which B is split well
-TILE_N = 4096  # of one task; 8192 fits, but float16 of that size once led to a time-out [?]
-LINE = 64  # bytes: where a part of a buffer starts
+CORES = 3  # cores of an RK3588
+TYPICAL_ROWS = 128  # rows of a prefill batch, for which the split of B is optimised
+TILE_N = 4096  # columns of one task; 8192 fits, but a float16 task once led to a timeout [?]
+LINE = 64  # bytes; alignment of the parts of a buffer
 
 
 class Interval(NamedTuple):
@@ -30,12 +30,12 @@ class Interval(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Where the next part starts."""
+        """The first index after the interval."""
         return self.start + self.size
 
 
 def split(total: int, parts: int, step: int) -> tuple[Interval, ...]:
-    """Split *total* into at most *parts* of about the same size; all are multiples of *step*."""
+    """Split *total* into at most *parts* intervals of similar size, in multiples of *step*."""
     units = total // step
     parts = min(parts, units)
     edges = [units * i // parts * step for i in range(parts + 1)]
@@ -49,24 +49,24 @@ def padded(size: int, step: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class WeightPlan:
-    """How B ``[N, K]`` is split.
+    """The split of B ``[N, K]`` into cores and slices of K.
 
-    The image of a core is that of its rows of B, one slice of K after another.
+    The image of a core has the core's rows of B, one slice of K after another.
     """
 
     format: NumberFormat
     n: int
     k: int
-    cores: tuple[Interval, ...]  # of N padded; cores that have nothing to do are left out
-    slices: tuple[Interval, ...]  # of K padded; C is the sum of their products
+    cores: tuple[Interval, ...]  # intervals of padded N, without cores that have no rows
+    slices: tuple[Interval, ...]  # intervals of padded K; C is the sum of the slices' products
 
     @property
     def k_padded(self) -> int:
-        """Columns of A."""
+        """Padded columns of A and B."""
         return self.slices[-1].end
 
     def image_bytes(self, core: int) -> int:
-        """Size of a core's image."""
+        """Return the bytes of a core's image."""
         return self.cores[core].size * self.format.in_bytes(self.k_padded)
 
 
@@ -80,10 +80,10 @@ def plan_weights(
     rows: int = TYPICAL_ROWS,
     max_k: int | None = None,
 ) -> WeightPlan:
-    """Split B ``[N, K]`` so that products with about *rows* rows move the fewest bytes.
+    """Split B ``[N, K]`` so that products with about *rows* rows transfer the fewest bytes.
 
-    With long sums few rows fit beside a group of kernels, and B is read again for each tile of
-    rows; with K split, it is read less often, and partial sums are written instead.
+    If K is large, few rows fit CBUF beside a group of kernels, and the NPU reads B again for each
+    tile of rows.  A split of K reduces these reads, but adds writes of partial sums.
 
     Raises:
         LayoutError: A size is below 1.
@@ -103,7 +103,8 @@ def plan_weights(
             continue
         tiles = -(-rows // fit)
         moved = tiles * format.in_bytes(k_padded) * n_padded
-        moved += 2 * parts * rows * n_padded * format.out_bytes  # written, and read by the host
+        # The NPU writes the results, and the host reads them.
+        moved += 2 * parts * rows * n_padded * format.out_bytes
         if best is None or moved < best[0]:
             best = moved, slices
         if tiles == 1:
@@ -113,7 +114,7 @@ def plan_weights(
 
 
 def max_rows(format: NumberFormat, k: int, layout: Layout) -> int:
-    """Most rows of A that fit one task, a multiple of the layout's panel; 0 when none do."""
+    """Return the most rows of A that fit one task, a multiple of the panel; 0 if none fits."""
     if layout is Layout.NATIVE_W:
         return cbuf.max_width(format, k)
     panel = 1 if layout is Layout.NATIVE_H else layout.panel_rows
@@ -123,20 +124,20 @@ def max_rows(format: NumberFormat, k: int, layout: Layout) -> int:
 class Block(NamedTuple):
     """Part of a core's C: ``[slices, rows, n]``, each ``[rows, n]`` in the plan's layout."""
 
-    n: Interval  # of N padded
-    offset: int  # bytes
+    n: Interval  # columns, in padded N
+    offset: int  # bytes from the start of the core's C
 
 
 class Tile(NamedTuple):
-    """A task, what it computes, and where in A, in its core's image of B, and in its core's C."""
+    """A task, its first row, K index and column, and its offsets in the buffers of its core."""
 
     task: Task
-    m: int
-    k: int
-    n: int
-    a: int
-    b: int
-    c: int
+    m: int  # first row of A and C
+    k: int  # first column of A and B
+    n: int  # first column of C
+    a: int  # bytes from the start of A
+    b: int  # bytes from the start of the core's image of B
+    c: int  # bytes from the start of the core's C
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,15 +146,15 @@ class Plan:
 
     weights: WeightPlan
     m: int
-    rows: int  # of A and C: *m*, padded to whole panels
+    rows: int  # rows of A and C: *m* padded to whole panels
     layout: Layout
-    tiles: tuple[tuple[Tile, ...], ...]  # by core
-    blocks: tuple[tuple[Block, ...], ...]  # by core
-    c_bytes: tuple[int, ...]  # by core
+    tiles: tuple[tuple[Tile, ...], ...]  # tasks of each core
+    blocks: tuple[tuple[Block, ...], ...]  # blocks of each core's C
+    c_bytes: tuple[int, ...]  # bytes of each core's C
 
     @property
     def a_bytes(self) -> int:
-        """Size of A, which every core reads."""
+        """Bytes of A, which every core reads."""
         return self.rows * self.weights.format.in_bytes(self.weights.k_padded)
 
 
@@ -169,7 +170,7 @@ def plan(
     """Split a product with *m* rows into tasks of at most *max_m* rows and *max_n* columns.
 
     Raises:
-        LayoutError: *m* is below 1, or the layout cannot be cut and *m* rows do not fit one task.
+        LayoutError: *m* is below 1, or the rows do not fit one task and the layout has no split.
     """
     format = weights.format
     rows = padded(m, layout.panel_rows)
@@ -178,7 +179,7 @@ def plan(
     if m < 1 or fit < 1 or (layout is Layout.NATIVE_H and rows > fit):
         raise LayoutError(
             f"{m} rows of {layout.value} cannot be cut into tasks of {fit}",
-            remedy="use from 1 row, and layout 'row' or 'native-w' for many",
+            remedy="use at least 1 row, and layout 'row' or 'native-w' for many rows",
         )
     step = format.n_step
     max_n = max(min(max_n, max_columns(format, layout)) // step, 1) * step
@@ -214,7 +215,7 @@ def _tiles(
     row_intervals: tuple[Interval, ...],
     blocks: tuple[Block, ...],
 ) -> Iterator[Tile]:
-    """Yield the tasks of a core; those that read the same weights follow one another."""
+    """Yield the tasks of a core; tasks with the same weights are consecutive."""
     format = weights.format
     for n, offset in blocks:
         for i, k in enumerate(weights.slices):
