@@ -103,9 +103,9 @@ def test_a_bundle_of_this_machine_can_be_sent_and_judged(npurt, tmp_path):
     there = npurt("doctor", "--from", path)
 
     assert here.code == there.code
-    assert f"{path} holds" in here.out
+    assert f"{path} contains" in here.out
     assert "Please look through" in here.out
-    told = here.out.partition(f"\n{path} holds")[0]
+    told = here.out.partition(f"\n{path} contains")[0]
     assert told.endswith(there.out)
 
 

@@ -239,7 +239,7 @@ def test_further_domains_are_opened_where_there_are_some_and_addresses_are_short
         with open_rknpu("rknpu:sim-vendor") as device:
             held = [device.pack(tensor(96, 96)) for _ in range(2 * (domains + 1))]
             assert len(device._driver._others) == domains
-            with pytest.raises(npurt.DeviceFull, match="no room"):
+            with pytest.raises(npurt.DeviceFull, match="no space"):
                 device.pack(tensor(96, 96))
             for w in held:  # there was kept what a row needs
                 assert_exact(device, inputs(1, 96), w, multiply(device, inputs(1, 96), w))

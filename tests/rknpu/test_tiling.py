@@ -185,7 +185,7 @@ def test_a_line_of_panels_has_as_many_columns_as_the_notch_can_skip(layout, most
     product = plan(plan_weights(int8, 4096, 64, cores=1), 16, layout, max_n=8192)
 
     assert {tile.task.n for tile in product.tiles[0]} == {most}
-    with pytest.raises(LayoutError, match=rf"N = {most + 32} is more than the {most}"):
+    with pytest.raises(LayoutError, match=rf"N = {most + 32} is more than {most}"):
         Task(int8, layout, 16, 64, most + 32, 16, 64)
 
 

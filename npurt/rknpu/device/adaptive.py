@@ -1,4 +1,4 @@
-"""Weights in int8 and float16: rows of activations with outliers are multiplied in float16."""
+"""Weights in int8 and float16; rows of activations with outliers are multiplied in float16."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -21,12 +21,13 @@ from npurt.rknpu.device.weights import RkPacked
 class AdaptivePacked(Packed):
     """A weight in int8, and also in float16 for rows of x with outliers.
 
-    An outlier is much larger than most of its row.  The operands are the (rotated) int8 columns
-    and the float16 columns, side by side; each row of x is zero in one of the two.
+    An outlier is much larger than most values of its row.  For verification, `multiplied` returns
+    the (rotated) int8 columns and the float16 columns, side by side.  In `quantise_input`, each row
+    of x is zero in the columns of one of the two formats.
 
     Attributes:
         int8: The weight in int8.
-        float16: The weight in float16; None until a row wants it.
+        float16: The weight in float16; None until a row needs it; `int8` if float16 is impossible.
     """
 
     def __init__(self, int8: RkPacked) -> None:
@@ -42,10 +43,10 @@ class AdaptivePacked(Packed):
         return self.int8.nbytes + outliers
 
     def outlier_rows(self, x: F32) -> npt.NDArray[np.bool_]:
-        """Return which rows of x have a larger int8 rounding error than the scheme was chosen for.
+        """Return a mask of the rows of x whose int8 rounding error exceeds the int8 scheme's.
 
-        Two passes would mend the rounding of x.  They would not mend the rounding of the weight,
-        whose error the largest numbers of x multiply.
+        Two passes of int8 would not help: they reduce the rounding error of x, but the outliers
+        multiply the rounding error of the weight.
 
         Raises:
             NumericsError: x holds NaN or infinity.
@@ -59,14 +60,14 @@ class AdaptivePacked(Packed):
     def images(
         self, x: F32, upload: Callable[[QTensor, QuantisedWeight], RkPacked]
     ) -> Iterator[tuple[npt.NDArray[np.bool_], RkPacked]]:
-        """Yield each image that rows of x are multiplied by, after the mask of these rows.
+        """Yield pairs: a mask of rows of x, and the image that multiplies these rows.
 
         Args:
-            upload: Uploads the float16 image when it is needed first.
+            upload: Uploads the float16 image at its first use.
 
         Raises:
             NumericsError: x holds NaN or infinity.
-            DeviceFull: A restart found no room for the weight.
+            DeviceFull: After a restart, the weight does not fit the memory.
         """
         outliers = self.outlier_rows(x)
         if not outliers.all():
@@ -75,10 +76,10 @@ class AdaptivePacked(Packed):
             yield outliers, self._float16_image(upload)
 
     def _float16_image(self, upload: Callable[[QTensor, QuantisedWeight], RkPacked]) -> RkPacked:
-        """Return the float16 image; the int8 image when float16 or the memory cannot hold it.
+        """Return the float16 image; the int8 image if float16 overflows or memory is used up.
 
         Raises:
-            DeviceFull: A restart found no room for either image.  The next product tries again.
+            DeviceFull: After a restart, neither image fits.  The next product tries again.
         """
         if self.float16 is None:
             try:
@@ -92,14 +93,14 @@ class AdaptivePacked(Packed):
         return self.float16
 
     def multiplied(self, rows: slice) -> F64:
-        """Return *rows* of the values that are multiplied; see the class."""
-        with np.errstate(over="ignore"):  # then there is no `float16`, and no x to multiply it
+        """Return *rows* of the multiplied values: int8 columns, then float16 columns."""
+        with np.errstate(over="ignore"):  # a weight that overflows has no float16 image
             halves = self.tensor[rows].dequantize().astype(np.float16).astype(np.float64)
         halves[~np.isfinite(halves)] = 0
         return np.concatenate([self.int8.multiplied(rows), halves], axis=1)
 
     def quantise_input(self, x: F32) -> F64:
-        """Return x ``[M, K]`` as it multiplies these values."""
+        """Return x ``[M, K]`` after rounding, in the columns of `multiplied`."""
         outliers = np.zeros(len(x), np.bool_) if self.float16 is self.int8 else self.outlier_rows(x)
         values, halves = self.int8.quantise_input(x), np.zeros(x.shape)
         values[outliers] = 0
@@ -107,15 +108,15 @@ class AdaptivePacked(Packed):
         return np.concatenate([values, halves], axis=1)
 
     def error(self, rows: slice) -> F64:
-        """Return the standard error: that of float16 products, which round the most."""
+        """Return the standard error of float16 products, which is larger than that of int8."""
         norms: F64 = np.linalg.norm(self.multiplied(rows), axis=1)
         return UNIT * math.sqrt(2 + self.k) * norms
 
     def floor(self, rows: slice) -> F64:
-        """Return the further error of results, which may be flushed to zero."""
+        """Return the error of results that may be flushed to zero."""
         return np.full(len(range(self.n)[rows]), 3 * FLUSHED)
 
     def peak(self, rows: slice, x: F64) -> F64:
-        """Return a bound of the sums; values before them are integers, or smaller."""
+        """Return an upper bound of the sums; all other values are integers, or smaller."""
         most: F64 = abs(x) @ abs(self.multiplied(rows)).T
         return most

@@ -1,7 +1,7 @@
-"""An arena: the memory that one job can use, with an address space and work buffers for each core.
+"""Manage arenas: the memory of jobs, with an address space and work buffers for each core.
 
-Weights would fill it to the last page.  So the work buffers (features, results, command words and
-task structs) are reserved before the first weight is uploaded.
+Weights may fill all memory.  So the work buffers (features, results, command words and task
+structs) are reserved before the first weight is uploaded.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,8 +16,9 @@ from npurt.rknpu.driver.memory import PAGE, Buffer, Space, Suballocation
 from npurt.rknpu.plan.proof import Role
 from npurt.rknpu.plan.tiling import padded
 
-# If a space is full with less than this, memory is used up and not its 4 GiB of addresses: another
-# space would be full as well.  Fragmented spaces of rknpu hold 600 MB [HW: rknpu-submit].
+# If a space with fewer used bytes is full, memory is used up, and another space would not help.
+# With more bytes, its 4 GiB of addresses may be used up: fragmented spaces of rknpu have space for
+# 600 MB [HW: rknpu-submit].
 ADDRESSES = 1 << 28
 
 
@@ -25,15 +26,15 @@ class Arena:
     """One address space for each core, and work buffers that all products share.
 
     Attributes:
-        full: The error of the last weight, if it found no room; else None.
-        full_at: The size of that weight in bytes.
+        full: The error of the last upload if the weight did not fit; else None.
+        full_at: The bytes of that weight.
     """
 
     def __init__(self, spaces: Sequence[Space]) -> None:
         self.spaces = tuple(spaces)
         self.full: DeviceFull | None = None
         self.full_at = 0
-        self._buffers: dict[tuple[str, int], list[Buffer]] = {}  # by use and core
+        self._buffers: dict[tuple[str, int], list[Buffer]] = {}  # (use, core) -> buffers
 
     @property
     def shared(self) -> bool:
@@ -46,7 +47,7 @@ class Arena:
         """Return the buffers A and C of each core: at least *features* and *results* bytes.
 
         Raises:
-            DeviceFull: There is no memory; then nothing is allocated.
+            DeviceFull: Memory is used up; nothing was allocated.
         """
         with self._all_or_nothing():
             a = [
@@ -56,9 +57,9 @@ class Arena:
             return a, [self._take("C", core, nbytes) for core, nbytes in enumerate(results)]
 
     def _take(self, use: str, core: int, nbytes: int) -> Buffer:
-        """Return a buffer of *nbytes* to twice as many: rocket cleans whole buffers.
+        """Return a buffer of at least *nbytes*, and less than twice as large if memory allows.
 
-        When memory is used up, return any buffer that is large enough.
+        Large buffers cost time, because rocket cleans whole buffers.
         """
         size = max(PAGE, 1 << (nbytes - 1).bit_length())
         large = [each for each in self._of(use, core) if each.nbytes >= nbytes]
@@ -82,10 +83,10 @@ class Arena:
         return buffer
 
     def reserve(self, driver: Driver, needs: Sequence[Need]) -> None:
-        """Allocate the work buffers of jobs with *needs*; one job runs at a time.
+        """Allocate the work buffers of jobs with *needs*, which share them: one job runs at a time.
 
         Raises:
-            DeviceFull: There is no room; then nothing is allocated.
+            DeviceFull: Memory is used up; nothing was allocated.
         """
         with self._all_or_nothing():
             for use, core, nbytes in self._largest(needs):
@@ -103,7 +104,7 @@ class Arena:
         """Allocate the work buffers of one job with *need*; other jobs share them.
 
         Raises:
-            DeviceFull: There is no room; then nothing is allocated.
+            DeviceFull: Memory is used up; nothing was allocated.
         """
         with self._all_or_nothing():
             self.work_buffers(need.features, need.results)
@@ -111,7 +112,7 @@ class Arena:
                 each.free()
 
     def _largest(self, needs: Sequence[Need]) -> Iterator[tuple[str, int, int]]:
-        """Yield the use, core and size of the largest buffers."""
+        """Yield use, core and bytes of the largest buffer of each use and core."""
         for core in range(max(len(need.results) for need in needs)):
             if not (core and self.shared):
                 yield "A", core, max(need.features for need in needs)
@@ -135,7 +136,7 @@ class Arena:
 
 
 class Arenas:
-    """The arenas of an opened NPU: one, and with the vendor's driver more as needed."""
+    """The arenas of an opened NPU: one, or several with the vendor's driver."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -144,12 +145,12 @@ class Arenas:
         self._all_open = False
 
     def reserve(self, uses: Sequence[Use]) -> None:
-        """Reserve work buffers for products with *uses* in each arena, also in later ones.
+        """Reserve work buffers for products with *uses* in each arena, including later arenas.
 
-        When memory is short, products compute fewer rows at once.
+        If memory is short, reserve buffers for fewer rows at once.
 
         Raises:
-            DeviceFull: There is not even room for single rows.
+            DeviceFull: The buffers for a single row do not fit.
         """
         self._uses = uses
         for arena in self._arenas:
@@ -168,21 +169,21 @@ class Arenas:
                 rows //= 2
 
     def place(self, nbytes: int, upload: Callable[[Arena], None]) -> None:
-        """Call *upload* with an arena that has room for a weight of *nbytes*.
+        """Call *upload* with arenas until one has enough space for a weight of *nbytes*.
 
         Raises:
-            DeviceFull: There is none.
+            DeviceFull: No arena has enough space.
         """
-        for arena in self._with_room(nbytes):
+        for arena in self._with_space(nbytes):
             try:
                 return upload(arena)
             except DeviceFull as error:
-                arena.full = copy(error)  # without its traceback, which keeps much alive
+                arena.full = copy(error)  # drops the traceback, whose frames keep objects alive
                 arena.full_at = nbytes
         raise copy(next(arena.full for arena in reversed(self._arenas) if arena.full))
 
-    def _with_room(self, nbytes: int) -> Iterator[Arena]:
-        """Yield the arenas that may have room, then a new one."""
+    def _with_space(self, nbytes: int) -> Iterator[Arena]:
+        """Yield the arenas that may have *nbytes* free, then a new arena."""
         for arena in self._arenas:
             if not arena.full or nbytes < arena.full_at:
                 yield arena
@@ -200,11 +201,11 @@ class Arenas:
         yield arena
 
     def freed(self) -> None:
-        """Forget which arenas were full: memory was freed."""
+        """Record that memory was freed, so full arenas may have space again."""
         for arena in self._arenas:
             arena.full = None
         self._all_open = False
 
     def clear(self) -> None:
-        """Drop all buffers; the driver frees them when it is closed."""
+        """Drop all arenas; the driver frees their buffers when it is closed."""
         self._arenas.clear()

@@ -26,25 +26,25 @@ from npurt.rknpu.driver.base import Driver
 from npurt.rknpu.driver.names import connection
 from npurt.rknpu.driver.native.host import I8, I32
 
-RESTART_SECONDS = 5.0  # that a driver may take to be back
+RESTART_SECONDS = 5.0  # longest time for a driver to restart
 
 
 class RkDevice(ProductDevice):
     """An opened NPU.
 
     Args:
-        name: What it is called in device strings.
+        name: The name in device strings.
         connect: Opens the driver; called again after a failure.
-        simulated: Whether it is a simulator.
+        simulated: Whether the NPU is simulated.
 
     Raises:
-        NpurtError: It cannot be opened; see `detect.open_driver`.
+        NpurtError: The driver cannot be opened; see `detect.open_driver`.
     """
 
     def __init__(self, name: str, connect: Callable[[], Driver], *, simulated: bool) -> None:
         self._connect = connect
         self._weights = WeightStore(self._open_driver())
-        self._numbers = itertools.count()  # of weights
+        self._numbers = itertools.count()  # numbers of weights
         self._restarts = Restarts(name, (DriverError,))
         self.caps = Caps(name, self._driver.detail, simulated)
 
@@ -55,59 +55,59 @@ class RkDevice(ProductDevice):
     # --- Weights ----------------------------------------------------------------------------------
 
     def reserve(self, uses: Sequence[Use]) -> None:
-        """Keep memory for products; see `Device.reserve`.
+        """Reserve memory for products; see `Device.reserve`.
 
         Raises:
-            DeviceFull: There is not even room for products of single rows.
+            DeviceFull: The buffers for products of a single row do not fit.
             DeviceLost: The NPU failed too often.
         """
         self._restarts.surviving(lambda: self._weights.reserve(tuple(uses)), self._reopen)
 
     def saving(self, op: MatMul, *, int16: bool = False) -> Saving:
-        """Compare the times that the cost model expects of the NPU and of its host."""
+        """Return the host's time minus the NPU's time for *op*, by the cost model."""
         return saving(op, self._driver.name, len(self._driver.spaces), int16=int16)
 
     def why_not(self, op: MatMul) -> str | None:
-        """Return None, or why *op* cannot run: any shape but an empty one can."""
+        """Return None, or why *op* cannot run: an unknown format or an empty weight."""
         if op.format not in BY_NAME:
             return f"there is no format {op.format}"
         return "it has no elements" if 0 in (op.n, op.k) else None
 
     def pack(self, tensor: QTensor, *, int16: bool | None = False) -> RkPacked | AdaptivePacked:
-        """Round a weight by the cheapest scheme within its budget, and upload it.
+        """Quantise a weight by the cheapest scheme within the error budget, and upload it.
 
-        With *int16* None, rows of activations that lose too much by it are multiplied in float16.
+        If *int16* is None, rows of activations with outliers are multiplied in float16.
 
         Raises:
-            UnsupportedOp: It is not a matrix.
-            NumericsError: It holds NaN or infinity.
-            DeviceFull: There is no room for it.
+            UnsupportedOp: *tensor* is not a matrix, or its format is unknown.
+            NumericsError: The weight holds NaN or infinity.
+            DeviceFull: The NPU has too little memory for the weight.
             DeviceLost: The NPU failed too often.
         """
         reason = self.why_not(MatMul(1, tensor.shape[-1], tensor.shape[0], tensor.dtype))
         if tensor.ndim != 2 or tensor.transposed:
             raise UnsupportedOp(
                 f"the RK3588 backend cannot pack {tensor!r}: it is not [N, K]",
-                remedy="pass a 2-D weight as it is in the file, not its .T",
+                remedy="pass a 2-D weight in the file's orientation, not its .T",
             )
         if reason:
             raise UnsupportedOp(
                 f"the RK3588 backend cannot pack {tensor!r}: {reason}",
-                remedy="use device 'cpu' for it",
+                remedy="use device 'cpu' for this weight",
             )
         packed = self.upload(tensor, choose(tensor, int16=bool(int16)))
         adaptive = int16 is None and packed.scheme.task == "int8"
         return AdaptivePacked(packed) if adaptive else packed
 
     def pack_i8(self, codes: I8, scales: F32) -> RkPacked:
-        """Upload int8 *codes* ``[N, K]`` with a scale for each row ``[N]``, as they are.
+        """Upload int8 *codes* ``[N, K]`` with a scale for each row ``[N]``, without changes.
 
         Products round activations to int8 with one scale a row: W8A8, not rotated.
 
         Raises:
             LayoutError: Shapes or types do not fit.
             NumericsError: A scale is not finite.
-            DeviceFull: There is no room for it.
+            DeviceFull: The NPU has too little memory for the weight.
             DeviceLost: The NPU failed too often.
         """
         quantised = from_codes(codes, scales)
@@ -129,9 +129,9 @@ class RkDevice(ProductDevice):
         """Multiply x by each weight; weights with one scheme run as one job.
 
         Raises:
-            LayoutError: They do not fit; see `Device.matmul`.
+            LayoutError: Shapes or types do not fit; see `Device.matmul`.
             NumericsError: x holds NaN or infinity.
-            DeviceFull: There is no room for the results.
+            DeviceFull: The NPU has too little memory for the results.
             DeviceLost: The NPU failed too often.
         """
         check_product(self, x, weights, outs)
@@ -154,10 +154,10 @@ class RkDevice(ProductDevice):
             self.matmuls(x, [w], [out])
 
     def matmul_i8(self, a: I8, b: I8) -> I32:
-        """Return ``a @ b``, exact: what the NPU computes before scales; see `ExactInt8`.
+        """Return the exact ``a @ b``, the NPU's integer sums; see `ExactInt8`.
 
         Raises:
-            DeviceFull: There is no room for the operands.
+            DeviceFull: The NPU has too little memory for the operands.
             DeviceLost: The NPU failed too often.
         """
         y = np.zeros((len(a), b.shape[1]), np.int32)
@@ -169,17 +169,17 @@ class RkDevice(ProductDevice):
         return y
 
     def multiplied(self, x: F32, w: Packed) -> F64:
-        """Return x as the NPU sees it: rotated and rounded, the parts of K side by side."""
+        """Return x after rotation and rounding, the parts of K side by side."""
         assert isinstance(w, RkPacked | AdaptivePacked)
         return w.quantise_input(x)
 
-    # --- Opening and the end ----------------------------------------------------------------------
+    # --- Opening and closing ----------------------------------------------------------------------
 
     def _open_driver(self) -> Driver:
-        """Open the driver; it is closed with this device, or when that is garbage-collected."""
+        """Open the driver, which is closed when this device is closed or garbage-collected."""
         driver = self._connect()
         self._close = weakref.finalize(self, driver.close)
-        self._close.atexit = False  # the kernel closes it, whatever other threads still do
+        self._close.atexit = False  # at exit the kernel closes it; other threads may still use it
         return driver
 
     def _reopen(self) -> None:
@@ -198,7 +198,7 @@ class RkDevice(ProductDevice):
         return self._restarts.events()
 
     def status_note(self) -> str:
-        """Return a note on how often jobs were repeated, or "": a slow board may be a flaky one."""
+        """Return a note with the number of repeated jobs, or "" if no job was repeated."""
         times, cause = self._driver.repeats
         jobs = "a job" if times == 1 else f"{times} jobs"
         return f"{self.caps.name} ran {jobs} again, the last because {cause}" if times else ""
@@ -208,7 +208,7 @@ class RkDevice(ProductDevice):
         self._restarts.close(self._release)
 
     def _release(self) -> None:
-        """Close the driver, and with it all memory."""
+        """Close the driver, which frees all memory."""
         self._weights.clear()
         self._close()
 
@@ -217,7 +217,7 @@ def open_rknpu(name: str) -> RkDevice:
     """Open the device of a device string; see `connection`.
 
     Raises:
-        UnknownDevice: There is no such device.
+        UnknownDevice: *name* is not a device string of this backend.
     """
     system, connect = connection(name)
     full_name = name if ":" in name else f"{name}:0"

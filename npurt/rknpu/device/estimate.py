@@ -1,4 +1,4 @@
-"""How long a language model takes on an RK3588: its products on the NPU, the rest on the host."""
+"""Estimate the time of a language model on an RK3588: NPU products, and other ops on the host."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from npurt.rknpu.isa.layout import Layout
 from npurt.rknpu.plan.cost import Estimate, estimate, host_seconds, npu_seconds
 from npurt.rknpu.plan.tiling import CORES, Plan, plan, plan_weights
 
-# The host of these boards, four Cortex-A76, as llama.cpp uses it: [HW: rk-llama, Gemma3-1B Q8_0]
-# 73 tokens/s of a prompt are 146e9 operations a second; memory: 25.6e9 (marfrit/rk-llama.cpp).
+# Speed of the boards' host, four Cortex-A76, with llama.cpp: 73 tokens/s of a prompt are 146e9
+# operations/s [HW: rk-llama, Gemma3-1B Q8_0]; memory: 25.6e9 bytes/s (marfrit/rk-llama.cpp).
 CPU_MACS_S = 73e9
 CPU_BYTES_S = 25.6e9
 
@@ -25,10 +25,10 @@ class Weight:
     Attributes:
         scheme: A name in `npurt.rknpu.device.quantise.BY_NAME`.
         call: Weights with the same *call* are multiplied by one x, in one call.
-        head: Only the last token of a run is multiplied by it.
-        copies: How many there are of it, such as layers.
-        experts: The number of experts, of which it is one; a token uses *used* of them.
-        used: See there.
+        head: True if only the last token of a run is multiplied by the weight.
+        copies: Number of equal weights, such as layers.
+        experts: Number of experts, for the weight of an expert.
+        used: Number of experts that a token uses.
     """
 
     n: int
@@ -41,9 +41,9 @@ class Weight:
     used: int = 1
 
     def rows(self, tokens: int) -> tuple[int, int]:
-        """Return how many rows a product with it has in a run of *tokens*, and how many products.
+        """Return the rows of a product in a run of *tokens*, and the number of products.
 
-        Of experts the most that the tokens can use are assumed.
+        The tokens are assumed to use as many different experts as possible.
         """
         if self.head:
             return 1, self.copies
@@ -60,14 +60,14 @@ def run_seconds(
     driver: str,
     clock_hz: float | None = None,
 ) -> Estimate[float]:
-    """Return how long a run of *tokens* takes, the whole of it.
+    """Return the time of a run of *tokens*, including all ops.
 
     Args:
-        weights: All that are multiplied.
-        layers: Of the model.
-        units: Width of the model plus that of its feed-forward part, over all layers.
+        weights: All weights of products.
+        layers: Number of layers of the model.
+        units: Sum over layers of the model's width and the feed-forward width.
         driver: A key of `npurt.rknpu.plan.cost.SPEEDS`.
-        clock_hz: Of the NPU; by default what the driver gives it.
+        clock_hz: The NPU's clock; by default that of the driver.
     """
     total = estimate(driver, lambda speed: layers * speed.layer_s + tokens * units * speed.unit_s)
     for job, passes, times in jobs(weights, tokens):
@@ -79,7 +79,7 @@ def run_seconds(
 
 
 def jobs(weights: Sequence[Weight], tokens: int) -> Iterator[tuple[list[Plan], int, int]]:
-    """Yield the plans of each job, the rows of a task for each row of x, and how often it runs."""
+    """Yield each job's plans, the rows of a task for each row of x, and the number of runs."""
     calls: dict[tuple[str, str], list[Weight]] = {}
     for weight in weights:
         calls.setdefault((weight.call, weight.scheme), []).append(weight)
@@ -99,7 +99,7 @@ def _plans(weight: Weight, rows: int) -> list[Plan]:
 
 
 def saving(op: MatMul, driver: str, cores: int, *, int16: bool) -> Saving:
-    """Return what is expected when the NPU does *op* and not the host."""
+    """Return the expected saving if the NPU runs *op* instead of the host."""
     scheme = default_scheme(int16=int16)
     weights = plan_weights(number_format(scheme.task), op.n, op.k, cores=cores)
     job = [plan(weights, op.m * scheme.passes, Layout.ROW)]
@@ -109,7 +109,7 @@ def saving(op: MatMul, driver: str, cores: int, *, int16: bool) -> Saving:
 
 
 def host_product_seconds(op: MatMul) -> float:
-    """Return how long *op* takes on the four A76 of the host, by arithmetic and memory alone."""
+    """Return the time of *op* on the host's four A76, limited by arithmetic or memory."""
     fmt = types.BY_NAME[op.format]
     read = op.n * op.k * fmt.block_bytes / fmt.block
     return max(op.m * op.k * op.n / CPU_MACS_S, read / CPU_BYTES_S)

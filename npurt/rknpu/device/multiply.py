@@ -1,4 +1,4 @@
-"""Products with any number of rows: how many are multiplied at once, and the calls for them."""
+"""Run products with any number of rows, in steps that fit the time limit and the memory."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ def multiply(store: WeightStore, x: F32, weights: Sequence[RkPacked], outs: Sequ
 
     Raises:
         NumericsError: x holds NaN or infinity.
-        DeviceFull: There is no room for the results, even of single rows.
+        DeviceFull: The NPU has no memory for the results of a single row.
         DriverError: The NPU failed.
     """
 
@@ -35,7 +35,7 @@ def multiply(store: WeightStore, x: F32, weights: Sequence[RkPacked], outs: Sequ
 
 
 def multiply_i8(store: WeightStore, a: I8, weight: RkPacked, y: I32) -> None:
-    """Write ``a @ weight.T``, exact, to *y*; errors as `multiply`."""
+    """Write the exact ``a @ weight.T`` to *y*.  Errors as `multiply`."""
 
     def run(first: int, end: int) -> None:
         ((product, _),) = store.calls.take([weight], end - first)
@@ -44,25 +44,25 @@ def multiply_i8(store: WeightStore, a: I8, weight: RkPacked, y: I32) -> None:
     _in_steps(store, [weight], len(a), run)
 
 
-# --- How many rows at once ------------------------------------------------------------------------
+# --- Rows of a step -------------------------------------------------------------------------------
 
 
 @functools.cache
 def rows_prepared(rows: int) -> int:
-    """Round *rows* up to one of the few numbers of rows that products are prepared for."""
+    """Round *rows* up to a number of rows for which products are prepared."""
     step = 1 if rows <= 16 else 16 if rows <= 128 else 64
     return -(-rows // step) * step
 
 
 def prepared_below(rows: int) -> int:
-    """Return the largest prepared number of rows up to half of *rows*, or 0."""
+    """Return the largest result of `rows_prepared` that is at most half of *rows*, or 0."""
     return next((n for n in range(rows // 2, 0, -1) if rows_prepared(n) == n), 0)
 
 
 def _in_steps(
     store: WeightStore, weights: Sequence[RkPacked], rows: int, run: Callable[[int, int], None]
 ) -> None:
-    """Call *run* for as many of *rows* at a time as the job's time limit and memory allow."""
+    """Call *run* for intervals of *rows* that fit the job's time limit and memory."""
     if store.evicted:
         store.upload_missing(weights)
     step = _most_rows(store, weights, rows)
@@ -81,7 +81,7 @@ def _in_steps(
 
 
 def _most_rows(store: WeightStore, weights: Sequence[RkPacked], rows: int) -> int:
-    """Return how many of *rows* to multiply at once."""
+    """Return the number of rows to multiply at once."""
     short = store.short and store.short.get(tuple([w.number for w in weights]))
     if short:
         return short
@@ -104,7 +104,7 @@ def _most_rows(store: WeightStore, weights: Sequence[RkPacked], rows: int) -> in
 def _multiply_at_once(
     store: WeightStore, x: F32, weights: Sequence[RkPacked], outs: Sequence[F32], first: int = 0
 ) -> None:
-    """Multiply at most `_most_rows`; errors count them from *first*."""
+    """Multiply at most `_most_rows` rows; in errors, *first* is the number of the first row."""
     for product, which in store.calls.take(weights, rows_prepared(len(x))):
         results = outs if len(which) == len(outs) else [outs[i] for i in which]
         if product.rows == len(x):
@@ -114,7 +114,7 @@ def _multiply_at_once(
 
 
 def _run_padded(product: Product, x: F32, outs: Sequence[F32], first: int) -> None:
-    """Run a product that was prepared for more rows than x has: pad x with zeros."""
+    """Run a product that was prepared for more rows than x has; pad x with zeros."""
     padded = np.zeros((product.rows, x.shape[1]), np.float32)
     padded[: len(x)] = x
     wide = [np.empty((product.rows, out.shape[1]), np.float32) for out in outs]

@@ -1,4 +1,4 @@
-"""Limits of a job besides its weights: rows that finish before its time-out, and work memory."""
+"""Compute the limits of a job: rows that finish before the timeout, and work memory."""
 
 import functools
 import itertools
@@ -12,15 +12,15 @@ from npurt.rknpu.isa.layout import Layout
 from npurt.rknpu.plan.cost import CLOCKS, SPEEDS, task_seconds, tasks_of
 from npurt.rknpu.plan.tiling import LINE, Plan, WeightPlan, padded, plan, plan_weights
 
-FEW_ROWS = 16  # that fit the time limit with every weight in scope
+FEW_ROWS = 16  # rows that fit the time limit with the weights of all supported models
 
 
 @functools.lru_cache(maxsize=1024)
 def rows_within(seconds: float, weights: tuple[WeightPlan, ...], passes: int, most: int) -> int:
-    """Return how many rows a job with *weights* can do in at most *seconds*, with rocket.
+    """Return the number of rows that a job with *weights* computes within *seconds*, with rocket.
 
     The result is *most*, halved until the job fits or has `FEW_ROWS`.  Each row is *passes* rows of
-    a task.  The time is the slowest estimate, at the clock that rocket leaves the NPU at.
+    a task.  The time is the slowest estimate, at the NPU's clock with rocket.
     """
     slowest, clock_hz = SPEEDS["rocket"].high, CLOCKS["rocket"]
     while most > FEW_ROWS:
@@ -35,17 +35,17 @@ class Need(NamedTuple):
     """The memory that a job needs besides its weights."""
 
     features: int  # bytes of A, which each core reads
-    results: tuple[int, ...]  # bytes of C, of each core
-    tasks: tuple[int, ...]  # of each core
+    results: tuple[int, ...]  # bytes of C for each core
+    tasks: tuple[int, ...]  # number of tasks for each core
 
 
 def needs_of(uses: Sequence[Use], rows: int, cores: int, seconds: float) -> list[Need]:
-    """Return the needs of the jobs of *uses*, with one row and with their most rows.
+    """Return the needs of the jobs of *uses*, for one row and for the largest number of rows.
 
     Each weight is assumed to have the default scheme.
 
     Args:
-        rows: More are not multiplied at once.
+        rows: Upper bound of the rows of a job.
         seconds: As in `rows_within`.
     """
     calls: dict[tuple[str, bool], list[Use]] = {}
@@ -62,9 +62,11 @@ def needs_of(uses: Sequence[Use], rows: int, cores: int, seconds: float) -> list
 
 
 def need_of(weights: Sequence[Sequence[WeightPlan]], stacked: int) -> Need:
-    """Return the need of a job; its tasks have *stacked* rows, *weights* the parts of each weight.
+    """Return the need of a job that multiplies one x by several weights.
 
-    All weights share x, and each core reads all parts of x.
+    Args:
+        weights: The plans of the parts of each weight.
+        stacked: Rows of the tasks.
     """
     plans = [[plan(part, stacked, Layout.ROW) for part in parts] for parts in weights]
     every = list(itertools.chain(*plans))
@@ -79,7 +81,7 @@ def weight_plans(scheme: Scheme, n: int, k: int, cores: int) -> list[WeightPlan]
 
 
 def result_offsets(plans: Sequence[Plan]) -> tuple[list[tuple[int, ...]], list[int]]:
-    """Return the offset of each plan's results in the C of each core, and the size of each C."""
+    """Return the offset of each plan's results in each core's C, and the size of each C."""
     offsets = []
     ends: list[int] = []
     for each in plans:

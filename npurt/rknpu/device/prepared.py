@@ -1,4 +1,4 @@
-"""Prepared calls: products of some weights with one number of rows, kept to be run again."""
+"""Cache prepared calls: the products of some weights for a number of rows."""
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -9,16 +9,16 @@ from npurt.rknpu.device.quantise import Scheme
 from npurt.rknpu.device.weights import RkPacked
 from npurt.rknpu.driver.base import Driver
 
-MAX_PREPARED = 1024
+MAX_PREPARED = 1024  # calls
 
-Prepared = list[tuple[Product, list[int]]]  # of one call: products, and which weights each has
+Prepared = list[tuple[Product, list[int]]]  # products of a call, with the indices of their weights
 
 
 class PreparedCalls:
-    """The prepared calls of an opened NPU; the least recently used go first.
+    """The prepared calls of an opened NPU, a cache that evicts the least recently used call.
 
     Attributes:
-        made: The calls, by the numbers of their weights and by rows.
+        made: The calls, by the numbers of their weights and the number of rows.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -26,10 +26,10 @@ class PreparedCalls:
         self._driver = driver
 
     def take(self, weights: Sequence[RkPacked], rows: int) -> Prepared:
-        """Return the call of *weights* for *rows* rows of x; the first time, prepare it.
+        """Return the call of *weights* for *rows* rows of x; prepare it if it is not cached.
 
         Raises:
-            DeviceFull: There is no room for it, even without all others.
+            DeviceFull: The call does not fit the NPU's memory, even without other calls.
         """
         key = tuple([w.number for w in weights]), rows
         prepared = self.made.get(key)
@@ -41,7 +41,7 @@ class PreparedCalls:
         return prepared
 
     def _prepare(self, weights: Sequence[RkPacked], rows: int) -> Prepared:
-        """Make a product for each scheme and arena, with the indices of its weights."""
+        """Return a product for each scheme and arena, with the indices of its weights."""
         prepared: Prepared = []
         try:
             for arena, which in _by_arena(weights):
@@ -54,14 +54,14 @@ class PreparedCalls:
         return prepared
 
     def _make_room(self) -> bool:
-        """Drop the least recently used call; return False when there is none."""
+        """Drop the least recently used call; return False if there is no call."""
         if not self.made:
             return False
         _free(self.made.popitem(last=False)[1])
         return True
 
     def forget(self, number: int) -> None:
-        """Drop the calls that have the weight with this number."""
+        """Drop the calls that use the weight with this number."""
         for key in [key for key in self.made if number in key[0]]:
             _free(self.made.pop(key))
 
@@ -72,7 +72,7 @@ def _free(prepared: Prepared) -> None:
 
 
 def _by_arena(weights: Sequence[RkPacked]) -> Iterator[tuple[Arena, list[int]]]:
-    """Yield the weights that one job can multiply: those with one arena and one scheme."""
+    """Yield each arena with the weights of one job: all in this arena, with one scheme."""
     for _, which in by_scheme(weights):
         for arena in dict.fromkeys([weights[i].arena for i in which]):
             assert arena, "a weight without memory"

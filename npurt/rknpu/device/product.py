@@ -1,7 +1,7 @@
-"""A prepared product: weights that share an input, for one number of rows, as one job.
+"""Prepare products of one input with several weights, for a number of rows, as one job.
 
-Its program is proven and loaded once.  A run then rounds x into the NPU's memory, submits the job
-and scales the sums; it builds nothing.
+The job's program is proven and loaded once.  A run only rounds x into the NPU's memory, submits the
+job and scales the sums.
 """
 
 import math
@@ -27,20 +27,20 @@ from npurt.rknpu.plan.tiling import LINE, Block, Plan, padded, plan
 class Region(NamedTuple):
     """The place of the results of one part of one weight, for each core."""
 
-    weight: int
+    weight: int  # index of the weight
     part: PartOnNpu
     plan: Plan
-    offsets: tuple[int, ...]  # in the C of each core
+    offsets: tuple[int, ...]  # bytes from the start of each core's C
 
 
 class Product:
-    """``x @ w.T`` for each of *weights*, which have one K and one scheme, and *rows* rows of x.
+    """The products ``x @ w.T`` of *rows* rows of x with each of *weights*, as one job.
 
     Args:
-        driver: Runs it.
-        weights: All in *arena*.
-        rows: Of x.
-        arena: Where its buffers are.
+        driver: The driver that runs the job.
+        weights: Weights in *arena* with one K and one scheme.
+        rows: Rows of x.
+        arena: The arena of the work buffers.
         make_room: See `Driver.prepare`.
     """
 
@@ -53,7 +53,8 @@ class Product:
         make_room: Callable[[], bool],
     ) -> None:
         self._driver = driver
-        self._parts = [tuple(w.parts) for w in weights]  # not the weights, which may go
+        # No references to the weights, which may be dropped.
+        self._parts = [tuple(w.parts) for w in weights]
         self._scheme = weights[0].scheme
         self.rows = rows
         stacked = rows * self._scheme.passes
@@ -80,7 +81,7 @@ class Product:
         self._job.run.add_scaling(self._rectangles(), [w.n for w in weights])
 
     def _core_tasks(self, core: int) -> CoreTasks:
-        """List the tasks of one core with their addresses."""
+        """Return the tasks of one core with their addresses."""
         tasks: list[Task] = []
         addresses: list[tuple[int, int, int]] = []
         a, c = self._a[core].address, self._c[core].address
@@ -98,9 +99,9 @@ class Product:
         return self._parts[region.weight].index(region.part)
 
     def run(self, x: F32, outs: Sequence[F32], first: int = 0) -> None:
-        """Multiply: x ``[rows, K]``, and an out ``[rows, N]`` for each weight.
+        """Write the products of x ``[rows, K]`` to *outs*, ``[rows, N]`` for each weight.
 
-        Errors count the rows from *first*.
+        In errors, *first* is the number of the first row.
 
         Raises:
             NumericsError: x holds NaN or infinity.
@@ -115,9 +116,9 @@ class Product:
         self._driver.run(self._job)
 
     def run_i8(self, a: I8, out: I32) -> None:
-        """Write ``a @ w.T``, exact, to *out* ``[rows, N]``: a ``[rows, K]`` is codes already.
+        """Write the exact ``a @ w.T`` to *out* ``[rows, N]``; a ``[rows, K]`` has int8 codes.
 
-        The weight is the only one, and of one part.  Not after `run`.
+        The product must have only one weight, of one part, and `run` must not have been called.
 
         Raises:
             DriverError: The NPU failed.
@@ -129,12 +130,12 @@ class Product:
         for region in self._regions:
             for core, blocks in enumerate(region.plan.blocks):
                 for block in blocks:
-                    y = out[:, block.n.start : block.n.end]  # C has padding beyond
+                    y = out[:, block.n.start : block.n.end]  # without the padding of C
                     sums = self._rectangle(region, core, block).sums[:, :, : y.shape[1]]
                     np.sum(sums, axis=0, out=y, dtype=np.int32)
 
     def _codes(self) -> list[npt.NDArray[Any]]:
-        """Where each part of x is for the first core: ``[passes * rows, Kp]``."""
+        """Return the memory of each part of x, ``[passes * rows, Kp]``, of the first core."""
         dtype = np.dtype(np.int8 if self._scheme.task == "int8" else np.float16)
         rows = self.rows * self._scheme.passes
         return [
@@ -167,12 +168,12 @@ class Product:
         )
 
     def free(self) -> None:
-        """Give the program's memory back."""
+        """Free the memory of the program."""
         self._job.free()
 
 
 def _regions(weights: Sequence[RkPacked], rows: int) -> tuple[list[Region], list[int]]:
-    """Place the results of all parts of all weights; return them and the size of C by core."""
+    """Place the results of all parts of all weights; return the regions and each core's C size."""
     parts = [(index, part) for index, weight in enumerate(weights) for part in weight.parts]
     plans = [plan(part.plan, rows, Layout.ROW) for _, part in parts]
     offsets, sizes = result_offsets(plans)
@@ -181,7 +182,7 @@ def _regions(weights: Sequence[RkPacked], rows: int) -> tuple[list[Region], list
 
 
 def _to_float16(x: F32, halves: npt.NDArray[Any], scales: F32, first: int) -> None:
-    """Write x as float16 rows, scaled into its range and padded with zeros."""
+    """Write the rows of x to *halves*, scaled into float16's range and padded with zeros."""
     scales[:] = float16_scales(x, first)
     halves[:, x.shape[1] :] = 0
     halves[:, : x.shape[1]] = x / scales[:, None]

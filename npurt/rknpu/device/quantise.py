@@ -1,15 +1,18 @@
 """Quantise weights for the RK3588 NPU, whose exact int8 products have no block scales.
 
-A result is ``sum_k x[k] w[n, k]`` of int8 codes with one scale a row of x and one a row of w.  One
-outlier then costs a whole row its precision, so K is rotated first: by random signs and by a
-Walsh-Hadamard matrix in blocks of 64 columns, which spreads an outlier over its block and cancels
-in the product, ``(x S H) (w S H).T = 64 x w.T``.  Where one rounding of activations costs too much,
-they are rounded twice: the second pass rounds the remainder of the first.  Both passes are rows of
-the same task, so the weights are read once.  K may be cut into groups with scales of their own.
-Weights that int8 cannot hold stay float16.
+A result is ``sum_k x[k] w[n, k]`` of int8 codes, with a scale for each row of x and each row of w.
+With such scales, one outlier reduces the precision of its whole row.  So K is rotated first, with
+random signs S and a Walsh-Hadamard matrix H in blocks of 64 columns.  The rotation spreads an
+outlier over its block, and cancels in the product: ``(x S H) (w S H).T = 64 x w.T``.
 
-The relative errors are mean squares: of ``w`` computed from its scales (rounding to a step is off
-by a twelfth of its square on average), of x as measured on three language models: docs/rk3588.md.
+If 8 bits are not enough for activations, they are rounded in two passes, and the second pass rounds
+the remainder of the first.  Both passes are rows of the same task, so the weights are read once.  K
+may be split into groups with their own scales.  Weights for which int8 is too inexact are stored as
+float16.
+
+Errors are relative mean squares.  The error of ``w`` is computed from its scales: the mean square
+error of rounding is a twelfth of the squared step.  The error of x was measured on three language
+models: docs/rk3588.md.
 """
 
 from collections.abc import Iterator
@@ -27,42 +30,42 @@ from npurt.rknpu.driver.native.host import I8, round_rows
 from npurt.rknpu.isa.formats import number_format
 from npurt.rknpu.plan.tiling import padded
 
-BLOCK = 64  # columns of a rotation; larger ones gain little
-SLICE = 1024  # rows of w that are float32 at a time
+BLOCK = 64  # columns of a rotation; larger blocks improve little
+SLICE = 1024  # rows of w that are converted to float32 at a time
 
-REMAINDER_STEPS = 254  # NPURT_RK_REMAINDER_STEPS: of the second int8 pass in one of the first
+REMAINDER_STEPS = 254  # steps of the second int8 pass in a step of the first: npurt_rk.h
 
-# Budgets of relative error, weights and activations together.
+# Accepted relative errors, the sum of the errors of weights and activations.
 BUDGET = 3e-4
 INT16_BUDGET = 1.2e-4
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """One way to quantise a product."""
+    """A method to quantise the operands of a product."""
 
     name: str
     task: str  # number format of the NPU's tasks
-    passes: int  # of int8 over the activations
-    group: int  # columns of K with scales of their own; 0 for all
+    passes: int  # int8 passes over the activations
+    group: int  # columns of K that share scales; 0 for all
     rotated: bool
-    x_error: float  # relative mean square error that rounding x gives results
+    x_error: float  # relative mean square error of results from rounding x
 
 
-# The errors of x are means over 350 tokens of text, of the worst product of SmolLM2-135M and
-# Qwen2.5-0.5B and 1.5B.  A step of the second pass is a 254th of a step of the first.
+# The errors of x are means over 350 tokens of text, for the product with the largest error in
+# SmolLM2-135M, Qwen2.5-0.5B and 1.5B.  A step of the second pass is a 254th of a step of the first.
 SCHEMES = (
     Scheme("int8", "int8", 1, 0, True, 1.2e-4),
     Scheme("int8x2", "int8", 2, 0, True, 1.2e-4 / REMAINDER_STEPS**2),
     Scheme("int8x2-g512", "int8", 2, 512, True, 1.2e-4 / REMAINDER_STEPS**2),
     Scheme("fp16", "fp16", 1, 0, False, 2.0**-24),
 )
-PLAIN = Scheme("int8-plain", "int8", 1, 0, False, 6.2e-3)  # not chosen: for codes that are given
+PLAIN = Scheme("int8-plain", "int8", 1, 0, False, 6.2e-3)  # only for int8 codes from the caller
 BY_NAME = {scheme.name: scheme for scheme in (*SCHEMES, PLAIN)}
 
 
 def default_scheme(*, int16: bool) -> Scheme:
-    """Return the scheme that most weights get; it is assumed for weights that are not known yet."""
+    """Return the usual scheme, which estimates assume for weights that are not quantised yet."""
     return BY_NAME["int8x2" if int16 else "int8"]
 
 
@@ -71,11 +74,11 @@ class Part:
     """Some columns of a weight, rounded.
 
     Attributes:
-        columns: Which.
+        columns: The columns.
         block: Columns of a rotation, 1 for none.
-        signs: int8 ``[Kp]`` or None.
-        codes: ``[N, Kp]``, int8 or float16, Kp a multiple of the number format's `k_step`.
-        scales: float32 ``[N]``: ``x @ w.T`` is the product of the codes times this, times x's.
+        signs: Signs of the rotation, int8 ``[Kp]``, or None.
+        codes: int8 or float16 ``[N, Kp]``; Kp is a multiple of the number format's `k_step`.
+        scales: float32 ``[N]``; ``x @ w.T`` is the codes' product times these and x's scales.
     """
 
     columns: slice
@@ -85,7 +88,7 @@ class Part:
     scales: F32
 
     def values(self, rows: slice) -> F32:
-        """Return the values that are multiplied, in the rotated basis: ``[rows, Kp]``."""
+        """Return the rounded values ``[rows, Kp]`` in the rotated basis."""
         scaled: F32 = self.codes[rows].astype(np.float32) * self.scales[rows, None]
         return scaled
 
@@ -100,12 +103,12 @@ class QuantisedWeight:
 
     @property
     def error(self) -> float:
-        """Relative mean square error of results to expect."""
+        """Expected relative mean square error of results."""
         return self.w_error + self.scheme.x_error
 
 
 def signs_of(kp: int) -> I8:
-    """Return the signs for *kp* columns: the same for every weight, so that x is rotated once."""
+    """Return the signs for *kp* columns; all weights share them, so x is rotated once."""
     return np.random.default_rng(kp).choice(np.array([-1, 1], np.int8), kp)
 
 
@@ -124,7 +127,7 @@ def quantise_weight(tensor: QTensor, scheme: Scheme) -> QuantisedWeight:
     """Round a weight ``[N, K]`` by *scheme*.
 
     Raises:
-        NumericsError: It holds NaN or infinity, or does not fit in float16.
+        NumericsError: The weight holds NaN or infinity, or exceeds float16.
     """
     n, k = tensor.shape
     parts = [_empty(n, columns, scheme) for columns in column_groups(k, scheme.group)]
@@ -154,7 +157,7 @@ def from_codes(codes: I8, scales: F32) -> QuantisedWeight:
         )
     if not np.isfinite(scales).all():
         raise NumericsError(
-            "a scale of an i8 weight is NaN or infinity", remedy="look for what made the scales"
+            "a scale of an i8 weight is NaN or infinity", remedy="check the source of the scales"
         )
     part = _empty(n, slice(0, k), PLAIN)
     part.codes[:, :k] = codes
@@ -183,7 +186,7 @@ def _round_slice(part: Part, rows: slice, values: F32) -> float:
         except NumericsError as error:
             raise NumericsError(
                 "a weight holds NaN or infinity, or values too large to add up",
-                remedy="mend the weight; of a file: download or convert it again",
+                remedy="correct the weight; download or convert a damaged file again",
             ) from error
         scales /= part.block
         # Steps of scale * block in a basis whose vectors have length sqrt(block).
@@ -201,10 +204,10 @@ def _round_slice(part: Part, rows: slice, values: F32) -> float:
 
 
 def candidates(tensor: QTensor, *, int16: bool) -> Iterator[QuantisedWeight]:
-    """Yield roundings of *tensor*, cheapest first; the first within its budget is the one to take.
+    """Yield roundings of *tensor*, cheapest first; `choose` takes the first within the budget.
 
     Args:
-        int16: Leave out schemes that round x to 8 bits, and halve the budget.
+        int16: Omit schemes that round x to 8 bits.
     """
     for scheme in SCHEMES:
         if not (int16 and scheme.x_error > INT16_BUDGET / 2):
@@ -212,7 +215,7 @@ def candidates(tensor: QTensor, *, int16: bool) -> Iterator[QuantisedWeight]:
 
 
 def choose(tensor: QTensor, *, int16: bool) -> QuantisedWeight:
-    """Return the cheapest rounding of *tensor* within its budget, else the most exact.
+    """Return the cheapest rounding of *tensor* within the budget, or else the most exact one.
 
     Raises:
         NumericsError: As `quantise_weight`.
@@ -229,12 +232,11 @@ def choose(tensor: QTensor, *, int16: bool) -> QuantisedWeight:
 def outlier_rows(
     x: F32, x_error: float, *, kp: int, signs: I8 | None, block: int
 ) -> npt.NDArray[np.bool_]:
-    """Say which rows of x ``[M, K]`` one pass of int8 rounds more coarsely than *x_error*.
+    """Return a mask of the rows of x ``[M, K]`` whose error with one int8 pass exceeds *x_error*.
 
-    The step of a row is a 127th of its largest number once rotated, and rounding is off by a
-    twelfth of its square.  That is compared with the median of the mean squares of every eight
-    columns.  The median stands for what most columns hold, even when a few are far larger than the
-    others.
+    The step of a row is a 127th of its largest magnitude after rotation, and the mean square error
+    is a twelfth of the squared step.  The error is relative to the median of the mean squares of
+    groups of eight columns.  The median represents most columns, even if a few are far larger.
 
     Raises:
         NumericsError: x holds NaN or infinity.
@@ -243,20 +245,20 @@ def outlier_rows(
     round_rows(x, codes, scales, signs=signs, block=block, passes=1)
     padded = np.zeros((len(x), kp))
     padded[:, : x.shape[1]] = x
-    squares = (padded.reshape(len(x), -1, 8) ** 2).mean(axis=2)  # rotated: block times that
+    squares = (padded.reshape(len(x), -1, 8) ** 2).mean(axis=2)  # rotation multiplies by block
     lost = scales.astype(np.float64) ** 2 / 12
     result: npt.NDArray[np.bool_] = lost > x_error * block * np.median(squares, axis=1)
     return result
 
 
-HALF_TOP = 14  # float16 rows are scaled so that their largest value is just below 2^14
-LEAST_EXPONENT = -126  # of a normal float32: smaller rows are scaled by that, to 2^-23 at least
+HALF_TOP = 14  # rows are scaled so that their largest float16 value is just below 2^14
+LEAST_EXPONENT = -126  # smallest exponent of a scale, which has to be a normal float32
 
 
 def float16_scales(x: F32, first: int = 0) -> F32:
-    """Return the powers of two ``[M]`` by which rows of x are divided before they are float16.
+    """Return the powers of two ``[M]`` that divide the rows of x before rounding to float16.
 
-    Errors count the rows from *first*.
+    In errors, *first* is the number of the first row.
 
     Raises:
         NumericsError: A row holds NaN or infinity.

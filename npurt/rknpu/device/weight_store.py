@@ -1,4 +1,4 @@
-"""The weights of a device in the NPU's memory, and in that of the next driver after a loss."""
+"""Store the weights of a device in the NPU's memory; upload them again after a loss."""
 
 import functools
 import weakref
@@ -18,11 +18,11 @@ class WeightStore:
     """The weights of a device, and the calls that are prepared with them.
 
     Attributes:
-        driver: What opened the NPU.
+        driver: The opened driver.
         calls: The prepared calls.
         dropped: Numbers and memory of weights that were garbage-collected; see `free_dropped`.
-        evicted: Whether there may be weights without memory; see `upload_missing`.
-        short: For calls that lack memory: how many rows they take at once, by numbers of weights.
+        evicted: Whether some weights may have no memory; see `upload_missing`.
+        short: Rows at once of calls that lack memory, by the numbers of their weights.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -39,19 +39,19 @@ class WeightStore:
         self._arenas = Arenas(driver)
 
     def reserve(self, uses: Sequence[Use]) -> None:
-        """Reserve work buffers, here and in the memory of later drivers; see `Arenas.reserve`."""
+        """Reserve work buffers with this and later drivers; see `Arenas.reserve`."""
         self._uses = uses
         self._arenas.reserve(uses)
 
     # --- Uploads ----------------------------------------------------------------------------------
 
     def upload(self, packed: RkPacked) -> None:
-        """Upload a weight, now and to later drivers; free it when it is garbage-collected.
+        """Upload a weight with this and later drivers; free it when it is garbage-collected.
 
         Raises:
-            DeviceFull: There is no room for it.
+            DeviceFull: The NPU has too little memory.
         """
-        if self.evicted:  # there may be room again
+        if self.evicted:  # full arenas may have space again
             self._arenas.freed()
         self._upload(packed)
         self._packed[packed.number] = packed
@@ -70,7 +70,7 @@ class WeightStore:
         packed.upload(arena)
 
     def free_dropped(self) -> None:
-        """Free the memory of weights that were garbage-collected, perhaps in a preparation."""
+        """Free the memory of garbage-collected weights, and the calls prepared with them."""
         while self.dropped:
             number, parts = self.dropped.popleft()
             self.calls.forget(number)
@@ -82,9 +82,9 @@ class WeightStore:
     # --- Another driver ---------------------------------------------------------------------------
 
     def upload_again(self, driver: Driver) -> None:
-        """Upload all weights to the memory of *driver*, or as many as it has room for.
+        """Upload all weights with *driver*, or as many as fit.
 
-        A product with a weight that found no room says so.
+        A product with a weight that did not fit raises DeviceFull.
         """
         self._use(driver)
         self.evicted = True
@@ -97,10 +97,10 @@ class WeightStore:
         self.evicted = False
 
     def upload_missing(self, weights: Sequence[RkPacked]) -> None:
-        """Upload those of *weights* that lost their memory: there may be room again.
+        """Upload the weights that have no memory; full arenas may have space again.
 
         Raises:
-            DeviceFull: There is none.
+            DeviceFull: A weight does not fit.
         """
         self._arenas.freed()
         for w in weights:
@@ -108,7 +108,7 @@ class WeightStore:
                 self._upload(w)
 
     def clear(self) -> None:
-        """Drop all memory; the driver frees it when it is closed."""
+        """Forget all buffers, which the driver frees when it is closed."""
         for packed in self._packed.values():
             packed.parts.clear()
         self.dropped.clear()

@@ -1,4 +1,4 @@
-"""Weights on the NPU: quantised, divided over the cores, laid out, uploaded once."""
+"""Quantised weights on the NPU: divided among the cores, laid out, uploaded once."""
 
 import math
 from collections.abc import Sequence
@@ -30,13 +30,13 @@ from npurt.rknpu.plan.tiling import WeightPlan, plan_weights
 
 @dataclass(frozen=True, slots=True)
 class PartOfInput:
-    """The columns of x that one part of a weight multiplies, and how they are rounded.
+    """The columns of x that one part of a weight multiplies, and the parameters of their rounding.
 
     Attributes:
-        columns: Which.
-        kp: How many they are once padded.
+        columns: The columns.
+        kp: The number of columns after padding.
         block: Columns of a rotation, 1 for none.
-        signs: int8 ``[kp]`` or None.
+        signs: Signs of the rotation, int8 ``[kp]``, or None.
     """
 
     columns: slice
@@ -45,12 +45,15 @@ class PartOfInput:
     signs: I8 | None
 
     def outlier_rows(self, x: F32, x_error: float) -> npt.NDArray[np.bool_]:
-        """Say which rows of x ``[M, K]`` have outliers here; see `quantise.outlier_rows`."""
+        """Return a mask of the rows of x ``[M, K]`` that have outliers in these columns.
+
+        See `quantise.outlier_rows`.
+        """
         mine = x[:, self.columns]
         return outlier_rows(mine, x_error, kp=self.kp, signs=self.signs, block=self.block)
 
     def quantise(self, x: F32, scheme: Scheme) -> F64:
-        """Return x ``[M, K]`` as the part multiplies it, ``[M, kp]``."""
+        """Return these columns of x ``[M, K]`` after rotation and rounding, ``[M, kp]``."""
         mine = x[:, self.columns]
         if scheme.task != "int8":
             halves = np.zeros((len(x), self.kp))
@@ -67,10 +70,7 @@ class PartOfInput:
 
 
 class PartOnNpu:
-    """One part of K of a weight, with an image for each core that computes rows of it.
-
-    On rocket each core has an address space of its own; on rknpu all share one.
-    """
+    """One part of K of a weight, with an image of each core's rows in the core's address space."""
 
     def __init__(self, part: Part, task: str, spaces: Sequence[Space], name: str) -> None:
         n, kp = part.codes.shape
@@ -93,7 +93,7 @@ class PartOnNpu:
             raise
 
     def free(self) -> None:
-        """Give the memory back."""
+        """Free the images."""
         for image in self.images:
             image.free()
 
@@ -101,13 +101,13 @@ class PartOnNpu:
 class RkPacked(Packed):
     """A weight that was quantised within its error budget; `upload` puts it on the NPU.
 
-    The NPU's memory can be lost at any moment, and other threads must not touch it meanwhile.  So
-    only products use `parts`, while they have the device's lock.  Checks and the choice of rows use
-    what the host keeps: the tensor or the codes, and how x is rounded.
+    The NPU's memory can be lost at any time, and other threads must not access it then.  So only
+    products, which have the device's lock, use `parts`.  Verification and the choice of rows use
+    only data of the host: the tensor or the codes, and `inputs`.
 
     Attributes:
-        parts: The parts of K in the NPU's memory; none when there is no memory.
-        inputs: How x is rounded for each part of K.
+        parts: The parts of K in the NPU's memory; empty if the weight has no memory.
+        inputs: The parameters for rounding x, for each part of K.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class RkPacked(Packed):
     ) -> None:
         self.device = device
         self.tensor = tensor
-        self.number = number  # never used twice
+        self.number = number  # unique in the process of the device
         self.scheme: Scheme = quantised.scheme
         self.expected_error = quantised.error
         self.parts: list[PartOnNpu] = []
@@ -123,16 +123,16 @@ class RkPacked(Packed):
             PartOfInput(part.columns, part.codes.shape[1], part.block, part.signs)
             for part in quantised.parts
         )
-        self.arena: Arena | None = None  # the last that it was in
+        self.arena: Arena | None = None  # the arena of the last upload
         self._nbytes = sum(part.codes.nbytes for part in quantised.parts)
         self._quantised: QuantisedWeight | None = quantised
-        self._again = quantised.scheme is not PLAIN  # whether the tensor rounds to this again
+        self._again = quantised.scheme is not PLAIN  # whether the tensor can be quantised again
 
     def upload(self, arena: Arena) -> None:
-        """Upload the weight to *arena*, also after its memory was lost.
+        """Upload the weight to *arena*, for the first time or after its memory was lost.
 
         Raises:
-            DeviceFull: There is no room.
+            DeviceFull: The weight does not fit the arena.
         """
         quantised = self._quantised or quantise_weight(self.tensor, self.scheme)
         try:
@@ -143,18 +143,18 @@ class RkPacked(Packed):
             self.free()
             raise
         self.arena = arena
-        self._quantised = None if self._again else quantised  # the NPU's memory has it
+        self._quantised = None if self._again else quantised  # saves host memory
         self._nbytes = sum(image.nbytes for part in self.parts for image in part.images)
 
     def free(self) -> None:
-        """Give the NPU's memory back."""
+        """Free the weight's memory on the NPU."""
         for part in self.parts:
             part.free()
         self.parts.clear()
 
     @property
     def has_memory(self) -> bool:
-        """Whether the NPU's memory has the weight; without the device's lock, only a moment ago."""
+        """Whether the NPU's memory has the weight; may change unless the caller has the lock."""
         return bool(self.parts)
 
     @property
@@ -163,36 +163,36 @@ class RkPacked(Packed):
         return self._nbytes
 
     def multiplied(self, rows: slice) -> F64:
-        """Return *rows* of what is multiplied, rotated: the parts side by side."""
+        """Return *rows* of the rounded values in the rotated basis, the parts side by side."""
         known = self._quantised
         if known:
             rounded = [(part.codes[rows], part.scales[rows]) for part in known.parts]
-        else:  # each row is rounded by itself
+        else:  # rows are rounded independently
             parts = quantise_weight(self.tensor[rows], self.scheme).parts
             rounded = [(part.codes, part.scales) for part in parts]
         values = [codes.astype(np.float64) * scales[:, None] for codes, scales in rounded]
         return np.concatenate(values, axis=1)
 
     def quantise_input(self, x: F32) -> F64:
-        """Return x ``[M, K]`` as it multiplies these values: the parts side by side."""
+        """Return x ``[M, K]`` after rotation and rounding, the parts side by side."""
         return np.concatenate([part.quantise(x, self.scheme) for part in self.inputs], axis=1)
 
     def error(self, rows: slice) -> F64:
         """Return the standard error; see `Packed.error`.
 
-        The result of each part is rounded to float32, and so is each sum of them.  Sums of int8
+        The result of each part is rounded to float32, and so is each sum of parts.  Sums of int8
         products are exact; the NPU rounds each sum of float16 products to float32 [?].  All these
-        errors are independent, and relative to the product of the norms at most.
+        errors are independent, and each is at most relative to the product of the norms.
         """
         norms: F64 = np.linalg.norm(self.multiplied(rows), axis=1)
         roundings = 2 * len(self.inputs) + (0 if self.scheme.task == "int8" else self.k)
         return UNIT * math.sqrt(roundings) * norms
 
     def floor(self, rows: slice) -> F64:
-        """Return the further error of results: parts and their sums may be flushed to zero."""
+        """Return the error of results whose parts and sums of parts may be flushed to zero."""
         return np.full(len(range(self.n)[rows]), 3 * len(self.inputs) * FLUSHED)
 
     def peak(self, rows: slice, x: F64) -> F64:
-        """Return a bound of parts and their sums; values before them are integers or float64."""
+        """Return an upper bound of parts and their sums; other values are integers or float64."""
         most: F64 = abs(x) @ abs(self.multiplied(rows)).T
         return most

@@ -181,7 +181,7 @@ def _refuse_strangers(words: list[int]) -> None:
     if 2 * len(strangers) > len(written):
         first = strangers[0]
         raise LayoutError(
-            f"{len(strangers)} of {len(written)} words, first word {first}, {words[first]:#018x}, "
-            "write no known register: this is no program",
+            f"word {first}, {words[first]:#018x}, writes no known register; such "
+            f"words are {len(strangers)} of {len(written)}: this is no program",
             remedy=_REMEDY,
         )

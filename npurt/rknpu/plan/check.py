@@ -58,7 +58,7 @@ def check(words: Sequence[int], buffers: Sequence[Span], *, at: int | None = Non
             )
     if at % ALIGNMENT:
         raise LayoutError(
-            f"the address of the program, {at:#x}, is no multiple of {ALIGNMENT} bytes",
+            f"the program starts at {at:#x}, which is no multiple of {ALIGNMENT} bytes",
             remedy=f"put it at {at - at % ALIGNMENT:#x}",
         )
     for one, other in pairwise(spans):
