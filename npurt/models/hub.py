@@ -1,9 +1,9 @@
-"""Models of a Hugging Face hub or a mirror: the files of a name, and where the cache has them.
+"""Models of a Hugging Face hub or a mirror: find files in the cache, and download missing ones.
 
 Account, token, mirror, offline mode and the folder of the cache are those of `huggingface_hub`.
-The files are put into its cache as it lays them out, so that other programs share them; npurt
+The cache has the layout of `huggingface_hub`, so that other programs can use the files.  npurt
 downloads them itself, because `huggingface_hub` resumes only within one call and checks no hash.
-File names, sizes and hashes come from the server and are checked before a path is made of them.
+File names, sizes and hashes come from the server; npurt checks them before it makes paths of them.
 Sources: huggingface_hub docs/guides/manage-cache (layout); llama.cpp common/download.cpp (choice).
 """
 
@@ -25,8 +25,10 @@ from npurt.models.reference import NAME, Reference
 from npurt.models.requests import Busy, Remote, shown
 from npurt.settings import variable
 
-QUESTION_S = 10.0  # that the hub may take for an answer
-LONGEST_PATH = 1024  # characters; the folder of the cache comes before it, and 4096 are the limit
+QUESTION_S = 10.0  # timeout of a request to the hub's API, in seconds
+LONGEST_PATH = (
+    1024  # characters of a path in a repository; with the cache's folder, 4096 is the limit
+)
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _DIGEST = re.compile(r"[0-9a-f]{64}|[0-9a-f]{40}")
@@ -42,27 +44,27 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Hub:
-    """One hub: its address, and where its files are kept."""
+    """A hub: its address, and the folder of its cache."""
 
-    endpoint: str = field(repr=False)  # may have a password
+    endpoint: str = field(repr=False)  # may contain a password
     cache: Path
 
     @classmethod
     def usual(cls) -> Self:
-        """Return the hub that the environment states: HF_ENDPOINT, HF_HOME, HF_HUB_CACHE."""
+        """Return the hub of the environment variables HF_ENDPOINT, HF_HOME and HF_HUB_CACHE."""
         from huggingface_hub import constants
 
         endpoint = variable("HF_ENDPOINT") or constants.ENDPOINT
         return cls(endpoint.rstrip("/"), Path(constants.HF_HUB_CACHE))
 
     def fetch(self, wanted: Reference, *, progress: bool = True) -> Path:
-        """Return the (first) file of *wanted* in the cache; what is missing is downloaded.
+        """Return the (first) file of *wanted* in the cache; download missing files.
 
-        Where the hub does not answer, files that are in the cache are taken, with a warning.
+        If the hub does not answer, cached files are used, with a warning.
 
         Raises:
-            DownloadError: The hub refuses, or what arrives is damaged.
-            SettingError: There is no such file.
+            DownloadError: The hub refuses the request, or the downloaded data is damaged.
+            SettingError: The repository has no such file.
         """
         found = self._look_up(wanted, progress)
         if isinstance(found, Path):
@@ -73,9 +75,9 @@ class Hub:
         return self._pointer(wanted.repo, commit, files[0].name)
 
     def look_up(self, wanted: Reference, *, progress: bool = True) -> Path | list[Remote]:
-        """Return the (first) file of *wanted*, or where its files are when some are not here.
+        """Return the (first) cached file of *wanted*, or all remote files if one is not cached.
 
-        Errors as `fetch`.
+        Raises the errors of `fetch`.
         """
         found = self._look_up(wanted, progress)
         if isinstance(found, Path):
@@ -83,7 +85,7 @@ class Hub:
         return [self._remote(wanted.repo, found[0], file) for file in found[1]]
 
     def _look_up(self, wanted: Reference, progress: bool) -> Path | tuple[str, list[HubFile]]:
-        """Return the file of *wanted* when all of it is here, else the commit and its files."""
+        """Return the file of *wanted* if all its parts are cached, else the commit and files."""
         cached = self.find(wanted)
         try:
             listing = self._ask(wanted, progress)
@@ -100,11 +102,11 @@ class Hub:
 
     @property
     def secure(self) -> bool:
-        """Whether connections must be https; the user may have chosen a mirror without."""
+        """Whether connections must be https; false if the user chose a mirror with http."""
         return not self.endpoint.startswith("http:")
 
     def find(self, wanted: Reference) -> Path | None:
-        """Return the (first) file of *wanted* when all of it is in the cache."""
+        """Return the (first) file of *wanted* if all its parts are cached; otherwise None."""
         folder = self._folder(wanted.repo)
         commit = wanted.revision
         if not _COMMIT.fullmatch(commit):
@@ -135,11 +137,11 @@ class Hub:
         return self._folder(repo) / "snapshots" / commit / name
 
     def _note_commit(self, wanted: Reference, commit: str) -> None:
-        """Note that the revision is *commit*, for times without a connection."""
+        """Store the commit of the revision in the cache, for use without a connection."""
         if wanted.revision == commit:
             return
         path = self._folder(wanted.repo) / "refs" / wanted.revision
-        with contextlib.suppress(OSError):  # the cache may be read-only; the file is there
+        with contextlib.suppress(OSError):  # a read-only cache still has the file
             path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path, durable=False) as file:
                 file.write(commit.encode())
@@ -178,14 +180,14 @@ class Hub:
         url = hf_hub_url(repo, file.name, revision=commit, endpoint=self.endpoint)
         return Remote(url, file.name, file.nbytes, file.digest, _headers())
 
-    # --- Questions to the hub -------------------------------------------------------------------
+    # --- Requests to the hub's API --------------------------------------------------------------
 
     def _ask(self, wanted: Reference, progress: bool) -> Listing:
-        """Return the GGUF files of the repository, as the hub states them."""
+        """Request the list of GGUF files of the repository."""
         from huggingface_hub import HfApi
 
         _require_token()
-        requests.session()  # refuses a proxy that cannot be
+        requests.session()  # raises an error if the proxy is invalid
         api = HfApi(endpoint=self.endpoint)
 
         def request() -> Any:
@@ -208,7 +210,7 @@ class Hub:
 
     @contextlib.contextmanager
     def _explaining(self, wanted: Reference) -> Iterator[None]:
-        """Turn exceptions of `huggingface_hub` into errors of npurt, or into `Busy`."""
+        """Convert exceptions of `huggingface_hub` to errors of npurt, or to `Busy`."""
         import httpx2
         from huggingface_hub import errors
 
@@ -237,7 +239,7 @@ class Hub:
         except httpx2.HTTPError as error:
             raise requests.no_answer(self.endpoint, error) from error
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            # The text of the error may have the token.
+            # The text of the error may contain the token.
             raise DownloadError(
                 f"{shown(self.endpoint)} does not answer as a hub does ({type(error).__name__})",
                 remedy="check HF_ENDPOINT",
@@ -252,14 +254,14 @@ class Hub:
         )
 
     def _similar(self, repo: str) -> list[str]:
-        """Return names of repositories that *repo* may be a misspelling of, as far as known."""
+        """Return existing repositories whose names are similar to *repo*."""
         from huggingface_hub import HfApi
 
         user, _, name = repo.partition("/")
         api, found = HfApi(endpoint=self.endpoint), list[str]()
 
         def ask() -> None:
-            with contextlib.suppress(Exception):  # it is a courtesy; the error is known already
+            with contextlib.suppress(Exception):  # only an addition to the error message
                 found.extend(str(model.id) for model in api.list_models(author=user, limit=200))
                 found.extend(str(model.id) for model in api.list_models(search=name, limit=20))
 
@@ -271,14 +273,14 @@ class Hub:
 
 
 def _instead(cached: Path, wanted: Reference, error: DownloadError) -> Path:
-    """Return *cached*, while the hub cannot say whether it would choose this file.
+    """Return *cached* if the hub, which does not answer, would choose the same file.
 
     Raises:
-        DownloadError: It may be another file than the one that the hub's listing would give.
+        DownloadError: The hub might choose another file.
     """
     from huggingface_hub.errors import OfflineModeIsEnabled
 
-    offline = isinstance(error.__cause__, OfflineModeIsEnabled)  # the user wants what is here
+    offline = isinstance(error.__cause__, OfflineModeIsEnabled)  # the user wants cached files
     sure = wanted.quant or wanted.file or any(has_quant(cached.name, q) for q in USUAL_QUANTS)
     if not (offline or sure):
         raise DownloadError(
@@ -291,7 +293,7 @@ def _instead(cached: Path, wanted: Reference, error: DownloadError) -> Path:
 
 
 def _listing(info: Any) -> Listing:
-    """Return what the hub says of a repository; anything that is not as it must be is refused."""
+    """Check the hub's description of a repository, and return the listing of its GGUF files."""
     if not _COMMIT.fullmatch(str(info.sha)):
         raise _nonsense("commit", info.sha)
     files = []
@@ -311,7 +313,7 @@ def _listing(info: Any) -> Listing:
 
 
 def _is_inside(name: str) -> bool:
-    """Return whether *name* is a relative path of plain parts that file systems take."""
+    """Return whether *name* is a relative path without ``..`` that file systems accept."""
     parts = name.split("/")
     return (
         len(name) <= LONGEST_PATH
@@ -327,7 +329,7 @@ def _nonsense(what: str, value: object) -> DownloadError:
 
 
 def _refused(repo: str, error: Any) -> Exception:
-    """Return the error for an unexpected answer of the hub."""
+    """Return the error for an unexpected status of the hub."""
     status = error.response.status_code
     if status in requests.BUSY:
         return requests.busy("the hub", status, error.response.headers)
@@ -342,7 +344,7 @@ def _refused(repo: str, error: Any) -> Exception:
 
 
 def _require_token() -> None:
-    """Refuse a token that no header can have; the errors of the client would show it."""
+    """Raise an error for a token that no header can contain; the client's error would show it."""
     from huggingface_hub import get_token
 
     if re.fullmatch("[!-~]+", get_token() or "none"):

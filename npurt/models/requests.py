@@ -1,6 +1,6 @@
-"""Requests for a file on a server: which URLs are allowed, answers, and when to ask again.
+"""HTTP requests for remote files: allowed URLs, responses, redirects and retries.
 
-The client is huggingface_hub's, with its proxies, certificates and offline mode.
+The HTTP client is that of huggingface_hub, with its proxies, certificates and offline mode.
 """
 
 import contextlib
@@ -18,29 +18,30 @@ from npurt.errors import DownloadError, SettingError
 
 T = TypeVar("T")
 
-TIMEOUT_S = 30.0  # of a connection, and between two pieces of an answer
-TRIES = 5  # requests in a row that together bring less than PROGRESS
-LARGEST = 1 << 50  # bytes that a file is believed to have
-WAIT_S = 1.0  # before the second try; doubles with each
-LONG_WAIT_S = 5.0  # that users want to know about
-MOST_WAIT_S = 120.0  # that a server may ask for
-TOO_MANY = 429  # requests of this user
-BUSY = (408, 425, TOO_MANY, 500, 502, 503, 504)  # statuses that another try may not get
+TIMEOUT_S = 30.0  # timeout of a connection, and between two parts of a response
+TRIES = 5  # failed requests in a row, with less than PROGRESS bytes in total
+LARGEST = 1 << 50  # bytes; a larger file size counts as an error of the server
+WAIT_S = 1.0  # wait before the second try; doubled for each further try
+LONG_WAIT_S = 5.0  # longer waits are shown to the user
+MOST_WAIT_S = 120.0  # longest wait that a server may request
+TOO_MANY = 429  # status: too many requests
+BUSY = (408, 425, TOO_MANY, 500, 502, 503, 504)  # statuses after which a retry may succeed
 REDIRECTS = 10
-CONNECTION = (  # variables that state how to connect
+CONNECTION = (  # environment variables of the connection
     "ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR"
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """A file on a server.
+    """A remote file.
 
     Attributes:
-        name: As messages and the progress bar show it.
-        nbytes: None when unknown.
-        digest: SHA-256 of the content, or SHA-1 of it as a git blob, in hexadecimal; "" if unknown.
-        headers: Of the request to *url*; Authorization is not sent to another host.
+        url: The URL.
+        name: The name of the file in messages and the progress bar.
+        nbytes: The size of the file; None if unknown.
+        digest: SHA-256 of the content, or its SHA-1 as a git blob, in hexadecimal; "" if unknown.
+        headers: Headers of the request; Authorization is not sent to another host.
     """
 
     url: str
@@ -51,12 +52,12 @@ class Remote:
 
 
 class Busy(Exception):
-    """A request failed in a way that the next one may not.
+    """A request failed, but a retry may succeed.
 
     Attributes:
-        wait: Seconds that the server asks to wait.
-        tries: How often it is worth asking, at most.
-        remedy: What to do when the last try fails, too.
+        wait: Seconds that the server requests to wait; None if it requests none.
+        tries: The largest number of tries.
+        remedy: The advice to the user after the last try.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Busy(Exception):
 
 
 def busy(who: str, status: int, headers: Mapping[str, str]) -> Busy:
-    """Return what an answer with a status of `BUSY` means."""
+    """Return the error for a response with a status in `BUSY`."""
     remedy = "try again later: the fault is the server's"
     if status == TOO_MANY:
         remedy = "try again in some minutes; a hub allows more requests with a token in HF_TOKEN"
@@ -81,9 +82,9 @@ def busy(who: str, status: int, headers: Mapping[str, str]) -> Busy:
 
 
 def no_answer(url: str, error: BaseException) -> Busy:
-    """Return the error of a request to *url* that got no answer.
+    """Return the error for a request to *url* without a response.
 
-    A name that cannot be resolved is asked for twice: a machine that is offline stays so.
+    If the host name cannot be resolved, there are only two tries: the machine is probably offline.
     """
     host = urlsplit(url).hostname
     cause: BaseException | None = error
@@ -91,21 +92,21 @@ def no_answer(url: str, error: BaseException) -> Busy:
         if isinstance(cause, socket.gaierror):
             return Busy(f"the name of {host} cannot be resolved ({cause.strerror})", tries=2)
         cause = cause.__cause__ or cause.__context__
-    user = urlsplit(url).netloc.rpartition("@")[0]  # and a password, perhaps
+    user = urlsplit(url).netloc.rpartition("@")[0]  # user name, and possibly a password
     said = str(error).replace(f"{user}@", "") if user else str(error)
     return Busy(f"no answer from {host}: {said}")
 
 
 def parts_of(url: str) -> SplitResult:
-    """Return the parts of a URL.
+    """Split a URL into its parts.
 
     Raises:
-        SettingError: It is not a URL.
+        SettingError: *url* is not a URL.
     """
     try:
         parts = urlsplit(url)
-        _ = parts.port  # is read only here, and may be no number
-        (parts.hostname or "").encode("idna")  # refuses empty and overlong labels
+        _ = parts.port  # raises if the port is not a number
+        (parts.hostname or "").encode("idna")  # raises if a label is empty or too long
     except ValueError as error:
         raise SettingError(
             f"the URL is malformed: {error}", remedy="write https://HOST/PATH"
@@ -114,10 +115,10 @@ def parts_of(url: str) -> SplitResult:
 
 
 def require_secure(url: str) -> None:
-    """Refuse a URL that is neither https nor on this machine.
+    """Check that *url* is https, or http on this machine.
 
     Raises:
-        SettingError: That is so, or it is no URL.
+        SettingError: *url* is neither, or is not a URL.
     """
     parts = parts_of(url)
     if parts.scheme == "https" and parts.hostname:
@@ -128,12 +129,12 @@ def require_secure(url: str) -> None:
         raise SettingError(f"{shown(url)} names no host", remedy="write https://HOST/PATH")
     raise SettingError(
         f"{shown(url)} is not an https URL",
-        remedy="use https: what comes over another connection may be anybody's",
+        remedy="use https: other connections can be tampered with",
     )
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether *host* is this machine, by its name or address."""
+    """Return whether *host* is a name or address of this machine."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -141,7 +142,7 @@ def is_loopback(host: str) -> bool:
 
 
 def shown(url: str) -> str:
-    """Return *url* without what may be secret: the user, the password and the query."""
+    """Return *url* without secrets: user, password and query."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
@@ -156,11 +157,14 @@ def patiently(
 ) -> T:
     """Return the result of *request*, which is repeated while it raises `Busy`.
 
-    Before a long wait, *tell* is called with the reason.  *remedy* says what helps besides another
-    try.
+    Args:
+        what: The beginning of the error message.
+        remedy: The end of the error's remedy.
+        tries: The largest number of tries.
+        tell: A function that is called with the reason before a long wait.
 
     Raises:
-        DownloadError: It raised that too often, or the server asks for too long a wait.
+        DownloadError: All tries failed, or the server requests too long a wait.
     """
     for tried in range(1, tries + 1):
         try:
@@ -183,16 +187,16 @@ def patiently(
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds that a server asks to wait, or None; a date is not understood."""
+    """Return the seconds in the header Retry-After; None without one, or if it is a date."""
     text = headers.get("retry-after", "")
     return float(text) if text.isascii() and text.isdigit() and len(text) < 9 else None
 
 
 def session() -> Any:
-    """Return the client of `huggingface_hub`.
+    """Return the HTTP client of `huggingface_hub`.
 
     Raises:
-        DownloadError: The environment states a proxy or certificates that cannot be used.
+        DownloadError: The proxy or the certificates in the environment cannot be used.
     """
     import httpx2
     from huggingface_hub import get_session
@@ -210,7 +214,7 @@ def session() -> Any:
 
 @contextlib.contextmanager
 def answer(remote: Remote, headers: dict[str, str], secure: bool) -> Iterator[Any]:
-    """Yield the answer that has the content; redirects are followed, with their targets checked."""
+    """Yield the response with the content; follow redirects, and check their targets."""
     import httpx2
     from huggingface_hub.errors import OfflineModeIsEnabled
 
@@ -238,7 +242,7 @@ def answer(remote: Remote, headers: dict[str, str], secure: bool) -> Iterator[An
             ) from error
         except httpx2.HTTPError as error:
             raise no_answer(url, error) from error
-        parts_of(location)  # refuses what urljoin cannot take
+        parts_of(location)  # raises if urljoin cannot handle it
         following = urljoin(url, location)
         if urlsplit(following)[:2] != urlsplit(url)[:2]:  # scheme and host with its port
             headers = {k: v for k, v in headers.items() if k.lower() != "authorization"}
@@ -250,7 +254,7 @@ def answer(remote: Remote, headers: dict[str, str], secure: bool) -> Iterator[An
 
 
 def _require_content(remote: Remote, response: Any) -> None:
-    """Refuse an answer without content."""
+    """Raise an error if the response has no content."""
     status = response.status_code
     if status in (200, 206) or (status == 416 and "Range" in response.request.headers):
         return
@@ -273,13 +277,13 @@ def _require_content(remote: Remote, response: Any) -> None:
 
 
 def stated(remote: Remote, response: Any) -> tuple[int | None, int | None]:
-    """Return where the content begins and how long the whole file is, as the answer states them.
+    """Return the offset of the content in the file, and the size of the whole file.
 
-    The beginning is None when the answer has no part of the file, the size None when the end of
-    the content shows that it is whole.
+    The offset is None if the response has no part of the file.  The size is None if the end of the
+    content shows that it is complete.
 
     Raises:
-        DownloadError: Nobody states a size, so a part could not be told from the whole.
+        DownloadError: The size is unknown, so an incomplete download could not be detected.
     """
     headers = response.headers
     start: int | None = 0

@@ -1,4 +1,4 @@
-"""Which models are on this machine: those of the catalogue, of hubs, of URLs, and other files."""
+"""List the models on this machine: of the catalogue, of hubs and of URLs, and other files."""
 
 import contextlib
 from collections.abc import Iterable, Iterator
@@ -12,11 +12,11 @@ from npurt.models.hub import Hub
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A model: how ``-m`` calls it, and its file; of a model that is split, all its files.
+    """A model with its name for ``-m`` and its files.
 
     Attributes:
         source: ``catalogue``, ``hub``, ``URL`` or ``file``.
-        files: Empty when the model is only known, and not here.
+        files: The file, or all parts of a split file; empty if the model is not on this machine.
     """
 
     name: str
@@ -43,8 +43,8 @@ def stored(folders: Iterable[Path], hub: Hub | None) -> Iterator[Stored]:
 
 
 def _models(folder: Path, pattern: str) -> Iterator[tuple[Path, ...]]:
-    """Yield the files of each whole model below *folder*, in the order of their names."""
-    with contextlib.suppress(OSError):  # a folder that cannot be read has no models to use
+    """Yield the files of each complete model below *folder*, sorted by name."""
+    with contextlib.suppress(OSError):  # an unreadable folder has no usable models
         for first in sorted(folder.glob(pattern)):
             names = part_names(first.name)
             if first.suffix.lower() == ".gguf" and names[0] == first.name:
@@ -54,7 +54,7 @@ def _models(folder: Path, pattern: str) -> Iterator[tuple[Path, ...]]:
 
 
 def _of_hub(hub: Hub) -> Iterator[Stored]:
-    """Yield the models in the cache of *hub*, each of the newest revision that has it."""
+    """Yield the models in the cache of *hub*, each from the newest revision that has it."""
     for folder in sorted(hub.cache.glob("models--*--*")):
         repo = folder.name.removeprefix("models--").replace("--", "/", 1)
         seen = set()

@@ -1,5 +1,4 @@
-"""Measure and estimate models: speed, perplexity, and the error that an NPU's rounding causes.
+"""Measure and estimate models: speed, memory, perplexity, and the rounding error of an NPU.
 
-May import every other room.
-Begin with `bench`.
+This package may import all packages of `npurt.llm`.  Read `bench` first.
 """

@@ -1,6 +1,7 @@
-"""Measure tokens per second of prefill and decode, as llama-bench does.
+"""Measure tokens per second of prefill and decode, with the method of llama-bench.
 
-The tokens are random, and no sampling runs.  Each test has a warm-up, and each run an empty cache.
+The tokens are random, and nothing is sampled.  Each test has a warm-up run.  Each run begins with
+an empty cache.
 """
 
 import os
@@ -29,11 +30,12 @@ def bench(
     """Measure one model; return a row for each test, and the ledger.
 
     Args:
-        prompts: Lengths of prefill, each a test ``ppN``.
-        generations: Lengths of decode, each a test ``tgN``.
-        depth: Tokens in the cache before each test.
-        on_row: Called with each row as soon as it is measured.
-        options: Those of `Llama`.
+        prompts: Lengths of prefill; each is a test ``ppN``.
+        generations: Lengths of decode; each is a test ``tgN``.
+        depth: The number of tokens in the cache before each test.
+        repetitions: Measured runs of each test.
+        on_row: A function that is called with each row as soon as it is measured.
+        options: The options of `Llama`.
 
     Raises:
         SettingError: There is nothing to measure.
@@ -78,7 +80,7 @@ def _random_ids(llm: Llama, count: int) -> list[int]:
 
 
 def _prefill(llm: Llama, count: int, depth: int) -> float:
-    """Return the seconds of *count* tokens in one batch."""
+    """Return the seconds of evaluating *count* tokens in one call."""
     _fill(llm, depth)
     ids = _random_ids(llm, count)
     start = time.perf_counter()
@@ -87,7 +89,7 @@ def _prefill(llm: Llama, count: int, depth: int) -> float:
 
 
 def _decode(llm: Llama, count: int, depth: int) -> float:
-    """Return the seconds of *count* tokens, one by one."""
+    """Return the seconds of evaluating *count* tokens one by one."""
     _fill(llm, depth)
     ids = _random_ids(llm, count)
     start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Say what each device would do of a model, from the header of its file."""
+"""Estimate the division of a model between NPU and CPU, from the header of its file."""
 
 import math
 from collections import Counter
@@ -19,18 +19,19 @@ from npurt.llm.measure.speed import PROMPT
 from npurt.quant import types
 from npurt.rknpu.device.estimate import host_product_seconds
 
-ARCH = 68  # the oldest Hexagon with a skel of ours
+ARCH = 68  # the oldest Hexagon version for which npurt has a skel
 EXACT = "it must not be rounded"
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a device would multiply by; the CPU does all else.
+    """The weights that a device multiplies by; the CPU does everything else.
 
     Attributes:
-        weights: Matrices, or stacks of experts.
-        nbytes: Of them, on the device.
-        others: Why the CPU has the other weights, and how many.
+        device: The name of the device.
+        weights: The number of weights; a stack of experts counts as one.
+        nbytes: Bytes of these weights on the device.
+        others: For each reason why weights stay on the CPU, the number of such weights.
     """
 
     device: str
@@ -40,12 +41,12 @@ class Share:
 
 
 class _Weight(NamedTuple):
-    """A weight that is multiplied by: a matrix, or a stack of experts."""
+    """A weight: a matrix, or a stack of experts."""
 
-    op: MatMul  # with one row, by one matrix
+    op: MatMul  # the product of one row with one matrix
     matrices: int
     exact: bool
-    head: bool  # only the last token of a run is multiplied by it
+    head: bool  # whether only the last token of a run is multiplied by the weight
 
     @property
     def nbytes(self) -> int:
@@ -55,7 +56,7 @@ class _Weight(NamedTuple):
 
 
 def shares(model: ModelGraph, on_npu: Sequence[WeightEstimate]) -> list[Share]:
-    """Return the share of each device; *on_npu* are the weights on an RK3588."""
+    """Return the share of each device; *on_npu* are the estimated weights on an RK3588."""
     weights = list(_weights(model))
     others, there = Counter[str](), list[int]()
     for weight in weights:
@@ -74,9 +75,9 @@ def shares(model: ModelGraph, on_npu: Sequence[WeightEstimate]) -> list[Share]:
 
 
 def host_rates(model: ModelGraph, config: Config) -> tuple[float, float]:
-    """Return tokens a second that the CPU of an RK3588 cannot exceed: a prompt's, and decoding.
+    """Return upper bounds of the tokens per second of an RK3588's CPU, for prefill and decode.
 
-    Only products are counted.
+    The time includes only matrix products.
     """
     weights = list(_weights(model))
 
@@ -87,7 +88,7 @@ def host_rates(model: ModelGraph, config: Config) -> tuple[float, float]:
 
 
 def _seconds(weight: _Weight, tokens: int, config: Config) -> float:
-    """Return how long the products of a run with *weight* take."""
+    """Return the seconds of the products with *weight* in a run of *tokens*."""
     rows, times = 1 if weight.head else tokens, 1
     if weight.matrices > 1 and config.experts:
         rows *= config.experts.top_k

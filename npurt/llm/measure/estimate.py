@@ -1,8 +1,8 @@
 """Estimate the accuracy of a model on an NPU that rounds its weights.
 
-The relative errors of products follow from the weights.  Their effect on predictions depends on the
-model, so `divergence` measures it: it evaluates a short text in simulation and with exact
-arithmetic, and compares the predictions.
+The relative errors of matrix products are computed from the weights.  Their effect on predictions
+depends on the model, so `divergence` measures it: it evaluates a short text in simulation and with
+exact arithmetic, and compares the predictions.
 """
 
 import math
@@ -28,7 +28,7 @@ from npurt.rknpu.device import quantise
 from npurt.rknpu.isa.formats import number_format
 from npurt.rknpu.plan.tiling import padded
 
-SCALE_BYTES = 4  # of a row on the NPU
+SCALE_BYTES = 4  # bytes of the scale of a row on the NPU
 TEXT = """The old lighthouse keeper counted the steps as he climbed, as he had done every evening
 for thirty-one years: two hundred and seven. At the top he lit the lamp, wrote the hour in the log,
 and looked out over the water. A small boat was coming in, low and late.
@@ -46,25 +46,25 @@ A: 100 degrees Celsius, or 212 degrees Fahrenheit.
 
 @dataclass(frozen=True, slots=True)
 class WeightEstimate:
-    """A weight on the NPU, or a stack of experts, each of which is a weight there."""
+    """The estimate of a weight on the NPU: a matrix, or a stack of experts."""
 
     tensor: str
-    call: str  # the same for weights that one call multiplies by one input
+    call: str  # equal for weights that one call multiplies by one input
     shape: tuple[int, ...]  # (N, K), or (E, N, K)
-    dtype: str  # in the file
-    form: str  # scheme on the NPU, in `quantise.BY_NAME`; of a stack, the most frequent
-    error: float | None  # expected relative mean square error of its products; of a stack, the
-    # mean; None when it is unknown, because the values were not read
-    nbytes: int  # on the NPU
+    dtype: str  # format in the file
+    form: str  # scheme on the NPU, in `quantise.BY_NAME`; for a stack, the most frequent one
+    error: float | None  # expected relative mean square error of the products; for a stack, the
+    # mean; None if the values of the weight were not read
+    nbytes: int  # bytes on the NPU
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The difference of predictions from those of exact arithmetic."""
+    """The difference of a device's predictions from those of exact arithmetic."""
 
-    mean: float  # KL divergence in nats, over the tokens of a text
-    worst: float
-    same_best: float  # fraction of tokens after which the most likely token is the same
+    mean: float  # mean KL divergence in nats, over the tokens of a text
+    worst: float  # largest KL divergence
+    same_best: float  # fraction of tokens after which the most probable token is the same
     tokens: int
 
 
@@ -89,7 +89,7 @@ def estimates(path: str | os.PathLike[str]) -> Iterator[WeightEstimate]:
 
 
 def expected(model: ModelGraph) -> Iterator[WeightEstimate]:
-    """Yield what `estimates` does as far as the header of a file says it.
+    """Yield the estimates that the header of a file allows, without errors of products.
 
     Each weight is assumed to have the scheme that most weights get.
     """
@@ -107,7 +107,7 @@ def expected(model: ModelGraph) -> Iterator[WeightEstimate]:
 
 
 def _on_npu(model: ModelGraph) -> Iterator[tuple[str, MatMul | ExpertMatMul]]:
-    """Yield the products that an NPU does, by the names of their weights."""
+    """Yield the products that an NPU computes, with the names of their weights."""
     for name, op in products(model.graph).items():
         if op.precision is not Precision.EXACT:
             yield name, op
@@ -131,9 +131,9 @@ def _estimate(
 def divergence(
     path: str | os.PathLike[str], device: str | Device, text: str = TEXT, *, tokens: int = 512
 ) -> Divergence:
-    """Evaluate the first *tokens* of *text* on *device* and with exact arithmetic.
+    """Compare predictions on *device* with exact ones, for the first *tokens* of *text*.
 
-    Neither rounds its KV cache, so only products differ.
+    The KV cache is float32 in both cases, so only products differ.
     """
     with Llama(path, Exact(), n_ctx=512, kv_type="f32", verify="off") as llm:
         ids = llm.tokenize(text)[: min(tokens, llm.n_ctx)]
@@ -168,9 +168,9 @@ class ExactPacked(Packed):
 
 
 class Exact(Device):
-    """A device that multiplies dequantised values in float32 with numpy: slow and exact."""
+    """A device that multiplies dequantised weights in float32 with numpy, slowly and exactly."""
 
-    SLICE = 4096  # rows that are float32 at a time
+    SLICE = 4096  # rows of a weight that are dequantised at a time
 
     def __init__(self) -> None:
         self.caps = Caps("exact", "numpy, float32", simulated=False)
@@ -180,7 +180,7 @@ class Exact(Device):
         return None
 
     def pack(self, tensor: QTensor, *, int16: bool | None = False) -> ExactPacked:
-        """Keep *tensor*."""
+        """Return *tensor*, unchanged, as a packed weight."""
         return ExactPacked(self, tensor)
 
     def matmul(self, x: F32, w: Packed, out: F32) -> None:
@@ -190,7 +190,7 @@ class Exact(Device):
             out[:, rows] = x @ w.tensor[rows].dequantize().T
 
     def multiplied(self, x: F32, w: Packed) -> F64:
-        """Return x."""
+        """Return *x* in float64."""
         return x.astype(np.float64)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Estimate the speed of a model on a Hexagon, by a cost model and not by measurement."""
+"""Estimate the speed of a model on a Hexagon with a cost model, without measurement."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,14 +14,14 @@ from npurt.llm.measure.speed import PROMPT, matrices, units
 from npurt.rknpu.device.estimate import Weight, host_product_seconds
 from npurt.rknpu.plan import cost as rk3588
 
-# The host's work that is no product, and cache maintenance: the rates of an RK3588's host.  This
-# board's four Cortex-A78 were never measured.
+# The rates of the host for ops other than products, and for cache maintenance.  They are those of
+# an RK3588's host: this board's four Cortex-A78 were never measured.
 HOST = rk3588.SPEEDS["rknpu"]
 
 
 @dataclass(frozen=True, slots=True)
 class HexagonRates:
-    """Tokens a second on a board: the least, the expected and the most."""
+    """Tokens per second on a board, each as the lowest, expected and highest rate."""
 
     board: str
     arch: int
@@ -33,7 +33,7 @@ class HexagonRates:
 
 
 def hexagon_speed(config: Config, estimates: Sequence[WeightEstimate]) -> HexagonRates:
-    """Return the expected speed of a model on the board; *estimates* are of its weights."""
+    """Return the estimated speed of a model on the board, from the estimates of its weights."""
     prompt, decode = (hexagon_rates(config, estimates, n) for n in (PROMPT, 1))
     mhz = BOARD.clock_hz / 1e6
     return HexagonRates(BOARD.name, BOARD.arch, mhz, BOARD.threads, PROMPT, prompt, decode)
@@ -46,13 +46,13 @@ def hexagon_rates(
     *,
     every: bool = False,
 ) -> tuple[float, float, float]:
-    """Return the tokens a second of a run of *tokens*: the least, the expected and the most.
+    """Return the lowest, expected and highest rate of a run of *tokens*, in tokens per second.
 
     Args:
-        config: Of the model.
-        estimates: Of its weights.
-        tokens: Of one text, or of texts that are decoded together.
-        every: Logits are wanted of every token, not only of the last.
+        config: The configuration of the model.
+        estimates: The estimates of its weights.
+        tokens: The number of tokens, of one sequence or of several decoded together.
+        every: Whether the logits of every token are computed, or only those of the last.
     """
     jobs = list(hexagon_jobs(config, estimates, tokens, every=every))
     seconds = []
@@ -67,7 +67,7 @@ def hexagon_rates(
 def hexagon_jobs(
     config: Config, estimates: Sequence[WeightEstimate], tokens: int, *, every: bool = False
 ) -> Iterator[tuple[list[MatMul], int]]:
-    """Yield the products of each call of a run of *tokens*, and how often it is made."""
+    """Yield the products of each call in a run of *tokens*, and the number of such calls."""
     formats = [replace(each, form=each.dtype) for each in estimates]
     calls: dict[str, list[Weight]] = {}
     for weight in matrices(config, formats, every=every):
@@ -82,7 +82,7 @@ def hexagon_jobs(
 def hexagon_packets(
     config: Config, estimates: Sequence[WeightEstimate], tokens: int, arch: int, threads: int
 ) -> float:
-    """Return the packets of a run of *tokens* that wants the logits of all, on v*arch*."""
+    """Return the packets of a run of *tokens* with the logits of every token, on v*arch*."""
     total = 0.0
     for ops, times in hexagon_jobs(config, estimates, tokens, every=True):
         there = [op for op in ops if why_not(op, arch) is None]
@@ -92,7 +92,7 @@ def hexagon_packets(
 
 
 def _seconds(ops: Sequence[MatMul], speed: Speed, host: rk3588.Speed) -> float:
-    """Return how long a call with *ops* takes; the host has those without a kernel."""
+    """Return the seconds of a call with *ops*; the host computes ops without a kernel."""
     there = [op for op in ops if why_not(op, BOARD.arch) is None]
     total = sum(host_product_seconds(op) for op in ops if op not in there)
     if there:

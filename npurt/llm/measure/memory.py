@@ -1,4 +1,4 @@
-"""How much memory a model takes, from the header of its file alone."""
+"""Compute the memory that a model needs, from the header of its file."""
 
 from dataclasses import dataclass
 
@@ -6,16 +6,17 @@ from npurt.llm.arch.reading import configuration
 from npurt.llm.file.mapped import MappedGGUF
 from npurt.llm.session.setup import positions
 
-F16_BYTES = 2  # of an element of the KV cache, by default
+F16_BYTES = 2  # bytes of an element of the KV cache, by default
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes that a model takes; Python, its libraries and the vocabulary take 0.1 to 0.2 GB more.
+    """Bytes that a model needs.  Python, its libraries and the vocabulary need 0.1 to 0.2 GB more.
 
     Attributes:
-        weights: All tensors, as the file has them.
-        kv_cache: For *positions* positions.
+        weights: Bytes of all tensors in the file.
+        kv_cache: Bytes of the KV cache for *positions* positions.
+        positions: The number of positions.
     """
 
     weights: int
@@ -24,16 +25,16 @@ class Memory:
 
 
 def memory(file: MappedGGUF, n_ctx: int | None = None) -> int:
-    """Return the bytes of the weights and of the KV cache.  Arguments and errors as `needs`."""
+    """Return the bytes of weights and KV cache together; see `needs`."""
     found = needs(file, n_ctx)
     return found.weights + found.kv_cache
 
 
 def needs(file: MappedGGUF, n_ctx: int | None = None) -> Memory:
-    """Return what a model needs with a context of *n_ctx*, by default that of `Llama`.
+    """Return the memory of a model with a context of *n_ctx*, which has the default of `Llama`.
 
     Raises:
-        ModelFormatError: npurt does not run the model.
+        ModelFormatError: npurt does not support the model.
     """
     _, config = configuration(file)
     layers = range(config.n_layers if config.causal else 0)  # an encoder caches nothing

@@ -1,8 +1,9 @@
-"""Measure tokens per second of several texts at once, as llama-batched-bench does.
+"""Measure tokens per second of several sequences together, with the method of llama-batched-bench.
 
-The tokens of prompts are random.  First all prompts are read, without their last token; then all
-texts go on together, from what was read.  With a draft, each prompt ends with one of the tasks of
-`bench_spec`: what is accepted depends on the text.  A draft model reads prompts as texts go on.
+The tokens of prompts are random.  First all prompts except their last tokens are evaluated.  Then
+all sequences are decoded together, from the cached prompts.  With a draft, each prompt ends with
+one of the tasks of `bench_spec`, because the acceptance rate depends on the text.  A draft model
+evaluates the prompts during decoding.
 """
 
 import os
@@ -35,16 +36,17 @@ def bench_parallel(
     on_row: Callable[[dict[str, Any]], object] | None = None,
     **options: Any,
 ) -> tuple[list[dict[str, Any]], Report]:
-    """Measure one model; return a row for each number of texts, and the ledger.
+    """Measure one model; return a row for each number of sequences, and the ledger.
 
     Args:
-        parallel: How many texts at once.
-        prompt: Tokens of each prompt.
-        generated: Tokens that each text has then.
-        shared: First tokens that are the same in all prompts.
-        on_row: Called with each row as soon as it is measured.
-        draft: As for `Engine`; rows then say how many tokens were drafted and accepted.
-        options: Others of `Engine`.
+        parallel: Numbers of sequences.
+        prompt: The number of tokens of each prompt.
+        generated: The number of tokens to generate after each prompt.
+        shared: The number of first tokens that are the same in all prompts.
+        repetitions: Measured runs of each number of sequences.
+        draft: As for `Engine`; rows then include the numbers of drafted and accepted tokens.
+        on_row: A function that is called with each row as soon as it is measured.
+        options: Other options of `Engine`.
 
     Raises:
         SettingError: There is nothing to measure.
@@ -76,7 +78,7 @@ def bench_parallel(
 
 
 class _Ends:
-    """When requests ended."""
+    """Records the time when each request ended."""
 
     def __init__(self) -> None:
         self.times: dict[int, float] = {}
@@ -95,7 +97,7 @@ def _ids(engine: Engine, count: int, shared: int, number: int) -> list[int]:
 
 
 def _with_task(engine: Engine, ids: list[int], shared: int, number: int) -> list[int]:
-    """Return *ids* with a task at the end, as far as there is room after the *shared* ones."""
+    """Return *ids* with a task at the end, cut to the space after the *shared* tokens."""
     llm, task = engine.llm, list(PROMPTS.values())[number % len(PROMPTS)]
     if "tokenizer.chat_template" in llm.metadata:
         end = llm.apply_chat_template([{"role": "user", "content": task}])
@@ -107,9 +109,9 @@ def _with_task(engine: Engine, ids: list[int], shared: int, number: int) -> list
 def _measure(
     engine: Engine, ended: _Ends, prompts: list[list[int]], generated: int
 ) -> tuple[float, float, float]:
-    """Return the seconds of all prompts, those of all texts, and slowest by fastest text."""
+    """Return the seconds of prefill and of decode, and slowest divided by fastest sequence."""
     seconds, spread = [], 1.0
-    salt = str(time.monotonic_ns())  # no prefix of another measurement is found
+    salt = str(time.monotonic_ns())  # excludes cached prefixes of other measurements
     for stop, count in ((-1, 1), (None, generated)):
         start = time.perf_counter()
         requests = [
@@ -146,7 +148,7 @@ def _row(
 
 
 def _accepted(before: Counts, after: Counts, row: dict[str, Any]) -> dict[str, float | None]:
-    """Return what was drafted and accepted between two counts, for the samples of *row*."""
+    """Return the numbers of drafted and accepted tokens between *before* and *after*."""
     drafted, accepted = after.drafted - before.drafted, after.accepted - before.accepted
     tokens = row["parallel"] * row["generated"] * len(row["samples"])
     return {

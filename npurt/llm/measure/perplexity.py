@@ -1,6 +1,6 @@
-"""Measure the perplexity of a text, by the method of llama-perplexity.
+"""Measure the perplexity of a text, with the method of llama-perplexity.
 
-The text is split into chunks of the context's length.  Each chunk is evaluated from an empty cache
+The text is split into chunks of the context's length.  Each chunk is evaluated from an empty cache,
 and begins with BOS if the model wants one.  The second half of each chunk is scored.
 """
 
@@ -16,7 +16,7 @@ from npurt.errors import LayoutError, SettingError
 from npurt.llm.decode.model import Llama
 from npurt.llm.session.progress import Progress
 
-SHORTEST = 8  # tokens of a chunk; the standard error needs so many
+SHORTEST = 8  # least tokens of a chunk, for the standard error
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,11 @@ def perplexity(
     chunks: int | None = None,
     on_chunk: Callable[[Perplexity], object] | None = None,
 ) -> Perplexity:
-    """Measure *text* in chunks of ``llm.n_ctx`` tokens.
+    """Measure the perplexity of *text* in chunks of ``llm.n_ctx`` tokens.
 
     Args:
         chunks: The number of chunks to use; by default all.
-        on_chunk: Called after each chunk with the perplexity of those so far.
+        on_chunk: A function that is called after each chunk, with the perplexity so far.
 
     Raises:
         LayoutError: The text is shorter than one chunk.

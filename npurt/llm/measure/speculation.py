@@ -1,8 +1,8 @@
 """Measure speculative decoding with fixed and chosen draft lengths, against plain decoding.
 
-Decoding is greedy, so every run of a prompt writes the same text.  Runs are interleaved, and a
-speedup is the median of ratios within a round: a machine that slows down slows all runs of a round.
-The first three prompts are those of ggml-org/llama.cpp pull request 25166.
+Decoding is greedy, so all runs of a prompt generate the same text.  Runs are interleaved, and a
+speedup is the median of the ratios in each round: if the machine becomes slower, all runs of a
+round become slower.  The first three prompts are those of ggml-org/llama.cpp pull request 25166.
 """
 
 import os
@@ -40,18 +40,18 @@ PROMPTS = {
     "DC trip": "Plan a 1 day trip to DC",
     "edit": EDIT,
 }
-ROOM = 1024  # positions for a prompt; the longest has some 600 bytes, and a template around it
-PLAIN, AUTO = 0, -1  # in place of a draft length: no draft, and the controller's choice
+ROOM = 1024  # positions for a prompt; the longest one has about 600 bytes and a chat template
+PLAIN, AUTO = 0, -1  # values for a draft length: no draft; length chosen by the controller
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """One text."""
+    """The result of one run."""
 
     text: str
     tokens: int
     rate: float  # tokens per second
-    seconds: float  # the prompt included
+    seconds: float  # seconds of prefill and decode
     said: Speculation
 
 
@@ -66,17 +66,19 @@ def bench_spec(
     on_rows: Callable[[list[dict[str, Any]]], object] | None = None,
     **options: Any,
 ) -> list[dict[str, Any]]:
-    """Measure each draft length with each prompt; return a row for each.
+    """Measure each draft length with each prompt; return a row for each pair.
 
-    ``"n"`` of a row is the draft length, 0 for plain decoding, ``"auto"`` for the controller's
-    choice.  ``"speedup"`` is that of decoding, ``"total_speedup"`` of prompt and decoding together.
+    ``"n"`` of a row is the draft length, 0 for plain decoding, or ``"auto"`` for lengths that the
+    controller chooses.  ``"speedup"`` is for decode, ``"total_speedup"`` for prefill and decode.
 
     Args:
         draft: The draft, as for `Llama`; it may propose fewer tokens than the draft length.
         numbers: The draft lengths; the controller chooses from 0 to the largest.
-        tokens: The length of each text, unless the model ends it earlier.
-        on_rows: Called with the rows of each prompt as soon as they are measured.
-        options: Those of `Llama`.
+        tokens: The number of tokens to generate, unless the model ends the completion earlier.
+        repetitions: Measured runs of each draft length.
+        on_rows: A function that is called with the rows of each prompt as soon as they are
+            measured.
+        options: The options of `Llama`.
 
     Raises:
         SettingError: There is nothing to measure.
@@ -121,7 +123,7 @@ def _run(llm: Llama, prompt: str, choice: int, most: int, tokens: int) -> _Run:
     try:
         text = _answer(llm, prompt, tokens)
     finally:
-        llm.speculator = own  # it closes with the model
+        llm.speculator = own  # restored, because closing the model releases it
     timing = llm.timing
     said = speculator.controller.speculation
     seconds = timing.prefill_seconds + timing.decode_seconds
@@ -138,7 +140,7 @@ def _answer(llm: Llama, prompt: str, tokens: int) -> str:
 def _row(
     llm: Llama, name: str, choice: int, runs: Sequence[_Run], plain: Sequence[_Run]
 ) -> dict[str, Any]:
-    """Return the row of one choice; what is counted is that of the last run."""
+    """Return the row of one draft length; its counts are those of the last run."""
     last, said = runs[-1], runs[-1].said
     ratios = [run.rate / base.rate for run, base in zip(runs, plain, strict=True) if base.rate]
     totals = [base.seconds / run.seconds for run, base in zip(runs, plain, strict=True)]
@@ -156,7 +158,9 @@ def _row(
         "accept_rate": said.accepted / said.drafted if said.drafted else None,
         "accepted_length": said.mean_accepted or 1.0,
         "tokens_per_second": statistics.median(run.rate for run in runs),
-        "speedup": statistics.median(ratios) if ratios else None,  # None: one token is no rate
+        "speedup": statistics.median(ratios)
+        if ratios
+        else None,  # None if a run has only one token
         "total_speedup": statistics.median(totals),
         "same_text": all(run.text == plain[0].text for run in runs),
         "samples": [run.rate for run in runs],

@@ -1,4 +1,4 @@
-"""Estimate the speed of a model on an RK3588, by a cost model and not by measurement."""
+"""Estimate the speed of a model on an RK3588 with a cost model, without measurement."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,17 +10,17 @@ from npurt.rknpu.device.estimate import Weight, jobs, run_seconds
 from npurt.rknpu.plan.cost import CLOCKS, Estimate
 from npurt.rknpu.plan.tiling import Plan
 
-PROMPT = 128  # tokens
-PATCHED_HZ = 600e6  # of rocket in kernels with a frequency patch
-BOARDS = (*CLOCKS.items(), ("rocket", PATCHED_HZ))  # driver and clock
+PROMPT = 128  # tokens of the prompt
+PATCHED_HZ = 600e6  # NPU clock with the driver rocket, in kernels with a frequency patch
+BOARDS = (*CLOCKS.items(), ("rocket", PATCHED_HZ))  # driver, clock in Hz
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Tokens a second with one driver and clock: the least, the expected and the most.
+    """Tokens per second with one driver and clock, each as the lowest, expected and highest rate.
 
     Attributes:
-        stock: The clock is the default of the kernel.
+        stock: Whether the clock is the kernel's default.
     """
 
     driver: str
@@ -32,7 +32,7 @@ class Rates:
 
 
 def speeds(config: Config, estimates: Sequence[WeightEstimate]) -> list[Rates]:
-    """Return the expected speed of a model on each board; *estimates* are of its weights."""
+    """Return the estimated speed of a model on each board, from the estimates of its weights."""
     weights = matrices(config, estimates)
     found = []
     for driver, hz in BOARDS:
@@ -44,14 +44,14 @@ def speeds(config: Config, estimates: Sequence[WeightEstimate]) -> list[Rates]:
 def rates_together(
     config: Config, estimates: Sequence[WeightEstimate], texts: int, driver: str, hz: float
 ) -> tuple[float, float, float]:
-    """Return the tokens a second of several texts that are decoded together, all added up."""
+    """Return the total tokens per second of *texts* sequences that are decoded together."""
     return _rates(config, matrices(config, estimates, every=True), texts, driver, hz)
 
 
 def product_jobs(
     config: Config, estimates: Sequence[WeightEstimate], texts: int
 ) -> Iterator[tuple[list[Plan], int]]:
-    """Yield each job's plans and how often it runs, for a step of one token of each text."""
+    """Yield each job's plans and number of runs, for a step that decodes *texts* sequences."""
     for plans, _, times in jobs(matrices(config, estimates, every=True), texts):
         yield plans, times
 
@@ -71,7 +71,7 @@ def _rates(
 
 
 def units(config: Config) -> int:
-    """Return the width of a model plus that of its feed-forward part, over all layers."""
+    """Return the sum of model width and feed-forward width, over all layers."""
     experts = config.experts
     feedforward = experts.top_k * experts.n_ff + experts.n_ff_shared if experts else config.n_ff
     return config.n_layers * (config.width + feedforward)
@@ -80,10 +80,10 @@ def units(config: Config) -> int:
 def matrices(
     config: Config, estimates: Iterable[WeightEstimate], *, every: bool = False
 ) -> list[Weight]:
-    """Return the weights of a model; equal calls of several layers are one, with a count.
+    """Return the weights of a model; equal calls of several layers are merged, with a count.
 
     Args:
-        every: Logits are wanted of every token, not only of the last.
+        every: Whether the logits of every token are computed, or only those of the last.
     """
     calls: dict[str, list[tuple[str, int, int, str, int]]] = {}
     for estimate in estimates:
