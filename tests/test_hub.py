@@ -74,7 +74,7 @@ def test_a_download_that_was_given_up_goes_on_in_the_next_call(hub):
     hub.faults = [Fault("/store/", cut=300_000), Fault("/store/", times=99, cut=0)]
     error = refused(REPO)
     assert "300000 of" in error.what
-    assert "go on" in error.remedy
+    assert "to continue" in error.remedy
 
     hub.faults = []
     hub.requests.clear()
