@@ -362,7 +362,7 @@ def test_all_parts_of_a_split_model_arrive(hub):
 def test_tries_that_bring_little_come_to_an_end(hub):
     hub.faults = [Fault("/store/", times=99, cut=1)]
 
-    assert "go on" in refused(REPO).remedy
+    assert "to continue" in refused(REPO).remedy
     assert len(hub.downloads()) == requests.TRIES
 
 
