@@ -1,9 +1,9 @@
-/* Reads a batch of the host and checks every number in it against the mapped memory. */
+/* Reads a batch from the host and checks all its numbers against the mapped memory. */
 #include "batch.h"
 
 enum { ALIGNMENT = NPURT_VECTOR, K_STEP = 32 };
 
-/* The address of the first `nbytes` bytes of a part; NULL if it has fewer. */
+/* Return the address of a range of memory; NULL if it has fewer than `nbytes` bytes. */
 static char *locate(const npurt_ref *ref, uint64_t nbytes, const maps *maps)
 {
     if (ref->offset % ALIGNMENT || nbytes > ref->nbytes) {
@@ -38,7 +38,7 @@ static uint32_t check_shape(const npurt_op *op)
     return 0;
 }
 
-/* Whether this op can use the quantised rows of the op before. */
+/* Return whether `op` can use the quantised rows of the op `before` it. */
 static int same_x(const batch_op *op, const batch_op *before)
 {
     return before->kind == NPURT_OP_MATMUL && op->x.x == before->x.x &&

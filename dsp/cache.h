@@ -1,12 +1,12 @@
-/* Cache maintenance of memory that host and DSP share. */
+/* Cache maintenance for memory that host and DSP share. */
 #ifndef NPURT_CACHE_H
 #define NPURT_CACHE_H
 
 #include "qurt.h"
 
-enum { CACHE_LINE = 128 }; /* bytes; the longest of any version */
+enum { CACHE_LINE = 128 }; /* bytes; the longest line of all versions */
 
-/* Whole cache lines, because some versions of QuRT refuse other ranges. */
+/* Maintain whole cache lines, because some versions of QuRT refuse other ranges. */
 static inline void cache_maintain(const void *address, uint64_t nbytes, uint8_t operation)
 {
     uint32_t first = (uint32_t) (uintptr_t) address & ~(CACHE_LINE - 1u);
@@ -15,14 +15,14 @@ static inline void cache_maintain(const void *address, uint64_t nbytes, uint8_t 
     qurt_mem_cache_clean(first, whole, operation, QURT_MEM_DCACHE);
 }
 
-/* Invalidate the cache lines of memory that the host may have written.  All our writes to it are in
- * memory already (cache_give). */
+/* Invalidate the cache lines of memory that the host may have written.  cache_give has already
+ * written all changes in them back. */
 static inline void cache_take(const void *address, uint64_t nbytes)
 {
     cache_maintain(address, nbytes, QURT_MEM_CACHE_INVALIDATE);
 }
 
-/* Write our changes back to memory, for the host, and invalidate the lines. */
+/* Write the DSP's changes back to memory, for the host, and invalidate the lines. */
 static inline void cache_give(const void *address, uint64_t nbytes)
 {
     cache_maintain(address, nbytes, QURT_MEM_CACHE_FLUSH_INVALIDATE);

@@ -1,6 +1,7 @@
 /*
- * Message queues between the host and the DSP.  Source: qualcomm/fastrpc inc/dspqueue.h, with
- * dspqueue_import, which only the DSP has.  Weak: firmware before 2021 has none.
+ * Message queues between the host and the DSP.  Source: qualcomm/fastrpc inc/dspqueue.h;
+ * dspqueue_import exists only on the DSP.  The functions are weak, because firmware before 2021
+ * does not have them.
  */
 #ifndef NPURT_DSPQUEUE_H
 #define NPURT_DSPQUEUE_H

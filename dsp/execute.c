@@ -1,11 +1,11 @@
 /*
- * Runs a batch.  All threads go through the ops together.  For each op they divide the rows of x,
- * quantise them, wait for each other, and divide the tiles of w.
+ * Runs a batch.  All threads work on the same op.  For each op they divide the rows of x, quantise
+ * them, wait for each other, and divide the tiles of w.
  *
- * Caches: those of the DSP and the host are not coherent.  The inputs of a batch are invalidated
- * before its first op.  Its outputs are written to memory and invalidated after its last.  So
- * between batches the caches hold no line that the host may change, except of weights.  These change
- * rarely, and the op then has the flag NPURT_NEW_W.
+ * The caches of the DSP and the host are not coherent.  Before the first op of a batch, the cache
+ * lines of its inputs are invalidated.  After the last op, the outputs are written to memory and
+ * their lines invalidated.  So between batches the caches hold no line that the host may change,
+ * except lines of weights.  If the host has changed a weight, the op has the flag NPURT_NEW_W.
  */
 #include "execute.h"
 #include "cache.h"
@@ -15,26 +15,26 @@
 #include <hexagon_types.h>
 
 enum {
-    TILES_AT_ONCE = 4,  /* tiles that a kernel for one row takes together */
-    SHARE = 256 << 10,  /* bytes of L2 that one thread counts on */
-    ROWS_TO_COPY = 64,  /* from so many rows on, copying to VTCM is less than 2 % of the work */
-    TOKENS_TO_COPY = 4, /* from so many tokens on, a copy of a state saves more than it costs [?] */
+    TILES_AT_ONCE = 4,  /* tiles that a kernel for one row multiplies together */
+    SHARE = 256 << 10,  /* bytes of L2 for the tiles of one thread */
+    ROWS_TO_COPY = 64,  /* with this many rows, copying to VTCM is less than 2 % of the work */
+    TOKENS_TO_COPY = 4, /* tokens from which copying a state saves time; not measured */
 };
 
 typedef struct {
     workspace *work;
     pool *pool;
     const vtcm *vtcm;
-    uint32_t done;   /* ops that are complete; thread 0 counts */
-    uint32_t failed; /* a row of x is not finite */
+    uint32_t done;   /* complete ops; thread 0 counts them */
+    uint32_t failed; /* 1: a row of x is not finite */
 } run;
 
-/* A part of some work: [first, last). */
+/* The items first..last-1 of some work. */
 typedef struct {
     uint32_t first, last;
 } range;
 
-/* This thread's part of `count` items, in multiples of `unit`; units * threads < 2^32. */
+/* Return this thread's part of `count` items, in multiples of `unit`; units * threads < 2^32. */
 static range share(const pool *pool, uint32_t thread, uint32_t count, uint32_t unit)
 {
     uint32_t units = (count + unit - 1) / unit;
@@ -50,8 +50,8 @@ static uint32_t least(uint32_t a, uint32_t b)
 
 /* --- memory ------------------------------------------------------------------------------------ */
 
-/* Memory aligned to a vector.  A PD has malloc, which aligns to 8, but perhaps not memalign.  The
- * address from malloc is stored before the memory. */
+/* Allocate memory aligned to a vector.  A protection domain has malloc, which aligns to 8, but may
+ * lack memalign.  The address from malloc is stored before the aligned memory. */
 static void *allocate(size_t nbytes)
 {
     char *whole = nbytes < INT32_MAX ? malloc(nbytes + NPURT_VECTOR + sizeof(void *)) : NULL;
@@ -71,7 +71,7 @@ static void release(void *aligned)
     }
 }
 
-/* Make room for `wanted` bytes; the old content is lost.  Returns 0 if there is no memory. */
+/* Grow *memory to `wanted` bytes and drop its content; return 0 if there is no memory. */
 static int grow(void **memory, size_t *nbytes, size_t wanted)
 {
     if (*nbytes >= wanted) {
@@ -104,7 +104,7 @@ static size_t most(size_t a, size_t b)
     return a > b ? a : b;
 }
 
-/* Allocate memory for all ops, or end the batch before the first op without. */
+/* Allocate memory for all ops; if there is too little, remove ops from the end of the batch. */
 static void reserve(workspace *work, uint32_t threads)
 {
     batch *batch = &work->batch;
@@ -129,7 +129,7 @@ static uint64_t extent_of_y(const batch_op *op)
     return batch_extent(op->y.m, op->y.y_stride, (uint64_t) op->y.n * sizeof(float));
 }
 
-/* The inputs and outputs of a delta net. */
+/* Invalidate the cache lines of the inputs and outputs of a delta net. */
 static void take_delta(const batch_op *op)
 {
     const npurt_delta *delta = &op->delta;
@@ -161,12 +161,11 @@ static void before_batch(const batch *batch)
         if (op->flags & NPURT_NEW_W) {
             cache_take(op->tiles, (uint64_t) op->tile_bytes * op->tiles_count);
         }
-        cache_take(op->y.y,
-                   extent_of_y(op)); /* the host owns the bytes between and beside its rows */
+        cache_take(op->y.y, extent_of_y(op)); /* the host may have written between the rows */
     }
 }
 
-/* The last word of an op's results, still in our caches. */
+/* Return the last word of an op's results, which is still in the DSP's cache. */
 static uint32_t last_word(const batch_op *op)
 {
     if (op->kind != NPURT_OP_DELTA) {
@@ -180,7 +179,8 @@ static uint32_t last_word(const batch_op *op)
     return ((const uint32_t *) head)[delta->width - 1];
 }
 
-/* See npurt_reply.  The rotation detects results that all change their sign or exponent. */
+/* Compute the field `check` of npurt_reply.  The rotation makes the checksum detect equal changes
+ * of the sign or exponent of all results. */
 static uint32_t check_of(const batch *batch, uint32_t done)
 {
     uint32_t check = 0;
@@ -226,7 +226,7 @@ static void copy_vectors(char *to, const char *from, size_t nbytes)
     }
 }
 
-/* The number of tiles in `nbytes`, at least one. */
+/* Return the number of tiles that fit into `nbytes`, at least one. */
 static uint32_t tiles_in(uint32_t nbytes, const batch_op *op)
 {
     uint32_t fit = (uint32_t) (nbytes / op->tile_bytes);
@@ -234,9 +234,9 @@ static uint32_t tiles_in(uint32_t nbytes, const batch_op *op)
 }
 
 /*
- * Multiply by this thread's tiles.  One row or one panel reads all tiles in one call, because kernels
- * prefetch within a call.  For more panels, a call has as many tiles as fit into L2.  For many rows,
- * tiles are copied to VTCM if there is some.
+ * Multiply by this thread's tiles.  For one row or one panel, one call multiplies all tiles,
+ * because kernels prefetch within a call.  For more panels, a call gets as many tiles as fit into
+ * L2.  For many rows, tiles are first copied to VTCM if the session has VTCM.
  */
 static void multiply(run *run, const batch_op *op, uint32_t thread)
 {
@@ -262,7 +262,7 @@ static void multiply(run *run, const batch_op *op, uint32_t thread)
     }
 }
 
-/* This thread's heads of a delta net.  The state is copied to VTCM for many tokens. */
+/* Run this thread's heads of a delta net.  For many tokens, the state is copied to VTCM. */
 static void delta(run *run, const batch_op *op, uint32_t thread)
 {
     const npurt_delta *net = &op->delta;
@@ -288,10 +288,10 @@ static void delta(run *run, const batch_op *op, uint32_t thread)
     }
 }
 
-/* Returns 1 if the batch has failed, in all threads. */
+/* Returns 1 in all threads if the batch has failed in any. */
 static int run_delta(run *run, const batch_op *op, uint32_t thread)
 {
-    pool_barrier(run->pool); /* nobody still writes this x */
+    pool_barrier(run->pool); /* wait until all threads have written x, the result of earlier ops */
     delta(run, op, thread);
     pool_barrier(run->pool);
     return __atomic_load_n(&run->failed, __ATOMIC_SEQ_CST) != 0;
@@ -301,7 +301,7 @@ static int run_matmul(run *run, const batch_op *op, int first, uint32_t thread)
 {
     if (!(op->flags & NPURT_SAME_X)) {
         if (!first) {
-            pool_barrier(run->pool); /* no thread still reads the activations or writes this x */
+            pool_barrier(run->pool); /* wait for readers of the activations and writers of x */
         }
         quantise(run, op, thread);
         pool_barrier(run->pool);

@@ -1,4 +1,4 @@
-/* Running a batch. */
+/* The execution of a batch. */
 #ifndef NPURT_EXECUTE_H
 #define NPURT_EXECUTE_H
 
@@ -6,11 +6,11 @@
 #include "pool.h"
 #include "vtcm.h"
 
-/* Memory that stays between batches and grows as ops need it, and the running batch. */
+/* The running batch, and memory that is kept between batches and grows if an op needs more. */
 typedef struct {
-    void *activations; /* aligned to 128, as are those below */
+    void *activations; /* aligned to 128 */
     size_t activations_bytes;
-    void *scratch; /* one part for each thread */
+    void *scratch; /* one part for each thread, aligned to 128 */
     size_t scratch_bytes;
     batch batch;
 } workspace;

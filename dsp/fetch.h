@@ -6,9 +6,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { FETCH_MOST = 128 << 10 }; /* bytes ahead: a thread's share of the smallest L2 */
+enum { FETCH_MOST = 128 << 10 }; /* bytes; the part of the smallest L2 for one thread */
 
-/* Ask the hardware to prefetch the next bytes; it may ignore this. */
+/* Request a prefetch of the bytes at `address`; the hardware may ignore the request. */
 static inline void fetch(const char *address, size_t nbytes)
 {
     enum { WIDTH = 128 };

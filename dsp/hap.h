@@ -1,9 +1,10 @@
 /*
- * The services of the protection domain that the skel runs in, beyond QuRT.
+ * The services of the skel's protection domain that are not part of QuRT.
  *
  * Sources: HAP_mem.h, HAP_power.h and HAP_compute_res.h as published in public Hexagon trees; the
  * sizes of the power request are those that cdsp_peak (BSD-3) asserts; codes: qualcomm/fastrpc
- * inc/AEEStdErr.h.  Weak, because some firmware lacks it or refuses it to an unsigned domain.
+ * inc/AEEStdErr.h.  Functions are weak if some firmware lacks them or refuses them to an unsigned
+ * domain.
  */
 #ifndef NPURT_HAP_H
 #define NPURT_HAP_H
@@ -13,7 +14,7 @@
 
 #define HAP_WEAK __attribute__((weak))
 
-/* Return codes of a failed method.  On the DSP 0x80000400 is added. */
+/* Return codes of methods: AEEStdErr.h's codes plus 0x80000400, the offset of the DSP. */
 enum {
     DSP_OK = 0,
     DSP_E_NO_MEMORY = (int) 0x80000402,
@@ -29,7 +30,7 @@ enum {
 void *malloc(size_t bytes) __asm__("__wrap_malloc");
 void free(void *memory) __asm__("__wrap_free");
 
-/* --- memory that the host shares: less than 2 GiB a call; (void *) -1 when it fails -------------- */
+/* --- memory that the host shares: less than 2 GiB a call; (void *) -1 on failure -------------- */
 
 enum { HAP_PROT_READ = 1, HAP_PROT_WRITE = 2 };
 
@@ -57,7 +58,7 @@ typedef struct {
 typedef struct {
     uint8_t set_dcvs_enable, dcvs_enable, dcvs_option;
     uint8_t set_latency;
-    uint32_t latency; /* microseconds to wake up in */
+    uint32_t latency; /* microseconds in which the DSP must wake up */
     uint8_t set_core_params;
     HAP_clock_params core_params;
     uint8_t set_bus_params;

@@ -1,4 +1,4 @@
-/* A lock for what a session holds. */
+/* A lock for the resources of a session. */
 #ifndef NPURT_LOCK_H
 #define NPURT_LOCK_H
 

@@ -22,7 +22,7 @@ int maps_remove(maps *maps, int32_t fd);
 
 void maps_clear(maps *maps);
 
-/* The address of `nbytes` bytes at `offset` of a block; NULL if the block does not have them all. */
+/* Return the address of `nbytes` bytes at `offset` in a block; NULL if the block is shorter. */
 void *maps_find(const maps *maps, int32_t fd, uint32_t offset, uint64_t nbytes);
 
 #endif

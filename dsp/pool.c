@@ -3,15 +3,15 @@
  *
  * FastRPC's thread has a stack of 16 KiB, so it only starts the work and waits.
  *
- * The barrier is our own, because each op passes it several times, and QuRT's does not spin.  Its
- * two futexes alternate: a thread that still wakes others when all have reached the next barrier
- * wakes nobody there.  So a barrier has the same number of instructions with any timing.
+ * The pool has its own barrier, because each op needs several barriers and the barrier of QuRT does
+ * not spin.  Consecutive barriers use two futexes in turn: a late wake-up for one barrier cannot
+ * wake threads at the next.  So a barrier executes the same number of instructions with any timing.
  */
 #include "pool.h"
 #include "hap.h"
 #include "timer.h"
 
-/* A wake-up takes longer than the usual wait; sleep only after so long. */
+/* Spin for so many cycles before sleeping, because a wake-up takes longer than the usual wait. */
 enum { SPIN_CYCLES = 20000 };
 
 static uint32_t load(const uint32_t *word)
@@ -19,8 +19,8 @@ static uint32_t load(const uint32_t *word)
     return __atomic_load_n(word, __ATOMIC_SEQ_CST);
 }
 
-/* Spin until *word changes, for a short time.  Not in an emulator, where cycles stand still and
- * threads alternate. */
+/* Spin for a short time; return whether *word has changed.  Do not spin in an emulator, which runs
+ * one thread at a time and does not count cycles. */
 static int changes_soon(const uint32_t *word, uint32_t seen)
 {
     uint64_t start = timer_cycles();
@@ -51,7 +51,7 @@ void pool_barrier(pool *pool)
     }
     pool->waiting = pool->threads;
     pool->round++;
-    __atomic_add_fetch(gate, 1, __ATOMIC_SEQ_CST); /* also makes the two lines above seen */
+    __atomic_add_fetch(gate, 1, __ATOMIC_SEQ_CST); /* also publishes the two writes above */
     qurt_futex_wake(gate, POOL_MAX);
 }
 

@@ -6,8 +6,8 @@
 #include <stddef.h>
 
 enum {
-    POOL_MAX = 8,          /* threads: the most HVX contexts of any DSP so far (v81) */
-    POOL_STACK = 32 << 10, /* bytes; kernels may use 16 KiB of them */
+    POOL_MAX = 8,          /* threads; no DSP up to v81 has more HVX contexts */
+    POOL_STACK = 32 << 10, /* bytes; kernels may use 16 KiB */
 };
 
 typedef struct pool pool;
@@ -19,29 +19,29 @@ typedef struct {
     pool *pool;
     uint32_t index;
     qurt_thread_t id;
-    qurt_sem_t start; /* up: there is work */
+    qurt_sem_t start; /* increased when there is work */
 } pool_member;
 
 struct pool {
-    uint32_t threads; /* that run */
-    uint32_t part;    /* of 2^31 that each has, rounded up */
-    pool_work work;   /* NULL: end */
+    uint32_t threads; /* number of running threads */
+    uint32_t part;    /* 2^31 / threads, rounded up */
+    pool_work work;   /* NULL: the threads end */
     void *context;
-    qurt_sem_t end;   /* up, by each thread: the work is done */
+    qurt_sem_t end;   /* increased by each thread that has finished the work */
     uint32_t waiting; /* threads that have not reached the barrier yet */
-    uint32_t round;   /* of the barrier */
-    uint32_t gate[2]; /* futexes: one changes when a round of its parity ends */
+    uint32_t round;   /* number of completed barriers */
+    uint32_t gate[2]; /* futexes; gate[r % 2] changes when barrier r is completed */
     void *stacks;
     pool_member member[POOL_MAX];
 };
 
-/* Start up to *threads* threads; pool->threads is then their number, perhaps 0. */
+/* Start at most `threads` threads; afterwards pool->threads is the number of threads, or 0. */
 void pool_start(pool *pool, uint32_t threads);
 
-/* Run the work on all threads, and return when the last has finished.  One caller at a time. */
+/* Run the work on all threads; return when all have finished.  One caller at a time. */
 void pool_run(pool *pool, pool_work work, void *context);
 
-/* Within work: return when all threads have called it. */
+/* Wait until all threads have called this function; only the work may call it. */
 void pool_barrier(pool *pool);
 
 /* End the threads.  A second call does nothing. */

@@ -1,4 +1,4 @@
-/* Votes for clocks.  An unsigned domain may be refused any of them, and then runs slower. */
+/* Votes for clocks.  The DSP may refuse a vote of an unsigned domain, which then runs slower. */
 #include "power.h"
 #include "hap.h"
 

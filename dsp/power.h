@@ -1,11 +1,11 @@
-/* The vote for clocks: without it a DSP runs at its lowest clock and wakes up late. */
+/* The vote for clocks.  Without a vote, a DSP runs at its lowest clock and wakes up slowly. */
 #ifndef NPURT_POWER_H
 #define NPURT_POWER_H
 
-/* Ask for speed as *client*; 1 when all of it was accepted, 0 when the DSP refused or cannot. */
+/* Vote for full speed as `client`; return 1 if the DSP accepted all requests, else 0. */
 int power_vote(void *client);
 
-/* Take the vote back. */
+/* Withdraw the vote. */
 void power_withdraw(void *client);
 
 #endif

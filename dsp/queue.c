@@ -1,10 +1,10 @@
-/* Serves batches from a message queue: a message for each batch, and one for each reply. */
+/* Serves batches from a message queue: each batch is a message, and so is each reply. */
 #include "hap.h"
 #include "session.h"
 
 enum { WRITE_LIMIT_US = 1000000 };
 
-/* Called on the queue's own thread when there are packets, perhaps several. */
+/* Called on the queue's thread when one or more messages have arrived. */
 static void packets(dspqueue_t queue, int error, void *context)
 {
     session *session = context;
@@ -21,7 +21,7 @@ static void packets(dspqueue_t queue, int error, void *context)
     }
 }
 
-/* Nothing to do: the host sees the same error. */
+/* Called on an error of the queue.  Nothing to do: the host gets the same error. */
 static void failed(dspqueue_t queue, int error, void *context)
 {
     (void) queue;
@@ -37,7 +37,7 @@ int queue_open(session *session, uint64_t id)
     if (session->queue) {
         return DSP_E_ALREADY;
     }
-    /* With callbacks, because newer firmware refuses an import without. */
+    /* Pass callbacks, because newer firmware refuses an import without callbacks. */
     int error = dspqueue_import(id, packets, failed, session, &session->queue);
     if (error) {
         session->queue = NULL;

@@ -1,11 +1,12 @@
 /*
  * The part of QuRT, the operating system of the DSP, that the skel uses.
  *
- * Sources: qurt_thread.h, qurt_sem.h, qurt_futex.h, qurt_memory.h and qurt_hvx.h as published in public Hexagon
- * trees; the thread attributes have had this layout since 2013, and the compiler makes enums of one
- * byte.  QuRT's own qurt_thread_attr_init is inline, so pool.c has an equivalent.
+ * Sources: qurt_thread.h, qurt_sem.h, qurt_futex.h, qurt_memory.h and qurt_hvx.h as published in
+ * public Hexagon trees.  The thread attributes have had this layout since 2013; QuRT's enums have
+ * one byte.  QuRT's own qurt_thread_attr_init is inline, so pool.c has an equivalent.
  *
- * HVX contexts are not locked: since v65 QuRT gives a thread one when it uses HVX.
+ * Threads need not lock HVX contexts: since v65 QuRT assigns a context to a thread when the thread
+ * uses HVX.
  */
 #ifndef NPURT_QURT_H
 #define NPURT_QURT_H
@@ -19,7 +20,7 @@ typedef struct {
     uint8_t tcb_partition; /* 0: memory */
     uint8_t stid;
     uint16_t priority; /* 1 is the highest, 254 the lowest */
-    uint8_t autostack; /* or the address space, in older versions: 0 for both */
+    uint8_t autostack; /* 0; in older versions this is the address space, also 0 */
     uint8_t bus_priority;
     uint16_t timetest_id;
     uint32_t stack_size;
@@ -52,11 +53,11 @@ int qurt_sem_up(qurt_sem_t *semaphore);
 int qurt_sem_down(qurt_sem_t *semaphore);
 int qurt_sem_destroy(qurt_sem_t *semaphore);
 
-/* Sleep while *word is value; wake at most so many of the sleeping threads. */
+/* wait: sleep while *word is `value`; wake: wake at most `threads` sleeping threads. */
 int qurt_futex_wait(void *word, int value);
 int qurt_futex_wake(void *word, int threads);
 
-/* Bits 8..15: contexts of 128 bytes. */
+/* Bits 8..15 of the result: number of 128-byte HVX contexts. */
 int qurt_hvx_get_units(void);
 
 enum {

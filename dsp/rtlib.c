@@ -1,17 +1,18 @@
 /*
- * The functions that clang calls by itself when it compiles for the Hexagon.  An open Hexagon compiler
- * has no libc and no compiler runtime, and a skel must not need a library.
+ * The functions to which clang generates calls when it compiles for the Hexagon.  An open Hexagon
+ * compiler has no libc and no compiler runtime, and a skel must not depend on a library.
  *
  * Names and arguments: LLVM, lib/Target/Hexagon/HexagonISelLowering.cpp (libcalls) and
- * HexagonSelectionDAGInfo.cpp (memcpy).  Plain loops: no kernel calls any of these per element.
- * Weak, so that a test program may have its own; hidden, so that the PD's are not used instead.
+ * HexagonSelectionDAGInfo.cpp (memcpy).  The loops are simple, because no kernel calls a function
+ * per element.  The symbols are weak, so that a test program can define its own functions.  They
+ * are hidden, so that the functions of the protection domain do not replace them.
  */
 #include <stddef.h>
 #include <stdint.h>
 
 #define RTLIB __attribute__((weak, visibility("hidden")))
 
-/* Else the compiler would turn a copying loop into a call of itself. */
+/* Without this, the compiler would replace a copying loop by a call of the function itself. */
 #define LOOP __attribute__((no_builtin))
 
 RTLIB void *memcpy(void *restrict to, const void *restrict from, size_t n);
@@ -30,13 +31,13 @@ RTLIB uint32_t __hexagon_umodsi3(uint32_t a, uint32_t b);
 RTLIB int32_t __hexagon_divsi3(int32_t a, int32_t b);
 RTLIB int32_t __hexagon_modsi3(int32_t a, int32_t b);
 
-/* Both have the same alignment, so after a few bytes both can be read as words. */
+/* Return whether a and b are equal modulo 4, so that both can be word-aligned together. */
 static int alike(const void *a, const void *b)
 {
     return (((uintptr_t) a ^ (uintptr_t) b) & 3) == 0;
 }
 
-/* The type of four bytes that may alias any other. */
+/* A word of four bytes that may alias any other type. */
 typedef uint32_t __attribute__((may_alias)) word;
 
 LOOP void *memcpy(void *restrict to, const void *restrict from, size_t n)
@@ -105,7 +106,7 @@ int memcmp(const void *a, const void *b, size_t n)
     return 0;
 }
 
-/* Long division, a bit of the quotient at a time; by zero it is all ones. */
+/* Long division, one bit of the quotient per step; a quotient by zero is all ones. */
 static uint32_t divide32(uint32_t a, uint32_t b, uint32_t *rest)
 {
     uint32_t quotient = b ? 0 : ~0u;

@@ -1,4 +1,4 @@
-/* What an open handle holds. */
+/* The session, which is the state of an open handle. */
 #ifndef NPURT_SESSION_H
 #define NPURT_SESSION_H
 
@@ -7,20 +7,21 @@
 #include "lock.h"
 
 typedef struct {
-    lock lock; /* guards everything below but the queue: one call at a time */
+    lock lock; /* guards all members below except `queue`; held during a call */
     maps maps;
     pool pool;
     vtcm vtcm;
     workspace work;
     int power; /* 1: the vote for clocks was accepted */
     dspqueue_t queue;
-    uint8_t message[sizeof(npurt_batch) + NPURT_MAX_OPS * sizeof(npurt_op)]; /* from the queue */
+    /* the batch from the queue */
+    uint8_t message[sizeof(npurt_batch) + NPURT_MAX_OPS * sizeof(npurt_op)];
 } session;
 
 /* Run an untrusted batch. */
 void session_execute(session *session, const uint8_t *batch, uint32_t nbytes, npurt_reply *reply);
 
-/* Start to serve batches from a queue of the host; 0, or a DSP_E_ code. */
+/* Start serving batches from a queue of the host; return 0 or a DSP_E_ code. */
 int queue_open(session *session, uint64_t id);
 
 /* Stop serving.  A second call does nothing. */

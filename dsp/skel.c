@@ -1,6 +1,6 @@
 /*
- * The methods of idl/npurt.idl.  The generated npurt_skel_handle_invoke calls them, after it has
- * checked the sizes of all buffers.
+ * The methods of idl/npurt.idl.  The generated function npurt_skel_handle_invoke checks the sizes
+ * of all buffers and then calls a method.
  */
 #include "cache.h"
 #include "hap.h"

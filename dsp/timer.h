@@ -1,12 +1,12 @@
-/* The processor's own counters. */
+/* The cycle counter of the processor. */
 #ifndef NPURT_TIMER_H
 #define NPURT_TIMER_H
 
 #include <stdint.h>
 
 /*
- * Cycles since the processor started: control registers 15:14, UPCYCLE.  It stays 0 in
- * emulators.  Source: Hexagon V68 Programmer's Reference Manual, "Control registers".
+ * Cycles since the processor started: control registers 15:14, UPCYCLE.  In emulators the counter
+ * stays 0.  Source: Hexagon V68 Programmer's Reference Manual, "Control registers".
  */
 static inline uint64_t timer_cycles(void)
 {

@@ -1,9 +1,9 @@
 /*
- * VTCM through the compute resource manager.
+ * Acquires VTCM through the compute resource manager.
  *
- * It uses only the functions of the oldest firmware with a manager, and each may be missing: some
- * loaders refuse the newer attr_init_v2.  It does not wait, because another owner holds VTCM for
- * long, and public reports say that acquire with a time limit hangs.
+ * This file uses only functions of the oldest firmware with a manager, because some loaders refuse
+ * the newer attr_init_v2.  Each function may be missing.  The file acquires VTCM without waiting:
+ * an owner keeps VTCM for a long time, and public reports say that acquire with a timeout hangs.
  */
 #include "vtcm.h"
 #include "hap.h"

@@ -1,17 +1,17 @@
-/* VTCM, the memory beside the vector units, if the DSP grants some. */
+/* VTCM, the memory of the vector units, if the DSP grants it. */
 #ifndef NPURT_VTCM_H
 #define NPURT_VTCM_H
 
 #include <stdint.h>
 
 typedef struct {
-    char *address; /* aligned to 128; NULL when there is none */
+    char *address; /* aligned to 128; NULL: no VTCM */
     uint32_t nbytes;
     uint32_t slot; /* bytes of each thread, a multiple of 128 */
     unsigned context;
 } vtcm;
 
-/* Acquire `most` bytes for each thread, or a half, a quarter, ..., at least `least`; or nothing. */
+/* Acquire `most` bytes per thread; if refused, half, a quarter, ... down to `least`, or nothing. */
 void vtcm_acquire(vtcm *vtcm, uint32_t threads, uint32_t most, uint32_t least);
 void vtcm_release(vtcm *vtcm);
 

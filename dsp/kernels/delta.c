@@ -33,7 +33,7 @@ size_t npurt_delta_state_bytes(uint32_t width)
     return state_vectors(width) * NPURT_VECTOR;
 }
 
-/* Offsets of the parts of a row, and of its end, in bytes. */
+/* Offsets in bytes of the parts of a row and of its end. */
 typedef struct {
     size_t k, v, beta, decay, end;
     size_t along_k, along_v; /* of one head */
@@ -70,11 +70,11 @@ size_t npurt_delta_scratch(void)
 /* A head of a sequence. */
 typedef struct {
     uint32_t head, k_head, within; /* within: number of heads before it with the same head of k */
-    size_t row;                    /* the first of its sequence */
+    size_t row;                    /* first row of its sequence in x and y */
     vec *state;
 } place;
 
-/* A job, with what stays the same. */
+/* A job: the values that all its heads and tokens use. */
 typedef struct {
     const npurt_delta *op;
     layout at;
@@ -94,7 +94,7 @@ static void next(const job *job, place *at)
     at->k_head = at->k_head < op->k_heads ? at->k_head : 0;
     at->head++;
     if (at->head == op->heads) {
-        at->head = 0; /* as the others are by now: k_heads divides heads */
+        at->head = 0; /* within and k_head are 0 too, because k_heads divides heads */
         at->row += op->tokens;
     }
 }
@@ -136,7 +136,7 @@ NOINLINE void prepare_gates(job *job, const place *at, uint32_t token, const vec
                     : prepare_token(job, at, token, k, 2, 1, to);
 }
 
-/* Prepare `count` tokens of a head from `token` on; returns the place of the next item. */
+/* Prepare `count` tokens of a head from `token` on; return the address after the last item. */
 static item *prepare_span(job *job, const place *at, uint32_t token, uint32_t count, item *to)
 {
     const vec *k = state_at(at->state, job->blocks, job->parts).k;
@@ -153,7 +153,7 @@ static item *prepare_span(job *job, const place *at, uint32_t token, uint32_t co
     return to;
 }
 
-/* All tokens of `heads` heads from *at on; *at is then the head after them. */
+/* Run all tokens of `heads` heads from *at on; set *at to the next head. */
 static void run_heads(job *job, place *at, uint32_t heads, uint32_t span)
 {
     uint32_t tokens = job->op->tokens;
@@ -177,7 +177,7 @@ int npurt_delta_run(const npurt_delta *op, uint32_t first, uint32_t last, void *
                     void *scratch)
 {
     vec scale = splat(op->scale);
-    job job; /* field by field: else the compiler would clear all of it, padding included */
+    job job; /* set field by field: an initialiser would clear the whole struct */
     job.op = op;
     job.at = layout_of(op);
     job.blocks = blocks_of(op->width);

@@ -7,9 +7,9 @@
  *
  *   S[k][v] = integer[k][v] * gain[k] / 2^31 * 2^exponent[v]        |integer| <= 2^30
  *
- * gain is 2^30..2^31 - 1.  A decay multiplies the gain, and shifts the integers when the gain would
- * leave its range.  So otherwise only d k^T changes the integers.  A head without decay for each
- * element of k has one gain.
+ * gain is 2^30..2^31 - 1.  A decay multiplies the gain, and shifts the integers only if the gain
+ * would leave its range.  Apart from such shifts, only d k^T changes the integers.  A head has one
+ * gain, unless it has a decay for each element of k.
  *
  * The rank-1 update of the last token is pending in a state; the next token makes it:
  *
@@ -29,8 +29,8 @@
  *
  *   q[k_heads][64 P], k[k_heads][64 P], v[heads][32 B], beta[heads], decay[heads] or [heads][64 P]
  *
- * The padding of a decay is one of its elements: else rows of padding would seem to stay when all
- * others decay.  A row of y is out[heads][32 B].
+ * The padding of a decay repeats one of its elements; otherwise the padding rows would not decay
+ * with the others.  A row of y is out[heads][32 B].
  *
  * Bits equal those of tests/hexagon/delta_model.py.
  */
@@ -40,7 +40,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define NPURT_DELTA_ITEMS 16u /* tokens and heads that are prepared together */
+#define NPURT_DELTA_ITEMS 16u /* items (a token of a head) that are prepared together */
 
 typedef struct {
     const char *x; /* [sequences][tokens] rows */
@@ -53,15 +53,16 @@ typedef struct {
     uint32_t scale;   /* bits of a float32 */
 } npurt_delta;
 
-/* Bytes of a head's state, of a row of x, of a row of y, and of scratch for npurt_delta_run. */
+/* Bytes of one head's state, of a row of x, of a row of y, and of the scratch memory. */
 size_t npurt_delta_state_bytes(uint32_t width);
 size_t npurt_delta_x_bytes(const npurt_delta *op);
 size_t npurt_delta_y_bytes(const npurt_delta *op);
 size_t npurt_delta_scratch(void);
 
 /*
- * Runs heads first..last-1 of all sequences (head h of sequence n is n * heads + h); `state` is that
- * of the first.  Returns 0, or 1 if x holds NaN or infinity; state and y are then invalid.
+ * Run heads first..last-1 of all sequences; head h of sequence n has the number n * heads + h.
+ * `state` is the state of head `first`.  Return 0, or 1 if x holds NaN or infinity; state and y are
+ * then invalid.
  */
 int npurt_delta_run(const npurt_delta *op, uint32_t first, uint32_t last, void *state,
                     void *scratch);

@@ -14,12 +14,12 @@
 
 /* Inputs and outputs of the lanes of a block. */
 typedef struct {
-    found found; /* in */
-    vec v, exponent;
-    vec d, shift, out; /* out, and the new exponent */
+    found found;       /* input */
+    vec v, exponent;   /* inputs; `exponent` becomes the new exponent */
+    vec d, shift, out; /* outputs */
 } block;
 
-/* The upper bound of |S|: the greatest |h| in the upper half, all ones below it. */
+/* Return an upper bound of |S|: the greatest |h| in the upper half, ones in the lower half. */
 INLINE vec most_of(vec greatest, vec least)
 {
     vec most = Q6_Vh_vmax_VhVh(greatest, Q6_V_vnot_V(least));
@@ -108,7 +108,7 @@ NOINLINE void advance_one(const item *by, unsigned blocks, unsigned b, unsigned 
           : advance_blocks(&of, b, 1, 0, by, &found, worst);
 }
 
-/* A token. */
+/* Advance the state of a head by one token. */
 static void advance(const item *by, unsigned blocks, unsigned parts, int gates, vec *worst)
 {
     unsigned b = 0;

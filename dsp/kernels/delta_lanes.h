@@ -4,7 +4,7 @@
  *
  *   value = mantissa * 2^(exponent - 157)
  *
- * In a sum of exponents one has no bias.
+ * In a sum of exponents, only one term has the bias.
  */
 #ifndef NPURT_DELTA_LANES_H
 #define NPURT_DELTA_LANES_H
@@ -45,7 +45,7 @@ INLINE vec mul(vec a, vec b)
     return Q6_Vw_vmpyoacc_VwVwVh_s1_rnd_sat_shift(Q6_Vw_vmpye_VwVuh(a, b), a, b);
 }
 
-/* a / 2^shift, rounded down; negative shifts, from -32 on, go left. */
+/* a / 2^shift, rounded down; a negative shift, at least -32, shifts left. */
 INLINE vec shifted(vec a, vec shift)
 {
     return Q6_Vw_vasr_VwVw(a, less(shift, splat(31)));
@@ -56,7 +56,7 @@ INLINE vec magnitude_of(vec bits)
     return Q6_V_vand_VV(bits, splat(0x7fffffff));
 }
 
-/* Of float32 magnitudes. */
+/* The biased exponents of float32 magnitudes. */
 INLINE vec exponent_of(vec magnitude)
 {
     return Q6_Vuw_vlsr_VuwR(magnitude, 23);
@@ -110,7 +110,7 @@ INLINE number half_difference(number a, number b)
     return difference;
 }
 
-/* float32 bits of 2 a: 24 bits of mantissa, halves up; infinite or 0 beyond its range. */
+/* float32 bits of 2 a, rounded to 24 bits, halves up; infinite or 0 beyond float32's range. */
 INLINE vec float_of_twice(number a)
 {
     vec magnitude = Q6_Vw_vabs_Vw(a.mantissa);

@@ -14,8 +14,8 @@
 #include "delta_lanes.h"
 
 enum {
-    PAIRS = 32,         /* of rows, in a pair of vectors along k */
-    SEGMENT_PAIRS = 16, /* that are added up in 32 bits */
+    PAIRS = 32,         /* pairs of rows in a pair of vectors along k */
+    SEGMENT_PAIRS = 16, /* pairs of rows whose products are added in 32 bits */
 };
 
 /* A head's state in memory (delta.h). */
@@ -34,13 +34,13 @@ INLINE state state_at(vec *at, unsigned blocks, unsigned parts)
     return of;
 }
 
-/* What a pass finds of a block. */
+/* The results of a pass over a block. */
 typedef struct {
     vec u, w; /* totals, quarters of sums of halves */
     vec greatest, least;
 } found;
 
-/* Block b of `blocks`; `k` of the token before. */
+/* Run the pass over block b of `blocks`; `k_before` is the k of the previous token. */
 INLINE void pass_pairs(const state *of, const vec *k_before, unsigned blocks, unsigned b,
                        unsigned parts, const uint64_t *kq, const uint32_t *row_shift, found *to)
 {

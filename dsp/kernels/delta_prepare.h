@@ -16,8 +16,8 @@
 enum {
     MOST_PARTS = 2,    /* pairs of vectors along k */
     LEAST_TOP = 40,    /* biased exponent: q and k below 2^-87 are 0 */
-    OPERAND_BITS = 17, /* of sums of a segment */
-    ELEMENT_BITS = 14, /* of an element */
+    OPERAND_BITS = 17, /* bits of sums of a segment */
+    ELEMENT_BITS = 14, /* bits of an element */
     MANTISSA_BITS = 24,
     HALF_ROWS = 16,   /* log2: h is S / 2^16 */
     QUARTER_SUMS = 2, /* log2: totals are quarters */
@@ -54,7 +54,7 @@ INLINE vec power_of_two(vec g)
     return add(mul(sum, g), splat(1 << 30));
 }
 
-/* gain e^decay = *gain / 2^*step, with gain in its range.  Beyond 2^2048 results are the same. */
+/* Set *gain and *step so that old gain * e^decay = *gain / 2^*step, with *gain in its range. */
 INLINE void decay_by(vec decay, vec *gain, vec *step)
 {
     number x = number_of(decay);
@@ -227,7 +227,7 @@ INLINE vec word_of(const float *at)
     return splat(*(const uint32_t *) at);
 }
 
-/* Write the part of one token; *worst becomes the greatest magnitude of all. */
+/* Prepare the item of one token; *worst becomes the greatest magnitude of all inputs so far. */
 INLINE void prepare(const source *from, unsigned parts, int gates, number scale, item *to,
                     vec *worst)
 {

@@ -11,7 +11,7 @@
 
 #include "product.h"
 
-enum { BIAS = 156 }; /* exponent of float32, less one for the leading one that is added */
+enum { BIAS = 156 }; /* of exponents; one less than 157, because the leading one adds 1 */
 
 /*
  * sum * 2^exponent; `exponent` is (its value + BIAS) << 23.  Shifts are scarce (hvx_base.h), so the
@@ -41,10 +41,11 @@ INLINE void scale_row(vec *sum, vec *exponent, vec w_scale, uint32_t x_scale)
     *exponent = Q6_Vw_vsub_VwVw(*exponent, Q6_Vw_vasl_VwR(shift, 23));
 }
 
-/* Write up to 32 results of any range; `exponent` is that of the lanes plus that of the row. */
+/* Write up to 32 results of any range; the exponent of a result is that of its lane plus
+ * `exponent`. */
 void npurt_write_slowly(float *y, uint32_t count, vec sum, vec lanes, int32_t exponent);
 
-/* Whether all results of these tiles are normal: both distances to the limits are positive. */
+/* Return whether all results of these tiles are normal: no exponent is beyond a limit. */
 INLINE int normal(const job *job, const char *tile, unsigned tiles)
 {
     int32_t least = INT32_MAX, greatest = INT32_MIN;
@@ -100,7 +101,7 @@ INLINE void finish(kind kind, int rows, unsigned count, const job *job, const pl
     }
 }
 
-/* Go on behind the next `count` tiles. */
+/* Advance by `count` tiles. */
 INLINE void pass(place *at, unsigned count, uint32_t tile_bytes)
 {
     at->tile += count * tile_bytes;

@@ -9,8 +9,8 @@
 enum { ROWS = NPURT_PANEL };
 
 /* A load can address 8 vectors before and 7 after its pointer, so pointers into the middle of a step
- * save additions.  The exact place changes the compiled loop; these were the best of 0, 4, 6 and 8
- * on v68 and v73. */
+ * save additions.  The offset changes the compiled loop.  Of 0, 4, 6 and 8, these offsets give the
+ * fewest packets on v68 and v73. */
 #define REACH(kind, offsets) ((kind) == Q4 ? ((offsets) ? 4 : 0) : (kind) == Q8_G16 ? 6 : 8)
 
 /* sum[r] = sum[r] (or 0, with `fresh`) + row r times `count` quads from `first` on. */
@@ -28,7 +28,7 @@ INLINE void add_quads(kind kind, int fresh, const vec *w, const uint64_t *x, con
     }
 }
 
-/* The same, for narrowing: with rounding, and with the halves of 16-bit codes combined. */
+/* As add_quads, with rounding for the narrowing and with both bytes of 16-bit codes combined. */
 INLINE void block_sums(kind kind, const vec *w, const uint64_t *x, const constants *c,
                        unsigned first, unsigned count, vec sum[ROWS])
 {
@@ -72,7 +72,7 @@ INLINE void gemm_step(kind kind, int offsets, const vec *w, const uint64_t *x,
 INLINE void gemm(kind kind, int offsets, const job *job)
 {
     constants c = constants_of(kind, (const vec *) job->first.tile);
-    const uint32_t tile_bytes = job->tile_bytes; /* stores to y leave it alone */
+    const uint32_t tile_bytes = job->tile_bytes; /* local: stores to y cannot alias it */
     vec start[ROWS];
     UNROLL
     for (unsigned r = 0; r < ROWS; r++) {

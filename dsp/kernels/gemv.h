@@ -5,7 +5,7 @@
 #include "../fetch.h"
 #include "epilogue.h"
 
-enum { TILES = 4 }; /* that are multiplied together */
+enum { TILES = 4 }; /* number of tiles that are multiplied together */
 
 INLINE vec add_quads_of_tile(kind kind, int fresh, const vec *w, const uint64_t *x,
                              const constants *c, unsigned first, unsigned count, vec sum)
@@ -31,7 +31,7 @@ INLINE vec block_sum(kind kind, const vec *w, const uint64_t *x, const constants
     return add_quads_of_tile(kind, kind == Q4, w, x, c, first, count, start);
 }
 
-/* What one step of a tile makes. */
+/* Return the product of one step of a tile. */
 INLINE vec gemv_step(kind kind, int offsets, const vec *w, const uint64_t *x,
                      const uint32_t *record, vec zero, const constants *c)
 {
@@ -49,7 +49,7 @@ INLINE vec gemv_step(kind kind, int offsets, const vec *w, const uint64_t *x,
 /* The steps of TILES tiles: w[tile] points to the first, acc[tile] is the sum. */
 typedef void row_loop(const vec *w[], const job *job, const constants *c, vec acc[]);
 
-/* The next `count` tiles, several of them whole; uses `loop` if there is one. */
+/* Multiply the next `count` tiles, which must be whole if `count` > 1; use `loop` if not NULL. */
 INLINE void gemv_tiles(kind kind, int offsets, row_loop *loop, unsigned count, const job *job,
                        place *at, const constants *c)
 {
@@ -93,7 +93,7 @@ INLINE void gemv(kind kind, int offsets, row_loop *loop, const job *job)
 {
     place at = job->first;
     constants c = constants_of(kind, (const vec *) at.tile);
-    const uint32_t together = TILES * job->tile_bytes; /* stores to y leave it alone */
+    const uint32_t together = TILES * job->tile_bytes; /* local: stores to y cannot alias it */
     while (at.tiles >= TILES && at.n >= TILES * NPURT_TILE) {
         if (at.tiles > TILES) {
             fetch(at.tile + together, together);

@@ -1,8 +1,9 @@
 /*
  * Short names for the HVX instructions that the kernels use.
  *
- * These are integer instructions of v68 only, so there is one source for v68 to v81, without #if.
- * Packets differ: vmpy(h, Rt.h) takes both multipliers of v68, and one of later versions.  (If an instruction ever depends on the architecture, #if goes here.)
+ * All are integer instructions of v68, so the same source compiles for v68 to v81 without #if.
+ * Packets differ: vmpy(h, Rt.h) uses both multipliers on v68 and one on later versions.  If an
+ * instruction depends on the architecture, put the #if into this file.
  *
  * A packet holds four instructions, of them at most
  *   2 loads or stores, of these 1 of a vector (a vector store may go with a vector load)
@@ -20,15 +21,15 @@
 
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("unroll")
-#define PIPELINE _Pragma("clang loop unroll(disable)") /* the compiler does that, or unrolls */
+#define PIPELINE _Pragma("clang loop unroll(disable)") /* the compiler pipelines such a loop */
 
 /* For long bodies that run few times: pipelining would spill and fill more than it saves. */
 #define SERIAL _Pragma("clang loop unroll(disable) pipeline(disable)")
 
-/* 1: vdmpy(h, Rt.h) takes one multiplier and one instruction, as from v69 on; 0: two of each. */
+/* 1 (v69 and newer): vdmpy(h, Rt.h) takes one multiplier and one instruction; 0: two of each. */
 #define NPURT_VDMPY_IS_SINGLE (__HVX_ARCH__ >= 69)
 
-/* Hide the origin of x from the compiler, which else computes pointers from one another. */
+/* Hide the origin of x from the compiler, which would compute it from another pointer. */
 #define OPAQUE(x) __asm__("" : "+r"(x))
 
 typedef HVX_Vector vec;

@@ -4,8 +4,8 @@
  *   y[m][n] = x[m][k] . w[n][k]
  *
  * x is quantised once (npurt_quantise), then multiplied by tiles of 32 rows of w (npurt_multiply).
- * Threads divide rows and tiles among them.  No kernel allocates, locks, logs or reads the clock;
- * its memory besides its arguments is below 16 KB of stack.
+ * The executor divides rows and tiles among threads.  No kernel allocates, locks, logs or reads the
+ * clock.  A kernel uses less than 16 KB of stack, and no other memory besides its arguments.
  *
  * All arithmetic is on integers, including float32 bit patterns, so all builds give the bits of
  * tests/hexagon/model.py.
@@ -25,10 +25,10 @@
 /* A row of dsp/formats.inc. */
 typedef struct npurt_format npurt_format;
 
-/* The format of that number, or NULL. */
+/* Return the format with this number, or NULL. */
 const npurt_format *npurt_find_format(uint32_t number);
 
-/* Least Hexagon version, 68 for v68. */
+/* Return the lowest Hexagon version with a kernel for the format: 68 for v68. */
 uint32_t npurt_format_arch(const npurt_format *format);
 
 /* Bytes of a tile of w; an image is its tiles one after another, ceil(n / NPURT_TILE) of them. */
@@ -49,18 +49,18 @@ typedef struct {
     size_t x_stride;   /* bytes from row to row, a multiple of 128 */
     uint32_t m, k;     /* k a multiple of 32, at most NPURT_MAX_K */
     uint32_t group;    /* 32, 128, or 0: the whole row */
-    void *activations; /* npurt_activation_bytes(m, k); one form for all formats of that grouping */
+    void *activations; /* npurt_activation_bytes(m, k); the same for all formats with this group */
 } npurt_quantisation;
 
 /*
- * Quantise rows first..last-1; first is a multiple of NPURT_PANEL, last too or m.
- * Returns 0, or 1 if a row holds NaN or infinity; the rows are then invalid.
+ * Quantise rows first..last-1.  first is a multiple of NPURT_PANEL; last is a multiple too, or m.
+ * Return 0, or 1 if a row holds NaN or infinity; the quantised rows are then invalid.
  */
 int npurt_quantise(const npurt_quantisation *q, uint32_t first, uint32_t last, void *scratch);
 
 typedef struct {
     const npurt_format *format;
-    const void *activations; /* that npurt_quantise made of m rows of k */
+    const void *activations; /* m rows of k columns from npurt_quantise */
     float *y;                /* [m][n], aligned to 4 */
     size_t y_stride;         /* bytes from row to row, a multiple of 4 */
     uint32_t m, k, n;
@@ -68,8 +68,8 @@ typedef struct {
 
 /*
  * Compute columns 32 * first .. 32 * last - 1 of y for all m rows, but no column beyond n.  `tiles`
- * points to tile `first`, in DDR or VTCM; the others follow.  Each panel of rows reads all tiles, so
- * the tiles of one call should fit the cache or VTCM.
+ * points to tile `first`, in DDR or VTCM; the other tiles follow.  The tiles of one call should fit
+ * the cache or VTCM, because they are read again for each panel of rows.
  */
 void npurt_multiply(const npurt_product *p, const void *tiles, uint32_t first, uint32_t last);
 

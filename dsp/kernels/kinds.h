@@ -1,4 +1,4 @@
-/* The kernels, one file a kind of weights; multiply.c chooses. */
+/* The kernels, one file for each kind of weights; multiply.c chooses a kernel. */
 #ifndef NPURT_KINDS_H
 #define NPURT_KINDS_H
 
@@ -7,8 +7,8 @@
 typedef void kernel(const job *job);
 
 typedef struct {
-    kernel *rows; /* NPURT_PANEL rows */
-    kernel *row;  /* a row */
+    kernel *rows; /* for NPURT_PANEL rows */
+    kernel *row;  /* for one row */
 } kernels;
 
 extern const kernels npurt_kernels_q4, npurt_kernels_q4_offset, npurt_kernels_lut, npurt_kernels_q8,

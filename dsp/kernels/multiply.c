@@ -61,9 +61,9 @@ int npurt_takes_group(const npurt_format *format, uint32_t group)
     return format->per_row ? group == 0 : group == 32 || group == 128;
 }
 
-/* --- results that are few, large or small -------------------------------------------------------- */
+/* --- results that are few, large or small ------------------------------------------------------ */
 
-/* One lane, of any range. */
+/* Return the float32 bits of sum * 2^exponent, of any range. */
 static uint32_t float_bits(int32_t sum, int32_t exponent)
 {
     if (sum == 0) {
@@ -99,7 +99,7 @@ static uint32_t shift_of(uint32_t steps)
 
 enum { LEAST = -123, GREATEST = 96 }; /* exponents of sums whose float32 is normal */
 
-/* The factor of the sums of each row, and the range that it leaves for lanes. */
+/* Set the exponent of each row, and the limits for the exponents of lanes. */
 INLINE void set_exponents(job *job, uint32_t rows)
 {
     int32_t exponent[NPURT_PANEL], least = INT32_MAX, greatest = INT32_MIN;
@@ -120,7 +120,7 @@ INLINE const char *multiply_panels(job *job, const npurt_product *p, const char 
                                    uint32_t panels, uint32_t rows)
 {
     kernel *const multiply = rows == 1 ? p->format->kernels->row : p->format->kernels->rows;
-    const uint32_t k = p->k, y_bytes = rows * p->y_stride; /* stores to the job leave them alone */
+    const uint32_t k = p->k, y_bytes = rows * p->y_stride; /* local: stores to job cannot alias */
     for (; panels > 0; panels--) {
         job->x = panel_there(activations, rows, k);
         set_exponents(job, rows);

@@ -57,11 +57,11 @@ enum {
     HEAD_OTHER, /* LUT: table; PER_CHANNEL: mantissas of the rows' scales, Q15, in the upper halves */
 };
 
-/* What unpacking needs in registers. */
+/* Constants that unpacking keeps in registers. */
 typedef struct {
     vec mask;     /* Q4 */
     vec table;    /* LUT */
-    vec start[2]; /* of A and of B: half of what narrowing drops */
+    vec start[2]; /* start values of A and B: half a unit, so that narrowing rounds */
 } constants;
 
 INLINE constants constants_of(kind kind, const vec *heads)
@@ -95,7 +95,7 @@ INLINE columns unpack(kind kind, const vec *w, unsigned quad, const constants *c
     return to;
 }
 
-/* A sum starts at zero with `dot_first`, else at the given value. */
+/* `dot_first` returns a new sum; `dot` adds to the given sum. */
 INLINE vec dot_first(columns w, uint64_t x)
 {
     return Q6_Vw_vrmpyacc_VwVubRb(Q6_Vw_vrmpy_VubRb(w.low, (int32_t) low_word(x)), w.high,
@@ -151,7 +151,7 @@ INLINE vec step_product(kind kind, int offsets, const vec a[2], const vec b[2], 
 /* The position of a kernel: the next tile, and its columns of y. */
 typedef struct {
     const char *tile;
-    uint32_t tiles; /* that are left */
+    uint32_t tiles; /* remaining tiles */
     float *y;
     uint32_t n; /* remaining columns of y; the last tile may have fewer than 32 */
 } place;
@@ -164,9 +164,9 @@ typedef struct {
     uint32_t shift; /* ceil(log2(steps)) */
     panel x;
     size_t y_stride;                   /* bytes */
-    int32_t exponent;                  /* of the unit of sums, but for x's rows' and the lanes' */
-    vec shifted_exponent[NPURT_PANEL]; /* with x's row's, << 23, in all lanes */
-    int32_t least, greatest;           /* that those of lanes may be for results to be normal */
+    int32_t exponent;                  /* of the unit of sums, without rows of x and lanes */
+    vec shifted_exponent[NPURT_PANEL]; /* exponent plus that of the row of x, << 23, in all lanes */
+    int32_t least, greatest;           /* limits for exponents of lanes with normal results */
 } job;
 
 #define HEADS(kind) ((kind) == LUT || (kind) == PER_CHANNEL ? HEAD_OTHER + 1 : HEAD_OTHER)

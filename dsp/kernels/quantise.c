@@ -4,8 +4,8 @@
 #include "quantise_row.h"
 
 enum {
-    ROW_VECTORS = 4 + 2 + 2 * CHUNK_CODES, /* of scratch, a chunk: see lay_out */
-    MORE_VECTORS = 3 + UNIT_VECTORS,       /* of scratch, a row */
+    ROW_VECTORS = 4 + 2 + 2 * CHUNK_CODES, /* vectors of scratch per chunk: see lay_out */
+    MORE_VECTORS = 3 + UNIT_VECTORS,       /* further vectors of scratch per row */
 };
 
 size_t npurt_activation_bytes(uint32_t m, uint32_t k)
@@ -46,7 +46,7 @@ static void make_panel(const row rows[NPURT_PANEL], const panel *to)
                (steps_of(a->k) + 7) / 8, 16);
 }
 
-/* Zero points of every step of `count` rows, each to a vector. */
+/* Write the zero points of every step of `count` rows, each repeated to a vector. */
 INLINE void spread(const uint32_t *restrict a, const uint32_t *restrict b,
                    const uint32_t *restrict c, const uint32_t *restrict d, uint32_t count,
                    vec *restrict to, uint32_t steps)
@@ -62,7 +62,7 @@ INLINE void spread(const uint32_t *restrict a, const uint32_t *restrict b,
     }
 }
 
-/* Place the arrays of a row in scratch memory; returns the rest of it. */
+/* Place the arrays of a row in scratch memory; return the address after them. */
 static vec *lay_out(row *row, vec *scratch)
 {
     row->greatest = scratch;
@@ -76,7 +76,7 @@ static vec *lay_out(row *row, vec *scratch)
     return row->tail + UNIT_VECTORS;
 }
 
-/* Quantise the `count` rows of one panel; returns 1 if one is not finite. */
+/* Quantise the `count` rows of one panel; return 1 if a row is not finite. */
 INLINE int quantise_panel(const npurt_quantisation *q, uint32_t first, uint32_t count, vec *scratch)
 {
     panel to = panel_at(q->activations, first, count, q->k);

@@ -35,9 +35,9 @@ enum {
     CHUNK_STEPS = CHUNK_COLUMNS / NPURT_STEP,
     EXPONENT_BIT = 23,
     ROUND_UP = 0x40000, /* added to bits: 2^24 - 2^18 is the first mantissa rounded up */
-    LEAST_TOP = 40,     /* the least E: of 2^-87 */
-    ROW_EXPONENT = 148, /* E less the row's exponent */
-    LIFT = 64,          /* log2 of what small rows are multiplied by */
+    LEAST_TOP = 40,     /* the smallest E, that of 2^-87 */
+    ROW_EXPONENT = 148, /* E minus the row's exponent */
+    LIFT = 64,          /* log2 of the factor of small rows */
 };
 
 /* The working memory of one row.  Arrays are padded to whole chunks, codes to whole units. */
@@ -213,7 +213,7 @@ INLINE vec reciprocal(vec d)
     return Q6_Vuw_vlsr_VuwR(Q6_Vw_vadd_VwVw(y, Q6_Vw_vasr_VwR(fine, 7)), 15);
 }
 
-/* For 32 groups.  An element's exponent is subtracted from the shift. */
+/* Compute scales and factors of 32 groups; later the exponent of x is subtracted from a shift. */
 INLINE void scales_of(vec greatest, uint32_t exponent, vec *scale, vec *factor)
 {
     vec below = Q6_Vw_vsub_VwVw(splat(exponent), Q6_Vuw_vlsr_VuwR(greatest, EXPONENT_BIT));
@@ -366,7 +366,7 @@ INLINE void make_row(const row *row, uint32_t top, int lift, int32_t *exponent, 
     *exponent = (int32_t) top - ROW_EXPONENT - (lift ? LIFT : 0);
 }
 
-/* A row of zeros, or one that is lifted. */
+/* Handle a row of zeros, or a row that is multiplied by 2^LIFT. */
 static __attribute__((noinline)) int make_small_row(const row *row, uint32_t greatest,
                                                     int32_t *exponent, int32_t *total)
 {
@@ -380,7 +380,7 @@ static __attribute__((noinline)) int make_small_row(const row *row, uint32_t gre
     return 0;
 }
 
-/* Returns 1 when the row is not finite. */
+/* Quantise a row; return 1 if it is not finite. */
 static int quantise_row(const row *row, int32_t *exponent, int32_t *total)
 {
     if (row->k % UNIT_COLUMNS) {

@@ -1,8 +1,8 @@
 /*
  * The inner loops of one row times four tiles, for the weights of most models, with every packet
  * written out.  gemv_tiles in gemv.h has the same in C; it runs when fewer than four tiles remain.
- * From that the compiler makes 52 to 62 packets for q4 and q4_offset, 69 to 76 for q8 and q8_offset,
- * depending on luck.  These loops take the least packets that the instructions allow:
+ * The compiler makes 52 to 62 packets of that C for q4 and q4_offset, and 69 to 76 for q8 and
+ * q8_offset.  These loops have the fewest packets that the instructions allow:
  *
  *              instructions  packets   limit of a step of 64 columns of four tiles
  *   q4         194           49        4 instructions a packet

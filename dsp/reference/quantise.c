@@ -18,7 +18,7 @@ enum {
     NOT_FINITE = 0x7f800000,
     ROUND_UP = 1 << 18, /* 1/32 of a mantissa */
     LEAST_E = 40,       /* 2^-87 */
-    LIFT = 64,          /* log2 of what smaller rows are multiplied by */
+    LIFT = 64,          /* log2 of the factor of smaller rows */
 };
 
 /* E of a row, and the power of two by which it is multiplied first. */
@@ -93,7 +93,7 @@ static int32_t code_from(float x, int32_t scale, range of_row)
     return bits_of(x) >> 31 ? -code : code;
 }
 
-/* A block of 32 columns; returns the sum of its codes. */
+/* Quantise a block of 32 columns; return the sum of its codes. */
 static int32_t quantise_block(const npurt_quantisation *q, const float *x, uint32_t block,
                               int32_t scale, range of_row, const row *to)
 {
@@ -116,7 +116,7 @@ static int32_t quantise_block(const npurt_quantisation *q, const float *x, uint3
     return sum;
 }
 
-/* Returns 1 when the row is not finite. */
+/* Quantise a row; return 1 if it is not finite. */
 static int quantise_row(const npurt_quantisation *q, const float *x, const row *to)
 {
     uint32_t greatest = greatest_of(q, x, 0, q->k, 0);

@@ -14,7 +14,7 @@
 #include "kernels/kernels.h"
 
 enum { BLOCK = 32 };                                       /* columns with a scale */
-enum { SCALE, SUMS, ZERO_FIRST, ZERO_LAST, RECORD_WORDS }; /* of a record */
+enum { SCALE, SUMS, ZERO_FIRST, ZERO_LAST, RECORD_WORDS }; /* words of a record */
 
 /* a * b / 2^15, rounded to nearest, halves up. */
 static inline int32_t q15(int32_t a, int32_t b)
