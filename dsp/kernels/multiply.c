@@ -61,7 +61,7 @@ int npurt_takes_group(const npurt_format *format, uint32_t group)
     return format->per_row ? group == 0 : group == 32 || group == 128;
 }
 
-/* --- results that are few, large or small ------------------------------------------------------ */
+/* --- results that are few, large or small ----------------------------------------------------- */
 
 /* Return the float32 bits of sum * 2^exponent, of any range. */
 static uint32_t float_bits(int32_t sum, int32_t exponent)
