@@ -12,12 +12,12 @@ its own drafts. The ratio is npurt / llama.cpp, with the variant that has the be
 figure.
 
 rates         aggregate tokens/s of N clients, time to the first text, tokens of the prompts, and,
-              of npurt, CPU time of the front's process for each token
-memory        PSS of the front, which is what Linux says in /proc/PID/smaps_rollup
+              for npurt, CPU time of the front's process per token
+memory        PSS of the front's process, from /proc/PID/smaps_rollup
 connections   PSS and descriptors that idle keep-alive connections add, and descriptors after them
 requests      PSS and descriptors after a tenth of many short requests, and after all of them
-agent         conversations that are sent whole with each turn, several in turn, and a short request
-              for a title between turns: prompt tokens that were evaluated, by those that are new
+agent         two conversations in turn, sent whole with each turn, and a short request for a
+              title between turns: evaluated prompt tokens, divided by new prompt tokens
 
 A token of a prompt is new if no earlier prompt with its answer begins with the same tokens up to
 this token. An answer counts as new if its text is tokenised differently from the generated tokens,

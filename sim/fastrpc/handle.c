@@ -19,7 +19,7 @@ typedef struct open_handle {
     struct open_handle *next;
     uint64_t id;
     session *s;
-    uint32_t generation; /* of `s` when the handle was opened */
+    uint32_t generation; /* generation of `s` at the handle's open */
     uint32_t remote;
     bool closed; /* kept until the session ends, because the real library forwards later calls */
     uint64_t packets;

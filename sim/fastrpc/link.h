@@ -18,7 +18,7 @@
 
 enum {
     LINK_MEMORY_FD = 3, /* this memory, in the guest */
-    LINK_SOCKET_FD = 4, /* where the library sends descriptors */
+    LINK_SOCKET_FD = 4, /* the library sends descriptors to it */
     LINK_CHANNELS = 32, /* concurrent calls */
     LINK_THREADS = 128, /* threads of the guest */
     LINK_ARGUMENTS = 255 + 255 + 15 + 15,

@@ -110,20 +110,20 @@ typedef struct {
     bool busy;
     uint32_t asked;
     uint32_t block; /* the shell's number of the area's block; 0: the area is in link_memory */
-    int fd;         /* of the memory that holds the area */
-    off_t offset;   /* of the area in that memory */
+    int fd;         /* descriptor of the memory that holds the area */
+    off_t offset;   /* offset of the area in that memory */
     uint8_t *area;
     uint32_t bytes;
-    uint32_t address; /* of the area, in the guest */
+    uint32_t address; /* guest address of the area */
 } channel;
 
 /* A block of memory that is attached in the shell. */
 typedef struct {
     uint32_t id;     /* 0: this entry is free */
-    uint32_t serial; /* of the entry in `blocks` (memory.c); 0: it has no entry */
+    uint32_t serial; /* `serial` of the block's entry in memory.c; 0: no entry */
     int fd;
     size_t bytes;
-    uint32_t address; /* in the guest; 0 while the library has not mapped the block there */
+    uint32_t address; /* guest address; 0 while the library has not mapped the block */
     int users;        /* running calls that pass the block */
     int references;   /* held by packets of message queues */
     bool argument;    /* attached because a call passed it, not by fastrpc_mmap */

@@ -71,7 +71,7 @@ int dsp_info(uint32_t attribute, uint32_t *value);
 
 typedef struct {
     bool used, queues; /* queues: the module serves dspqueue */
-    uint64_t handle;   /* of the simulator */
+    uint64_t handle;   /* handle in the simulator */
 } module;
 
 typedef struct {

@@ -36,7 +36,7 @@ int memory_map(process *p, driver_map *asked)
 {
     struct stat about;
     if (fstat(asked->fd, &about) || !S_ISREG(about.st_mode)) {
-        return fail(EINVAL); /* as dma_buf_get() for a file that is not a dma-buf */
+        return fail(EINVAL); /* dma_buf_get() refuses a file that is not a dma-buf */
     }
     mapped *m = find(p, false, 0);
     if (!m) {

@@ -41,7 +41,7 @@ static int start(process *p)
 int process_create(int file, const driver_create *asked)
 {
     if (!(asked->attributes & CREATE_UNSIGNED)) {
-        return fail(ECONNREFUSED); /* as is_session_rejected() of the driver */
+        return fail(ECONNREFUSED); /* the driver's is_session_rejected() refuses it */
     }
     pthread_mutex_lock(&kernel_lock);
     int i = 0;

@@ -33,7 +33,7 @@ struct step {
 struct walk {
     struct segment *segment;
     struct worker *worker;
-    struct matmul last; /* of this chain or job; CBUF holds its operands */
+    struct matmul last; /* previous matmul of this chain or job; CBUF holds its operands */
     bool has_last;
 };
 

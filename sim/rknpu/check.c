@@ -50,7 +50,7 @@ static bool check_conversion(struct run *run, struct matmul *mm)
         }
     }
     return refuse_register(run->why, DPU_DATA_FORMAT, VALUE(DPU_DATA_FORMAT),
-                           "no such pair of input and output types is known to work");
+                           "no pair of input and output types with this value is known to work");
 }
 
 /* --- sizes ------------------------------------------------------------------------------------- */
@@ -239,7 +239,7 @@ bool matmul_reuse(struct run *run, const struct matmul *mm, const struct matmul 
     if (mm->weight_reuse) {
         CHECK(CNA_CBUF_CON0,
               same && last->weights == mm->weights && last->weight_bytes == mm->weight_bytes,
-              "WEIGHT_REUSE, but the task before in this chain left no such weights");
+              "WEIGHT_REUSE, but the previous task of this chain left other weights");
         CHECK(CNA_CBUF_CON0, VALUE(CNA_WEIGHT_SIZE0) <= (mm->banks >> 4) * (uint32_t) BANK_BYTES,
               "WEIGHT_REUSE, but the banks do not hold all weights");
     }
@@ -249,7 +249,7 @@ bool matmul_reuse(struct run *run, const struct matmul *mm, const struct matmul 
                   last->height == mm->height && last->line_stride == mm->line_stride &&
                   last->surface_stride == mm->surface_stride &&
                   last->group_line_off == mm->group_line_off,
-              "DATA_REUSE, but the task before in this chain left no such features");
+              "DATA_REUSE, but the previous task of this chain left other features");
     }
     return true;
 }

@@ -11,7 +11,7 @@
 
 #include <immintrin.h>
 
-enum { ROWS = 4, VECTORS = 4 }; /* of one block of sums: 16 registers */
+enum { ROWS = 4, VECTORS = 4 }; /* size of a block of sums: 16 registers */
 
 static __m512i broadcast(const int8_t *a)
 {

@@ -58,15 +58,15 @@ void close_descriptor(int fd); /* not through this library's own close() */
 /* --- device.c ------------------------------------------------------------------------------ */
 struct file {
     struct file *next;
-    dev_t dev; /* of the memfd behind the descriptor */
+    dev_t dev; /* device and inode of the descriptor's memfd */
     ino_t ino;
-    struct fault fault; /* of the current call */
+    struct fault fault; /* fault of the current call */
     int busy;           /* running calls */
     enum driver driver;
     struct space own; /* rocket only; rknpu's files share one space per IOMMU domain */
-    struct bo **bos;  /* by handle - 1; NULL: the handle was closed */
+    struct bo **bos;  /* index: handle - 1; NULL: the handle was closed */
     uint32_t bo_count, bo_capacity;
-    uint64_t first_offset, next_offset; /* of buffers, for mmap */
+    uint64_t first_offset, next_offset; /* mmap offsets of buffers */
     int home;                           /* rocket: core of its jobs; -1 before the first job */
     int jobs;                           /* unfinished */
     uint64_t id;
@@ -75,14 +75,14 @@ struct file {
 enum { NOT_OURS = -1000000 };                 /* not a simulated file; no errno has this value */
 int device_open(const char *path, int flags); /* a descriptor, -errno or NOT_OURS */
 int device_ioctl(int fd, uint32_t request, uint64_t argument); /* or NOT_OURS */
-/* As mmap; 0, or -errno, or NOT_OURS. */
+/* Serves mmap; returns 0, -errno or NOT_OURS. */
 int device_mmap(int fd, void *at, size_t size, int access, int flags, uint64_t offset, void **made);
 const char *device_path(int fd); /* path of a simulated file, or NULL */
 uint64_t device_id(int fd);      /* number of a simulated open file, or 0 */
 void device_closed(uint64_t id); /* after a close of one of its descriptors */
 void device_reload(void);        /* as rmmod and insmod: resets everything but files and buffers */
 int device_at_work(void);        /* rocket files that have run a job */
-int device_quietest_core(void);  /* the core of the fewest such files */
+int device_quietest_core(void);  /* the core with the fewest of these files */
 int device_jobs(enum driver driver); /* unfinished jobs */
 
 struct bo *file_bo(const struct file *file, uint32_t handle);
@@ -106,7 +106,7 @@ int nodes_open(const char *path, int flags); /* a descriptor of a simulated file
 /* --- core.c -------------------------------------------------------------------------------- */
 struct job {
     struct file *file;
-    struct space *space; /* of the job's addresses */
+    struct space *space; /* address space of the job */
     enum driver driver;
     struct fault fault;
     uint32_t task_count;

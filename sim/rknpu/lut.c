@@ -11,8 +11,8 @@
  * Sources: rocket-userspace's generator, and its notes on silicon (gregordinary/rockchip-npu-notes,
  * dpu-lut-activation.md).  The notes give figures but no rules; these rules
  * reproduce all of the figures: errors of 12 functions (0.00146 for sigmoid, 5.5e-4 for exp, 0.85 %
- * for sqrt, 0.44 %, 1.03 %, ...), 97 wrong of 4,001 points around 0 for ELU, one of 16,385 for leaky
- * ReLU, and wrong values of 4, 8, 16, 64 and 128 for MINUS_EXP of 15, 14, 13, 11 and 10.  No figure
+ * for sqrt, 0.44 %, 1.03 %, ...), 97 wrong of 4,001 points around 0 for ELU, one of 16,385 for
+ * leaky ReLU, and wrong values of 4, 8, 16, 64 and 128 for MINUS_EXP of 15, 14, 13, 11 and 10.  No figure
  * determines the rule for indices half-way between two integers (here: to even) or for entries
  * above 0x7FFF (here: refused).
  */
@@ -25,7 +25,7 @@
 
 enum { HYBRID = 0x68, STEP_BITS = 5, END = 16384 };
 enum { MAX_ENTRY = 0x7FFF, MAX_EXPONENT = 31 };
-enum { ZERO_EXPONENT = 17 };                     /* of the result of a sum of 0 */
+enum { ZERO_EXPONENT = 17 };                     /* exponent of the result if the sum is 0 */
 static const uint32_t FLOAT_AFFINE = 0x80000000; /* CVT_TYPE, beside MINUS_EXP */
 
 static float float_of(uint32_t bits)

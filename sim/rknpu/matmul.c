@@ -25,7 +25,7 @@ struct product {
     uint8_t *packed;
     void *rows;      /* features as int8 or double, [M][depth] */
     void *room;      /* for the converted kernels of a group */
-    void *sums;      /* of a group, [M][channels]; of integers, [channels / 32][M][32] */
+    void *sums;      /* sums of a group, [M][channels]; integers: [channels / 32][M][32] */
     int64_t *totals; /* sum of each row times the weights' offset */
     uint8_t *line;   /* one pixel's outputs of one group */
     size_t pixels, depth;

@@ -78,7 +78,7 @@ void space_destroy(struct space *space)
     free(space->bos);
 }
 
-static uint64_t all_bytes; /* of all buffers of all spaces, in whole pages */
+static uint64_t all_bytes; /* size of all buffers of all spaces, in whole pages */
 
 /* Returns an error if `size` more bytes exceed the memory of all buffers or of one address space.
  * */

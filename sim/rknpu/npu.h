@@ -15,7 +15,7 @@ enum reg {
 };
 struct registers {
     uint32_t value[REGISTERS];
-    bool written[REGISTERS]; /* by the current list */
+    bool written[REGISTERS]; /* the current list has written it */
 };
 enum { LUT_ENTRIES = 513 };
 enum { NEGATIVE, POSITIVE, TABLES };
@@ -123,7 +123,7 @@ struct operand {
 struct activation {
     const struct lut *lut; /* NULL: no activation */
     float scale, bias;
-    uint32_t slope, slope_shift; /* of the function below the tables */
+    uint32_t slope, slope_shift; /* slope below the tables */
     int32_t offset;
     int minus_exponent;
 };
@@ -133,7 +133,7 @@ struct requantisation {
     int32_t weight_offset, offset; /* added to each weight; to each result */
     uint32_t scale, shift;
 };
-struct stages { /* of the DPU, between the MAC array and the output */
+struct stages { /* the DPU's stages between the MAC array and the output */
     struct operand operand;
     struct activation activation;
     struct requantisation requantisation;
@@ -146,9 +146,9 @@ struct matmul { /* a convolution; with 1x1 kernels it is a matmul */
     uint32_t out_bytes;
     uint32_t k, n;                  /* channels, padded */
     uint32_t kernels, real_n;       /* kernels in memory; output channels without padding */
-    uint32_t width, height;         /* of the feature cube */
-    uint32_t pixels_x, pixels_y;    /* of the result; their product is M */
-    uint32_t out_width, out_height; /* of the output cube: as many pixels, in other lines */
+    uint32_t width, height;         /* size of the feature cube */
+    uint32_t pixels_x, pixels_y;    /* size of the result; the product is M */
+    uint32_t out_width, out_height; /* size of the output cube: as many pixels, in other lines */
     uint32_t kernel_width, kernel_height, stride_x, stride_y, dilation_x, dilation_y;
     uint32_t pad_left, pad_top;
     int8_t pad[2];         /* padding of even and of odd channels */

@@ -15,12 +15,12 @@
 #include <sys/eventfd.h>
 
 enum {
-    TASK_LIMIT = 1 << 20, /* of one submit; the driver starts 4095 at a time */
+    TASK_LIMIT = 1 << 20, /* tasks of one submit; the driver starts 4095 at a time */
     DOMAINS = 16,
     MAX_PATIENCE_MS = 600000,
     RESET_MS = 200, /* the driver's sleeps during a reset */
     IOVA_ALIGNMENT_SINCE = 907,
-    DOMAINS_SINCE = 908, /* that are not 0 */
+    DOMAINS_SINCE = 908, /* version that has domains above 0 */
     SWITCH_MS = 6000,    /* RKNPU_SWITCH_DOMAIN_WAIT_TIME_MS */
 };
 static const uint64_t KERNEL_ADDRESS = 0xFFFFFF8000000000; /* start of kernel addresses */
@@ -409,7 +409,7 @@ static int submit(struct file *file, void *argument)
         }
     }
     if (args->flags & JOB_NONBLOCK && cores_hang(RKNPU, args->core_mask)) {
-        cores_reset(RKNPU); /* as rknpu_job_timeout_clean */
+        cores_reset(RKNPU); /* rknpu_job_timeout_clean does so too */
     }
     if (!args->core_mask) {
         args->core_mask = 1u << core_least_busy(RKNPU);

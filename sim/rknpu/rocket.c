@@ -1,13 +1,13 @@
 /*
- * The ioctls of the mainline driver, drivers/accel/rocket (Linux 6.18).  Refusals, accepted arguments
- * and waits follow rocket_gem.c and rocket_job.c.
+ * The ioctls of the mainline driver, drivers/accel/rocket (Linux 6.18).  Refusals, accepted
+ * arguments and waits follow rocket_gem.c and rocket_job.c.
  */
 #include "driver.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
-enum { MAX_ENTRIES = 1 << 16 };  /* of a job's arrays; more is -ENOMEM */
+enum { MAX_ENTRIES = 1 << 16 };  /* limit of a job's arrays; more is -ENOMEM */
 enum { MAX_ARRAY = 0x7FFFFFFF }; /* bytes of an array of jobs: kvmalloc */
 
 static int create_bo(struct file *file, void *argument)

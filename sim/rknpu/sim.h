@@ -57,10 +57,10 @@ struct settings {
     int log;             /* 0: no messages, 1: the kernel's, with reasons, 2: also every task */
     double hang_ms;      /* duration of a hung job; 0: the driver's timeout */
     uint32_t iova_base;  /* lowest address of rocket's buffers */
-    uint32_t version;    /* of the rknpu driver: 908 is 0.9.8 */
+    uint32_t version;    /* version of the rknpu driver: 908 is 0.9.8 */
     uint64_t memory;     /* most bytes of all buffers together; 0: no limit */
     uint64_t space;      /* most bytes of buffers in one address space; 0: no limit */
-    double mhz[DRIVERS]; /* of the NPU's clock */
+    double mhz[DRIVERS]; /* clock of the NPU */
     double core_gbs, total_gbs; /* memory bandwidth of one core; of all cores; GB/s */
     char nodes[256];            /* names below /dev/accel and /dev/dri, separated by commas */
     char report[256];           /* file for the counters at the end of the process; -: stderr */

@@ -27,7 +27,7 @@ enum { READ_OPERAND = 0x17D40 }; /* RDMA_FEATURE_MODE_CFG */
 enum { BN_SCALES = 0x20040, EW_LOOKS_UP = 0x300, BS_ADDS_BIAS = 0x20150, READ_BIASES = 2 };
 enum { MIN_OPERAND_PIXELS = 12 };
 enum { WEIGHT_OFFSET_OF_FLOATS = 0x80 };
-enum { MAX_SHIFT = 63, CVT_TYPE_AND_EXPONENT = 0x800FF000 }; /* of no effect on integers */
+enum { MAX_SHIFT = 63, CVT_TYPE_AND_EXPONENT = 0x800FF000 }; /* no effect on integers */
 
 /* Checks an operand of the output's shape: MRDMA reads its even surfaces, ERDMA the odd ones. */
 static bool check_operand(struct run *run, struct matmul *mm)
@@ -39,8 +39,8 @@ static bool check_operand(struct run *run, struct matmul *mm)
     CHECK(RDMA_EW_SURF_STRIDE, pixels >= MIN_OPERAND_PIXELS,
           "with fewer than 12 pixels the NPU reads wrong surfaces of the operand");
     EQUAL(RDMA_EW_SURF_STRIDE, ATOM * pixels, "not the pixels of a surface");
-    EQUAL(RDMA_SURF_NOTCH, stride, "not the other surface that lies between two");
-    EQUAL(RDMA_EW_SURF_NOTCH, stride, "not the other surface that lies between two");
+    EQUAL(RDMA_SURF_NOTCH, stride, "not the size of the surface between two");
+    EQUAL(RDMA_EW_SURF_NOTCH, stride, "not the size of the surface between two");
     EQUAL(RDMA_ERDMA_CFG, OPERAND_16_BITS, "not the value for an operand with 16 bits per pixel");
     EQUAL(RDMA_EW_BASE_ADDR, VALUE(RDMA_SRC_BASE_ADDR) + ATOM * pixels, "not the second surface");
     CHECK(RDMA_SRC_BASE_ADDR, VALUE(RDMA_SRC_BASE_ADDR) % ATOM == 0, "not a multiple of 16");

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /*
- * /dev/npuhw: the interface between the process that simulates the NPU's three cores (npu.c) and the
- * kernel, which has the cores' registers (npuhw.c).
+ * /dev/npuhw: the interface between the process that simulates the NPU's three cores (npu.c) and
+ * the kernel, which has the cores' registers (npuhw.c).
  *
  *     read     waits until the driver starts a task, and returns a struct npuhw_task
  *     write    a struct npuhw_done: the task is finished, the core raises its interrupt
@@ -27,7 +27,7 @@ struct npuhw_task {
 };
 
 struct npuhw_done {
-    __u32 core, start; /* of the task; ignored after a later start or a reset */
+    __u32 core, start; /* those of the task; ignored after a later start or reset */
     __u32 status;      /* bits of the PC unit's INTERRUPT_RAW_STATUS */
 };
 

@@ -12,7 +12,7 @@ typedef struct header {
     uint32_t state; /* LIVE or FREE */
     uint32_t power; /* log2 of the block's size; 0: `bytes` from the kernel */
     uint32_t bytes; /* for the caller; with `power` 0, of the whole block */
-    void *start;    /* of the block; a free block stores the next one there */
+    void *start;    /* the block; a free block stores the next one's address there */
 } header;
 
 static void *free_blocks[LARGEST + 1];

@@ -22,7 +22,7 @@ typedef struct {
     bool argument;
     int mine; /* descriptor in this process */
     uint32_t bytes;
-    uint8_t *address; /* of the skels' view; NULL while not mapped */
+    uint8_t *address; /* address for skels; NULL while not mapped */
     uint8_t *window;  /* the host's memory; without `shadow`, equal to `address` */
     uint8_t *synced;  /* content of the copy at its last maintenance */
     bool held;        /* mapped by the library */

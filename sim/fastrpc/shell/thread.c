@@ -16,7 +16,7 @@ typedef struct {
     uint32_t claimed; /* number of claims: of the thread and of those that join it */
     uint32_t mark;    /* packet counter at the last update of the account */
     uint32_t pending; /* packets from `mark` to the start of the current wait */
-    int status;       /* of qurt_thread_exit */
+    int status;       /* argument of qurt_thread_exit */
     uint16_t priority;
     bool joinable;
     void (*entry)(void *);
