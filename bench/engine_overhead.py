@@ -3,13 +3,14 @@
     python bench/engine_overhead.py models/SmolLM2-135M-Instruct.Q4_1.gguf [--texts 8 --tokens 64]
 
 The rest is in C functions that read all logits of a row: numpy's argmax or, with --temperature
-above 0, npurt's top-k. They wait for memory, because a step evicts the row from the caches.
+above 0, npurt's sampling.  They wait for memory, because a step evicts the row from the caches.
 """
 
 import argparse
 import time
 
 import npurt
+from npurt.cpu.pool.draw import Draw
 from npurt.llm.batch.scheduler import Scheduler
 from npurt.llm.batch.sequence import Sequence
 from npurt.llm.decode import sampler
@@ -40,6 +41,7 @@ def main():
     parser.add_argument("--texts", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--top-k", type=int, default=40)
     args = parser.parse_args()
     with npurt.Llama(
         args.model, "cpu", n_ctx=512, max_sequences=args.texts + 2, progress=False, verify="off"
@@ -49,6 +51,7 @@ def main():
         )
         options = {
             "temperature": args.temperature,
+            "top_k": args.top_k,
             "seed": 1,
             "max_tokens": args.tokens,
             "ignore_eos": True,
@@ -60,6 +63,7 @@ def main():
         llm.model.executor.run = timed(llm.model.executor.run, in_model)
         sampler.best_of = timed(sampler.best_of, in_c)
         top_k.best = timed(top_k.best, in_c)
+        Draw.__call__ = timed(Draw.__call__, in_c)
         scheduler.step()  # prefill of the prompts
         in_model.clear()
         in_c.clear()

@@ -36,34 +36,41 @@ static void rise(const float *x, int32_t *heap, int64_t at, int32_t id)
     heap[at] = id;
 }
 
+/* Whether a number is above `floor` or NaN. */
 INLINE int any_above(const float *x, float floor)
 {
     const f32x16 least = floor;
-    const i32x16 above = (load_f32(x) > least) | (load_f32(x + LANES) > least) |
-                         (load_f32(x + 2 * LANES) > least) | (load_f32(x + 3 * LANES) > least);
-    return __builtin_reduce_or(above) != 0;
+    const i32x16 below = (load_f32(x) <= least) & (load_f32(x + LANES) <= least) &
+                         (load_f32(x + 2 * LANES) <= least) & (load_f32(x + 3 * LANES) <= least);
+    return __builtin_reduce_and(below) == 0;
 }
 
-int64_t npurt_best(const float *x, int64_t n, int64_t k, int32_t *best)
+int64_t npurt_best_of(const float *x, const npurt_range *ranges, int64_t ranges_count, int64_t k,
+                      int32_t *best, int64_t *nans)
 {
     int64_t count = 0;
+    *nans = 0;
     float floor = -INFINITY;
-    for (int64_t start = 0; start < n; start += BLOCK_LANES) {
-        const int64_t end = start + BLOCK_LANES < n ? start + BLOCK_LANES : n;
-        if (end - start == BLOCK_LANES && !any_above(x + start, floor)) {
-            continue;
-        }
-        for (int64_t i = start; i < end; i++) {
-            if (!(x[i] > floor)) {
+    for (const npurt_range *range = ranges; range < ranges + ranges_count; range++) {
+        for (int64_t start = range->first; start < range->end; start += BLOCK_LANES) {
+            const int64_t left = range->end - start;
+            if (left >= BLOCK_LANES && !any_above(x + start, floor)) {
                 continue;
             }
-            if (count < k) {
-                rise(x, best, count, (int32_t) i);
-                count++;
-            } else {
-                sink(x, best, k, 0, (int32_t) i);
+            const int64_t end = left < BLOCK_LANES ? range->end : start + BLOCK_LANES;
+            for (int64_t i = start; i < end; i++) {
+                if (!(x[i] > floor)) {
+                    *nans += isnan(x[i]);
+                    continue;
+                }
+                if (count < k) {
+                    rise(x, best, count, (int32_t) i);
+                    count++;
+                } else {
+                    sink(x, best, k, 0, (int32_t) i);
+                }
+                floor = count == k ? x[best[0]] : -INFINITY;
             }
-            floor = count == k ? x[best[0]] : -INFINITY;
         }
     }
     for (int64_t left = count; left-- > 1;) { /* sorts the heap: the smallest is last */
@@ -72,4 +79,10 @@ int64_t npurt_best(const float *x, int64_t n, int64_t k, int32_t *best)
         sink(x, best, left, 0, last);
     }
     return count;
+}
+
+int64_t npurt_best(const float *x, int64_t n, int64_t k, int32_t *best)
+{
+    int64_t nans;
+    return npurt_best_of(x, &(npurt_range){0, n}, 1, k, best, &nans);
 }

@@ -98,6 +98,10 @@ typedef struct {
 int AT_LEVEL(npurt_row_is_right)(const npurt_matmul *m, const npurt_weight *w, int64_t row);
 #endif
 
+/* As npurt_best, of the numbers in some ranges; also counts those that are NaN. */
+int64_t npurt_best_of(const float *x, const npurt_range *ranges, int64_t ranges_count, int64_t k,
+                      int32_t *best, int64_t *nans);
+
 /* One instruction set: its vector level and its kernels. */
 typedef struct {
     const char *name;

@@ -407,6 +407,31 @@ typedef struct {
 /* Writes out and advances the state, with the bits of dsp/kernels/delta.h. */
 NPURT_API void npurt_delta_integers(const npurt_integer_delta *net);
 
+/* Indices first..end-1. */
+typedef struct {
+    int64_t first, end;
+} npurt_range;
+
+/* Settings of a sampler: top-k, top-p, min-p, temperature, in this order. */
+typedef struct {
+    const npurt_range *allowed; /* the tokens that may be drawn: at least one range, ascending */
+    int64_t allowed_count;
+    int64_t top_k;      /* 0: keeps all */
+    double top_p;       /* 1: keeps all */
+    double log_min_p;   /* -inf: keeps all */
+    double temperature; /* above 0 */
+    int32_t isa;
+    int32_t reserved;
+} npurt_sampling;
+
+/*
+ * Draws one of the logits x[0..n) with a random number in [0, 1).  Returns its index, the one that
+ * the samplers of npurt/llm/decode/samplers draw; or NPURT_REFUSED, where those have to do it: a
+ * logit is NaN or inf, a range is outside of x, too many candidates remain, or the result could
+ * depend on how sums of probabilities are rounded.
+ */
+NPURT_API int64_t npurt_sample(const npurt_sampling *s, const float *x, int64_t n, double random);
+
 /* Returns sizeof(npurt_op) in this library; Python compares it with cffi's value. */
 NPURT_API int64_t npurt_sizeof_op(void);
 

@@ -319,6 +319,31 @@ void AT_LEVEL(npurt_rope)(const npurt_attention *op, const npurt_span *span, int
     }
 }
 
+INLINE f32x16 weights_of(const float *x, float most)
+{
+    return exp16(__builtin_elementwise_max(load_f32(x) - most, (f32x16) (-88.0f)));
+}
+
+/* Adds e^(x - most) of x[0..n) to the sum; the largest of them is `most`. */
+void AT_LEVEL(npurt_mass)(const float *x, int64_t n, float most, double *sum)
+{
+    while (n > 0) {
+        f32x16 sums = 0.0f;
+        for (int i = 0; i < 16 && n >= 16; i++, x += 16, n -= 16) {
+            sums += weights_of(x, most);
+        }
+        if (n < 16) {
+            float rest[16];
+            for (int i = 0; i < 16; i++) {
+                rest[i] = i < n ? x[i] : -INFINITY;
+            }
+            sums += weights_of(rest, most);
+            n = 0;
+        }
+        *sum += sum16(sums);
+    }
+}
+
 void AT_LEVEL(npurt_dense_f32)(const uint8_t *, int, const float *, int, int64_t, float *, int64_t);
 void AT_LEVEL(npurt_dense_f16)(const uint8_t *, int, const float *, int, int64_t, float *, int64_t);
 void AT_LEVEL(npurt_dense_bf16)(const uint8_t *, int, const float *, int, int64_t, float *,

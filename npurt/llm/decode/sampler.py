@@ -25,6 +25,7 @@ from npurt.llm.decode.samplers.candidates import (
 )
 from npurt.llm.decode.samplers.chain import changes, filters
 from npurt.llm.decode.samplers.draw import Draws
+from npurt.llm.decode.samplers.drawn_in_c import drawn_in_c
 from npurt.llm.decode.samplers.results import returned, says_end, unusable
 from npurt.llm.decode.samplers.settings import Sampling as Sampling
 
@@ -74,6 +75,8 @@ class Sampler:
         self._begins = begins
         self.constraint = constraint
         self._draws = Draws(secrets.randbits(64) if sampling.seed is None else sampling.seed)
+        plain = not (self._changes or self.processors or constraint)
+        self._in_c = drawn_in_c(sampling, self._never) if plain else None
         self._row = np.zeros(0, np.float32)  # [V], reused for each token
 
     def sample(self, logits: F32, history: Sequence[int] = ()) -> int:
@@ -103,6 +106,11 @@ class Sampler:
             if token not in self._barred(history) and _holds(allowed, token):
                 return token
         draw, chance = self._draws(len(history))
+        if self._in_c and len(history) >= self._begins:
+            _check_row(logits)
+            found = self._in_c(logits, draw)
+            if found is not None:
+                return found
         ids, probabilities = self._distribution(logits, history, chance, allowed)
         bounds = np.cumsum(probabilities)
         drawn = np.searchsorted(bounds, draw * bounds[-1], side="right")

@@ -1,13 +1,11 @@
 """Top-k: keep the k candidates with the largest logits, and sort them."""
 
-from collections.abc import Callable
-
 import numpy as np
 
 from npurt.cpu.kernels import abi
-from npurt.cpu.pool import best as native
+from npurt.cpu.pool.best import best as in_c
 from npurt.errors import DeviceNotFound
-from npurt.llm.decode.samplers.candidates import F32, Candidates, Ids, Logits, Text
+from npurt.llm.decode.samplers.candidates import Candidates, Ids, Logits, Text
 from npurt.once import once
 
 BLOCK = 128  # logits; see `best_by_numpy`
@@ -30,19 +28,19 @@ def best(logits: Logits, k: int) -> Ids:
 
     No logit may be NaN.
     """
-    if k <= FEW and logits.dtype == np.float32 and (in_c := _native()):
+    if k <= FEW and logits.dtype == np.float32 and compiled():
         return in_c(logits, k)
     return best_by_numpy(logits, k)
 
 
 @once
-def _native() -> Callable[[F32, int], Ids] | None:
-    """Return the C function for `best`; None if the C library is not built."""
+def compiled() -> bool:
+    """Return whether the C library is built."""
     try:
         abi.lib()
     except DeviceNotFound:
-        return None
-    return native.best
+        return False
+    return True
 
 
 def best_by_numpy(logits: Logits, k: int) -> Ids:

@@ -1,0 +1,55 @@
+"""Draw a token in C with top-k, top-p, min-p and temperature."""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from npurt.cpu.kernels import abi
+from npurt.device import F32
+
+
+class Draw:
+    """Draws tokens from logits with fixed settings.
+
+    Args:
+        never: Ids that are never drawn, in ascending order.
+        top_k: 0 keeps all.
+        top_p: 1 keeps all.
+        min_p: 0 keeps all.
+        temperature: Above 0.
+    """
+
+    def __init__(
+        self, never: npt.NDArray[np.int64], *,
+        top_k: int, top_p: float, min_p: float, temperature: float,
+    ) -> None:  # fmt: skip
+        self._ffi = abi.ffi()
+        self._sample = abi.lib().npurt_sample
+        bounds = zip([0, *(never + 1).tolist()], [*never.tolist(), math.inf], strict=True)
+        ranges = [(first, end) for first, end in bounds if first < end]
+        ranges[-1] = (ranges[-1][0], 0)  # each call sets its end
+        self._allowed = self._ffi.new("npurt_range[]", ranges)
+        self._last = self._allowed[len(ranges) - 1]
+        self._settings = self._ffi.new(
+            "npurt_sampling *",
+            {
+                "allowed": self._allowed,
+                "allowed_count": len(ranges),
+                "top_k": top_k,
+                "top_p": top_p,
+                "log_min_p": math.log(min_p) if min_p else -math.inf,
+                "temperature": temperature,
+                "isa": abi.isa(),
+            },
+        )
+
+    def __call__(self, logits: F32, random: float) -> int | None:
+        """Return the token that *random*, in [0, 1), draws from *logits* ``[V]``.
+
+        None: numpy has to draw it, or to say what is wrong with the logits.
+        """
+        row = self._ffi.from_buffer("float[]", np.ascontiguousarray(logits))
+        self._last.end = len(row)
+        token = int(self._sample(self._settings, row, len(row), random))
+        return token if token >= 0 else None
