@@ -1,4 +1,4 @@
-"""Several texts at once: they share the weights that each step reads, and the prompt's beginning.
+"""Generate several completions at once: they share each read of the weights, and a prompt prefix.
 
 python examples/batch.py models/SmolLM2-135M-Instruct.Q4_1.gguf
 python examples/batch.py MODEL -dev hexagon:sim -n 8
@@ -30,13 +30,13 @@ def main():
         }
         for name, request in requests.items():
             print(f"{name}:", end="")
-            for event in request:  # of each step that had a token of it
+            for event in request:  # one event for each step with new tokens of the request
                 print(event.text, end="", flush=True)
             print()
         counts = engine.stats().counts
         rate = counts.generated / (time.perf_counter() - start)
         print(f"\n{len(requests)} texts, {counts.steps} steps, {rate:.0f} tokens/s")
-        print(f"{counts.cached} of {counts.prompt} tokens of prompts were evaluated once for all")
+        print(f"{counts.cached} of {counts.prompt} prompt tokens were in the prefix cache")
 
 
 if __name__ == "__main__":

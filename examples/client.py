@@ -1,4 +1,4 @@
-"""A client of `npurt serve`: a stream, a call of a function, and an answer of a given form.
+"""A client of `npurt serve`: a stream, a function call, and structured output.
 
 npurt serve -m models/SmolLM2-135M-Instruct.Q4_1.gguf      # in another terminal
 python examples/client.py                                  # after: pip install openai
@@ -33,7 +33,7 @@ class GetTime(pydantic.BaseModel):
 
 
 class Animal(pydantic.BaseModel):
-    """What the model is to say of an animal."""
+    """The description of an animal, as the model has to write it."""
 
     kind: Literal["mammal", "bird", "fish", "insect"]
     legs: Literal[0, 2, 4, 6]
@@ -58,7 +58,7 @@ def call(client):
         model="any",
         messages=messages,
         tools=[GET_TIME],
-        tool_choice="required",  # also a small model calls; "auto" lets the model decide
+        tool_choice="required",  # forces a call, also from a small model; "auto": the model decides
     )
     message = asked.choices[0].message
     messages.append(message)

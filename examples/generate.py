@@ -1,8 +1,8 @@
-"""Continue a prompt.
+"""Complete a prompt.
 
     python examples/generate.py -m qwen.gguf -p "def quicksort(" -n 64
 
-Takes the flags of llama-cli: -m -p -n -c -t --temp --top-k --top-p --min-p --seed -dev.
+The flags are those of llama-cli: -m -p -n -c -t --temp --top-k --top-p --min-p --seed -dev.
 """
 
 import argparse
@@ -13,11 +13,11 @@ from npurt.cli.arguments import options, sampling
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Continue a prompt.")
+    parser = argparse.ArgumentParser(description="Complete a prompt.")
     parser.add_argument(
-        "-p", "--prompt", default="The capital of France is", help="text to continue"
+        "-p", "--prompt", default="The capital of France is", help="text to complete"
     )
-    parser.add_argument("--report", action="store_true", help="print the ledger at the end")
+    parser.add_argument("--report", action="store_true", help="print which device computed what")
     options.add_model(parser)
     sampling.add_sampling(parser)
     args = parser.parse_args()

@@ -1,8 +1,8 @@
-"""Build a graph, run it in float64 and on a device, and see what crosses between its parts.
+"""Build a graph, run it in float64 and on a device, and print the inputs of each part.
 
 python examples/graph.py            # on numpy
 python examples/graph.py -dev toy   # on a device of another package (examples/toy_npu)
-python examples/graph.py -dev hexagon:sim   # the products there, the rest on the CPU
+python examples/graph.py -dev hexagon:sim   # products on the DSP, other ops on the CPU
 """
 
 import argparse
@@ -25,7 +25,7 @@ D, F = Dim("D", 64), Dim("F", 96)
 
 
 class Weights:
-    """Random weights: `npurt.segment.Weights`."""
+    """Random weights with the interface of `npurt.segment.Weights`."""
 
     def __init__(self, graph):
         rng = np.random.default_rng(0)
@@ -42,7 +42,7 @@ class Weights:
 
 
 def feed_forward():
-    """Return the feed-forward part of a layer: ``x`` in, ``y`` out."""
+    """Return the graph of a layer's feed-forward part, from ``x`` to ``y``."""
     b = Builder("feed-forward")
     x = b.input("x", D)
     h = b.rms_norm("normed", x, b.constant("norm", D), 1e-6)

@@ -1,9 +1,9 @@
-"""Compile a skel of one's own, and call it from Python with numpy arrays.
+"""Compile your own skel, and call it from Python with numpy arrays.
 
 python examples/own_skel/run.py              # the simulated DSP
 python examples/own_skel/run.py --real       # libcdsprpc of this system
 
-The skel alone, on the command line:
+To compile the skel on the command line:
 
 npurt skel build examples/own_skel/vectors.c --idl examples/own_skel/vectors.idl
 """

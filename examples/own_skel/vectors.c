@@ -1,6 +1,6 @@
 /*
- * The methods of vectors.idl.  npurt's compiler of interfaces declares them in vectors.h, and writes
- * what calls them.
+ * The methods of vectors.idl.  npurt's IDL compiler generates their declarations (vectors.h) and
+ * the code that calls them.
  */
 #include "vectors.h"
 #include <hexagon_types.h>
@@ -21,7 +21,7 @@ int vectors_close(remote_handle64 h)
     return 0;
 }
 
-/* FastRPC aligns buffers to nothing, so vectors are read and written unaligned. */
+/* FastRPC does not align buffers, so vectors are loaded and stored unaligned. */
 int vectors_add(remote_handle64 h, const int16_t *a, int aLen, const int16_t *b, int bLen,
                 int16_t *sum, int sumLen)
 {

@@ -3,12 +3,12 @@
     pip install -e examples/toy_npu
     npurt run -m model.gguf -dev toy -p Hello
     npurt run -m model.gguf -dev toy:dies=30 -p Hello      # it dies in its 30th run
-    npurt run -m model.gguf -dev toy:memory=50M -p Hello   # what has no room runs on the CPU
+    npurt run -m model.gguf -dev toy:memory=50M -p Hello   # ops that do not fit run on the CPU
 
-It multiplies in int8, with a scale for each row of the weight and of the activations, and has its
-own memory.  Its array of multipliers knows no gating, so it refuses `WeightedSum`; npurt runs that
-op on the CPU and the rest here.  All else (norms, RoPE, attention with its KV cache) it does by the
-functions in `npurt.graph.meaning`, as a real NPU would by its own kernels.
+The toy NPU multiplies in int8, with a scale for each row of the weight and of the activations, and
+has its own memory.  It refuses the op `WeightedSum`, which npurt then runs on the CPU.  It computes
+all other ops (norms, RoPE, attention with its KV cache) with the functions in
+`npurt.graph.meaning`; a real NPU would use its own kernels.
 """
 
 import errno
@@ -25,13 +25,13 @@ UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def rounded(x):
-    """Return int8 codes of x and their scales, one a row."""
+    """Return int8 codes of x, and a scale for each row."""
     scales = np.maximum(abs(x).max(axis=-1, keepdims=True), 1e-30) / 127
     return np.rint(x / scales).astype(np.int8), scales.astype(np.float32)
 
 
 def multiply(x, codes, scales):
-    """Return x times a weight in int8: sums of products are integers."""
+    """Return the product of x and a weight in int8, with integer sums."""
     x, x_scales = rounded(x)
     sums = x.astype(np.int32) @ codes.T.astype(np.int32)
     return (sums * x_scales * scales.T).astype(np.float32)
@@ -52,18 +52,18 @@ class ToyPacked(Packed):
         return self.codes[rows] * self.scales[rows].astype(np.float64)
 
     def error(self, rows):
-        """Two float32 products of an exact sum: each half an ulp of the result."""
+        """Return the error bound: two float32 roundings of the exact sum, half an ulp each."""
         return 2.0**-22 * np.sqrt((self.multiplied(rows) ** 2).sum(axis=1))
 
 
 def matmul(packed, op, run):
-    """Return what `npurt.graph.ops.MatMul` makes."""
+    """Compute the op `npurt.graph.ops.MatMul`."""
     y = multiply(run[op.x], *packed[op.name])
     return (y if op.bias is None else y + run[op.bias],)
 
 
 class ToySegment(ReferenceSegment):
-    """Ops on the NPU, with weights in its memory."""
+    """A segment on the toy NPU, with its weights in the NPU's memory."""
 
     def __init__(self, device, part, weights, limits):
         self.device, self.nbytes, self.packed = device, 0, {}
@@ -86,11 +86,12 @@ class ToySegment(ReferenceSegment):
 
 
 class ToyDevice(Device):
-    """The NPU, opened.
+    """The opened toy NPU.
 
     Args:
-        memory: Bytes of weights.
-        dies: The run in which it dies; 0: none.
+        name: The device's name in reports.
+        memory: Size of the NPU's memory in bytes.
+        dies: The run in which the NPU dies; 0: never.
     """
 
     def __init__(self, name="toy", memory=1 << 32, dies=0):
@@ -152,7 +153,7 @@ class ToyDevice(Device):
 
 
 def open_device(name):
-    """Open what a device string such as ``toy:memory=50M,dies=3`` names."""
+    """Open the device of a string such as ``toy:memory=50M,dies=3``."""
     settings = {"memory": 1 << 32, "dies": 0}
     for word in filter(None, name.partition(":")[2].split(",")):
         key, _, value = word.partition("=")
