@@ -93,7 +93,7 @@ class RkDevice(ProductDevice):
         if reason:
             raise UnsupportedOp(
                 f"the RK3588 backend cannot pack {tensor!r}: {reason}",
-                remedy="use device 'cpu' for this weight",
+                remedy="use device 'cpu' for it",
             )
         packed = self.upload(tensor, choose(tensor, int16=bool(int16)))
         adaptive = int16 is None and packed.scheme.task == "int8"

@@ -1,4 +1,4 @@
-"""The C library of this package: `npurt_rk.h`, parsed on first use, and its functions."""
+"""Open the C library of this package, with the declarations of `npurt_rk.h`; call its functions."""
 
 from pathlib import Path
 from typing import Any
@@ -27,28 +27,28 @@ def ffi() -> Any:
 
 @once
 def lib() -> Any:
-    """The library, opened on first use.
+    """Return the library, opened on first use.
 
     Raises:
-        DeviceNotFound: It is missing, or cannot be loaded.
+        DeviceNotFound: The library is missing, or cannot be loaded.
     """
     return library.load(ffi(), library.path_of(LIBRARY), "the RK3588 backend's functions")
 
 
 def at(kind: str, array: npt.NDArray[Any]) -> Any:
-    """Return the address of an array, which does not keep it alive."""
+    """Return the address of an array; the address does not keep the array alive."""
     return ffi().cast(kind, array.ctypes.data)
 
 
 def round_rows(
     x: F32, codes: I8, scales: F32, *, signs: I8 | None, block: int, passes: int
 ) -> None:
-    """Rotate and round the rows of x ``[M, K]`` as `npurt_rk_round` says.
+    """Rotate and round the rows of x ``[M, K]``; see `npurt_rk_round`.
 
     Args:
         x: float32; columns contiguous.
-        codes: To be written, int8 ``[passes * M, Kp]`` in C order.
-        scales: To be written, float32 ``[M]``.
+        codes: Output, int8 ``[passes * M, Kp]`` in C order.
+        scales: Output, float32 ``[M]``.
         signs: int8 ``[Kp]`` of 1 and -1, or None.
         block: Columns of a rotation, a power of two; 1 for none.
         passes: 1, or 2 for 16 bits.
@@ -69,5 +69,5 @@ def round_rows(
 
 
 def not_finite(row: int) -> NumericsError:
-    """Return the error of a row that `npurt_rk_round` refuses."""
+    """Return the error for a row that `npurt_rk_round` refuses."""
     return activations.not_finite(f"row {row} holds NaN or infinity, or is too large to add up")

@@ -1,4 +1,4 @@
-"""A job as one call into C: the structs of `npurt_rk.h`, made once and run many times."""
+"""Run a job by one call into C; the structs of `npurt_rk.h` are made once and run many times."""
 
 import functools
 import os
@@ -16,16 +16,16 @@ from npurt.rknpu.driver.uapi_drm import Request
 
 U8 = npt.NDArray[np.uint8]
 
-INTERRUPTIONS = 1000  # of one request, by signals
+INTERRUPTIONS = 1000  # attempts of a request that signals interrupt
 
 
 class Call(NamedTuple):
-    """A request, and the struct that goes with it."""
+    """A request with its struct."""
 
     fd: int
     request: Request
-    argument: Any
-    until: Any = None  # points to the timeout in the struct
+    argument: Any  # pointer to the struct
+    until: Any = None  # pointer to the deadline in the struct, or None
 
 
 class CoreQueue(NamedTuple):
@@ -33,11 +33,11 @@ class CoreQueue(NamedTuple):
 
     starts: Sequence[Call]  # the last one submits
     ends: Sequence[Call]
-    copy: U8 | None = None  # where its core reads x, if not where the first queue's core does
+    copy: U8 | None = None  # the core's own copy of x; None if it reads the first queue's x
 
 
 class Target(NamedTuple):
-    """The place of some columns of x after rounding; see `npurt_rk_part`."""
+    """The destination of some columns of x after rounding; see `npurt_rk_part`."""
 
     columns: slice
     block: int
@@ -50,21 +50,21 @@ class Rectangle(NamedTuple):
     """The sums that one core wrote for some columns of one weight; see `npurt_rk_block`."""
 
     sums: npt.NDArray[Any]  # [slices, passes * M, columns], int32 or float32
-    scales: F32  # [M], of x
-    w: F32  # [N], of the weight's columns: N of them count
-    y: int  # which result
-    first: int  # its column
-    add: bool
+    scales: F32  # [M], scales of x
+    w: F32  # [N], scales of the weight; columns beyond N are padding
+    y: int  # index of the result
+    first: int  # first column in the result
+    add: bool  # whether to add to the result or to overwrite it
 
 
 class ThreadPool:
-    """Threads that run queues in parallel.  They end when the pool is closed or garbage-collected.
+    """Threads that run queues in parallel, until the pool is closed or garbage-collected.
 
     Args:
-        threads: How many.  The caller runs the first queue, each thread another.
+        threads: Number of threads.  The caller runs the first queue, each thread another.
 
     Raises:
-        NpurtError: The system has none left.
+        NpurtError: The system cannot start the threads.
     """
 
     def __init__(self, threads: int) -> None:
@@ -79,19 +79,19 @@ class ThreadPool:
 
 
 def _stop(pool: Any, process: int) -> None:
-    if os.getpid() == process:  # a fork has no such threads
+    if os.getpid() == process:  # a forked process does not have the threads
         lib().npurt_rk_pool_stop(pool)
 
 
 class Run:
-    """A job for `npurt_rk_run`.  Until `bind`, inputs and results stay in the NPU's buffers.
+    """A job for `npurt_rk_run`.  Without `bind`, inputs and results are only in the NPU's buffers.
 
     Args:
-        queues: Of each core.
+        queues: The queue of each core.
         sentinel: Bytes that cannot be a result.
-        places: Where the run writes the sentinel; the NPU has to overwrite it there.
-        a: Where the first queue's core reads x.
-        pool: The threads that run the queues; None: the caller runs them.
+        places: Memory to which the run writes the sentinel, and which the NPU has to overwrite.
+        a: The memory from which the first queue's core reads x.
+        pool: The threads that run the queues; None if the caller's thread runs them.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Run:
         self.names = [
             [call.request.name for call in (*queue.starts, *queue.ends)] for queue in queues
         ]
-        self.first = 0  # row of x, for errors
+        self.first = 0  # number of the first row of x, for errors
         self._address = functools.partial(ffi().from_buffer, ffi().typeof("float[]"))
         self._y: Any = ffi().NULL
         self._owned: list[Any] = [queues, places, a, pool]
@@ -145,7 +145,7 @@ class Run:
         }
 
     def add_quantise(self, targets: Sequence[Target], k: int) -> None:
-        """Make the job begin with rounding x ``[M, k]`` into *targets*."""
+        """Add a first step to the job, which rounds x ``[M, k]`` into *targets*."""
         scratch = np.empty(max(t.codes.shape[1] for t in targets), np.float32)
         parts = [
             {
@@ -167,7 +167,7 @@ class Run:
         self._shape(len(targets[0].scales), len(targets[0].codes))
 
     def add_scaling(self, rectangles: Sequence[Rectangle], widths: Sequence[int]) -> None:
-        """Make the job end with scaling sums: *rectangles* into results of *widths* columns."""
+        """Add a last step to the job: scale *rectangles* into results of *widths* columns."""
         blocks = [
             {
                 "sums": at("void *", r.sums),
@@ -198,7 +198,7 @@ class Run:
     def bind(self, x: F32, outs: Sequence[F32], first: int = 0) -> None:
         """Set x and the results, float32 in C order.  The caller keeps both alive.
 
-        Errors count the rows of x from *first*.
+        In errors, *first* is the number of the first row of x.
         """
         self.first = first
         self.table.x = self._address(x)
