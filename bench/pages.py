@@ -99,43 +99,68 @@ def together(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def against(path: Path, args: argparse.Namespace) -> dict[str, float]:
-    """Return old time / new time for decode and prefill at several depths."""
-    here = Path(__file__).resolve()
-    deepest = max(args.depths) + args.prompt
-    workers = []
-    for checkout in (args.old.resolve(), here.parents[1]):
-        arguments = json.dumps([str(path.resolve()), args.threads, deepest, 1])
-        workers.append(
-            subprocess.Popen(
-                [sys.executable, "-c", WORK, str(checkout), str(here), arguments],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                cwd=checkout,
-                env=os.environ | {"PYTHONPATH": str(checkout)},
-            )
+class Checkout:
+    """A process that runs a `Worker` with the code of a checkout."""
+
+    def __init__(self, checkout: Path, *arguments: object) -> None:
+        here = Path(__file__).resolve()
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", WORK, str(checkout), str(here), json.dumps(arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=checkout,
+            env=os.environ | {"PYTHONPATH": str(checkout)},
         )
 
-    def ask(worker: "subprocess.Popen[str]", *what: int) -> float:
-        assert worker.stdin
-        assert worker.stdout
-        print(json.dumps(what), file=worker.stdin, flush=True)
-        return float(json.loads(worker.stdout.readline()))
+    def seconds(self, *arguments: int) -> float:
+        """Return what `Worker.seconds` returns in the process."""
+        assert self._process.stdin
+        assert self._process.stdout
+        print(json.dumps(arguments), file=self._process.stdin, flush=True)
+        return float(json.loads(self._process.stdout.readline()))
 
-    found = {}
-    for depth in args.depths:
-        for name, rows, runs in (("decode", 1, 4), ("prefill", args.prompt, 1)):
-            ratios = []
-            for i in range(-1, args.rounds):
-                pair = workers if i % 2 else workers[::-1]  # the checkouts take turns at the start
-                took = [ask(worker, 1, rows, depth, runs) for worker in pair]
-                old, new = took if i % 2 else took[::-1]
-                ratios.append(old / new)
-            found[f"{name} at {depth}"] = round(statistics.median(ratios[1:]), 3)
-    for worker in workers:
-        worker.communicate()
-    return found
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
+
+
+def against(path: Path, args: argparse.Namespace) -> dict[str, list[float]]:
+    """Return old time / new time for decode and prefill: median, least and greatest of processes.
+
+    Each pair of processes has memory of its own, which can make all runs of a process several
+    percent faster or slower.
+    """
+    checkouts = args.old.resolve(), Path(__file__).resolve().parents[1]
+    deepest = max(args.depths) + args.prompt
+    found: dict[str, list[float]] = {}
+    for number in range(args.processes):
+        order = checkouts[:: -1 if number % 2 else 1]
+        opened = {c: Checkout(c, str(path.resolve()), args.threads, deepest, 1) for c in order}
+        pair = [opened[checkout] for checkout in checkouts]
+        for depth in args.depths:
+            for name, rows, runs in (("decode", 1, 4), ("prefill", args.prompt, 1)):
+                ratio = _ratio(pair, args.rounds, (1, rows, depth, runs))
+                found.setdefault(f"{name} at {depth}", []).append(ratio)
+        for checkout in pair:
+            checkout.close()
+    return {
+        name: [round(f(ratios), 3) for f in (statistics.median, min, max)]
+        for name, ratios in found.items()
+    }
+
+
+def _ratio(pair: Sequence[Checkout], rounds: int, what: Sequence[int]) -> float:
+    """Return the median of old time / new time; the checkouts take turns at the start."""
+    ratios = []
+    for i in range(-1, rounds):  # the first round warms up
+        old, new = (
+            (c.seconds(*what) for c in pair)
+            if i % 2
+            else reversed([c.seconds(*what) for c in reversed(pair)])
+        )
+        ratios.append(old / new)
+    return statistics.median(ratios[1:])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -147,6 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--depth", type=int, default=512)
     parser.add_argument("--old", type=Path, help="another checkout, with libraries built")
     parser.add_argument("--depths", type=int, nargs="+", default=[0, 4096, 16000])
+    parser.add_argument("--processes", type=int, default=5, help="pairs of processes, with --old")
     parser.add_argument("--prompt", type=int, default=128, help="rows of a prefill")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(arguments)
