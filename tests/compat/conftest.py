@@ -1,4 +1,4 @@
-"""One small model, as llama-cpp-python and mlx-lm open it, and as npurt does."""
+"""Fixtures that open one small model through npurt and through both compat interfaces."""
 
 import pytest
 

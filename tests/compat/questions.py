@@ -1,4 +1,4 @@
-"""What tests of `npurt.compat.llama_cpp` open and ask."""
+"""Models and prompts that the tests of `npurt.compat.llama_cpp` share."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Wrong arguments of compat are refused by name, before they can change or end a text."""
+"""compat rejects wrong arguments by name, before they change or end a completion."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What scripts for llama-cpp-python do gives results of its shapes, with npurt's text."""
+"""Scripts for llama-cpp-python get results of the same shape, with npurt's text."""
 
 import importlib
 import inspect
@@ -32,7 +32,7 @@ def test_arguments_have_the_recorded_names_order_and_defaults(name):
         for p in parameters
         if p.name not in ("self", "kwargs", "device")
     ]
-    if name == "from_pretrained":  # npurt needs no file name
+    if name == "from_pretrained":  # npurt needs no file name here
         wanted[1] = ("filename", None)
 
     assert here == wanted
@@ -130,7 +130,8 @@ def test_no_limit_is_none_or_not_positive(llm, limit):
     result = llm([5] * 490, max_tokens=limit, **GREEDY)
 
     assert result["choices"][0]["finish_reason"] == "length"
-    assert result["usage"]["completion_tokens"] == 23  # of 512 positions; the last needs no room
+    # the last token takes none of the 512 positions
+    assert result["usage"]["completion_tokens"] == 23
 
 
 def test_the_usual_limit_of_a_completion_is_16(llm):
@@ -239,7 +240,7 @@ def test_the_tokenizer_is_an_object(llm, own):
     ids = tokenizer.encode("né")
     assert ids == own.tokenize("né") == tokenizer.tokenize("né".encode())
     assert tokenizer.decode(ids) == "né"
-    assert tokenizer.decode(ids[:-1]) == "n"  # half a character is left out
+    assert tokenizer.decode(ids[:-1]) == "n"  # the incomplete character is omitted
     assert tokenizer.detokenize(ids) == "né".encode()
     assert llm.token_nl() == own.tokenize("\n", add_bos=False)[-1]
 

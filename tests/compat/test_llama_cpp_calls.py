@@ -1,4 +1,4 @@
-"""Calls of functions: those that a chat demands, and what becomes of the others."""
+"""Function calls: which calls a chat can require, and how text that is no call is returned."""
 
 import json
 
@@ -149,7 +149,7 @@ def test_functions_have_their_older_names(caller):
 
 @pytest.fixture(scope="module")
 def marked():
-    with pytest.warns(UserWarning, match="2048 tokens"):  # the prompt has more than 512
+    with pytest.warns(UserWarning, match="2048 tokens"):  # the prompt has more than 512 tokens
         model = Llama(PATH, chat_format=FORMAT, n_ctx=2048, verbose=False)
     with model:
         yield model
@@ -174,7 +174,8 @@ BOTH = CALL + '\nfunctions.second:\n{"a": "}\\n"}'
         ("message:\n", "", []),
         (CALL, None, [("first", '{"a": 1}')]),
         (BOTH, None, [("first", '{"a": 1}'), ("second", '{"a": "}\\n"}')]),
-        (BOTH[:-1], None, [("first", '{"a": 1}'), ("second", '{"a": "}\\n"')]),  # cut
+        # the text is cut off
+        (BOTH[:-1], None, [("first", '{"a": 1}'), ("second", '{"a": "}\\n"')]),
         (CALL[:-1], None, [("first", '{"a": 1')]),
         ("funct", "funct", []),
     ],
@@ -260,7 +261,7 @@ PERSON = {
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_real_model_fills_in_the_arguments(real_model, stream):
-    """As in the README of llama-cpp-python; the model is small, but reads the name and the age."""
+    """The example of llama-cpp-python's README: this small model extracts the name and the age."""
     tools = [{"type": "function", "function": {"name": "UserDetail", "parameters": PERSON}}]
     question = [
         {"role": "system", "content": "You call functions with what the user says."},

@@ -1,4 +1,4 @@
-"""Formatters and handlers of a script answer chats, as with llama_cpp.llama_chat_format."""
+"""A script's own chat formatters and handlers work, as with llama_cpp.llama_chat_format."""
 
 import itertools
 from typing import Any

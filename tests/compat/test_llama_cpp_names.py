@@ -1,4 +1,4 @@
-"""Every public name of llama-cpp-python works here, or is refused with a remedy."""
+"""Every public name of llama-cpp-python works here, or its error names a remedy."""
 
 import importlib
 import inspect
@@ -129,11 +129,11 @@ NESTED = {
     ("ChatCompletionStreamResponseDelta", "tool_calls"): "ChatCompletionMessageToolCallChunk",
     ("CreateEmbeddingResponse", "data"): "Embedding",
     ("CreateEmbeddingResponse", "usage"): "EmbeddingUsage",
-}  # the types of parts
+}  # the types of nested values
 
 
 def require_fits(value, kind):
-    """Assert that *value* has the keys of the type *kind*, a TypedDict, and so have its parts."""
+    """Assert that *value* and its nested values have the keys of the TypedDict *kind*."""
     hints = kind.__annotations__
     assert kind.__required_keys__ <= value.keys() <= hints.keys()
     for name, inner in value.items():

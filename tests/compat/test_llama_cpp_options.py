@@ -1,4 +1,4 @@
-"""Options of llama-cpp-python do what they do there, or are refused by name."""
+"""Options of llama-cpp-python have the same effect in npurt, or are rejected by name."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from npurt.llm.decode import stops
 from tests.compat.questions import GREEDY, MESSAGES, PATH, PROMPT, RECORDED
 
 RECORDED_NAMES = {n: {p[0] for p in ps} for n, ps in RECORDED["methods"].items()}
-MACHINE = {  # arguments that change no text
+MACHINE = {  # arguments that do not change the generated text
     "flash_attn": True, "main_gpu": 1, "n_gpu_layers": -1, "n_threads_batch": 1, "n_ubatch": 1,
     "no_perf": True, "numa": True, "offload_kqv": False, "op_offload": True, "split_mode": 2,
     "swa_full": True, "tensor_split": [1.0], "use_mlock": True, "use_mmap": False,
@@ -73,7 +73,7 @@ def test_a_grammar_decides_what_is_written(llm, tmp_path):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_is_of_its_format(llm, stream):
-    """As llama-cpp-python names a schema, and as OpenAI's interface does."""
+    """A JSON schema can be given as in llama-cpp-python or as in OpenAI's interface."""
     for options in (
         {"response_format": {"type": "json_object", "schema": SCHEMA}},
         {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
@@ -111,7 +111,7 @@ def test_log_probabilities_have_the_shape_of_completions(llm, own):
     assert np.diff(given["text_offset"]).tolist() == sizes[:-1]
     for token, value, top in zip(*(given[n] for n in list(given) if n != "text_offset"),
                                  strict=True):  # fmt: skip
-        assert top[token] == value == max(top.values())  # greedy: the likeliest
+        assert top[token] == value == max(top.values())  # greedy decoding takes the likeliest token
     zero = llm(PROMPT, max_tokens=2, logprobs=0, temperature=0.0)["choices"][0]["logprobs"]
     assert [len(top) for top in zero["top_logprobs"]] == [1, 1]
     chunks = list(llm(PROMPT, max_tokens=5, logprobs=2, temperature=0.0, stream=True))
@@ -129,7 +129,8 @@ def test_log_probabilities_have_the_shape_of_chats(llm):
     for each in content:
         assert list(each) == ["token", "logprob", "bytes", "top_logprobs"]
         assert len(each["top_logprobs"]) == 2
-        assert each["top_logprobs"][0]["logprob"] == each["logprob"]  # greedy: the likeliest
+        # greedy decoding takes the likeliest token
+        assert each["top_logprobs"][0]["logprob"] == each["logprob"]
     chunks = llm.create_chat_completion(MESSAGES, top_logprobs=2, stream=True, **options)
     parts = [chunk["choices"][0]["logprobs"] for chunk in chunks]
     assert [each for part in parts if part for each in part["content"]] == content
@@ -165,7 +166,7 @@ def test_a_list_of_criteria_says_what_one_of_them_returned_wrong(llm):
 
 
 def test_typical_p_is_a_setting_of_completions(llm):
-    """The most typical token of a flat distribution is not always the likeliest."""
+    """In a flat distribution, the most typical token may differ from the likeliest token."""
     options = {"max_tokens": 8, "seed": 5, "temperature": 1.0, "top_k": 0}
     texts = {llm(PROMPT, typical_p=p, **options)["choices"][0]["text"] for p in (1.0, 0.02, 0.02)}
 
@@ -221,7 +222,7 @@ def test_another_thread_cannot_end_a_completion(llm, own, monkeypatch):
             thread.join()
         return split(*arguments)
 
-    monkeypatch.setattr(stops, "split_at_stop", between)  # which comes between two steps
+    monkeypatch.setattr(stops, "split_at_stop", between)  # called between two steps
 
     assert llm(PROMPT, max_tokens=3, **GREEDY)["choices"][0]["text"] == text
     assert llm.create_chat_completion(MESSAGES, max_tokens=2)["usage"]["completion_tokens"] <= 2

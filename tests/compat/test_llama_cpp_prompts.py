@@ -1,4 +1,4 @@
-"""What llama-cpp-python's interface says of a prompt, and texts that fill a gap in one."""
+"""llama-cpp-python's results for prompts: log probabilities, scores, and infilling."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def logs(rows):
     )
 
 
-@pytest.mark.parametrize("repeat", [1, 12])  # less than 64 tokens, and more
+@pytest.mark.parametrize("repeat", [1, 12])  # prompts below and above 64 tokens
 def test_the_tokens_of_a_prompt_have_log_probabilities(llm, own, repeat):
     prompt = PROMPT * repeat
     ids = own.tokenize(prompt)
@@ -69,7 +69,7 @@ def test_a_prompt_without_bos_has_all_its_tokens(llm, own):
 
 @pytest.fixture(scope="module")
 def coder(tmp_path_factory):
-    """A file with tokens for prefix, suffix and middle."""
+    """Return a model file with tokens for prefix, suffix and middle."""
     return tiny.coder(tmp_path_factory.mktemp("coder"))
 
 

@@ -1,9 +1,9 @@
-"""What the README of llama-cpp-python shows runs after changing one import.
+"""The examples in llama-cpp-python's README run after changing one import.
 
-Each test calls what an example there calls, with its arguments.  Not here: examples that need
-images, the C interface, the server or functionary.
-Source: PyPI, llama_cpp_python-0.3.36.tar.gz, README.md, "High-level API", and
-examples/high_level_api, for what is called; from_pretrained is in tests/test_hub.py.
+Each test makes the calls of one README example, with its arguments.  Examples that need images, the
+C interface, the server or functionary are left out. Source of the calls: PyPI,
+llama_cpp_python-0.3.36.tar.gz, README.md, "High-level API", and examples/high_level_api.
+from_pretrained is tested in tests/test_hub.py.
 """
 
 import json
@@ -85,7 +85,7 @@ def test_texts_are_embedded():
         two = llm.create_embedding(["Hello, world!", "Goodbye, world!"])
         rows = llm.embed("Hello, world!")
     assert two["data"][0]["embedding"] == one["data"][0]["embedding"] == rows
-    assert np.ndim(rows) == 2  # a row for each token, where the model does not pool
+    assert np.ndim(rows) == 2  # one row per token if the model does not pool
     with Llama(PATH, embedding=True, pooling_type=llama_cpp.LLAMA_POOLING_TYPE_MEAN) as llm:
         assert np.ndim(llm.embed("Hello, world!")) == 1
     with Llama(PATH, embedding=True, pooling_type=llama_cpp.LLAMA_POOLING_TYPE_NONE) as llm:
@@ -98,7 +98,7 @@ def test_a_context_has_the_size_that_was_asked_for(path):
 
 
 def test_a_gap_is_filled_in(real_model):
-    """As examples/high_level_api/high_level_api_infill.py does."""
+    """Run the calls of examples/high_level_api/high_level_api_infill.py."""
     path = str(real_model("qwen2.5-coder-0.5b"))
     with Llama(model_path=path, n_gpu_layers=-1, spm_infill=False, verbose=False) as llm:
         output = llm.create_completion(

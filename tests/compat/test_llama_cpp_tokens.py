@@ -1,4 +1,4 @@
-"""Tokens, states, callbacks and embeddings of llama-cpp-python: its shapes, npurt's values."""
+"""Tokens, states, callbacks and embeddings: llama-cpp-python's shapes with npurt's values."""
 
 import itertools
 import os
@@ -37,7 +37,7 @@ def test_tokens_are_made_of_bytes_and_bytes_of_tokens(llm, own):
     assert llm.token_eos() == own.tokenizer.eos
     assert llm.tokenize("né".encode(), add_bos=False) == ids[1:]
     assert llm.detokenize(ids) == "né".encode()
-    assert llm.detokenize(ids[:-1]) == "né".encode()[:-1]  # half a character
+    assert llm.detokenize(ids[:-1]) == "né".encode()[:-1]  # an incomplete character
     assert llm.detokenize(ids, special=True) == own.detokenize(ids).encode()
     for wrong in ("text", b"\xff"):
         with pytest.raises(LayoutError):
@@ -71,7 +71,7 @@ def test_a_state_comes_back(llm):
 
 
 def test_prompts_go_on_from_the_states_of_a_cache(llm):
-    """Two texts in turn, neither of which begins the other."""
+    """Alternate two prompts, neither of which is a prefix of the other."""
     prompts = [[1, *range(5, 25)], [1, *range(30, 50)]]
     wanted = [llm([*prompt, 7], max_tokens=5, **GREEDY)["choices"] for prompt in prompts]
     cache = LlamaRAMCache()
@@ -93,14 +93,14 @@ def test_prompts_go_on_from_the_states_of_a_cache(llm):
     llm.set_seed(4)
     for prompt in prompts:
         llm(prompt, max_tokens=1, **GREEDY)
-    assert llm._seed == seed  # the seeds of the states did not come back
+    assert llm._seed == seed  # loading a cached state does not restore its seed
     for refused in ("x", {}):
         with pytest.raises(UnsupportedOp, match="does not have set_cache"):
             llm.set_cache(refused)
 
 
 class FirstAndLast(BaseLlamaCache):
-    """A cache of a script's own: of the first state and the last one."""
+    """A script's own cache class, which keeps only the first and the last state."""
 
     def __init__(self):
         super().__init__()
@@ -158,7 +158,7 @@ def test_states_on_disk_serve_other_processes(llm, tmp_path):
             other(prompts[0], max_tokens=1)
     with Llama(str(tiny.path("qwen2")), verbose=False) as different:
         different.set_cache(cache)
-        different(prompts[0], max_tokens=1)  # the states are of another model
+        different(prompts[0], max_tokens=1)  # the cached states belong to another model
         assert different._llm.timing.reused_tokens == 0
 
 

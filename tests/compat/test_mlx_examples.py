@@ -1,7 +1,7 @@
-"""What the README and the examples of mlx-lm show runs after changing one import.
+"""The examples in mlx-lm's README and repository run after changing one import.
 
-Source: PyPI, mlx_lm-0.32.2-py3-none-any.whl, README, and ml-explore/mlx-lm on GitHub,
-mlx_lm/examples, for what is called; test_mlx_lm.py has the details.
+Source of the calls: PyPI, mlx_lm-0.32.2-py3-none-any.whl, README, and ml-explore/mlx-lm on GitHub,
+mlx_lm/examples.  test_mlx_lm.py tests the details.
 """
 
 import json
@@ -133,13 +133,13 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def thinker(tmp_path_factory):
-    """A model with tokens around thoughts and calls, and a template that reads both."""
+    """Return a model with tokens for thoughts and tool calls, and a template that uses both."""
     file = tiny.read(tiny.path())
     arrays = {key: content[1] for key, kind, content in file.keys if kind == raw.ARRAY}
     names = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
     changed = {name: list(arrays[name]) for name in names}
     for i, text in enumerate(("<think>", "</think>", "<tool_call>", "</tool_call>"), 600):
-        changed[names[0]][i], changed[names[1]][i] = text, 4  # made by a user
+        changed[names[0]][i], changed[names[1]][i] = text, 4  # token type 4: user-defined
     keys = [
         (key, kind, (content[0], changed[key]) if key in changed else content)
         for key, kind, content in file.keys
@@ -187,7 +187,7 @@ def test_calls_are_read_from_a_text(thinker, pair):
 
 
 def test_functions_and_their_results_go_on_in_a_cache(pair):
-    """As examples/tool_use.py does, but for the model, which is too small to call."""
+    """Follow examples/tool_use.py, with a model that is too small to write the call itself."""
     model, tokenizer = pair
     cache = make_prompt_cache(model)
     generate(model, tokenizer, ask(tokenizer, "Multiply 2 and 3."), max_tokens=4,

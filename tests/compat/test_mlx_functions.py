@@ -1,4 +1,4 @@
-"""Python functions as tools, as transformers takes them."""
+"""Python functions as tools, in the form that transformers accepts."""
 
 import json
 from typing import Any, Literal
@@ -66,7 +66,7 @@ def test_functions_are_tools_of_a_template_that_reads_them():
             with pytest.raises(SettingError, match=said) as caught:
                 tokenizer.apply_chat_template(MESSAGES, [wrong])
             assert caught.value.remedy
-        assert not tokenizer.has_tool_calling  # its vocabulary has no such tokens
+        assert not tokenizer.has_tool_calling  # the vocabulary has no tool-call tokens
         assert tokenizer.tool_call_start is tokenizer.tool_call_end is None
 
 

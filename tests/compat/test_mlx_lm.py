@@ -1,4 +1,4 @@
-"""What scripts for mlx-lm do gives results of its shapes, with npurt's text."""
+"""Scripts for mlx-lm get results of the same shape, with npurt's text."""
 
 import inspect
 import json
@@ -132,7 +132,7 @@ def test_a_text_is_npurts_without_sampling(pair, own):
 
 def tokenizer_text(pair, ids):
     text = pair[1].decode(ids)
-    assert text.startswith(pair[1].bos_token)  # which is not added again
+    assert text.startswith(pair[1].bos_token)  # BOS is not added a second time
     return text
 
 
@@ -152,7 +152,8 @@ def test_responses_come_token_by_token_and_the_reason_last(pair, own):
     real = np.isfinite(first)  # padding rows are never sampled
     assert first.shape == wanted.shape
     assert np.exp(first).sum() == pytest.approx(1, abs=1e-5)
-    assert np.ptp((first - wanted)[real]) < 1e-4  # the same but for the padding's share
+    # equal up to a constant: the probability of the padding rows
+    assert np.ptp((first - wanted)[real]) < 1e-4
     assert responses[0].token == int(np.argmax(np.where(real, wanted, -np.inf)))
     assert responses[0].peak_memory > 0
 
@@ -236,7 +237,8 @@ def test_a_cache_goes_on_where_it_was_after_other_texts(pair, own):
     generate(*pair, [3] * 30, max_tokens=5)
 
     assert generate(*pair, second, max_tokens=6, prompt_cache=cache) == wanted
-    assert model.timing.reused_tokens == 6  # the last token of the first text was not evaluated
+    # the last token of the first completion was not evaluated
+    assert model.timing.reused_tokens == 6
     assert cache[0].offset == 7 + 2 + 6
 
 
@@ -341,11 +343,12 @@ def test_a_stream_that_was_ended_keeps_what_it_wrote(pair):
 
     steps = generate_step([7], pair[0], prompt_cache=cache)
     token, _ = next(steps)
-    generate(*pair, [2, 2], max_tokens=1)  # ends the stream
+    generate(*pair, [2, 2], max_tokens=1)  # this call ends the stream
     with pytest.raises(SettingError, match="another call used the model"):
         next(steps)
     assert cache[0].tokens == (1, 5, 9, *tokens, 7, token)
-    assert cache[0].snapshot.tokens[:3] == (1, 5, 9)  # not the state of the other text
+    # the snapshot is of this prompt, not of [2, 2]
+    assert cache[0].snapshot.tokens[:3] == (1, 5, 9)
 
 
 # --- Tokenizers -----------------------------------------------------------------------------------

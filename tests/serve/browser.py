@@ -1,4 +1,4 @@
-"""Chromium without a window, driven by selenium; `.ci/chromium` installs it."""
+"""Run headless Chromium through selenium; `.ci/chromium` installs Chromium."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ def chromium(folder):
         pytest.fail("the tests of the page need chromium and chromedriver: run .ci/chromium")
     options = ChromeOptions()
     options.binary_location = program
-    # As root, and in a container with little shared memory.
+    # These options are needed as root, and in a container with little shared memory.
     for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
         options.add_argument(argument)
     options.add_argument(f"--user-data-dir={folder}")
@@ -34,7 +34,7 @@ def chromium(folder):
 
 
 class Page:
-    """The chat page in the current tab."""
+    """The chat page in the current browser tab."""
 
     def __init__(self, browser, url):
         self.browser = browser
@@ -51,7 +51,7 @@ class Page:
         return self.browser.execute_script(script, *arguments)
 
     def texts(self, selector="article .text"):
-        """Return the texts of elements, in one moment."""
+        """Return the text of all matching elements, read at the same moment."""
         return self.run(
             "return [...document.querySelectorAll(arguments[0])].map(e => e.textContent)", selector
         )
@@ -79,6 +79,6 @@ class Page:
                  json.dumps(value))  # fmt: skip
 
     def forget(self):
-        """Leave the page, which then keeps nothing of its own, and forget what it kept."""
+        """Leave the page and delete what it stored in the browser."""
         self.browser.get(f"{self.url}/page/icon.svg")
         self.run("localStorage.clear(); sessionStorage.clear()")

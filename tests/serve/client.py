@@ -1,4 +1,4 @@
-"""A client of the application without sockets, and a front whose engine is in this process."""
+"""A client that calls the application without sockets, and an engine client in this process."""
 
 import asyncio
 import functools
@@ -31,7 +31,7 @@ def served(model="llama3", template=TEMPLATE):
 
 
 class LocalEngine:
-    """`engine.client.Engine` with a backend in this process, which steps when `go` is set."""
+    """An `engine.client.Engine` with a backend in this process, which steps while `go` is set."""
 
     def __init__(self, backend):
         self.backend = backend
@@ -71,7 +71,7 @@ class LocalEngine:
 
 
 class Reply:
-    """What the application sent."""
+    """A complete response of the application."""
 
     def __init__(self, messages):
         self.status = messages[0]["status"]
@@ -85,12 +85,12 @@ class Reply:
 
     @property
     def lines(self):
-        """The objects of lines of JSON."""
+        """Return the objects of a body of JSON lines."""
         return [json.loads(line) for line in self.body.splitlines()]
 
     @property
     def events(self):
-        """The data of each event, parsed but for the last "[DONE]"."""
+        """Return the data of each event, parsed as JSON except for the last "[DONE]"."""
         found = []
         for block in self.body.decode().split("\n\n")[:-1]:
             lines = dict(line.split(": ", 1) for line in block.split("\n"))
@@ -101,11 +101,11 @@ class Reply:
 
 
 class Client:
-    """Asks the application; *say* is a text, or a function as of `FakeBackend`."""
+    """Send requests to the application; *say* is a text, or a function as of `FakeBackend`."""
 
     def __init__(self, say=drawn, *, model=None, settings=None, guard=None, **options):
         self.model = model or served()
-        self.stuck = False  # whether the client takes nothing
+        self.stuck = False  # True if the client stops receiving data
         self.say(say)
         self.backend = FakeBackend(lambda *args: self._say(*args), **options)
         self.engine = LocalEngine(self.backend)
@@ -119,11 +119,11 @@ class Client:
 
     @property
     def prompt(self):
-        """The last prompt that the engine got, as text."""
+        """Return the last prompt that the engine received, as text."""
         return self.model.tokenizer.decode(self.backend.submitted[-1].tokens)
 
     async def __call__(self, path, body=None, *, method=None, headers=None, gone=None):
-        """Return the reply; *gone* is an event after which the client is away."""
+        """Send a request and return the reply; the client disconnects when *gone* is set."""
         data = (
             body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         )
@@ -154,7 +154,7 @@ class Client:
 
 
 def asking(test):
-    """Return *test*, an async function, as a test that cannot hang."""
+    """Return the async function *test* as a synchronous test with a timeout."""
 
     @functools.wraps(test)
     def run(*args, **kwargs):

@@ -1,4 +1,4 @@
-"""Servers on loopback that several tests of a module share."""
+"""Servers on loopback that the tests of a module share."""
 
 import pytest
 

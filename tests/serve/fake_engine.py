@@ -1,7 +1,7 @@
 """An engine without a model: each token is a function of prompt, seed and position.
 
-``python -m tests.serve.fake_engine SOCKET`` is a process of it; options of `Open` say how it
-misbehaves.
+``python -m tests.serve.fake_engine SOCKET`` runs it as a process; options of `Open` select the
+faults that it simulates.
 """
 
 import hashlib
@@ -17,23 +17,23 @@ from npurt.errors import NpurtError, SettingError
 from npurt.serve.engine.protocol import Event
 from npurt.serve.engine.worker import work
 
-VOCABULARY = range(40, 120)  # ids of a few characters in the tiny vocabularies
+VOCABULARY = range(40, 120)  # ids of tokens with a few characters in the tiny vocabularies
 
 
 def drawn(submit, done):
-    """Return the next token after *done*; the same in every process."""
+    """Return the token that follows *done*; it is the same in every process."""
     state = (list(submit.tokens[: submit.prompt]), submit.sampling.get("seed"), list(done))
     digest = hashlib.sha256(repr(state).encode()).digest()
     return VOCABULARY[digest[0] % len(VOCABULARY)]
 
 
 def script(ids):
-    """Return a function that says *ids* and then ends, whatever it is asked."""
+    """Return a function that generates *ids* and then ends, for every request."""
     return lambda submit, done: ids[len(done)] if len(done) < len(ids) else None
 
 
 def by_seed(texts):
-    """Return a function that says the text whose number is the seed, and else draws tokens."""
+    """Return a function that generates text number *seed*, or random tokens for other seeds."""
 
     def say(submit, done):
         seed = submit.sampling.get("seed")
@@ -50,9 +50,11 @@ class Running:
 
 
 class FakeBackend:
-    """Runs *sequences* at a time, one token of each a step, and reads *chunk* tokens of a prompt.
+    """A fake backend that runs *sequences* at once.
 
-    *say* returns the next token, or None at the end, from a `Submit` and the tokens so far.
+    A step decodes one token of each, or prefills *chunk* tokens of a prompt.
+    *say* is called with a `Submit` and the tokens so far; it returns the next token, or None at the
+    end.
     """
 
     device = "fake"
@@ -126,11 +128,11 @@ class FakeBackend:
 
 
 class Troubled(FakeBackend):
-    """Does what the options of `Open` say.
+    """A fake backend with the faults that the options of `Open` select.
 
-    It fails at the steps *die_at* or *stick_at*, takes *step_seconds*, says the *texts* (ids).
-    A text whose seed is *deadly* ends the process at its token *deadly_at*, by *deadly_signal*;
-    0 closes the socket, and the process hangs.
+    It fails at step *die_at* or hangs at step *stick_at*; a step takes *step_seconds*; *texts* are
+    the ids to generate.  A sequence with the seed *deadly* ends the process at its token
+    *deadly_at* by *deadly_signal*; with signal 0, the process closes the socket and hangs.
     """
 
     def __init__(
@@ -157,13 +159,13 @@ class Troubled(FakeBackend):
 
 
 def open_fake(path, options):
-    """Open what *options* describe; the path says whether that fails."""
+    """Open the fake model that *options* describe; the path selects a failure."""
     options = dict(options)
     name = os.path.basename(path)
-    options.pop("max_sequences", None)  # of which the front reads how many texts may wait
+    options.pop("max_sequences", None)  # only the front uses this option, to limit its queue
     time.sleep(options.pop("open_seconds", 0.0))
     for stuck in sorted(pathlib.Path(options.pop("stuck_opens", "/nonexistent")).glob("*"))[:1]:
-        stuck.unlink()  # a file for each process that does not open
+        stuck.unlink()  # the folder has one file for each process that must hang while opening
         time.sleep(1e6)
     if name == "broken.gguf" or options.pop("broken", False):
         raise NpurtError(f"{name} is broken", remedy="take another file")
@@ -173,7 +175,7 @@ def open_fake(path, options):
 
 
 class Stepping:
-    """A backend for `worker.work`: a thread steps the fake while it has sequences."""
+    """A backend for `worker.work`: a thread steps the fake backend while it has sequences."""
 
     def __init__(self, path, options, emit):
         self.fake = open_fake(path, options)

@@ -1,4 +1,4 @@
-"""A server on loopback, as `npurt serve` starts it, with the fake engine or a real one."""
+"""A server on loopback, started by `npurt serve`, with the fake engine or a real model."""
 
 import contextlib
 import json
@@ -36,7 +36,7 @@ sys.exit(run(Start(model, Address(port=0, **given["address"]), given["options"],
 
 
 class Live:
-    """A server that runs: its `url`, its process, and what it printed."""
+    """A running server: its `url`, its process, and its output."""
 
     def __init__(self, process, log):
         self.process = process
@@ -56,7 +56,7 @@ class Live:
             return None
 
     def settles(self, name, value):
-        """Return whether a metric becomes *value*."""
+        """Return whether a metric reaches *value* before a timeout."""
 
         def current():
             with urllib.request.urlopen(f"{self.url}/metrics", timeout=HANG_SECONDS) as reply:
@@ -66,7 +66,7 @@ class Live:
         return eventually(lambda: current() == value)
 
     def engine(self):
-        """Return the number of the engine's process; None while there is none."""
+        """Return the process id of the engine; None while no engine runs."""
         pid = self.process.pid
         with (
             contextlib.suppress(OSError, IndexError),

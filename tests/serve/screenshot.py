@@ -1,4 +1,4 @@
-"""Draw docs/page.png: the chat page in Chromium, with a model that answers on the CPU.
+"""Write docs/page.png: the chat page in Chromium, with a model that answers on the CPU.
 
 python -m tests.serve.screenshot    # in a checkout with the models: make models
 """
@@ -19,13 +19,13 @@ from tests.serve.live import Live
 PICTURE = PROJECT / "docs/page.png"
 MODEL = PROJECT / "models/Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf"
 QUESTION = "Write a Python function that yields the Fibonacci numbers."
-SIZE = (1000, 800)  # pixels of the window and its frame
+SIZE = (1000, 800)  # pixels, with the window's frame
 SETTINGS = ("--temp", "0", "-n", "180", "-c", "2048", "--port", "0")
 
 
 @contextlib.contextmanager
 def server(model, log):
-    """Yield `npurt serve`, when its model is loaded."""
+    """Yield a running `npurt serve`, once its model is loaded."""
     command = [sys.executable, "-m", "npurt", "serve", "-m", model, *SETTINGS]
     with log.open("w") as file:
         process = subprocess.Popen(command, stderr=file)
@@ -39,7 +39,7 @@ def server(model, log):
 
 
 def draw(model):
-    """Return a PNG of the page after an answer of *model*, with what the server says of itself."""
+    """Return a PNG of the page after an answer of *model*, with the server's status shown."""
     with (
         tempfile.TemporaryDirectory() as folder,
         server(model, Path(folder, "log.txt")) as live,

@@ -1,4 +1,4 @@
-"""A server of several models in this process, whose engines are processes."""
+"""A server of several models: the router runs in this process, each engine in its own."""
 
 import contextlib
 import shutil
@@ -16,14 +16,14 @@ FILES = {"a": tiny.path("llama3", "q8_0"), "b": tiny.path("qwen3", "q8_0")}
 
 
 def fill(folder, files=FILES):
-    """Copy *files* into *folder*, each under its name."""
+    """Copy *files* into *folder* under the given names."""
     for name, path in files.items():
         shutil.copy(path, folder / f"{name}.gguf")
     return folder
 
 
 class Several(Client):
-    """Asks a `Router` for the models of *folder*; *options* are those of the engine."""
+    """A `Router` for the models of *folder*, and requests to it; *options* are for the engine."""
 
     def __init__(self, folder, *, policy=None, settings=None, engine=None, guard=None, **options):
         self.stuck = False
@@ -38,11 +38,11 @@ class Several(Client):
         return {offer.model.name: offer.status for offer in self.router.offers()}
 
     def engine(self, name):
-        """Return the engine of a model that is in use."""
+        """Return the engine of a loaded model."""
         return next(o.front.engine for o in self.router.offers() if o.model.name == name)
 
     async def text(self, model, prompt="once", tokens=8, **fields):
-        """Return the text that *model* writes after *prompt*."""
+        """Return the completion of *model* for *prompt*."""
         body = {"model": model, "prompt": prompt, "max_tokens": tokens, "seed": 1} | fields
         reply = await self("/v1/completions", body)
         assert reply.status == 200, reply.body
@@ -52,7 +52,7 @@ class Several(Client):
 
 @contextlib.asynccontextmanager
 async def several(folder, **options):
-    """Yield a `Several`, and end its engines."""
+    """Yield a `Several`, and stop its engines at the end."""
     client = Several(folder, **options)
     try:
         yield client

@@ -1,4 +1,4 @@
-"""The clients with which people write agents: langchain-openai and pydantic-ai."""
+"""Agent libraries as clients: langchain-openai and pydantic-ai."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ def ids(text):
 
 @pytest.fixture(scope="module")
 def caller(tmp_path_factory):
-    """A server whose text of seed 0 calls a function, and that of seed 1 answers."""
+    """A server that generates a function call with seed 0 and an answer with seed 1."""
     texts = [ids(CALL), ids("It is noon.")]
     folder = tmp_path_factory.mktemp("caller")
     with serving(folder, template=HERMES, texts=texts, n_ctx=512) as server:
@@ -43,8 +43,8 @@ def caller(tmp_path_factory):
 
 @pytest.fixture
 def chain():
-    """A function that returns a langchain model of a server."""
-    with openai.DefaultHttpxClient() as pool:  # its own would stay open for ever
+    """Return a function that makes a langchain model for a server."""
+    with openai.DefaultHttpxClient() as pool:  # langchain's own client would never be closed
 
         def made(server, kind=ChatOpenAI, **options):
             options = {"max_retries": 0, "timeout": HANG_SECONDS, "model": "any", **options}
@@ -59,7 +59,7 @@ def agent(client, **options):
 
 
 def with_agent(server, work, **options):
-    """Return what the coroutine of *work*, a function of an agent, returns."""
+    """Return the result of the coroutine *work*(agent)."""
 
     async def run():
         async with client_of(server, openai.AsyncOpenAI) as client:
@@ -129,7 +129,8 @@ def test_langchain_reads_embeddings(chain, tmp_path):
         tmp_path, engine="npurt.serve.engine", settings={"embeddings": True},
         embeddings=True, n_ctx=64,
     ) as server:  # fmt: skip
-        asked = chain(server, OpenAIEmbeddings, check_embedding_ctx_length=False)  # texts, not ids
+        # the client sends texts instead of ids
+        asked = chain(server, OpenAIEmbeddings, check_embedding_ctx_length=False)
         first, second = asked.embed_documents(["the cat", "the dog"])
         assert asked.embed_query("the cat") == pytest.approx(first)
         assert first != second

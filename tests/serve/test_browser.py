@@ -44,7 +44,7 @@ HOSTILE = """<script>window.hit = 1</script><img src=x onerror="window.hit = 2">
 <svg onload="hit=13"><style>*{display:none}</style><form action="https://example.org"><input>
 """
 SIZE = 100_000
-# Each makes a careless parser search, nest or go back without an end.
+# Each of these texts makes a careless parser search, nest or backtrack without end.
 BOMBS = [
     ">", "> ", "- ", "1. ", "[", "![", "](", "[](", "[a](", "*", "**", "*a", "**a*", "_", "*a_b~~",
     "`", "`a``", "|", "|-", "a|b\n-|-\n", "<", "#", "\\", "~~~\n", "```\n", "  - x\n", "&amp;",
@@ -65,7 +65,7 @@ def browser(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """A server that says a text by the seed, and drawn tokens with another seed."""
+    """A server whose completions are chosen by the seed; other seeds give random tokens."""
     texts = [ids(MARKDOWN), ids(HOSTILE)]
     folder = tmp_path_factory.mktemp("server")
     with serving(folder, n_ctx=8192, step_seconds=0.002, texts=texts) as found:
@@ -74,14 +74,14 @@ def server(tmp_path_factory):
 
 @pytest.fixture
 def page(browser, server):
-    """The page of a new user."""
+    """The chat page as a new user sees it."""
     found = Page(browser, server.url)
     yield begin(found)
     found.forget()
 
 
 def begin(page, messages=None, **settings):
-    """Have *page* begin as one of a user with *settings*; *messages*: of an open conversation."""
+    """Reload *page* with stored *settings* and, if given, a conversation of *messages*."""
     page.forget()
     page.keep("localStorage", "npurt.settings", {"system": "", "settings": settings})
     if messages is not None:
@@ -90,17 +90,17 @@ def begin(page, messages=None, **settings):
         page.keep("localStorage", "npurt.chat.a", chat)
         page.run("sessionStorage.setItem('npurt.open', 'a')")
     page.browser.get(page.url)
-    page.browser.get_log("browser")  # forget what was logged until now
+    page.browser.get_log("browser")  # discard earlier log entries
     return page
 
 
 def logged(page):
-    """Return what the browser complained of, such as scripts that its policy refused."""
+    """Return the browser's log entries, such as scripts that the page's policy blocked."""
     return [each["message"] for each in page.browser.get_log("browser")]
 
 
 def render(page, texts):
-    """Return the count of elements that the page makes of each text."""
+    """Return [elements, characters] that the page makes of each text."""
     return page.browser.execute_async_script(
         """
         const [texts, done] = arguments;
@@ -128,11 +128,11 @@ def test_a_chat_is_streamed_and_kept(page):
     )  # fmt: skip
 
     page.browser.refresh()
-    assert page.settles(2) == [said, answer]  # it is kept
+    assert page.settles(2) == [said, answer]  # the conversation was stored
     assert page.texts("#chats [name=open]") == ["Hello"]
 
     page.click("[name=again]")
-    assert page.settles(2) == [said, answer]  # the same seed, and so the same text
+    assert page.settles(2) == [said, answer]  # the same seed gives the same text
 
     page.type(Keys.ARROW_UP)
     page.type(" you", Keys.ENTER)
@@ -180,7 +180,7 @@ def test_markdown_becomes_elements(page):
 
 
 def assert_harmless(page):
-    """Nothing of `HOSTILE` ran, was loaded, or became an element that could."""
+    """Assert that nothing of `HOSTILE` was run, loaded, or made an active element."""
     forbidden = "script, img, iframe, svg, style, form, input, object, embed, link, base"
     assert page.run("return window.hit") is None
     assert page.all(", ".join(f".text {tag}" for tag in forbidden.split(", "))) == []
@@ -218,12 +218,12 @@ def test_a_hostile_conversation_in_the_browser_stays_text(page):
 
 
 def test_long_texts_of_any_form_are_shown(page):
-    assert render(page, [["*a* ", 8]]) == [[3, 4]]  # a paragraph, two of emphasis: "a a "
+    assert render(page, [["*a* ", 8]]) == [[3, 4]]  # one paragraph, two emphases: "a a "
     found = render(page, [[unit, SIZE] for unit in BOMBS])
 
     assert len(found) == len(BOMBS)
     assert all(elements <= SIZE for elements, _ in found)
-    # What is in a table twice as often as in the text, or in a list without end, would be more.
+    # A parser that repeats table text, or makes an endless list, would exceed this limit.
     assert all(characters <= 2 * SIZE for _, characters in found)
 
 
@@ -243,14 +243,15 @@ def test_two_tabs_lose_nothing(page):
     try:
         other = Page(page.browser, page.url)
         assert eventually(lambda: other.texts("#chats [name=open]") == ["First"])
-        assert other.texts() == []  # another tab begins another conversation
+        assert other.texts() == []  # the second tab begins a new conversation
         other.click("#chats [name=open]")
         other.say("Second")
         assert len(other.settles(4)) == 4
         second = other.browser.current_window_handle
         other.browser.switch_to.window(first)
-        assert eventually(lambda: len(page.texts()) == 4)  # it is shown here as well
-        # A change that this tab has not seen: its own becomes a second conversation.
+        # the first tab shows the new messages, too
+        assert eventually(lambda: len(page.texts()) == 4)
+        # If this tab has not seen a change, its own messages become a second conversation.
         page.run(
             "const key = Object.keys(localStorage).find(k => k.startsWith('npurt.chat.'));"
             "const chat = JSON.parse(localStorage[key]); chat.revision += 1;"
@@ -342,5 +343,5 @@ def test_the_user_chooses_one_of_several_models(browser, tmp_path):
 def test_the_picture_of_the_page_can_be_drawn_again():
     drawn, kept = screenshot.draw(tiny.path("qwen3", "q8_0")), screenshot.PICTURE.read_bytes()
 
-    assert drawn[:24] == kept[:24]  # both are PNGs, of the same width and height
+    assert drawn[:24] == kept[:24]  # both images are PNGs of the same width and height
     assert len(kept) < 150_000

@@ -1,4 +1,4 @@
-"""Calls whose arguments hold what calls are written with: markers, braces, quotes, escapes."""
+"""Tool calls whose arguments contain the syntax of calls: markers, braces, quotes, escapes."""
 
 import json
 
@@ -60,7 +60,7 @@ WRITTEN = [(Hermes, hermes), (Llama3, llama3), (Pythonic, pythonic), (Mistral, m
 
 
 def parts_at_every_cut(text, kind):
-    """Return what is read of *text*, which is the same wherever it is cut."""
+    """Return what the reader finds in *text*; assert that it is the same wherever *text* is cut."""
     whole = read([text], kind())
     assert read(list(text), kind()) == whole
     for cut in range(1, len(text)):
@@ -91,7 +91,7 @@ def coder(calls):
 @given(calls=st.lists(st.tuples(st.just("f"), st.fixed_dictionaries({"s": TEXT})), min_size=1,
                       max_size=2))  # fmt: skip
 def test_texts_between_tags_may_hold_anything_but_their_end(calls):
-    for _, arguments in calls:  # nothing is escaped, so that this is the end of the text
+    for _, arguments in calls:  # the syntax has no escapes, so this tag ends the argument
         text = "".join(arguments["s"].split()) + "</parameter>"
         ends = ("</parameter><parameter=", "</parameter></function>")
         if any(end in text for end in ends) or "<function=g></function>" in text:
@@ -104,7 +104,8 @@ def test_texts_between_tags_may_hold_anything_but_their_end(calls):
     [
         (Hermes, '<tool_call>{"name": "f", "arguments": {"s": "a</tool_call>b"}}</tool_call> c',
          " c", [("f", {"s": "a</tool_call>b"})]),
-        # A quote too many: a text of JSON has no line feed, and the call ends at the next end.
+        # The name has an extra quote.  JSON strings have no line feed, so the call ends at the next
+        # end tag.
         (Hermes, '<tool_call>{"name": "f"", "arguments": {}}\n</tool_call>\n'
          '<tool_call>{"name": "g"}</tool_call>',
          '<tool_call>{"name": "f"", "arguments": {}}\n</tool_call>', [("g", {})]),
@@ -115,7 +116,7 @@ def test_texts_between_tags_may_hold_anything_but_their_end(calls):
          "<tool_call><function=f><parameter=s>x</tool_call>", [("g", {})]),
         (Coder, "<tool_call><function=f></function><function=g></function></tool_call>", "",
          [("f", {}), ("g", {})]),
-        (Pythonic, r"[f(s='\d+')]", "", [("f", {"s": r"\d+"})]),  # a warning in Python
+        (Pythonic, r"[f(s='\d+')]", "", [("f", {"s": r"\d+"})]),  # Python warns about this escape
         (Pythonic, "[f(a=true, s=null)]", "", [("f", {"a": True, "s": None})]),
         (Pythonic, r"[f(s='\ud83d\ude00')]", "", [("f", {"s": "😀"})]),
         (Hermes, r'<tool_call>{"name": "f", "arguments": {"s": "\ud83d"}}</tool_call>', "",

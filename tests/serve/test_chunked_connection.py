@@ -1,4 +1,4 @@
-"""The parts of a stream, as they are written to a connection."""
+"""Chunks of a stream, as they are written to a connection."""
 
 import h11
 
@@ -18,7 +18,7 @@ def test_parts_are_those_of_h11_until_the_client_has_gone():
     )
     assert head.startswith(b"HTTP/1.1 200 ")
     assert connection.send(h11.Data(data=b"some text ")) == b"a\r\nsome text \r\n"
-    assert connection.send(h11.Data(data=b"")) == b""  # a part of no bytes would be the last
+    assert connection.send(h11.Data(data=b"")) == b""  # an empty chunk would end the stream
 
-    gone.append(True)  # asyncio logs a warning when much is written to a closed connection
+    gone.append(True)  # asyncio warns about repeated writes to a closed connection
     assert connection.send(h11.Data(data=b"more")) == b""

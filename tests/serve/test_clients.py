@@ -1,4 +1,4 @@
-"""The clients that people use, against a server on loopback."""
+"""Published client libraries against a server on loopback."""
 
 import asyncio
 from typing import Literal
@@ -69,7 +69,8 @@ def test_log_probabilities_are_read(client):
     assert all(entry.logprob <= entry.top_logprobs[0].logprob <= 0 for entry in content)
 
 
-class Answer(pydantic.BaseModel, extra="forbid"):  # random weights may write keys without end
+# a model with random weights may write keys without end
+class Answer(pydantic.BaseModel, extra="forbid"):
     kind: Literal["cat", "dog"]
     legs: Literal[2, 4]
 
@@ -161,7 +162,7 @@ def test_a_cancelled_request_frees_the_server(live):
 
 
 def test_usage_of_a_text_that_a_stop_text_ended_has_its_cached_tokens(client):
-    """The front ends such a text itself, before the engine's last word on it."""
+    """The front ends such a completion itself, before the engine's last message about it."""
     asked = {"model": "any", "prompt": "Once upon a time, " * 12, "seed": 7, "max_tokens": 20,
              "extra_body": {"ignore_eos": True}}  # fmt: skip
     whole = client.completions.create(**asked)

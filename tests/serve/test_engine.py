@@ -1,4 +1,4 @@
-"""Engines are processes that come and go; the sequences of the front stay."""
+"""Engine processes may end and restart; the front keeps their sequences."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ def submit(tokens, seed=0, **options):
 
 
 class Text:
-    """What a sink got: tokens, and how they ended."""
+    """The events that a sink received: tokens, and how the sequence ended."""
 
     def __init__(self):
         self.tokens, self.events = [], []
@@ -60,7 +60,7 @@ async def running(command=FAKE, path="model.gguf", stuck=120.0, opens=None, **op
 
 
 async def texts_of(engine, submits, meanwhile=None):
-    """Return the `Text` of each of *submits*, all at the same time."""
+    """Return the `Text` of each of *submits*, all submitted at once."""
     texts = [Text() for _ in submits]
     for asked, text in zip(submits, texts, strict=True):
         engine.submit(asked, text)
@@ -74,7 +74,7 @@ async def texts_of(engine, submits, meanwhile=None):
 
 
 def alone(asked):
-    """Return the tokens of *asked* by a backend of this process."""
+    """Return the tokens that a backend in this process generates for *asked*."""
     tokens = []
     while len(tokens) < asked.max_tokens:
         tokens.append(drawn(asked, tokens))
@@ -113,7 +113,7 @@ def test_who_waits_no_more_for_counts_is_forgotten():
 async def kill_at_random(engine, seed, most=20):
     chance = random.Random(seed)
     for _ in range(most):
-        while engine._steps < 4:  # an engine that does nothing before it dies is another test
+        while engine._steps < 4:  # another test covers an engine that dies before any work
             await asyncio.sleep(0.001)
         await asyncio.sleep(chance.uniform(0.0, 0.1))
         with contextlib.suppress(ProcessLookupError, TypeError):
@@ -153,12 +153,12 @@ def test_a_real_model_goes_on_with_the_same_text():
             texts = [Text() for _ in asked]
             for each, text in zip(asked, texts, strict=True):
                 engine.submit(each, text)
-            for text in texts:  # each is killed once, in the middle
+            for text in texts:  # each engine is killed once, during a completion
                 while len(text.tokens) < 2 and not text.finish:
                     await asyncio.sleep(0.001)
                 os.kill(engine.pid, signal.SIGKILL)
                 await text.ended.wait()
-            assert engine.restarts  # others may have ended before they were killed
+            assert engine.restarts  # some sequences may have ended before the kill
             return [text.tokens for text in texts]
 
     assert asyncio.run(run()) == expected
@@ -338,7 +338,7 @@ def test_of_many_sequences_only_that_ends_which_kills_every_engine(kind, at, mon
 def test_sequences_that_read_their_prompts_do_not_end_when_engines_are_killed():
     async def run():
         async with running(chunk=1, step_seconds=0.004) as engine:
-            long = [[*range(40, 100), 40 + i] for i in range(6)]  # two wait for others
+            long = [[*range(40, 100), 40 + i] for i in range(6)]  # two requests wait for the others
             asked = [submit(prompt, seed) for seed, prompt in enumerate(long)]
             texts = [Text() for _ in asked]
             for each, text in zip(asked, texts, strict=True):
@@ -369,7 +369,7 @@ def test_a_sequence_is_submitted_when_a_suspect_before_it_is_cancelled():
             while not (engine.restarts and engine._steps):
                 await asyncio.sleep(0.001)
             engine.submit(submit(PROMPTS[1]), second)
-            while first.events[-1].read < 50:  # it is alone
+            while first.events[-1].read < 50:  # only the first sequence runs
                 await asyncio.sleep(0.001)
             assert not second.events
             engine.cancel(suspect)

@@ -1,4 +1,4 @@
-"""Engines that die under streams, sockets that misbehave, signals."""
+"""Engines that end during streams, broken client connections, and signals."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ def last_choice(event):
     return event["choices"][0] if event.get("choices") else {"delta": {}, "text": ""}
 
 
-# Of each interface: its path, the body for a prompt, a length and a seed, and the text of an event.
+# For each interface: its path, the body for (prompt, length, seed), and the text of an event.
 INTERFACES = [
     ("/v1/chat/completions",
      lambda prompt, n, seed: chat_of(prompt) | {"max_tokens": n, "seed": seed},
@@ -51,9 +51,9 @@ INTERFACES = [
 
 
 async def streams(server, length, count, heard):
-    """Return the texts of *count* streams, which take turns with the interfaces, all at a time.
+    """Return *count* completions, streamed at once, with the interfaces in rotation.
 
-    Each piece is added to the list *heard*.
+    Each piece is also appended to the list *heard*.
     """
 
     async def one(client, number, prompt):
@@ -81,7 +81,8 @@ async def killing(server, seed, most, heard):
     chance = random.Random(seed)
     for _ in range(most):
         before = len(heard)
-        while len(heard) < before + len(PROMPTS):  # the texts go on between two deaths
+        # streams make progress between two engine failures
+        while len(heard) < before + len(PROMPTS):
             await asyncio.sleep(0.001)
         await asyncio.sleep(chance.uniform(0.0, 0.05))
         server.kill_engine()
@@ -119,7 +120,7 @@ def connected(server):
 
 
 def answer(sock):
-    """Return what comes until the connection ends."""
+    """Return all bytes received until the connection ends."""
     data = b""
     while part := sock.recv(1 << 16):
         data += part
@@ -152,7 +153,7 @@ def test_requests_that_are_none_are_refused(live, sent):
             sock.sendall(sent)
             reply = answer(sock)
         except ConnectionError:
-            reply = b""  # it was refused before it was read
+            reply = b""  # the server closed the connection before it read the request
     assert reply == b"" or re.match(rb"HTTP/1.1 (4\d\d|501) ", reply), reply[:200]
     assert live.health() == 200
 
@@ -180,7 +181,7 @@ def test_a_client_that_closes_one_side_or_resets_leaves_nothing(live):
             assert sock.recv(10)
             end(sock)
     with connected(live) as sock:
-        sock.sendall(HEAD + b"Content-Length: 100\r\n\r\n{")  # and never the rest
+        sock.sendall(HEAD + b"Content-Length: 100\r\n\r\n{")  # the rest of the body is never sent
     assert live.settles("llamacpp:requests_processing", 0)
 
 
@@ -193,7 +194,7 @@ def test_headers_that_do_not_arrive_end_the_connection(tmp_path):
 
 def test_headers_of_a_later_request_have_to_arrive_as_well(tmp_path):
     with serving(tmp_path, head_seconds=0.3) as server, connected(server) as sock:
-        sock.settimeout(5)  # seconds; the connection may else stay for ever
+        sock.settimeout(5)  # seconds; without it, a connection that stays open would block for ever
         sock.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         reply = b""
         while not reply.endswith(b"}"):
@@ -204,7 +205,7 @@ def test_headers_of_a_later_request_have_to_arrive_as_well(tmp_path):
 
 
 def test_a_client_that_takes_nothing_loses_its_connection(tmp_path):
-    """Its answer is larger than all buffers on the way, and would wait for it for ever."""
+    """Its answer is larger than all socket buffers, so the write would block for ever."""
     body = json.dumps({"content": "a b " * 100_000, "with_pieces": True}).encode()
     with serving(tmp_path, send_seconds=0.3) as server:
         folder = Path(f"/proc/{server.process.pid}/fd")
@@ -213,7 +214,7 @@ def test_a_client_that_takes_nothing_loses_its_connection(tmp_path):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             sock.sendall(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n")
             sock.sendall(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
-            assert eventually(lambda: select.select([sock], [], [], 0)[0])  # the answer began
+            assert eventually(lambda: select.select([sock], [], [], 0)[0])  # the response has begun
             assert eventually(lambda: len(list(folder.iterdir())) <= count, 20)
 
 

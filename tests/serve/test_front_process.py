@@ -1,4 +1,4 @@
-"""What the process of the front loads, which the engine's process does not share."""
+"""Libraries that the front's process loads: none that only the engine needs."""
 
 import json
 import urllib.request
@@ -21,13 +21,13 @@ ASKED = [
 
 
 def libraries(server):
-    """Return the files that the front maps."""
+    """Return the paths of the files that the front has mapped."""
     lines = Path(f"/proc/{server.process.pid}/maps").read_text().splitlines()
     return {line.split(maxsplit=5)[5] for line in lines if line.endswith(".so")}
 
 
 def test_the_front_answers_without_numpy(live):
-    """It would take 10 MB: only the engine has arrays."""
+    """numpy would add 10 MB; only the engine needs arrays."""
     for path, body in ASKED:
         data = json.dumps({"model": "x", "max_tokens": 3} | body).encode()
         asked = urllib.request.Request(f"{live.url}{path}", data, {"Content-Type": "text/json"})

@@ -1,4 +1,4 @@
-"""Texts of a request: how tokens of steps become text, usage and ends."""
+"""Completions of a request: how the tokens of steps become text, usage and finish reasons."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ IDS = served().tokenizer.encode("Hello World, how are you", add_bos=False)
 
 
 def taken(steps, stops):
-    """Return a choice that took *steps*, and its whole text and log probabilities."""
+    """Return a choice that was fed *steps*, with its whole text and log probabilities."""
     choice = Choice(served().tokenizer, 0, stops)
     text, likely = "", []
     for tokens in steps:
@@ -29,7 +29,7 @@ def taken(steps, stops):
 
 @pytest.mark.parametrize("stops", [["World"], ["lo", "Hello W"], [", h", "wa"], [" "]])
 def test_steps_of_many_tokens_end_as_steps_of_one(stops):
-    """A step with guesses gives several tokens; that changes neither text nor usage."""
+    """A step with draft tokens gives several tokens; the text and the usage stay the same."""
     one, text, likely = taken([[i] for i in IDS], stops)
     assert one.stopped is not None
     for size in (2, 3, len(IDS)):
@@ -40,7 +40,7 @@ def test_steps_of_many_tokens_end_as_steps_of_one(stops):
 
 
 class Sinks:
-    """An engine that only keeps what was asked of it."""
+    """An engine that only records the requests."""
 
     def __init__(self):
         self.sinks, self.cancelled = [], []
@@ -54,7 +54,7 @@ class Sinks:
 
 
 def texts(prompts, each, done=lambda texts: None):
-    """Return an engine, and *each* texts of every prompt."""
+    """Return an engine, and *each* completions of every prompt."""
     engine = Sinks()
     submits = [Submit(0, prompt, len(prompt), {}) for prompt in prompts for _ in range(each)]
     choices = [Choice(served().tokenizer, i) for i in range(len(submits))]
@@ -65,7 +65,7 @@ def texts(prompts, each, done=lambda texts: None):
     ("prompts", "each", "cached", "wanted"),
     [
         ([[1] * 100], 1, [64], 64),
-        ([[1] * 100], 3, [0, 64, 64], 0),  # the second shares what the first has read just now
+        ([[1] * 100], 3, [0, 64, 64], 0),  # the second completion reuses the pages of the first
         ([[1] * 100, [2] * 100], 1, [64, 96], 160),
         ([[1] * 100, [2] * 100], 2, [64, 96, 0, 96], 64),
     ],
@@ -109,7 +109,7 @@ async def test_progress_is_told_when_it_is_made():
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 @asking
 async def test_signs_of_life_are_of_a_choice_that_goes_on(path):
-    """Nothing follows the chunk with which a choice ends."""
+    """No keep-alive follows the chunk that ends a choice."""
     x = served().tokenizer.encode("x", add_bos=False)
     client = Client(by_seed([x, 30 * x]), settings=Settings(ping=0.01))
     body = (SAY_HI if "chat" in path else {"prompt": "hi"}) | {"n": 2, "seed": 0, "stream": True}

@@ -1,11 +1,12 @@
-"""Bodies that no client means well with, over a socket, against all paths of a running server.
+"""Malicious request bodies, sent over a socket to every path of a running server.
 
-Every answer is an error in the form of its interface or a whole answer.  Afterwards the server has
-nothing under way, its log is empty, and neither memory nor descriptors grew.
+Every response is a whole answer or an error in the form of its interface.  Afterwards the server
+has no request in progress, its log is empty, and neither its memory nor its number of descriptors
+has grown.
 
-CI asks 10,700 requests: 10,000 of `test_many_bodies_leave_no_trace`, 100 of `test_no_bytes_harm`,
-and 40 for each path that schemathesis makes of the description.  `--hypothesis-profile=explore` has
-ten times as many of the first two.
+CI sends 10,700 requests: 10,000 of `test_many_bodies_leave_no_trace`, 100 of `test_no_bytes_harm`,
+and 40 for each path that schemathesis generates from the OpenAPI description.
+`--hypothesis-profile=explore` has ten times as many of the first two.
 """
 
 import contextlib
@@ -32,7 +33,7 @@ from tests.limits import HANG_SECONDS, eventually
 from tests.serve.live import serving
 from tests.serve.test_random_bodies import PATHS, Description, objects
 
-# Fragments of JSON that parsers trip over, and what is no JSON.
+# JSON fragments that break parsers, and strings that are not JSON.
 VALUES = (
     b"1e999", b"-1e999", b"1e-999", b"NaN", b"-Infinity", b"9" * 400, b"-" + b"9" * 5000,
     b"0.1e+1_0", b"01", b"+1", b"1.", b'"\\ud800"', b'"\\udfff\\ud800"', b'"\\u0000"', b'"\\x41"',
@@ -50,7 +51,7 @@ GOOD = b'"messages":[{"role":"user","content":"hi"}],"prompt":"a","input":"a"'
 
 @st.composite
 def texts(draw):
-    """Draw the text of an object; some of its fields, which may come twice, are hostile."""
+    """Draw the text of a JSON object with some hostile fields; keys may be repeated."""
     pairs = draw(st.lists(st.tuples(st.sampled_from(FIELDS), st.sampled_from(VALUES)), max_size=2))
     hostile = [b'"%s":%s' % (name.encode(), value) for name, value in pairs]
     parts = draw(st.permutations([GOOD, *hostile]))
@@ -58,7 +59,7 @@ def texts(draw):
     return data[: draw(st.none() | st.integers(0, len(data)))]
 
 
-# What is said of a body, and what is done to it.
+# Content types and content encodings that the requests declare.
 KINDS = st.sampled_from(
     [b"", b"application/json", b"application/json; charset=utf-16", b"text/plain", b"\xff",
      b"multipart/form-data", b"application/x-www-form-urlencoded"]
@@ -93,9 +94,10 @@ def requests(draw):
 
 
 def ask(server, request, cut=False):
-    """Return the status, type and body of the answer to *request*.
+    """Return the status, type and body of the response to *request*.
 
-    None: the connection ended without one, as it may when the request is *cut*.
+    Return None if the connection ended without a response, which is allowed if the request is
+    *cut*.
     """
     url = urlsplit(server.url)
     with socket.create_connection((url.hostname, url.port), timeout=HANG_SECONDS) as sock:
@@ -115,7 +117,7 @@ def ask(server, request, cut=False):
 
 
 def used(server):
-    """Return the resident memory of the front in bytes, and how many descriptors it has."""
+    """Return the front's resident memory in bytes and its number of open descriptors."""
     pid = server.process.pid
     with open(f"/proc/{pid}/status") as file:
         resident = int(re.search(r"VmRSS:\s+(\d+) kB", file.read())[1]) << 10
@@ -124,7 +126,7 @@ def used(server):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """A server with the fake engine, which must be as it was at the end."""
+    """A server with the fake engine; at the end, its resources must be as at the start."""
     with serving(tmp_path_factory.mktemp("hostile"), sequences=8, n_ctx=256) as found:
         yield found
 
@@ -137,7 +139,7 @@ def description(server):
 
 @pytest.fixture
 def unharmed(server):
-    """Require after a test that the server is as before it."""
+    """Assert after a test: no request in progress, no new log lines, the same engine process."""
     log, engine = server.log.read_text(), server.engine()
     yield
     assert server.settles("llamacpp:requests_processing", 0)
@@ -159,7 +161,7 @@ def test_no_bytes_harm(server, description, unharmed):
 
 
 def hostile(chance):
-    """Return a body as `texts` does, made in microseconds."""
+    """Return a hostile body like those of `texts`, made in microseconds."""
     names, values = chance.choices(FIELDS, k=chance.randrange(3)), chance.choices(VALUES, k=2)
     parts = [
         b'"%s":%s' % (name.encode(), value) for name, value in zip(names, values, strict=False)
@@ -192,7 +194,7 @@ def test_many_bodies_leave_no_trace(server, description, unharmed):
         memory, count = used(server)
         resident.append(memory)
         files.append(count)
-    # What is kept of every request grows in every round; a new heap of a thread, in few.
+    # A leak per request grows memory in every round; a new heap of a thread, in few rounds.
     grown = [after - before for before, after in itertools.pairwise(resident)]
     assert statistics.median(grown) <= 0.002 * resident[0], resident
     assert eventually(lambda: used(server)[1] <= files[0])
@@ -209,7 +211,8 @@ def test_the_server_answers_as_it_describes(server, description, unharmed, path,
         case.call_and_validate(
             base_url=server.url,
             timeout=HANG_SECONDS,
-            excluded_checks=[positive_data_acceptance],  # there is more to sense than types
+            # bodies of the right types may still be rejected for their values
+            excluded_checks=[positive_data_acceptance],
         )
 
     asked()
@@ -218,7 +221,8 @@ def test_the_server_answers_as_it_describes(server, description, unharmed, path,
 STREAMED = [path for path in PATHS if "stream" in BODIES[path]["properties"]]
 
 
-@pytest.mark.parametrize("path", sorted({*STREAMED} - {"/infill"}))  # the model fills no gaps
+# this model has no infilling tokens
+@pytest.mark.parametrize("path", sorted({*STREAMED} - {"/infill"}))
 def test_a_stream_is_as_described(server, description, path):
     operation = schemathesis.openapi.from_dict(description.published)[path]["POST"]
     body = json.loads(b"{" + SHORT + b"," + GOOD + b"}") | {"model": "any", "stream": True}

@@ -1,4 +1,4 @@
-"""llama.cpp's own paths."""
+"""The paths of llama.cpp's own server interface."""
 
 import asyncio
 

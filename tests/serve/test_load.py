@@ -1,4 +1,4 @@
-"""Many requests: the queue, clients that go away, silence, deadlines, the end of the server."""
+"""Many requests: the queue, disconnected clients, keep-alives, deadlines, and shutdown."""
 
 import asyncio
 import re
@@ -27,7 +27,7 @@ async def settle(condition):
 
 
 async def held(client, count, body=SAY_HI):
-    """Return tasks of *count* requests that wait, because the engine is halted."""
+    """Return the tasks of *count* requests that wait because the engine is halted."""
     client.engine.go.clear()
     tasks = [asyncio.create_task(client(CHAT, body)) for _ in range(count)]
     await settle(lambda: client.front.active == count)
@@ -37,7 +37,7 @@ async def held(client, count, body=SAY_HI):
 @asking
 async def test_a_full_queue_answers_429_and_when_to_come_again():
     client = Client("x", sequences=2)
-    tasks = await held(client, 10)  # 2 that run, 8 that wait
+    tasks = await held(client, 10)  # 2 run, 8 wait
     refused = await client(CHAT, SAY_HI)
     client.engine.go.set()
     replies = await asyncio.gather(*tasks)
@@ -57,7 +57,8 @@ async def test_choices_count_in_the_queue():
     assert (await client(CHAT, SAY_HI | {"n": 2})).status == 429
     client.engine.go.set()
     await asyncio.gather(*tasks)
-    assert (await client(CHAT, SAY_HI | {"n": 8})).status == 200  # alone it may have more
+    # a request that is alone may have more choices
+    assert (await client(CHAT, SAY_HI | {"n": 8})).status == 200
 
 
 def test_when_to_come_again_follows_from_what_texts_took():
@@ -65,7 +66,7 @@ def test_when_to_come_again_follows_from_what_texts_took():
         client = Client("x")
         counts = client.front.counts
         assert client.front.retry_after() == 1
-        counts.seconds, counts.ended = 300.0, 10  # 30 s each, and nothing else under way
+        counts.seconds, counts.ended = 300.0, 10  # 30 s each, and no request is in progress
         assert client.front.retry_after() == 30
         counts.seconds = 1e6
         assert client.front.retry_after() == 60
@@ -90,7 +91,8 @@ async def test_a_client_that_goes_away_frees_its_rows_at_once(body, moment):
     await settle(lambda: not client.front.active)
 
     assert not client.backend.busy
-    assert client.backend.steps <= steps + 5  # a step of the fake is a turn of the event loop
+    # each step of the fake backend takes one turn of the event loop
+    assert client.backend.steps <= steps + 5
     client.engine.go.set()
     await task
     assert len(client.backend.cancelled) == body.get("n", 1)
@@ -119,7 +121,8 @@ async def test_a_stream_shows_signs_of_life_that_count(path, body):
     events = (await task).events[:-1]
     texts = [e["choices"][0].get("text", e["choices"][0].get("delta")) for e in events]
 
-    assert sum(text in ("", {}) for text in texts) >= 3  # one is the end
+    # one of the empty texts is the end of the stream
+    assert sum(text in ("", {}) for text in texts) >= 3
     assert all(event["choices"][0]["index"] == 0 for event in events)
 
 
@@ -265,12 +268,12 @@ async def test_progress_is_told_on_every_interface_as_the_prompt_is_read(path, b
 )  # fmt: skip
 @asking
 async def test_a_large_prompt_does_not_keep_others_waiting(path, body, monkeypatch):
-    """While its text is worked on, the loop goes on: it sets what that waits for."""
+    """While the large prompt is processed in a thread, the event loop runs and sets the event."""
     client, begun, went_on, waited = Client("x"), threading.Event(), threading.Event(), []
 
     def slow(*_, **__):
         begun.set()
-        waited.append(went_on.wait(1.0))  # seconds that pass only when this blocks the loop
+        waited.append(went_on.wait(1.0))  # this wait times out only if the prompt blocks the loop
         return "a" if path == "/apply-template" else [50]
 
     model = ServedModel(client.model.path, "tiny", TEMPLATE)
@@ -287,7 +290,7 @@ async def test_a_large_prompt_does_not_keep_others_waiting(path, body, monkeypat
 
 @asking
 async def test_a_small_request_waits_in_a_thread_for_what_a_large_one_holds():
-    """The loop, which sends all streams, never waits."""
+    """The event loop, which sends all streams, never waits."""
     began, go_on = threading.Event(), threading.Event()
 
     def hold():
@@ -299,7 +302,7 @@ async def test_a_small_request_waits_in_a_thread_for_what_a_large_one_holds():
     large = asyncio.create_task(aside.do(hold, large=True))
     while not began.is_set():
         await asyncio.sleep(0)
-    large.cancel()  # the client goes away, the thread goes on
+    large.cancel()  # the client disconnects, but the thread continues
     await asyncio.gather(large, return_exceptions=True)
     assert await aside.do(threading.current_thread, large=False) is not main
     go_on.set()

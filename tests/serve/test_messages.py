@@ -1,4 +1,4 @@
-"""Anthropic's interface."""
+"""Anthropic's interface: /v1/messages."""
 
 import asyncio
 import json

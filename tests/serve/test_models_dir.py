@@ -1,4 +1,4 @@
-"""Which files of a folder are served as models, and by which names."""
+"""Which files of a folder are served as models, and under which names."""
 
 import os
 import shutil

@@ -141,7 +141,7 @@ async def test_silence_is_broken_by_lines():
     for task in tasks:
         lines = (await task).lines
         texts = [line.get("response", line.get("message", {}).get("content")) for line in lines]
-        assert texts.count("") >= 3  # one is the end
+        assert texts.count("") >= 3  # one of the empty texts is the end of the stream
 
 
 @asking
@@ -163,7 +163,7 @@ async def test_the_model_is_described_and_nothing_can_be_changed():
 
 def test_ollamas_client_reads_it(real):
     found = ollama.Client(host=real.url, timeout=HANG_SECONDS)
-    with contextlib.closing(found._client):  # it has no close() of its own
+    with contextlib.closing(found._client):  # ollama.Client has no public close()
         check_ollamas_client(found)
 
 

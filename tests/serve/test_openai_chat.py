@@ -1,4 +1,4 @@
-"""/v1/chat/completions, and what breaks clients when it is otherwise."""
+"""/v1/chat/completions, and details of its responses on which clients depend."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def user(text):
 
 
 def text_of(events):
-    """Return the text of a stream of one choice."""
+    """Return the text of a stream with one choice."""
     deltas = [event["choices"][0]["delta"] for event in events[:-1] if event["choices"]]
     return "".join(delta.get("content", "") for delta in deltas)
 
@@ -104,7 +104,7 @@ async def test_a_text_that_could_become_a_stop_text_is_shown_when_it_does_not():
 @asking
 async def test_no_character_is_split():
     ids = [b for c in "é€🙂" for b in served().tokenizer.encode(c, add_bos=False)]
-    assert len(ids) > 3  # the tiny vocabulary has single bytes
+    assert len(ids) > 3  # the tiny vocabulary has these as single bytes
     reply = await Client("aé€🙂b")(CHAT, STREAM)
     pieces = [e["choices"][0]["delta"].get("content", "") for e in reply.events[:-1]]
 

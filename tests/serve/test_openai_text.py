@@ -23,7 +23,7 @@ async def test_an_answer_has_this_form():
 
 @asking
 async def test_a_token_id_ends_a_text():
-    """As in `Llama.generate`: the token is no part of the text."""
+    """As in `Llama.generate`, the end token is not part of the text."""
     client = Client(" world, you")
     ids = client.model.tokenizer.encode(" world, you", add_bos=False)
     stop = ["never", ids[2]]
@@ -52,7 +52,7 @@ async def test_echo_puts_the_prompt_before_the_text():
 @pytest.mark.parametrize("chunk", [1, 3, 64])
 @asking
 async def test_echo_with_log_probabilities_scores_the_prompt(most, chunk):
-    """The form that lm-eval-harness reads: null for the first token, and then all of them."""
+    """lm-eval-harness expects null for the first token and a log probability for each later one."""
     client = Client(" world", chunk=chunk)
     tokenizer = client.model.tokenizer
     ids = tokenizer.encode("Hello, you")
@@ -135,7 +135,7 @@ async def test_log_probabilities_have_the_older_form():
 
 @pytest.fixture(scope="module")
 def coder(tmp_path_factory):
-    """A model with tokens for prefix, suffix and middle."""
+    """Return a model with tokens for prefix, suffix and middle."""
     return ServedModel(tiny.coder(tmp_path_factory.mktemp("coder")), "coder", TEMPLATE)
 
 

@@ -1,4 +1,4 @@
-"""The description of the server, and the schemas that requests are checked against."""
+"""The server's OpenAPI description, and the schemas that validate requests."""
 
 import re
 from pathlib import Path
@@ -94,7 +94,7 @@ async def test_the_description_is_one_of_openapi_and_needs_no_key():
 
     assert reply.status == 200
     assert found["openapi"] == "3.1.0"
-    assert b"tiny" not in reply.body  # nothing of the model: the same for every server
+    assert b"tiny" not in reply.body  # the description does not depend on the model
     schemathesis.openapi.from_dict(found).validate()
     chat = found["paths"]["/v1/chat/completions"]["post"]
     assert chat["summary"] == "Answer a chat request in OpenAI's form."
@@ -134,7 +134,7 @@ def test_the_fields_that_are_read_are_those_of_the_schemas():
     described = set().union(*(names_of(body) for body in BODIES.values()))
 
     assert {"messages", "stream", "tool_choice"} <= read
-    assert read - described == {"tool_calls"}  # of messages that were made
+    assert read - described == {"tool_calls"}  # tool_calls is a field of assistant messages
     assert {
         name for name in described - {*NUMBERS, *INTEGERS} if f'"{name}"' not in source
     } == set()

@@ -1,4 +1,4 @@
-"""The chat page over HTTP, without a browser."""
+"""The files of the chat page over HTTP, without a browser."""
 
 import json
 import re
@@ -70,7 +70,7 @@ async def test_the_state_says_where_texts_run():
     assert (found["context"], found["sequences"], found["running"], found["waiting"]) == (
         128, 3, 0, 0,
     )  # fmt: skip
-    assert (found["verified"], found["pages"]) == (7.0, None)  # the fake has no pages
+    assert (found["verified"], found["pages"]) == (7.0, None)  # the fake engine has no pages
 
 
 @asking
@@ -88,7 +88,8 @@ def test_every_file_of_the_folder_is_served():
 @pytest.mark.parametrize("name", sorted(set(page.FILES.values())))
 def test_a_file_names_nothing_of_other_hosts_and_makes_no_markup_of_texts(name):
     text = (FOLDER / name).read_text()
-    hosts = set(re.findall(r"https?://[\w.]+", text)) - {"http://www.w3.org"}  # of SVG
+    # the XML namespace of SVG
+    hosts = set(re.findall(r"https?://[\w.]+", text)) - {"http://www.w3.org"}
 
     assert not hosts
     assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b", text)

@@ -1,4 +1,4 @@
-"""Blocks of the documents that ask a server, run with one; `.ci/programs` installs curl."""
+"""Run the command blocks in the docs that call a server; `.ci/programs` installs curl."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ PAGES = [PROJECT / "docs/serving.md", PROJECT / "docs/server-setup.md"]
 
 
 def asks(block):
-    """Return whether a block only asks a server; others start one, or a program of others."""
+    """Return whether a block only calls a server; others start a server or another program."""
     by_curl = all(line.startswith("curl ") for line in block.body.splitlines())
     return block.needs == "a server that runs" and (block.language == "python" or by_curl)
 

@@ -1,4 +1,4 @@
-"""Messages between the front and engines."""
+"""Messages between the front and its engines."""
 
 import json
 

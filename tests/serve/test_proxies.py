@@ -1,6 +1,6 @@
-"""Servers behind nginx and Caddy, with the blocks that docs/server-setup.md has for them.
+"""Servers behind nginx and Caddy, with the configuration blocks of docs/server-setup.md.
 
-`.ci/programs` installs both.
+`.ci/programs` installs both proxies.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ MANY = {"prompt": "hi", "max_tokens": 8000, "ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """A server that takes its time, one text after the other."""
+    """A slow server that runs one completion at a time."""
     folder = tmp_path_factory.mktemp("server")
     slow = {"step_seconds": 0.02, "sequences": 1, "n_ctx": 8192}
     with serving(folder, address={"hosts": [HOST]}, **slow) as found:
@@ -53,7 +53,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=["nginx", "caddy"])
 def proxy(request, server, tmp_path_factory):
-    """The port of a proxy before the server."""
+    """The port of a proxy in front of the server."""
     name = request.param
     program = shutil.which(name) or shutil.which(name, path="/usr/sbin")
     if not program:
@@ -92,7 +92,7 @@ def proxy(request, server, tmp_path_factory):
 
 
 def ask(port, method, path, body=None):
-    """Send a request; return its answer, whose end closes the connection."""
+    """Send a request and return the response; closing the response closes the connection."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=HANG_SECONDS)
     headers = {"Host": HOST, "Connection": "close"}
     connection.request(method, path, body and json.dumps(body), headers)
@@ -100,7 +100,7 @@ def ask(port, method, path, body=None):
 
 
 def stream(port, path="/v1/completions"):
-    """Return the answer to a request for a long text; the client goes away at its end."""
+    """Return the response to a request for a long completion; the client disconnects at the end."""
     return ask(port, "POST", path, {**MANY, "stream": True})
 
 
@@ -108,7 +108,7 @@ def stream(port, path="/v1/completions"):
 def test_events_arrive_while_the_text_is_made_and_a_client_may_go_away(proxy, server, path):
     with stream(proxy, path) as reply:
         assert reply.readline()
-        assert server.settles("llamacpp:requests_processing", 1)  # at this moment
+        assert server.settles("llamacpp:requests_processing", 1)  # the request is in progress now
         for _ in range(20):
             assert reply.readline()
         assert server.settles("llamacpp:requests_processing", 1)
@@ -136,7 +136,7 @@ def test_bodies_of_up_to_4_mib_pass(proxy):
 
 def test_a_full_queue_says_when_to_come_again(proxy, server):
     with contextlib.ExitStack() as stack:
-        for _ in range(5):  # one runs, four wait
+        for _ in range(5):  # one request runs, four wait
             stack.enter_context(stream(proxy))
         with ask(proxy, "POST", "/v1/completions", {"prompt": "hi"}) as refused:
             assert refused.status == 429

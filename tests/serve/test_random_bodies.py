@@ -1,8 +1,9 @@
-"""Whatever a body holds, the answer is as the server describes it, and nothing stays behind.
+"""Random bodies: every answer matches the OpenAPI description, and no state is left behind.
 
 Hypothesis draws 10,500 bodies, 700 for each path, and one application without sockets answers them;
-after each it must have nothing under way.  `--hypothesis-profile=explore` (in `make soak`) draws
-24,000, other ones each time.  tests/serve/test_hostile_bodies.py sends others over sockets.
+after each answer it must have no request in progress.  `--hypothesis-profile=explore` (in `make
+soak`) draws 24,000 bodies, different ones each time.  tests/serve/test_hostile_bodies.py sends
+other bodies over sockets.
 """
 
 import asyncio
@@ -82,7 +83,7 @@ INPUTS = st.fixed_dictionaries({"input": st.just("hi") | ITEMS | ANY})
 
 
 def objects(path):
-    """Return a strategy of bodies for *path*, most of whose fields are those that it reads."""
+    """Return a strategy for bodies of *path*; most of their fields are fields that *path* reads."""
     properties = BODIES[path]["properties"]
     right = st.lists(st.sampled_from([name for name in RIGHT if name in properties] or ["n"]))
     wild = st.dictionaries(st.sampled_from(sorted(properties)), NUMBERS | ANY, max_size=2)
@@ -103,11 +104,11 @@ def strict(data):
 
 
 class Description:
-    """What the server publishes of itself at /openapi.json."""
+    """The OpenAPI description that the server publishes at /openapi.json."""
 
     def __init__(self, published):
         self.published = published
-        self.answers, self.errors = {}, {}  # by path: content types, and the form of errors
+        self.answers, self.errors = {}, {}  # by path: content types, and the schema of errors
         for path, methods in published["paths"].items():
             if "post" in methods:
                 responses = methods["post"]["responses"]
@@ -116,7 +117,7 @@ class Description:
                 self.errors[path] = jsonschema.Draft202012Validator(form)
 
     def check(self, path, status, kind, data):
-        """Require that an answer of *path* is whole, or an error in the form of its interface."""
+        """Assert that an answer of *path* is whole, or an error in the form of its interface."""
         assert status == 200 or 400 <= status < 500, (status, data)
         if status == 200:
             assert kind in self.answers[path]
@@ -133,7 +134,7 @@ class Description:
 
 
 class Asker:
-    """Asks one application, which must have nothing under way after each answer."""
+    """Sends bodies to one application, which must have no request in progress after each answer."""
 
     def __init__(self, runner):
         self.run = runner.run
@@ -150,7 +151,7 @@ class Asker:
             self.description.check(path, reply.status, kind, reply.body)
             assert self.client.front.active == 0
             assert not self.client.backend.busy
-            while len(asyncio.all_tasks()) > 1:  # the engine's ends in its next turn
+            while len(asyncio.all_tasks()) > 1:  # the engine's task ends in its next turn
                 await asyncio.sleep(0)
 
 

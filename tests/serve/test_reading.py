@@ -1,4 +1,4 @@
-"""Thoughts and calls in the text of a model, whatever pieces it comes in."""
+"""Thoughts and tool calls are parsed from a model's text, however it is cut into pieces."""
 
 import json
 
@@ -21,7 +21,7 @@ SCHEMAS = {
 
 
 def read(pieces, calls=None, **options):
-    """Return what a reader makes of *pieces*: thoughts, answer, calls."""
+    """Return what a reader parses from *pieces*: thoughts, answer, calls."""
     reader = Reader(calls, SCHEMAS, **options)
     parts = [part for piece in pieces for part in reader.push(piece)] + list(reader.finish())
     assert reader.called == sum(isinstance(part, Call) for part in parts)
@@ -50,7 +50,8 @@ TEXTS = [
      "Let me see.", ONE),
     (Hermes, '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>\n'
      '<tool_call>{"name": "g", "arguments": {}}</tool_call>\n', "", [*ONE, ("g", {})]),
-    (Hermes, '<tool_call>{"name": "f", "arguments": {"a": 1}}', "", ONE),  # its end was a token
+    # the closing marker was an end token
+    (Hermes, '<tool_call>{"name": "f", "arguments": {"a": 1}}', "", ONE),
     (Hermes, "<tool_call>nonsense</tool_call>", "<tool_call>nonsense</tool_call>", []),
     (Hermes, "a < b <tool", "a < b <tool", []),
     (Coder, CODER, "", [("f", {"a": 5, "s": "two\nlines"})]),

@@ -1,4 +1,4 @@
-"""What a request may be, whatever it asks for: paths, methods, bodies, keys, hosts."""
+"""Rules for all requests: paths, methods, bodies, keys, hosts."""
 
 import asyncio
 import gzip
@@ -268,7 +268,7 @@ SHAPES = {
 @pytest.mark.parametrize("stream", [False, True])
 @asking
 async def test_a_mistake_of_npurt_is_an_error_in_the_form_of_the_interface(path, stream, caplog):
-    """It says nothing of the inside, and a stream ends with it."""
+    """The error shows no internals, and it ends a stream."""
     client = Client("x")
 
     def broken(*_):

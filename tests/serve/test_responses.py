@@ -1,4 +1,4 @@
-"""/v1/responses."""
+"""OpenAI's responses interface: /v1/responses."""
 
 import asyncio
 import json
@@ -186,7 +186,7 @@ async def test_a_response_that_fails_says_so_last():
 
 @asking
 async def test_a_text_and_its_calls_are_one_message():
-    """As the model wrote them: what was evaluated then is not evaluated again."""
+    """Text and calls are joined as the model wrote them, so that the cached prefix is reused."""
     client = Client("x")
     call = {"type": "function_call", "name": "f", "arguments": "{}"}
     said = {"type": "message", "role": "assistant",

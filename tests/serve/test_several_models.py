@@ -1,4 +1,4 @@
-"""Several models in one server: chosen by the request, loaded on first use, unloaded again."""
+"""Several models in one server: chosen by the request, loaded on first use, and unloaded."""
 
 import asyncio
 import os
@@ -52,7 +52,7 @@ async def test_the_request_names_the_model(folder):
         assert ask.engine("a").pid != ask.engine("b").pid
 
 
-# The body of each interface but for the model's name.
+# For each interface, its path and the body without the model's name.
 BODIES = [(path, body("hi", 4, 1)) for path, body, _ in INTERFACES]
 BODIES += [("/v1/messages/count_tokens", SAY_HI), ("/tokenize", {"content": "hi"}),
            ("/api/show", {}), ("/api/generate", {"prompt": "hi"}),
@@ -74,8 +74,9 @@ async def test_an_unknown_model_is_404_in_each_interface(folder, path, body, str
                 assert error["type"] == "not_found_error"
             elif not path.startswith("/api/"):
                 assert error["code"] == ("model_not_found" if "param" in error else 404)
-                assert ("param" in error) == path.startswith("/v1/")  # others are llama.cpp's
-        assert (await ask(path, body | {"stream": stream})).status == 400  # no name
+                # the other paths are llama.cpp's
+                assert ("param" in error) == path.startswith("/v1/")
+        assert (await ask(path, body | {"stream": stream})).status == 400  # the body names no model
         assert (await ask(path, body | {"model": 7})).status == 400
         assert ask.status() == {"a": "unloaded", "b": "unloaded"}
 
@@ -205,7 +206,7 @@ async def test_a_model_that_nobody_uses_is_unloaded_and_loaded_again(folder):
 @asking
 async def test_no_model_is_unloaded_under_a_stream(folder):
     async with several(folder, policy=Policy(idle=0.02), **SLOW) as ask:
-        text = await ask.text("a", tokens=100)  # takes a second, 50 times as long as it may idle
+        text = await ask.text("a", tokens=100)  # takes a second, 50 times the idle timeout
         pid = ask.engine("a").pid
         assert ask.engine("a").restarts == 0
         assert len(text) > 50
@@ -235,7 +236,7 @@ async def test_a_model_waits_for_streams_of_the_one_in_its_place(folder, caplog)
         await until(lambda: ask.status()["b"] == "loading")
         await until(lambda: "a" not in ask.router._current)
         assert [each["name"] for each in (await ask("/api/ps")).json["models"]] == ["a"]
-        third = asyncio.create_task(ask.text("a", tokens=60))  # after the second, not before it
+        third = asyncio.create_task(ask.text("a", tokens=60))  # submitted after the second request
         assert await first == alone["a"]
         assert await second == alone["b"]
         assert await third == alone["a"]
@@ -328,7 +329,8 @@ async def test_the_end_waits_for_the_texts_of_all_models(folder):
         alone = {name: await ask.text(name, tokens=60) for name in "ab"}
         streams = {"b": asyncio.create_task(ask.text("b", tokens=60))}
         await until(lambda: ask.router.offers()[1].front and ask.router.offers()[1].front.active)
-        streams["a"] = asyncio.create_task(ask.text("a", tokens=60))  # waits for b
+        # this request waits until model b is free
+        streams["a"] = asyncio.create_task(ask.text("a", tokens=60))
         await until(lambda: ask.status()["a"] == "loading")
         await ask.router.drain()
         assert {name: await stream for name, stream in streams.items()} == alone

@@ -1,4 +1,4 @@
-"""Strict functions: a call that the model begins is of its schema, whatever the model wants."""
+"""Strict functions: a call that the model begins follows its schema, whatever the logits are."""
 
 import json
 import random
@@ -51,7 +51,7 @@ def lark(kind, thought=None, within=False):
 
 
 def accepted(kind, text, **options):
-    """Return how much of *text* the grammar accepts, and whether it may end there."""
+    """Return the part of *text* that the grammar accepts, and whether it may end there."""
     found = matcher(lark(kind, **options))
     data = text.encode()
     count = found.validate_tokens(list(data))
@@ -63,7 +63,7 @@ TAG = b"</parameter>"
 
 
 def drawn(found, seed, most=600):
-    """Return bytes that the grammar accepts, drawn with a liking for those that end something."""
+    """Return random bytes that the grammar accepts, preferring bytes that close an element."""
     draw, data = random.Random(seed), bytearray()
     while len(data) < most:
         mask = np.unpackbits(np.frombuffer(found.compute_bitmask(), np.uint8), bitorder="little")
@@ -112,7 +112,7 @@ def test_whatever_follows_the_begin_of_a_call_is_a_call(kind, begin):
         assert calls, text
         for call in calls:
             jsonschema.validate(json.loads(call.arguments), FUNCTIONS[call.name])
-    assert ended >= 3  # the others were not over in time
+    assert ended >= 3  # the other calls did not end within the limit
 
 
 @pytest.mark.parametrize("kind", [Hermes, Coder, Llama3, Pythonic, Mistral])

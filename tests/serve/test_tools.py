@@ -1,4 +1,4 @@
-"""Tools and thoughts in chats; texts that must have a form."""
+"""Tools and thoughts in chats, and structured output."""
 
 import json
 import time
@@ -210,7 +210,7 @@ LONG = '<tool_call>{"name": "weather", "arguments": {"city": "' + "x" * 60 + '"}
 
 @asking
 async def test_a_call_that_takes_long_shows_signs_of_life():
-    """Tokens of a call are held back until it is whole: to the client that is silence."""
+    """The tokens of a call are held back until it is whole, so the server sends keep-alives."""
     asked = client(LONG, settings=Settings(ping=0.02))
     step = asked.backend.step
 
