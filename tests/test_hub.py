@@ -433,7 +433,7 @@ def test_a_busy_hub_is_asked_as_often_when_the_cache_has_the_model(hub, capsys):
     assert fetch(REPO).name == "Tiny-Q4_K_M.gguf"
     hub.faults = [Fault("/api/", times=99, status=503)]
     assert fetch(f"{REPO}:Q2_K").name == "Tiny-Q2_K.gguf"
-    assert "Tiny-Q2_K.gguf of the cache is used" in capsys.readouterr().err
+    assert "using Tiny-Q2_K.gguf from the cache" in capsys.readouterr().err
 
 
 def test_another_quantisation_of_the_cache_is_not_taken_for_the_usual_one(hub):

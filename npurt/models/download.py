@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MAGIC = b"GGUF"
 CHUNK = 1 << 20  # bytes copied at a time
 PROGRESS = 1 << 20  # bytes after which failed requests are counted anew
-KEPT = "the downloaded part is kept: run the same command again to continue"
+KEPT = "run the same command again to continue the download"
 
 
 def download(remote: Remote, target: Path, bar: "tqdm[NoReturn]", *, secure: bool = True) -> None:
@@ -51,7 +51,7 @@ def download(remote: Remote, target: Path, bar: "tqdm[NoReturn]", *, secure: boo
     except OSError as error:
         raise DownloadError(
             f"cannot write {target}: {error.strerror or error}",
-            remedy=f"make room, or choose another folder; {KEPT}",
+            remedy=f"free space, or choose another folder; {KEPT}",
         ) from error
 
 
@@ -69,9 +69,8 @@ def require_space(folder: Path, nbytes: int) -> None:
         ) from error
     if nbytes > free:
         raise DownloadError(
-            f"{nbytes / 1e6:.0f} MB are to be downloaded to {folder}, which has {free / 1e6:.0f} MB"
-            " free",
-            remedy="make room, or choose a folder on another disk",
+            f"{nbytes / 1e6:.0f} MB are needed in {folder}, which has {free / 1e6:.0f} MB free",
+            remedy="free space, or choose a folder on another disk",
         )
 
 
@@ -93,7 +92,7 @@ def verify(path: str | Path, sha256: str) -> None:
     if found != sha256:
         raise DownloadError(
             f"{path} is damaged: its SHA-256 is {found}, not {sha256}",
-            remedy="delete it if it is still there, and fetch it again",
+            remedy="delete the file if it still exists, and fetch it again",
         )
 
 
@@ -109,7 +108,7 @@ def progress_bar(nbytes: int | None, progress: bool) -> "Iterator[tqdm[NoReturn]
 
 @contextlib.contextmanager
 def turn(lock: Path, bar: "tqdm[NoReturn]") -> Iterator[None]:
-    """Hold *lock*, in the way of `huggingface_hub`; wait while another process holds it."""
+    """Hold *lock*, as `huggingface_hub` does; wait while another process holds it."""
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]  # lazily
 
     lock.parent.mkdir(parents=True, exist_ok=True)
@@ -217,8 +216,8 @@ def _check(remote: Remote, partial: Path) -> None:
     partial.unlink()
     raise DownloadError(
         f"the download of {remote.name} is damaged: {what}",
-        remedy="download it again: it was deleted; if it happens again, the server has another "
-        "file than it states",
+        remedy="download it again: the damaged file was deleted; if this recurs, the server's "
+        "file is wrong",
     )
 
 

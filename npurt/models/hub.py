@@ -1,9 +1,10 @@
 """Models of a Hugging Face hub or a mirror: find files in the cache, and download missing ones.
 
-Account, token, mirror, offline mode and the folder of the cache are those of `huggingface_hub`.
+npurt uses the account, token, mirror, offline mode and cache folder of `huggingface_hub`.
 The cache has the layout of `huggingface_hub`, so that other programs can use the files.  npurt
-downloads them itself, because `huggingface_hub` resumes only within one call and checks no hash.
-File names, sizes and hashes come from the server; npurt checks them before it makes paths of them.
+downloads the files itself, because `huggingface_hub` resumes only within one call and checks no
+hash. File names, sizes and hashes come from the server; npurt checks them before it builds paths
+from the names.
 Sources: huggingface_hub docs/guides/manage-cache (layout); llama.cpp common/download.cpp (choice).
 """
 
@@ -26,9 +27,7 @@ from npurt.models.requests import Busy, Remote, shown
 from npurt.settings import variable
 
 QUESTION_S = 10.0  # timeout of a request to the hub's API, in seconds
-LONGEST_PATH = (
-    1024  # characters of a path in a repository; with the cache's folder, 4096 is the limit
-)
+LONGEST_PATH = 1024  # characters of a path in a repository; a whole path may have 4096
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _DIGEST = re.compile(r"[0-9a-f]{64}|[0-9a-f]{40}")
@@ -171,7 +170,7 @@ class Hub:
                 raise
             raise DownloadError(
                 f"cannot write into {self.cache}: {error.strerror or error}",
-                remedy="choose another folder with HF_HOME; what is finished is kept",
+                remedy="choose another folder with HF_HOME",
             ) from error
 
     def _remote(self, repo: str, commit: str, file: HubFile) -> Remote:
@@ -199,8 +198,8 @@ class Hub:
                     timeout=QUESTION_S,
                 )
 
-        remedy = "HF_ENDPOINT names the hub; files that are here can be given by path"
-        what = f"cannot ask for {wanted.repo}"
+        remedy = "check HF_ENDPOINT, the address of the hub; or give the path of a local file"
+        what = f"cannot list the files of {wanted.repo}"
 
         def tell(text: str) -> None:
             if progress and sys.stderr:
@@ -219,18 +218,18 @@ class Hub:
             yield
         except errors.OfflineModeIsEnabled as error:
             raise DownloadError(
-                f"{wanted} is not in {self.cache}, and HF_HUB_OFFLINE forbids to download it",
-                remedy="unset HF_HUB_OFFLINE, or give the path of a file that is here",
+                f"{wanted} is not in {self.cache}, and HF_HUB_OFFLINE forbids downloads",
+                remedy="unset HF_HUB_OFFLINE, or give the path of a local file",
             ) from error
         except errors.GatedRepoError as error:
             raise DownloadError(
-                f"{wanted.repo} is given only to those who accept its terms",
-                remedy=f"accept them at {page}, then set HF_TOKEN, or run `hf auth login`",
+                f"{wanted.repo} can be downloaded only by users who accept its terms",
+                remedy=f"accept the terms at {page}, then set HF_TOKEN, or run `hf auth login`",
             ) from error
         except errors.RevisionNotFoundError as error:
             raise DownloadError(
                 f"{wanted.repo} has no revision {wanted.revision!r}",
-                remedy=f"choose one of those at {page}/tree/main",
+                remedy=f"choose one of the revisions at {page}/tree/main",
             ) from error
         except errors.RepositoryNotFoundError as error:
             raise self._not_found(wanted.repo) from error
@@ -241,16 +240,16 @@ class Hub:
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             # The text of the error may contain the token.
             raise DownloadError(
-                f"{shown(self.endpoint)} does not answer as a hub does ({type(error).__name__})",
+                f"{shown(self.endpoint)} sent an answer that no hub sends ({type(error).__name__})",
                 remedy="check HF_ENDPOINT",
             ) from error
 
     def _not_found(self, repo: str) -> DownloadError:
         near = ", ".join(self._similar(repo))
         return DownloadError(
-            f"{shown(self.endpoint)} has no repository {repo}, or not for you",
+            f"{shown(self.endpoint)} has no repository {repo}, or you have no access to it",
             remedy=(f"did you mean {near}?  " if near else "check the name; ")
-            + "a private one needs HF_TOKEN, or `hf auth login`",
+            + "a private repository needs HF_TOKEN, or `hf auth login`",
         )
 
     def _similar(self, repo: str) -> list[str]:
@@ -273,7 +272,7 @@ class Hub:
 
 
 def _instead(cached: Path, wanted: Reference, error: DownloadError) -> Path:
-    """Return *cached* if the hub, which does not answer, would choose the same file.
+    """Return *cached*, unless the hub, which does not answer, might choose another file.
 
     Raises:
         DownloadError: The hub might choose another file.
@@ -285,10 +284,10 @@ def _instead(cached: Path, wanted: Reference, error: DownloadError) -> Path:
     if not (offline or sure):
         raise DownloadError(
             error.what,
-            remedy=f"ask again later, or for the file that is here: {wanted.repo}/{cached.name}",
+            remedy=f"try again later, or use the cached file: {wanted.repo}/{cached.name}",
         ) from error
     if not (offline and sure) and sys.stderr:
-        sys.stderr.write(f"npurt: warning: {error.what}; {cached.name} of the cache is used\n")
+        sys.stderr.write(f"npurt: warning: {error.what}; using {cached.name} from the cache\n")
     return cached
 
 
@@ -335,16 +334,16 @@ def _refused(repo: str, error: Any) -> Exception:
         return requests.busy("the hub", status, error.response.headers)
     remedies = {
         401: "the token is refused: set HF_TOKEN to a valid one, or run `hf auth login` again",
-        403: "the token may not read it: give one that may in HF_TOKEN, or ask its owner",
+        403: "the token has no access: set HF_TOKEN to a token with access, or ask the owner",
     }
     return DownloadError(
-        f"the hub does not give {repo}: it answers {status}",
+        f"the hub refuses access to {repo} with status {status}",
         remedy=remedies.get(status, "check the name, and HF_ENDPOINT"),
     )
 
 
 def _require_token() -> None:
-    """Raise an error for a token that no header can contain; the client's error would show it."""
+    """Raise an error for a token that is invalid in a header; the client's error would show it."""
     from huggingface_hub import get_token
 
     if re.fullmatch("[!-~]+", get_token() or "none"):

@@ -104,7 +104,7 @@ def _on_hub(model: str | Path) -> tuple[Hub, Reference] | None:
 
 
 def _here(model: str | Path, progress: bool) -> Path:
-    """Return the file of a path, or of a name in the catalogue."""
+    """Return the file for a path or for a name in the catalogue."""
     text = str(model)
     if not text:
         raise ModelFormatError("cannot open '': the name is empty", remedy="give a file")
@@ -142,8 +142,8 @@ def _of_url(url: str) -> tuple[Path, list[Remote]]:
     digest = parts.fragment.lower().removeprefix("sha256=")
     if parts.fragment and (len(names) > 1 or not re.fullmatch("[0-9a-f]{64}", digest)):
         raise SettingError(
-            f"#{parts.fragment:.80} is no hash of one file",
-            remedy="write #sha256= and 64 hexadecimal digits, or nothing",
+            f"#{parts.fragment:.80} is no SHA-256 hash",
+            remedy="write #sha256= and 64 hexadecimal digits, or omit the fragment",
         )
     folder = (
         default_folder() / "urls" / hashlib.sha256(url.encode(errors="replace")).hexdigest()[:16]

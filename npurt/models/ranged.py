@@ -33,7 +33,7 @@ class RangedFile:
         return requests.patiently(
             lambda: self._request(start, stop),
             f"cannot read {self.name}",
-            "or give the path of a file that is here",
+            "or give the path of a local file",
             tell=lambda text: None,
         )
 
@@ -60,13 +60,13 @@ class RangedFile:
         status = response.status_code
         if status == 200:
             raise DownloadError(
-                f"cannot read a part of {self.name}: the server gives whole files only",
+                f"cannot read a part of {self.name}: the server sends only whole files",
                 remedy=WHOLE,
             )
         found, total = requests.stated(self._remote, response)
         if found != start or total is None:
             raise DownloadError(
-                f"cannot read {self.name} from byte {start}: the server does not give that part",
+                f"cannot read {self.name} from byte {start}: the server does not send this part",
                 remedy=f"check the URL; or {WHOLE}",
             )
         tag = response.headers.get("etag", "")

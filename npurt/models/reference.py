@@ -64,7 +64,7 @@ class Reference:
         name, colon, quant = repo.partition(":")
         if colon and file is not None:
             raise SettingError(
-                f"{quant!r} and {file!r} both say which file", remedy="leave one of them out"
+                f"{quant!r} and {file!r} both select the file", remedy="omit one of the two"
             )
         rest = f"/{file}" if file is not None else colon + quant
         return cls.parse(name + (f"@{revision}" if revision else "") + rest)

@@ -155,7 +155,7 @@ def patiently(
     tries: int = TRIES,
     tell: Callable[[str], object],
 ) -> T:
-    """Return the result of *request*, which is repeated while it raises `Busy`.
+    """Call *request* until it does not raise `Busy`, and return its result.
 
     Args:
         what: The beginning of the error message.
@@ -206,7 +206,7 @@ def session() -> Any:
     except (ImportError, ValueError, OSError, httpx2.InvalidURL) as error:
         stated = ", ".join(settings.stated(CONNECTION))
         raise DownloadError(
-            f"the proxy or the certificates that the environment states cannot be used: {stated}",
+            f"cannot use the proxy or the certificates from the environment: {stated}",
             remedy="write a proxy as http://HOST:PORT and certificates as the path of a file; "
             "for a socks proxy, `pip install socksio`",
         ) from error
@@ -233,8 +233,8 @@ def answer(remote: Remote, headers: dict[str, str], secure: bool) -> Iterator[An
                 location = response.headers["location"]
         except OfflineModeIsEnabled as error:
             raise DownloadError(
-                f"{remote.name} is not here, and HF_HUB_OFFLINE forbids to download it",
-                remedy="unset HF_HUB_OFFLINE, or copy the file here and give its path",
+                f"{remote.name} is not on this machine, and HF_HUB_OFFLINE forbids downloads",
+                remedy="unset HF_HUB_OFFLINE, or copy the file to this machine and give its path",
             ) from error
         except (httpx2.InvalidURL, httpx2.UnsupportedProtocol, UnicodeError) as error:
             raise DownloadError(
@@ -262,12 +262,12 @@ def _require_content(remote: Remote, response: Any) -> None:
         raise busy("the server", status, response.headers)
     if response.headers.get("x-error-code") == "GatedRepo":
         raise DownloadError(
-            f"{remote.name} is given only to those who accept the terms of its repository",
-            remedy="accept them on its page, then set HF_TOKEN, or run `hf auth login`",
+            f"{remote.name} can be downloaded only by users who accept the terms of its repository",
+            remedy="accept the terms on its page, then set HF_TOKEN, or run `hf auth login`",
         )
     remedies = {
-        401: "give a token that may read it: set HF_TOKEN, or run `hf auth login`",
-        403: "ask for access to it, with the account whose token HF_TOKEN has",
+        401: "give a token with access to the file: set HF_TOKEN, or run `hf auth login`",
+        403: "request access to the file with the account of the token in HF_TOKEN",
         404: "check the name: there is no such file",
     }
     raise DownloadError(
@@ -298,11 +298,11 @@ def stated(remote: Remote, response: Any) -> tuple[int | None, int | None]:
         start, text, chunked = _number(remote, match[1]), match[2], False
     if text.isascii() and text.isdigit():
         return start, _number(remote, text)
-    if chunked or remote.digest:  # chunks have a last one: RFC 9112, 7.1
+    if chunked or remote.digest:  # the last chunk is marked: RFC 9112, 7.1
         return start, None if chunked else remote.nbytes
     raise DownloadError(
-        f"cannot download {remote.name}: the server does not state its size, so a part of it"
-        " could not be told from the whole",
+        f"cannot download {remote.name}: the server does not state its size, so an "
+        "incomplete download could not be detected",
         remedy="add #sha256=HEX to the URL, or download it by other means and give its path",
     )
 
@@ -310,7 +310,7 @@ def stated(remote: Remote, response: Any) -> tuple[int | None, int | None]:
 def _number(remote: Remote, digits: str) -> int:
     if len(digits) > 20 or int(digits) > LARGEST:
         raise DownloadError(
-            f"cannot download {remote.name}: the server states that it has {digits:.30} bytes",
+            f"cannot download {remote.name}: the server states a size of {digits:.30} bytes",
             remedy="check the URL; the server is set up wrongly",
         )
     return int(digits)

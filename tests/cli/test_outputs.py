@@ -95,7 +95,7 @@ def test_a_path_that_cannot_be_used_is_an_error_with_a_remedy(npurt, folder, com
     assert result.code in (1, 2)
     assert_failed(result, code=result.code)
     assert said.lower() in result.err.lower()
-    assert "make room" not in result.err
+    assert "free space" not in result.err
 
 
 def test_an_error_of_a_file_that_no_verb_foresaw_has_a_remedy(npurt, monkeypatch):

@@ -89,7 +89,7 @@ def test_numbers_may_be_numpys(llm):
 
 @pytest.mark.parametrize("text", [b"x", None, 5, ["x"]])
 def test_what_is_tokenised_is_text(llm, text):
-    with pytest.raises(LayoutError, match="a text is a str, not ") as caught:
+    with pytest.raises(LayoutError, match="text must be a str, not ") as caught:
         llm.tokenize(text)
     assert "decode" in caught.value.remedy
 

@@ -64,7 +64,7 @@ def test_vocabularies_may_be_padded_differently(target, tmp_path, rows):
 def test_more_padding_than_that_is_another_vocabulary(target, tmp_path):
     path = padded(tmp_path, ROWS + MAY_DIFFER + 1)
 
-    with pytest.raises(ModelFormatError, match=r"vocabularies of 737 and 608 tokens\n") as caught:
+    with pytest.raises(ModelFormatError, match=r"vocabularies have 737 and 608 tokens\n") as caught:
         npurt.Llama(target.path, draft=path, **OPTIONS)
     assert "same family" in caught.value.remedy
 

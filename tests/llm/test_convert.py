@@ -254,7 +254,7 @@ def test_the_template_in_a_file_of_its_own_is_newer(tmp_path):
 
 def test_more_ids_than_rows_are_refused(tmp_path):
     folder = folder_of("llama3", tmp_path / "m")
-    with pytest.raises(ModelFormatError, match="ids up to 599, the embedding 599 rows"):
+    with pytest.raises(ModelFormatError, match="ids up to 599, but the embedding has 599 rows"):
         vocabulary_of(folder, "llama", 599)
 
 

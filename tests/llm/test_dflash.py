@@ -284,9 +284,9 @@ LAYERS = "dflash.target_layers"
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (other_token, "token 9 is 'other'"),
+        (other_token, "token 9 differs: 'other'"),
         (missing_key("tokenizer.ggml.tokens"), "tokenizer.ggml.tokens"),
-        (key("dflash.embedding_length", raw.U32, 64), "64 wide, the model 128"),
+        (key("dflash.embedding_length", raw.U32, 64), "64 wide, but the model is 128"),
         (missing_key(LAYERS), LAYERS),
         (key(LAYERS, raw.ARRAY, (raw.I32, [])), r"layers \[\]"),
         (key(LAYERS, raw.ARRAY, (raw.I32, [1, 4])), "that has 4"),

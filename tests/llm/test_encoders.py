@@ -316,7 +316,7 @@ def test_a_text_has_to_fit_one_run():
                 llm.embed([ids])
             assert llm.embed([ids], truncate=True).shape == (1, 64)
     for options in ({"n_ctx": 129}, {"n_ctx": 64, "n_batch": 32}):
-        with pytest.raises(SettingError, match="reads texts of at most"):
+        with pytest.raises(SettingError, match="evaluates sequences of at most"):
             open_tiny(path("bert"), **options)
 
 

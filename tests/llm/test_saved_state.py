@@ -78,9 +78,9 @@ def test_a_file_that_holds_no_state_is_refused(saved, tmp_path):
     [
         ({"version": 1}, "has version 1"),
         ({"form": 2}, "states of the unknown format 2"),
-        ({"form": 1}, "bytes and has not"),
+        ({"form": 1}, "does not have the expected"),
         ({"identity": bytes(32)}, "another model"),
-        ({"length": 29}, "bytes and has not"),
+        ({"length": 29}, "does not have the expected"),
         ({"length": 161}, "holds 161 tokens, but the context holds only 160"),
         ({"length": 2**64 - 1}, "holds 18446744073709551615 tokens"),
     ],

@@ -371,7 +371,7 @@ def test_a_draft_model_with_other_tokens_is_refused(llm, tmp_path):
     ]
     wrong = tiny.write(file.but(keys=keys), tmp_path)
 
-    with pytest.raises(ModelFormatError, match="token 599 is 'other'"):
+    with pytest.raises(ModelFormatError, match="token 599 differs: 'other'"):
         npurt.Llama(tiny.path(), n_ctx=64, progress=False, draft=wrong)
 
 

@@ -157,7 +157,7 @@ def test_a_vocabulary_of_another_size_than_the_embedding_is_refused(llama, tmp_p
     file = tiny.with_tensor(llama, "token_embd.weight", np.zeros((600, 128)))
     file = tiny.with_tensor(file, "output.weight", np.zeros((600, 128)))
 
-    refused(file, tmp_path, "608 tokens, the embedding 600 rows")
+    refused(file, tmp_path, "608 tokens, but the embedding has 600 rows")
 
 
 def test_metadata_for_more_layers_than_there_are_is_refused(llama, tmp_path):

@@ -68,7 +68,7 @@ def _require_fit(adapter: Adapter, products: Mapping[str, MatMul]) -> None:
         found = (part.b.shape[0], part.a.shape[1])
         if found != wanted:
             raise ModelFormatError(
-                f"{adapter.name} adapts {name} of shape {found}; this model's has shape {wanted}",
+                f"{adapter.name} adapts {name} of shape {found}; this model has shape {wanted}",
                 remedy="use an adapter that was made for this model",
             )
 

@@ -32,7 +32,7 @@ class QKNorm(Enum):
 class Norms:
     """Names of the norms around the mixer and the feed-forward part of a layer.
 
-    None if the architecture has no norm at this place.
+    A field is None if the architecture has no norm at this place.
     """
 
     before_mixer: str | None = "attn_norm"

@@ -1,4 +1,4 @@
-"""Build the graph of a model file, and check the file's weights against the shapes it needs."""
+"""Build the graph of a model file, and check the shapes of the file's weights."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -112,7 +112,7 @@ class ModelBuilder(Builder):
         return self.constant(name, *shape, dtype=info.format.name)
 
     def vector(self, name: str, *shape: Dim) -> Tensor:
-        """Declare a weight as `weight` does, which must be of a float type."""
+        """Declare a weight of a float type; otherwise as `weight`."""
         tensor = self.weight(name, *shape)
         if tensor.dtype not in FLOATS:
             self._misfits.append(

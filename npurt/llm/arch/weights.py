@@ -23,7 +23,7 @@ class FileWeights:
         self._matrices = {op.weight.name for op in model.graph.ops if isinstance(op, readers)}
 
     def source(self, name: str) -> RowsOf:
-        """Return the tensor of the file, and its rows, that the weight *name* consists of."""
+        """Return the file's tensor that contains the weight *name*, and the weight's rows in it."""
         return self._model.parts.get(name) or RowsOf(name)
 
     def quantised(self, name: str) -> QTensor:

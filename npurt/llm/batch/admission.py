@@ -1,4 +1,4 @@
-"""Admit waiting sequences in order when pages are free, and preempt the youngest when none is.
+"""Admit waiting sequences in order when pages are free; preempt the youngest when no page is.
 
 A sequence is admitted when the pages of its prompt and one more are free.  When a running sequence
 needs a page and none is free, cached prefixes are evicted first.  Then the youngest sequence loses
@@ -97,11 +97,11 @@ class Admission:
         """Return how many pages must be free to admit *sequence*.
 
         Returns:
-            The number of pages: for *sequence*, for the prompts that are being evaluated, and spare
-                ones; how many of these *sequence* shares with another sequence; the cached entry
-                that it shares them with, or None.  There is one spare page, and each preemption of
-                *sequence* doubles their number.  Otherwise *sequence* could be preempted and
-                evaluated again endlessly.
+            The number of pages for *sequence* and for the prompts that are being evaluated, plus
+            spare pages; the number of pages that *sequence* shares with another sequence; the
+            cached entry that has the shared pages, or None.  There is one spare page, and each
+            preemption of *sequence* doubles this number.  Otherwise *sequence* could be preempted
+            and evaluated again endlessly.
         """
         promised = sum(self._pages.growth(each, each.pending) for each in self.running)
         _, entry, shared, _ = self._reuse.beginning(sequence)

@@ -37,8 +37,8 @@ class Engine:
 
     Args:
         model: A file, or an open `Llama` with a `max_sequences` above 2.  Only the engine may use
-            an open `Llama` until the engine is closed, which does not close the `Llama`.  The
-            tokens in its context are removed.
+            an open `Llama` until the engine is closed.  The engine removes the tokens in its
+            context, and does not close it.
         device: As for `Llama`.
         max_sequences: The largest number of sequences evaluated together; other requests wait.
         kv_bytes: Bytes of the KV cache for all sequences; by default a quarter of the free memory.
@@ -155,8 +155,8 @@ class Engine:
 
         Args:
             sampling: Sampling settings, which may also be among *options*.
-            n: The number of completions, as for `Llama.generate`; more than one return a list of
-                handles.
+            n: The number of completions, as for `Llama.generate`; if *n* is above 1, a list of
+                handles is returned.
             priority: Requests with a higher priority are evaluated first.
             deadline: Seconds after which the request ends.
             prompt_tokens: The number of prompt tokens among the ids in *prompt*.  Further ids were

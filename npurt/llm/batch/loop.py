@@ -97,7 +97,7 @@ class Loop:
         self._try_to_call(end)
 
     def _try_to_call(self, call: Call) -> None:
-        """Do as `_call`, but do nothing if the engine is closed: then all sequences have ended."""
+        """Do as `_call`, but do nothing if the engine is closed: its sequences have ended."""
         with contextlib.suppress(SettingError):
             self._call(call)
 

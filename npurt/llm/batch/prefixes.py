@@ -110,8 +110,8 @@ class Prefixes:
         Args:
             fixed: Keep the entry when a longer sequence is added.  Otherwise the longer one
                 replaces it; for a recurrent model, only at a distance below `SPACING`.
-            prompt: The number of prompt tokens.  The entry of a prompt is not replaced by that of
-                the prompt with its completion, because clients may send the completion back with
+            prompt: The number of prompt tokens.  The entry of a prompt is not replaced by the entry
+                of the prompt with its completion, because clients may send the completion back with
                 other tokens, or without its reasoning.
         """
         tokens = context.state.tokens

@@ -53,8 +53,8 @@ class Reuse:
         """Return the context with the longest reusable prefix of *sequence*.
 
         Returns:
-            The context to fork, or None; its entry in the prefix cache, or None if the context is
-            that of a running sequence; the number of tokens to fork; the longest common prefix with
+            The context to fork, or None; its entry in the prefix cache, or None if a running
+            sequence has the context; the number of tokens to fork; the longest common prefix with
             any entry.
         """
         if sequence.scoring:  # all its tokens are evaluated, for log probabilities
@@ -112,7 +112,8 @@ class Reuse:
     def _fork(self, source: Context, target: Context, length: int) -> bool:
         """Fork the first *length* tokens of *source* into *target*; return whether that succeeded.
 
-        It fails if there is no free page or memory, or if a device lost the states of *source*.
+        The fork fails if there is no free page or memory, or if a device lost the states of
+        *source*.
         """
         with contextlib.suppress(OutOfPages, MemoryError):
             if source.state.behind is None:

@@ -1,7 +1,7 @@
 """Choose the tokens that a step evaluates: decode tokens, draft tokens, then prompt tokens.
 
 A step evaluates the last token of every decoding sequence.  Draft tokens are added if they save
-time.  Then come tokens of the oldest prompt, and of short prompts beside it.  Prompt tokens may
+time.  Then tokens of the oldest prompt and of short prompts are added.  Prompt tokens may
 extend a step to at most `SLOWDOWN` times its time without them, by the times measured so far.  If
 no sequence is decoding, prompt tokens fill the whole run.
 """
@@ -29,7 +29,7 @@ from npurt.llm.spec.opening import Drafts
 
 SLOWDOWN = 2.5  # largest slowdown of a step by prompt tokens
 SCORED_ROWS = 16  # prompt tokens with logits in a step; the logits of one may take 600 kB
-SHORT = 4  # a prompt is short if at most 1 / SHORT of the oldest prompt's pending tokens are left
+SHORT = 4  # a short prompt has at most 1 / SHORT as many pending tokens as the oldest
 
 Decoded = dict[Sequence, list[int]]  # decoding sequences with their draft tokens
 Prompts = list[tuple[Sequence, Piece]]  # sequences with the parts of prompts to evaluate
@@ -246,7 +246,7 @@ class Scheduler:
                 continue
             if not sequence.context.n_tokens:
                 if any(self._reuse.being_read(sequence, other, piece) for other, piece in found):
-                    continue  # it forks that prefix in the next step
+                    continue  # *sequence* forks the prefix in the next step
                 self._reuse.begin(sequence, sequence.context)
             start = sequence.context.n_tokens
             mark = next((mark for mark in sequence.marks if mark > start), len(sequence.history))
@@ -266,7 +266,7 @@ class Scheduler:
     def _short(self, reading: list[Sequence]) -> list[Sequence]:
         """Return the prompts that are short compared with the oldest one, the shortest first.
 
-        Prompts that share tokens with the oldest one which are not evaluated yet are left out.
+        Prompts that share unevaluated tokens with the oldest prompt are omitted.
         """
         left: dict[Sequence, int] = {}
         for sequence in reading[1:]:

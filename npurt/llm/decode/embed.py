@@ -176,7 +176,7 @@ class Embedder:
 
         The model must be a reranker.  If its file has a template for pairs, control tokens spelt
         out in a text are encoded as control tokens.  Otherwise a pair is the query and the
-        document, each followed by the tokenizer's EOS ([SEP]) if the file wants it.
+        document, each followed by the tokenizer's EOS ([SEP]) if the file requires it.
 
         Raises:
             ContextFull: A pair has more tokens than the context has positions; no pair is
@@ -213,7 +213,7 @@ class Embedder:
         return first + second, [0] * len(first) + [1] * len(second)
 
     def tokens(self, text: str) -> list[int]:
-        """Return the token ids of *text*, with BOS and EOS if the file wants them.
+        """Return the token ids of *text*, with BOS and EOS if the file requires them.
 
         Control tokens that are spelt out in the text are encoded as plain text.
         """
@@ -222,7 +222,7 @@ class Embedder:
 
     @property
     def _end(self) -> int | None:
-        """EOS, if the file wants it at the end of each text; otherwise None."""
+        """EOS if the file requires it at the end of each text; otherwise None."""
         tokenizer = self._model.tokenizer
         return tokenizer.eos if tokenizer.add_eos else None
 

@@ -24,7 +24,8 @@ class NewToken(NamedTuple):
 
     Attributes:
         text: The text that this token made final: no later token can change or remove it.
-        logprob: Its log probability; None if the request does not want log probabilities.
+        logprob: The log probability of the token; None if the request does not want log
+            probabilities.
     """
 
     id: int

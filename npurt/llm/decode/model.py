@@ -58,8 +58,8 @@ class Llama:
     Args:
         path: The file.  `npurt.llm.arch` lists the architectures that npurt runs.
         device: The device that runs matrix products: a name from `npurt.devices`, or a `Device`.
-            The CPU runs everything else.  `close` closes a `Device`; it stays open if this model
-            cannot be opened.
+            The CPU runs everything else.  `close` closes this `Device`, but a failure to open the
+            model does not.
         n_ctx: Positions of the KV cache.  The default is the context length from training, at most
             4096; 0 is the whole context length from training.  A larger number gives a warning.
         n_batch: The largest number of tokens in one run, 1 to 512; the default is 512.

@@ -90,7 +90,7 @@ class Request:
 
     @classmethod
     def of(cls, options: Mapping[str, Any], seed: int | None) -> "Request":
-        """Check *options* and return the request; *seed*, the model's, is the default seed.
+        """Check *options* and return the request; *seed* is the default seed.
 
         Raises:
             GrammarError: The grammar is wrong, or too large.

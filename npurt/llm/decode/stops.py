@@ -84,7 +84,7 @@ def stop_texts(stop: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def split_at_stop(text: str, stops: Sequence[str]) -> tuple[str, str, bool]:
-    """Split *text* at the first stop text: final text, text to hold back, whether one was found.
+    """Return the final text, the text to hold back, and whether *text* has a stop text.
 
     The text to hold back is the longest end of *text* with which a stop text begins.
     """

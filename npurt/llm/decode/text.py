@@ -127,8 +127,8 @@ class TextGenerator:
                 tokens that occur in the prompt or the completion; see `Sampling`.
             logit_bias: Maps token ids to numbers that are added to their logits; -inf excludes a
                 token.
-            seed: The seed of this generation; None uses the model's, -1 chooses a random seed.
-            stop: Texts and token ids that end the completion.  They are not part of it.
+            seed: The seed of this generation; None uses the model's seed, -1 chooses a random seed.
+            stop: Texts and token ids that end the completion, which does not include them.
             ignore_eos: Never sample an end token.
             min_tokens: Do not sample end tokens and the ids in *stop* before the completion has
                 this number of tokens.  Stop texts can still end the completion earlier.
@@ -137,16 +137,16 @@ class TextGenerator:
             stopping_criteria: A function that takes the arguments of *logits_processor* and returns
                 True to end the completion; or a list of such functions.
             logprobs: Whether to store the log probabilities of the tokens in ``timing.logprobs``.
-                They are those of the model's logits, before any sampler.  A number also sets
+                They are computed from the model's logits, before any sampler.  A number also sets
                 *top_logprobs*.  Tokens after the beginning of a stop text are left out.
             top_logprobs: The number of likeliest tokens to store with each token.
             grammar: The grammar of the completion: an `npurt.Grammar`, or GBNF.
             response_format: As in OpenAI's API and llama-cpp-python: ``{"type": "json_object"}``,
                 which may have a ``"schema"``, ``{"type": "json_schema", "json_schema": {"schema":
                 ...}}`` or ``{"type": "text"}``.
-            n: The number of completions, with the seeds *seed*, *seed* + 1 and so on.  More than
-                one are returned as a list, and are not possible with *stream*.  ``timings`` has
-                the counts and log probabilities of each, ``timing`` those of the last.
+            n: The number of completions, with the seeds *seed*, *seed* + 1 and so on.  Several
+                completions are returned as a list; *stream* allows only one.  ``timings`` has the
+                counts and log probabilities of each completion, ``timing`` of the last completion.
             echo: Begin each completion with the prompt.
             stream: Return an iterator of pieces of text instead of the whole text.
             unknown: Options of other libraries.  They raise an error unless their value is neutral.

@@ -91,7 +91,7 @@ class Adapter:
 
 
 def _parts(file: GGUF, scale: float, alpha: float) -> dict[str, LowRank]:
-    """Return name of a weight -> its pair of A and B in *file*."""
+    """Return a dict of the A and B in *file* by the name of their weight."""
     name, found = file.path.name, {}
     stems = dict.fromkeys(tensor.removesuffix(A).removesuffix(B) for tensor in file)
     for stem in stems:
@@ -144,7 +144,7 @@ def _factor(name: str, scale: float, alpha: float, rank: int) -> float:
 
 
 def _require_small(name: str, stem: str, part: LowRank) -> None:
-    """Raise an error if products with these finite values may overflow float32.
+    """Raise an error if products with the finite values of *part* may overflow float32.
 
     Raises:
         ModelFormatError: Products may overflow.
@@ -157,7 +157,7 @@ def _require_small(name: str, stem: str, part: LowRank) -> None:
         raise ModelFormatError(
             f"{name}: values of {stem} reach {a:.3g} in A and {b:.3g} in B, and the factor is "
             f"{part.factor:.3g}: products of these values overflow float32",
-            remedy="use another adapter, because this one's training diverged, or a smaller scale",
+            remedy="pass a smaller scale, or use another adapter: its training diverged",
         )
 
 

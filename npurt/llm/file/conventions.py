@@ -77,7 +77,8 @@ def read_conventions(metadata: Metadata, n_layers: int) -> Conventions:
 def _slides(metadata: Metadata, arch: str, n_layers: int) -> tuple[bool, ...]:
     """Return whether each layer has a sliding window.
 
-    The metadata have a list, or a number n: then all layers except every n-th have a window.
+    The metadata have a list or a number n.  With a number, all layers except every n-th have a
+    window.
     """
     key = f"{arch}.attention.sliding_window_pattern"
     if isinstance(metadata.get(key), memoryview):

@@ -155,7 +155,7 @@ def _log_softmax(logits: F32) -> np.ndarray[tuple[int, ...], np.dtype[np.float64
 
 
 class ExactPacked(Packed):
-    """A weight that stays in the file."""
+    """A weight in the format of the file."""
 
     def __init__(self, device: "Exact", tensor: QTensor) -> None:
         self.device = device

@@ -14,8 +14,8 @@ from npurt.llm.measure.speed import PROMPT, matrices, units
 from npurt.rknpu.device.estimate import Weight, host_product_seconds
 from npurt.rknpu.plan import cost as rk3588
 
-# The rates of the host for ops other than products, and for cache maintenance.  They are those of
-# an RK3588's host: this board's four Cortex-A78 were never measured.
+# The rates of the host for ops other than products, and for cache maintenance.  They were measured
+# on an RK3588's host, because this board's four Cortex-A78 were never measured.
 HOST = rk3588.SPEEDS["rknpu"]
 
 

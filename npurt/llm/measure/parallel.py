@@ -53,8 +53,9 @@ def bench_parallel(
     """
     if not parallel or min(repetitions, prompt - 1, generated) < 1 or not 0 <= shared < prompt:
         raise SettingError(
-            f"{list(parallel)} texts of {prompt} and {generated} tokens, {shared} of them shared",
-            remedy="measure one text or more, of 2 tokens or more, with 1 or more to generate",
+            f"cannot measure {list(parallel)} sequences with {prompt} prompt tokens, "
+            f"{shared} of them shared, and {generated} generated tokens",
+            remedy="use at least 1 sequence, 2 prompt tokens and 1 generated token",
         )
     most = max(parallel)
     ended = _Ends()

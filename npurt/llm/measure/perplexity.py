@@ -1,7 +1,7 @@
 """Measure the perplexity of a text, with the method of llama-perplexity.
 
 The text is split into chunks of the context's length.  Each chunk is evaluated from an empty cache,
-and begins with BOS if the model wants one.  The second half of each chunk is scored.
+and begins with BOS if the model requires it.  The second half of each chunk is scored.
 """
 
 import math
@@ -16,7 +16,7 @@ from npurt.errors import LayoutError, SettingError
 from npurt.llm.decode.model import Llama
 from npurt.llm.session.progress import Progress
 
-SHORTEST = 8  # least tokens of a chunk, for the standard error
+SHORTEST = 8  # minimum tokens of a chunk, for the standard error
 
 
 @dataclass(frozen=True, slots=True)

@@ -223,7 +223,7 @@ class Context:
         """
         n_tokens = integer("n_tokens", n_tokens)
         if n_tokens < 0:
-            raise LayoutError(f"{brief(n_tokens)} tokens cannot be kept", remedy="keep 0 or more")
+            raise LayoutError(f"cannot rewind to {brief(n_tokens)} tokens", remedy="pass 0 or more")
         self.model.require_open()
         self._state.rewind(n_tokens)
         self._mend()
@@ -238,8 +238,8 @@ class Context:
         n_tokens = integer("n_tokens", n_tokens)
         if not 0 <= n_tokens <= self.n_tokens:
             raise LayoutError(
-                f"{brief(n_tokens)} of {self.n_tokens} tokens cannot be taken back",
-                remedy="take back 0 up to n_tokens",
+                f"cannot remove the last {brief(n_tokens)} of {self.n_tokens} tokens",
+                remedy="pass a number from 0 to n_tokens",
             )
         self.rewind(self.n_tokens - n_tokens)
 
@@ -298,7 +298,7 @@ class Context:
 
         A Hexagon computes delta nets in integers.  When their states move between a Hexagon and
         another kind of device, they are rounded to float32 precision, and the report notes this.
-        Later results then differ as the results of the two devices differ.
+        Later results then differ by as much as the results of the two devices.
 
         Raises:
             LayoutError: *snapshot* is not a snapshot, is of another model, or does not fit the
@@ -344,7 +344,7 @@ class Context:
         self._take(state_file.load(self._state, identity, n_vocab, path))
 
     def release(self) -> None:
-        """Release all memory of this context for good.  Its tokens stay readable."""
+        """Release all memory of this context; only its tokens can still be read."""
         self._state.release()
         self.model.give_back(self._state.sequence)
         del self._hidden_states, self._logits
@@ -367,7 +367,7 @@ class Piece(NamedTuple):
 def run_together(pieces: Sequence[Piece], out: F32) -> bool:
     """Append tokens to contexts of one model, in one run.
 
-    The logits have the same bits as if each context had a run of its own (docs/numerics.md).
+    The logits have the same bits as with a separate run for each context (docs/numerics.md).
 
     Args:
         pieces: Valid ids for different contexts, together at most the rows of a run.

@@ -58,7 +58,7 @@ class Model:
         ledger: Records which op ran on which device.
         lock: Held by the thread that uses the model.
         executor: Runs the graph.
-        encoder: Runs texts if the model is an encoder; otherwise None.
+        encoder: Evaluates sequences if the model is an encoder; otherwise None.
         decoder: Runs tokens of one or several contexts.
 
     Raises:
@@ -182,7 +182,9 @@ class Model:
         if isinstance(ids, bytes | bytearray):
             raise LayoutError("token ids are integers, not bytes", remedy="pass a text as a str")
         if not isinstance(ids, list) and isinstance(ids, Set | Mapping):
-            raise LayoutError(f"token ids are {brief(ids)}, without an order", remedy="pass a list")
+            raise LayoutError(
+                f"token ids are {brief(ids)}, which has no order", remedy="pass a list"
+            )
         try:
             tokens = [operator.index(i) for i in ids]
         except TypeError as error:
@@ -233,7 +235,7 @@ class Model:
             columns: The smallest number of logits.
             norm: The weight ``[D]`` of the norm before the product; by default the model's output
                 norm.
-            eps: The epsilon of the norm; by default the model's.
+            eps: The epsilon of the norm; by default the epsilon of the model.
 
         Raises:
             UnsupportedOp: The device runs graphs, so the host has no output matrix.

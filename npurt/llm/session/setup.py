@@ -78,20 +78,20 @@ def set_up(
     require_positions(count, kv_type)
     if count > config.n_context:
         warnings.warn(
-            f"a context of {count} tokens is more than the {config.n_context} that "
-            f"{file.path.name} was trained for: text beyond them may make no sense",
+            f"a context of {count} tokens exceeds the {config.n_context} tokens of the training of "
+            f"{file.path.name}: the model may generate nonsense beyond them",
             stacklevel=3,
         )
     _check_vocabulary(file, config)
     rows = min(n_batch, count)
     if not config.causal:
-        sequences = rows  # several texts share a run
+        sequences = rows  # several sequences share a run
     limits = Limits(rows, count, sequences, kv_dtype=kv_type, kv_bytes=kv_bytes)
     return Setup(description, graph, limits)
 
 
 def _one_run(config: Config, n_ctx: int | None, count: int, n_batch: int) -> int:
-    """Return the number of positions of an encoder, which evaluates a text in one run.
+    """Return the number of positions of an encoder, which evaluates a sequence in one run.
 
     Raises:
         SettingError: *n_ctx* exceeds the rows of a run, or the context length from training.
@@ -99,7 +99,7 @@ def _one_run(config: Config, n_ctx: int | None, count: int, n_batch: int) -> int
     most = min(n_batch, config.n_context)
     if n_ctx and count > most:
         raise SettingError(
-            f"n_ctx is {n_ctx}, but this encoder reads texts of at most {most} tokens, "
+            f"n_ctx is {n_ctx}, but this encoder evaluates sequences of at most {most} tokens, "
             "each in one run",
             remedy=f"leave n_ctx (-c) out, or use at most {most}",
         )
@@ -115,6 +115,6 @@ def _check_vocabulary(file: GGUF, config: Config) -> None:
     count = len(token_texts(file.metadata))
     if count != config.n_vocab:
         raise ModelFormatError(
-            f"the vocabulary has {count} tokens, the embedding {config.n_vocab} rows",
+            f"the vocabulary has {count} tokens, but the embedding has {config.n_vocab} rows",
             remedy="convert the model to GGUF again; its metadata and tensors disagree",
         )

@@ -12,7 +12,7 @@ from npurt.llm.spec.drafter import Drafter, DraftToken, likeliest
 from npurt.llm.spec.truncated_head import TruncatedHead
 
 MAY_DIFFER = 128  # largest difference of two padded vocabularies, in rows (llama.cpp's rule)
-FEW = 8  # up to this number, pending tokens are evaluated by `draft` instead of `prepare`
+FEW = 8  # largest number of pending tokens that `draft` evaluates without `prepare`
 
 
 class Assistant(Drafter):
@@ -101,16 +101,16 @@ def require_same_vocabulary(draft: GGUF, target: GGUF) -> None:
     """Check that *draft* and *target* have the same vocabulary, except for padding at the end.
 
     Raises:
-        ModelFormatError: Tokens with the same id have different texts, or the sizes differ by more
-            than `MAY_DIFFER`.
+        ModelFormatError: A token id has different texts in the two vocabularies, or the sizes
+            differ by more than `MAY_DIFFER`.
     """
     a, b = (strings(file.metadata, "tokenizer.ggml.tokens") for file in (draft, target))
     pairs = enumerate(zip(a, b, strict=False))
     wrong = next((i for i, (x, y) in pairs if x != y), None)
     if abs(len(a) - len(b)) > MAY_DIFFER or wrong is not None:
-        where = f"token {wrong} is {a[wrong]!r} and {b[wrong]!r}" if wrong is not None else ""
+        where = f"token {wrong} differs: {a[wrong]!r}, {b[wrong]!r}" if wrong is not None else ""
         raise ModelFormatError(
-            f"{draft.path.name} cannot draft for {target.path.name}: vocabularies of {len(a)} and "
-            f"{len(b)} tokens; {where}".rstrip("; "),
+            f"{draft.path.name} cannot draft for {target.path.name}: the vocabularies have "
+            f"{len(a)} and {len(b)} tokens; {where}".rstrip("; "),
             remedy="use a smaller model of the same family",
         )

@@ -1,18 +1,20 @@
 """Decide at each step whether to draft, and how many tokens, from measured times.
 
-A pass that verifies n draft tokens yields one token more than it accepts.  It takes the time to
-draft n tokens and to verify n + 1 rows.  The controller keeps running means of the tokens and the
-time of such passes.  It drafts while they yield more tokens than plain steps in the same time.
+A pass that verifies n draft tokens yields the accepted tokens and one more.  Its time is the time
+to draft n tokens and to verify n + 1 rows.  The controller keeps running means of the tokens and
+the time of such passes.  It drafts while such passes yield more tokens than plain steps in the same
+time.
 
 The number of draft tokens is decided token by token.  An accepted draft token saves a plain step.
 So the drafter continues while the time of a plain step, times the probability that all draft tokens
 are accepted, exceeds the cost of the next draft token (`Thresholds`).
 
-The controller has to try drafts to measure their gain, and it limits the loss.  The loss is the
-time of all steps minus the time of plain decoding for the same tokens.  It may not exceed
-`ALLOWANCE` of the time of the sequence; a gain reduces it, at most to minus that limit.  The time
-of the sequence is that of all its tokens, if their number is known.  In the first trials of a
-process, at least `USUAL` tokens are assumed, because later sequences profit from these trials.
+The controller has to try drafts to measure their gain, and limits the loss from these trials.  The
+loss is the time of all steps minus the time of plain decoding for the same tokens.  It may not
+exceed `ALLOWANCE` of the time of the sequence; a gain reduces the loss, at most to minus this
+limit.  If the number of tokens is known, the time of the sequence is the time of all its tokens.
+In the first trials of a process, at least `USUAL` tokens are assumed, because later sequences
+profit from these trials.
 
 A draft model has to evaluate the prompt before it drafts.  This time counts as loss, unless it is a
 small part of the expected gain in the rest of the sequence.  The gain can be estimated before the
@@ -138,7 +140,7 @@ class Controller:
         return self._trials == 0 and self.text.passes % 2 == 0 and not self._fixed
 
     def believe(self, certainty: float) -> None:
-        """Add *certainty*, the probability of the model's own token, to the acceptance rate."""
+        """Add *certainty*, the probability of the most probable token, to the acceptance rate."""
         self._right.add(certainty)
 
     @property

@@ -33,7 +33,7 @@ ANOTHER = "use a draft that was made for this very model"
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The dimensions of a draft, and what it reads of its target."""
+    """The dimensions of a draft, and the layers of its target that it reads."""
 
     config: Config
     block: int  # tokens of a block; the first one is known
@@ -63,7 +63,7 @@ def read_shape(file: GGUF, target: Config) -> Shape:
     )
     if shape.config.width != target.width:
         raise ModelFormatError(
-            f"{file.path.name} is {shape.config.width} wide, the model {target.width}",
+            f"{file.path.name} is {shape.config.width} wide, but the model is {target.width} wide",
             remedy=ANOTHER,
         )
     if not shape.layers or not all(0 <= layer < target.n_layers for layer in shape.layers):

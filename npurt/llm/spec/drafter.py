@@ -38,11 +38,11 @@ class Drafter(abc.ABC):
         """Remove the tokens that were evaluated."""
 
     def release(self) -> None:  # noqa: B027  most drafters have no memory to release
-        """Release the memory that this drafter uses for its sequence, for good."""
+        """Release the memory that this drafter uses for its sequence."""
 
 
 def likeliest(logits: F32) -> DraftToken:
-    """Return the most probable token by *logits* ``[V]``; probability 0 if not all are finite."""
+    """Return the most probable token and its probability; 0 unless all logits are finite."""
     token = int(logits.argmax())
     with np.errstate(over="ignore", invalid="ignore"):  # the logits of a draft may overflow
         total = float(np.exp(logits - logits[token]).sum())

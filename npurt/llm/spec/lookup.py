@@ -1,4 +1,4 @@
-"""Draft from the sequence itself: find the last tokens earlier, and propose what followed."""
+"""Draft from the sequence itself: the tokens after an earlier occurrence of the last tokens."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,11 +7,11 @@ from npurt.llm.spec.drafter import Drafter, DraftToken
 
 
 class Lookup(Drafter):
-    """Finds the last tokens earlier in the sequence, and proposes the tokens that followed them.
+    """Finds an earlier occurrence of the last tokens, and proposes the tokens that followed it.
 
     The search begins with the last *longest* tokens, then uses fewer, down to *shortest*.
 
-    This costs nearly no time and needs no model.  It pays when text is copied, as in edits and
+    Lookup costs nearly no time and needs no model.  It pays when text is copied, as in edits and
     summaries.  The number of draft tokens is at most the length of the match: a long match is
     likely to continue for long (as in SuffixDecoding, Oliaro et al. 2024), but a match of two
     tokens does not predict the tenth token.
@@ -44,7 +44,7 @@ class Lookup(Drafter):
                 return
 
     def _learn(self, history: Sequence[int]) -> None:
-        """Record the n-grams of *history* with a next token; clear those of another sequence."""
+        """Record the n-grams of *history* with a next token; clear other sequences' n-grams."""
         if list(history[: len(self._seen)]) != self._seen:
             self._seen, self._ends = [], {}
         start, self._seen = (
@@ -58,7 +58,7 @@ class Lookup(Drafter):
 
 
 def _agreeing(history: Sequence[int], at: int, known: int, most: int) -> int:
-    """Return the length of the match before *at* with the last tokens, up to *most*.
+    """Return how many tokens before *at* equal the last tokens of *history*, up to *most*.
 
     *known* tokens are known to match.
     """

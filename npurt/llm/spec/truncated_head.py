@@ -40,7 +40,7 @@ class TruncatedHead:
         self._heads: dict[int, Head] = {}
 
     def columns(self, text: Sequence[int]) -> int:
-        """Return the number of first tokens of the vocabulary that the head for *text* has."""
+        """Return the number of columns of the head for the sequence *text*."""
         words = (token for token in reversed(text) if token not in self._markup)
         latest = list(islice(words, LATEST))
         rare = RARE * len(latest)

@@ -235,7 +235,7 @@ class State:
     def _claim(self, own: int) -> None:
         """Set `own` to *own*, or to `n_ctx` if *own* includes all tokens.
 
-        Tokens that follow a fresh sequence are fresh as well.
+        In the second case, tokens that are added later are fresh as well.
         """
         self.own = own if own < self.length else self.n_ctx
 
@@ -313,7 +313,8 @@ def require_positions(n_ctx: int, kv_type: str) -> None:
         )
     if not isinstance(kv_type, str) or kv_type not in KV_DTYPES:
         raise SettingError(
-            f"the KV cache cannot be {brief(kv_type)}", remedy=f"use one of {', '.join(KV_DTYPES)}"
+            f"the KV cache cannot have the type {brief(kv_type)}",
+            remedy=f"use one of {', '.join(KV_DTYPES)}",
         )
 
 

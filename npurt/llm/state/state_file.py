@@ -2,9 +2,9 @@
 
 The format is little-endian: magic; version; format of the states of delta nets (0 for float32, 1
 for the integers of `npurt.delta.STATE_INTEGERS`); number of tokens n; `Snapshot.own`; identity of
-the model (32 bytes); the tokens as int32; the arrays of the snapshot in order; SHA-256 of all bytes
-before.  The model, the format of the states and n determine the shapes of the arrays, so the
-expected file size is known before the arrays are read.
+the model (32 bytes); the tokens as int32; the arrays of the snapshot in order; SHA-256 of all
+preceding bytes.  The model, the format of the states and n determine the shapes of the arrays, so
+the expected file size is known before the arrays are read.
 """
 
 import hashlib
@@ -140,7 +140,7 @@ def _read(file: BinaryIO, state: State, identity: bytes, n_vocab: int, path: Pat
     size = HEADER.size + DIGEST + sum(_nbytes(*entry) for entry in layout)
     if os.fstat(file.fileno()).st_size != size:
         raise _wrong(
-            path, f"should have {size} bytes and has not", "the file is damaged: save again"
+            path, f"does not have the expected {size} bytes", "the file is damaged: save again"
         )
     digest = hashlib.sha256(head)
     tokens, *arrays = (_array(file, digest, *entry) for entry in layout)

@@ -52,8 +52,8 @@ NAMED = {
     "{{ message.content | trim + '<|eot_id|>' }}"
     + _END
     + _answer("<|start_header_id|>assistant<|end_header_id|>\n\n"),
-    # mistralai/Mistral-7B-Instruct-v0.2 as released, which refuses system messages; here they are
-    # placed as in the model's later template.
+    # mistralai/Mistral-7B-Instruct-v0.2 as released, which refuses system messages; this template
+    # places them as the model's later template does.
     "mistral": "{{ bos_token }}" + _TURNS + "{%- if turn.role == 'user' -%}"
     "{{ '[INST] ' }}"
     "{%- if system is not none and loop.first -%}{{ system + '\\n\\n' }}{%- endif -%}"

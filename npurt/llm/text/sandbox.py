@@ -97,7 +97,7 @@ class Meter:
             parts = [*value.keys(), *value.values()] if isinstance(value, dict) else value
             weight = ELEMENT * (1 + len(value)) + sum(map(self.weight, parts))
             if weight > self._limit:
-                raise SecurityError("a list or dict that is too large written out")
+                raise SecurityError("a list or dict that is too large when written out")
             self._weights[id(value)] = (value, weight)
         return self._weights[id(value)][1]
 

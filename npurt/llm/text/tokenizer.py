@@ -128,7 +128,7 @@ class Tokenizer:
             add_bos = optional(metadata, "tokenizer.ggml.add_bos_token", bool, add_bos)
         if add_bos and "bos" not in vocabulary.roles:
             raise ModelFormatError(
-                "the file asks for a BOS token but names none", remedy=CONVERT_AGAIN
+                "the file requires a BOS token but does not specify its id", remedy=CONVERT_AGAIN
             )
         add_eos = wordpiece or optional(metadata, "tokenizer.ggml.add_eos_token", bool, False)
         return cls(vocabulary, ids, encoder, add_bos=add_bos, add_eos=add_eos, strip=prefix)
@@ -150,7 +150,7 @@ class Tokenizer:
         """
         if not isinstance(text, str):
             raise LayoutError(
-                f"a text is a str, not {type(text).__name__}",
+                f"text must be a str, not {type(text).__name__}",
                 remedy="decode bytes first: data.decode()",
             )
         head = self._head(self.add_bos if add_bos is None else add_bos)

@@ -93,7 +93,9 @@ def _tensors(name: str, roles: Mapping[str, Stored], rows: slice, types: Types) 
         blocks, scales = roles["_blocks"], roles["_scales"]
         experts, n, count, width = blocks.shape
         if scales.shape != (experts, n, count) or width != 16:
-            raise _bad(f"{blocks.name} has shape {blocks.shape}, but its scales {scales.shape}")
+            raise _bad(
+                f"{blocks.name} has shape {blocks.shape}, but its scales have shape {scales.shape}"
+            )
         shape3 = (experts, len(range(*rows.indices(n))), count * MXFP4.block)
         codes = partial(_codes, blocks, scales, rows)
         made.append(new_tensor(f"{name}.weight", shape3, MXFP4, codes))

@@ -35,7 +35,7 @@ def require_rows(highest: int, rows: int) -> None:
     """
     if highest >= rows or rows > MAX_TOKENS:
         raise ModelFormatError(
-            f"the tokenizer has ids up to {highest}, the embedding {rows} rows",
+            f"the tokenizer has ids up to {highest}, but the embedding has {rows} rows",
             remedy="use the tokenizer and the weights of the same model",
         )
 

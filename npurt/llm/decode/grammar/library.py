@@ -28,9 +28,9 @@ def llguidance() -> Any:
 def limits() -> Any:
     """Return the limits of a parser, which count operations.
 
-    They are llguidance's defaults, except for the number of symbols.  That limit is a tenth of the
-    default, with which the longest step known took 4 s.  Without *verbose_errors*, messages do not
-    quote the grammar.
+    They are llguidance's defaults, except for the number of symbols.  The limit of symbols is a
+    tenth of the default.  With the default, the longest known step took 4 s.  Without
+    *verbose_errors*, messages do not quote the grammar.
     """
     return llguidance().LLParserLimits(verbose_errors=False, max_grammar_size=50_000)
 

@@ -30,7 +30,7 @@ def returned(logits: Any, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
 
 
 def says_end(criterion: Callable[..., Any], ids: npt.NDArray[np.intc], logits: Any) -> bool:
-    """Return whether a stopping *criterion* ends the sequence before the token of *logits*.
+    """Return whether a stopping *criterion* ends the sequence before a token is sampled.
 
     Raises:
         LayoutError: The criterion's result, such as an array of several values, has no truth value.
