@@ -238,7 +238,8 @@ def bomb(kind):
 
 BOMBS = {
     "junk": "ran",
-    "tokens": "ModelFormatError: model.gguf: the vocabulary has 500000 tokens, but the embedding has 608",
+    "tokens": "ModelFormatError: model.gguf: the vocabulary has 500000 tokens, "
+    "but the embedding has 608",
     "merges": "ModelFormatError: model.gguf: 608 tokens have 700000 merges or more",
     "special": "ModelFormatError: model.gguf: 608 markup tokens",
     "keys": "ModelFormatError: model.gguf: 60027 keys",
