@@ -460,7 +460,7 @@ def test_from_pretrained_opens_a_file_of_a_repository(real):
         assert llm.path.name == "llama3-Q4_K_M.gguf"
     with npurt.Llama.from_pretrained(REPO, n_ctx=64, progress=False) as llm:
         assert llm.path.name == "llama3-Q4_K_M.gguf"
-    with pytest.raises(SettingError, match="both say"):
+    with pytest.raises(SettingError, match="both select"):
         npurt.Llama.from_pretrained(f"{REPO}:Q8_0", "*Q4_K_M.gguf")
 
 
