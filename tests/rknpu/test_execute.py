@@ -72,7 +72,7 @@ def test_what_is_not_written_becomes_zero(driver):
     [
         (lambda i, o: (i, {C: o[C][:, :1].copy()}), "DPU_DST_BASE_ADDR reaches 0x3000000"),
         (lambda i, o: ({A: i[A]}, o), "CNA_DCOMP_ADDR0"),
-        (lambda i, o: ({**i, C: np.ones(512, np.uint8)}, {B + (1 << 20): o[C]}), "not for that"),
+        (lambda i, o: ({**i, C: np.ones(512, np.uint8)}, {B + (1 << 20): o[C]}), "for another use"),
         (lambda i, o: ({**i, A + 64: i[A]}, o), "overlap"),
         (lambda i, o: ({**i, A: np.empty((0, 64), np.int8)}, o), "has 0 bytes"),
         (lambda i, o: ({**i, A: i[A].T.copy().T}, o), "in C order: False"),

@@ -100,7 +100,7 @@ def test_a_buffer_of_another_role_is_refused(i):
         if good:
             prove(program(TASK), spans, at=AT, chained=False)
             continue
-        with pytest.raises(LayoutError, match="which is not for that"):
+        with pytest.raises(LayoutError, match="a buffer for another use"):
             prove(program(TASK), spans, at=AT, chained=False)
 
 

@@ -117,6 +117,6 @@ class AdaptivePacked(Packed):
         return np.full(len(range(self.n)[rows]), 3 * FLUSHED)
 
     def peak(self, rows: slice, x: F64) -> F64:
-        """Return an upper bound of the sums; all other values are integers, or smaller."""
+        """Return an upper bound of the float32 values, the sums."""
         most: F64 = abs(x) @ abs(self.multiplied(rows)).T
         return most

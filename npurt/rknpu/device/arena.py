@@ -16,9 +16,10 @@ from npurt.rknpu.driver.memory import PAGE, Buffer, Space, Suballocation
 from npurt.rknpu.plan.proof import Role
 from npurt.rknpu.plan.tiling import padded
 
-# If a space with fewer used bytes is full, memory is used up, and another space would not help.
-# With more bytes, its 4 GiB of addresses may be used up: fragmented spaces of rknpu have space for
-# 600 MB [HW: rknpu-submit].
+# A new address space is opened only if the last one has at least this many used bytes.  A full
+# space with fewer bytes means that memory is used up, and a new space does not add memory.  A full
+# space with more bytes may lack addresses: fragmented spaces of rknpu hold 600 MB
+# [HW: rknpu-submit].
 ADDRESSES = 1 << 28
 
 
@@ -27,7 +28,7 @@ class Arena:
 
     Attributes:
         full: The error of the last upload if the weight did not fit; else None.
-        full_at: The bytes of that weight.
+        full_at: The size in bytes of the weight that did not fit.
     """
 
     def __init__(self, spaces: Sequence[Space]) -> None:

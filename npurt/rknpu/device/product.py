@@ -135,7 +135,7 @@ class Product:
                     np.sum(sums, axis=0, out=y, dtype=np.int32)
 
     def _codes(self) -> list[npt.NDArray[Any]]:
-        """Return the memory of each part of x, ``[passes * rows, Kp]``, of the first core."""
+        """Return the first core's memory for each part of x, ``[passes * rows, Kp]``."""
         dtype = np.dtype(np.int8 if self._scheme.task == "int8" else np.float16)
         rows = self.rows * self._scheme.passes
         return [

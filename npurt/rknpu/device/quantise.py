@@ -78,7 +78,7 @@ class Part:
         block: Columns of a rotation, 1 for none.
         signs: Signs of the rotation, int8 ``[Kp]``, or None.
         codes: int8 or float16 ``[N, Kp]``; Kp is a multiple of the number format's `k_step`.
-        scales: float32 ``[N]``; ``x @ w.T`` is the codes' product times these and x's scales.
+        scales: float32 ``[N]``; ``x @ w.T`` is the product of the codes, times the scales of both.
     """
 
     columns: slice

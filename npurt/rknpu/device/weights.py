@@ -181,8 +181,8 @@ class RkPacked(Packed):
         """Return the standard error; see `Packed.error`.
 
         The result of each part is rounded to float32, and so is each sum of parts.  Sums of int8
-        products are exact; the NPU rounds each sum of float16 products to float32 [?].  All these
-        errors are independent, and each is at most relative to the product of the norms.
+        products are exact; the NPU rounds each sum of float16 products to float32 [?].  The errors
+        are independent, and each is at most `UNIT` times the product of the norms of x and w.
         """
         norms: F64 = np.linalg.norm(self.multiplied(rows), axis=1)
         roundings = 2 * len(self.inputs) + (0 if self.scheme.task == "int8" else self.k)
@@ -193,6 +193,6 @@ class RkPacked(Packed):
         return np.full(len(range(self.n)[rows]), 3 * len(self.inputs) * FLUSHED)
 
     def peak(self, rows: slice, x: F64) -> F64:
-        """Return an upper bound of parts and their sums; other values are integers or float64."""
+        """Return an upper bound of the float32 values: the results of parts, and their sums."""
         most: F64 = abs(x) @ abs(self.multiplied(rows)).T
         return most

@@ -78,8 +78,8 @@ def tree(system: System) -> Result:
     if status in ("okay", "ok"):
         return ok(f"{NPU} is enabled")
     return fail(
-        f"the device tree has the NPU {status}",
-        "a device tree that enables it: of a newer kernel for this very board, or an overlay that "
+        f"the device tree has status {status} for the NPU",
+        "a device tree that enables the NPU: of a newer kernel for this board, or an overlay that "
         f"sets status = okay in {NPU}, the other two cores, their IOMMUs and their supply",
     )
 
@@ -175,7 +175,7 @@ def version(system: System) -> Result:
     found = re.search(r"v(\d+\.\d+\.\d+)", told or "") or re.search(r"rknpu (\d+\.\d+\.\d+)", log)
     release = found[1] if found else live.version(system)
     if not release:
-        return skip("only root may read of which version the driver is")
+        return skip("only root may read the driver's version")
     if tuple(map(int, release.split("."))) < tuple(map(int, OLDEST.split("."))):
         return fail(f"the driver rknpu is {release}, and npurt needs {OLDEST} or newer", KERNELS)
     return ok(f"rknpu {release}")
@@ -198,11 +198,11 @@ def iommu(system: System) -> Result:
 def cores(system: System) -> Result:
     """Check that rocket has all cores, which are separate devices for it."""
     if driver_of(system) == "rknpu":
-        return ok("rknpu has all cores as one")
+        return ok("rknpu manages all cores as one device")
     count = cores_of(system, DRIVERS["rocket"])
     if count < CORES and "rk3583" not in compatible(system):
         return warn(
-            f"{count} of {CORES} cores are there: products take {CORES / count:.1f} times as long",
+            f"only {count} of {CORES} cores: products take {CORES / count:.1f} times as long",
             f"a device tree that enables npu@fdac0000 and npu@fdad0000: head {TREE}/npu@*/status",
         )
     return ok(f"{count} cores")

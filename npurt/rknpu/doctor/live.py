@@ -9,10 +9,10 @@ from npurt.doctor.system import System
 TRIAL = "rknpu"
 IN_USE = "is in use by"
 REPORT = (
-    "sudo dmesg | grep -i -e rocket -e rknpu -e npu shows what the kernel saw; npurt doctor "
-    "--bundle report.tar.gz puts together what a report needs"
+    "sudo dmesg | grep -i -e rocket -e rknpu -e npu shows the kernel's messages; npurt doctor "
+    "--bundle report.tar.gz collects the data for a report"
 )
-_HUNG = "sudo reboot: an NPU that hangs may stay so until then; " + REPORT
+_HUNG = "sudo reboot, because an NPU may hang until a restart; " + REPORT
 
 
 def _opened(system: System) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def alone(system: System) -> Result:
     """Check that no other program uses the NPU: two programs at once can crash a board."""
     error = str(_opened(system).get("error", ""))
     if IN_USE not in error:
-        return ok("npurt is")
+        return ok("no other program uses the NPU")
     holder = error.rpartition(f"{IN_USE} ")[2]
     number = re.search(r"\d+", holder)
     return fail(error, f"ps -fp {number[0]}" if number else "ps ax | grep npurt")

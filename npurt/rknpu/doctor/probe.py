@@ -1,4 +1,4 @@
-"""Run small products on the NPU that are known to fail first; this is the first test of a board.
+"""Run small products on the NPU, in which most faults appear first; the first test of a board.
 
 Each product is computed twice and compared with numpy; all sums are exact.  The trials go from
 simple to complex, so the first failure usually explains the later failures.  Sources: reports of
@@ -153,7 +153,7 @@ def _memory(driver: Driver) -> Outcome:
                 same = np.array_equal(memory, pattern)
             buffer.free()
             if not same:
-                return Outcome("memory", "", "wrong", "it does not keep what was written")
+                return Outcome("memory", "", "wrong", "the bytes read differ from those written")
     except DriverError as error:
         return Outcome("memory", "", "error", error.what)
     return Outcome("memory", "", "ok", f"{PATTERN_BYTES} bytes written, cleaned and read")

@@ -20,10 +20,10 @@ def npu(system: System) -> Result:
     folder = f"{DEVFREQ}/fdab0000.npu"
     if not system.text(f"{folder}/governor"):
         if not system.names(ROCKET):
-            return skip(f"nothing in {DEVFREQ} tells the NPU's clock")
+            return skip(f"{DEVFREQ} does not show the NPU's clock")
         return warn(
-            f"no governor: rocket leaves the NPU at the {CLOCKS['rocket'] / 1e6:.0f} MHz that it "
-            "starts with, a fifth of what the vendor's driver gives it",
+            f"no governor: rocket leaves the NPU at its initial {CLOCKS['rocket'] / 1e6:.0f} MHz, "
+            "a fifth of the clock with the vendor's driver",
             "a kernel with a frequency patch for rocket; 900 MHz and more need 0.85 V",
         )
     return _clock(system, folder, "the NPU", FULL_NPU_HZ)

@@ -40,7 +40,7 @@ def trial(name: str, seconds: float = STEP_SECONDS) -> dict[str, Any]:
             process_group=0,
         )
     except OSError as error:
-        ended = f"no process to try it in can be started: {error}"
+        ended = f"cannot start a process for the trial: {error}"
         return {"opened": {}, "trials": [], "ended": ended}
     opened: dict[str, Any] = {}
     trials: list[dict[str, Any]] = []
@@ -58,7 +58,7 @@ def trial(name: str, seconds: float = STEP_SECONDS) -> dict[str, Any]:
     except TimeoutError:
         ended = f"a step did not end within {seconds:g} s"
     except (ValueError, subprocess.TimeoutExpired) as error:
-        ended = f"the trial cannot be followed: {error}"
+        ended = f"cannot read the results of the trial: {error}"
     finally:
         _end(process)
     return {"opened": opened, "trials": trials, "ended": ended}

@@ -189,9 +189,9 @@ class Driver(abc.ABC):
 
         Args:
             cores: The tasks of each core, core 0 first.
-            inputs: The buffer A of the first core, which the caller writes through its `window`
-                before each run, or which the run writes.  If each core has its own address space,
-                also the buffers A of the other cores, to which the run copies the first.
+            inputs: The buffer A of the first core.  Before each run the caller writes it through
+                its `window`, or the run rounds x into it.  If each core has a separate address
+                space, the buffers A of the other cores follow; the run copies the first to them.
             spaces: The address space of each core, by default `spaces` of the driver.
             make_room: See `Space.suballocate`; called if the programs do not fit.
 

@@ -159,7 +159,7 @@ def _not_found(system: System, refused: list[str]) -> DeviceNotFound:
             "/dev/rknpu: this kernel's driver was built with DMA_HEAP; npurt needs DRM_GEM"
         )
     if system.simulated:
-        remedy = f"take what hides its nodes out of {SIM_RKNPU}: see docs/simulators.md"
+        remedy = f"remove the setting that hides the nodes from {SIM_RKNPU}: see docs/simulators.md"
     else:
         remedy = (
             "use a kernel with the driver rocket (Linux 6.18) or rknpu (the vendor's); without a "

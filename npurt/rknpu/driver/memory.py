@@ -168,7 +168,7 @@ class Space(abc.ABC):
         return self.fd >= 0 and os.getpid() == self._pid
 
     def close(self) -> None:
-        """Close the file, and with it every buffer.  A second call does nothing."""
+        """Close the file, which frees every buffer.  A second call does nothing."""
         if self.fd >= 0:
             self._close_file()
             self.fd = -1
@@ -265,8 +265,8 @@ class Space(abc.ABC):
 
     def _full(self, nbytes: int, name: str, error: DriverError | None) -> DeviceFull:
         return DeviceFull(
-            f"no space for {nbytes} bytes of {name} beside {self.used} bytes of the NPU"
-            + (f": {error.what}" if error else " below 4 GiB"),
+            f"no space{'' if error else ' below 4 GiB'} for {nbytes} bytes of {name}; the NPU's "
+            f"buffers have {self.used} bytes" + (f": {error.what}" if error else ""),
             remedy="run a smaller model or a shorter context; after many runs with the vendor's "
             "driver, restart the board, because the driver's address space is fragmented",
             call=error.call if error else "alloc",

@@ -23,9 +23,9 @@ BACKSTOP_S = 10.0  # timeout of waits; the kernel ends jobs long before
 # The kernel's timeout is for all tasks of a job together.  Half of it is a reserve for delays that
 # even the slowest estimate does not include.
 PLANNED_S = uapi.JOB_TIMEOUT_S / 2
-# Linux 7.2 and 7.3 free a job's buffers some time after the job's fence was signalled, and access
-# the memory of the open file then (rocket_gem_bo_free).  If the file was closed before, this is a
-# use after free.  So `close` waits.
+# Seconds that `close` waits.  Linux 7.2 and 7.3 free a job's buffers some time after the job's
+# fence was signalled, and rocket_gem_bo_free accesses the memory of the open file.  Without the
+# wait, this access could be a use after free.
 SETTLING_S = 0.01
 
 

@@ -44,7 +44,7 @@ int munmap(void *address, size_t length);
 int rknpu_sim_set(const char *settings, char *why, size_t size);
 size_t rknpu_sim_report(char *json, size_t size);
 """  # only the simulator has the last two functions
-# First part of the names of chips with this NPU -> number of cores to try; for RK3582 [?].
+# First part of a chip's name -> number of NPU cores to try (RK3582: not verified [?]).
 # `RknpuDriver.refuses_all_cores` checks this number with a job.
 CHIPS = {"rk3588": 3, "rk3582": 3, "rk3583": 2}
 PROT_READ, PROT_WRITE, MAP_SHARED = 1, 2, 1  # asm-generic/mman-common.h
@@ -81,7 +81,7 @@ class System:
 
     def __init__(self, root: Path = Path("/")) -> None:
         self.root = root
-        self._folders: dict[int, int] = {}  # descriptor of a locked node -> of its folder in /sys
+        self._folders: dict[int, int] = {}  # descriptors: locked node -> its device's /sys folder
         self._use(ffi().dlopen(None))
 
     def _use(self, library: Any) -> None:
@@ -101,7 +101,7 @@ class System:
         return fd
 
     def close(self, fd: int) -> None:
-        """Close a descriptor, and with it its locks."""
+        """Close a descriptor, which releases its locks."""
         folder = self._folders.pop(fd, None)
         self._calls.close(fd)
         if folder is not None:
@@ -127,8 +127,7 @@ class System:
 
         Raises:
             NumericsError: x holds NaN or infinity; no request was made.
-            DriverError: As `ioctl`; the requests of its queue after the one that failed were not
-                made.
+            DriverError: A request failed, see `ioctl`; later requests of its queue were not made.
         """
         library = host.lib()
         what = library.npurt_rk_run(self._ioctl, run.table)
@@ -205,7 +204,7 @@ class System:
         """Return the number of cores of *driver*.
 
         Raises:
-            DeviceNotFound: The chip's NPU is not that of the RK3588.
+            DeviceNotFound: The chip is not in `CHIPS`.
         """
         if driver == uapi_rocket.NAME:
             return len(list(self.root.glob("sys/bus/platform/drivers/rocket/*.npu")))

@@ -56,7 +56,7 @@ class Layout(Enum):
 
 
 def pad(x: npt.NDArray[Any], rows: int, columns: int) -> npt.NDArray[Any]:
-    """Return *x* with zeros added up to ``[rows, columns]``."""
+    """Return *x* padded with zeros to ``[rows, columns]``."""
     padded = np.zeros((rows, columns), x.dtype)
     padded[: x.shape[0], : x.shape[1]] = x
     return padded

@@ -77,7 +77,7 @@ def _cna(task: Task) -> Fields:
             "proc_precision": format.code,
             "group_line_off": int(a.by_line),
         },
-        # Fewer grains are faster for some shapes and wrong for others, K = 3840 among them [?].
+        # With fewer grains some shapes are faster, and others, such as K = 3840, are wrong [?].
         "CNA_CONV_CON2": {"feature_grains": a.height + 1},
         "CNA_CONV_CON3": {"conv_x_stride": 1, "conv_y_stride": 1},
         "CNA_DATA_SIZE0": {"datain_width": a.width, "datain_height": a.height},

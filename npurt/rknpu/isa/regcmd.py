@@ -119,8 +119,8 @@ def describe(word: int) -> Line:
 def parse(data: bytes) -> list[int]:
     """Parse a program: raw words, or a JSON list of hexadecimal words, alone or under ``words``.
 
-    Up to half of the words may write unknown registers, not counting zeros, which are filler, and
-    words after the last ENABLE.
+    At most half of the words may write unknown registers.  Zeros, which are filler, and words
+    after the last ENABLE do not count.
 
     Raises:
         LayoutError: The data have neither form, or most words write no known register.

@@ -16,7 +16,7 @@ from npurt.errors import LayoutError
 
 # [BLOCK target]; then offset, name, fields as "name high:low".
 _TABLE = """
-[NOP 0000] filler; target 0001 reads the same
+[NOP 0000] filler; target 0001 has the same effect
 0000 -
 
 [PC 0101] command fetch; words write 0010 and 0014 to chain tasks, the CPU writes the rest
@@ -242,7 +242,7 @@ _TABLE = """
 7028 SRC_SURF_STRIDE    src_surf_stride 31:4
 7030 DATA_FORMAT        in_precision 1:0
 
-[MARK 0041] the word before ENABLE, always there [?]
+[MARK 0041] the word before ENABLE in every program [?]
 0000 -
 
 [ENABLE 0081] starts the blocks; the last word of a program

@@ -87,7 +87,7 @@ DERIVED: dict[str, dict[str, Callable[[_Sizes], I64]]] = {
 
 
 class Role(Enum):
-    """The use of a buffer that the NPU may make."""
+    """The use of a buffer that is permitted to the NPU."""
 
     PROGRAM = "fetch commands from"
     INPUT = "read"
@@ -234,7 +234,11 @@ class _Program:
             _refuse(register, task, f"= {self.value(register)[task]:#x} {why}")
 
     def _check_words(self) -> NumberFormat:
-        """Check that tasks write all registers in order, no reserved bits, and right constants."""
+        """Check the order of the registers, their constants, and that reserved bits are 0.
+
+        Returns:
+            The number format of the program.
+        """
         data_format = int(self.value("DPU_DATA_FORMAT")[0])
         format = _format_of(data_format)
         if format is None:
@@ -272,7 +276,7 @@ class _Program:
         pixels = of.width * of.height
         self.require("CNA_DATA_SIZE0", pixels > 0, "is empty")
         same = of.out_width * of.out_height == pixels
-        self.require("DPU_DATA_CUBE_HEIGHT", same, "writes other rows than are read")
+        self.require("DPU_DATA_CUBE_HEIGHT", same, "disagrees with the number of rows read")
         self.require("CNA_FC_DATA_SIZE1", (of.k > 0) & (of.k % format.k_step == 0), "is no whole K")
         longest = f"is more than a sum of {format.name} may have, {format.k_max}"
         self.require("CNA_FC_DATA_SIZE1", of.k <= format.k_max, longest)
@@ -292,7 +296,7 @@ class _Program:
         entries = self.field("CNA_CBUF_CON1", "data_entries")
         lines = zip(of.k.tolist(), of.width.tolist(), strict=True)
         need = np.array([cbuf.entries(self.format, k, width) for k, width in lines])
-        self.require("CNA_CBUF_CON1", entries == need, "is not what a line takes")
+        self.require("CNA_CBUF_CON1", entries == need, "is not the number of entries of a line")
         self.require("CNA_CBUF_CON0", data + weight <= cbuf.BANKS, "takes too many banks")
         enough = of.height * entries * cbuf.ENTRY_BYTES <= data * cbuf.BANK_BYTES
         self.require("CNA_CBUF_CON0", enough, "has too few banks for the features")
@@ -343,8 +347,8 @@ class _Program:
         """Return start and end of the bytes that a walk covers, ``[T, 2]``; refuse repeated atoms.
 
         Args:
-            address: The register that says where it starts.
-            steps: The register of a dimension, how many atoms it has, and how far apart.
+            address: The register with the start address.
+            steps: For each dimension: its register, its number of atoms, and their distance.
         """
         zeros = np.zeros(len(self.words), np.int64)
         count = np.stack([zeros + many for _, many, _ in steps], axis=1)
@@ -357,7 +361,7 @@ class _Program:
         twice = np.take_along_axis(far, order, axis=1) <= inner
         if twice.any():
             task, place = np.argwhere(twice)[0]
-            _refuse(steps[order[task, place]][0], task, "makes a walk that meets some bytes twice")
+            _refuse(steps[order[task, place]][0], task, "makes the task access some bytes twice")
         start = self.value(address)
         self.require(address, start % ATOM == 0, f"is no multiple of {ATOM}")
         return np.stack([start, start + (reach.sum(axis=1) + 1) * ATOM], axis=1)
@@ -373,7 +377,7 @@ def _find(register: str, ranges: I64, spans: Sequence[Span], role: Role) -> froz
             near = f"; {span.name} is {span.start:#x} .. {span.end:#x}" if span else ""
             _refuse(register, task, f"reaches {low:#x} .. {high:#x}, no buffer of ours{near}")
         if span.role is not role:
-            _refuse(register, task, f"would {role.value} {span.name}, which is not for that")
+            _refuse(register, task, f"would {role.value} {span.name}, a buffer for another use")
         found.add(span)
     return frozenset(found)
 

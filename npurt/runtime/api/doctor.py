@@ -36,7 +36,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The findings about one type of NPU; *absent* is the reason if no check ran."""
+    """The findings about one type of NPU; *absent* is the reason why no check ran, or ""."""
 
     kind: str
     findings: tuple[Finding, ...] = ()

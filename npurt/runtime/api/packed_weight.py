@@ -92,7 +92,7 @@ class PackedWeight(QuantisedArray):
 
     @property
     def device(self) -> str:
-        """Name of its device."""
+        """Name of the weight's device."""
         return self.packed.device.caps.name
 
     def dequantize(self) -> F32:
@@ -109,7 +109,7 @@ class PackedWeight(QuantisedArray):
         ``w[:]`` and ``w[...]`` are the weight itself.
 
         Raises:
-            LayoutError: The index would cut K, or the result would have one axis.
+            LayoutError: The index selects a part of K, or the result would have one axis.
             IndexError: A row is beyond N, or the length of a mask is not N.
         """
         try:

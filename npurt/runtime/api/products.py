@@ -61,8 +61,8 @@ class Products:
         """Return ``x @ w.T``, float32.
 
         Args:
-            once: The weight is packed only for this product, so its format and shape decide whether
-                this is a first product.
+            once: The weight is packed for this product only.  Then the product is a first product
+                if no earlier product had this format and shape.
 
         Raises:
             VerificationFailed: The product is wrong on the device and on the CPU.

@@ -54,7 +54,7 @@ class Offload:
         return self._device.caps
 
     def why_not_op(self, op: Op, limits: Limits) -> str | None:
-        """Return None when the CPU can run *op*, else a sentence saying what rules it out."""
+        """Return the reason why the CPU cannot run *op*, or None if it can."""
         return self._cpu.why_not_op(op, limits)
 
     def compile(self, part: Graph, weights: Weights, limits: Limits) -> Segment:

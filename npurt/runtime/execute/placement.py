@@ -1,4 +1,4 @@
-"""Place weights: decide which device runs which product.
+"""Place weights: choose the device of each product.
 
 The device that the user chose gets all weights that it supports.  The CPU gets the other weights,
 and the ledger records the reason.  If the device has too little memory, it gets whole units, such
@@ -74,7 +74,7 @@ class Placed:
     name: str
     packed: Packed
     planned: str  # name of the device that the plan chose
-    reason: str  # why the weight is on another device; "" if it is on the planned one
+    reason: str  # why the weight is not on the planned device; "" if it is
     bias: F32 | None = None  # [N], or [E, N] for a stack
     residents: "Residents | None" = None  # the list that this weight is in
 

@@ -1,4 +1,4 @@
-"""Run a gated delta net on an NPU, verify it, record it in the ledger."""
+"""Run a gated delta net on an NPU, verify its results, and record the calls in the ledger."""
 
 import functools
 import random

@@ -1,4 +1,4 @@
-"""Run products on an NPU, verify them, record them in the ledger."""
+"""Run products on an NPU, verify them, and record them in the ledger."""
 
 import functools
 import time
@@ -153,7 +153,7 @@ class RemoteProducts:
     def _call(
         self, device: Device, x: F32, products: Sequence[_Product], outs: Sequence[F32]
     ) -> bool:
-        """Multiply; return False if *device* had too little memory and weights left it: retry."""
+        """Multiply; return False if weights moved to the CPU for lack of memory: then retry."""
         try:
             device.matmuls(x, [product.packed for product in products], outs)
         except DriverError as error:

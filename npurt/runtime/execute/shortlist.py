@@ -27,7 +27,7 @@ class Shortlist:
         self._bias = bias
         self.rows = 0
         self.outside = 0.0  # probability of tokens outside the candidates, summed over rows
-        self.worst = 0.0  # largest such probability of a row
+        self.worst = 0.0  # largest probability of tokens outside the candidates, of one row
 
     @np.errstate(invalid="ignore", over="ignore")
     def rescore(self, x: F32, logits: F32) -> None:

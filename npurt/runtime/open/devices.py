@@ -32,7 +32,7 @@ class Found:
 
 
 def no_device(said: str) -> UnknownDevice:
-    """Return the error for *said*, the user's text, which names no device."""
+    """Return the error for the text *said* of a user, which is not a device name."""
     return UnknownDevice(
         f"{said} is not a device name",
         remedy=f"use auto, or one of {', '.join((*KINDS, *SIMULATORS))}",

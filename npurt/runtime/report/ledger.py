@@ -204,7 +204,7 @@ class Ledger:
         return self._rows.setdefault(key, row)
 
     def fallback(self, what: str) -> None:
-        """Record the fallback *what* to the CPU as a note, once; call this before the fallback.
+        """Add a note about the fallback *what* to the CPU, once; call this before the fallback.
 
         Raises:
             NotOffloaded: In strict mode.

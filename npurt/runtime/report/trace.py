@@ -82,7 +82,7 @@ class Trace:
 
 @contextlib.contextmanager
 def written_to(path: str | os.PathLike[str]) -> Iterator[Trace]:
-    """Yield a trace, and write it to *path* at the end, also after an error.
+    """Yield a trace, and write it to *path* at the end, even after an error.
 
     Raises:
         SettingError: The file cannot be written, which is checked before and after tracing.

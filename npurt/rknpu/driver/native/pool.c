@@ -1,4 +1,5 @@
-/* A thread for each core but the caller's; they sleep between jobs. */
+/* A pool of worker threads: the caller serves the first core, each worker another core.  The
+ * workers sleep between jobs. */
 #include "run.h"
 #include <errno.h>
 #include <pthread.h>
@@ -9,21 +10,23 @@
 typedef struct {
     npurt_rk_pool *pool;
     pthread_t thread;
-    int place; /* 1 for the first: the caller is 0 */
+    int place; /* index of the worker, from 1; the caller has index 0 */
 } worker;
 
 struct npurt_rk_pool {
-    pthread_mutex_t lock; /* of all below */
+    pthread_mutex_t lock; /* protects the members below */
     pthread_cond_t changed;
-    pool_task *task; /* NULL: it is the end */
+    pool_task *task; /* NULL ends the workers */
     void *context;
-    int tasks, generation,
-        left; /* generation counts tasks; left: workers that have not finished this one */
+    int tasks;
+    int generation; /* 0 or 1; changes with each new task */
+    int left;       /* workers that have not finished the current task */
     int count;
     worker workers[];
 };
 
-/* Waits for the generation after *generation and returns its task. */
+/* Wait until the pool's generation differs from *generation, update *generation, and return the
+ * new task. */
 static pool_task *next_task(npurt_rk_pool *pool, int *generation)
 {
     pthread_mutex_lock(&pool->lock);
@@ -32,7 +35,7 @@ static pool_task *next_task(npurt_rk_pool *pool, int *generation)
     }
     *generation = pool->generation;
     pthread_mutex_unlock(&pool->lock);
-    return pool->task; /* stays until all have finished it */
+    return pool->task; /* does not change until all workers have finished the task */
 }
 
 static void *work(void *argument)
@@ -69,13 +72,13 @@ void pool_run(npurt_rk_pool *pool, pool_task *task, void *context, int tasks)
     begin(pool, task, context, tasks);
     task(context, 0);
     pthread_mutex_lock(&pool->lock);
-    while (pool->left) { /* no longer than the kernel lets their requests take */
+    while (pool->left) { /* the loop ends, because the workers' requests have timeouts */
         pthread_cond_wait(&pool->changed, &pool->lock);
     }
     pthread_mutex_unlock(&pool->lock);
 }
 
-/* Starts a worker; returns 0 or errno. */
+/* Start a worker; return 0 or errno. */
 static int start(npurt_rk_pool *pool)
 {
     worker *h = pool->workers + pool->count;
@@ -101,7 +104,8 @@ NPURT_API npurt_rk_pool *npurt_rk_pool_start(int count)
     pthread_cond_init(&pool->changed, NULL);
     sigset_t all, old;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old); /* the program's signals are not for these threads */
+    pthread_sigmask(SIG_SETMASK, &all,
+                    &old); /* new threads inherit the mask: all signals blocked */
     int error = 0;
     while (pool->count < count && !error) {
         error = start(pool);

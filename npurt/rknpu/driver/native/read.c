@@ -1,4 +1,4 @@
-/* Sums get their scales: see npurt_rk.h.  Loops are written so that clang vectorises them. */
+/* Scale sums into results: see npurt_rk.h.  Clang vectorises the loops. */
 #include "run.h"
 
 static void put(const npurt_rk_block *b, float *restrict y, int j, double value)

@@ -1,13 +1,13 @@
-/* Rounding: see npurt_rk.h.  Loops are written so that clang vectorises them; nothing depends on
- * the order. */
+/* Rotate and round rows to int8: see npurt_rk.h.  Clang vectorises the loops; results do not
+ * depend on the order of their iterations. */
 #include "npurt_rk.h"
 #include <math.h>
 #include <string.h>
 
 typedef float quad __attribute__((vector_size(16)));
 
-/* The butterflies at distance 1 and, for blocks above 2, at distance 2, four floats at a time.  kp is
- * a multiple of 4. */
+/* Apply the butterflies at distance 1 and, for blocks above 2, at distance 2, to four floats at a
+ * time.  kp is a multiple of 4. */
 static void transform_quads(float *z, int kp, int block)
 {
     const quad near = {1, -1, 1, -1}, far = {1, 1, -1, -1};
@@ -24,8 +24,8 @@ static void transform_quads(float *z, int kp, int block)
     }
 }
 
-/* One level of butterflies after another; floating-point adds in a fixed order, so results are the
- * same bits on every machine. */
+/* Apply the Walsh-Hadamard transform, level by level.  The order of floating-point additions is
+ * fixed, so every machine computes the same bits. */
 static void transform(float *z, int kp, int block)
 {
     if (block > 1) {
@@ -43,8 +43,8 @@ static void transform(float *z, int kp, int block)
     }
 }
 
-/* The largest magnitude, or NaN or infinity when there is one: as integers, the bits of magnitudes
- * are in that order, and integers have no order of adding up that would have to be kept. */
+/* Return the largest magnitude, or NaN or infinity if z contains one.  The loop compares the bits
+ * of magnitudes as integers: their order is the same, and clang vectorises an integer maximum. */
 static float largest(const float *z, int kp)
 {
     uint32_t most = 0;
@@ -59,8 +59,8 @@ static float largest(const float *z, int kp)
     return size;
 }
 
-/* rintf for magnitudes up to 2^22: above 2^23 a float has no fraction.  Vectors of it need no
- * instruction that an x86-64 may lack. */
+/* Round like rintf, for magnitudes up to 2^22: the sum with shift is above 2^23, where a float has
+ * no fraction.  The vectorised form uses only instructions of every x86-64. */
 static float nearest(float x)
 {
     const float shift = 3 << 22;

@@ -1,13 +1,13 @@
-/* One call for all that the host does for a product: see npurt_rk.h. */
+/* Run a job: see npurt_rk_run in npurt_rk.h. */
 #include "run.h"
 #include <errno.h>
 #include <string.h>
 
-/* A job that runs. */
+/* A running job. */
 typedef struct {
     npurt_rk_ioctl *ioctl;
     npurt_rk_job *job;
-    int64_t until;
+    int64_t until; /* the deadline, in ns of CLOCK_MONOTONIC */
 } running;
 
 static int request(const running *t, const npurt_rk_request *r)
@@ -54,7 +54,8 @@ static void run_queue(void *context, int i)
     }
 }
 
-/* Every queue is submitted before any is waited for; after a failure, what runs is waited for. */
+/* Submit every queue, then wait for each.  After a failure, submit no more queues, and wait for the
+ * submitted ones. */
 static void run_queues(const running *t)
 {
     npurt_rk_queue *queues = t->job->queues;

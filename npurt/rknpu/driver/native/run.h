@@ -1,4 +1,4 @@
-/* What the files of the host's library know of each other; the first header of each. */
+/* Internal declarations of this library.  Include this header first: it defines _GNU_SOURCE. */
 #ifndef NPURT_RK_RUN_H
 #define NPURT_RK_RUN_H
 
@@ -14,13 +14,14 @@ static inline int64_t now_ns(void)
     return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
 }
 
-/* Gives sums their scales. */
+/* Scale the sums of a job and write them to its results y. */
 void read_results(const npurt_rk_job *job);
 
 typedef void pool_task(void *context, int i);
 
-/* Calls task(context, i) for i below tasks, 0 from here and each other from a thread of the pool,
- * and returns when all have.  tasks is at most one more than the pool has threads. */
+/* Call task(context, i) for each i below tasks, and return after all calls.  The caller's thread
+ * makes the call for 0, a thread of the pool each other call.  tasks is at most the number of
+ * threads plus 1. */
 void pool_run(npurt_rk_pool *pool, pool_task *task, void *context, int tasks);
 
 #endif
