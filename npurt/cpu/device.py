@@ -148,10 +148,10 @@ class CpuDevice(Device, DeltaNets):
         return y[:, :n]
 
     def multiplied(self, x: F32, w: Packed) -> F64:
-        """Return the input that the kernels multiply by *w*.
+        """Return *x* with the rounding that the kernels apply before they multiply it by *w*.
 
-        For a weight of integers, that is *x* rounded to int8 with one scale per 32 columns; for a
-        float weight, it is *x* unchanged.
+        For a weight of integers, *x* is rounded to int8 with one scale per 32 columns; for a float
+        weight, *x* is unchanged.
         """
         assert isinstance(w, CpuPacked)
         if not w.image.integer:
@@ -183,7 +183,7 @@ class CpuDevice(Device, DeltaNets):
             program.run(RowTable.of(part.v.shape[1]))
 
     def integer_delta_state(self, net: DeltaNet) -> DeltaState:
-        """Return a state of integers, whose results have the bits of a Hexagon.
+        """Return a state in integers; results are equal to those of a Hexagon bit for bit.
 
         Raises:
             UnsupportedOp: `why_not_delta` has a reason against *net*.

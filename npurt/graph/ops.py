@@ -296,7 +296,7 @@ class Attention(Op):
     """Append k and v to the states, then attend: ``out = softmax(scale * q @ k.T) @ v``.
 
     A row attends to the positions of its sequence up to its own; with a *window*, only to the last
-    *window* of these.  A sink is an extra logit of a head, for a value of zero.
+    *window* of these.  A sink is an extra logit of a head, whose value vector is 0.
     """
 
     READS: ClassVar[tuple[str, ...]] = ("q", "k", "v", "sinks")

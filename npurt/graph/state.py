@@ -41,7 +41,7 @@ class States:
     def of(self, sequence: int) -> dict[str, Array]:
         """Return the states of *sequence*.
 
-        A new sequence gets states of zeros; states with an axis of positions have none yet.
+        A new sequence gets states of zeros; states with an axis of positions have 0 positions.
         """
         if sequence not in self._sequences:
             self._sequences[sequence] = {

@@ -2,7 +2,7 @@
 
 The encoders of Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, MXFP4 and BF16 return the same blocks as ggml's
 reference quantiser.  The encoders of Q4_K, Q5_K, Q6_K and IQ4_NL differ: ggml searches for the
-scales with the smallest squared error, while these use the smallest scales that clip no value, in
+scales with the smallest squared error, while npurt uses the smallest scales that clip no value, in
 one pass.  Their docstrings give bounds of the error; the mean squared error is 12 to 25 % above
 ggml's on the tensor in tests/data/quants.
 Source: ggml/src/ggml-quants.c, quantize_row_*_ref(); gguf-py, gguf/quants.py.

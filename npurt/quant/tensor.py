@@ -326,7 +326,7 @@ def _selects_rows(key: Any) -> bool:
 
 
 def _as_numpys(key: Any) -> Any:
-    """Return *key*, or an empty array of ints for an empty list, which numpy makes floats."""
+    """Return *key*, or an empty array of ints for an empty list: numpy would make it floats."""
     return np.zeros(0, np.intp) if isinstance(key, list) and not key else key
 
 

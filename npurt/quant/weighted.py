@@ -23,8 +23,8 @@ from npurt.quant.encode import IQ4_MIDPOINTS, as_codes, from_codes, packed_scale
 from npurt.quant.types import Format
 
 STEP = 1 << 16  # elements encoded at a time, to limit the size of about a dozen temporaries
-# A candidate scale divides the range of a block by the number of steps of the format plus one of
-# these numbers.
+# Each of these numbers gives a candidate scale: the range of a block / (the number of steps of the
+# format + the number).
 STRETCHES = np.linspace(-1.0, 1.5, 9, dtype=np.float32)
 
 Search = Callable[[F32, F32], Iterator[Blocks]]

@@ -81,7 +81,7 @@ def lib() -> Any:
 
 
 def isas() -> dict[str, int]:
-    """Return the index in the library by name of the instruction sets that this CPU supports.
+    """Return the instruction sets that this CPU supports: name -> index in the library.
 
     The fastest one is first.
     """

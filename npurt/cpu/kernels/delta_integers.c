@@ -1,11 +1,12 @@
 /*
- * A gated delta net whose state is integers, with the bits that a Hexagon computes.
+ * A gated delta net whose state is integers; results are equal to those of a Hexagon bit for bit.
  *
- * A host that takes over from a lost Hexagon continues each sequence with the same tokens.  The
- * arithmetic is that of dsp/kernels/delta.h, where each step has its reason; the code is another:
- * one row of v at a time, its integers along k, and the update made at once and not in the pass of
- * the next token.  Numbers of a row are a mantissa of 31 bits with its sign and the exponent of its
- * unit, both in 64 bits, so no sum overflows.
+ * So a host that takes over from a lost Hexagon continues each sequence with the same tokens.
+ *
+ * The arithmetic is that of dsp/kernels/delta.h, which gives the reasons.  The order of the work
+ * differs: this code processes one row of v at a time, with its integers along k, and updates the
+ * row immediately, while a Hexagon updates it when it processes the next token.  A `number` is a
+ * mantissa (31 bits and a sign) and the exponent of its unit, both int64_t, so no sum overflows.
  */
 #include "npurt_cpu.h"
 #include <math.h>
@@ -13,33 +14,33 @@
 
 enum {
     WIDEST = NPURT_MOST_DELTA,
-    HALF = 1 << 15,        /* of the 16 lower bits of an integer of the state */
-    PRODUCT_SHIFT = 16 + 2 /* of sums of products: upper halves of integers, quarters of sums */
+    HALF = 1 << 15,        /* half of 2^16, the unit of the upper 16 bits of an integer */
+    PRODUCT_SHIFT = 16 + 2 /* log2 of the unit of u and w: integers / 2^16, sums / 4 */
 };
 
 typedef struct {
     int64_t mantissa, exponent;
 } number;
 
-/* The factors of one token of a head that need no state. */
+/* The factors of one token of a head that do not depend on the integers of the state. */
 typedef struct {
     int16_t k[WIDEST], q[WIDEST]; /* factors of products with rows */
-    int16_t update[WIDEST];       /* k, divided by gains where columns have their own */
-    int8_t shift[WIDEST];         /* of the columns, beyond `step` */
+    int16_t update[WIDEST];       /* k; with one gain per column, k / gain */
+    int8_t shift[WIDEST];         /* shift of each column, in addition to `step` */
     int64_t k_exponent, q_exponent, update_exponent, step;
-    int64_t gain, divided; /* one gain: the gain, and beta / gain */
-    int64_t dot;           /* scale update.q */
+    int64_t gain, divided; /* with one gain per head: the gain, and beta / gain */
+    int64_t dot;           /* scale * (update . q) */
     number beta, scale;
 } factors;
 
 /* --- Numbers ------------------------------------------------------------------------------------ */
 
-static int64_t mul(int64_t a, int64_t b) /* a b / 2^31, halves up */
+static int64_t mul(int64_t a, int64_t b) /* a b / 2^31 to nearest, halves up */
 {
     return (a * b + (1 << 30)) >> 31;
 }
 
-static int64_t shifted(int64_t a, int64_t by) /* a / 2^by, down; at least -63 */
+static int64_t shifted(int64_t a, int64_t by) /* a / 2^by, rounded down; by >= -63 */
 {
     return by >= 0 ? a >> (by < 31 ? by : 31) : (int64_t) ((uint64_t) a << -by);
 }
@@ -54,17 +55,17 @@ static int64_t larger(int64_t a, int64_t b)
     return a > b ? a : b;
 }
 
-static int bits_of(int64_t a) /* the length of a > 0 */
+static int bits_of(int64_t a) /* number of bits of a > 0 */
 {
     return 64 - __builtin_clzll((uint64_t) a);
 }
 
-static int64_t headroom(int64_t a) /* the bits that a >= 0 can go up by in 32; 0 of 0 */
+static int64_t headroom(int64_t a) /* left shift of a > 0 to 31 bits; 0 if a is 0 */
 {
     return a ? 31 - bits_of(a) : 0;
 }
 
-/* The magnitude of x in units of 2^*exponent; 0 below 2^-126. */
+/* Returns the magnitude of x in units of 2^*exponent; 0 below 2^-126. */
 static int64_t magnitude(float x, int64_t *exponent)
 {
     uint32_t bits;
@@ -82,7 +83,7 @@ static number number_of(float x)
     return of;
 }
 
-/* (a + sign b) / 2 in the coarser of their units, doubled. */
+/* Returns a + sign * b, in twice the coarser of their units. */
 static number half_sum(number a, number b, int64_t sign)
 {
     const int64_t unit = larger(a.exponent, b.exponent);
@@ -91,7 +92,7 @@ static number half_sum(number a, number b, int64_t sign)
     return (number){(x + sign * y) >> 1, unit + 1};
 }
 
-/* 24 bits, halves away from zero; infinite or 0 beyond the range of float32. */
+/* Rounds to float32, halves away from zero; infinite if too large, 0 below 2^-126. */
 static float float_of(number a)
 {
     const int64_t size = a.mantissa < 0 ? -a.mantissa : a.mantissa, up = headroom(size);
@@ -113,14 +114,14 @@ static float float_of(number a)
 
 /* --- The factors of a token --------------------------------------------------------------------- */
 
-/* Multiplies *gain by e^decay; returns the power of two that left it. */
+/* Sets *gain, and returns the step, such that old gain * e^decay = *gain / 2^step. */
 static int64_t decay_by(float decay, int64_t *gain)
 {
     static const int64_t c[] = {372130563, 64485313, 7449563,
                                 645455,    44932,    2595}; /* delta_prepare.h */
     const number x = number_of(decay);
     const int64_t y = mul(x.mantissa, 1549082005);       /* log2(e) / 2 */
-    const int64_t before = smaller(x.exponent + 32, 11); /* bits before the point */
+    const int64_t before = smaller(x.exponent + 32, 11); /* bits of y before the binary point */
     const int64_t whole = (shifted(y, 30 - before) + 1) >> 1;
     const int64_t part = (int32_t) shifted(y, -larger(before + 1, -31));
     int64_t power = c[5];
@@ -132,7 +133,7 @@ static int64_t decay_by(float decay, int64_t *gain)
     return up - whole - 1;
 }
 
-static int64_t inverse(int64_t gain) /* 2^61 / gain, to 2e-5 */
+static int64_t inverse(int64_t gain) /* 2^61 / gain, with a relative error of 2e-5 */
 {
     int64_t y = 3031741621 - mul(gain, 2021161080);
     for (int i = 0; i < 2; i++) {
@@ -143,8 +144,8 @@ static int64_t inverse(int64_t gain) /* 2^61 / gain, to 2e-5 */
 }
 
 /*
- * Writes x times its factors / 2^31 (NULL: x) as integers, and returns the exponent of their unit.
- * Sums of the magnitudes of 32 of them stay below 2^17.
+ * Writes x * factor / 2^31 (x if `factor` is NULL) as integers; returns the exponent of their unit.
+ * The unit is such that magnitudes of 32 integers whose products are added up sum to less than 2^17.
  */
 static int64_t integers_of(const float *x, const int64_t *factor, int64_t width, int16_t *out)
 {
@@ -170,7 +171,7 @@ static int64_t integers_of(const float *x, const int64_t *factor, int64_t width,
     return top + shift;
 }
 
-/* a.b / 4: products of columns that are 32 apart are added before they are divided. */
+/* Returns a . b / 4; products of columns 32 apart are added before the division, which rounds down. */
 static int64_t quarter_dot(const int16_t *a, const int16_t *b)
 {
     int64_t sum = 0;
@@ -182,7 +183,7 @@ static int64_t quarter_dot(const int16_t *a, const int16_t *b)
     return sum;
 }
 
-/* Writes the factors of a token, and the gains after its decay to the state. */
+/* Writes the factors of a token to `to`, and the gains after the decay to the state. */
 static void prepare(const npurt_integer_delta *net, int64_t token, int64_t head, int32_t *state,
                     factors *to)
 {
@@ -225,7 +226,7 @@ static void prepare(const npurt_integer_delta *net, int64_t token, int64_t head,
 
 /* --- A row of v --------------------------------------------------------------------------------- */
 
-/* What one pass over a row finds: quarters of sums of products, the upper bound of |integers|. */
+/* The results of a pass over a row: dot products with k and q, and an upper bound of |integers|. */
 typedef struct {
     int64_t u, w, most;
 } found;
@@ -254,7 +255,7 @@ static found read_row(const factors *by, const int32_t *row, int64_t width)
     return of;
 }
 
-/* The exponent in which a row of at most `most`, and what changes it, fit. */
+/* Returns the exponent with which integers of at most `most`, updated by `change`, fit. */
 static int64_t exponent_after(int64_t most, int64_t exponent, number change)
 {
     const int64_t size = (change.mantissa < 0 ? -change.mantissa : change.mantissa) | 1;
@@ -263,7 +264,7 @@ static int64_t exponent_after(int64_t most, int64_t exponent, number change)
     return larger(both.exponent - 1 - headroom(both.mantissa + 2), unit - headroom(size)) + 2;
 }
 
-/* Advances the row [width + 2] of an element v by a token; returns out / 2. */
+/* Advances a row [width + 2] of the state by a token, with its element of v; returns out. */
 static float advance_row(const factors *by, int64_t width, int one_gain, float v, int32_t *row)
 {
     const int64_t exponent = row[width] - by->step;

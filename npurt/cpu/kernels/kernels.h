@@ -98,7 +98,7 @@ typedef struct {
 int AT_LEVEL(npurt_row_is_right)(const npurt_matmul *m, const npurt_weight *w, int64_t row);
 #endif
 
-/* As npurt_best, of the numbers in some ranges; also counts those that are NaN. */
+/* Does the same as npurt_best for the numbers in `ranges`; writes the number of NaNs to *nans. */
 int64_t npurt_best_of(const float *x, const npurt_range *ranges, int64_t ranges_count, int64_t k,
                       int32_t *best, int64_t *nans);
 

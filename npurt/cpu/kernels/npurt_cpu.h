@@ -399,8 +399,8 @@ typedef struct {
     float *out;         /* [tokens][heads][width] */
     int32_t *state;     /* [heads][width][width + 2], npurt.delta.STATE_INTEGERS */
     int64_t tokens, heads, k_heads, width;
-    int64_t decays;  /* of a head: 1, or width */
-    int64_t grouped; /* 1: head h has the head h / (heads / k_heads) of k, 0: h % k_heads */
+    int64_t decays;  /* logarithms of decay per head: 1, or width */
+    int64_t grouped; /* k head of head h: 1: h / (heads / k_heads); 0: h % k_heads */
     float scale;     /* of out */
 } npurt_integer_delta;
 
@@ -425,10 +425,10 @@ typedef struct {
 } npurt_sampling;
 
 /*
- * Draws one of the logits x[0..n) with a random number in [0, 1).  Returns its index, the one that
- * the samplers of npurt/llm/decode/samplers draw; or NPURT_REFUSED, where those have to do it: a
- * logit is NaN or inf, a range is outside of x, too many candidates remain, or the result could
- * depend on how sums of probabilities are rounded.
+ * Draws a token from the logits x[0..n) with a random number in [0, 1).  Returns the id of the token,
+ * which is equal to that of the samplers in npurt/llm/decode/samplers.  Returns NPURT_REFUSED if
+ * the caller must use those samplers: a logit is NaN or +inf, a range is outside of x, too many
+ * candidates remain, or the result could depend on the rounding of sums of probabilities.
  */
 NPURT_API int64_t npurt_sample(const npurt_sampling *s, const float *x, int64_t n, double random);
 

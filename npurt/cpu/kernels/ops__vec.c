@@ -324,7 +324,7 @@ INLINE f32x16 weights_of(const float *x, float most)
     return exp16(__builtin_elementwise_max(load_f32(x) - most, (f32x16) (-88.0f)));
 }
 
-/* Adds e^(x - most) of x[0..n) to the sum; the largest of them is `most`. */
+/* Adds e^(x - most) for all x[0..n) to *sum; none of them is above `most`. */
 void AT_LEVEL(npurt_mass)(const float *x, int64_t n, float most, double *sum)
 {
     while (n > 0) {

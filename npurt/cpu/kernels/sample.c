@@ -1,20 +1,20 @@
 /*
  * Draws a token from logits, with top-k, top-p, min-p and temperature.
  *
- * These samplers drop candidates from the end of the sorted list.  So the best few suffice; only the
- * sum of all weights, e^(logit - largest), which top-p needs without top-k, takes every logit.
- * numpy rounds these sums differently.  Where a sum is so near a bound that this could matter,
- * npurt_sample refuses.  So a token drawn here is the token that numpy draws.
+ * Each sampler drops candidates from the end of the sorted list, so the largest few logits suffice.
+ * Only top-p without top-k reads all logits, for the sum of all weights, e^(logit - largest logit).
+ * numpy rounds sums of weights differently.  If a sum is so close to a bound that rounding could
+ * change the result, npurt_sample refuses.  So every token drawn here is the token that numpy draws.
  */
 #include "kernels.h"
 #include <math.h>
 
-/* Candidates: the first and the last attempt without top-k; the largest top-k. */
+/* Numbers of candidates: the first and the last attempt without top-k; the largest top-k. */
 enum { FIRST = 64, LAST = 512, MOST = 4096 };
 
 /* Bounds of the relative error of a sum of weights. */
-static const double OF_DOUBLES = 1e-11; /* MOST roundings of 2^-53, here and in numpy, are 1e-12 */
-static const double OF_FLOATS = 1e-5;   /* npurt_mass: 16 roundings of 2^-24 and exp16 are 2e-6 */
+static const double OF_DOUBLES = 1e-11; /* MOST roundings of 2^-53 here and in numpy: 1e-12 */
+static const double OF_FLOATS = 1e-5;   /* npurt_mass: 16 roundings of 2^-24, and exp16: 2e-6 */
 
 typedef struct {
     int64_t count;
@@ -22,7 +22,7 @@ typedef struct {
     double below[MOST]; /* logit - largest logit */
 } npurt_candidates;
 
-/* Finds the best k logits; returns 0 where a logit is NaN or inf, or there is none. */
+/* Finds the k largest logits; returns 0 if a logit is NaN or +inf, or if there is no candidate. */
 static int find(const npurt_sampling *s, const float *x, int64_t k, npurt_candidates *c)
 {
     int64_t nans;
@@ -33,7 +33,7 @@ static int find(const npurt_sampling *s, const float *x, int64_t k, npurt_candid
     return !nans && c->count && x[c->ids[0]] < INFINITY;
 }
 
-/* The sum of all weights. */
+/* Returns the sum of the weights of all allowed tokens. */
 static double mass_of(const npurt_sampling *s, const float *x, float most)
 {
     double sum = 0;
@@ -45,8 +45,8 @@ static double mass_of(const npurt_sampling *s, const float *x, float most)
 }
 
 /*
- * The first i where the sum of the weights up to i is above `bound`, or count if there is none; or
- * NPURT_REFUSED where a sum is within `error` of the bound.
+ * Returns the first i for which the sum of weights 0 to i is above `bound`; `count` if there is none;
+ * or NPURT_REFUSED if a sum is within `error` of the bound.
  */
 static int64_t reach(const double *weights, int64_t count, double bound, double error)
 {
@@ -63,7 +63,7 @@ static int64_t reach(const double *weights, int64_t count, double bound, double 
     return count;
 }
 
-/* e^(below / temperature) of the candidates; returns the sum. */
+/* Computes the weight e^(below / temperature) of each candidate; returns the sum of the weights. */
 static double weigh(const npurt_candidates *c, double temperature, double *weights)
 {
     double sum = 0;
@@ -75,8 +75,9 @@ static double weigh(const npurt_candidates *c, double temperature, double *weigh
 }
 
 /*
- * Drops candidates by min-p and top-p.  `all`: c has all candidates; `mass`: the sum of all weights,
- * or 0 where it is that of c.  Returns 1; or 0 where more candidates may be kept; or NPURT_REFUSED.
+ * Drops candidates by min-p and top-p.  `all` is 1 if c has all candidates.  `mass` is the sum of all
+ * weights; 0 means the sum of the weights in c.  Returns 1; 0 if the samplers may also keep
+ * candidates that are not in c; or NPURT_REFUSED.
  */
 static int filter(const npurt_sampling *s, npurt_candidates *c, int all, double mass,
                   double *weights)

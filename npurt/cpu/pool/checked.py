@@ -65,7 +65,7 @@ class Product:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """The types and shapes of the weights: a key equal for products that run alike."""
+        """The types and shapes of the weights: equal for products that run in the same way."""
         return tuple((p.tensor.dtype, p.n, p.k) for p in self.packed)
 
     def counter(self) -> Counter:

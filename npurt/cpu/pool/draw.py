@@ -14,9 +14,9 @@ class Draw:
 
     Args:
         never: Ids that are never drawn, in ascending order.
-        top_k: 0 keeps all.
-        top_p: 1 keeps all.
-        min_p: 0 keeps all.
+        top_k: The number of largest logits to keep; 0 keeps all.
+        top_p: The sum of probabilities to keep; 1 keeps all.
+        min_p: The minimum probability relative to the largest one; 0 keeps all.
         temperature: Above 0.
     """
 
@@ -45,9 +45,9 @@ class Draw:
         )
 
     def __call__(self, logits: F32, random: float) -> int | None:
-        """Return the token that *random*, in [0, 1), draws from *logits* ``[V]``.
+        """Draw a token from *logits* ``[V]`` with *random*, a random number in [0, 1).
 
-        None: numpy has to draw it, or to say what is wrong with the logits.
+        Return None if numpy must draw the token, or report an error in the logits.
         """
         row = self._ffi.from_buffer("float[]", np.ascontiguousarray(logits))
         self._last.end = len(row)

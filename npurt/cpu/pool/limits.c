@@ -7,7 +7,7 @@
 #include "work.h"
 #include <stdio.h>
 
-/* Returns `it`; writes the error `what` to `why` if it is 0. */
+/* Returns `it`; if `it` is 0, writes the error `what` to `why`. */
 static int holds(int it, char *why, const char *what)
 {
     if (!it) {
@@ -244,7 +244,7 @@ static int64_t times_listed(const npurt_span *span, int32_t page)
     return times;
 }
 
-/* Returns 1 if no other span uses the slot of a span or the pages that its rows are written to. */
+/* Returns 1 if no other span uses the slot of `own`, or a page that the rows of `own` write to. */
 static int is_alone(const npurt_table *table, const npurt_span *own, char *why)
 {
     const int64_t end = (own->position + own->rows - 1) / NPURT_PAGE + 1;

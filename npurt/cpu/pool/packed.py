@@ -17,7 +17,7 @@ from npurt.quant.tensor import QTensor
 F64 = npt.NDArray[np.float64]
 
 # For each of the E matrices of a weight: W^T r [E, K], and sum_n (r_n a_n)^2 [E], where a_n is the
-# norm of row n that bounds rounding.
+# norm of |scale * code| + |offset| over row n.
 Sums = tuple[F64, F64]
 
 KEPT = 4  # cached programs of a packed weight, one per number of rows

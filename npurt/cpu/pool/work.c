@@ -29,13 +29,13 @@ static int64_t attend_blocks(const npurt_table *table)
     return blocks;
 }
 
-/* Items of one span: one for each head of q, k and v, and one for the gates. */
+/* Returns the items of one span: one for each head of q, k and v, and one for the gates. */
 static int64_t conv_items(const npurt_conv *op)
 {
     return 2 * (int64_t) op->k_heads + op->heads + 1;
 }
 
-/* Items of one span: each is up to DELTA_ROWS rows of the state of one head. */
+/* Returns the items of one span: each is up to DELTA_ROWS rows of the state of one head. */
 static int64_t delta_items(const npurt_delta *op)
 {
     return (int64_t) op->sequences * op->heads * ceil_div(op->width, DELTA_ROWS);

@@ -1,7 +1,7 @@
-"""States of delta nets in integers on the CPU, with the bits of a Hexagon.
+"""States of delta nets in integers on the CPU, equal to those of a Hexagon bit for bit.
 
-The CPU continues with them where it takes over from a lost Hexagon, so each sequence gets the same
-tokens.  Its own nets have float32 states, which are faster.
+If the CPU takes over from a lost Hexagon, it continues with integer states, so each sequence gets
+the same tokens.  Otherwise, the CPU uses float32 states, which are faster.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from npurt.errors import NumericsError
 
 
 class IntegerState(DeltaState):
-    """The state of a net: float32 until it advances, then `npurt.delta.STATE_INTEGERS`."""
+    """The state of a net: float32 before the first `advance`, integers after it."""
 
     integers = True
 

@@ -141,7 +141,7 @@ class PageList:
         return sum([not self._pages.is_shared(page) for page in listed])
 
     def reserve(self, start: int, end: int) -> None:
-        """Give positions from *start* to *end* unshared pages, and free the pages of later ones.
+        """Give positions from *start* to *end* unshared pages, and free all later pages.
 
         Raises:
             OutOfPages: Too few pages are free; nothing has changed.
@@ -158,7 +158,7 @@ class PageList:
             self._count += 1
 
     def own(self, start: int, end: int) -> None:
-        """Give the first *end* positions pages, unshared from *start* on, without loss of data.
+        """Give the first *end* positions pages; copy shared pages from *start* on.
 
         The pages of positions from *end* on are freed.
 
@@ -194,7 +194,7 @@ class PageList:
     def begin_with(self, source: "PageList", length: int) -> None:
         """Give this empty list the first *length* positions of *source*.
 
-        Whole pages are shared.  The rest is copied to a free page, which must exist.
+        Whole pages are shared.  Other positions are copied to a free page, which must exist.
         """
         pages = self._pages
         whole, rest = divmod(length, pages.size)

@@ -109,7 +109,7 @@ class SequenceStates:
         self._memory, self._sequence, self.slot = memory, sequence, slot
         self.length = 0
         self.pages = PageList(memory.pages, memory.positions if memory.kv else 0)
-        # Convolution states from `write`, by name, until `begin` tells their position in the ring.
+        # Convolution states from `write`, by name, until `begin` gets their position.
         self._restored: dict[str, Array] = {}
         self._moved = False  # True from a `write` of recurrent states until the next `begin`
         self._sequential: list[Recurrent | Convolved] = []
