@@ -145,7 +145,7 @@ static int64_t inverse(int64_t gain) /* 2^61 / gain, with a relative error of 2e
 
 /*
  * Writes x * factor / 2^31 (x if `factor` is NULL) as integers; returns the exponent of their unit.
- * The unit is such that magnitudes of 32 integers whose products are added up sum to less than 2^17.
+ * The magnitudes of 32 integers whose products are added up sum to less than 2^17.
  */
 static int64_t integers_of(const float *x, const int64_t *factor, int64_t width, int16_t *out)
 {
@@ -171,7 +171,7 @@ static int64_t integers_of(const float *x, const int64_t *factor, int64_t width,
     return top + shift;
 }
 
-/* Returns a . b / 4; products of columns 32 apart are added before the division, which rounds down. */
+/* Returns a . b / 4; products of columns that are 32 apart are added before the division. */
 static int64_t quarter_dot(const int16_t *a, const int16_t *b)
 {
     int64_t sum = 0;

@@ -425,7 +425,7 @@ typedef struct {
 } npurt_sampling;
 
 /*
- * Draws a token from the logits x[0..n) with a random number in [0, 1).  Returns the id of the token,
+ * Draws a token from the logits x[0..n) with a random number in [0, 1).  Returns its id,
  * which is equal to that of the samplers in npurt/llm/decode/samplers.  Returns NPURT_REFUSED if
  * the caller must use those samplers: a logit is NaN or +inf, a range is outside of x, too many
  * candidates remain, or the result could depend on the rounding of sums of probabilities.

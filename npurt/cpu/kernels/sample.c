@@ -4,7 +4,7 @@
  * Each sampler drops candidates from the end of the sorted list, so the largest few logits suffice.
  * Only top-p without top-k reads all logits, for the sum of all weights, e^(logit - largest logit).
  * numpy rounds sums of weights differently.  If a sum is so close to a bound that rounding could
- * change the result, npurt_sample refuses.  So every token drawn here is the token that numpy draws.
+ * change the result, npurt_sample refuses.  So numpy would draw the same token.
  */
 #include "kernels.h"
 #include <math.h>
@@ -45,7 +45,7 @@ static double mass_of(const npurt_sampling *s, const float *x, float most)
 }
 
 /*
- * Returns the first i for which the sum of weights 0 to i is above `bound`; `count` if there is none;
+ * Returns the first i for which the sum of weights 0 to i is above `bound`; `count` if none is;
  * or NPURT_REFUSED if a sum is within `error` of the bound.
  */
 static int64_t reach(const double *weights, int64_t count, double bound, double error)
@@ -75,8 +75,8 @@ static double weigh(const npurt_candidates *c, double temperature, double *weigh
 }
 
 /*
- * Drops candidates by min-p and top-p.  `all` is 1 if c has all candidates.  `mass` is the sum of all
- * weights; 0 means the sum of the weights in c.  Returns 1; 0 if the samplers may also keep
+ * Drops candidates by min-p and top-p.  `all` is 1 if c has all candidates.  `mass` is the sum of
+ * all weights; 0 means the sum of the weights in c.  Returns 1; 0 if the samplers may also keep
  * candidates that are not in c; or NPURT_REFUSED.
  */
 static int filter(const npurt_sampling *s, npurt_candidates *c, int all, double mass,

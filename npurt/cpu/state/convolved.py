@@ -1,7 +1,7 @@
 """States of short convolutions: the inputs of the last tokens.
 
-A convolution reads the inputs of the last kernel_size - 1 tokens.  The inputs of KEPT more tokens are stored, so that a
-rollback of up to KEPT tokens is exact.
+A convolution reads the inputs of the last kernel_size - 1 tokens.  The inputs of KEPT
+more tokens are stored, so that a rollback of up to KEPT tokens is exact.
 """
 
 from collections.abc import Iterable, Mapping
