@@ -1,10 +1,10 @@
-"""Changes of Markdown: links of the README, and lists, as mkdocs wants them."""
+"""Convert GitHub's Markdown to mkdocs': links of the README, titles of code blocks, lists."""
 
 import posixpath
 import re
 
 ITEM = re.compile(r"(?:\d+\.|-) +")
-INDENT = 4  # columns that Python-Markdown wants before what belongs to an item of a list
+INDENT = 4  # columns by which Python-Markdown indents the content of a list item
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!https?:|#)([^)#]+)(#[^)]*)?\)")
 
 
@@ -20,12 +20,12 @@ def seen_from_docs(text: str) -> str:
 
 
 def with_reasons(markdown: str) -> str:
-    """Show what a block of code needs in its title; `needs` is a word of the tests."""
+    """Replace the attribute `needs` of code blocks, which the tests read, by a title."""
     return re.sub(r'^( *```sh) needs="([^"\n]+)"$', r'\1 title="needs \2"', markdown, flags=re.M)
 
 
 def with_lists(markdown: str) -> str:
-    """Write lists as Python-Markdown wants them, which GitHub's Markdown does not ask for.
+    """Convert lists from GitHub's Markdown to Python-Markdown.
 
     What belongs to an item is indented by four columns, not by the width of "- " or "1. "; a list
     after a text, and an item after another's second paragraph, have an empty line before them.

@@ -1,6 +1,6 @@
-"""Hooks of mkdocs: pages that are made from README.md and from the code, and links out of docs/.
+"""Hooks of mkdocs: generate pages from README.md and the code, and convert links out of docs/.
 
-Nothing that is made here is kept in the repository.
+The generated pages are not in the repository.
 """
 
 import os
@@ -22,7 +22,7 @@ from npurt.version import __version__  # noqa: E402
 
 
 def on_config(config: Any) -> None:
-    """Put the pages of a folder in the place of the folder's name."""
+    """Replace each folder in the navigation by the pages of the folder."""
     config.nav = [_with_pages(entry) for entry in config.nav]
 
 
@@ -38,7 +38,7 @@ def _with_pages(entry: Any) -> Any:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages that are made here."""
+    """Add the generated pages."""
     readme = (PROJECT / "README.md").read_text(encoding="utf-8")
     made = {"index.md": markup.seen_from_docs(readme), **reference.pages()}
     for name, text in made.items():

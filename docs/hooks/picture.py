@@ -1,4 +1,4 @@
-"""Draw docs/picture.svg: a command of npurt and what it prints, on the simulator.
+"""Draw docs/picture.svg: a command of npurt and its output on the simulator.
 
 python docs/hooks/picture.py    # in a checkout with the model: npurt models fetch smollm2-135m
 """
@@ -17,8 +17,8 @@ COMMAND = (
     '-n 10 -p "The three primary colors are"'
 )
 COLUMNS = 104
-WIDTH, HEIGHT, MARGIN = 7.23, 17, 14  # of a character, of a line, around them: pixels
-FILL = ("#7ee787", "#d5dbe1")  # of the command, of what it prints
+WIDTH, HEIGHT, MARGIN = 7.23, 17, 14  # pixels: of a character, of a line, of the margin
+FILL = ("#7ee787", "#d5dbe1")  # colours of the command and of its output
 HEAD = """<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" \
 viewBox="0 0 {width} {height}" role="img" aria-label="A terminal: npurt run, and its report">
 <!-- Written by docs/hooks/picture.py: what the command printed, on the simulator. -->
@@ -29,7 +29,7 @@ xml:space="preserve">
 
 
 def output(model: Path | None = None) -> str:
-    """Return what the command prints, with *model* as the file of its model."""
+    """Return the output of the command, run with the model file *model*."""
     words = shlex.split(COMMAND)[1:]
     if model is not None:
         words[words.index("-m") + 1] = str(model)
@@ -38,7 +38,7 @@ def output(model: Path | None = None) -> str:
         command,
         cwd=PROJECT,
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,  # where the report goes
+        stderr=subprocess.STDOUT,  # the report is written to stderr
         text=True,
         check=True,
     )

@@ -1,4 +1,4 @@
-"""The pages of reference/, made from the code: API, command line, environment, errors."""
+"""Generate the pages of reference/ from the code: API, command line, environment, errors."""
 
 import argparse
 import ast
@@ -13,7 +13,7 @@ from npurt.cli import USAGE, parser
 from npurt.llm.decode import model
 
 PROJECT = Path(__file__).resolve().parents[2]
-BELOW = (  # what is documented for users, below the public names
+BELOW = (  # further modules and classes on the page of the API
     "npurt.compat.llama_cpp.Llama",
     "npurt.compat.mlx_lm",
     "npurt.hexagon.session.own_skel",
@@ -25,7 +25,7 @@ WIDTH = "100"  # columns of a help text
 
 
 def pages() -> dict[str, str]:
-    """Return the Markdown of each page by its place in docs/."""
+    """Return the Markdown of each page by its path in docs/."""
     return {
         "reference/api.md": api(),
         "reference/cli.md": command_line(),
@@ -35,10 +35,10 @@ def pages() -> dict[str, str]:
 
 
 def api() -> str:
-    """Return the page of the public names, whose docstrings mkdocstrings writes out."""
+    """Return the page of the API; mkdocstrings inserts the docstrings of the names."""
     names = [f"npurt.{name}" for name in npurt.__all__ if not hasattr(errors, name)]
     names = [name for name in names if not name.endswith("__")]
-    lines = ["# API", "", "The public names of `npurt`, then what lies below them.", ""]
+    lines = ["# API", "", "The public names of `npurt`, then further modules and classes.", ""]
     for name in [*names, *BELOW]:
         lines.append(f"::: {name}\n")
         if name == "npurt.Llama":
@@ -47,7 +47,7 @@ def api() -> str:
 
 
 def methods() -> Iterator[str]:
-    """Yield the public methods of `Llama` that are those of its parts: see `decode/parts.py`."""
+    """Yield the entries of the methods that `Llama` delegates to its parts (`decode/parts.py`)."""
     for name, method in vars(model.Llama).items():
         if not inspect.isfunction(method) or name[0] == "_" or name in model.INTERNALS:
             continue
@@ -58,7 +58,7 @@ def methods() -> Iterator[str]:
 
 
 def verbs(top: argparse.ArgumentParser, name: str) -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """Yield every verb below *top*, and those below these, by their whole names."""
+    """Yield each verb of *top* and each nested verb, with its full name."""
     for action in top._actions:
         if isinstance(action, argparse._SubParsersAction):
             for verb, below in action.choices.items():
@@ -67,10 +67,10 @@ def verbs(top: argparse.ArgumentParser, name: str) -> Iterator[tuple[str, argpar
 
 
 def command_line() -> str:
-    """Return the page of the verbs: what `npurt VERB --help` prints."""
+    """Return the page of the verbs: the output of `npurt VERB --help`."""
     before, os.environ["COLUMNS"] = os.environ.get("COLUMNS"), WIDTH
     try:
-        parts = ["# Command line", "What `npurt VERB --help` prints, for each verb."]
+        parts = ["# Command line", "The output of `npurt VERB --help` for each verb."]
         for name, verb in verbs(parser(), "npurt"):
             parts += [f"## {name}", f"```text\n{verb.format_help().rstrip()}\n```"]
     finally:
@@ -86,7 +86,7 @@ def environment() -> str:
         "# Environment variables",
         "",
         "npurt reads a variable when it needs it, not when it is imported. "
-        "An empty one counts as not set.",
+        "An empty variable counts as not set.",
         "",
         "| variable | default | meaning |",
         "|---|---|---|",
@@ -97,7 +97,7 @@ def environment() -> str:
     for name in (settings.SIM_FASTRPC, settings.SIM_RKNPU):
         lines.append(f"| `{name}` | | settings of a simulator: [Simulators](../simulators.md) |")
     return "\n".join(
-        [*lines, "", "[Models](../models.md) names those of the Hugging Face hub.", ""]
+        [*lines, "", "[Models](../models.md) lists the variables of the Hugging Face hub.", ""]
     )
 
 
@@ -125,7 +125,7 @@ def error_tree() -> str:
 
 
 def messages() -> dict[str, list[tuple[str, str]]]:
-    """Return what each error says and advises, of all places that raise it with a text."""
+    """Return the messages and remedies of each error class, from all `raise` statements."""
     found: dict[str, set[tuple[str, str]]] = {}
     for path in sorted((PROJECT / "npurt").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -139,7 +139,7 @@ def messages() -> dict[str, list[tuple[str, str]]]:
 
 
 def text(node: ast.expr) -> str:
-    """Return a text of the source, with … for what is filled in; "" for other expressions."""
+    """Return the string of *node* with … for each inserted value; "" for other expressions."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
