@@ -1,4 +1,4 @@
-"""Fixtures: the FastRPC library that does as it is told."""
+"""Fixtures: a fake FastRPC library, the simulator, and devices and sessions on the simulator."""
 
 import gc
 
@@ -19,8 +19,8 @@ def compiled_fake(tmp_path_factory):
 
 @pytest.fixture
 def fake(compiled_fake, tmp_path, monkeypatch):
-    """The fake library, doing nothing odd, with a skel to load."""
-    gc.collect()  # memory of earlier tests is counted as theirs
+    """The fake library without configured faults, and a skel for it to load."""
+    gc.collect()  # free memory of earlier tests before counting
     compiled_fake.reset()
     control.session_pool(compiled_fake.library).__init__(compiled_fake.library)
     (tmp_path / "libnpurt_skel_v68.so").write_bytes(b"not looked at")
@@ -49,20 +49,20 @@ def shared():
 
 @pytest.fixture
 def fresh(simulator):
-    """A device of its own for a test."""
+    """A device that no other test uses."""
     with HexagonDevice("hexagon:test", connection()) as device:
         yield device
 
 
 @pytest.fixture(scope="module")
 def dsp():
-    """A session on a v68 with four threads and VTCM, where forgotten caches of both sides show."""
+    """A session on a v68 with four threads and VTCM, where missing cache maintenance shows."""
     with simulated("shadow=1 coherent=0") as session:
         yield Dsp(session, NBYTES)
 
 
 @pytest.fixture(autouse=True)
 def empty(request):
-    """Use the block from its start again."""
+    """Reset the block, so that the next allocation starts at its front."""
     if "dsp" in request.fixturenames:
         request.getfixturevalue("dsp").used = 0

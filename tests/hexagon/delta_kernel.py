@@ -15,9 +15,9 @@ SOURCES = [Path(__file__).with_name("delta_driver.c"), build_hexagon.DSP / "kern
 
 @dataclass(frozen=True)
 class Answer:
-    """What the kernel made of a net."""
+    """The kernel's results for a net."""
 
-    failed: bool  # there is NaN or infinity
+    failed: bool  # whether an input is NaN or infinite
     packets: int
     y: np.ndarray  # float32 [N, T, H * Wv]
     words: np.ndarray  # int32 [N * H, words of a state]
@@ -30,7 +30,7 @@ class Driver(Program):
         super().__init__(arch, folder / f"delta_{arch}", SOURCES)
 
     def run(self, net, *, split=0, words=None):
-        """Run *net* from *words*, by default its state's; *split* heads in a call of their own."""
+        """Run *net* from *words*, by default its state's; *split* heads run in a separate call."""
         shape = delta.shape_of(net)
         sequences, tokens = net.v.shape[:2]
         rows = np.empty((sequences, tokens, sum(shape.parts)), np.float32)
@@ -55,7 +55,7 @@ def packed(net):
 
 
 def results(net, answer):
-    """Return what an answer says of `out` and of the state, float32."""
+    """Return the answer's `out` and state as float32."""
     shape = delta.shape_of(net)
     state = np.empty_like(net.state)
     delta.unpack_state(answer.words, shape, state)

@@ -1,9 +1,9 @@
-"""What the hand-scheduled pass of dsp/kernels/delta_loops.h computes, found by running its packets.
+"""Run the packets of the hand-scheduled pass in dsp/kernels/delta_loops.h on symbols.
 
 `Machine` runs the assembly, as the preprocessor makes it, on symbols in place of numbers: a row of
 the state is a tree such as ("update", ("asr", ("state", 4), "shift0"), "d0", ("k", 2)).  All
 instructions of a packet read before any of them writes, and loops are taken, as on the DSP.
-`expected` says what delta_passes.h computes; whatever the order of the instructions, the two must
+`expected` returns what delta_passes.h computes; for any order of the instructions, the two must
 be equal.
 
 To change the pass: change its packets, and the number at the top of delta_loops.h if it changes.

@@ -1,7 +1,7 @@
-"""The gated delta net of the Hexagon in numpy integers: what every build must equal to the bit.
+"""Integer model of the Hexagon's gated delta net in numpy; every build must equal it bit for bit.
 
-Written from the words of dsp/kernels/delta.h and its parts, for one token of one head at a time;
-exponents are true ones here, without bias, and integers are of 64 bits: asserts say what fits.
+Written from the comments of dsp/kernels/delta.h and its parts, one token of one head at a time;
+exponents here have no bias and integers have 64 bits; asserts check the ranges.
 """
 
 from dataclasses import dataclass
@@ -25,12 +25,12 @@ class State:
 
 
 def signed(words):
-    """The lower half of each."""
+    """Return the lower half of each word as a signed integer."""
     return (words & 0xFFFF ^ 0x8000) - 0x8000
 
 
 def state_of(words, width, gates):
-    """Read the int32 words of a head, and make the update that it still has to make."""
+    """Return the state in the int32 words of a head, with the pending update applied."""
     words = words.astype(I64)
     blocks, parts = -(-width // 32), -(-width // 64)
     lengths = [64 * parts * 32 * blocks, 32 * parts, *3 * [32 * blocks]]
@@ -56,26 +56,26 @@ def state_of(words, width, gates):
 
 
 def mul(a, b):
-    """a b / 2^31, halves up."""
+    """Return a b / 2^31; halves round up."""
     product = np.asarray(a, I64) * np.asarray(b, I64) + (1 << 30) >> 31
     assert abs(product).max(initial=0) <= 2**31 - 1
     return product
 
 
 def shifted(a, by):
-    """a / 2^by, down; at most by 31, and up where it is negative."""
+    """Return a / 2^by, rounded down; *by* is limited to 31, and a negative *by* shifts left."""
     by = np.minimum(by, 31)
     return np.where(by >= 0, a >> np.maximum(by, 0), a << np.maximum(-by, 0))
 
 
 def room(a):
-    """Bits that a number can go up by and still fit 32; of 0 none."""
+    """Return how many bits a number can be shifted left within 32 bits; 0 for the number 0."""
     magnitude = np.where(a < 0, -1 - a, a).astype(np.float64)
     return np.where(a == 0, 0, 31 - np.frexp(magnitude)[1])
 
 
 def split(x):
-    """Sign, mantissa of 24 bits and its exponent, of float32; below 2^-126 they are 0."""
+    """Return sign, 24-bit mantissa and exponent of float32 numbers; 0 for subnormal numbers."""
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32).astype(I64)
     exponent = bits >> 23 & 255
     mantissa = np.where(exponent > 0, bits & 0x7FFFFF | 0x800000, 0)
@@ -83,25 +83,25 @@ def split(x):
 
 
 def number(x):
-    """Mantissa of 31 bits with its sign, and exponent."""
+    """Return the signed 31-bit mantissa and the exponent."""
     sign, mantissa, exponent = split(x)
     return sign * mantissa << 7, exponent - 7
 
 
 def half_sum(a, b):
-    """(a + b) / 2 in the coarser of their units, doubled."""
+    """Return (a + b) / 2 in the coarser of the units of a and b, doubled."""
     unit = np.maximum(a[1], b[1])
     return shifted(a[0], unit - a[1]) + shifted(b[0], unit - b[1]) >> 1, unit + 1
 
 
 def half_difference(a, b):
-    """(a - b) / 2 likewise."""
+    """Return (a - b) / 2 in the coarser of the units of a and b, doubled."""
     unit = np.maximum(a[1], b[1])
     return shifted(a[0], unit - a[1]) - shifted(b[0], unit - b[1]) >> 1, unit + 1
 
 
 def to_float(mantissa, exponent):
-    """float32 of 24 bits, halves away from zero; infinite or 0 beyond its range."""
+    """Round to float32, halves away from zero; infinite or 0 beyond the range of float32."""
     magnitude = abs(mantissa)
     shift = room(magnitude)
     rounded = ((magnitude << shift) + 64 >> 7).astype(np.float64)
@@ -115,7 +115,7 @@ def to_float(mantissa, exponent):
 
 
 def decayed(gain, decay):
-    """The gain times e^decay, and the power of two that left it."""
+    """Return the gain times e^decay, and the power of two split off from the product."""
     mantissa, exponent = number(decay)
     y = mul(mantissa, LOG2_E)  # log2(e) x / 2^(bits - 31), bits being what comes before the point
     bits = np.minimum(exponent + 32, 11)
@@ -130,7 +130,7 @@ def decayed(gain, decay):
 
 
 def inverse(gain):
-    """2^61 / gain, not quite."""
+    """Return an approximation of 2^61 / gain."""
     y = 3031741621 - mul(gain, 2021161080)
     for _ in range(2):
         error = (1 << 30) - mul(gain, y)
@@ -139,7 +139,7 @@ def inverse(gain):
 
 
 def operand(sign, size, exponent):
-    """Integers, and the exponent of their unit."""
+    """Return integers and the exponent of their unit."""
     top = max(int(exponent.max()), 40 - 150)
     size = size >> np.minimum(top - exponent, 31)
     pairs = size.reshape(-1, 2, 32).sum(axis=1).max(axis=0)  # rows 64 p + j and 64 p + 32 + j
@@ -152,7 +152,7 @@ def operand(sign, size, exponent):
 
 
 def quarter_dot(a, b):
-    """a.b / 4, by lanes."""
+    """Return a.b / 4 for each lane."""
     return ((a * b).reshape(-1, 32).sum(axis=0) >> 2).sum()
 
 
@@ -205,7 +205,7 @@ def advance(state, q, k, v, decay, beta, scale):
 
 
 def unit_of(h, exponents, change):
-    """The exponents in which rows, and what changes them, fit."""
+    """Return exponents in which both the rows and their updates fit."""
     most = np.maximum(h.max(axis=0), ~h.min(axis=0)) << 16 | 0xFFFF
     size, unit = abs(change[0]) | 1, change[1] + 14
     both = half_sum((most, exponents), (size, unit))

@@ -1,4 +1,4 @@
-"""Delta nets for tests of the device, and what the model of its kernels makes of them."""
+"""Delta nets for tests of the device, and their results by the model of its kernels."""
 
 from dataclasses import replace
 
@@ -13,11 +13,11 @@ from tests.hexagon.simulator import kill
 
 OPTIONS = {"n_ctx": 160, "n_threads": 2, "progress": False}
 SHAPES = shapes(tokens=[1, 3, 5, 20], heads=5, sequences=3, repeat=2)
-KEPT = delta_state.MOST_ROWS  # as many tokens as can be done again
+KEPT = delta_state.MOST_ROWS  # the most tokens that can be repeated
 
 
 def own(net):
-    """Return *net* with a state and a result of its own."""
+    """Return *net* with copies of its state and result."""
     return replace(net, state=net.state.copy(), out=np.full_like(net.out, np.nan))
 
 
@@ -29,7 +29,7 @@ def run(device, net):
 
 
 def modelled(net):
-    """Return `out` and the state as the model of the kernels has them."""
+    """Return `out` and the state that the model of the kernels computes."""
     out, states = delta_model.run(net, packed(net))
     shape = delta.shape_of(net)
     read = delta.results(out, shape)
@@ -39,7 +39,7 @@ def modelled(net):
 
 
 def one_by_one(state, net):
-    """Take *state* through the tokens of *net*, a call each."""
+    """Advance *state* by the tokens of *net*, one token per call."""
     for token in range(net.v.shape[1]):
         state.advance(net.after(token).first(1))
 
@@ -49,7 +49,7 @@ def kill_dsp_of(device):
 
 
 def after(device, net, tokens):
-    """Return a state that went through the first *tokens* of *net* one by one."""
+    """Return a state advanced by the first *tokens* of *net*, one per call."""
     state = device.delta_state(net)
     one_by_one(state, net.first(tokens))
     return state

@@ -1,4 +1,4 @@
-"""The skel that ships, run by the simulator, and what a test says to it."""
+"""Sessions on the shipped skel in the simulator, and helpers that build requests to it."""
 
 import contextlib
 
@@ -16,7 +16,7 @@ from npurt.quant.tensor import QTensor
 from tests.limits import HANG_SECONDS
 
 CANARY = 0xC5
-NBYTES = 4 << 20  # of the block that most tests share
+NBYTES = 4 << 20  # bytes of the block that most tests share
 
 
 class Dsp:
@@ -60,7 +60,7 @@ class Dsp:
         """Return an op that multiplies: a dict of its fields, and `shape` of y."""
         n, k = tensor.shape
         m = len(x)
-        stride = 4 * n + 4  # no multiple of anything
+        stride = 4 * n + 4  # an offset that is no multiple of any alignment
         return {
             "flags": flags,
             "m": m,
@@ -106,7 +106,7 @@ class Dsp:
 
 @contextlib.contextmanager
 def simulated(settings=""):
-    """Open a session on a DSP of these settings."""
+    """Open a session on a simulated DSP with these settings."""
     library = lib.load([lib.simulator()])
     library.check("npurt_sim_control", f"reset {settings}".encode())
     try:
@@ -117,7 +117,7 @@ def simulated(settings=""):
 
 
 def code_of(call, *arguments):
-    """Return the code with which a call fails, 0 when it does not."""
+    """Return the code with which a call fails, or 0 if the call succeeds."""
     try:
         call(*arguments)
     except DriverError as error:
@@ -126,7 +126,7 @@ def code_of(call, *arguments):
 
 
 def check_of(words):
-    """Return what npurt_msg.h says of words."""
+    """Return the check value of *words*, as npurt_msg.h defines it."""
     check = 0
     for word in words:
         rotated = f"{check ^ int(word):032b}"
@@ -148,7 +148,7 @@ def rows(seed, m, k):
 
 
 def assert_product(y, x, tensor):
-    """y is x times the tensor, to what rounding x to 8 bits in blocks of 32 can lose.
+    """Check that y is x times the tensor, within the error of rounding x to 8 bits in blocks of 32.
 
     A code is off by half a step, and its scale, one of 15 bits, by less than as much again; the
     weights' scales have 13 bits or more.

@@ -1,4 +1,4 @@
-"""`fake_rpc.c`, compiled and loaded, and the switches of it."""
+"""Compile and load `fake_rpc.c`, a fake FastRPC library, and set its switches."""
 
 from npurt.build_host import build_library, host
 from npurt.build_zig import ROOT
@@ -22,7 +22,7 @@ def compile_fake(folder, *, defines=(), name="libfake_rpc.so"):
 
 
 class Fake:
-    """The library and what tests tell it."""
+    """The fake library and its switches."""
 
     def __init__(self, path):
         from cffi import FFI
@@ -39,7 +39,7 @@ class Fake:
         self._c.fake_answer(call.encode(), signed, errno, times)
 
     def delay(self, call, seconds):
-        """Let those of *call* that come from now on last so long, or until `release`."""
+        """Make later calls of *call* last this long, or until `release`."""
         self._c.fake_delay(call.encode(), int(seconds * 1000))
 
     def release(self, call):
@@ -57,5 +57,5 @@ class Fake:
 
 
 def echo():
-    """Return a call that a skel answers with what it is given."""
+    """Return a call that a skel answers with a copy of the call's input."""
     return Invocation(interface().method("echo").pack(5))

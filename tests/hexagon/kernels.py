@@ -13,12 +13,12 @@ from tests.hexagon.qemu import Program
 
 DRIVER = Path(__file__).with_name("kernel_driver.c")
 KERNELS = sorted((build_hexagon.DSP / "kernels").glob("*.c"))
-FILL = 0xA5  # what the driver fills outputs with
+FILL = 0xA5  # the byte with which the driver fills outputs
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the kernels made of a job."""
+    """The kernels' results for a job."""
 
     failed: bool  # x is not finite
     quantise_packets: int
@@ -27,7 +27,7 @@ class Answer:
     y: np.ndarray  # uint8 [m, y_stride]
 
     def result(self, n):
-        """The float32 [m, n] in y."""
+        """Return the float32 [m, n] in y."""
         return np.ascontiguousarray(self.y[:, : 4 * n]).view(np.float32)
 
 
@@ -40,7 +40,7 @@ class Driver(Program):
     def run(self, x, image, fmt, n, *, group=32, tiles=None, split=0, pad=0):
         """Quantise *x* and multiply it by *tiles* (first, last) of *image*.
 
-        *split* rows are quantised by a call of their own; y's rows are *pad* floats longer than n.
+        *split* rows are quantised by a separate call; y's rows are *pad* floats longer than n.
         """
         m, k = x.shape
         first, last = tiles or (0, -(-n // images.TILE))

@@ -1,6 +1,6 @@
-"""The arithmetic of the Hexagon kernels in numpy integers: what every build must equal to the bit.
+"""Integer model of the Hexagon kernels in numpy; every build must equal it bit for bit.
 
-Written from the words of dsp/kernels/product.h and epilogue.h, not from their code: block sums are
+Written from the comments of dsp/kernels/product.h and epilogue.h, not their code: block sums are
 whole integer sums here, and nothing wraps, saturates or lies in lanes.
 """
 
@@ -12,7 +12,7 @@ ROUND = 1 << 14  # half of Q15
 
 
 def product(x, held, fmt):
-    """float32 ``[M, N]`` of quantised activations times what an image holds.
+    """Return float32 ``[M, N]``: quantised activations times the weights of an image.
 
     Args:
         x: `npurt.hexagon.layout.quantise.Quantised` rows.
@@ -37,7 +37,7 @@ def product(x, held, fmt):
 
 
 def block_sums(x, w, unit):
-    """h ``[M, N, B]``: sums of code * code by block, in units of *unit*; fits int16.
+    """Return h ``[M, N, B]``: sums of code * code by block, in units of *unit*; fits int16.
 
     Halves go up in the first 32 columns of every 64, and down in the last.
     """
@@ -49,19 +49,19 @@ def block_sums(x, w, unit):
 
 
 def q15(a, b):
-    """a * b / 2^15, halves up."""
+    """Return a * b / 2^15; halves round up."""
     return a * b + ROUND >> 15
 
 
 def offset_products(sums, scales, offsets, share):
-    """What offsets ``[N, B]`` add for *sums* ``[M, B]`` of codes: of 32 columns, or of 16."""
+    """Return what offsets ``[N, B]`` add for *sums* ``[M, B]`` of the codes of 32 or 16 columns."""
     if share > 0:
         return (sums * scales + (1 << 11) >> 12)[:, None] * offsets
     return share * sums[:, None] * q15(offsets.astype(np.int64), scales[:, None])
 
 
 def by_step(g, blocks):
-    """Sums of the products of every step ``[M, N, S]``."""
+    """Return the sums of products ``[M, N, S]`` of each step."""
     missing = -g.shape[2] % blocks
     padded = np.pad(g, ((0, 0), (0, 0), (0, missing)))
     sums = padded.reshape(*g.shape[:2], -1, blocks).sum(axis=3)
@@ -70,7 +70,7 @@ def by_step(g, blocks):
 
 
 def row_scaled(sums, x, held):
-    """Exact sums times a scale of the row of x and one of the row of w."""
+    """Return exact sums times the scale of the row of x and that of the row of w."""
     shift = 31 - np.frexp(np.where(sums < 0, -1 - sums, sums).astype(np.float64))[1]
     normal = q15(sums << shift, held.scales[:, 0])
     normal = q15(normal, x.scales[:, :1])
@@ -78,9 +78,9 @@ def row_scaled(sums, x, held):
 
 
 def to_float(sums, exponents):
-    """float32 of sum * 2^exponent: 24 bits, halves away from zero; infinite or 0 out of range."""
+    """Round sum * 2^exponent to float32, halves away from zero; infinite or 0 out of range."""
     magnitude = abs(sums)
-    bits = np.frexp(magnitude.astype(np.float64))[1]  # of the magnitude; exact below 2^53
+    bits = np.frexp(magnitude.astype(np.float64))[1]  # bits of the magnitude; exact below 2^53
     normal = magnitude << np.maximum(31 - bits, 0)
     mantissa = (normal + 64 >> 7).astype(np.float64)
     power = exponents - (31 - bits) + 7

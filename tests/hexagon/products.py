@@ -1,4 +1,4 @@
-"""Weights, inputs, and products on a device that are what the device says they are."""
+"""Weights and inputs for tests of a device, and checks of its products."""
 
 import numpy as np
 
@@ -21,9 +21,9 @@ def multiply(device, x, packed):
 
 
 def assert_is_product(device, x, packed, y):
-    """Check y against what the device says it multiplied, and that against what it was given.
+    """Check y against the operands that the device reports, and those operands against the inputs.
 
-    The first within eight standard errors of its rounding, as verification does; x within half a
+    y must be within eight standard errors of rounding, as in verification; x within half a
     step of 1/127 of the largest of 32, and a bit; w within 2^-10 of a row, as the layout promises.
     """
     rounded = device.multiplied(x, packed).astype(np.float64)

@@ -5,11 +5,11 @@ import subprocess
 from npurt import build_hexagon
 from tests.limits import HANG_SECONDS
 
-NEWEST = 73  # that qemu knows; later programs run as this
+NEWEST = 73  # the newest architecture of qemu, used for later programs too
 
 
 class Program:
-    """A running program, compiled for *arch* from *sources* to the file *path*."""
+    """A running qemu-hexagon program, compiled for *arch* from *sources* to the file *path*."""
 
     def __init__(self, arch, path, sources):
         program = build_hexagon.compile_program(sources, path, arch=arch)
@@ -19,7 +19,7 @@ class Program:
         )
 
     def close(self):
-        """End it, which is not an error."""
+        """End the program; its end is no error."""
         self.process.stdin.close()
         self.process.stdout.close()
         assert self.process.wait(timeout=HANG_SECONDS) == 0

@@ -1,4 +1,4 @@
-"""What the hand-scheduled loops of dsp/kernels/row_loops.h compute, found by running their packets.
+"""Run the packets of the hand-scheduled loops in dsp/kernels/row_loops.h on symbols.
 
 `Machine` runs packets on symbols in place of numbers: a register holds a tree such as
 ("low", ("w", 0, 3)), the low nibbles of vector 3 of tile 0.  All instructions of a packet read
@@ -17,9 +17,9 @@ from npurt.build_hexagon import DSP
 
 HEADER = DSP / "kernels/row_loops.h"
 TILES = 4
-X_WORDS = 16  # of four codes of x, in a step
+X_WORDS = 16  # words of four codes of x in a step
 ZERO = ("zero",)
-JUNK = ("junk",)  # in a register before the first step
+JUNK = ("junk",)  # the value of a register before the first step
 
 # Vectors of codes of a step, vectors of a tile in it, and whether scales have offsets.
 LOOPS = {
@@ -67,7 +67,7 @@ def _packet(line):
 
 
 class Machine:
-    """The registers, as symbols, and how far the pointers are."""
+    """The registers, as symbols, and the positions of the pointers."""
 
     def __init__(self):
         self.v = {}
@@ -150,7 +150,7 @@ class Machine:
 
     def _dot(self, to, w, x):
         before = self._vector(to)
-        if before[0] != "dot":  # of a tile that never was
+        if before[0] != "dot":  # the pointer of a tile that does not exist
             before = ("dot", "junk")
         products = sorted([*before[2:], (self._vector(w), self.r.get(x))], key=repr)
         yield ("v", to), ("dot", before[1], *products)

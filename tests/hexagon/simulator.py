@@ -1,4 +1,4 @@
-"""The simulator as tests use it: what it is told, and ways to reach it."""
+"""Settings of the Hexagon simulator for tests, and transports to it."""
 
 import contextlib
 import gc
@@ -29,24 +29,24 @@ def connection(**fields):
 
 
 def tell(settings):
-    """Have the simulator in this process behave so from now on."""
+    """Set the options of the simulator in this process."""
     library = lib.load([lib.simulator()])
     library.check("npurt_sim_control", settings.encode(), about=settings)
 
 
 def process(domain=3):
-    """Return the id of the process that is the DSP of a session in this process, or 0."""
+    """Return the id of the process that simulates the DSP for this process, or 0."""
     return max(0, int(lib.load([lib.simulator()]).c.npurt_sim_process(domain)))
 
 
 def kill(domain=3):
     number = process(domain)
-    assert number, f"there is no DSP {domain} to kill"  # 0 is this process and all its relatives
+    assert number, f"there is no DSP {domain} to kill"  # kill(0) signals the process group
     os.kill(number, signal.SIGKILL)
 
 
 class Product:
-    """A batch of two small products on a transport, and what must come out."""
+    """A batch of two small products on a transport, and the expected results."""
 
     def __init__(self, transport, seed=1):
         rng = np.random.default_rng(seed)
@@ -68,7 +68,7 @@ class Product:
         return Weight(part, *tensor.shape, fmt.number)
 
     def run(self):
-        """Multiply; say whether the results are the products, up to int8 rounding of x.
+        """Multiply and return whether the results equal the products, up to int8 rounding of x.
 
         Off by half a step of 1/127 of the largest of 32 at most, Gaussian numbers are off by 1/200
         as a vector; another product altogether is off by more than 1.
@@ -87,7 +87,7 @@ def wait_until(true):
 
 
 def impatient(transport):
-    """Have *transport* wait no longer for what never comes; what comes may be too late, too."""
+    """Make *transport* stop waiting at once; replies that do arrive may also be too late."""
     transport = getattr(transport, "_session", transport)
     name = "_deadline" if isinstance(transport, Worker) else "deadline"
     assert getattr(transport, name) == HANG_SECONDS
@@ -96,7 +96,7 @@ def impatient(transport):
 
 @contextlib.contextmanager
 def opened(**fields):
-    """Open a transport on the simulator, and close it."""
+    """Yield an open transport on the simulator, and close it afterwards."""
     with contextlib.closing(connect(connection(**fields))) as transport:
         yield transport
     gc.collect()

@@ -1,4 +1,4 @@
-"""The declarations are libcdsprpc's: sizes, offsets and numbers as its headers give them on LP64.
+"""Tests that declarations have the sizes, offsets and numbers of libcdsprpc's headers on LP64.
 
 Source: sizeof and offsetof of qualcomm/fastrpc v1.0.5 inc/remote.h, rpcmem.h, dspqueue.h, compiled
 for x86-64; request numbers from the same headers.
@@ -118,7 +118,7 @@ def test_every_symbol_that_is_looked_up_is_declared_and_none_is_declared_in_vain
         if "(" in line and line.startswith(("int ", "void ", "size_t ", "uint64_t "))
     }
 
-    assert declared == {*abi.SYMBOLS, *abi.OPTIONAL, "ioctl"}  # ioctl: of libc
+    assert declared == {*abi.SYMBOLS, *abi.OPTIONAL, "ioctl"}  # ioctl belongs to libc
     assert not set(abi.SYMBOLS) & set(abi.OPTIONAL)
 
 

@@ -1,4 +1,4 @@
-"""Batches on the skel that ships, run by the simulator: what they compute, what they survive."""
+"""Tests of batches on the shipped skel in the simulator: results, refusals and damaged input."""
 
 import threading
 
@@ -84,7 +84,7 @@ def test_every_version_multiplies_alike(arch, dsp):
 
 
 def test_ops_of_the_same_x_share_its_quantised_rows(dsp):
-    """The second does not read x: it is other memory by then, as its y lies there."""
+    """The second op must not read x: its y has overwritten that memory."""
     x = rows(6, 3, 64)
     first, second = weights(7, 96, 64), weights(8, 32, 64, "q4_0")
     a = dsp.product(x, first)
@@ -111,7 +111,7 @@ def test_an_op_may_read_what_an_earlier_one_wrote(dsp):
 
 
 def test_what_the_host_writes_is_seen_and_weights_when_they_are_said_to_be_new(dsp):
-    """With caches that hold what they have: a forgotten invalidate shows, see the third product."""
+    """Simulated caches keep stale data, so a missing invalidate shows in the third product."""
     x, other_x = rows(12, 2, 64), rows(13, 2, 64)
     tensor, other = weights(14, 32, 64), weights(15, 32, 64)
     op = dsp.product(x, tensor)
@@ -139,7 +139,7 @@ def test_the_reply_has_the_last_words_of_the_results(dsp):
 
 
 def test_packets_of_a_batch_are_the_same_every_time():
-    """On one thread and on several: so figures can be compared to the packet."""
+    """The packet count is exact on one thread and on several, so that figures can be compared."""
     x, tensor = rows(16, 5, 256), weights(17, 300, 256)
     for hvx in (1, 4):
         with simulated(f"hvx={hvx}") as session:
@@ -192,9 +192,9 @@ def test_batches_come_by_a_queue_too():
             request.head["sequence"] = sequence
             queue.prepare(request.data, reply)()
 
-            assert messages.check(request, reply) == 0  # cycles: the emulator has none
+            assert messages.check(request, reply) == 0  # cycles, which the emulator does not count
             assert_product(dsp.y(op), x, tensor)
-        assert code_of(Queue, session) == 0x8000041A  # a second one
+        assert code_of(Queue, session) == 0x8000041A  # a second handle
 
 
 def test_a_message_that_is_no_batch_is_answered_too():
@@ -249,7 +249,7 @@ BROKEN = [
 
 @pytest.mark.parametrize(("status", "broken"), BROKEN, ids=str)
 def test_an_op_that_makes_no_sense_ends_the_batch_there(dsp, status, broken):
-    """What came before it is done, and what comes after is not."""
+    """Ops before the invalid op are executed, and later ops are not."""
     x, tensor = rows(50, 2, 64), weights(51, 32, 64)
     good, bad, after = (dsp.product(x, tensor) for _ in range(3))
     for name, value in broken.items():
@@ -283,7 +283,7 @@ def test_the_same_x_is_only_what_the_op_before_had(dsp, change):
 
 
 def delta_op(dsp, *, tokens=2, sequences=2, heads=4, k_heads=2, width=64, flags=0):
-    """Return the op of a delta net of ones, and how many floats a row of x and of y has."""
+    """Return the op of a delta net of ones, and the number of floats in a row of x and of y."""
     shape = Shape(sequences, k_heads, heads, width, bool(flags & Flag.GATES), False, 1.0)
     x = dsp.put(np.ones((sequences * tokens, sum(shape.parts)), np.float32))
     state = dsp.allocate(shape.state_bytes)
@@ -356,7 +356,7 @@ def test_a_delta_net_that_cannot_be_is_refused_and_nothing_of_it_is_done(dsp, st
 
 
 def test_a_delta_net_may_stand_between_products(dsp):
-    """And a product after it may not take over what it left of x."""
+    """A product after the delta net must not reuse its quantised x."""
     x, tensor = rows(70, 3, 64), weights(71, 40, 64)
     product, net = dsp.product(x, tensor), delta_op(dsp)
     reply = dsp.send(dsp.request(product, net, product, net).data)
@@ -423,7 +423,7 @@ def test_a_batch_may_have_256_ops(dsp):
 
 @given(data=st.data())
 def test_a_damaged_batch_gets_an_answer_and_harms_nothing(dsp, data):
-    """Words overwritten, bytes cut off: whatever still runs writes only where some op says."""
+    """Words are overwritten or bytes cut off; ops that still run write only where an op says."""
     dsp.used = 0
     ops = [dsp.product(rows(60, 2, 64), weights(61, 40, 64)) for _ in range(3)]
     request = dsp.request(*ops).data
@@ -451,7 +451,7 @@ def test_a_damaged_batch_gets_an_answer_and_harms_nothing(dsp, data):
 
 
 def test_too_little_memory_is_a_status():
-    """Nearly all of the address space is mapped: there is no room for the quantised rows."""
+    """Nearly all of the address space is mapped, so the quantised rows cannot be allocated."""
     with simulated("space=3500M rpcmem=8G") as session:
         dsp = Dsp(session)
         tensor = weights(62, 32, 8192)
@@ -470,7 +470,7 @@ def test_too_little_memory_is_a_status():
 
 
 def test_without_threads_the_rest_works_and_batches_are_refused():
-    """The DSP has so many; other handles of the same process take them."""
+    """Other handles of the process use all threads that the DSP has."""
     with simulated("hvx=8") as session:
         uri = session_pool(session.library).uri(session.slot, skel.module(skel.choose(68)))
         handles = [Handle(session.library, uri) for _ in range(20)]

@@ -1,4 +1,4 @@
-"""What was measured of a DSP is kept by what it depends on, whole or not at all."""
+"""Tests of the cache of DSP measurements: its keys, and that entries are whole or absent."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The thread that makes all calls of a session, one after another."""
+"""Tests of the thread that makes all calls of a session, one after another."""
 
 import signal
 import threading

@@ -1,4 +1,4 @@
-"""Every number that FastRPC returns has a name, a side, a cause and a remedy."""
+"""Tests that each FastRPC return code has a name, a side, a cause and a remedy."""
 
 import errno
 import re
@@ -52,7 +52,7 @@ KNOWN = {
     0xFFFFFFFF: "AEE_EUNKNOWN",
 }
 
-# Codes seen on boards, and what must come out: the class, and a word of cause or remedy.
+# Codes seen on boards, with the expected error class and a word of the cause or remedy.
 SEEN = [
     (OPEN, 0x72, errno.ENOENT, DeviceNotFound, "fastrpc-cdsp"),
     (OPEN, 0x72, errno.EBUSY, DeviceNotFound, "in use"),
@@ -124,7 +124,7 @@ def test_a_code_seen_on_boards_says_why_and_what_to_do(call, code, number, kind,
 
 
 def test_every_row_of_advice_is_reached():
-    """A row that an earlier one hides would never be read."""
+    """A row hidden by an earlier row would never be used."""
     for row in codes.ADVICE:
         explained = codes.decode(row.code, row.calls[0] if row.calls else "")
         assert (explained.cause, explained.remedy) == (row.cause, row.remedy)
@@ -149,7 +149,7 @@ def test_our_own_codes_on_the_dsp_are_called_as_in_the_header():
 
 
 def test_an_errno_is_told_beside_what_the_cpu_said_only():
-    """What the DSP answers says nothing of it: it is that of another call."""
+    """A code from the DSP does not set errno, which then belongs to another call."""
     assert "errno" not in codes.failed(INVOKE, 0x8000040D, errno.ENOENT).what
     assert "errno 2 (" in codes.failed(OPEN, 0xFFFFFFFF, errno.ENOENT).what
 

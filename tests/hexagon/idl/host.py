@@ -1,7 +1,7 @@
 """The generated skel of wire.idl, compiled for this machine and called as FastRPC would.
 
 As a program, it reads calls from standard input and makes them with every buffer between two pages
-that cannot be touched: whoever reads or writes outside of a buffer ends the process.
+that cannot be accessed: a read or write outside a buffer ends the process.
 """
 
 import json
@@ -96,7 +96,7 @@ class Fenced:
         return address
 
     def free(self):
-        """Give all of it back."""
+        """Unmap all copies."""
         for base, size in self.maps:
             self.libc.munmap(base, size)
         self.maps.clear()
@@ -115,7 +115,7 @@ def main():
             array[i].buf.pv, array[i].buf.nLen = address, size
         for i, fd in enumerate(handles):
             array[len(args) + i].dma.fd = fd
-        sys.stderr.write(f"{number}\n")  # the last one is the culprit
+        sys.stderr.write(f"{number}\n")  # the last printed call is the one that crashed
         sys.stderr.flush()
         codes.append(lib.t_skel_handle_invoke(0, scalars, array) & 0xFFFFFFFF)
         fenced.free()
