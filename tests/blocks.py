@@ -1,13 +1,13 @@
-"""The blocks of code in the documents, and what runs them as a reader would, in order.
+"""Extract the code blocks of the documents and run them in order, as a reader would.
 
 A block of Python or of the shell runs in a folder of the page.  Blocks of Python also share a
-namespace.  The opening line says what is different:
+namespace.  Words on a block's opening line change this:
 
     ```sh needs="a board"       does not run, for this reason
     ```c title="kernel.c"       is the file of that name
-    ```text                     after a block that ran: what it printed; ... stands for anything
+    ```text                     the output of the block before; ... matches any text
 
-In Python `# prints TEXT`, at the end of a line, is a line that the block prints.
+In Python `# prints TEXT`, at the end of a line, states a line that the block must print.
 
     python -m tests.blocks docs/arrays.md   # run a page; needs no test runner
 """
@@ -27,7 +27,7 @@ from pathlib import Path
 from tests.limits import HANG_SECONDS
 
 PROJECT = Path(__file__).resolve().parents[1]
-FOLDER = PROJECT  # to which places are relative
+FOLDER = PROJECT  # base of relative paths
 FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>\w*)(?P<marks>[^\n]*)\n(?P<body>.*?)^(?P=indent)```$",
     re.M | re.S,
@@ -36,7 +36,7 @@ MARK = re.compile(r' (\w+)="([^"]+)"')
 LANGUAGES = {"python", "sh", "text", "c", "diff", "toml"}
 PRINTS = "# prints "
 QWEN = "tests/data/models/qwen3/qwen3-q8_0.gguf"
-FILES = {  # what the documents name: models are tiny ones
+FILES = {  # files named in the documents, and the tiny models used for them
     "kernel_skel.so": "npurt/hexagon/skel/libnpurt_skel_v68.so",
     "text.txt": "tests/data/real/ppl_text.txt",
     "model.gguf": QWEN,
@@ -44,13 +44,13 @@ FILES = {  # what the documents name: models are tiny ones
     "model-f16.gguf": "tests/data/models/qwen3/qwen3-f32.gguf",
     "draft.gguf": "tests/data/models/spec/spec-draft-qwen3-q8_0.gguf",
 }
-# What a block of the shell can call: nothing that installs, fetches or asks for rights.
+# Commands available to shell blocks: none installs, downloads or needs more privileges.
 TOOLS = ("bash", "cat", "cmp", "grep", "head", "ls", "mkdir", "qemu-hexagon", "sed", "sh", "tail")
 
 
 @dataclass(frozen=True)
 class Block:
-    """A block of code: where it is, what its opening line says, its text, and what is wrong."""
+    """A code block: its position, the options of its opening line, its text, and its error."""
 
     page: Path
     line: int
@@ -92,7 +92,7 @@ def run(page, folder):
     """Run the blocks of a page in *folder*.
 
     Raises:
-        AssertionError: One failed, or printed something else.
+        AssertionError: A block failed, or its output differs from the stated output.
     """
     _furnish(folder)
     names, printed = {"__name__": "__main__"}, None
@@ -161,7 +161,7 @@ def _furnish(folder):
 
 
 def environment(folder):
-    """Return the environment in which a page runs: nobody's settings, and no hub."""
+    """Return the environment variables of a page's run: no user's settings, and no hub."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("NPURT_", "HF_", "COV_"))}
     cache = str(folder / ".cache")
     return {**kept, "PYTHONPATH": str(PROJECT), "NPURT_CACHE": cache, "HF_HUB_OFFLINE": "1"}

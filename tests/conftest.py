@@ -1,4 +1,4 @@
-"""What every test may ask for: the real models, and Hypothesis without chance or clock."""
+"""Fixtures for all tests: real models, a hub, and a Hypothesis without chance or clock."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -14,26 +14,27 @@ from tests.hub_server import CONTENT, NAMES, REPO, HubServer, serving
 
 PROJECT = Path(__file__).resolve().parents[1]
 
-# "ci" is what runs unless told otherwise, so that a failure is a failure everywhere;
-# `pytest --hypothesis-profile=explore` looks for new ones.
+# "ci" is the default: it is deterministic, so that a failure recurs on every machine.
+# `pytest --hypothesis-profile=explore` tries new random examples.
 hypothesis_settings.register_profile("ci", derandomize=True, deadline=None, database=None)
 hypothesis_settings.register_profile("explore", deadline=None, max_examples=1000)
 hypothesis_settings.load_profile("ci")
 
 
-# A shell that starts the tests in the background has them ignore Ctrl-C, which some of them send.
+# Tests started in the background of a shell ignore Ctrl-C; some tests send it, so restore it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
 def real_model() -> Callable[[str], Path]:
-    """Return a function from a model's name in `npurt models` to its file.
+    """Return a function that maps a model's name in `npurt models` to its file.
 
-    `make models` fetches the files; one that is missing is fetched here.
+    `make models` downloads the files; this function downloads a missing one.
     """
     from npurt import models
 
-    folder = PROJECT / (settings.read(settings.MODELS, str) or "models")  # absolute ones stay
+    # joining leaves an absolute path unchanged
+    folder = PROJECT / (settings.read(settings.MODELS, str) or "models")
 
     def path_of(name: str) -> Path:
         return models.fetch(name, folder)
@@ -43,7 +44,7 @@ def real_model() -> Callable[[str], Path]:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
-    """Yield a hub of the test's own, which npurt and huggingface_hub take for the hub."""
+    """Yield a hub for this test; npurt and huggingface_hub use it in place of huggingface.co."""
     from huggingface_hub import constants
 
     from npurt.models import requests
@@ -63,7 +64,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _shared_npus() -> Iterator[None]:
-    """Close what `npurt.matmul` and `npurt.pack` open: they would keep a session until exit.
+    """Close the sessions of `npurt.matmul` and `npurt.pack`, which would stay open until exit.
 
     Tests of other modules, in the same process, count sessions and memory.
     """

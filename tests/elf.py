@@ -1,4 +1,4 @@
-"""What an ELF64 little-endian shared object needs and exports, read from its sections.
+"""Read the dependencies and exports of an ELF64 little-endian shared object from its sections.
 
 Source: System V gABI 4.1, chapters 4 and 5; symbol versions: LSB Core 5.0, chapter 10.7.
 """
@@ -13,11 +13,11 @@ MACHINES = {62: "x86_64", 183: "aarch64"}
 
 @dataclass(frozen=True, slots=True)
 class Elf:
-    """Names as they stand in the file."""
+    """The names in an ELF file: needed libraries, imported symbols, exported symbols."""
 
     machine: str
     needed: list[str]  # libraries
-    imports: dict[str, str]  # symbol -> version it asks for, "" when none
+    imports: dict[str, str]  # symbol -> required version, "" without one
     exports: list[str]
 
 

@@ -1,7 +1,7 @@
-"""The changes that the documents of docs/extending describe, taken from their blocks.
+"""Apply the changes that the documents in docs/extending describe in their code blocks.
 
-A block ```diff has hunks; the file is named after +++, hunks are separated by @@.  A block whose
-opening line has a title is the file of that name, whole.  Commands are in blocks ```sh.
+A block ```diff has hunks separated by @@; +++ precedes the file's name. A block whose
+opening line has a title is the whole file of that name. Commands are in blocks ```sh.
 """
 
 import re
@@ -23,7 +23,7 @@ def created(text):
 
 
 def commands(text):
-    """Return the lines of the shell that a document has the reader type."""
+    """Return the shell commands that a document tells the reader to type."""
     return [
         line for language, _, body in blocks(text) if language == "sh" for line in body.splitlines()
     ]

@@ -1,9 +1,9 @@
-"""A process that uses npurt in many ways, and says what of it is left: `test_leaks.py` runs it.
+"""Use npurt in many ways and report the resources not released; `test_leaks.py` runs this.
 
-    python -m tests.holding uses DEVICE [NAME ...]    # what is left of each way to use it, as JSON
-    python -m tests.holding steps DEVICE    # what is left when one step of a constructor fails
+    python -m tests.holding uses DEVICE [NAME ...]    # resources left after each use, as JSON
+    python -m tests.holding steps DEVICE    # resources left if a step of a constructor fails
 
-No garbage is collected: what is not released by its last reference is left.
+The garbage collector is off: an object that its last reference does not release is a leak.
 """
 
 import contextlib
@@ -27,19 +27,20 @@ TARGET, DRAFT, BLOCKS = (
     DATA / f"spec/spec-{name}-qwen3-q8_0.gguf" for name in ("target", "draft", "dflash")
 )
 OPTIONS = {"n_ctx": 64, "n_threads": 2, "progress": False}
-WIDE = 2048  # of a weight of 4 MiB and more
+WIDE = 2048  # rows and columns: a weight takes 4 MiB or more
 ROUNDS = 2
-NOISE_MIB = 12  # of what the C library keeps: stacks of threads, and pieces below MALLOC_MMAP_...
-GONE_SECONDS = 20  # in which the kernel has removed threads and processes that ended
+# bytes that the C library may keep: thread stacks, and allocations below MALLOC_MMAP_...
+NOISE_MIB = 12
+GONE_SECONDS = 20  # seconds within which the kernel removes ended threads and processes
 
-kept = []  # models that are closed and stay
+kept = []  # closed models whose objects stay referenced
 
 
 # --- What a process holds -------------------------------------------------------------------------
 
 
 def held():
-    """Return how much this process holds of the system."""
+    """Return the amount of each system resource that this process holds."""
     maps = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
     ends = [line[0].split("-") for line in maps if "w" in line[1]]
     return {
@@ -61,14 +62,14 @@ def children():
 
 
 def beyond(before):
-    """Return what is held beyond *before*, noise left out."""
+    """Return the resources held in addition to *before*, without noise."""
     now = held()
     noise = {"MiB": NOISE_MIB}
     return {n: now[n] - before[n] for n in now if now[n] - before[n] > noise.get(n, 0)}
 
 
 def left(before):
-    """Return what is still held beyond *before* when all that ended has gone."""
+    """Return the resources held in addition to *before*, once ended threads are gone."""
     eventually(lambda: not beyond(before), GONE_SECONDS)
     return beyond(before)
 
@@ -161,7 +162,7 @@ class Uses:
 
 
 def use(llm):
-    """Evaluate, go back, and leave a generation half-way."""
+    """Evaluate, rewind, and abandon a generation halfway."""
     llm.eval([1, 2, 3])
     refused(lambda: llm.eval([10**6]))
     llm.restore(llm.snapshot())
@@ -179,15 +180,15 @@ def refused(call):
 
 
 def weight():
-    """Return a weight of its own each time."""
+    """Return a new weight on each call."""
     return npurt.QTensor.quantize(np.ones((WIDE, WIDE), np.float32), "q8_0")
 
 
 def uses(device, *names):
-    """Return what is left of a few rounds of each use; one before may keep something for good.
+    """Return the resources left by repeated uses, after a first round that may fill caches.
 
     Args:
-        names: Of methods of `Uses`; by default all.
+        names: Names of methods of `Uses`; by default all.
     """
     ways, told = Uses(device), {}
     for name in names or [n for n, way in vars(Uses).items() if callable(way) and n[0] != "_"]:
@@ -203,19 +204,19 @@ def uses(device, *names):
 
 
 class FailedError(BaseException):
-    """Nothing in npurt expects it."""
+    """An error that npurt never catches by its class."""
 
 
 MAKING = ("open_device", "Llama.__init__")
-# What releases: that must not fail.
+# Calls that release resources: these must not fail.
 RELEASING = {"close", "free", "release", "forget", "_destroy", "_close", "__exit__", "_discard"}
 
 
 class Failing:
-    """Makes the first call of npurt's fail that has not failed before, by who calls whom.
+    """Makes the first call in npurt fail whose pair of caller and callee has not failed before.
 
     Args:
-        depth: Of calls, from that of one of `MAKING` on.
+        depth: Depth of calls, counted from the call of one of `MAKING`.
     """
 
     def __init__(self, depth):
@@ -224,7 +225,7 @@ class Failing:
         self.last = ""
 
     def fails(self, make):
-        """Return whether a step failed; what *make* made is dropped if none did."""
+        """Return whether a step failed; if none did, drop the object that *make* returned."""
         sys.settrace(self._call)
         try:
             make()
@@ -247,14 +248,14 @@ class Failing:
 
 
 def codes_of(frame):
-    """Yield what runs, innermost first, as far out as it is npurt's."""
+    """Yield the running code objects, innermost first, as long as they belong to npurt."""
     while frame and frame.f_code.co_filename.startswith(ROOT):
         yield frame.f_code
         frame = frame.f_back
 
 
 def steps(device):
-    """Return what is left of each way that a constructor can fail, step by step."""
+    """Return the resources left after each step of a constructor fails in turn."""
     told = {}
     makes = [
         (lambda: npurt.open_device(device), 99),
@@ -273,7 +274,7 @@ def steps(device):
 
 
 def main(what, device, *names):
-    """Write what is left, as JSON."""
+    """Print the resources left, as JSON."""
     gc.disable()
     told = {"uses": uses, "steps": steps}[what](device, *names)
     sys.stdout.write(json.dumps(told))

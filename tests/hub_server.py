@@ -1,4 +1,4 @@
-"""A small hub on the loopback interface, with the faults that servers and connections have.
+"""Serve a small hub on the loopback interface, with faults of servers and connections on request.
 
 It answers as huggingface.co does (docs/hub/api, observed headers): a listing of a repository with
 sizes and hashes, a redirect from a file's URL to a store, and ranges of the content there.
@@ -31,13 +31,13 @@ class Request:
 
 @dataclass
 class Fault:
-    """What is wrong with answers to paths that *path* matches, as often as *times*.
+    """A fault of the next *times* answers to paths that *path* matches.
 
     Attributes:
-        status: Of the answer, instead of the right one.
-        cut: Bytes of the content after which the connection is closed.
-        content: Sent instead of the content, under its announced length.
-        gate: Wait for this event before the content is sent.
+        status: HTTP status of the answer, instead of the right one.
+        cut: Number of content bytes after which the server closes the connection.
+        content: Bytes sent instead of the content; the announced length stays that of the content.
+        gate: Event for which the server waits before it sends the content.
     """
 
     path: str
@@ -59,17 +59,18 @@ class HubServer(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
-        self.store = f"http://localhost:{self.server_address[1]}"  # another host to a client
+        # a client takes this for another host
+        self.store = f"http://localhost:{self.server_address[1]}"
         self.repos: dict[str, dict[str, bytes]] = {}
         self.private: set[str] = set()  # repositories that need TOKEN
         self.gated: set[str] = set()
         self.pages: dict[str, bytes] = {}
         self.faults: list[Fault] = []
         self.requests: list[Request] = []
-        self.siblings: list[dict[str, object]] | None = None  # stated instead of the truth
+        self.siblings: list[dict[str, object]] | None = None  # sent instead of the true list
 
     def downloads(self) -> list[str]:
-        """Return the ranges that were asked for from the store, "" for a whole file."""
+        """Return the ranges requested from the store, "" for a whole file."""
         return [
             r.headers.get("range", "")
             for r in self.requests
@@ -213,7 +214,7 @@ def sha256(content: bytes) -> str:
 
 @contextmanager
 def serving() -> Iterator[HubServer]:
-    """Yield a server without any repository, which stops at the end."""
+    """Yield a server without repositories, and stop it at the end."""
     with HubServer() as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -234,7 +235,7 @@ def answering(*answers: bytes) -> Iterator[str]:
                 connection, _ = listener.accept()
                 with connection:
                     while b"\r\n\r\n" not in connection.recv(65536):
-                        pass  # a request of these tests fits
+                        pass  # large enough for every request of these tests
                     connection.sendall(answer)
 
         threading.Thread(target=serve, daemon=True).start()

@@ -1,7 +1,7 @@
-"""How long tests wait for what must happen: until it does, or has hung beyond doubt.
+"""Set the timeouts of tests that wait for an event, long enough that only a hang exceeds them.
 
-No test decides by these whether something is right or fast enough.  A machine under load takes many
-times as long as an idle one, and nothing is lost by waiting longer for what comes anyway.
+No test measures correctness or speed by these. A machine under load takes many times as long as an
+idle one, and a long timeout costs nothing when the event comes.
 """
 
 import signal
@@ -11,7 +11,7 @@ import time
 import pytest
 
 HANG_SECONDS = 600
-SOON = 0.05  # seconds for what never comes: a wait that shall end without it
+SOON = 0.05  # seconds to wait for an event that must not come
 
 
 def eventually(condition, seconds=HANG_SECONDS):
@@ -25,9 +25,9 @@ def eventually(condition, seconds=HANG_SECONDS):
 
 
 def interrupt(work, under_way, then=lambda: None):
-    """Do *work* on this thread, press Ctrl-C once *under_way* holds, and do *then*.
+    """Run *work* on this thread, send Ctrl-C once *under_way* is true, then run *then*.
 
-    *work* must last until then.
+    *work* must not return before *under_way* is true.
     """
     main = threading.get_ident()
 

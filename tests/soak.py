@@ -1,8 +1,8 @@
-"""Look for defects for as long as there is time: `make soak SECONDS=3600`, or `--only NAME`.
+"""Search for defects for a given time: `make soak SECONDS=3600`, or `--only NAME`.
 
-Each search gets an equal share of the seconds.  One that ends by itself begins again, with other
-random numbers where it has any; one that fails is not repeated, and the exit status is then 1.
-What is under way when its time is up is ended, which is no failure.
+Each search gets an equal share of the seconds.  A search that ends early is repeated, with another
+random seed if it takes one. A search that fails is not repeated, and the exit status is then 1. A
+search that still runs when its time is up is stopped, which is no failure.
 """
 
 import argparse
@@ -19,7 +19,7 @@ FUZZ = (sys.executable, "-m", "tests.fuzz", "--seed", "{seed}", "--seconds", "{s
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
 EXPLORE = "--hypothesis-profile=explore"
 
-# A command with "{seconds}" keeps to its share by itself; "{seed}" is another number each time.
+# A command with "{seconds}" ends by itself after that time; "{seed}" is a new number for each run.
 SEARCHES = {
     "properties": (*PYTEST, EXPLORE, "tests"),
     "fuzzers": FUZZ,
@@ -33,7 +33,7 @@ SEARCHES = {
 
 
 def search(command, seconds):
-    """Run *command* for *seconds*; return how often it ended, and the last exit status."""
+    """Run *command* repeatedly for *seconds*; return the number of runs and the last status."""
     keeps_to_it = "{seconds}" in command
     until, ended, status = time.monotonic() + seconds, 0, 0
     while status == 0 and (left := until - time.monotonic()) > 0:

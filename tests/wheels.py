@@ -9,11 +9,11 @@ from pathlib import Path
 from npurt.build_wheel import GLIBC
 
 PROJECT = Path(__file__).resolve().parents[1]
-PURE = "any"  # the platform whose wheel is Python alone
+PURE = "any"  # the platform whose wheel contains only Python
 
 
 def make(folder, platform=None, project=PROJECT):
-    """Build the wheel of *platform*, such as linux-aarch64, into *folder*; None: the sdist."""
+    """Build the wheel of *platform* (such as linux-aarch64) in *folder*; None builds the sdist."""
     kind = "wheel" if platform else "sdist"
     done = subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", folder],
@@ -28,7 +28,7 @@ def make(folder, platform=None, project=PROJECT):
 
 
 def tag_of(platform):
-    """Return the tag of a wheel of *platform* as it should be."""
+    """Return the expected tag of a wheel for *platform*."""
     if platform == PURE:
         return "py3-none-any"
     return f"py3-none-manylinux_{GLIBC.replace('.', '_')}_{platform.removeprefix('linux-')}"
@@ -43,13 +43,13 @@ def unpack(sdist, folder):
 
 
 def install(wheel, folder):
-    """Install *wheel* alone into *folder*, which no compiler is needed for."""
+    """Install *wheel* into *folder* without its dependencies; this needs no compiler."""
     command = ("-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", folder)
     subprocess.run([sys.executable, *command, wheel], check=True, env={**os.environ, "PATH": ""})
 
 
 def python(folder, code):
-    """Run *code* in a Python that finds npurt in *folder*; return its output, all of it."""
+    """Run *code* in a Python that finds npurt in *folder*; return its whole output."""
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=folder,

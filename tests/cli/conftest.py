@@ -1,4 +1,4 @@
-"""The command line, called in this process or as one of its own."""
+"""Fixtures that call the command line in this process or start it in a new process."""
 
 import io
 import os
@@ -31,7 +31,8 @@ def npurt(capsys, monkeypatch):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), "utf-8"))
         try:
             code = main([str(argument) for argument in arguments])
-        except SystemExit as stop:  # argparse's way to say 2, or 0 after --help
+        # argparse raises it with status 2 for a usage error, 0 after --help
+        except SystemExit as stop:
             code = stop.code
         return Result(code, *capsys.readouterr())
 
@@ -39,7 +40,7 @@ def npurt(capsys, monkeypatch):
 
 
 def spawn(*arguments, stdin=b"", program=("-m", "npurt"), **variables):
-    """Run ``python -m npurt`` with *arguments*, or another *program*, to its end."""
+    """Run ``python -m npurt`` with *arguments*, or another *program*, and wait until it ends."""
     process = subprocess.run(
         [sys.executable, *program, *(str(argument) for argument in arguments)],
         input=stdin,
@@ -51,7 +52,7 @@ def spawn(*arguments, stdin=b"", program=("-m", "npurt"), **variables):
 
 
 def assert_failed(result, *said, code=1):
-    """The exit status is *code*, the error is one line and a remedy; there is no traceback."""
+    """Check for exit status *code* and a one-line error with a remedy, without a traceback."""
     assert result.code == code, result
     assert result.out == ""
     assert re.fullmatch(r"npurt: .*\n  remedy: .*\n", result.err, re.DOTALL), result.err

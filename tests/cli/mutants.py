@@ -1,9 +1,9 @@
-"""Open damaged copies of a model and let them generate: one line for what became of each.
+"""Open damaged copies of a model, generate from them, and print one line per result.
 
     python mutants.py SOURCE FOLDER KIND SEED COUNT
 
-A process of its own, so that a crash is seen as one: then the lines end early.  It may use 3 GB and
-20 seconds a file, and dies beyond.
+The tests run this in its own process: if it crashes, the lines end early. The process may use 3 GB
+of memory and 20 seconds per file; the system ends it if it exceeds a limit.
 """
 
 import random
@@ -21,7 +21,7 @@ HEADER = 16_000  # bytes: metadata and the table of tensors of the tiny models
 
 
 def truncated(data, chance):
-    """Cut off anywhere, the header as likely as the tensors."""
+    """Truncate the file, with probability 1/2 inside the header, else anywhere."""
     return data[: chance.randrange(HEADER if chance.random() < 0.5 else len(data))]
 
 
@@ -37,13 +37,13 @@ def bytes_changed(data, chance):
 
 
 def grown(data, chance):
-    """Move what follows some place by a few bytes."""
+    """Insert a few random bytes into the header."""
     at = chance.randrange(HEADER)
     return data[:at] + chance.randbytes(chance.choice([1, 4, 8, 32])) + data[at:]
 
 
 def swapped(data, chance):
-    """Exchange two stretches of the header."""
+    """Swap two ranges of the header, or delete one if they overlap."""
     size = chance.choice([1, 4, 8, 64, 1000])
     a, b = sorted(chance.sample(range(0, HEADER - size, 4), 2))
     if b - a < size:
@@ -54,7 +54,7 @@ def swapped(data, chance):
 
 
 def fate(path):
-    """Return what becomes of one file."""
+    """Return the outcome of opening one file and generating from it."""
     try:
         with npurt.Llama(path, n_ctx=32, progress=False) as llm:
             llm.generate([1, 2, 3], max_tokens=2, temperature=0)
@@ -75,7 +75,8 @@ def main():
         signal.alarm(SECONDS)
         sys.stdout.write(f"{i} {fate(path)}\n")
         sys.stdout.flush()
-        path.unlink()  # its mapping may live on in an error's traceback: it is not written again
+        # a traceback may still hold the file's mapping, so the file is not overwritten
+        path.unlink()
 
 
 if __name__ == "__main__":

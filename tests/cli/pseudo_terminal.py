@@ -1,4 +1,4 @@
-"""A program on a pseudo-terminal, with its keys."""
+"""Run a program on a pseudo-terminal and press keys there."""
 
 import os
 import pty
@@ -12,9 +12,9 @@ import time
 
 from tests.cli.conftest import environment
 
-WAIT = 30  # seconds; nothing here takes one
+WAIT = 30  # seconds; each step of these tests takes less than one
 # Makes the pseudo-terminal the one whose keys send signals, then becomes the program.
-# What runs in the background of a shell ignores Ctrl-C, and hands that down: undo it.
+# Processes in the background of a shell ignore Ctrl-C and pass this on to children: undo it.
 TAKE_TERMINAL = (
     "import fcntl, os, signal, sys, termios; "
     "signal.signal(signal.SIGINT, signal.SIG_DFL); "
@@ -32,7 +32,7 @@ class Terminal:
         command = [sys.executable, "-c", TAKE_TERMINAL, *map(str, (*program, *arguments))]
         env = environment(**variables)
         for name in {"COLUMNS", "LINES"} - variables.keys():
-            env.pop(name, None)  # of the terminal of the tests, which would count for more
+            env.pop(name, None)  # size of the tests' own terminal, which would take precedence
         self._process = subprocess.Popen(
             command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True, env=env
         )
@@ -43,7 +43,7 @@ class Terminal:
         os.write(self._master, keys.encode())
 
     def wait_for(self, pattern):
-        """Return the match of *pattern* in what appears from now on, and forget up to its end."""
+        """Return the match of *pattern* in new output, and discard the output up to its end."""
         end = time.monotonic() + WAIT
         while not (match := re.search(pattern, self.screen, re.DOTALL)):
             assert time.monotonic() < end, f"no {pattern!r} in {self.screen!r}"
@@ -62,7 +62,7 @@ class Terminal:
         raise AssertionError(f"no {pattern!r} in {self.screen!r}")
 
     def _read(self):
-        """Add to the screen; False at the end of the program."""
+        """Append new output to the screen; return False once the program has ended."""
         if not select.select([self._master], [], [], 0.5)[0]:
             return True
         try:

@@ -1,4 +1,4 @@
-"""`npurt bench` and `npurt bench matmul`: rows for people, programs and comparisons."""
+"""`npurt bench` and `npurt bench matmul`: tables, JSON, and comparisons of results."""
 
 import json
 import re
@@ -98,13 +98,13 @@ def test_bench_refuses_to_compare_with_anything_else(npurt, tmp_path, content):
     path = tmp_path / "rows.json"
     path.write_text(content, errors="surrogateescape")
     command = ("bench", "-m", MODEL, "-p", 4, "-n", 0, "-r", 1, "--json", "--compare")
-    if content == "{}":  # an object without rows: nothing to compare with, and nothing wrong
+    if content == "{}":  # an object without rows is valid, but has nothing to compare with
         assert npurt(*command, path).code == 0
         return
 
     result = npurt(*command, path)
 
-    assert_failed(result, str(path))  # before anything was measured and printed
+    assert_failed(result, str(path))  # the error comes before any measurement or output
     assert_failed(npurt(*command, tmp_path / "nothing"), "nothing")
 
 
@@ -138,7 +138,7 @@ def test_bench_matmul_keeps_its_contract(npurt, kind):
     assert (row["nmse"] == 0) == (kind == "i8")
 
 
-@pytest.mark.parametrize("threads", [1, -1])  # -1: as many as the machine suggests
+@pytest.mark.parametrize("threads", [1, -1])  # -1: the number of threads chosen for this machine
 def test_bench_matmul_prints_the_same_for_people(npurt, threads):
     result = npurt("bench", "matmul", "--m", 1, "--k", 32, "--n", 8, "-r", 1, "-t", threads)
     lines = dict(line.split(None, 1) for line in result.out.splitlines())
@@ -160,7 +160,7 @@ def test_bench_matmul_refuses_what_it_cannot_measure(npurt, code, arguments):
     assert_failed(npurt("bench", "matmul", *arguments, "--json"), code=code)
 
 
-# --- Several texts at once ------------------------------------------------------------------------
+# --- Several sequences at once --------------------------------------------------------------------
 
 PARALLEL = ("--parallel", "1,3", "--prompt", 12, "--gen", 4, "-r", 2)
 

@@ -1,4 +1,4 @@
-"""`npurt chat`: a conversation through a pipe, and on a terminal with its keys."""
+"""`npurt chat`: a conversation through a pipe, and on a terminal with key presses."""
 
 import json
 import re
@@ -71,7 +71,7 @@ def test_bytes_that_are_no_text_are_replaced(npurt):
 
 
 def test_a_conversation_that_outgrows_the_context_says_so_and_goes_on(npurt):
-    """What did not fit is no part of it."""
+    """Messages that did not fit are not part of the conversation."""
     lines = b"Hello\n" + 100 * b"word " + b"\nHi\n/reset\nHello\n"
     result = npurt("chat", *QUICK, "-c", 256, stdin=lines)
 
@@ -300,7 +300,7 @@ def terminal(tmp_path):
         each.close()
 
 
-# A model whose greedy text goes round in circles, for more tokens than a test could wait for.
+# This model's greedy output repeats itself for more tokens than a test could wait for.
 CIRCLE = tiny.path("llama3-256", "q8_0")
 ENDLESS = ("-m", CIRCLE, "--temp", 0, "--context-shift", "-c", 256)
 PROMPT = r"> "
@@ -312,10 +312,10 @@ def test_control_c_stops_the_answer_and_not_the_program(terminal):
     chat.wait_for(PROMPT)
     for _ in range(2):
         chat.type("Hello\n")
-        chat.wait_for(r"Hello\r\n.{40}")  # it has begun to answer, and would for ever
+        chat.wait_for(r"Hello\r\n.{40}")  # the answer has begun and would never end
         chat.type("\x03")
         chat.wait_for(r"\[stopped\]\r\n" + RATE + PROMPT)
-        chat.type("/reset\n")  # what was written by then may be more than the context holds
+        chat.type("/reset\n")  # the output so far may be longer than the context
         chat.wait_for(PROMPT)
     chat.type("/quit\n")
 

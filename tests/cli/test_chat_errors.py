@@ -1,4 +1,4 @@
-"""`npurt chat` after an error: it prints the error, keeps the conversation, and goes on."""
+"""`npurt chat` after an error: it prints the error, keeps the conversation, and continues."""
 
 import json
 

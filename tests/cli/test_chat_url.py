@@ -21,7 +21,7 @@ TEXT = "It is an accelerator."
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory):
-    """npurt's own server with the fake engine, which says `TEXT` by the seed 0."""
+    """Yield npurt's own server with the fake engine, which generates `TEXT` with seed 0."""
     texts = [served().tokenizer.encode(TEXT, add_bos=False)]
     folder = tmp_path_factory.mktemp("live")
     with serving(folder, n_ctx=512, texts=texts) as server:
@@ -29,7 +29,7 @@ def live(tmp_path_factory):
 
 
 def request(connection):
-    """Return all of a request."""
+    """Read and return a whole request."""
     data = connection.recv(1 << 20)
     length = re.search(rb"Content-Length: (\d+)", data)
     while length and len(data.partition(b"\r\n\r\n")[2]) < int(length[1]):
@@ -39,7 +39,7 @@ def request(connection):
 
 @contextlib.contextmanager
 def hostile(*answers, hold=False):
-    """Yield the URL of a server that sends *answers*, one a connection, and the requests it got."""
+    """Yield a server's URL and its list of requests; it sends one of *answers* per connection."""
     got = []
     over = threading.Event()
 

@@ -1,4 +1,4 @@
-"""`npurt completion`: what bash and fish offer, and what zsh makes of a tab."""
+"""`npurt completion`: the completions that bash, fish and zsh offer."""
 
 import re
 import shlex
@@ -27,7 +27,7 @@ zpty -w -n shell $2$'\\t\\C-x'
 zpty -r -m shell said '*@@npurt*@@*'
 print -r -- ${${said##*@@npurt}%%@@*}
 """
-# Words of a command line, and what completes the last of them; nothing: names of files.
+# Words of a command line, and the completions of the last one; none means file names.
 WORDS = [
     (["ch"], ["chat"]),
     (["run", "--verify", ""], ["off", "sample", "always"]),
@@ -72,14 +72,14 @@ def output(*command, **options):
 
 @pytest.fixture
 def bash(script):
-    """Return a function that says what bash offers for the last of some words."""
+    """Return a function that returns bash's completions of the last word."""
     path = script("bash")
     return lambda *words: output("bash", "-uc", ASK, path, "npurt", *words).split()
 
 
 @pytest.fixture
 def fish(script, tmp_path, monkeypatch):
-    """Return a function that says what fish offers for the last of some words."""
+    """Return a function that returns fish's completions of the last word."""
     path = script("fish")
     (tmp_path / "empty").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -94,7 +94,7 @@ def fish(script, tmp_path, monkeypatch):
 
 @pytest.fixture
 def zsh(script, tmp_path, monkeypatch):
-    """Return a function that types a line and a tab, and says what zsh made of it."""
+    """Return a function that types a line and a tab into zsh and returns the completed line."""
     path = script("zsh")
     (tmp_path / "model.gguf").touch()
     monkeypatch.setenv("TERM", "dumb")

@@ -1,4 +1,4 @@
-"""`npurt convert`: what it prints and refuses; tests/llm/test_convert.py has the files."""
+"""`npurt convert`: its output and errors; tests/llm/test_convert.py tests the files it writes."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Files that the command line reads and writes: whatever is wrong with them, it says so."""
+"""Files that the command line reads and writes: every problem with one is a clear error."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from tests.llm import tiny
 
 MODEL = tiny.path("llama3", "q8_0")
 SHORT = ("-m", MODEL, "-n", 1, "-c", 64, "--temp", 0)
-FULL = 100  # bytes of a file that a process may not write more of
+FULL = 100  # bytes, the largest file that the process may write
 
 READS = {
     "model": ("run", "-p", "x", "-n", 1, "-m"),
@@ -62,7 +62,7 @@ def content(folder):
 @pytest.mark.parametrize("command", READS.values(), ids=READS)
 def test_what_cannot_be_read_is_named_with_a_remedy(npurt, folder, command, path):
     if path == "empty" and command in (READS["prompt"], READS["skel"]):
-        return  # a prompt like any other, and a file to find fault with like any other
+        return  # such a prompt is valid text, and such a file is invalid
     named = [] if path == "empty" else [path.rpartition("/")[2][:9]]
     assert_failed(npurt(*command, folder / path), *named)
 
@@ -71,7 +71,7 @@ def test_what_cannot_be_read_is_named_with_a_remedy(npurt, folder, command, path
 @pytest.mark.parametrize("command", WRITES.values(), ids=WRITES)
 def test_what_cannot_be_written_is_named_and_nothing_is_left(npurt, folder, command, path):
     if command[0] == "models" and path in ("nothing/a.svg", "folder"):
-        return  # a folder that can be had
+        return  # a folder that can be created
     before = content(folder)
     result = npurt(*command, folder / path)
 
@@ -99,7 +99,8 @@ def test_a_disk_that_is_full_leaves_what_was_there(folder, name, there):
 
     assert done.returncode in (1, 2), done
     assert "cannot write" in done.stderr
-    assert os.strerror(27) in done.stderr  # what "no space left" is to a limit
+    # EFBIG: the error of a file-size limit, in place of ENOSPC
+    assert os.strerror(27) in done.stderr
     assert "remedy: " in done.stderr
     assert "Traceback" not in done.stderr
     assert content(folder) == before
@@ -111,7 +112,7 @@ def test_a_disk_that_is_full_leaves_what_was_there(folder, name, there):
 
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
 def test_standard_streams_may_be_closed(tmp_path, closed):
-    """And no file that is opened takes their place: here a trace would have lines of text in it."""
+    """An opened file must not get a closed stream's descriptor: output would go into the trace."""
     path = tmp_path / "trace.json"
     done = subprocess.run(
         [sys.executable, "-m", "npurt", *map(str, WRITES["trace"]), str(path), "--report"],
@@ -127,7 +128,7 @@ def test_standard_streams_may_be_closed(tmp_path, closed):
     assert b"Traceback" not in done.stderr
 
 
-# --- JSON of anybody ------------------------------------------------------------------------------
+# --- JSON from untrusted files --------------------------------------------------------------------
 
 ROW = '[{"model": "x", "test": "pp8", "tokens_per_second": %s}]'
 HOSTILE = {

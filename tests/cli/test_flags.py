@@ -1,4 +1,4 @@
-"""Flags as llama-cli has them: what they mean here, and what is said where they mean nothing."""
+"""Flags shared with llama-cli: their effect here, and the errors where they do not apply."""
 
 import json
 import re
@@ -21,7 +21,7 @@ def given(written, verb="run"):
 
 
 def opened_with(npurt, monkeypatch, *flags):
-    """Return what `Llama` is opened with by `npurt run` with *flags*."""
+    """Return the arguments with which `npurt run` and *flags* open `Llama`."""
     said = {}
 
     class Recorder(library.Llama):
@@ -100,7 +100,7 @@ def test_types_of_the_kv_cache_that_npurt_lacks_are_refused(npurt, flags, said):
 def test_flags_for_what_is_so_anyway_are_accepted_and_change_nothing(flags, said, capsys):
     with_flag, without = (vars(given(written)) for written in (flags, ""))
     for held in (with_flag, without):
-        del held["usage_error"]  # a method of the parser that was made for this line
+        del held["usage_error"]  # a method of the parser created for this command line
 
     assert with_flag == without
     assert said in capsys.readouterr().err
@@ -179,12 +179,12 @@ def test_help_says_the_defaults(npurt):
     assert "(default: 0)" in npurt("bench", "--help").out
 
 
-# --- What becomes of a prompt ---------------------------------------------------------------------
+# --- Prompts --------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def texts():
-    """What the library continues "Hello" with, and answers, with a system message too."""
+    """Return the library's completion of "Hello" and answers to it, one with a system message."""
     user = {"role": "user", "content": "Hello"}
     with library.Llama(MODEL) as llm:
         options = {"temperature": 0, "max_tokens": 8}
@@ -267,7 +267,7 @@ def test_standard_input_of_a_process_is_a_prompt(texts):
 
 @pytest.fixture
 def interrupted(monkeypatch):
-    """Have Ctrl-C pressed after the third piece of each text."""
+    """Press Ctrl-C after the third piece of each completion."""
     generate = library.Llama.generate
 
     def stopped(self, prompt, **options):
@@ -302,7 +302,7 @@ def test_control_c_leaves_json_that_says_so(npurt, interrupted, texts):
 
 
 def press_control_c(monkeypatch, name, after):
-    """Have Ctrl-C pressed in a method of `Llama` when it is called *after* times."""
+    """Press Ctrl-C in a method of `Llama`, after *after* calls."""
     real, calls = getattr(library.Llama, name), []
 
     def counted(self, *arguments):

@@ -1,4 +1,4 @@
-"""A damaged model file is refused with a remedy, whatever is wrong with it: never a crash."""
+"""Every damaged model file is refused with a remedy; none crashes the process."""
 
 import re
 import subprocess
@@ -17,7 +17,7 @@ COUNT = 150
 
 @pytest.fixture(scope="module", params=[("llama3", "q8_0"), ("llama3-256", "q4_k_m")], ids="-".join)
 def fates(request, tmp_path_factory):
-    """Return kind of damage -> what became of each file; two workers at a time."""
+    """Return kind of damage -> the outcome of each file; two processes run at a time."""
     folder = tmp_path_factory.mktemp("mutants")
     source = tiny.path(*request.param)
     found = {}
@@ -48,7 +48,7 @@ def test_a_damaged_model_runs_or_is_refused_with_a_remedy(fates, kind):
 
 
 def test_damage_is_mostly_seen(fates):
-    """The tests above could pass for want of damage."""
+    """Otherwise the tests above could pass because most copies are still valid."""
     for kind, (_, _, lines) in fates.items():
         refused = sum(fate == "refused" for _, fate in lines)
         assert refused > COUNT / 3, kind

@@ -1,4 +1,4 @@
-"""Verbs that take a model take one of a hub, or of a URL."""
+"""Every command that opens a model accepts one from a hub or a URL."""
 
 import errno
 import json
@@ -13,7 +13,7 @@ MODEL = tiny.path("llama3", "q8_0").read_bytes()
 
 @pytest.fixture
 def real(hub):
-    """Have the hub serve a model that runs."""
+    """Let the hub serve a valid model."""
     hub.repos[REPO] = {"llama3-Q4_K_M.gguf": MODEL}
     hub.pages["/pages/llama3.gguf"] = MODEL
     return hub

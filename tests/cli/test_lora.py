@@ -1,4 +1,4 @@
-"""`--lora FILE[:SCALE]` of the verbs that open a model."""
+"""`--lora FILE[:SCALE]` for the commands that open a model."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Answers as markdown on a terminal: what the screen shows in the end, and what is never sent."""
+"""Answers rendered from Markdown on a terminal: the final screen, and bytes never sent."""
 
 import io
 import re
@@ -15,7 +15,7 @@ from tests.llm import tiny
 
 QUICK = ("-m", tiny.path("llama3", "q8_0"))
 SIZE = (70, 12)
-# Shows a file as an answer: argv has its name, and characters a piece.
+# Show a file as an answer; argv: the file's name, and the number of characters per piece.
 SHOW = """
 import sys, time
 from npurt.cli.output import terminal
@@ -40,7 +40,7 @@ ALLOWED = re.compile(r"\x1b\[[\d;]*m|\x1b\[\?25[lh]|\x1b\[2K|\x1b\[1A|[\r\n\t]")
 
 
 def screen(sent):
-    """Return the lines that stand on a terminal after *sent*, those scrolled away included."""
+    """Return the lines of a terminal after the output *sent*, including scrolled-off lines."""
     lines, row, column = [""], 0, 0
     for control, text in re.findall(r"(\x1b\[\??[\d;]*[a-zA-Z]|[\r\n])|([^\x1b\r\n]+)", sent):
         if text:
@@ -60,7 +60,7 @@ def screen(sent):
 
 @pytest.fixture
 def shown(tmp_path):
-    """Return a function that shows a text on a pseudo-terminal, and returns what was sent to it."""
+    """Return a function that shows a text on a pseudo-terminal and returns the bytes sent."""
 
     def show(text, piece=3, size=SIZE, **variables):
         path = tmp_path / "answer.md"
@@ -117,7 +117,7 @@ def test_blocks_are_rendered_wherever_pieces_end(shown, piece):
 
     assert [line.strip() for line in screen(sent)] == LINES
     assert "\x1b[1mbold\x1b[0m" in sent
-    assert sent.rindex("\x1b[?25h") > sent.rindex("\x1b[?25l")  # the cursor is there again
+    assert sent.rindex("\x1b[?25h") > sent.rindex("\x1b[?25l")  # the cursor is visible again
 
 
 def test_a_block_higher_than_the_terminal_comes_out_whole_and_once(shown):

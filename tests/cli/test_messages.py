@@ -1,4 +1,4 @@
-"""What the command line and the library say when something is not as it should be."""
+"""Error messages and warnings of the command line and the library."""
 
 import platform
 

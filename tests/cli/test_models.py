@@ -1,4 +1,4 @@
-"""`npurt models`: what is known, what is here, and what is fetched only when asked."""
+"""`npurt models`: lists known and local models, and downloads only on request."""
 
 import json
 
@@ -160,12 +160,12 @@ def test_a_model_in_the_folder_of_earlier_versions_is_found(npurt, tmp_path, mon
     assert npurt("run", "-m", "small", "-p", "a", "--raw", "-n", 1, "-c", 16).code == 0
 
 
-# --- Fetching -------------------------------------------------------------------------------------
+# --- Downloads ------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def fetched(monkeypatch):
-    """Replace downloads; return the names that were asked for."""
+    """Replace downloads; return the names that were requested."""
     names = []
 
     def fetch(name, folder, **options):

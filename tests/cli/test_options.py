@@ -1,4 +1,4 @@
-"""Flags that have been renamed, and options that nobody knows."""
+"""Renamed flags and unknown options."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Files that verbs write: never one that they read; and paths that no file can have."""
+"""Output files: never an input file of the same command; and impossible paths are refused."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ MODEL = tiny.path("llama3", "q8_0")
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Return a folder, the current one, with a model, links to it and to nothing, and texts."""
+    """Return the current folder, with a model, a link to it, a broken link, and text files."""
     shutil.copy(MODEL, tmp_path / "m.gguf")
     (tmp_path / "link.gguf").symlink_to("m.gguf")
     os.link(tmp_path / "m.gguf", tmp_path / "m.svg")

@@ -1,4 +1,4 @@
-"""`npurt plan`: what the weights of a model become on an NPU."""
+"""`npurt plan`: how the weights of a model are stored on an NPU."""
 
 import json
 
@@ -42,7 +42,8 @@ def test_experts_are_listed_as_what_each_of_them_is(npurt):
     for name, shape in stacks.items():
         experts, n, k = shape
         assert rows[name]["form"] == "int8"
-        assert rows[name]["nbytes"] == experts * (n * k + 4 * n)  # a code each, a scale a row
+        # one code per weight, one scale per row
+        assert rows[name]["nbytes"] == experts * (n * k + 4 * n)
         (line,) = [line for line in lines if line.startswith(name)]
         assert " x ".join(map(str, shape)) in line
 

@@ -1,4 +1,4 @@
-"""`npurt plan` of a model on a server reads its header, and nothing else."""
+"""`npurt plan` of a remote model downloads only the file's header."""
 
 import json
 import re
@@ -20,7 +20,7 @@ PAGE = "/pages/llama3.gguf"
 
 @pytest.fixture
 def real(hub):
-    """Have the hub serve a model that runs."""
+    """Let the hub serve a valid model."""
     hub.repos[REPO] = {"llama3-Q4_K_M.gguf": MODEL}
     hub.pages[PAGE] = MODEL
     return hub
@@ -84,7 +84,7 @@ def test_the_table_says_memory_devices_and_speed(real, npurt):
     assert result.code == 0, result
     for text in ("memory: ", "cpu: ", "hexagon (v68): ", "rknpu: ", "tokens/s", "header"):
         assert text in result.out
-    assert "KL divergence" not in result.out  # nothing is simulated: there are no weights
+    assert "KL divergence" not in result.out  # nothing is simulated because there are no weights
 
 
 @pytest.mark.parametrize("flags", [["--graph"], ["--graph", "--json"], ["--dot"]])

@@ -12,7 +12,7 @@ from tests.cli.conftest import assert_failed
 
 @pytest.fixture
 def made(npurt, tmp_path):
-    """A program, the arguments that give it its buffers, and what it has to compute."""
+    """Return a program, the arguments that name its buffers, and the expected result."""
     rng = np.random.default_rng(0)
     a, b = rng.integers(-128, 128, (4, 64), np.int8), rng.integers(-128, 128, (32, 64), np.int8)
     at = ("--a", "0x1000000", "--w", "0x2000000", "--c", "0x3000000")

@@ -17,7 +17,7 @@ MODEL = tiny.path("llama3", "q8_0")
 RUN = ("run", "-m", MODEL, "-p", "Hello")
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 22]}}, "required": ["a"],
           "additionalProperties": False}  # fmt: skip
-# The flags of llama-cli as its help names them, other values than the defaults, and the options.
+# llama-cli's flags as in its help, values other than the defaults, and the library's options.
 FLAGS = {
     "--typical": ("0.9", {"typical_p": 0.9}),
     "--typical-p": ("0.9", {"typical_p": 0.9}),
@@ -104,7 +104,7 @@ def test_the_short_names_are_those_of_llama_cli():
 
 
 def test_a_wrong_grammar_is_refused_before_the_model_is_opened(npurt):
-    """There is no such model, and nothing says so."""
+    """The model does not exist, yet the error is about the grammar."""
     nowhere = ("run", "-m", "/there/is/no/such.gguf", "-p", "Hello")
     for flags in (("--grammar", "root ::= ("), ("-j", "{"), ("-j", '{"type": "strange"}')):
         assert_failed(npurt(*nowhere, *flags), "correct the")

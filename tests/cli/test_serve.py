@@ -1,4 +1,4 @@
-"""`npurt serve`: flags, and a server that it starts."""
+"""`npurt serve`: its flags, and the server that it starts."""
 
 import importlib.util
 import json
@@ -39,7 +39,7 @@ def test_it_serves_until_a_signal(tmp_path):
                 answer = json.load(reply)
             texts.add(answer["choices"][0]["text"])
         assert answer["usage"]["completion_tokens"] == 4
-        assert len(texts) == 1  # the temperature is that of the command line
+        assert len(texts) == 1  # the temperature set on the command line
     finally:
         process.send_signal(signal.SIGTERM)
     assert process.wait(HANG_SECONDS) == 128 + signal.SIGTERM

@@ -32,7 +32,7 @@ runpy.run_module("npurt", run_name="__main__", alter_sys=True)
 
 
 def usual(number):
-    """Return the name of the handler that Python starts with."""
+    """Return the name of the handler that Python installs at its start."""
     return "default_int_handler" if number == signal.SIGINT else "SIG_DFL"
 
 
@@ -40,11 +40,12 @@ def usual(number):
 @pytest.mark.parametrize("module", ["npurt.cli", "npurt.cli.verbs.run", "npurt.llm.decode.model",
                                     "numpy", "datetime"])  # fmt: skip
 def test_a_signal_at_the_start_ends_the_program_quietly(module, number):
-    """numpy imports datetime from C, and makes an ImportError of what that raises."""
+    """numpy imports datetime from C and turns any exception there into an ImportError."""
     program = ("-c", AT_IMPORT.format(module=module, number=int(number), before=usual(number)))
     result = spawn("run", "-m", MODEL, "-p", "Hello", "-n", 1, program=program)
 
-    died = module == "npurt.cli" and number != signal.SIGINT  # before any handler: by the signal
+    # before any handler is installed the signal itself ends the process
+    died = module == "npurt.cli" and number != signal.SIGINT
     assert result == (-number if died else 128 + number, "", "")
 
 
@@ -69,7 +70,7 @@ def test_a_signal_leaves_nothing_half_written(tmp_path, number):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_that_is_ignored_stays_so(tmp_path, number):
-    """As after ``nohup``."""
+    """``nohup`` does this, for example."""
     program = ("-c", AT_WRITING.format(number=int(number), before="SIG_IGN"))
     result = spawn("quantize", MODEL, tmp_path / "out.gguf", "q4_0", program=program)
 

@@ -1,4 +1,4 @@
-"""`npurt bench --spec`: the table, the JSON, the drawing, and what it refuses."""
+"""`npurt bench --spec`: the table, the JSON, the plot, and its errors."""
 
 import json
 import sys
@@ -56,7 +56,7 @@ def test_it_prints_four_prompts_for_people_and_for_scripts(npurt):
 
 
 class Recorder:
-    """Stands for matplotlib's Figure: writes down what is drawn."""
+    """Replaces matplotlib's Figure and records the calls that draw."""
 
     drawn: list
     title: str

@@ -1,4 +1,4 @@
-"""What a model thinks is dimmed on a terminal, and only there."""
+"""A model's reasoning is dimmed on a terminal, and nowhere else."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""Exit statuses, settings, and the command as a process of its own."""
+"""Exit statuses, settings, and the command in its own process."""
 
 import os
 import re
@@ -105,7 +105,7 @@ def test_control_c_is_status_130(npurt, monkeypatch):
     assert npurt("run", "-m", MODEL, "-p", "x") == (130, "", "")
 
 
-# --- As a process of its own ----------------------------------------------------------------------
+# --- In its own process ---------------------------------------------------------------------------
 
 
 def test_exit_statuses_reach_the_shell():
@@ -143,7 +143,7 @@ def test_a_reader_that_went_away_is_no_error_message():
     ],
 )
 def test_output_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path, command):
-    """A file that may not grow stands for a disk that is full."""
+    """A file-size limit simulates a full disk."""
     with open(tmp_path / "out", "wb") as full:
         result = subprocess.run(
             ["sh", "-c", 'ulimit -f 0; exec "$0" -m npurt "$@"', sys.executable, *command],

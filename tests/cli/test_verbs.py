@@ -1,4 +1,4 @@
-"""Every verb prints what one library call returned, and an error as what happened and a remedy."""
+"""Every command prints the result of one library call; an error names the problem and a remedy."""
 
 import json
 import re
@@ -33,7 +33,7 @@ def text_file(tmp_path):
 
 @pytest.fixture(scope="module")
 def greedy():
-    """What the library says after TEXT."""
+    """Return the library's greedy completion of TEXT."""
     with library.Llama(MODEL) as llm:
         return llm.generate(TEXT, temperature=0, max_tokens=12)
 
@@ -95,7 +95,8 @@ def test_run_says_in_json_how_drafting_went(npurt):
     assert json.loads(plain.out)["timing"]["speculation"] is None
     said = json.loads(drafted.out)["timing"]["speculation"]
     assert set(said) == {"drafted", "accepted", "passes", "mean_accepted", "speedup"}
-    assert said["passes"] + said["accepted"] == 11  # the first of 12 comes from the prompt
+    # evaluating the prompt gives the first of 12 tokens
+    assert said["passes"] + said["accepted"] == 11
     assert said["mean_accepted"] == 11 / said["passes"]
 
 
@@ -182,7 +183,7 @@ def test_minus_one_is_no_limit_and_a_random_seed_as_in_llama_cli(npurt, monkeypa
         said.append((options["max_tokens"], options["seed"]))
         return iter(())
 
-    monkeypatch.setattr(TextGenerator, "generate", generate)  # which `chat` calls
+    monkeypatch.setattr(TextGenerator, "generate", generate)  # called by `chat`
     for n, seed in ((-1, -1), (0, 0)):
         assert npurt("run", "-m", MODEL, "-p", "x", "-n", n, "-s", seed).code == 0
 
@@ -370,7 +371,7 @@ def test_devices_are_listed_for_people_and_programs(npurt):
     ]
 
 
-# --- As a process of its own, and the example -----------------------------------------------------
+# --- In its own process, and the example ----------------------------------------------------------
 
 
 def test_python_m_npurt_is_the_command(greedy):
