@@ -70,7 +70,7 @@ def test_numbers_that_are_apart_have_parsers_of_their_own(name):
 def test_multiples_of_one_number_are_multiplied(name):
     with pytest.raises(GrammarError, match="multipleOf") as caught:
         Grammar.from_json_schema(TOGETHER[name])
-    assert "check the number afterwards" in caught.value.remedy
+    assert "check the numbers afterwards" in caught.value.remedy
     with pytest.raises(GrammarError, match="multipleOf"):
         Grammar.from_lark(f"start: %json {json.dumps(TOGETHER[name])}")
 

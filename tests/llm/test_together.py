@@ -120,7 +120,7 @@ def test_contexts_of_a_model_do_not_know_of_each_other(llm):
 def test_there_is_room_for_as_many_contexts_as_were_asked_for():
     with npurt.Llama(tiny.path(), max_sequences=2, progress=False) as llm:
         second = Context(llm.model)
-        with pytest.raises(SettingError, match="room for 2 sequences"):
+        with pytest.raises(SettingError, match="all 2 sequences of this model are in use"):
             Context(llm.model)
         second.eval([1, 2])
         second.release()

@@ -163,7 +163,7 @@ def test_settings_of_the_environment_that_the_simulator_does_not_know_are_refuse
     )  # fmt: skip
 
     assert "SettingError: the RK3588 simulator refuses NPURT_SIM_RKNPU" in result.stderr
-    assert "no setting foo=1" in result.stderr
+    assert "unknown setting foo=1" in result.stderr
     assert "remedy: docs/simulators.md" in result.stderr
 
 
