@@ -1,20 +1,21 @@
 /*
  * Quantised activations: x[row][column] = code * scale(row, column / 32) * 2^exponent(row).
  *
- * Rows are in panels of R = NPURT_PANEL, the remaining rows in panels of R = 1.  For S = ceil(k / 64)
- * steps of 64 columns a panel is, each part padded to 128 bytes:
+ * Rows are in panels of R = NPURT_PANEL rows, and the remaining rows in panels of R = 1 row.  A panel
+ * has S = ceil(k / 64) steps of 64 columns and these parts, each padded to 128 bytes:
  *
  *   int32     exponent[R], total[R]         total: -128 times the sum of the row's codes
  *                                           if the row has one scale, else 0
  *   int8      codes[8 S][R][8]    -127..127; zeros beyond k
- *   uint32    record[S][R][4]     pairs of int16, of the first and of the second 32 columns:
- *                                 scale, 8 T, 16 columns' and 16 columns' zero point (see below)
- *   vector    zero[S][R]          pairs of int16, repeated: 32 columns' zero point
+ *   uint32    record[S][R][4]     scale, 8 T, zero point of the first 16 columns, of the last 16;
+ *                                 each a pair of int16: for the first and the second 32 columns
+ *   vector    zero[S][R]          zero points of 32 columns: one pair of int16 in all lanes
  *
- * scale is 1..32767; codes * scale * 2^exponent reproduce x to half a scale.
+ * scale is 1..32767; the rounding error of a code is at most about half a scale.
  * Zero points: weights are multiplied as unsigned numbers, which are too large by 8 (in units of h,
  * see product.h).  The zero point corrects this: -8 times the sum of 32 codes, or -16 times the sum
- * of 16 codes for kernels with a scale for each 16.  T = sum of 32 codes * scale / 2^15 multiplies the weights' offsets.
+ * of 16 codes for kernels with a scale for each 16.  T = sum of 32 codes * scale / 2^15 multiplies the
+ * weights' offsets.
  */
 #ifndef NPURT_ACTIVATIONS_H
 #define NPURT_ACTIVATIONS_H
@@ -43,7 +44,7 @@ INLINE size_t panel_bytes(uint32_t rows, uint32_t k)
            count * NPURT_VECTOR;
 }
 
-/* The panel of `rows` rows at this address. */
+/* Return the panel of `rows` rows at this address. */
 INLINE panel panel_there(const char *there, uint32_t rows, uint32_t k)
 {
     size_t count = (size_t) rows * steps_of(k);
@@ -58,7 +59,7 @@ INLINE panel panel_there(const char *there, uint32_t rows, uint32_t k)
     return p;
 }
 
-/* The panel that begins with `row`, a multiple of NPURT_PANEL unless only single rows follow. */
+/* Return the panel that begins with `row`: a multiple of NPURT_PANEL, or a remaining row. */
 INLINE panel panel_at(const void *activations, uint32_t row, uint32_t rows, uint32_t k)
 {
     const char *at = activations;

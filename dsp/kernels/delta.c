@@ -2,8 +2,8 @@
  * A gated delta net in integers: layouts in delta.h, arithmetic in delta_lanes.h, delta_prepare.h
  * and delta_advance.h.
  *
- * Order   first the computation without the state, for up to NPURT_DELTA_ITEMS tokens or heads, then
- *         the states: so some time passes between vector writes and scalar reads.
+ * Order   first the computation that needs no state, for up to NPURT_DELTA_ITEMS tokens or heads, then
+ *         the states.  So some time passes between vector writes and scalar reads of the same memory.
  * Sources Yang et al. 2024, Gated Delta Networks, eq. 10; ggml ggml_gated_delta_net (a decay for
  *         each element of k).
  */
@@ -69,7 +69,7 @@ size_t npurt_delta_scratch(void)
 
 /* A head of a sequence. */
 typedef struct {
-    uint32_t head, k_head, within; /* within: number of heads before it with the same head of k */
+    uint32_t head, k_head, within; /* within: earlier heads with the same head of k */
     size_t row;                    /* first row of its sequence in x and y */
     vec *state;
 } place;
@@ -99,7 +99,7 @@ static void next(const job *job, place *at)
     }
 }
 
-/* Prepare a token of a head; `k_before` is the k of the token before. */
+/* Prepare a token of a head; `k_before` is the k of the previous token. */
 INLINE void prepare_token(job *job, const place *at, uint32_t token, const vec *k_before,
                           unsigned parts, int gates, item *to)
 {
@@ -136,7 +136,7 @@ NOINLINE void prepare_gates(job *job, const place *at, uint32_t token, const vec
                     : prepare_token(job, at, token, k, 2, 1, to);
 }
 
-/* Prepare `count` tokens of a head from `token` on; return the address after the last item. */
+/* Prepare `count` tokens of a head, starting with `token`; return the address after the last item. */
 static item *prepare_span(job *job, const place *at, uint32_t token, uint32_t count, item *to)
 {
     const vec *k = state_at(at->state, job->blocks, job->parts).k;
@@ -153,7 +153,7 @@ static item *prepare_span(job *job, const place *at, uint32_t token, uint32_t co
     return to;
 }
 
-/* Run all tokens of `heads` heads from *at on; set *at to the next head. */
+/* Run all tokens of `heads` heads, starting with *at; set *at to the next head. */
 static void run_heads(job *job, place *at, uint32_t heads, uint32_t span)
 {
     uint32_t tokens = job->op->tokens;

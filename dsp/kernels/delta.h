@@ -15,17 +15,18 @@
  *
  *   integer[k][v] / 2^shift[v] + k[k] d[v]    rounded down; k, d of 16 bits
  *
- * This is the integer[k][v] of the formula above.
+ * The result is the integer[k][v] of the formula above.
  *
  * Widths are padded with zeros: B = ceil(width / 32) vectors along v, P = ceil(width / 64) pairs of
  * vectors along k.  A head's state, in vectors:
  *
  *   integer[P][32][B][2], k[P], d[B], shift[B], exponent[B], gain[2 P]
  *
- * where integer[p][j][b] is a pair of vectors: rows k = 64 p + j and 64 p + 32 + j, of
- * v 32 b..32 b + 31; a word of k has those two rows, and one of d the same twice.
+ * where integer[p][j][b] is a pair of vectors: rows k = 64 p + j and 64 p + 32 + j, for
+ * v = 32 b..32 b + 31.  A word of k has two int16, for these two rows; a word of d has the same int16
+ * twice.
  *
- * A row of x, of a token, is float32 in parts that begin at multiples of 128 bytes:
+ * A row of x holds one token, as float32, in parts that begin at multiples of 128 bytes:
  *
  *   q[k_heads][64 P], k[k_heads][64 P], v[heads][32 B], beta[heads], decay[heads] or [heads][64 P]
  *
@@ -53,7 +54,7 @@ typedef struct {
     uint32_t scale;   /* bits of a float32 */
 } npurt_delta;
 
-/* Bytes of one head's state, of a row of x, of a row of y, and of the scratch memory. */
+/* Return the bytes of one head's state, of a row of x, of a row of y, and of the scratch memory. */
 size_t npurt_delta_state_bytes(uint32_t width);
 size_t npurt_delta_x_bytes(const npurt_delta *op);
 size_t npurt_delta_y_bytes(const npurt_delta *op);

@@ -1,10 +1,10 @@
 /*
- * A token of a head: the pass over the state, and the lane operations after it.
+ * Advances a head by one token: the pass over the state, then operations on lanes.
  *
  *   u, w    gain S k and gain S q;  d = beta (v - u);  out = scale (w + (k.q) d)
- *   update  made in the next token's pass.  d becomes 16 bits, in units in which d k is in integers
- *           of the state.  Each lane's unit follows from its greatest |S| and |d|, such that
- *           |S| + |d k| < 2^30.
+ *   update  the pass of the next token adds d k.  d is rounded to 16 bits, so that products d k have
+ *           the unit of the state's integers.  The unit of a lane depends on its greatest |S| and |d|,
+ *           so that |S| + |d k| < 2^30.
  */
 #ifndef NPURT_DELTA_ADVANCE_H
 #define NPURT_DELTA_ADVANCE_H
@@ -19,7 +19,7 @@ typedef struct {
     vec d, shift, out; /* outputs */
 } block;
 
-/* Return an upper bound of |S|: the greatest |h| in the upper half, ones in the lower half. */
+/* Return an upper bound of |S|: upper half the greatest |h|, lower half ones. */
 INLINE vec most_of(vec greatest, vec least)
 {
     vec most = Q6_Vh_vmax_VhVh(greatest, Q6_V_vnot_V(least));
@@ -28,8 +28,8 @@ INLINE vec most_of(vec greatest, vec least)
 }
 
 /*
- * The least exponent with |S| + |d k| < 2^30 and |d| < 2^15, which keeps the most bits of both; `d`
- * has the exponent of its products.
+ * Set the block's exponent to the least with |S| + |d k| < 2^30 and |d| < 2^15, which preserves the
+ * most bits of S and d; set its d and shift.  The exponent of `d` is that of the products d k.
  */
 INLINE void update_block(block *of, number d, vec exponent)
 {
@@ -37,7 +37,7 @@ INLINE void update_block(block *of, number d, vec exponent)
     number most = {Q6_V_vor_VV(Q6_Vw_vabs_Vw(d.mantissa), splat(1)),
                    add(d.exponent, splat(ELEMENT_BITS))};
     number both = half_sum(rows, most);
-    vec room = Q6_Vw_vnormamt_Vw(add(both.mantissa, splat(2))); /* up, what was rounded down */
+    vec room = Q6_Vw_vnormamt_Vw(add(both.mantissa, splat(2))); /* + 2 rounds up */
     vec coming = sub(both.exponent, room);
     coming = more(coming, sub(most.exponent, Q6_Vw_vnormamt_Vw(most.mantissa)));
     of->exponent = add(coming, splat(2));
@@ -60,7 +60,7 @@ INLINE void advance_block(block *of, int gates, const item *by)
     of->out = float_of_twice(half_sum(w, more_of_d));
 }
 
-/* `count` blocks from b on.  All reads are before all writes, so that the blocks interleave. */
+/* Advance `count` blocks from b on.  All reads precede all writes, so the compiler interleaves blocks. */
 INLINE void advance_blocks(const state *of, unsigned b, unsigned count, int gates, const item *by,
                            const found *found, vec *worst)
 {
@@ -87,7 +87,7 @@ INLINE void advance_blocks(const state *of, unsigned b, unsigned count, int gate
     }
 }
 
-/* Two blocks from b on, or one; a head of one gain. */
+/* Run the pass over blocks b and b + 1 of a head with one gain, and advance them. */
 NOINLINE void advance_two(const item *by, unsigned blocks, unsigned b, unsigned parts, vec *worst)
 {
     state of = state_at(by->state, blocks, parts);

@@ -1,5 +1,5 @@
 /*
- * Numbers in lanes, for the delta net.  Each has a signed mantissa of 31 bits, which need not be
+ * Numbers in lanes, for the delta net.  A number has a signed mantissa of 31 bits, which need not be
  * normalised, and an exponent with the bias of a float:
  *
  *   value = mantissa * 2^(exponent - 157)
@@ -11,8 +11,8 @@
 
 #include "hvx_base.h"
 
-/* For long bodies with many constants.  In a loop, the compiler would compute all constants before
- * it, keep them on the stack, and need a third more packets. */
+/* For long functions with many constants.  If such a function is inlined in a loop, the compiler
+ * computes the constants before the loop and stores them on the stack: a third more packets. */
 #define NOINLINE static __attribute__((noinline))
 
 typedef struct {
@@ -39,13 +39,13 @@ INLINE vec more(vec a, vec b)
     return Q6_Vw_vmax_VwVw(a, b);
 }
 
-/* a b / 2^31, rounded to nearest, halves up. */
+/* Return a b / 2^31, rounded to nearest, halves up. */
 INLINE vec mul(vec a, vec b)
 {
     return Q6_Vw_vmpyoacc_VwVwVh_s1_rnd_sat_shift(Q6_Vw_vmpye_VwVuh(a, b), a, b);
 }
 
-/* a / 2^shift, rounded down; a negative shift, at least -32, shifts left. */
+/* Return a / 2^shift, rounded down; a negative shift, at least -32, shifts left. */
 INLINE vec shifted(vec a, vec shift)
 {
     return Q6_Vw_vasr_VwVw(a, less(shift, splat(31)));
@@ -56,7 +56,7 @@ INLINE vec magnitude_of(vec bits)
     return Q6_V_vand_VV(bits, splat(0x7fffffff));
 }
 
-/* The biased exponents of float32 magnitudes. */
+/* Return the biased exponents of float32 magnitudes. */
 INLINE vec exponent_of(vec magnitude)
 {
     return Q6_Vuw_vlsr_VuwR(magnitude, 23);
@@ -73,7 +73,7 @@ INLINE vec with_sign_of(vec magnitude, vec bits)
     return sub(Q6_V_vxor_VV(magnitude, sign), sign);
 }
 
-/* The number of float32 bits: 0 below 2^-126. */
+/* Return the value of float32 bits as a number; magnitudes below 2^-126 become 0. */
 INLINE number number_of(vec bits)
 {
     vec magnitude = magnitude_of(bits);
@@ -83,7 +83,7 @@ INLINE number number_of(vec bits)
     return (number) {Q6_V_vand_QV(normal, mantissa), exponent};
 }
 
-/* Two mantissas in the coarser of their units; *exponent becomes its exponent. */
+/* Return both mantissas in the larger of their two units; set *exponent to the exponent of this unit. */
 INLINE vec_pair aligned(number a, number b, vec *exponent)
 {
     *exponent = more(a.exponent, b.exponent);
@@ -92,7 +92,7 @@ INLINE vec_pair aligned(number a, number b, vec *exponent)
     return Q6_W_vcombine_VV(y, x);
 }
 
-/* (a + b) / 2 */
+/* Return (a + b) / 2. */
 INLINE number half_sum(number a, number b)
 {
     number sum;
@@ -101,7 +101,7 @@ INLINE number half_sum(number a, number b)
     return sum;
 }
 
-/* (a - b) / 2 */
+/* Return (a - b) / 2. */
 INLINE number half_difference(number a, number b)
 {
     number difference;
@@ -110,13 +110,13 @@ INLINE number half_difference(number a, number b)
     return difference;
 }
 
-/* float32 bits of 2 a, rounded to 24 bits, halves up; infinite or 0 beyond float32's range. */
+/* Return the float32 bits of 2 a, rounded to 24 bits, halves up; infinite or 0 beyond float32's range. */
 INLINE vec float_of_twice(number a)
 {
     vec magnitude = Q6_Vw_vabs_Vw(a.mantissa);
     vec shift = Q6_Vw_vnormamt_Vw(magnitude);
     vec normal = add(Q6_Vw_vasl_VwVw(magnitude, shift), splat(64));
-    vec bits = Q6_Vuw_vlsr_VuwR(normal, 7); /* 2^23..2^24: one more to the exponent */
+    vec bits = Q6_Vuw_vlsr_VuwR(normal, 7); /* 2^23..2^24; its leading one adds 1 to the exponent */
     vec below = less(more(sub(a.exponent, shift), splat((uint32_t) -2)), splat(254));
     bits = Q6_Vw_vadd_VwVw_sat(bits, Q6_Vw_vasl_VwR(below, 23));
     HVX_VectorPred tiny = Q6_Q_vcmp_eq_VwVw(magnitude, Q6_V_vzero());

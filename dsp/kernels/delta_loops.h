@@ -1,24 +1,27 @@
 /*
- * The pass over a state without gates, two blocks at a time, with every packet written out.
- * delta_passes.h has the same in C; the compiler makes nearly twice as many packets of it.
+ * The pass over a state without gates, two blocks at a time, with every packet written in assembly.
+ * delta_passes.h has the same pass in C, for which the compiler makes nearly twice as many packets.
  *
- * A pair of rows of a block takes three packets: v68 has room for one multiplication in each, of
- * which there are three.  A store or maximum does not fit, so four pairs of rows take 13: two of
- * each block, called a, b, c and d.  A load that is used in its own packet takes no room in it.
- * The packets of a pair; each of them works on another pair:
+ * A pair of rows of a block needs three multiplications.  A packet of v68 holds one of them, so a pair
+ * needs three packets.  These packets have space for the maximum or the minimum of the pair, but not
+ * for both.  So a step of four pairs needs a 13th packet.  The four pairs are called a, b, c and d: a
+ * and c are of the first block, b and d of the second.  A load whose value is used only in its own
+ * packet (.tmp) occupies no vector unit.  The three packets hold these operations, each for another
+ * pair:
  *
  *   1   load and shift a row; add d k to both rows; store a row
  *   2   load and shift the other row; products with k; store the other row
- *   3   round both rows; products with q; a maximum or minimum; load a word of k, or of k and q
+ *   3   round both rows; products with q; maximum or minimum; load a word of k, or words of k and q
  *
- * Pairs are loaded three ahead.  The last loads read the words after the integers of a state; their
- * results are not stored.
+ * A pair is loaded three pairs before it is stored.  The last loads read the words after the integers
+ * of a state; their results are not stored.
  *
- * tests/hexagon/delta_loops.py says what the pass computes, and runs its packets on symbols.  Whoever
- * changes a packet runs tests/hexagon/test_delta_loops.py, which names what is wrong.
+ * tests/hexagon/delta_loops.py defines the result of the pass, and runs its packets on symbols.  After
+ * a change of a packet run tests/hexagon/test_delta_loops.py, which names wrong results.
  *
- * Registers: r9:8 and r13:12 words of k and q, of a and b and of c and d; r10 word of the k before;
- * v12, v13 sums of k and v14, v15 of q; v16..v23 rows, v24..v27 h, of a to d; v28 the loaded row.
+ * Registers: r9:8 words of k and q for a and b, r13:12 for c and d; r10 a word of the previous token's
+ * k; v12, v13 sums of products with k, v14, v15 with q; v16..v23 rows of a to d; v24..v27 h of a to d;
+ * v28 the loaded row.
  */
 #ifndef NPURT_DELTA_LOOPS_H
 #define NPURT_DELTA_LOOPS_H
@@ -60,8 +63,8 @@
 #define W_b "v15.w += vdmpy(v25.h,r9.h):sat"
 #define W_c "v14.w += vdmpy(v26.h,r13.h):sat"
 #define W_d "v15.w += vdmpy(v27.h,r13.h):sat"
-#define NEXT_a "#1" /* from the second row on: to that of the block beside it, */
-#define NEXT_b "m0" /* or past those of other blocks */
+#define NEXT_a "#1" /* from a second row to the pair of the next block, */
+#define NEXT_b "m0" /* or over all other blocks to the next pair */
 #define NEXT_c "#1"
 #define NEXT_d "m0"
 
@@ -86,7 +89,7 @@
     PACKET3(TAKE_SECOND(taken), U_##done, STORE_SECOND(done))                                      \
     "{ " ROUND(rounded) "; " W_##done "; " most "; " load " }"
 
-/* Blocks b and b + 1 of `blocks`; `k` of the token before. */
+/* Run the pass over blocks b and b + 1 of `blocks`; `k` is the k of the previous token. */
 INLINE void pass_two_blocks(const state *of, const vec *k, unsigned blocks, unsigned b,
                             unsigned parts, const uint64_t *kq, found to[2])
 {

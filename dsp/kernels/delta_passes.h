@@ -1,12 +1,12 @@
 /*
- * The pass over a state, which is all work that grows with its size.  It makes the update of one
- * token and the products of the next together, so a state is loaded and stored once.
+ * The pass over a state, the only work whose time depends on the size of the state.  A pass makes the
+ * update of one token and the products of the next token, so it loads and stores the state once.
  *
- *   S = S / 2^shift + d k     of the token before; shift by lane
+ *   S = S / 2^shift + d k     d, k and shift of the previous token; a shift for each lane
  *   h = round(S / 2^16), two rows to a lane; U += h . k, W += h . q; greatest and least h.
  *
- * |h| <= 2^14 + 1.  k and q are so small that 32 rows fit (delta_prepare.h); then U / 4 is added to a
- * total.  Gates: each row is divided by its own 2^shift before the store.
+ * |h| <= 2^14 + 1.  k and q are so small that sums over 32 rows fit (delta_prepare.h).  After 32 rows,
+ * U / 4 and W / 4 are added to totals.  Gates: each row is divided by its own 2^shift before the store.
  */
 #ifndef NPURT_DELTA_PASSES_H
 #define NPURT_DELTA_PASSES_H

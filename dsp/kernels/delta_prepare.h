@@ -1,12 +1,12 @@
 /*
- * The part of a token of a head that needs no state: gains after their decay, q and k as integers,
- * and the factors of lanes.
+ * Computes the part of a token of a head that does not depend on the state: gains after their decay, q
+ * and k as integers, and the factors of lanes.
  *
- *   k, q    integers of at most 2^14 and a power of two, such that 32 rows of |k| add up to less
- *           than 2^17: then products with |h| <= 2^14 fit (delta_passes.h).  Elements below 2^-24 of
+ *   k, q    integers of at most 2^14 times a power of two.  |k| of 32 rows adds up to less than 2^17,
+ *           so that sums of products with |h| <= 2^14 fit (delta_passes.h).  Elements below 2^-24 of
  *           the greatest become 0.
- *   gates   k and q are multiplied by gain before they are rounded; k for the update is divided by
- *           it.  Rows shift when their gain leaves its range.
+ *   gates   k and q are multiplied by gain before they are rounded; the k of the update is divided by
+ *           gain.  A row is shifted when its gain leaves its range.
  */
 #ifndef NPURT_DELTA_PREPARE_H
 #define NPURT_DELTA_PREPARE_H
@@ -25,24 +25,24 @@ enum {
 
 /* A token of a head, without its state.  Exponents are added to those of lanes. */
 typedef struct {
-    vec kq[2 * MOST_PARTS];    /* a word of k, one of q; of each two rows, as in the state */
+    vec kq[2 * MOST_PARTS];    /* for each pair of rows of the state: a word of k, one of q */
     vec k[MOST_PARTS];         /* words of k, for the update */
-    vec shift[2 * MOST_PARTS]; /* gates: of rows, beyond the step of all */
-    vec step;                  /* shift of all rows, out of the gains */
-    vec u_gain, u_exponent;    /* of u */
-    vec w_gain, w_exponent;    /* of w, with scale */
-    vec beta, divided;         /* of the error: for d, and for d / gain */
-    vec products_exponent;     /* of d / gain times integers of k */
-    vec dot, dot_exponent;     /* of d: scale k.q, and beta's exponent */
+    vec shift[2 * MOST_PARTS]; /* gates: shifts of rows in addition to `step` */
+    vec step;                  /* shift of all rows, because of their gains */
+    vec u_gain, u_exponent;    /* factor of u */
+    vec w_gain, w_exponent;    /* factor of w, includes `scale` */
+    vec beta, divided;         /* factors of the error that give d, and d / gain */
+    vec products_exponent;     /* of products of d / gain with integers of k */
+    vec dot, dot_exponent;     /* factor of d: scale k.q; includes beta's exponent */
     vec *state, *out;
     const vec *v;
-    const vec *k_before; /* the k of the last token, in its item or in the state */
+    const vec *k_before; /* the k of the previous token, in its item or in the state */
 } item;
 
 /* --- e^decay ------------------------------------------------------------------------------------ */
 
-/* 2^(g / 2) = 1 + g (c0 + g (c1 + ...)) in Q30 for g in Q31, to 4e-9; fitted by least squares,
- * weighted until the error was even. */
+/* 2^(g / 2) = 1 + g (c0 + g (c1 + ...)) in Q30 for g in Q31, with an error below 4e-9; fitted by
+ * least squares, with weights that equalise the error. */
 INLINE vec power_of_two(vec g)
 {
     static const int32_t c[] = {372130563, 64485313, 7449563, 645455, 44932, 2595};
@@ -69,8 +69,8 @@ INLINE void decay_by(vec decay, vec *gain, vec *step)
     *step = sub(normal, add(whole, splat(1)));
 }
 
-/* 2^61 / gain, Q30, to 2e-5: a line whose error is at most 1/17, then Newton's
- * y += y (1 - gain y) twice. */
+/* Return 2^61 / gain in Q30, with an error below 2e-5: a line whose error is at most 1/17, then two
+ * Newton steps y += y (1 - gain y). */
 INLINE vec inverse_of(vec gain)
 {
     vec y = sub(splat(3031741621u), mul(gain, splat(2021161080)));
@@ -89,19 +89,19 @@ INLINE vec rotated(vec a, int bytes)
     return Q6_V_vror_VR(a, bytes);
 }
 
-/* Words of a and b, interleaved; those of the first halves are in the low vector. */
+/* Interleave the words of a and b; the low vector has the words of their first halves. */
 INLINE vec_pair interleaved(vec a, vec b)
 {
     return Q6_W_vshuff_VVR(b, a, -4);
 }
 
-/* Of words a and b in turn: all a, all b. */
+/* Separate words of a and b that alternate: the low vector has those of a, the high one of b. */
 INLINE vec_pair apart(vec ab)
 {
     return Q6_W_vdeal_VVR(ab, ab, -4);
 }
 
-/* The greatest lane of a, in every lane, and that of b. */
+/* Return a vector with the greatest lane of a in every lane, and such a vector for b. */
 INLINE vec_pair greatest_of(vec a, vec b)
 {
     vec_pair both = interleaved(a, b);
@@ -113,7 +113,7 @@ INLINE vec_pair greatest_of(vec a, vec b)
     return apart(most);
 }
 
-/* The greater of the sums of lanes 0..15 and 16..31 of a, in every lane, and that of b. */
+/* Return the greater of the sums of lanes 0..15 and 16..31 of a, in every lane; likewise for b. */
 INLINE vec_pair greater_half(vec a, vec b)
 {
     vec_pair both = interleaved(a, b);
@@ -126,14 +126,14 @@ INLINE vec_pair greater_half(vec a, vec b)
     return apart(more(sum, rotated(sum, 8)));
 }
 
-/* A vector of numbers that are converted to integers of one unit. */
+/* A vector of numbers that is converted to integers with a common unit. */
 typedef struct {
     vec bits[2 * MOST_PARTS]; /* float32 */
     vec size[2 *
              MOST_PARTS];   /* magnitudes: mantissas of 24 bits, then in the unit of the greatest */
     vec top;                /* biased exponent of the greatest, in every lane */
     vec narrow[MOST_PARTS]; /* integers, two to a word */
-    vec exponent;           /* of their unit */
+    vec exponent;           /* of the unit of the integers */
 } operand;
 
 INLINE void load(operand *x, const vec *from, unsigned parts)
@@ -155,7 +155,7 @@ INLINE vec greatest_magnitude(const operand *x, unsigned parts)
     return most;
 }
 
-/* Sums of two rows, the maximum over the parts. */
+/* Shift all magnitudes to the unit of the greatest; return sums of two, the maximum of the parts. */
 INLINE vec aligned_sums(operand *x, unsigned parts)
 {
     vec sums[MOST_PARTS];
@@ -171,7 +171,7 @@ INLINE vec aligned_sums(operand *x, unsigned parts)
     return parts == 1 ? sums[0] : more(sums[0], sums[1]);
 }
 
-/* Divide so that sums fit; `sum` is the greatest. */
+/* Round the magnitudes to units so large that all sums fit; `sum` is the greatest sum. */
 INLINE void narrow(operand *x, vec sum, unsigned parts)
 {
     sum = add(add(sum, Q6_Vuw_vlsr_VuwR(sum, 12)), splat(1)); /* rounding adds up to 16 */
@@ -193,7 +193,7 @@ INLINE void narrow(operand *x, vec sum, unsigned parts)
     x->exponent = add(x->top, sub(shift, splat(150)));
 }
 
-/* a.b / 4, in every lane. */
+/* Return a.b / 4, in every lane. */
 INLINE vec dot_of(const operand *a, const operand *b, unsigned parts)
 {
     vec sum = Q6_Vw_vdmpy_VhVh_sat(a->narrow[0], b->narrow[0]);
@@ -283,7 +283,8 @@ INLINE void prepare(const source *from, unsigned parts, int gates, number scale,
         to->k[p] = divided.narrow[p];
     }
     number beta = number_of(word_of(from->beta));
-    vec of_beta = sub(beta.exponent, splat(157 - 31 - 1)); /* of beta times half an error */
+    vec of_beta =
+        sub(beta.exponent, splat(157 - 31 - 1)); /* exponent of beta times half an error */
     to->beta = beta.mantissa;
     to->divided = gates ? beta.mantissa : mul(beta.mantissa, inverse_of(gain));
     to->products_exponent = add(add(of_beta, divided.exponent), splat(gates ? 0 : 1));

@@ -1,10 +1,10 @@
 /*
  * Converts sums to float32, times a power of two for each lane and row.
  *
- * It builds the bits from integers: normalise the magnitude to 31 bits, round it to 24 (halves
- * up), and let the leading one carry into the exponent.  Zero stays zero.  If the scales of a tile
- * or row are so large or small that a result might leave float32's normal range, lanes are converted
- * one by one: too large values become infinite, too small ones 0.
+ * The conversion builds the bits from integers: it normalises the magnitude to 31 bits, rounds it to 24
+ * bits (halves up), and lets the leading one carry into the exponent.  Zero becomes zero.  If the
+ * scales of a tile or row are so large or small that a result might leave float32's normal range,
+ * lanes are converted one by one: values that are too large become infinite, too small values 0.
  */
 #ifndef NPURT_EPILOGUE_H
 #define NPURT_EPILOGUE_H
@@ -14,8 +14,8 @@
 enum { BIAS = 156 }; /* of exponents; one less than 157, because the leading one adds 1 */
 
 /*
- * sum * 2^exponent; `exponent` is (its value + BIAS) << 23.  Shifts are scarce (hvx_base.h), so the
- * one that rounds is a multiplication, by 2^8 / 2^15.
+ * Return the float32 bits of sum * 2^e; `exponent` is (e + BIAS) << 23.  A packet holds only one shift
+ * (hvx_base.h), so a multiplication by 2^8 / 2^15 replaces the shift that rounds.
  */
 INLINE vec to_float(vec sum, vec exponent)
 {
@@ -30,8 +30,8 @@ INLINE vec to_float(vec sum, vec exponent)
 }
 
 /*
- * For PER_CHANNEL: sum * mantissa of w * mantissa of x, both Q15.  The sum is normalised first, and the
- * shift is subtracted from the exponents.
+ * For PER_CHANNEL, multiply the sum by the mantissas of w's and x's scales, both Q15.  The sum is
+ * normalised first, and the shift is subtracted from the exponents.
  */
 INLINE void scale_row(vec *sum, vec *exponent, vec w_scale, uint32_t x_scale)
 {
@@ -41,8 +41,7 @@ INLINE void scale_row(vec *sum, vec *exponent, vec w_scale, uint32_t x_scale)
     *exponent = Q6_Vw_vsub_VwVw(*exponent, Q6_Vw_vasl_VwR(shift, 23));
 }
 
-/* Write up to 32 results of any range; the exponent of a result is that of its lane plus
- * `exponent`. */
+/* Write up to 32 results of any range; `exponent` is added to the exponents in `lanes`. */
 void npurt_write_slowly(float *y, uint32_t count, vec sum, vec lanes, int32_t exponent);
 
 /* Return whether all results of these tiles are normal: no exponent is beyond a limit. */
@@ -61,9 +60,10 @@ INLINE int normal(const job *job, const char *tile, unsigned tiles)
 }
 
 /*
- * Finish `count` sums: of the next tile and rows 0.. (`rows`), or of the next tiles and row 0.  All
- * lanes of several tiles are columns of y.  A last tile with fewer columns is written to `spare`
- * first, so that there is one branch, and the compiler interleaves the code above it.
+ * Convert `count` sums and write them to y.  If `rows` is not 0, they are the sums of the next tile and
+ * rows 0..count-1; otherwise of the next `count` tiles and row 0.  If there are several tiles, all must
+ * have 32 columns.  A last tile with fewer columns is written to `spare` first.  So the function has
+ * one branch, and the compiler interleaves the code before the branch.
  */
 INLINE void finish(kind kind, int rows, unsigned count, const job *job, const place *at,
                    const vec sums[])

@@ -1,11 +1,12 @@
 /*
- * The inner loop of four rows times one tile of 8-bit weights with one scale a row, with every packet
- * written out.  Each packet has two multiplications, so a step takes 32 packets, the least possible.
- * The compiler makes 34 of add_quads in gemm.h, which has the same in C.
+ * The inner loop of four rows times one tile of 8-bit weights with one scale per row, with every
+ * packet written in assembly.  Each packet has two multiplications, so a step needs 32 packets, the
+ * minimum.  add_quads in gemm.h has the same loop in C, for which the compiler makes 34 packets.
  *
- * The loop takes eight columns at a time.  While it multiplies those in v5, v6 (weights) and r15:8
- * (codes of four rows), it loads the next to v7, v8 and r23:16, and then the other way round.  It
- * loads nothing beyond the last columns; instead the first four packets multiply weights of zero.
+ * The loop multiplies eight columns at a time.  It multiplies the columns in v5, v6 (weights) and r15:8
+ * (codes of four rows) while it loads the next eight columns to v7, v8 and r23:16.  Then the two sets
+ * of registers swap roles.  The loop loads nothing beyond the last columns, because its first four
+ * packets multiply weights of zero while they load the first columns.
  */
 #ifndef NPURT_PANEL_LOOP_H
 #define NPURT_PANEL_LOOP_H

@@ -1,28 +1,29 @@
 /*
- * The common code of all products; a kernel is this code with one kind of weights.
+ * The common code of all products; a kernel is this code compiled for one kind of weights.
  *
  * A tile is 32 rows of w, one to a lane of 32 bits.  After its heads it has, for each step of 64
  * columns, vectors of codes, scales and offsets.  Code vectors hold four columns of each row in a
- * lane; x's codes are scalars, so `vrmpy(Vu.ub, Rt.b)` makes 4 * 32 products, and no instruction
- * broadcasts x.  A is the sum over the first 32 columns, B over the last 32:
+ * lane; x's codes are in scalar registers, so `vrmpy(Vu.ub, Rt.b)` makes 4 * 32 products, and no
+ * instruction is needed to broadcast x.  A is the sum over the first 32 columns, B over the last 32:
  *
  *   A += vrmpy(w.ub, x.b)               x 8                     B likewise
  *   h  = (B, A) narrowed to pairs of int16, + zero point        sums of code * code
  *   h' = h * scale of x / 2^15          rounded to nearest      activations' scale, Q15
- *   G  = sum of the pair h' * scale of w                        G + offset of w * T, where w has them
+ *   G  = sum of the pair h' * scale of w                        + offset of w * T, if w has offsets
  *   y += G >> shift                     rounded down            shift = ceil(log2(steps))
  *
- * Units: h is in units in which the largest weight code is 8 (16 where scales are per 16 columns),
- * so |h| <= 127 * 32 * 8 = 32512.  |scale of w| < 2^bits with bits so small that G fits: 15; 14 with
- * offsets or with scales per 16 columns, 13 with both.  y then fits by the choice of shift.
+ * Units: in the unit of h, the largest weight code is 8 (16 if scales are per 16 columns), so
+ * |h| <= 127 * 32 * 8 = 32512.  |scale of w| < 2^bits, so that G fits into 32 bits: bits is 15; 14 with
+ * offsets or with scales per 16 columns; 13 with both.  The shift is chosen so that y fits.
  * Narrowing drops bits above 16 without saturation.  The sums are of unsigned weights; adding the
  * zero point gives the true, small value, exact modulo 2^16.
  *
- * Packets, R rows, a step, v68: 16 R vrmpy are 8 R packets of multiplications, vmpy and vdmpy 2 R
- * more (v69 on: 1.5 R), offsets another R (R / 2).  So 4 rows are never faster than 204 MAC/packet
- * (v69 on: 215), with offsets 186 (204).  For one row the number of instructions is the limit: per tile and
- * step 9 loads, 16 to unpack nibbles, 16 vrmpy, 5 to narrow and scale, 2 and a little for x: 48.5,
- * so 169 MAC/packet; bytes need 17 loads, one a packet: 120.
+ * Packets of a step of R rows: the 16 R vrmpy need 8 R packets, vmpy and vdmpy another 2 R (from v69
+ * on 1.5 R), and offsets another R (from v69 on R / 2).  So the maximum for 4 rows is 204 MAC/packet
+ * (from v69 on 215), and 186 (204) with offsets.  For one row, the number of instructions is the limit.
+ * With 4-bit codes, a tile and step needs 9 loads, 16 instructions to unpack nibbles, 16 vrmpy, 5 to
+ * narrow and scale, and about 2.5 for x.  The sum is 48.5: at most 169 MAC/packet.  8-bit codes need 17
+ * vector loads, and a packet holds one: at most 120 MAC/packet.
  */
 #ifndef NPURT_PRODUCT_H
 #define NPURT_PRODUCT_H
@@ -108,13 +109,13 @@ INLINE vec dot(vec sum, columns w, uint64_t x)
     return Q6_Vw_vrmpyacc_VwVubRb(sum, w.high, (int32_t) high_word(x));
 }
 
-/* The pair (low: a, high: b) of int16 modulo 2^16. */
+/* Return pairs of int16 modulo 2^16: a in the low halves, b in the high halves. */
 INLINE vec narrow(kind kind, vec a, vec b)
 {
     return kind == Q4 ? Q6_Vh_vshuffe_VhVh(b, a) : Q6_Vh_vasr_VwVwR(b, a, NARROW_BITS(kind));
 }
 
-/* Sum of the pair h * (scale of x * scale of w). */
+/* Return the sum of the pair h * (scale of x * scale of w); `scaled_more` adds the sum to g. */
 INLINE vec scaled(vec h, uint32_t x_scale, vec w_scale)
 {
     return Q6_Vw_vdmpy_VhVh_sat(h, Q6_Vh_vmpy_VhRh_s1_rnd_sat(w_scale, (int32_t) x_scale));
@@ -127,8 +128,9 @@ INLINE vec scaled_more(vec g, vec h, uint32_t x_scale, vec w_scale)
 }
 
 /*
- * G of one step: of the sums a of its first columns and b of its last (Q8_G16: of the first 16 of
- * each 32 in [0], the last in [1]).  w: the step's vectors after its codes.
+ * Return G of one step.  `a` holds sums of its first 32 columns, `b` of its last 32.  For Q8_G16,
+ * element [0] is the sum of the first 16 of these columns, element [1] of the last 16.  `w` points to
+ * the step's vectors after its codes.
  */
 INLINE vec step_product(kind kind, int offsets, const vec a[2], const vec b[2], const vec *w,
                         const uint32_t *record, vec zero)
@@ -141,7 +143,7 @@ INLINE vec step_product(kind kind, int offsets, const vec a[2], const vec b[2], 
     vec first = splat(record[ZERO_FIRST]), last = splat(record[ZERO_LAST]);
     vec g = scaled(Q6_Vh_vadd_VhVh(narrow(kind, a[0], b[0]), first), x_scale, w[0]);
     g = scaled_more(g, Q6_Vh_vadd_VhVh(narrow(kind, a[1], b[1]), last), x_scale, w[1]);
-    if (offsets) { /* of every 16 columns: the zero points are their sums, times -16 */
+    if (offsets) { /* a zero point is -16 times the sum of 16 codes of x */
         g = scaled_more(g, first, x_scale, w[2]);
         g = scaled_more(g, last, x_scale, w[3]);
     }
@@ -163,9 +165,9 @@ typedef struct {
     uint32_t steps;
     uint32_t shift; /* ceil(log2(steps)) */
     panel x;
-    size_t y_stride;                   /* bytes */
-    int32_t exponent;                  /* of the unit of sums, without rows of x and lanes */
-    vec shifted_exponent[NPURT_PANEL]; /* exponent plus that of the row of x, << 23, in all lanes */
+    size_t y_stride;  /* bytes */
+    int32_t exponent; /* of the unit of sums, without those of x's rows and lanes */
+    vec shifted_exponent[NPURT_PANEL]; /* (exponent + the row's exponent) << 23, in all lanes */
     int32_t least, greatest;           /* limits for exponents of lanes with normal results */
 } job;
 

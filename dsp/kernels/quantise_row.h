@@ -2,16 +2,16 @@
  * Quantises a float32 row to int8 codes, with a scale per 32 or 128 columns or per row; layout in
  * activations.h.
  *
- * It works on the bits as integers.  For a row whose greatest magnitude has (biased) exponent E, rounded up
- * where its mantissa is within 1/32 of the next power of two:
+ * All arithmetic is on the bits as integers.  E is the biased exponent of a row's greatest magnitude,
+ * plus 1 if the magnitude is within 1/32 of the next power of two.  Then:
  *
  *   V     greatest magnitude of a group / 2^(E - 150), rounded down: at most 24 bits
  *   scale (V + V / 2^7 + V / 2^14) / 2^9 + 1, rounded down: V / 508 and a little, 1..32767
  *   code  x / (scale * 2^(E - 148)): 15 bits of x's mantissa times 15 of the reciprocal of the
- *         scale, halves away from 0; |code| <= 127, the greatest magnitude's is 127 and almost exact.
+ *         scale, halves away from 0; |code| <= 127, and the greatest magnitude gets almost exactly 127.
  *
- * A row whose greatest magnitude is below 2^-87 is multiplied by 2^64 first, and divided by it in
- * its exponent.  So every element that is not rounded to 0 is a normal number.  A row of zeros has
+ * A row whose greatest magnitude is below 2^-87 is first multiplied by 2^64, and its exponent is reduced
+ * by 64.  So every element that is not rounded to 0 is a normal number.  A row of zeros has
  * exponent 0.  NaN and infinity are the greatest magnitudes, and are reported.
  *
  * Work    passes over the row: greatest magnitudes; scales and reciprocals, 32 groups at a time;
@@ -46,8 +46,8 @@ typedef struct {
     vec *tail; /* the last unit, padded with zeros, if x has only a part of it */
     uint32_t k, group, chunks;
     vec *greatest;  /* [chunks + 1] magnitudes of 32 groups */
-    vec *factor;    /* [chunks + 1] of 16 pairs of groups: pair of reciprocals, pair of shifts */
-    vec *scale;     /* [chunks + 1] of 32 groups: int32 */
+    vec *factor;    /* [chunks + 1] for 16 pairs of groups: two reciprocals, two shifts */
+    vec *scale;     /* [chunks + 1] int32, of 32 groups */
     uint32_t *zero; /* [chunks][16] pairs of 32 columns' zero points */
     vec *record;    /* [chunks][2] */
     vec *codes;     /* [units][2] */
@@ -83,8 +83,9 @@ INLINE vec magnitude(vec bits)
 }
 
 /*
- * The greatest of each of eight groups of 32, repeated four times; with groups of 128, of each four
- * of them.  If the row is one group, the greatest of each lane; find_greatest compares the lanes.
+ * Return the greatest magnitudes of eight groups of 32 columns, repeated four times.  If groups have 128
+ * columns, four neighbours get the same value.  If the row is one group, return the greatest magnitude
+ * of each lane; find_greatest compares the lanes.
  */
 INLINE vec greatest_of_unit(const vec *x, uint32_t group)
 {
@@ -114,8 +115,9 @@ static void copy_tail(const row *row)
 }
 
 /*
- * For `units`: a word for each group, and zeros to the end of a chunk.  They are written as whole
- * vectors; each overwrites all but eight words of the one before.
+ * Write the greatest magnitude of each group of `units`, and zeros to the end of a chunk; return the
+ * greatest of each lane and `of_row`.  Each write is a whole vector; the next write overwrites all but
+ * its first eight words.
  */
 INLINE vec greatest_of_units(const vec *restrict x, char *restrict to, uint32_t units,
                              uint32_t group, vec of_row)
@@ -144,7 +146,7 @@ INLINE vec greatest_of_groups(const row *row, uint32_t group)
     return of_row;
 }
 
-/* One loop for each grouping. */
+/* Call greatest_of_units with a constant group, so that each group size has its own loop. */
 static vec greatest_of_row(const row *row)
 {
     switch (row->group) {
@@ -175,8 +177,8 @@ static uint32_t find_greatest(const row *row)
 
 /* --- small rows --------------------------------------------------------------------------------- */
 
-/* Bits of a number below 2^-62, times 2^LIFT.  The highest bit of a subnormal number becomes the
- * implied one of normal numbers, so it adds 1 to the exponent. */
+/* Multiply float32 bits of numbers below 2^-62 by 2^LIFT.  The highest bit of a subnormal number
+ * becomes the implied one of normal numbers, so it adds 1 to the exponent. */
 INLINE vec lifted(vec bits)
 {
     vec m = magnitude(bits);
@@ -192,20 +194,20 @@ INLINE vec lifted(vec bits)
 
 /* --- pass 2: scales and their reciprocals ------------------------------------------------------- */
 
-/* Lower halves of the words of a, then of b. */
+/* Return the lower halves of the words of a, then of b. */
 INLINE vec lower_halves(vec a, vec b)
 {
     return Q6_Vh_vpacke_VwVw(b, a);
 }
 
 /*
- * 2^45 / d for d = 2^30..2^31 - 1 in steps of 2^16: 15 bits, rounded down or one less.
- * A line whose error is at most 1/17, then Newton's y += y (1 - d y) twice; y is in Q29.
+ * Return 2^45 / d for d = 2^30..2^31 - 1 in steps of 2^16: 15 bits, rounded down or one less.
+ * Start from a line whose error is at most 1/17, then make two Newton steps y += y (1 - d y) in Q29.
  */
 INLINE vec reciprocal(vec d)
 {
     vec line = Q6_Vw_vmpyo_VwVh_s1_rnd_sat(splat(1010580540), d); /* 32/17 d */
-    vec y = Q6_Vw_vsub_VwVw(splat(1515870810), line);             /* 48/17 - that */
+    vec y = Q6_Vw_vsub_VwVw(splat(1515870810), line);             /* 48/17 - line */
     vec error = Q6_Vw_vsub_VwVw(splat(1 << 29), Q6_Vw_vmpyo_VwVh_s1_rnd_sat(y, d));
     y = Q6_Vw_vadd_VwVw(y, Q6_Vw_vmpyo_VwVh_s1_rnd_sat(y, Q6_Vw_vasl_VwR(error, 2)));
     error = Q6_Vw_vsub_VwVw(splat(1 << 29), Q6_Vw_vmpyo_VwVh_s1_rnd_sat(y, d));
@@ -213,7 +215,7 @@ INLINE vec reciprocal(vec d)
     return Q6_Vuw_vlsr_VuwR(Q6_Vw_vadd_VwVw(y, Q6_Vw_vasr_VwR(fine, 7)), 15);
 }
 
-/* Compute scales and factors of 32 groups; later the exponent of x is subtracted from a shift. */
+/* Compute scales and factors of 32 groups; `coded` subtracts the exponent of x from their shifts. */
 INLINE void scales_of(vec greatest, uint32_t exponent, vec *scale, vec *factor)
 {
     vec below = Q6_Vw_vsub_VwVw(splat(exponent), Q6_Vuw_vlsr_VuwR(greatest, EXPONENT_BIT));
@@ -229,7 +231,8 @@ INLINE void scales_of(vec greatest, uint32_t exponent, vec *scale, vec *factor)
     *factor = Q6_V_lo_W(Q6_W_vshuff_VVR(Q6_V_vror_VR(both, 64), both, -4));
 }
 
-/* Two chunks at a time, because each has long latencies.  With an odd number, the last is unused. */
+/* Compute two chunks at a time, because each has long latencies.  With an odd number of chunks, the
+ * results of the second chunk of the last pair are not used. */
 static void make_scales(const row *row, uint32_t exponent)
 {
     for (uint32_t chunk = 0; chunk < row->chunks; chunk += 2) {
@@ -246,10 +249,10 @@ static void make_scales(const row *row, uint32_t exponent)
 
 /* --- pass 3: codes ------------------------------------------------------------------------------ */
 
-/* Two groups: codes of a in lower, of b in upper halves; factor: their reciprocals and shifts. */
+/* Return codes of two groups: of a in lower, of b in upper halves.  factor: reciprocals and shifts. */
 INLINE vec coded(vec a, vec b, uint64_t factor)
 {
-    vec exponent = Q6_Vh_vasr_VhR(Q6_Vh_vshuffo_VhVh(b, a), 7); /* with the sign, above */
+    vec exponent = Q6_Vh_vasr_VhR(Q6_Vh_vshuffo_VhVh(b, a), 7); /* the sign is above the exponent */
     vec mantissa = Q6_Vh_vasr_VwVwR(b, a, EXPONENT_BIT - 14);
     mantissa = Q6_V_vand_VV(mantissa, splat(0x3fff3fff));
     mantissa = Q6_V_vor_VV(mantissa, splat(0x40004000));
@@ -268,7 +271,7 @@ INLINE vec number_at(const vec *x, int lift)
     return lift ? lifted(*x) : *x;
 }
 
-/* `count` times 128 columns. */
+/* Compute the codes of `count` times 128 columns. */
 INLINE void make_codes_of(const vec *restrict x, const uint64_t *restrict factor,
                           vec *restrict codes, vec *restrict quads, uint32_t count, int lift)
 {
@@ -301,7 +304,7 @@ INLINE void make_codes(const row *row, int lift)
 
 /* --- pass 4: records and zero points ------------------------------------------------------------ */
 
-/* Sums of neighbours: of words 0 and 1, 2 and 3... of a, then of b. */
+/* Return sums of neighbours: words 0 and 1, 2 and 3, ... of a, then of b. */
 INLINE vec pair_sums(vec a, vec b)
 {
     vec_pair both = Q6_W_vdeal_VVR(b, a, -4);
@@ -309,8 +312,8 @@ INLINE vec pair_sums(vec a, vec b)
 }
 
 /*
- * For every chunk: two vectors of records, and the 16 pairs of its zero points (with 16 words that
- * the next chunk overwrites).  Returns sums of codes, in lanes.
+ * Write two vectors of records for every chunk, and the 16 pairs of its zero points (followed by 16
+ * words that the next chunk overwrites).  Return sums of codes, one per lane.
  */
 static vec make_records_of(const vec *restrict quads, const vec *restrict scale,
                            vec *restrict record, char *restrict zero, uint32_t chunks)
@@ -341,7 +344,7 @@ static vec make_records_of(const vec *restrict quads, const vec *restrict scale,
     return total;
 }
 
-/* Returns -128 times the sum of all codes if there is one scale a row, else 0. */
+/* Return -128 times the sum of all codes if there is one scale a row, else 0. */
 static int32_t make_records(const row *row)
 {
     vec total =

@@ -1,14 +1,15 @@
 /*
- * See npurt_native_call.h.
+ * Implements npurt_native_call.h.
  *
- * The state says which thread acts next.  The thread that asks changes IDLE and DONE to ASKED, and
- * ASKED back to IDLE when it waits no longer.  The thread that serves changes ASKED to RUNNING and
- * RUNNING to DONE.  CLOSED is final.  A thread announces that it sleeps and then reads the state
- * again, so that no wake-up is lost.
+ * The state tells which thread acts next.  The requesting thread changes IDLE or DONE to REQUESTED, and
+ * changes REQUESTED back to IDLE if it withdraws the call after the timeout.  The serving thread changes
+ * REQUESTED to RUNNING and RUNNING to DONE.  CLOSED is final.  A thread sets its flag (`asleep` or
+ * `waiting`) before it sleeps, and the futex returns at once if its word has changed, so that no
+ * wake-up is lost.
  *
- * Both threads stay on one core during a call, because only one of them has work: waking a thread on
- * the same core takes 3 us, and on another core that sleeps 10 to 50.  Neither thread spins: the
- * other one would wait for the core.
+ * Both threads are pinned to one core during a call, because only one of them runs at a time.  Waking
+ * a thread takes 3 us on the same core, and 10 to 50 us on another core that sleeps.  Neither thread
+ * spins, because the other thread would wait for the core.
  */
 #define _GNU_SOURCE
 #include "npurt_native_call.h"
@@ -21,26 +22,26 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { IDLE, ASKED, RUNNING, DONE, CLOSED };
+enum { IDLE, REQUESTED, RUNNING, DONE, CLOSED };
 
-/* FastRPC's remote_handle64_invoke: a function is called as the type that it has. */
+/* The type of FastRPC's remote_handle64_invoke. */
 typedef union remote_arg remote_arg;
 typedef int npurt_invoke(uint64_t handle, uint32_t scalars, remote_arg *arguments);
 
 struct npurt_native_caller {
     _Atomic uint32_t state;
-    _Atomic uint32_t events;  /* how many calls were asked for, and wake-ups */
-    _Atomic uint32_t stop;    /* serve shall return */
-    _Atomic uint32_t asleep;  /* the thread that serves */
-    _Atomic uint32_t waiting; /* the one that asked, asleep */
+    _Atomic uint32_t events;  /* number of requested calls and of wake-ups */
+    _Atomic uint32_t stop;    /* 1: npurt_native_serve must return */
+    _Atomic uint32_t asleep;  /* 1: the serving thread sleeps */
+    _Atomic uint32_t waiting; /* 1: the requesting thread sleeps */
     npurt_invoke *invoke;
     uint64_t handle;
     void *arguments;
     uint32_t scalars;
     int code, error;
     int64_t spent;
-    _Atomic pid_t thread; /* that serves */
-    int core;             /* that it keeps to, from 1 on */
+    _Atomic pid_t thread; /* id of the serving thread */
+    int core;             /* core of the serving thread plus 1; 0: not pinned */
 };
 
 static int64_t now(void)
@@ -50,7 +51,7 @@ static int64_t now(void)
     return (int64_t) t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* Sleeps while *word is value, at most so long if that is not negative; -1 and errno as futex(2). */
+/* Sleep while *word is `value`, for at most `ns` unless `ns` is negative; return as futex(2). */
 static long sleep_on(_Atomic uint32_t *word, uint32_t value, int64_t ns)
 {
     const struct timespec t = {.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
@@ -95,7 +96,7 @@ void npurt_native_serve(npurt_native_caller *caller)
     atomic_store(&caller->thread, (pid_t) syscall(SYS_gettid));
     while (!atomic_exchange(&caller->stop, 0)) {
         const uint32_t seen = atomic_load(&caller->events);
-        uint32_t asked = ASKED;
+        uint32_t asked = REQUESTED;
         if (atomic_compare_exchange_strong(&caller->state, &asked, RUNNING)) {
             make_call(caller);
         } else if (!atomic_load(&caller->stop)) {
@@ -126,10 +127,10 @@ void npurt_native_close(npurt_native_caller *caller)
 int npurt_native_busy(npurt_native_caller *caller)
 {
     const uint32_t state = atomic_load(&caller->state);
-    return state == ASKED || state == RUNNING;
+    return state == REQUESTED || state == RUNNING;
 }
 
-static int keep_to(pid_t thread, int core)
+static int pin(pid_t thread, int core)
 {
     cpu_set_t cores;
     CPU_ZERO(&cores);
@@ -137,22 +138,22 @@ static int keep_to(pid_t thread, int core)
     return sched_setaffinity(thread, sizeof cores, &cores) == 0;
 }
 
-/* Has both threads keep to this core; returns it, or -1 when they go where they want. */
-static int stay(npurt_native_caller *caller, cpu_set_t *before)
+/* Pin both threads to this core and return its number; return -1 if this thread is not pinned. */
+static int pin_both(npurt_native_caller *caller, cpu_set_t *before)
 {
     const int core = sched_getcpu();
     const pid_t thread = atomic_load(&caller->thread);
     if (core < 0 || thread == 0 || sched_getaffinity(0, sizeof *before, before)) {
         return -1;
     }
-    if (caller->core != core + 1 && keep_to(thread, core)) {
+    if (caller->core != core + 1 && pin(thread, core)) {
         caller->core = core + 1;
     }
-    return keep_to(0, core) ? core : -1;
+    return pin(0, core) ? core : -1;
 }
 
-/* Lets this thread go where it could before, unless somebody has said otherwise meanwhile. */
-static void leave(int core, const cpu_set_t *before)
+/* Restore this thread's previous affinity, unless other code has changed the affinity meanwhile. */
+static void unpin(int core, const cpu_set_t *before)
 {
     cpu_set_t cores;
     if (core >= 0 && !sched_getaffinity(0, sizeof cores, &cores) && CPU_COUNT(&cores) == 1 &&
@@ -161,20 +162,20 @@ static void leave(int core, const cpu_set_t *before)
     }
 }
 
-/* What to tell the caller of a call that is not under way any more. */
+/* Return the outcome of a call that neither runs nor waits; write `result` if it is DONE. */
 static int outcome(const npurt_native_caller *caller, uint32_t state, int64_t *result)
 {
     if (state != DONE) {
-        return NPURT_CALL_BUSY; /* the caller was closed before */
+        return NPURT_CALL_BUSY; /* CLOSED before the call began */
     }
     result[0] = caller->code, result[1] = caller->error, result[2] = caller->spent;
     return NPURT_CALL_DONE;
 }
 
-/* It takes too long: take it back, if it has not begun. */
-static int give_up(npurt_native_caller *caller, int64_t *result)
+/* Handle a timeout: withdraw the call if it has not begun. */
+static int withdraw(npurt_native_caller *caller, int64_t *result)
 {
-    uint32_t state = ASKED;
+    uint32_t state = REQUESTED;
     if (atomic_compare_exchange_strong(&caller->state, &state, IDLE)) {
         return NPURT_CALL_DROPPED;
     }
@@ -186,12 +187,12 @@ int npurt_native_wait(npurt_native_caller *caller, int64_t nanoseconds, int64_t 
     const int64_t end = now() + nanoseconds;
     for (;;) {
         const uint32_t state = atomic_load(&caller->state);
-        if (state != ASKED && state != RUNNING) {
+        if (state != REQUESTED && state != RUNNING) {
             return outcome(caller, state, result);
         }
         const int64_t left = end - now();
         if (left <= 0) {
-            return give_up(caller, result);
+            return withdraw(caller, result);
         }
         atomic_store(&caller->waiting, 1);
         const int signal = sleep_on(&caller->state, state, left) && errno == EINTR;
@@ -211,13 +212,13 @@ int npurt_native_call(npurt_native_caller *caller, uintptr_t invoke, uint64_t ha
     }
     caller->invoke = (npurt_invoke *) invoke;
     caller->handle = handle, caller->scalars = scalars, caller->arguments = arguments;
-    if (!atomic_compare_exchange_strong(&caller->state, &state, ASKED)) {
-        return NPURT_CALL_BUSY; /* it was closed just now */
+    if (!atomic_compare_exchange_strong(&caller->state, &state, REQUESTED)) {
+        return NPURT_CALL_BUSY; /* closed since the state was read */
     }
     cpu_set_t before;
-    const int core = stay(caller, &before);
+    const int core = pin_both(caller, &before);
     announce(caller);
     const int end = npurt_native_wait(caller, nanoseconds, result);
-    leave(core, &before);
+    unpin(core, &before);
     return end;
 }

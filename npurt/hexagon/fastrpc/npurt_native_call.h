@@ -1,6 +1,6 @@
 /*
- * Native calls that one thread makes for others.  Handing a call over needs Python's lock on neither
- * side.  cffi reads this header.
+ * C calls that one thread makes for other threads.  Neither thread needs Python's GIL to pass a call
+ * to the other thread.  cffi reads this header.
  */
 #ifndef NPURT_NATIVE_CALL_H
 #define NPURT_NATIVE_CALL_H
@@ -13,45 +13,46 @@
 #define NPURT_API
 #endif
 
-/* What became of a call. */
+/* The outcome of a call. */
 enum {
     NPURT_CALL_DONE = 0,
-    NPURT_CALL_BUSY,        /* it was not taken: another is under way, or the caller is closed */
-    NPURT_CALL_INTERRUPTED, /* a signal came: it is still under way */
-    NPURT_CALL_DROPPED,     /* it was taken back before it had begun */
-    NPURT_CALL_LATE         /* it had begun, and is still under way */
+    NPURT_CALL_BUSY,        /* not made: another call is running, or the caller is closed */
+    NPURT_CALL_INTERRUPTED, /* a signal interrupted the wait; the call is still running */
+    NPURT_CALL_DROPPED,     /* timeout before the call began; it will not begin */
+    NPURT_CALL_LATE         /* timeout; the call has begun and is still running */
 };
 
 typedef struct npurt_native_caller npurt_native_caller;
 
-/* Returns NULL when there is no memory. */
+/* Create a caller; return NULL if there is no memory. */
 NPURT_API npurt_native_caller *npurt_native_new(void);
 
-/* Only when no thread serves or waits any more. */
+/* Free `caller`; no thread may be in npurt_native_serve, _call or _wait. */
 NPURT_API void npurt_native_free(npurt_native_caller *caller);
 
-/* Makes the calls that are asked for, on this thread, until npurt_native_wake. */
+/* Make the requested calls on this thread until npurt_native_wake is called. */
 NPURT_API void npurt_native_serve(npurt_native_caller *caller);
 
-/* Lets npurt_native_serve return, after the call that it makes. */
+/* Make npurt_native_serve return, after the running call if there is one. */
 NPURT_API void npurt_native_wake(npurt_native_caller *caller);
 
-/* On the thread that serves: later calls get BUSY, and so does one that waits. */
+/* Return BUSY for all later calls and for a call that waits; must run on the serving thread. */
 NPURT_API void npurt_native_close(npurt_native_caller *caller);
 
 /*
- * Has the other thread call invoke(handle, scalars, arguments), and waits for it.  What it returned
- * and the errno it left are in result[0] and result[1] after NPURT_CALL_DONE; result[2] is the time
- * it took, in nanoseconds.  arguments stay where they are until it is over.  One thread at a time.
+ * Make the serving thread call invoke(handle, scalars, arguments), and wait for the end of the call
+ * for at most `nanoseconds`; return the outcome.  After NPURT_CALL_DONE, result[0] is the return value
+ * of the call, result[1] its errno, and result[2] its duration in nanoseconds.  `arguments` must
+ * remain valid until the call has ended.  Only one thread at a time may use this function.
  */
 NPURT_API int npurt_native_call(npurt_native_caller *caller, uintptr_t invoke, uint64_t handle,
                                 uint32_t scalars, void *arguments, int64_t nanoseconds,
                                 int64_t *result);
 
-/* Waits again after NPURT_CALL_INTERRUPTED, or sees with 0 nanoseconds whether it is LATE. */
+/* Wait again for the call, for example after NPURT_CALL_INTERRUPTED; 0 nanoseconds: do not wait. */
 NPURT_API int npurt_native_wait(npurt_native_caller *caller, int64_t nanoseconds, int64_t *result);
 
-/* Whether a call is under way. */
+/* Return whether a call is running or waits for the serving thread. */
 NPURT_API int npurt_native_busy(npurt_native_caller *caller);
 
 #endif
