@@ -1,8 +1,8 @@
 /*
  * Quantised activations: x[row][column] = code * scale(row, column / 32) * 2^exponent(row).
  *
- * Rows are in panels of R = NPURT_PANEL rows, and the remaining rows in panels of R = 1 row.  A panel
- * has S = ceil(k / 64) steps of 64 columns and these parts, each padded to 128 bytes:
+ * Rows are in panels of R = NPURT_PANEL rows, and the remaining rows in panels of R = 1 row.  A
+ * panel has S = ceil(k / 64) steps of 64 columns and these parts, each padded to 128 bytes:
  *
  *   int32     exponent[R], total[R]         total: -128 times the sum of the row's codes
  *                                           if the row has one scale, else 0
@@ -11,10 +11,10 @@
  *                                 each a pair of int16: for the first and the second 32 columns
  *   vector    zero[S][R]          zero points of 32 columns: one pair of int16 in all lanes
  *
- * scale is 1..32767; the rounding error of a code is at most about half a scale.
- * Zero points: weights are multiplied as unsigned numbers, which are too large by 8 (in units of h,
- * see product.h).  The zero point corrects this: -8 times the sum of 32 codes, or -16 times the sum
- * of 16 codes for kernels with a scale for each 16.  T = sum of 32 codes * scale / 2^15 multiplies the
+ * scale is 1..32767; the rounding error of a code is at most about half a scale. Zero points:
+ * weights are multiplied as unsigned numbers, which are too large by 8 (in units of h, see
+ * product.h).  The zero point corrects this: -8 times the sum of 32 codes, or -16 times the sum of
+ * 16 codes for kernels with a scale for each 16.  T = sum of 32 codes * scale / 2^15 multiplies the
  * weights' offsets.
  */
 #ifndef NPURT_ACTIVATIONS_H

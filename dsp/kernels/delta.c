@@ -2,7 +2,8 @@
  * A gated delta net in integers: layouts in delta.h, arithmetic in delta_lanes.h, delta_prepare.h
  * and delta_advance.h.
  *
- * Order   first the computation that needs no state, for up to NPURT_DELTA_ITEMS tokens or heads, then
+ * Order   first the computation that needs no state, for up to NPURT_DELTA_ITEMS tokens or heads,
+ * then
  *         the states.  So some time passes between vector writes and scalar reads of the same memory.
  * Sources Yang et al. 2024, Gated Delta Networks, eq. 10; ggml ggml_gated_delta_net (a decay for
  *         each element of k).
@@ -136,7 +137,8 @@ NOINLINE void prepare_gates(job *job, const place *at, uint32_t token, const vec
                     : prepare_token(job, at, token, k, 2, 1, to);
 }
 
-/* Prepare `count` tokens of a head, starting with `token`; return the address after the last item. */
+/* Prepare `count` tokens of a head, starting with `token`; return the address after the last
+ * item. */
 static item *prepare_span(job *job, const place *at, uint32_t token, uint32_t count, item *to)
 {
     const vec *k = state_at(at->state, job->blocks, job->parts).k;

@@ -22,8 +22,8 @@
  *
  *   integer[P][32][B][2], k[P], d[B], shift[B], exponent[B], gain[2 P]
  *
- * where integer[p][j][b] is a pair of vectors: rows k = 64 p + j and 64 p + 32 + j, for
- * v = 32 b..32 b + 31.  A word of k has two int16, for these two rows; a word of d has the same int16
+ * where integer[p][j][b] is a pair of vectors: rows k = 64 p + j and 64 p + 32 + j, for v = 32
+ * b..32 b + 31.  A word of k has two int16, for these two rows; a word of d has the same int16
  * twice.
  *
  * A row of x holds one token, as float32, in parts that begin at multiples of 128 bytes:

@@ -60,7 +60,8 @@ INLINE void advance_block(block *of, int gates, const item *by)
     of->out = float_of_twice(half_sum(w, more_of_d));
 }
 
-/* Advance `count` blocks from b on.  All reads precede all writes, so the compiler interleaves blocks. */
+/* Advance `count` blocks from b on.  All reads precede all writes, so the compiler interleaves
+ * blocks. */
 INLINE void advance_blocks(const state *of, unsigned b, unsigned count, int gates, const item *by,
                            const found *found, vec *worst)
 {

@@ -1,6 +1,6 @@
 /*
- * Numbers in lanes, for the delta net.  A number has a signed mantissa of 31 bits, which need not be
- * normalised, and an exponent with the bias of a float:
+ * Numbers in lanes, for the delta net.  A number has a signed mantissa of 31 bits, which need not
+ * be normalised, and an exponent with the bias of a float:
  *
  *   value = mantissa * 2^(exponent - 157)
  *
@@ -83,7 +83,8 @@ INLINE number number_of(vec bits)
     return (number) {Q6_V_vand_QV(normal, mantissa), exponent};
 }
 
-/* Return both mantissas in the larger of their two units; set *exponent to the exponent of this unit. */
+/* Return both mantissas in the larger of their two units; set *exponent to the exponent of this
+ * unit. */
 INLINE vec_pair aligned(number a, number b, vec *exponent)
 {
     *exponent = more(a.exponent, b.exponent);
@@ -110,7 +111,8 @@ INLINE number half_difference(number a, number b)
     return difference;
 }
 
-/* Return the float32 bits of 2 a, rounded to 24 bits, halves up; infinite or 0 beyond float32's range. */
+/* Return the float32 bits of 2 a, rounded to 24 bits, halves up; infinite or 0 beyond float32's
+ * range. */
 INLINE vec float_of_twice(number a)
 {
     vec magnitude = Q6_Vw_vabs_Vw(a.mantissa);

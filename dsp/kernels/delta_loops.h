@@ -2,26 +2,26 @@
  * The pass over a state without gates, two blocks at a time, with every packet written in assembly.
  * delta_passes.h has the same pass in C, for which the compiler makes nearly twice as many packets.
  *
- * A pair of rows of a block needs three multiplications.  A packet of v68 holds one of them, so a pair
- * needs three packets.  These packets have space for the maximum or the minimum of the pair, but not
- * for both.  So a step of four pairs needs a 13th packet.  The four pairs are called a, b, c and d: a
- * and c are of the first block, b and d of the second.  A load whose value is used only in its own
- * packet (.tmp) occupies no vector unit.  The three packets hold these operations, each for another
- * pair:
+ * A pair of rows of a block needs three multiplications.  A packet of v68 holds one of them, so a
+ * pair needs three packets.  These packets have space for the maximum or the minimum of the pair,
+ * but not for both.  So a step of four pairs needs a 13th packet.  The four pairs are called a, b,
+ * c and d: a and c are of the first block, b and d of the second.  A load whose value is used only
+ * in its own packet (.tmp) occupies no vector unit.  The three packets hold these operations, each
+ * for another pair:
  *
  *   1   load and shift a row; add d k to both rows; store a row
  *   2   load and shift the other row; products with k; store the other row
  *   3   round both rows; products with q; maximum or minimum; load a word of k, or words of k and q
  *
- * A pair is loaded three pairs before it is stored.  The last loads read the words after the integers
- * of a state; their results are not stored.
+ * A pair is loaded three pairs before it is stored.  The last loads read the words after the
+ * integers of a state; their results are not stored.
  *
- * tests/hexagon/delta_loops.py defines the result of the pass, and runs its packets on symbols.  After
- * a change of a packet run tests/hexagon/test_delta_loops.py, which names wrong results.
+ * tests/hexagon/delta_loops.py defines the result of the pass, and runs its packets on symbols.
+ * After a change of a packet run tests/hexagon/test_delta_loops.py, which names wrong results.
  *
- * Registers: r9:8 words of k and q for a and b, r13:12 for c and d; r10 a word of the previous token's
- * k; v12, v13 sums of products with k, v14, v15 with q; v16..v23 rows of a to d; v24..v27 h of a to d;
- * v28 the loaded row.
+ * Registers: r9:8 words of k and q for a and b, r13:12 for c and d; r10 a word of the previous
+ * token's k; v12, v13 sums of products with k, v14, v15 with q; v16..v23 rows of a to d; v24..v27 h
+ * of a to d; v28 the loaded row.
  */
 #ifndef NPURT_DELTA_LOOPS_H
 #define NPURT_DELTA_LOOPS_H

@@ -1,12 +1,14 @@
 /*
- * The pass over a state, the only work whose time depends on the size of the state.  A pass makes the
- * update of one token and the products of the next token, so it loads and stores the state once.
+ * The pass over a state, the only work whose time depends on the size of the state.  A pass makes
+ * the update of one token and the products of the next token, so it loads and stores the state
+ * once.
  *
  *   S = S / 2^shift + d k     d, k and shift of the previous token; a shift for each lane
  *   h = round(S / 2^16), two rows to a lane; U += h . k, W += h . q; greatest and least h.
  *
- * |h| <= 2^14 + 1.  k and q are so small that sums over 32 rows fit (delta_prepare.h).  After 32 rows,
- * U / 4 and W / 4 are added to totals.  Gates: each row is divided by its own 2^shift before the store.
+ * |h| <= 2^14 + 1.  k and q are so small that sums over 32 rows fit (delta_prepare.h).  After 32
+ * rows, U / 4 and W / 4 are added to totals.  Gates: each row is divided by its own 2^shift before
+ * the store.
  */
 #ifndef NPURT_DELTA_PASSES_H
 #define NPURT_DELTA_PASSES_H

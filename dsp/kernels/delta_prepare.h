@@ -1,6 +1,6 @@
 /*
- * Computes the part of a token of a head that does not depend on the state: gains after their decay, q
- * and k as integers, and the factors of lanes.
+ * Computes the part of a token of a head that does not depend on the state: gains after their
+ * decay, q and k as integers, and the factors of lanes.
  *
  *   k, q    integers of at most 2^14 times a power of two.  |k| of 32 rows adds up to less than 2^17,
  *           so that sums of products with |h| <= 2^14 fit (delta_passes.h).  Elements below 2^-24 of
@@ -39,7 +39,8 @@ typedef struct {
     const vec *k_before; /* the k of the previous token, in its item or in the state */
 } item;
 
-/* --- e^decay ------------------------------------------------------------------------------------ */
+/* --- e^decay
+ * ------------------------------------------------------------------------------------ */
 
 /* 2^(g / 2) = 1 + g (c0 + g (c1 + ...)) in Q30 for g in Q31, with an error below 4e-9; fitted by
  * least squares, with weights that equalise the error. */
@@ -82,7 +83,8 @@ INLINE vec inverse_of(vec gain)
     return y;
 }
 
-/* --- q and k ------------------------------------------------------------------------------------ */
+/* --- q and k
+ * ------------------------------------------------------------------------------------ */
 
 INLINE vec rotated(vec a, int bytes)
 {
@@ -155,7 +157,8 @@ INLINE vec greatest_magnitude(const operand *x, unsigned parts)
     return most;
 }
 
-/* Shift all magnitudes to the unit of the greatest; return sums of two, the maximum of the parts. */
+/* Shift all magnitudes to the unit of the greatest; return sums of two, the maximum of the
+ * parts. */
 INLINE vec aligned_sums(operand *x, unsigned parts)
 {
     vec sums[MOST_PARTS];

@@ -1,10 +1,11 @@
 /*
  * Converts sums to float32, times a power of two for each lane and row.
  *
- * The conversion builds the bits from integers: it normalises the magnitude to 31 bits, rounds it to 24
- * bits (halves up), and lets the leading one carry into the exponent.  Zero becomes zero.  If the
- * scales of a tile or row are so large or small that a result might leave float32's normal range,
- * lanes are converted one by one: values that are too large become infinite, too small values 0.
+ * The conversion builds the bits from integers: it normalises the magnitude to 31 bits, rounds it
+ * to 24 bits (halves up), and lets the leading one carry into the exponent.  Zero becomes zero.  If
+ * the scales of a tile or row are so large or small that a result might leave float32's normal
+ * range, lanes are converted one by one: values that are too large become infinite, too small
+ * values 0.
  */
 #ifndef NPURT_EPILOGUE_H
 #define NPURT_EPILOGUE_H
@@ -14,8 +15,8 @@
 enum { BIAS = 156 }; /* of exponents; one less than 157, because the leading one adds 1 */
 
 /*
- * Return the float32 bits of sum * 2^e; `exponent` is (e + BIAS) << 23.  A packet holds only one shift
- * (hvx_base.h), so a multiplication by 2^8 / 2^15 replaces the shift that rounds.
+ * Return the float32 bits of sum * 2^e; `exponent` is (e + BIAS) << 23.  A packet holds only one
+ * shift (hvx_base.h), so a multiplication by 2^8 / 2^15 replaces the shift that rounds.
  */
 INLINE vec to_float(vec sum, vec exponent)
 {
@@ -60,10 +61,10 @@ INLINE int normal(const job *job, const char *tile, unsigned tiles)
 }
 
 /*
- * Convert `count` sums and write them to y.  If `rows` is not 0, they are the sums of the next tile and
- * rows 0..count-1; otherwise of the next `count` tiles and row 0.  If there are several tiles, all must
- * have 32 columns.  A last tile with fewer columns is written to `spare` first.  So the function has
- * one branch, and the compiler interleaves the code before the branch.
+ * Convert `count` sums and write them to y.  If `rows` is not 0, they are the sums of the next tile
+ * and rows 0..count-1; otherwise of the next `count` tiles and row 0.  If there are several tiles,
+ * all must have 32 columns.  A last tile with fewer columns is written to `spare` first.  So the
+ * function has one branch, and the compiler interleaves the code before the branch.
  */
 INLINE void finish(kind kind, int rows, unsigned count, const job *job, const place *at,
                    const vec sums[])

@@ -3,10 +3,10 @@
  * packet written in assembly.  Each packet has two multiplications, so a step needs 32 packets, the
  * minimum.  add_quads in gemm.h has the same loop in C, for which the compiler makes 34 packets.
  *
- * The loop multiplies eight columns at a time.  It multiplies the columns in v5, v6 (weights) and r15:8
- * (codes of four rows) while it loads the next eight columns to v7, v8 and r23:16.  Then the two sets
- * of registers swap roles.  The loop loads nothing beyond the last columns, because its first four
- * packets multiply weights of zero while they load the first columns.
+ * The loop multiplies eight columns at a time.  It multiplies the columns in v5, v6 (weights) and
+ * r15:8 (codes of four rows) while it loads the next eight columns to v7, v8 and r23:16.  Then the
+ * two sets of registers swap roles.  The loop loads nothing beyond the last columns, because its
+ * first four packets multiply weights of zero while they load the first columns.
  */
 #ifndef NPURT_PANEL_LOOP_H
 #define NPURT_PANEL_LOOP_H

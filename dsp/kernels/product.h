@@ -4,7 +4,8 @@
  * A tile is 32 rows of w, one to a lane of 32 bits.  After its heads it has, for each step of 64
  * columns, vectors of codes, scales and offsets.  Code vectors hold four columns of each row in a
  * lane; x's codes are in scalar registers, so `vrmpy(Vu.ub, Rt.b)` makes 4 * 32 products, and no
- * instruction is needed to broadcast x.  A is the sum over the first 32 columns, B over the last 32:
+ * instruction is needed to broadcast x.  A is the sum over the first 32 columns, B over the last
+ * 32:
  *
  *   A += vrmpy(w.ub, x.b)               x 8                     B likewise
  *   h  = (B, A) narrowed to pairs of int16, + zero point        sums of code * code
@@ -12,18 +13,19 @@
  *   G  = sum of the pair h' * scale of w                        + offset of w * T, if w has offsets
  *   y += G >> shift                     rounded down            shift = ceil(log2(steps))
  *
- * Units: in the unit of h, the largest weight code is 8 (16 if scales are per 16 columns), so
- * |h| <= 127 * 32 * 8 = 32512.  |scale of w| < 2^bits, so that G fits into 32 bits: bits is 15; 14 with
+ * Units: in the unit of h, the largest weight code is 8 (16 if scales are per 16 columns), so |h|
+ * <= 127 * 32 * 8 = 32512.  |scale of w| < 2^bits, so that G fits into 32 bits: bits is 15; 14 with
  * offsets or with scales per 16 columns; 13 with both.  The shift is chosen so that y fits.
  * Narrowing drops bits above 16 without saturation.  The sums are of unsigned weights; adding the
  * zero point gives the true, small value, exact modulo 2^16.
  *
- * Packets of a step of R rows: the 16 R vrmpy need 8 R packets, vmpy and vdmpy another 2 R (from v69
- * on 1.5 R), and offsets another R (from v69 on R / 2).  So the maximum for 4 rows is 204 MAC/packet
- * (from v69 on 215), and 186 (204) with offsets.  For one row, the number of instructions is the limit.
- * With 4-bit codes, a tile and step needs 9 loads, 16 instructions to unpack nibbles, 16 vrmpy, 5 to
- * narrow and scale, and about 2.5 for x.  The sum is 48.5: at most 169 MAC/packet.  8-bit codes need 17
- * vector loads, and a packet holds one: at most 120 MAC/packet.
+ * Packets of a step of R rows: the 16 R vrmpy need 8 R packets, vmpy and vdmpy another 2 R (from
+ * v69 on 1.5 R), and offsets another R (from v69 on R / 2).  So the maximum for 4 rows is 204
+ * MAC/packet (from v69 on 215), and 186 (204) with offsets.  For one row, the number of
+ * instructions is the limit. With 4-bit codes, a tile and step needs 9 loads, 16 instructions to
+ * unpack nibbles, 16 vrmpy, 5 to narrow and scale, and about 2.5 for x.  The sum is 48.5: at most
+ * 169 MAC/packet.  8-bit codes need 17 vector loads, and a packet holds one: at most 120
+ * MAC/packet.
  */
 #ifndef NPURT_PRODUCT_H
 #define NPURT_PRODUCT_H
@@ -129,8 +131,8 @@ INLINE vec scaled_more(vec g, vec h, uint32_t x_scale, vec w_scale)
 
 /*
  * Return G of one step.  `a` holds sums of its first 32 columns, `b` of its last 32.  For Q8_G16,
- * element [0] is the sum of the first 16 of these columns, element [1] of the last 16.  `w` points to
- * the step's vectors after its codes.
+ * element [0] is the sum of the first 16 of these columns, element [1] of the last 16.  `w` points
+ * to the step's vectors after its codes.
  */
 INLINE vec step_product(kind kind, int offsets, const vec a[2], const vec b[2], const vec *w,
                         const uint32_t *record, vec zero)

@@ -2,16 +2,16 @@
  * Quantises a float32 row to int8 codes, with a scale per 32 or 128 columns or per row; layout in
  * activations.h.
  *
- * All arithmetic is on the bits as integers.  E is the biased exponent of a row's greatest magnitude,
- * plus 1 if the magnitude is within 1/32 of the next power of two.  Then:
+ * All arithmetic is on the bits as integers.  E is the biased exponent of a row's greatest
+ * magnitude, plus 1 if the magnitude is within 1/32 of the next power of two.  Then:
  *
  *   V     greatest magnitude of a group / 2^(E - 150), rounded down: at most 24 bits
  *   scale (V + V / 2^7 + V / 2^14) / 2^9 + 1, rounded down: V / 508 and a little, 1..32767
  *   code  x / (scale * 2^(E - 148)): 15 bits of x's mantissa times 15 of the reciprocal of the
  *         scale, halves away from 0; |code| <= 127, and the greatest magnitude gets almost exactly 127.
  *
- * A row whose greatest magnitude is below 2^-87 is first multiplied by 2^64, and its exponent is reduced
- * by 64.  So every element that is not rounded to 0 is a normal number.  A row of zeros has
+ * A row whose greatest magnitude is below 2^-87 is first multiplied by 2^64, and its exponent is
+ * reduced by 64.  So every element that is not rounded to 0 is a normal number.  A row of zeros has
  * exponent 0.  NaN and infinity are the greatest magnitudes, and are reported.
  *
  * Work    passes over the row: greatest magnitudes; scales and reciprocals, 32 groups at a time;
@@ -59,7 +59,8 @@ static uint32_t chunks_of(uint32_t k)
     return (k + CHUNK_COLUMNS - 1) / CHUNK_COLUMNS;
 }
 
-/* --- pass 1: greatest magnitudes ---------------------------------------------------------------- */
+/* --- pass 1: greatest magnitudes
+ * ---------------------------------------------------------------- */
 
 INLINE vec greater(vec a, vec b)
 {
@@ -83,9 +84,9 @@ INLINE vec magnitude(vec bits)
 }
 
 /*
- * Return the greatest magnitudes of eight groups of 32 columns, repeated four times.  If groups have 128
- * columns, four neighbours get the same value.  If the row is one group, return the greatest magnitude
- * of each lane; find_greatest compares the lanes.
+ * Return the greatest magnitudes of eight groups of 32 columns, repeated four times.  If groups
+ * have 128 columns, four neighbours get the same value.  If the row is one group, return the
+ * greatest magnitude of each lane; find_greatest compares the lanes.
  */
 INLINE vec greatest_of_unit(const vec *x, uint32_t group)
 {
@@ -115,9 +116,9 @@ static void copy_tail(const row *row)
 }
 
 /*
- * Write the greatest magnitude of each group of `units`, and zeros to the end of a chunk; return the
- * greatest of each lane and `of_row`.  Each write is a whole vector; the next write overwrites all but
- * its first eight words.
+ * Write the greatest magnitude of each group of `units`, and zeros to the end of a chunk; return
+ * the greatest of each lane and `of_row`.  Each write is a whole vector; the next write overwrites
+ * all but its first eight words.
  */
 INLINE vec greatest_of_units(const vec *restrict x, char *restrict to, uint32_t units,
                              uint32_t group, vec of_row)
@@ -175,7 +176,8 @@ static uint32_t find_greatest(const row *row)
     return (uint32_t) all.lane[0];
 }
 
-/* --- small rows --------------------------------------------------------------------------------- */
+/* --- small rows
+ * --------------------------------------------------------------------------------- */
 
 /* Multiply float32 bits of numbers below 2^-62 by 2^LIFT.  The highest bit of a subnormal number
  * becomes the implied one of normal numbers, so it adds 1 to the exponent. */
@@ -192,7 +194,8 @@ INLINE vec lifted(vec bits)
     return Q6_V_vor_VV(result, Q6_V_vand_VV(bits, splat(0x80000000u)));
 }
 
-/* --- pass 2: scales and their reciprocals ------------------------------------------------------- */
+/* --- pass 2: scales and their reciprocals
+ * ------------------------------------------------------- */
 
 /* Return the lower halves of the words of a, then of b. */
 INLINE vec lower_halves(vec a, vec b)
@@ -201,8 +204,8 @@ INLINE vec lower_halves(vec a, vec b)
 }
 
 /*
- * Return 2^45 / d for d = 2^30..2^31 - 1 in steps of 2^16: 15 bits, rounded down or one less.
- * Start from a line whose error is at most 1/17, then make two Newton steps y += y (1 - d y) in Q29.
+ * Return 2^45 / d for d = 2^30..2^31 - 1 in steps of 2^16: 15 bits, rounded down or one less. Start
+ * from a line whose error is at most 1/17, then make two Newton steps y += y (1 - d y) in Q29.
  */
 INLINE vec reciprocal(vec d)
 {
@@ -215,7 +218,8 @@ INLINE vec reciprocal(vec d)
     return Q6_Vuw_vlsr_VuwR(Q6_Vw_vadd_VwVw(y, Q6_Vw_vasr_VwR(fine, 7)), 15);
 }
 
-/* Compute scales and factors of 32 groups; `coded` subtracts the exponent of x from their shifts. */
+/* Compute scales and factors of 32 groups; `coded` subtracts the exponent of x from their
+ * shifts. */
 INLINE void scales_of(vec greatest, uint32_t exponent, vec *scale, vec *factor)
 {
     vec below = Q6_Vw_vsub_VwVw(splat(exponent), Q6_Vuw_vlsr_VuwR(greatest, EXPONENT_BIT));
@@ -247,9 +251,11 @@ static void make_scales(const row *row, uint32_t exponent)
     }
 }
 
-/* --- pass 3: codes ------------------------------------------------------------------------------ */
+/* --- pass 3: codes
+ * ------------------------------------------------------------------------------ */
 
-/* Return codes of two groups: of a in lower, of b in upper halves.  factor: reciprocals and shifts. */
+/* Return codes of two groups: of a in lower, of b in upper halves.  factor: reciprocals and
+ * shifts. */
 INLINE vec coded(vec a, vec b, uint64_t factor)
 {
     vec exponent = Q6_Vh_vasr_VhR(Q6_Vh_vshuffo_VhVh(b, a), 7); /* the sign is above the exponent */
@@ -302,7 +308,8 @@ INLINE void make_codes(const row *row, int lift)
     }
 }
 
-/* --- pass 4: records and zero points ------------------------------------------------------------ */
+/* --- pass 4: records and zero points
+ * ------------------------------------------------------------ */
 
 /* Return sums of neighbours: words 0 and 1, 2 and 3, ... of a, then of b. */
 INLINE vec pair_sums(vec a, vec b)
@@ -359,7 +366,8 @@ static int32_t make_records(const row *row)
     return -128 * all.lane[0];
 }
 
-/* --- rows and panels ---------------------------------------------------------------------------- */
+/* --- rows and panels
+ * ---------------------------------------------------------------------------- */
 
 INLINE void make_row(const row *row, uint32_t top, int lift, int32_t *exponent, int32_t *total)
 {

@@ -1,15 +1,15 @@
 /*
  * Implements npurt_native_call.h.
  *
- * The state tells which thread acts next.  The requesting thread changes IDLE or DONE to REQUESTED, and
- * changes REQUESTED back to IDLE if it withdraws the call after the timeout.  The serving thread changes
- * REQUESTED to RUNNING and RUNNING to DONE.  CLOSED is final.  A thread sets its flag (`asleep` or
- * `waiting`) before it sleeps, and the futex returns at once if its word has changed, so that no
- * wake-up is lost.
+ * The state tells which thread acts next.  The requesting thread changes IDLE or DONE to REQUESTED,
+ * and changes REQUESTED back to IDLE if it withdraws the call after the timeout.  The serving
+ * thread changes REQUESTED to RUNNING and RUNNING to DONE.  CLOSED is final.  A thread sets its
+ * flag (`asleep` or `waiting`) before it sleeps, and the futex returns at once if its word has
+ * changed, so that no wake-up is lost.
  *
- * Both threads are pinned to one core during a call, because only one of them runs at a time.  Waking
- * a thread takes 3 us on the same core, and 10 to 50 us on another core that sleeps.  Neither thread
- * spins, because the other thread would wait for the core.
+ * Both threads are pinned to one core during a call, because only one of them runs at a time.
+ * Waking a thread takes 3 us on the same core, and 10 to 50 us on another core that sleeps.
+ * Neither thread spins, because the other thread would wait for the core.
  */
 #define _GNU_SOURCE
 #include "npurt_native_call.h"

@@ -1,6 +1,6 @@
 /*
- * C calls that one thread makes for other threads.  Neither thread needs Python's GIL to pass a call
- * to the other thread.  cffi reads this header.
+ * C calls that one thread makes for other threads.  Neither thread needs Python's GIL to pass a
+ * call to the other thread.  cffi reads this header.
  */
 #ifndef NPURT_NATIVE_CALL_H
 #define NPURT_NATIVE_CALL_H
@@ -41,9 +41,9 @@ NPURT_API void npurt_native_close(npurt_native_caller *caller);
 
 /*
  * Make the serving thread call invoke(handle, scalars, arguments), and wait for the end of the call
- * for at most `nanoseconds`; return the outcome.  After NPURT_CALL_DONE, result[0] is the return value
- * of the call, result[1] its errno, and result[2] its duration in nanoseconds.  `arguments` must
- * remain valid until the call has ended.  Only one thread at a time may use this function.
+ * for at most `nanoseconds`; return the outcome.  After NPURT_CALL_DONE, result[0] is the return
+ * value of the call, result[1] its errno, and result[2] its duration in nanoseconds.  `arguments`
+ * must remain valid until the call has ended.  Only one thread at a time may use this function.
  */
 NPURT_API int npurt_native_call(npurt_native_caller *caller, uintptr_t invoke, uint64_t handle,
                                 uint32_t scalars, void *arguments, int64_t nanoseconds,
