@@ -4,8 +4,8 @@
  *
  * A pair of rows of a block needs three multiplications.  A packet of v68 holds one of them, so a
  * pair needs three packets.  These packets have space for the maximum or the minimum of the pair,
- * but not for both.  So a step of four pairs needs a 13th packet.  The four pairs are called a, b,
- * c and d: a and c are of the first block, b and d of the second.  A load whose value is used only
+ * but not for both.  So four pairs of rows take 13 packets.  The four pairs are called a, b, c and
+ * d: a and c are of the first block, b and d of the second.  A load whose value is used only
  * in its own packet (.tmp) occupies no vector unit.  The three packets hold these operations, each
  * for another pair:
  *
