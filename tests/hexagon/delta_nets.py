@@ -17,7 +17,7 @@ KEPT = delta_state.MOST_ROWS  # the most tokens that can be repeated
 
 
 def own(net):
-    """Return *net* with copies of its state and result."""
+    """Return *net* with a copy of its state and a result filled with NaN."""
     return replace(net, state=net.state.copy(), out=np.full_like(net.out, np.nan))
 
 

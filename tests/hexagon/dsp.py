@@ -60,7 +60,7 @@ class Dsp:
         """Return an op that multiplies: a dict of its fields, and `shape` of y."""
         n, k = tensor.shape
         m = len(x)
-        stride = 4 * n + 4  # an offset that is no multiple of any alignment
+        stride = 4 * n + 4  # bytes; one float more than a row of y
         return {
             "flags": flags,
             "m": m,

@@ -150,7 +150,7 @@ class Machine:
 
     def _dot(self, to, w, x):
         before = self._vector(to)
-        if before[0] != "dot":  # the pointer of a tile that does not exist
+        if before[0] != "dot":  # an accumulator that belongs to no tile
             before = ("dot", "junk")
         products = sorted([*before[2:], (self._vector(w), self.r.get(x))], key=repr)
         yield ("v", to), ("dot", before[1], *products)

@@ -87,7 +87,7 @@ def wait_until(true):
 
 
 def impatient(transport):
-    """Make *transport* stop waiting at once; replies that do arrive may also be too late."""
+    """Shorten the deadline of *transport* to `SOON`; a slower reply then comes too late."""
     transport = getattr(transport, "_session", transport)
     name = "_deadline" if isinstance(transport, Worker) else "deadline"
     assert getattr(transport, name) == HANG_SECONDS

@@ -115,7 +115,7 @@ def main():
             array[i].buf.pv, array[i].buf.nLen = address, size
         for i, fd in enumerate(handles):
             array[len(args) + i].dma.fd = fd
-        sys.stderr.write(f"{number}\n")  # the last printed call is the one that crashed
+        sys.stderr.write(f"{number}\n")  # if the process ends here, the last number names the call
         sys.stderr.flush()
         codes.append(lib.t_skel_handle_invoke(0, scalars, array) & 0xFFFFFFFF)
         fenced.free()
