@@ -143,8 +143,8 @@ static int shift_priority(void *data)
     return is_domain(v->domain) ? AEE_SUCCESS : AEE_EBADPARM;
 }
 
-/* The real library crashes if a handle is open.  For ALL_DOMAINS it closes nothing, because it
- * stops at the first domain without a session. */
+/* Close the session of a domain.  The real library crashes if a handle is open.  For ALL_DOMAINS
+ * the real library closes nothing, because it stops at the first domain without a session. */
 static int close_session(void *data)
 {
     int domain = *(const int *) data;
@@ -274,14 +274,14 @@ static int tell_uri(void *data)
     return length < (int) g->uri_bytes ? AEE_SUCCESS : AEE_EBADSIZE;
 }
 
-/* Notifications are not supported: no simulated PD sends any. */
+/* Refuse a request for notifications: no simulated PD sends notifications. */
 static int notify(void *data)
 {
     const notification *n = data;
     return is_domain(n->domain) && n->domain >= 0 ? AEE_EUNSUPPORTED : AEE_EBADPARM;
 }
 
-/* Contexts over several DSPs: the upstream driver has no such request. */
+/* Refuse a context over several DSPs: the upstream driver has no such request. */
 static int create_context(void *data)
 {
     const new_context *c = data;

@@ -19,9 +19,9 @@ typedef struct open_handle {
     struct open_handle *next;
     uint64_t id;
     session *s;
-    uint32_t generation; /* generation of `s` at the handle's open */
+    uint32_t generation; /* generation of `s` when the handle was opened */
     uint32_t remote;
-    bool closed; /* kept until the session ends, because the real library forwards later calls */
+    bool closed; /* stays until the session ends: the real library forwards later calls */
     uint64_t packets;
 } open_handle;
 
@@ -216,7 +216,7 @@ int remote_handle64_open(const char *uri, uint64_t *handle)
     return domain < 0 ? AEE_EBADPARM : open_in(domain, uri, handle);
 }
 
-/* Handles of 32 bits belong to the CDSP, the DSP that this library is named after. */
+/* Open a skel, by default on the CDSP, the DSP that this library is named after. */
 int remote_handle_open(const char *uri, uint32_t *handle)
 {
     uint64_t id = 0;
@@ -229,8 +229,8 @@ int remote_handle_open(const char *uri, uint32_t *handle)
 
 /* --- use ------------------------------------------------------------------------------------- */
 
-/* Return the code of a call on *h* (or NULL) that does not reach the DSP; AEE_SUCCESS: the DSP may
- * be called, if *h* has a live session. sim_lock held. */
+/* Return the code of a call on *h* (or NULL) without a call of the DSP.  If the code is AEE_SUCCESS
+ * and *h* has a live session, the caller calls the DSP. sim_lock held. */
 static int refuse(const open_handle *h)
 {
     bool faithful = settings()->faithful;
@@ -282,7 +282,7 @@ static uint64_t widened(uint32_t handle)
     return id;
 }
 
-/* An unknown 32-bit handle is not an error, as in the real library. */
+/* Call a skel by a 32-bit handle.  An unknown handle is not an error, as in the real library. */
 int remote_handle_invoke(uint32_t handle, uint32_t scalars, remote_arg *arguments)
 {
     uint64_t id = widened(handle);

@@ -216,7 +216,7 @@ static int take_snapshots(const session *s, snapshot pieces[SNAPSHOTS])
     return n;
 }
 
-/* Of the 32-bit words that the call changed, take the middle one and flip a bit of its top byte
+/* Flip a bit in the middle one of the 32-bit words that the call changed: a bit of its top byte
  * (sign and exponent of a float).  Return false if no word changed. */
 static bool spoil(const snapshot *p)
 {

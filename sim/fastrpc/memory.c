@@ -68,8 +68,8 @@ static bool enter(block b)
 
 static bool deinitialised;
 
-/* The library counts as initialised from its load on.  Each call starts a new list of blocks:
- * rpcmem_free and rpcmem_to_fd no longer accept the older blocks. */
+/* Start a new list of blocks: rpcmem_free and rpcmem_to_fd no longer accept the older blocks.  The
+ * library is already initialised when it is loaded. */
 void rpcmem_init(void)
 {
     pthread_mutex_lock(&sim_lock);
@@ -258,8 +258,8 @@ void *remote_register_fd(int fd, int bytes)
 
 enum { DMA_HANDLES = 256, NO_MAP = 16 };
 
-/* The length is not stored: a handle argument contains its descriptor and offset, and the DSP
- * checks the length. */
+/* Register a descriptor for handle arguments.  The length is not stored: a handle argument contains
+ * its descriptor and offset, and the DSP checks the length. */
 int remote_register_dma_handle_attr(int fd, uint32_t bytes, uint32_t attributes)
 {
     static int known[DMA_HANDLES], count;

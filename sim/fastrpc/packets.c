@@ -37,7 +37,7 @@ static int wait_on(dspqueue_t q, uint32_t *word, uint32_t seen, uint32_t timeout
     return futex_wait(word, seen, end) ? AEE_SUCCESS : AEE_EEXPIRED;
 }
 
-/* In blocking calls, a timeout of 0 gives the code of a timeout. */
+/* Return the result of a blocking call, in which a timeout of 0 gives the code of a timeout. */
 static int waited(int result)
 {
     return result == AEE_EWOULDBLOCK ? AEE_EEXPIRED : result;

@@ -437,7 +437,7 @@ int dspqueue_export(dspqueue_t q, uint64_t *id)
     return queue_leave(q, AEE_SUCCESS);
 }
 
-/* Queues to several DSPs are not supported. */
+/* Refuse requests for queues to several DSPs. */
 int dspqueue_request(void *request)
 {
     return request ? AEE_EUNSUPPORTED : AEE_EBADPARM;

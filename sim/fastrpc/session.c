@@ -57,8 +57,8 @@ void session_leave(session *s)
 /* --- end of a session
  * --------------------------------------------------------------------------------- */
 
-/* Return whether the process has closed its socket.  Its pid is no proof: another process may have
- * it by now. */
+/* Return whether the process has closed its socket.  The pid proves nothing, because another
+ * process may have the same pid by now. */
 static bool is_gone(const session *s)
 {
     struct pollfd p = {.fd = s->socket, .events = POLLRDHUP};
@@ -98,7 +98,7 @@ size_t session_log(const session *s, char *text, size_t bytes)
     return length;
 }
 
-/* qemu's own messages, for example about an unknown instruction. */
+/* Read qemu's messages, for example about an unknown instruction. */
 static void read_qemu(const session *s, char *text, size_t bytes)
 {
     off_t end = lseek(s->log, 0, SEEK_END);

@@ -156,7 +156,7 @@ static bool set_flag_word(uint32_t *word, const char *value)
     return set_word(word, value, 1);
 }
 
-/* NTH[+][:ARGUMENT] */
+/* Set a fault from a value of the form NTH[+][:ARGUMENT]. */
 static bool set_fault(fault *f, const char *value, uint32_t argument)
 {
     char text[WORD];
@@ -227,7 +227,8 @@ static bool set_one(char *word)
     return current.faithful || strcmp(word, "strict") == 0;
 }
 
-/* Apply a list of settings.  If one is wrong, apply none, copy it to *word* and return false. */
+/* Apply a list of settings.  If a setting is wrong, apply none, copy the wrong one to *word* and
+ * return false. */
 static bool set_all(const char *text, char word[WORD])
 {
     sim_settings old = current;

@@ -80,7 +80,7 @@ typedef struct {
     bool opaque;     /* mapped without access rights */
 } block;
 
-/* Call with sim_lock held.  NULL: there is no such block. */
+/* Return a block, or NULL if there is no such block.  Call with sim_lock held. */
 block *block_containing(const void *address);
 block *block_of_fd(int fd);
 block *block_next(block *last); /* the block after *last* in the table; the first one after NULL */
@@ -167,7 +167,7 @@ void session_stop(session *s);
 /* Copy the end of the log of the shell and its skels into *text*; return its length in bytes. */
 size_t session_log(const session *s, char *text, size_t bytes);
 void session_kill(session *s, int code, int code_in_flight);
-void dsp_restart(uint32_t milliseconds); /* end all sessions; no DSP is present for that time */
+void dsp_restart(uint32_t milliseconds); /* end all sessions; the DSP is absent for that time */
 bool dsp_present(void);
 
 /* --- channel.c: calls into the shell, after session_enter() and without sim_lock ------------- */

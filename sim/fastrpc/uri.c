@@ -11,7 +11,7 @@
 #define DOMAIN_KEY "&_dom="
 #define SESSION_KEY "&_session="
 
-/* In the order of the real library's search: "cdsp1" comes before its prefix "cdsp". */
+/* Domains in the order of the real library's search: "cdsp1" comes before its prefix "cdsp". */
 static const struct {
     const char *name;
     int number;
@@ -28,7 +28,8 @@ const char *uri_domain_name(int number)
     return domains[i].name;
 }
 
-/* In faithful mode a longer name matches too: the real library compares only the beginning. */
+/* Find a domain by its name.  In faithful mode a longer name matches too: the real library compares
+ * only the beginning. */
 int uri_domain_number(const char *name, size_t most)
 {
     bool faithful = settings()->faithful;

@@ -56,8 +56,8 @@ int dsp_info(uint32_t attribute, uint32_t *value)
     return code;
 }
 
-/* Return whether the DSP's node exists.  It does not while the DSP restarts or is down; then the
- * query of the architecture fails. */
+/* Return whether the DSP's node exists.  While the DSP restarts or is down, the node does not exist
+ * and the query of the architecture fails. */
 bool dsp_present(void)
 {
     uint32_t arch;

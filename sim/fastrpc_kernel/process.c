@@ -139,8 +139,7 @@ static bool readable(const void *at, size_t bytes)
     return true;
 }
 
-/* Return whether the simulator's session has died, and then end the calls that wait in the process.
- * */
+/* Return whether the simulator's session has died; if it has, end the waiting calls. */
 static bool has_died(process *p)
 {
     bool died = dsp.process(p->domain) < 0;

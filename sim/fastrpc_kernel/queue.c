@@ -91,8 +91,8 @@ static int make(process *p, const uint32_t *in, uint64_t *number)
     return 0;
 }
 
-/* Return whether the DSP has imported a queue: closing the twin fails then.  The library calls this
- * just before it destroys the queue. */
+/* Return whether the DSP has imported a queue: closing the twin then fails.  The library makes this
+ * call just before it destroys the queue. */
 static int is_imported(queue *q)
 {
     if (q && !q->closed) {

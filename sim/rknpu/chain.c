@@ -1,10 +1,10 @@
 /*
  * Runs the tasks of a segment in order, as the hardware does under each driver.
  *
- * rocket: the interrupt handler programs the PC unit for each task, to run one task.  So a list
- * need not be chained.  Mesa chains each list to the job's next. rknpu: the driver starts the first
- * of up to 4095 tasks, and the tail of each list leads to the next list.  Of the other tasks'
- * entries the kernel uses only the last one's int_mask.
+ * rocket: the interrupt handler programs the PC unit for each task, to run one task.  So lists need
+ * not be chained, but Mesa chains each list to the next list of the job. rknpu: the driver starts
+ * the first of up to 4095 tasks, and the tail of each list leads to the next list.  The kernel uses
+ * only the entry of the first task and the int_mask of the last.
  */
 #include "npu.h"
 
@@ -80,8 +80,8 @@ static bool check_step(struct why *why, const struct step *step, const struct pr
            refuse(why, "the chain continues, but task_number counts no further task");
 }
 
-/* Refuses a job of rocket whose estimated time exceeds the driver's timeout: it ends like a hung
- * job. */
+/* Refuses a job of rocket whose estimated time exceeds the driver's timeout: such a job ends like a
+ * hung job. */
 static bool in_time(const struct run *run, const struct segment *segment)
 {
     return run->job->driver != ROCKET || segment->ns + run->cost.ns <= JOB_TIMEOUT_MS * 1e6 ||
@@ -111,7 +111,7 @@ static bool execute(struct run *run, struct walk *walk, const struct program *pr
     if (program->enable == ENABLE_FULL || program->enable == ENABLE_SHORT) {
         return product_run(run, walk, program);
     }
-    walk->has_last = false; /* no public source tells what other operations leave in CBUF */
+    walk->has_last = false; /* no public source states what other operations leave in CBUF */
     const bool done = program->enable == ENABLE_POOLING ? pool_run(run) : flying_run(run);
     return done && in_time(run, walk->segment);
 }

@@ -14,7 +14,7 @@ static const double MAC_EFFICIENCY = 0.85; /* share of the MAC array's peak whil
 static const double BYTES_PER_CYCLE = 16;  /* bus of one core */
 static const uint32_t BANK_BYTES = 32768;  /* size of a CBUF bank */
 static const double SUBMIT_NS[DRIVERS] = {[ROCKET] = 52e3, [RKNPU] = 50e3};
-/* From the end of a task to the start of the next: an interrupt with rocket, a chain with rknpu. */
+/* Time between two tasks: an interrupt with rocket, a chain with rknpu. */
 static const double NEXT_NS[DRIVERS] = {[ROCKET] = 60e3, [RKNPU] = 10e3};
 
 double cost_submit_ns(enum driver driver)

@@ -31,7 +31,7 @@ static const char *const NAMES[DRIVERS] = {"rocket", "rknpu"};
 static const char *const DATES[DRIVERS] = {"0", "20240828"};
 static const char *const DESCRIPTIONS[DRIVERS] = {"rocket DRM", "RKNPU driver"};
 
-/* The kernel's fstat, because this library exports another. */
+/* Calls the kernel's fstat, because this library exports its replacement of fstat. */
 static bool identity(int fd, struct stat *st)
 {
     return !syscall(SYS_fstat, fd, st);
@@ -428,7 +428,8 @@ static bool any_has(const struct file *file, uint64_t offset)
     return other;
 }
 
-/* As drm_gem_mmap: a shared mapping of a buffer's pages, at the offset of a buffer of this file. */
+/* Maps the pages of a buffer of this file, shared, as drm_gem_mmap does; `offset` identifies the
+ * buffer. */
 int device_mmap(int fd, void *at, size_t size, int access, int flags, uint64_t offset, void **made)
 {
     if (!open_files) {
@@ -460,7 +461,7 @@ static void after_fork(void)
     pthread_mutex_unlock(&sim_lock);
 }
 
-/* A child has its parent's files and buffers, but no threads and no jobs. */
+/* Resets the state of a child, which has its parent's files and buffers, but no threads or jobs. */
 static void in_child(void)
 {
     for (struct file *file = files; file; file = file->next) {

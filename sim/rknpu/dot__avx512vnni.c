@@ -37,7 +37,7 @@ static void finish(__m512i sums, int32_t excess, int32_t *out)
     out[1] = half_total(_mm512_extracti64x4_epi64(sums, 1)) - excess;
 }
 
-/* 128 times the sum of a row. */
+/* Returns 128 times the sum of a row. */
 static int32_t excess_of(const int8_t *a, size_t tiles)
 {
     const __m512i ones = _mm512_set1_epi8(1);

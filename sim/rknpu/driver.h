@@ -79,7 +79,7 @@ int device_ioctl(int fd, uint32_t request, uint64_t argument); /* or NOT_OURS */
 int device_mmap(int fd, void *at, size_t size, int access, int flags, uint64_t offset, void **made);
 const char *device_path(int fd); /* path of a simulated file, or NULL */
 uint64_t device_id(int fd);      /* number of a simulated open file, or 0 */
-void device_closed(uint64_t id); /* after a close of one of its descriptors */
+void device_closed(uint64_t id); /* call after one of its descriptors was closed */
 void device_reload(void);        /* as rmmod and insmod: resets everything but files and buffers */
 int device_at_work(void);        /* rocket files that have run a job */
 int device_quietest_core(void);  /* the core with the fewest of these files */
@@ -142,7 +142,7 @@ void cores_reset(enum driver driver);
 void cores_forked(void); /* resets the cores in a child, which has no threads or jobs */
 void job_put(struct job *job);
 void sim_changed(void); /* wakes all waiting threads */
-/* Waits for a change; false: the deadline came first.  0: no deadline. */
+/* Waits for a change; returns false after the deadline.  A deadline of 0 means no deadline. */
 bool sim_wait(uint64_t deadline);
 void sim_sleep(double ms); /* releases sim_lock meanwhile */
 uint64_t now_ns(void);     /* CLOCK_MONOTONIC */

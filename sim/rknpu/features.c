@@ -73,8 +73,8 @@ static void pad_atom(uint8_t *to, const struct matmul *mm, uint32_t surface)
     }
 }
 
-/* Copies the atoms of a line of the cube that one column of the windows covers into the rows of a
- * line of results. */
+/* Copies atoms from a line of the cube to the rows of a line of results: in each window, the atom
+ * in one column of the window. */
 static void place(const struct matmul *mm, const uint8_t *line, uint32_t column, uint32_t surface,
                   uint8_t *to, size_t row)
 {

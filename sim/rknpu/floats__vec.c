@@ -21,7 +21,8 @@ static float float_of(uint32_t bits)
     return value;
 }
 
-/* Half to float: the exponents' biases differ by 112, for subnormals too. */
+/* Converts halves to doubles: the exponents' biases of half and float differ by 112, for subnormals
+ * too. */
 static void widen_halves(const uint16_t *from, size_t count, double *to)
 {
     for (size_t i = 0; i < count; i++) {

@@ -1,8 +1,8 @@
 /*
  * Buffers, their IOVA spaces, and their cache maintenance.
  *
- * A buffer consists of shared pages.  The caller maps the same pages and keeps them after the
- * buffer is destroyed.  With coherent=0 the NPU uses a second copy, and only the driver's
+ * A buffer consists of shared pages.  The caller maps the same pages; this mapping stays valid
+ * after the buffer is destroyed.  With coherent=0 the NPU uses a second copy, and only the driver's
  * maintenance calls copy bytes between the two.
  *
  * New buffers of rknpu, and of rocket with guard=1, are filled with a pattern, which reveals reads
@@ -19,7 +19,7 @@
 
 enum { CPU_PATTERN = 0xA5, DEVICE_PATTERN = 0x5A };
 
-/* The kernel's mmap, because this library exports another. */
+/* Calls the kernel's mmap, because this library exports its replacement of mmap. */
 static void *map(void *at, uint64_t size, int access, int flags, int file)
 {
     return (void *) syscall(SYS_mmap, at, size, access, flags, file, 0L);
@@ -39,8 +39,8 @@ static void *map_again(void *old, void *at, size_t size, bool fixed)
     return mremap(old, 0, size, MREMAP_MAYMOVE | (fixed ? MREMAP_FIXED : 0), at);
 }
 
-/* Returns a file for the pages of a buffer if map_again() does not work, else -1.  The mremap()
- * fails in qemu-aarch64, which runs programs of another machine. */
+/* Returns a file for the pages of a buffer if map_again() does not work, else -1.  The mremap() of
+ * map_again() fails in qemu-aarch64, the emulator of user programs. */
 static int file_of(uint64_t size)
 {
     uint8_t *probe = pages(PAGE, -1);

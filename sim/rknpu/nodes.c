@@ -1,8 +1,8 @@
 /*
- * The device nodes as files: stat, access and listings of their folders.  Also the files in /sys
- * and /proc that describe the chip and the cores and nodes of each driver.
+ * The device nodes as files: stat, access and listings of their folders.  This file also simulates
+ * the files in /sys and /proc that describe the chip and the cores and nodes of each driver.
  *
- * This is enough for a program that inspects a node before it opens it.  Listings inside the C
+ * This is enough for a program that inspects a node before opening the node.  Listings inside the C
  * library (glob, scandir, nftw) are not simulated.
  *
  * The functions have other names in C than their symbols, which are the C library's, because the

@@ -60,7 +60,7 @@ struct run { /* one task on one core */
     struct worker *worker;
     struct why *why;
     bool chained, first, write;
-    bool judged[REGISTERS]; /* checked by an enabled stage, instead of the table's constant */
+    bool judged[REGISTERS]; /* checked by an enabled stage, not against the table's constant */
     struct cost cost;
     uint8_t *out; /* memory that the task writes, first to last byte */
     uint64_t out_size;
@@ -234,7 +234,8 @@ uint16_t double_to_half(double value);
 uint16_t double_to_bfloat(double value);
 
 /* --- cost.c -------------------------------------------------------------------------------- */
-/* `first`: the task is the first of its segment; other tasks wait for their start. */
+/* Estimates a product.  `first`: the task is the first of its segment; the estimate for any other
+ * task includes the time between the previous task and this one. */
 void cost_matmul(const struct matmul *mm, enum driver driver, int cores, bool chained, bool first,
                  struct cost *cost);
 /* Estimates an operation that only moves bytes; `what` names it. */

@@ -190,8 +190,7 @@ static bool read_command(struct reader *reader, uint64_t word)
     return write_register(reader, word);
 }
 
-/* Values stay from task to task, as on hardware, but at the start of a list no register counts as
- * written. */
+/* Marks all registers as not written by the current list; their values stay, as on hardware. */
 static void start_list(struct worker *worker)
 {
     struct registers *registers = &worker->registers;

@@ -87,7 +87,7 @@ static int enter_domain(uint32_t id)
 
 /* --- memory ---------------------------------------------------------------------------------- */
 
-/* Returns the flags that the driver's version knows; it refuses others. */
+/* Returns the flags that the driver's version supports; the driver refuses other flags. */
 static uint32_t known_flags(void)
 {
     return settings.version < IOVA_ALIGNMENT_SINCE ? MEM_FLAGS & ~MEM_IOVA_ALIGNMENT : MEM_FLAGS;
@@ -203,12 +203,12 @@ static int action(struct file *file, void *argument)
         cores_wedge(RKNPU, false);
         cores_reset(RKNPU);
         return 0;
-    case 13: /* byte counters: not wired on an RK3588 */
+    case 13: /* byte counters: not connected on an RK3588 */
     case 14:
     case 15:
     case 16:
     case 17:
-    case 19: /* nice */
+    case 19: /* priority (nice) of the process */
         return 0;
     case 18: /* IOMMU in use */
         args->value = 1;
@@ -409,7 +409,7 @@ static int submit(struct file *file, void *argument)
         }
     }
     if (args->flags & JOB_NONBLOCK && cores_hang(RKNPU, args->core_mask)) {
-        cores_reset(RKNPU); /* rknpu_job_timeout_clean does so too */
+        cores_reset(RKNPU); /* as rknpu_job_timeout_clean does */
     }
     if (!args->core_mask) {
         args->core_mask = 1u << core_least_busy(RKNPU);

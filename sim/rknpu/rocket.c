@@ -7,15 +7,15 @@
 #include <errno.h>
 #include <stdlib.h>
 
-enum { MAX_ENTRIES = 1 << 16 };  /* limit of a job's arrays; more is -ENOMEM */
-enum { MAX_ARRAY = 0x7FFFFFFF }; /* bytes of an array of jobs: kvmalloc */
+enum { MAX_ENTRIES = 1 << 16 };  /* most entries in a job's arrays; -ENOMEM beyond */
+enum { MAX_ARRAY = 0x7FFFFFFF }; /* most bytes of an array of jobs: the limit of kvmalloc */
 
 static int create_bo(struct file *file, void *argument)
 {
     struct rocket_create_bo *args = argument;
     struct bo *bo;
     if (!args->size || args->size > INT32_MAX) {
-        return args->size ? -ENOMEM : -ENOSPC; /* iommu_map_sgtable in an int; drm_mm */
+        return args->size ? -ENOMEM : -ENOSPC; /* from iommu_map_sgtable, as an int; from drm_mm */
     }
     const int error = file_add_bo(file, &file->own, args->size, true, !settings.guard, &bo);
     if (error) {

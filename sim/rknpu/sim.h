@@ -70,7 +70,7 @@ extern struct settings settings;
 /* Applies "key=value key=value ..."; returns 0, or -1 with the reason in `why`. */
 int settings_apply(const char *text, char *why, size_t size);
 void settings_from_environment(void);
-/* Why NPURT_SIM_RKNPU is wrong, or "".  With a wrong one no node opens. */
+/* The reason why NPURT_SIM_RKNPU is wrong, or "".  If it is wrong, no node opens. */
 extern char settings_refused[];
 /* Returns the driver of a path such as /dev/accel/accel0, or -1 if the path is not simulated. */
 int settings_driver_of(const char *path);
@@ -110,11 +110,11 @@ void sim_log(int level, const char *format, ...) PRINTF(2, 3);
 struct cost;
 void report_reset(void);
 void report_submit(enum driver driver, int jobs);
-void report_switch(void); /* rknpu entered another IOMMU domain */
+void report_switch(void); /* counts a switch of rknpu to another IOMMU domain */
 void report_task(enum driver driver, int core, uint32_t words, const struct cost *cost);
 void report_overhead(enum driver driver, int core, double ns);
-void report_refused(enum driver driver, int core, const char *why); /* the NPU hangs */
-void report_dropped(int error); /* the driver dropped a job, but SUBMIT returned 0 */
+void report_refused(enum driver driver, int core, const char *why); /* a task that hangs */
+void report_dropped(int error); /* a job that the driver dropped, although SUBMIT returned 0 */
 void report_at_exit(void);
 
 #endif

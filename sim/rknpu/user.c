@@ -1,9 +1,9 @@
 /*
  * Reads and writes a caller's memory as the kernel does: a bad pointer gives -EFAULT, not a crash.
  *
- * process_vm_readv on the calling process needs no privilege.  Where it is missing (some emulators,
- * old seccomp filters), the bytes go through a pipe, because write(2) and read(2) check addresses
- * too.
+ * process_vm_readv on the calling process needs no privilege.  If process_vm_readv is missing (some
+ * emulators, old seccomp filters), the bytes go through a pipe, because write(2) and read(2) check
+ * addresses too.
  */
 #include "driver.h"
 

@@ -21,7 +21,7 @@ void expand_nibbles(int8_t *to, const uint8_t *from, size_t bytes)
     }
 }
 
-/* [tiles][64][32] nibbles -> two groups of [tiles][32][32] bytes. */
+/* Converts [tiles][64][32] nibbles to two groups of [tiles][32][32] bytes. */
 static void expand_int4(int8_t *to, const uint8_t *from, size_t tiles)
 {
     const size_t half = DOT_GROUP * TILE;
@@ -31,7 +31,7 @@ static void expand_int4(int8_t *to, const uint8_t *from, size_t tiles)
     }
 }
 
-/* [tiles][kernels][32 or 16] -> [tiles][32][32], padded with zeros. */
+/* Converts [tiles][kernels][32 or 16] to [tiles][32][32], padded with zeros. */
 static void expand_int8(const struct matmul *mm, const uint8_t *from, uint32_t kernels, int8_t *to)
 {
     const uint32_t taps = mm->kernel_height * mm->kernel_width;
@@ -46,7 +46,7 @@ static void expand_int8(const struct matmul *mm, const uint8_t *from, uint32_t k
     }
 }
 
-/* [tiles][16][tile] -> double [16][depth]. */
+/* Converts [tiles][16][tile] to double [16][depth]. */
 static void expand_floats(const struct matmul *mm, const uint8_t *from, uint32_t kernels,
                           double *to)
 {

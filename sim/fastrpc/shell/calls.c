@@ -83,7 +83,7 @@ typedef struct {
     uint32_t file_bytes, symbol_bytes;
 } uri_parts;
 
-/* file:///FILE?SYMBOL&KEY=VALUE... */
+/* Split a URI of the form file:///FILE?SYMBOL&KEY=VALUE... */
 static bool split(const char *uri, uint32_t bytes, uri_parts *parts)
 {
     static const char start[] = "file:///";

@@ -78,8 +78,8 @@ uint64_t qurt_get_core_pcycles(void)
     return HAP_perf_get_pcycles();
 }
 
-/* 19.2 ticks per microsecond, without a division: 19 + 1 / 5, and 1 / 5 is about 0x33333334 / 2^32.
- * */
+/* Return the time in ticks: 19.2 per microsecond, as 19 + 1 / 5.  To avoid a division, 1 / 5 is
+ * approximated by 0x33333334 / 2^32. */
 uint64_t HAP_perf_get_qtimer_count(void)
 {
     uint64_t us = sys_time();
@@ -123,7 +123,7 @@ int qurt_hvx_get_mode(void)
     return shared->machine.hvx ? MODE_128 : -1;
 }
 
-/* Bits 8 to 15: number of HVX contexts of 128 bytes. */
+/* Return the number of HVX contexts of 128 bytes, in bits 8 to 15. */
 int qurt_hvx_get_units(void)
 {
     return (int) (shared->machine.hvx << 8);

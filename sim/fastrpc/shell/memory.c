@@ -169,8 +169,8 @@ int block_attach(uint32_t id, int fd, uint32_t bytes, bool map, uint32_t *addres
     return result;
 }
 
-/* Make memory inaccessible that skels still use, as the MMU does after the host's unmap: the next
- * access ends the PD. */
+/* Make a block inaccessible although skels still use it, as the MMU does after the host's unmap:
+ * the next access ends the PD. */
 static void revoke(block *b)
 {
     say("the host unmapped fd %d, of which skels still hold %u mappings", b->fd,
@@ -273,7 +273,7 @@ int HAP_mmap_get(int fd, void **address, uint64_t *physical)
             *address = b->address;
         }
         if (physical) {
-            *physical = 0x80000000u + (uint64_t) b->id * PAGE; /* made up */
+            *physical = 0x80000000u + (uint64_t) b->id * PAGE; /* an invented address */
         }
     }
     lock_leave(&table);

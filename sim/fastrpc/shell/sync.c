@@ -138,7 +138,8 @@ int qurt_barrier_destroy(qurt_barrier *barrier)
     return QURT_EOK;
 }
 
-/* The last thread to arrive returns 1 (QURT_BARRIER_SERIAL_THREAD), the others 0. */
+/* Wait for all threads; return 1 (QURT_BARRIER_SERIAL_THREAD) in the last thread to arrive, and 0
+ * in the others. */
 int qurt_barrier_wait(qurt_barrier *barrier)
 {
     SHAPE(barrier->total, "the barrier is not initialised");

@@ -285,7 +285,7 @@ int qurt_thread_join(uint32_t id, int *status)
     }
     account_pause();
     for (uint32_t kernel = load(&t->kernel); kernel; kernel = load(&t->kernel)) {
-        futex_wait(SHARED, &t->kernel, kernel); /* SHARED, as the kernel's wake is */
+        futex_wait(SHARED, &t->kernel, kernel); /* SHARED, because the kernel wakes this futex */
     }
     account_resume();
     if (status) {

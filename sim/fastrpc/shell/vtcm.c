@@ -93,7 +93,7 @@ int compute_resource_attr_set_app_type(resource_request *request, uint32_t type)
     return 0;
 }
 
-/* The callback is never called, because the PD is the only user of the resources. */
+/* Ignore the callback: no release is ever requested, because the PD is the only user. */
 int compute_resource_attr_set_release_callback(resource_request *request,
                                                int (*callback)(uint32_t, void *), void *context)
 {
