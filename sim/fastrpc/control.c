@@ -390,7 +390,7 @@ enum { LATENCY_OFF, LATENCY_PM_QOS, LATENCY_ADAPTIVE, LATENCY_POLL };
 enum { LONGEST_POLL_US = 10000 };
 
 /* Switch polling for answers on or off: the upstream driver has no such request.  Without a handle,
- * the real library starts a session before it asks the driver. */
+ * the real library starts a session before it calls the driver. */
 static int set_polling(int domain, bool with_handle, uint32_t microseconds)
 {
     session *s;

@@ -97,9 +97,9 @@ static bool arrange(const int descriptors[3])
     return good;
 }
 
-/* Run qemu in the new process.  Before execve it makes only system calls, because it shares memory
- * with its parent.  It leaves the terminal, so that Ctrl-C goes to the program alone, and it dies
- * with the thread that started it. */
+/* Run qemu in the new process.  Before execve the process makes only system calls, because it
+ * shares memory with its parent.  The process leaves the terminal, so that Ctrl-C goes to the
+ * program alone, and dies with the thread that started it. */
 static void become(const start *how)
 {
     const struct rlimit none = {0, 0};

@@ -190,7 +190,7 @@ void channels_end(session *s);         /* wake all threads that wait for answers
 /* Map the block of an argument in the shell and count the call in the mapping's `users`; return
  * AEE_SUCCESS or an error code. */
 int map_argument(session *s, channel *l, const block *b, uint32_t *address, mapping **used);
-/* Before a block is freed: detach it from sessions that mapped it for calls. */
+/* Detach a block, before it is freed, from the sessions that mapped it for calls. */
 void map_forget(uint32_t serial);
 /* Return the mapping of *fd* that fastrpc_mmap made, or NULL; sim_lock held. */
 mapping *map_find(session *s, int fd);

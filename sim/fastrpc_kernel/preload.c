@@ -154,7 +154,7 @@ EXPORT int close(int fd)
 
 /* --- requests -------------------------------------------------------------------------------- */
 
-/* DMA_BUF_IOCTL_SYNC: CPU and DSP share the memory here, so the request is only counted. */
+/* Count a DMA_BUF_IOCTL_SYNC request, which copies nothing: CPU and DSP share the memory here. */
 static int synchronise(int fd, unsigned long request, void *data)
 {
     struct stat about;

@@ -126,7 +126,7 @@ static int serve(process *p, uint32_t handle, uint32_t scalars, argument *argume
     }
 }
 
-/* Return whether the first and the last byte can be read, as copy_from_user() checks it. */
+/* Return whether the first and the last byte can be read, as copy_from_user() requires. */
 static bool readable(const void *at, size_t bytes)
 {
     for (int end = 0; end < 2 && bytes; end++) {

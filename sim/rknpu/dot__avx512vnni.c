@@ -2,7 +2,7 @@
  * out[rows][32] = a[rows][32 * tiles] . w[tiles][32][32]^T         int8 x int8 -> int32
  *
  * Needs   AVX-512 VNNI and BW.
- * Exact   vpdpbusd multiplies unsigned by signed: with w + 128 in place of w each sum is too large
+ * Exact   vpdpbusd multiplies unsigned by signed: with w + 128 in place of w, each sum is too large
  *         by 128 times the sum of the row of a.  255 * 128 * K stays below 2^31 for K <= 65535.
  * Why     one vector holds two kernels of a tile, so a row of a is broadcast once a tile; with one
  *         row all 32 sums stay in registers and the weights stream once.

@@ -2,9 +2,9 @@
  * Operations of the DPU that bypass the MAC array, called "flying" (enable 0x18).
  *
  * C = A + B in int32: MRDMA reads A, ERDMA reads B, both as surfaces of four channels; C may be the
- * memory of A. The sum saturates here; no public source describes overflow in hardware. Facts:
- * happyme531's register list, which that project uses only if RK_NPU_I8_NPU_REDUCE is set. Other
- * projects doubt these facts, so try it on a board first.
+ * memory of A. The sum saturates here; no public source describes overflow in hardware.
+ * Facts: happyme531's register list, an option of that project (RK_NPU_I8_NPU_REDUCE).  Other
+ * projects doubt these facts, so try the addition on a board first.
  *
  * C = f(A) in float16, by the LUT (lut.c), for one surface.  Lists for this operation omit
  * registers without effect.  Facts: rocket-userspace, gen_lut_activation_fp16, as run on silicon.

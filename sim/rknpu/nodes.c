@@ -5,8 +5,8 @@
  * This is enough for a program that inspects a node before opening the node.  Listings inside the C
  * library (glob, scandir, nftw) are not simulated.
  *
- * The functions have other names in C than their symbols, which are the C library's, because the
- * headers' inline forms of stat cannot be redefined.
+ * The functions have the C library's symbols but other names in C, because the headers' inline
+ * forms of stat cannot be redefined.
  */
 #include "driver.h"
 

@@ -64,7 +64,7 @@ PLAIN int memcmp(const void *a, const void *b, size_t bytes)
     return 0;
 }
 
-/* Clang calls this function for copies of at least 32 bytes, a multiple of 8. */
+/* Copy bytes: Clang calls this function for at least 32 bytes, a multiple of 8. */
 void *__hexagon_memcpy_likely_aligned_min32bytes_mult8bytes(void *restrict to,
                                                             const void *restrict from,
                                                             size_t bytes);
