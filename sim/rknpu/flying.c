@@ -3,7 +3,7 @@
  *
  * C = A + B in int32: MRDMA reads A, ERDMA reads B, both as surfaces of four channels; C may be the
  * memory of A. The sum saturates here; no public source describes overflow in hardware.
- * Facts: happyme531's register list, an option of that project (RK_NPU_I8_NPU_REDUCE).  Other
+ * Facts: happyme531's register list, which is used with RK_NPU_I8_NPU_REDUCE only.  Other
  * projects doubt these facts, so try the addition on a board first.
  *
  * C = f(A) in float16, by the LUT (lut.c), for one surface.  Lists for this operation omit
