@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not signals.ends(error):
             raise
         given = sys.argv if argv is None else argv
-        if isinstance(error, KeyboardInterrupt) and "--json" in given:  # before the verb's output
+        if isinstance(error, KeyboardInterrupt) and "--json" in given:  # before any output
             print('{"interrupted": true}')
         return signals.status
 
@@ -75,7 +75,7 @@ def _run(argv: Sequence[str] | None) -> int:
     _open_streams()
     given = list(sys.argv[1:] if argv is None else argv)
     if given == ["--version"]:
-        print(VERSION)  # without importing the verbs
+        print(VERSION)  # do not import the verbs
         return 0
     named = given[:1] if given[:1] != ["completion"] else []  # completion needs all verbs
     args = parser([verb for verb in VERBS if verb in named] or VERBS).parse_args(given)
@@ -132,7 +132,7 @@ def _is_of_output(error: OSError) -> bool:
         sys.stdout.flush()
     except OSError:
         return True
-    return error.errno in (errno.EPIPE, errno.ENOSPC, errno.EFBIG)  # if the buffer was dropped
+    return error.errno in (errno.EPIPE, errno.ENOSPC, errno.EFBIG)  # the buffer may be empty now
 
 
 def _open_streams() -> None:

@@ -1,7 +1,7 @@
 """Turn terminating signals into exceptions, so that cleanup removes incomplete files.
 
-The exit status is 128 plus the number of the signal, as in shells.  This module may import nothing
-of npurt.
+The exit status is 128 plus the number of the signal, as in shells.  This module must not
+import other modules of npurt.
 """
 
 import contextlib
@@ -14,9 +14,9 @@ ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Unwinding:
-    """A context in which SIGTERM and SIGHUP raise SystemExit, and SIGINT KeyboardInterrupt.
+    """A context in which SIGTERM and SIGHUP raise SystemExit, and SIGINT raises KeyboardInterrupt.
 
-    A signal that was ignored before, as after nohup, is still ignored.
+    A signal that the process already ignores, for example under nohup, remains ignored.
 
     Attributes:
         status: The exit status of the last signal; 0 before any signal.
@@ -54,7 +54,7 @@ class Unwinding:
         """Return whether a signal caused *error*.
 
         C code may replace the exception of a signal: numpy raises ImportError if a signal
-        interrupts its import.  After SIGTERM and SIGHUP, every error counts as the signal's.
+        interrupts its import.  After SIGTERM or SIGHUP, every error is attributed to the signal.
         """
         if isinstance(error, KeyboardInterrupt):
             self.status = self.status or 128 + signal.SIGINT

@@ -1,4 +1,4 @@
-"""Compatible interfaces of other libraries over `npurt.Llama`, for existing scripts.
+"""Interfaces of other libraries, implemented with `npurt.Llama`, for existing scripts.
 
 Begin with `llama_cpp`.
 """

@@ -7,7 +7,7 @@ from npurt.errors import ModelFormatError
 
 
 def model_in(folder: Path, pattern: str = "*.gguf") -> Path:
-    """Return the only GGUF model in *folder* that matches *pattern*; the first file if it is split.
+    """Return the first file of the only GGUF model in *folder* that matches *pattern*.
 
     Raises:
         ModelFormatError: No model matches, or several do.

@@ -16,7 +16,7 @@ Ids = npt.NDArray[np.intc]
 class LastSampler(Sampler):
     """A sampler with an attribute *last*: the last sampled token.
 
-    It is `NO_TOKEN` before the first token and after the end.
+    *last* is `NO_TOKEN` before the first token and after the end of the completion.
     """
 
     last = NO_TOKEN

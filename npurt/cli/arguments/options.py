@@ -1,4 +1,4 @@
-"""Flags that several verbs share, named as in llama-cli, and their arguments for the library."""
+"""Flags that several verbs share, named as in llama-cli, and their conversion to arguments."""
 
 import argparse
 import contextlib
@@ -22,12 +22,12 @@ INTERRUPTED = 130  # exit status after Ctrl-C
 TRAINED = "the model's trained context, at most 4096"
 KV_TYPES = ("f16", "f32")  # the first is the default
 GOES_ON = "{} is not complete; run the same command again to resume the download"
-MOST_SECONDS = 1e8  # upper bound on a timeout; the system's limit is little higher
+MOST_SECONDS = 1e8  # upper bound on a timeout; the system's limit is slightly higher
 MOST_BYTES = 256 << 20  # upper bound on a file that is read into memory (not a model)
 
 
 class Notice(argparse.Action):
-    """A hidden flag that prints the sentence *said* and sets *dest* to True, if *dest* is given."""
+    """A hidden flag that prints the sentence *said*, and sets *dest* to True if *dest* is given."""
 
     def __init__(self, option_strings: list[str], dest: str, said: str, **options: Any) -> None:
         hidden = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
@@ -49,7 +49,7 @@ class Notice(argparse.Action):
 
 
 class KvType(argparse.Action):
-    """The action of the KV cache's type, which is the same for keys and values."""
+    """The argparse action for the KV cache's type, which is the same for keys and values."""
 
     def __call__(
         self,
@@ -66,7 +66,7 @@ class KvType(argparse.Action):
 
 
 def add_unneeded(group: Any, *names: str, why: str, **options: Any) -> None:
-    """Accept llama-cli's flags *names*, which have no effect in npurt; *why* tells the reason."""
+    """Accept llama-cli's flags *names*, which have no effect in npurt; *why* is the reason."""
     group.add_argument(*names, action=Notice, dest=argparse.SUPPRESS,
                        said=f"changes nothing: {why}", **options)  # fmt: skip
 
@@ -154,12 +154,12 @@ def of_hub(text: str) -> str:
 
 
 def model_path(args: argparse.Namespace) -> Path:
-    """Return the file of the model that *args* name; download it if it is not here."""
+    """Return the file of the model that *args* name; download it if it is not on this machine."""
     return located(args.model)
 
 
 def located(model: str) -> Path:
-    """Return the file that *model* names; download it if it is not here.
+    """Return the file that *model* names; download it if it is not on this machine.
 
     After Ctrl-C, print how to resume the download.
     """
@@ -180,7 +180,7 @@ def goes_on(model: str) -> Iterator[None]:
 
 
 def require_apart(output: str | Path, *inputs: str | Path | None) -> None:
-    """Check that *output* is none of the *inputs* and of their parts, if an input is a split model.
+    """Check that *output* is neither one of *inputs* nor a part of a split model in *inputs*.
 
     Raises:
         SettingError: *output* is one of these files.
@@ -237,7 +237,7 @@ def add_draft(group: Any) -> None:
 
 
 def add_text(parser: argparse.ArgumentParser, what: str, file: str) -> None:
-    """Add the flags for *what*: a string on the command line, or a file with the help *file*."""
+    """Add the flags for a text and for a file with the text; *what* and *file* are their help."""
     source = parser.add_mutually_exclusive_group()
     source.add_argument("-p", "--prompt", type=words, metavar="TEXT",
                         help=f"{what} (default: standard input, unless it is a "
@@ -304,7 +304,7 @@ def scaled(text: str) -> tuple[str, float]:
 
 
 def add_conversation(parser: argparse.ArgumentParser, raw: str | None = None) -> None:
-    """Add llama-cli's flags for a conversation; *raw* is the help of ``--raw``, None hides it."""
+    """Add llama-cli's flags for a conversation; *raw* is the help of ``--raw``; None hides it."""
     group = parser.add_argument_group("conversation")
     group.add_argument("-sys", "--system-prompt", "--system", dest="system", type=words,
                        metavar="TEXT", help="system message")  # fmt: skip
@@ -377,7 +377,7 @@ def standard_input(most: int = MOST_BYTES) -> bytes:
 
 
 def text_of(path: str) -> str:
-    """Return the text of a file, or of standard input for ``-``, with line ends as in Python.
+    """Return the text of a file, or of standard input for ``-``, with line ends converted to LF.
 
     Raises:
         NpurtError: The file cannot be read, is too large or not UTF-8.

@@ -8,7 +8,7 @@ from typing import Any
 
 CLOSE = 0.7  # minimum similarity of a suggested option; "color" and "lora" have 2/3
 CLOSE_CHOICE = 0.6  # minimum similarity of a suggested verb or value; "rnu" and "run" have 2/3
-OLLAMA = {"list": "models", "ls": "models", "pull": "models fetch"}  # npurt's verbs by Ollama's
+OLLAMA = {"list": "models", "ls": "models", "pull": "models fetch"}  # Ollama's verb -> npurt's
 MOST_LINES = 6  # upper bound on the lines of the usage before an error message
 
 
@@ -27,8 +27,8 @@ class Parser(argparse.ArgumentParser):
     """A parser that accepts options by their full names only.
 
     argparse parses ``--fi`` as ``--file`` and ``-hf`` as ``-h`` with the value "f"; this parser
-    refuses such arguments.  A number may follow a letter directly, as in ``-n5``.  The error of an
-    unknown argument is the verb's, and suggests similar names.
+    refuses such arguments.  A number may follow a letter directly, as in ``-n5``.  The parser of
+    the verb reports an unknown argument, and suggests similar names.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -49,7 +49,7 @@ class Parser(argparse.ArgumentParser):
         return found, []
 
     def print_usage(self, file: Any = None) -> None:
-        """Print the usage before an error; print a reference to ``--help`` if the usage is long."""
+        """Print the usage before an error message, or a reference to ``--help`` if it is long."""
         usage = self.format_usage()
         if usage.count("\n") > MOST_LINES:
             usage = f"usage: {self.prog} [OPTION ...]; {self.prog} --help lists the options\n"

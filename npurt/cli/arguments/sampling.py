@@ -1,4 +1,4 @@
-"""Sampling flags, named as in llama-cli, and their options for the library.
+"""Sampling flags, named as in llama-cli, and their conversion to options of the library.
 
 Source: llama.cpp common/arg.cpp, MIT: names, defaults, and the form of a bias.
 """

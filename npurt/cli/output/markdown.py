@@ -108,7 +108,7 @@ class _Page:
         self._live.update(_joined([]), refresh=True)
 
     def _rendered(self, text: str) -> list[list[Segment]]:
-        """Return the rendered lines of *text*, with an empty line first if a block precedes."""
+        """Return the rendered lines of *text*, after an empty line if a block was printed."""
         text = text.strip("\n")
         if not text.strip():
             return []

@@ -9,7 +9,7 @@ COLUMNS = ("PP", "TG", "B", "S_PP t/s", "S_TG t/s", "S t/s", "S_TG x", "spread")
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the rows as a markdown table; ``S_TG x`` is the ratio to the first row."""
+    """Return the rows as a markdown table; ``S_TG x`` is the ratio to S_TG in the first row."""
     first, lines = rows[0], []
     for row in rows:
         lines.append(

@@ -41,7 +41,7 @@ def require_plot(path: str) -> None:
     """Check before the measurement that a plot can be written to *path*.
 
     Raises:
-        NpurtError: matplotlib is missing, or *path* is not a possible file.
+        NpurtError: matplotlib is missing, or *path* has another suffix or no existing folder.
     """
     target = Path(path)
     if target.suffix not in FORMATS or not target.parent.is_dir():
@@ -85,6 +85,6 @@ def _figure(rows: Rows) -> Any:
         axes.plot([0] * len(chosen), chosen, color=f"C{i}", marker="*", linestyle="none")
     axes.set_xlabel("tokens drafted at once (star: chosen while it runs)")
     axes.set_ylabel("speedup over plain decoding")
-    axes.set_title(f"{rows[0]['model']}\n{rows[0]['draft']}", fontsize="small")  # long names
+    axes.set_title(f"{rows[0]['model']}\n{rows[0]['draft']}", fontsize="small")  # names may be long
     axes.legend()
     return figure

@@ -10,7 +10,7 @@ from npurt import settings
 
 BEGIN, END = "<think>", "</think>"  # tags around a thought
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
-# Control characters except tab and newline; line separators, text directions, surrogates.
+# Control characters except tab and newline, line separators, direction marks and surrogates.
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 HISTORY, MOST_LINES = "chat_history", 1000
 
@@ -25,7 +25,7 @@ def show(pieces: Iterable[str], *, within: bool, markdown: bool) -> None:
 
     Args:
         pieces: The text of the answer.
-        within: Whether the text begins inside a thought, whose first tag is in the prompt.
+        within: Whether the text begins inside a thought, whose opening tag is in the prompt.
         markdown: Whether to render the text outside thoughts as Markdown, if there are styles.
     """
     if sys.stdout.isatty():
@@ -68,13 +68,13 @@ def _render(parts: Iterable[tuple[str, bool]]) -> None:
 
 
 def parted(pieces: Iterable[str], *, within: bool = False) -> Iterator[tuple[str, bool]]:
-    """Yield the text of *pieces* in parts, each with a flag for a thought.
+    """Split the text of *pieces*; yield each part and whether it belongs to a thought.
 
-    A tag may be split over pieces: text that may begin a tag is kept until the next piece.
+    A tag may be split over pieces: text that may begin a tag is buffered until the next piece.
 
     Args:
         pieces: The text of the answer.
-        within: Whether the text begins inside a thought, whose first tag is in the prompt.
+        within: Whether the text begins inside a thought, whose opening tag is in the prompt.
     """
     tag, held = END if within else BEGIN, ""
     for piece in pieces:
@@ -109,9 +109,9 @@ def _begun(tag: str, text: str) -> int:
 
 @contextlib.contextmanager
 def history(*, kept: bool) -> Iterator[None]:
-    """Enable line editing and history in `input`, if *kept* and standard input is a terminal.
+    """Enable line editing and history in `input`, if *kept* is true and stdin is a terminal.
 
-    The history includes earlier chats.  Errors of its file are ignored.
+    The history includes earlier chats.  Errors in accessing the history file are ignored.
     """
     try:
         import readline

@@ -1,4 +1,4 @@
-"""`npurt bench`: tokens per second, as llama-bench; `npurt bench matmul`: one matrix product."""
+"""`npurt bench`: tokens per second, as in llama-bench; `npurt bench matmul`: one matrix product."""
 
 import argparse
 import json
@@ -212,7 +212,7 @@ def _run(
     rows: list[dict[str, Any]],
     table: Callable[[list[dict[str, Any]]], str],
 ) -> int:
-    """Call *measure* until it ends or Ctrl-C, print the *rows* so far, return the exit status."""
+    """Call *measure*, print *rows* even after Ctrl-C, and return the exit status."""
     interrupted = False
     try:
         measure()

@@ -50,7 +50,7 @@ def add(verbs: Any) -> None:
         description=f"Talk to a model. {HELP} {MULTILINE}",
     )
     source = options.add_model(parser)
-    source.required = False  # with --url, a server may have only one model
+    source.required = False  # a server with only one model needs no -m
     remote.add(parser)
     options.add_conversation(parser)
     add_sampling(parser)
@@ -148,7 +148,7 @@ class Chat:
         getattr(self, f"_{word[1:]}")(rest)
 
     def _answer(self, asked: Messages) -> None:
-        """Answer the conversation *asked* and store it with the answer; do not store it on errors.
+        """Answer the conversation *asked*; store it with the answer, unless an error occurs.
 
         *asked* ends with the user's message.
         """
@@ -213,7 +213,7 @@ class Chat:
             print("\n".join(said) or "there is no system message")
 
     def _set(self, text: str) -> None:
-        """Show the settings, or change one, which has the name and values of its flag."""
+        """Show the settings, or change one; a setting has the same name and values as its flag."""
         settings = _Settings(prog="/set", add_help=False)
         add_sampling(settings)
         if not text:
@@ -258,7 +258,7 @@ class _Settings(Parser):
         raise SettingError(message, remedy="/set alone lists the settings and their values")
 
     def names(self) -> dict[str, str]:
-        """Return the names of the settings by the attributes of their values."""
+        """Return a dict: attribute of the parsed arguments -> name of the setting."""
         names: dict[str, str] = {}
         for action in self._actions:
             flag = max(action.option_strings, key=lambda flag: flag.startswith("--"))

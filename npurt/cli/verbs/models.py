@@ -1,4 +1,4 @@
-"""`npurt models`: list the models of the catalogue and on this machine, or fetch models."""
+"""`npurt models`: list the models in the catalogue and on this machine, or fetch models."""
 
 import argparse
 import json
@@ -159,5 +159,5 @@ def _size(nbytes: int | None) -> str:
 
 
 def _shown(text: str | None) -> str:
-    """Return up to 20 characters of *text*, without those that could control a terminal."""
+    """Return up to 20 printable characters of *text*, or "-" if *text* is empty or None."""
     return "".join(c for c in text if c.isprintable())[:20] if text else "-"

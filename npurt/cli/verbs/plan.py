@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from npurt.llm.measure.memory import Memory
     from npurt.llm.measure.speed import Rates
 
-DEVICES = {"rknpu": "rknpu:sim"}  # the simulator that measures a device's divergence, by device
+DEVICES = {"rknpu": "rknpu:sim"}  # device -> simulator that measures its divergence
 
 
 def add(verbs: Any) -> None:
@@ -46,7 +46,7 @@ def add(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a row for each matrix, the totals, and the predicted divergence; or the graph.
+    """Print a row for each matrix, the totals and the predicted divergence, or print the graph.
 
     If the model is on a server, only its header is downloaded.
     """

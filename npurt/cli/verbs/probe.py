@@ -30,7 +30,7 @@ def add(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the trials, and print a row for each one when it ends."""
+    """Run the trials, and print a row after each trial."""
     from npurt.rknpu.doctor.probe import probe
     from npurt.rknpu.driver.names import connection
 

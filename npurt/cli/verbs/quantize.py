@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     from npurt.llm.convert.requantise import requantise
     from npurt.llm.convert.types import chosen
 
-    kind = chosen(args.type)  # before a download
+    kind = chosen(args.type)  # check the type before a download
     overrides = [Override.parse(text) for text in args.tensor_type]
     source = options.located(args.file)
     options.require_output(args.output, source)
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def print_written(args: argparse.Namespace, told: dict[str, Any]) -> None:
-    """Print path and size of the new file ``args.output`` as a line, or as JSON with *told*."""
+    """Print the path and size of ``args.output`` as a line, or as JSON with the fields *told*."""
     nbytes = args.output.stat().st_size
     if args.json:
         print(json.dumps({"path": str(args.output), "bytes": nbytes, **told}))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MOST_PROGRAM_BYTES = 16 << 20  # upper bound on a program: enough for thousands of tasks
 MOST_BYTES = 1 << 30  # upper bound on one buffer
-MOST_DIGITS = 600  # upper bound on the digits of a number; Python's limit may be set to 640
+MOST_DIGITS = 600  # upper bound on the digits of a number; Python's limit is at least 640
 DTYPES = ("int8", "uint8", "int16", "float16", "int32", "float32")
 INPUT = "ADDR=FILE.npy"
 OUTPUT = "ADDR=FILE.npy:DTYPE:SHAPE"
@@ -78,7 +78,7 @@ def words_of(file: Path) -> list[int]:
 
 
 def run_check(args: argparse.Namespace) -> int:
-    """Check a program; print that it is harmless, or why this is not proven."""
+    """Check a program; report that it is harmless, or why the proof fails."""
     from npurt.rknpu.plan.check import check
     from npurt.rknpu.plan.proof import Role
 
@@ -219,7 +219,7 @@ def _output(text: str) -> "tuple[int, tuple[Path, Array]]":
 
     address, rest = _pair(text, OUTPUT)
     path, dtype, shape = (["", "", *rest.rsplit(":", 2)])[-3:]
-    written = re.fullmatch(r"\d{1,10}(x\d{1,10}){0,31}", shape)  # numpy 1 has 32 dimensions
+    written = re.fullmatch(r"\d{1,10}(x\d{1,10}){0,31}", shape)  # numpy 1: at most 32 axes
     sizes = [int(size) for size in shape.split("x")] if written else []
     if not path or dtype not in DTYPES or not sizes:
         raise _usage(text, f"it is not {OUTPUT} with a type of {', '.join(DTYPES)}")

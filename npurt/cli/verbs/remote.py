@@ -24,7 +24,7 @@ MOST_LINE = 1 << 20  # upper bound on one event in bytes
 MOST_ANSWER = 16 << 20  # upper bound on a list of models in bytes
 MOST_KEY = 4096  # upper bound on a key file in bytes
 TRY_URL = "check --url, which usually ends with /v1"
-LOCAL = {  # flags of a local model and the attributes of their values
+LOCAL = {  # flag of a local model -> its attribute in the parsed arguments
     "-dev": "device", "-ngl": "gpu_layers", "-c": "ctx_size", "-b": "batch_size", "-t": "threads",
     "-ctk": "kv_type", "--verify": "verify", "--lora": "lora", "--strict": "strict",
     "--context-shift": "context_shift", "-md": "draft", "--draft-max": "draft_max",
@@ -148,7 +148,7 @@ class Remote:
     def _asked(
         self, method: str, path: str, body: Mapping[str, Any] | None = None
     ) -> Iterator[http.client.HTTPResponse]:
-        """Send a request, and enter with the response after its headers.
+        """Send a request, read the headers of the response, and yield the response.
 
         Raises:
             NpurtError: The server does not answer, or refuses the request.
@@ -219,7 +219,7 @@ class Remote:
     # --- Errors ---------------------------------------------------------------------------------
 
     def _refused(self, reply: http.client.HTTPResponse) -> NpurtError:
-        """Return the error of an answer other than 200."""
+        """Return the error for a response with a status other than 200."""
         if 300 <= reply.status < 400:
             to = self._shown(reply.headers.get("Location") or "another place", 200)
             return RemoteError(f"{self._url} redirects requests to {to}",
@@ -263,7 +263,7 @@ class Remote:
                            remedy="use /regen, or send the message again")  # fmt: skip
 
     def _shown(self, text: str, most: int) -> str:
-        """Return up to *most* characters of a server's text, without key and control characters."""
+        """Return up to *most* characters of *text*; mask the API key and control characters."""
         if self._key:
             text = text.replace(self._key, "[key]")
         return "".join(c if c.isprintable() else " " for c in text[:most])

@@ -105,8 +105,8 @@ def _pieces(
     """Return an iterator of the pieces of the generated text.
 
     Raises:
-        LayoutError: The prompt is a chat message and empty.
-        SettingError: A system message is given for a completion without chat template.
+        LayoutError: The prompt is an empty chat message.
+        SettingError: A system message is given for a completion without a chat template.
     """
     if not _is_answered(llm, args):
         if args.system:

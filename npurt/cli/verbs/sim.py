@@ -19,7 +19,7 @@ class Simulator:
 
     name: str
     library: str  # path relative to the package
-    settings: str  # name of its environment variable
+    settings: str  # name of the simulator's environment variable
     about: str
 
 

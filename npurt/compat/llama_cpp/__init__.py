@@ -1,4 +1,4 @@
-"""The interface of llama-cpp-python: a script runs with npurt after a change of its import.
+"""The interface of llama-cpp-python: a script with a changed import runs with npurt.
 
 Names, arguments, defaults and the shapes of results equal those of llama-cpp-python 0.3.36.
 Options that do not affect results, such as *n_gpu_layers*, have no effect.  An unsupported option

@@ -14,7 +14,7 @@ RANDOM_SEED = 0xFFFFFFFF  # LLAMA_DEFAULT_SEED; like -1, it requests a random se
 
 # llama-cpp-python's name of a chat format -> npurt's name, if they differ.
 FORMATS = {"llama-2": "llama2", "llama-3": "llama3", "mistral-instruct": "mistral"}
-# Chat format -> stop text of an answer, for files that do not list its token as an end token.
+# Chat format -> stop text of an answer, for files that do not list it as an end token.
 STOPS = {
     "chatml": "<|im_end|>", "chatml-function-calling": "<|im_end|>", "gemma": "<end_of_turn>\n",
     "llama-3": "<|eot_id|>", "mistral-instruct": "</s>", "zephyr": "</s>",

@@ -84,7 +84,7 @@ class Calls:
         tools: The functions passed to the template.
         options: Sampling options that constrain the completion to calls.
         variables: Variables passed to the template.
-        read: Returns the parts of an answer from its pieces of text.
+        read: A function that returns the parts of an answer from its pieces of text.
         possible: Whether the answer may have calls.
     """
 
@@ -154,7 +154,7 @@ def _schemas(tools: Any) -> Functions:
 
 
 def _demanded(tool_choice: Any, schemas: Functions) -> Functions:
-    """Return the functions of which the model must call one."""
+    """Return the functions; the model must call one of these."""
     if isinstance(tool_choice, str) and tool_choice == "required" and schemas:
         return schemas
     chosen = tool_choice.get("function") if isinstance(tool_choice, Mapping) else None
@@ -189,7 +189,7 @@ def _begin_of(name: str) -> str:
 
 
 def _written(functions: Functions, *, message: bool) -> Any:
-    """Return the grammar of an answer in `FORMAT`: calls, or with *message* also a message."""
+    """Return the grammar of an answer in `FORMAT`: calls, or a message if *message* is true."""
     from npurt.llm.decode.grammar.grammar import Grammar
 
     calls = [
@@ -227,7 +227,7 @@ def _end_of_object(text: str, start: int) -> int:
 
 
 def _read_object(pieces: Iterable[str]) -> Iterator[Part]:
-    """Yield the call from a JSON object with name and arguments; a truncated object as text."""
+    """Yield the call in a JSON object with name and arguments, or a truncated object as text."""
     text = "".join(pieces)
     try:
         call = json.loads(text)

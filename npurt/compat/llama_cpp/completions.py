@@ -183,10 +183,10 @@ class TextModel(OpenModel):
             echo: Return the prompt before the completion.
             stop: Texts that end the completion and are not part of it.
             stream: Return chunks.
-            seed: The seed of this completion; by default it follows from the model's seed.
+            seed: The seed of this completion; by default it is derived from the model's seed.
             model: The model's name in the result.
-            logprobs: The number of most likely tokens that the result has for each token, with
-                their log probabilities before sampling; with *echo* also for the tokens of the
+            logprobs: The number of most likely tokens whose log probabilities before sampling
+                are added for each token of the result; with *echo* also for the tokens of the
                 prompt except the first.
             grammar: A `LlamaGrammar`, or GBNF text.
             suffix: The text after the completion: the model fills in the text between *prompt* and
@@ -228,7 +228,7 @@ class TextModel(OpenModel):
     __call__ = create_completion
 
     def _around(self, prompt: Prompt, suffix: str) -> list[int]:
-        """Return the token ids of a prompt to fill in the text between *prompt* and *suffix*."""
+        """Return the token ids of a prompt for infilling between *prompt* and *suffix*."""
         if not isinstance(prompt, str) or not isinstance(suffix, str):
             raise SettingError(
                 f"suffix is {brief(suffix)} and the prompt {brief(prompt)}",

@@ -204,7 +204,7 @@ class OpenModel:
 
         Args:
             text: UTF-8 bytes.
-            add_bos: Add BOS if the file's metadata ask for it.
+            add_bos: Add BOS if the file's metadata require it.
             special: Encode the texts of control tokens as these tokens.
 
         Raises:
@@ -222,7 +222,7 @@ class OpenModel:
     def detokenize(
         self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
     ) -> bytes:
-        """Return the bytes of *tokens*; if the first token is BOS, without a leading space.
+        """Return the bytes of *tokens*; remove a leading space if the first token is BOS.
 
         Raises:
             LayoutError: *tokens* are no ids of the vocabulary.
@@ -246,7 +246,7 @@ class OpenModel:
         return -1 if self._tokenizer.eos is None else self._tokenizer.eos
 
     def token_nl(self) -> int:
-        """Return the id of the newline token, or the last id if a newline has several tokens."""
+        """Return the last id in the encoding of a newline, which usually is one token."""
         return self._tokenizer.encode("\n", add_bos=False)[-1]
 
     # --- The model and its state ----------------------------------------------------------------
@@ -280,7 +280,7 @@ class OpenModel:
 
     @property
     def eval_logits(self) -> deque[list[float]]:
-        """The logits that `eval` computed: of the last token, or of all with *logits_all*."""
+        """The logits that `eval` computed for the last token, or for all with *logits_all*."""
         rows = (row.tolist() for rows in self._rows for row in rows)
         return deque(rows, maxlen=self._llm.n_ctx if self._logits_all else 1)
 
@@ -363,10 +363,10 @@ class OpenModel:
         self._seed = state.seed
 
     def set_cache(self, cache: BaseLlamaCache | None) -> None:
-        """Store the state after each completion in *cache*, or in no cache if None.
+        """Store the state after each completion in *cache*; None disables the cache.
 
         A completion begins from the state in the cache that has the longest common prefix with the
-        prompt, if this prefix is longer than the context's.
+        prompt, if this prefix is longer than the prefix that the context and the prompt share.
 
         Raises:
             UnsupportedOp: *cache* is no cache.
@@ -376,7 +376,7 @@ class OpenModel:
         self.cache = cache
 
     def _recall(self, prompt: Sequence[int]) -> None:
-        """Load the cached state with the longest prefix of *prompt* that exceeds the context's."""
+        """Load a cached state if it shares a longer prefix with *prompt* than the context does."""
         if self.cache is not None and prompt in self.cache:
             state = self.cache[prompt]
             kept, seed = state.llama_state, self._seed

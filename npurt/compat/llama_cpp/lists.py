@@ -60,7 +60,7 @@ class LlamaState:
 
     Attributes:
         input_ids: The tokens of the context, ``[n_tokens]``.
-        scores: The logits that `eval` computed, ``[rows, n_vocab]``: of the last token, or of all.
+        scores: The logits that `eval` computed, ``[rows, n_vocab]``, for the last token or all.
         n_tokens: The number of tokens in the context.
         llama_state: npurt's copy of the state, in memory or in a file.
         llama_state_size: The size of *llama_state* in bytes.

@@ -50,7 +50,7 @@ class BaseLlamaCache(abc.ABC):
 class LlamaRAMCache(BaseLlamaCache):
     """A cache in memory that evicts the least recently used states.
 
-    Arguments as `BaseLlamaCache`.
+    For the arguments, see `BaseLlamaCache`.
     """
 
     def __init__(self, capacity_bytes: int = 2 << 30) -> None:
@@ -91,7 +91,7 @@ LlamaCache = LlamaRAMCache
 
 
 class LlamaDiskCache(BaseLlamaCache):
-    """A cache in files of a folder that deletes the least recently used states.
+    """A cache that stores states in files and deletes the least recently used states.
 
     Several processes may use one folder.  `Llama` ignores states of other models.
 
@@ -161,7 +161,7 @@ class LlamaDiskCache(BaseLlamaCache):
         for path in self._folder.glob(f"*{SUFFIX}"):
             try:
                 states.append((path.stat().st_mtime_ns, state_file.head_of(path)))
-            except FileNotFoundError:  # another process deleted it
+            except FileNotFoundError:  # another process deleted the file
                 continue
         return [state for _, state in sorted(states, key=lambda pair: pair[0])]
 

@@ -52,7 +52,7 @@ class LlamaChatCompletionHandler(Protocol):
     """A function that answers messages with a model."""
 
     def __call__(self, *, llama: Any, messages: Any, **options: Any) -> Any:
-        """Return a result as `Llama.create_chat_completion` does, with its arguments *options*."""
+        """Return the result; arguments and result are those of `Llama.create_chat_completion`."""
 
 
 class LlamaChatCompletionHandlerNotFoundException(Exception):
@@ -108,7 +108,7 @@ def registered(name: str) -> Any:
 
 
 def get_chat_completion_handler(name: str) -> Any:
-    """Return the handler *name*; errors as `get_chat_completion_handler_by_name`."""
+    """Return the handler *name*; see `get_chat_completion_handler_by_name`."""
     return LlamaChatCompletionHandlerRegistry().get_chat_completion_handler_by_name(name)
 
 
@@ -220,7 +220,7 @@ def hf_tokenizer_config_to_chat_completion_handler(
 ) -> Callable[..., Any]:
     """Return a handler for the content of tokenizer_config.json.
 
-    Errors as `hf_tokenizer_config_to_chat_formatter`.
+    For the errors, see `hf_tokenizer_config_to_chat_formatter`.
     """
     return hf_tokenizer_config_to_chat_formatter(
         tokenizer_config, add_generation_prompt
@@ -228,7 +228,7 @@ def hf_tokenizer_config_to_chat_completion_handler(
 
 
 def chatml_function_calling(*, llama: Any, messages: Any, **options: Any) -> Any:
-    """Answer a chat with a model opened with ``chat_format="chatml-function-calling"``.
+    """Answer a chat; the model has ``chat_format="chatml-function-calling"``.
 
     Raises:
         SettingError: The model was opened with another *chat_format*.

@@ -213,7 +213,7 @@ class Llama(TextModel):
         truncate: bool = True,
         return_count: bool = False,
     ) -> Any:
-        """Return the embedding of a text as a list of floats, or a list of embeddings for a list.
+        """Return the embedding of a text as a list of floats, or of several texts as a list.
 
         Without pooling, the embedding of a text is a list of floats for each token.
 
@@ -223,7 +223,7 @@ class Llama(TextModel):
             return_count: Also return the number of tokens.
 
         Raises:
-            ContextFull: A text is longer than the context.  The class is a ValueError.
+            ContextFull: A text is longer than the context.  ContextFull is a ValueError.
             LayoutError: A text is not a str, or has no tokens.
         """
         texts = [input] if isinstance(input, str) else input

@@ -80,7 +80,7 @@ def delta_of(completion: str, part: Part) -> Result:
 
 
 def edge_of(role: str | None, *, calls: bool) -> Result:
-    """Return the delta of the first chunk, with *role*, or of the last chunk, with role None.
+    """Return the delta of the first chunk, or of the last chunk if *role* is None.
 
     Args:
         calls: Whether the message may have calls; the delta then has all keys.
@@ -91,7 +91,7 @@ def edge_of(role: str | None, *, calls: bool) -> Result:
 
 
 def called(finish: str) -> str:
-    """Return the finish reason of a message with calls whose text has the reason *finish*."""
+    """Return the finish reason of a message with calls; *finish* is the reason of its text."""
     return "tool_calls" if finish == "stop" else finish
 
 
@@ -110,7 +110,7 @@ class Logprobs:
         self._before: list[tuple[int, TokenLogprob | None]] = []
 
     def begin(self, tokens: list[tuple[int, TokenLogprob | None]]) -> None:
-        """Set the tokens of the prompt, of which the first has no log probability."""
+        """Set the tokens of the prompt; the first token has no log probability."""
         self._before = tokens
 
     def of_completion(self, timing: Timing) -> Result:

@@ -1,4 +1,4 @@
-"""The interface of mlx-lm: a script runs with npurt and GGUF files after a change of its import.
+"""The interface of mlx-lm: a script with a changed import runs with npurt and GGUF files.
 
 Names, arguments, defaults and fields equal those of mlx-lm 0.32.2.  Arrays are numpy arrays of the
 same shapes; functions that a script passes receive and return numpy arrays.  An unsupported option

@@ -115,7 +115,7 @@ def generate_step(
     prompt_progress_callback: Callable[[int, int], object] | None = None,
     input_embeddings: Any = None,
 ) -> Iterator[tuple[int, F32]]:
-    """Yield each token with the log probabilities of all tokens ``[V]``, including the end token.
+    """Yield each token, also the end token, with the log probabilities ``[V]`` of all tokens.
 
     Args:
         prompt: Token ids, appended to the tokens of *prompt_cache*.
@@ -132,8 +132,8 @@ def generate_step(
         kv_bits: Refused unless None.
         kv_group_size: No effect.
         quantized_kv_start: No effect.
-        prompt_progress_callback: A function of the number of evaluated tokens of the prompt and of
-            all its tokens, called before and after the evaluation.
+        prompt_progress_callback: A function of two numbers: the evaluated tokens and all tokens of
+            the prompt.  The function is called before and after the evaluation.
         input_embeddings: Refused unless None.
 
     Raises:

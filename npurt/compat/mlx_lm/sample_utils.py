@@ -78,7 +78,7 @@ def make_sampler(
             kept = apply_xtc(kept, xtc_probability, xtc_threshold, special, random=random)
         if top_k > 0:
             kept = apply_top_k(kept, top_k)
-        # The maximum of logits plus Gumbel noise is a draw from their softmax.
+        # The argmax of logits plus Gumbel noise is a sample from their softmax.
         below = kept - kept.max(axis=-1, keepdims=True)  # 0 for the most likely token
         with np.errstate(over="ignore"):
             scaled = np.where(below < 0, below / temp, 0.0)
@@ -178,8 +178,8 @@ def make_logits_processors(
 
     Args:
         logit_bias: Token id -> number added to the token's logit.
-        repetition_penalty: The divisor of positive logits, and the factor of negative logits, of
-            recent tokens.
+        repetition_penalty: The divisor of the positive logits and the factor of the negative
+            logits of recent tokens.
         repetition_context_size: The number of last tokens that *repetition_penalty* applies to.
         presence_penalty: Subtracted from the logit of each recent token.
         presence_context_size: The number of last tokens that *presence_penalty* applies to.

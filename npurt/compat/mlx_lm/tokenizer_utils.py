@@ -20,7 +20,7 @@ THOUGHTS = (  # texts before and after a thought, if both are tokens of the mode
     ("<longcat_think>", "</longcat_think>"),
     ("<|think:start|>", "<|think:end|>"),
 )
-# Options of transformers that npurt does not support; they are no variables of a template.
+# Options of transformers that npurt does not support; they are not passed to templates.
 UNREAD = ("chat_template", "documents", "padding", "return_assistant_tokens_mask", "return_dict",
           "return_tensors", "truncation")  # fmt: skip
 
@@ -64,8 +64,8 @@ class Encoding(dict[str, Any]):
     """The result of calling a tokenizer: a dict whose values are also attributes.
 
     Attributes:
-        input_ids: The ids of a text, or for several texts a list of ids for each.
-        attention_mask: A 1 for each id, in the same nesting.
+        input_ids: The ids of a text, or a list with the ids of each text.
+        attention_mask: A 1 for each id, nested as *input_ids* is.
     """
 
     def __init__(self, input_ids: list[Any], attention_mask: list[Any]) -> None:
@@ -127,7 +127,7 @@ class TokenizerWrapper:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of *text*.
 
-        With *add_special_tokens*, BOS comes first if the file's metadata ask for it.
+        With *add_special_tokens*, BOS comes first if the file's metadata require it.
         """
         begin = None if flag("add_special_tokens", add_special_tokens) else False
         return self._tokenizer.encode(text, add_bos=begin)
@@ -168,7 +168,7 @@ class TokenizerWrapper:
         return self.vocab_size
 
     def get_vocab(self) -> dict[str, int]:
-        """Return text -> id for all tokens, with the texts in the file's encoding."""
+        """Return a dict, text -> id, of all tokens, with the texts in the file's encoding."""
         return dict(self._vocabulary)
 
     @functools.cached_property

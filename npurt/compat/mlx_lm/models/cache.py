@@ -28,7 +28,7 @@ FORM = 1  # version of the file format
 
 @dataclass(repr=False)
 class PromptCache:
-    """The tokens of a context, and a snapshot of the state after a prefix of them.
+    """The tokens of a context, and a snapshot of the state after a prefix of these tokens.
 
     The next generation evaluates the tokens that the snapshot does not include.
     """
@@ -64,10 +64,10 @@ class PromptCache:
         return taken
 
     def enter(self, model: Llama) -> None:
-        """Restore the snapshot in *model*, unless the model's context shares as long a prefix.
+        """Restore the snapshot in *model* if it shares more tokens with the cache than the context.
 
         Raises:
-            LayoutError: The snapshot is of another model, or does not fit in the context.
+            LayoutError: The snapshot belongs to another model, or does not fit in the context.
         """
         if self.snapshot is not None:
             here = shared(model.history, self.tokens)
