@@ -3,9 +3,9 @@
 Part of `npurt/build.py`: not installed.  All code is freestanding: open Hexagon compilers have no
 libc and no compiler runtime, so dsp/rtlib.c provides the functions that clang calls by itself.
 
-A skel has the ELF layout of the SDK's skels, as far as those of qualcomm/fastrpc show it (test/v68,
-v75): one read-execute and one read-write segment in pages of 4096 bytes, a System V hash table, and
-no needed library.  dsp/skel.ld defines the segments.
+A skel has the ELF layout of the SDK's skels: one read-execute and one read-write segment in pages
+of 4096 bytes, a System V hash table, and no needed library.  The source of this layout is the skels
+in qualcomm/fastrpc (test/v68, test/v75).  dsp/skel.ld defines the segments.
 """
 
 import hashlib
@@ -88,7 +88,8 @@ def compile_skel(
 ) -> Path:
     """Compile C files into a shared object that a DSP can load.
 
-    dsp/rtlib.c is linked in.  The sources mark exported functions.  Errors as `compile_program`.
+    dsp/rtlib.c is linked in.  The sources mark exported functions.  The errors are those of
+    `compile_program`.
     """
     jobs = [job(source, arch, defines, includes) for source in [*sources, *rtlib()]]
     with tempfile.TemporaryDirectory() as folder:

@@ -47,7 +47,7 @@ TARGETS = tuple(BASELINE)
 COMPILE = (
     *STRICT,
     "-fPIC", "-fvisibility=hidden", "-fomit-frame-pointer",
-    "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",  # NaN and infinity are kept
+    "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",  # NaN and infinity remain valid
 )  # fmt: skip
 OPTIMISE = ("-O3", "-Xclang", "-O3")  # zig turns -O3 into -O2 and -DNDEBUG
 LINK = ("-Wl,--build-id=none", "-lm", "-ldl", "-lpthread")
@@ -65,8 +65,8 @@ class Unit:
 def host() -> str:
     """Return the architecture to build for.
 
-    It is this machine's, unless _PYTHON_HOST_PLATFORM names another, such as linux-aarch64.
-    Python's build tools use this variable for cross builds.
+    This is the architecture of this machine, unless _PYTHON_HOST_PLATFORM names another platform,
+    such as linux-aarch64.  Python's build tools use this variable for cross builds.
 
     Raises:
         BuildError: npurt has no kernels for the platform.
@@ -144,7 +144,8 @@ def compile_executable(
 
     The program contains the kernels if *sources* includes `library_sources()`.  A *static* program
     needs no libc, so it runs under `qemu-aarch64` on a machine without aarch64 libraries.  A
-    dynamic program can open shared libraries.  Other arguments and errors as in `build_library`.
+    dynamic program can open shared libraries.  Other arguments and errors are those
+    of `build_library`.
     """
     if _sanitizer(target):
         sources, static = [*sources, *sanitize.beside(_sanitizer(target))], False

@@ -47,7 +47,7 @@ def urls(repository: str) -> dict[str, str]:
 
 
 def absolute(text: str, repository: str) -> str:
-    """Return the Markdown *text* with relative links made absolute: files of this version."""
+    """Return the Markdown *text*; make relative links absolute links to files of this version."""
     if not repository:
         return text
     base = f"{repository}/blob/v{__version__}/"

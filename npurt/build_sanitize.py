@@ -21,7 +21,7 @@ CHECKS = {"address": "-fsanitize=address,undefined", "thread": "-fsanitize=threa
 
 _COMPILE = {  # clang takes minutes to optimise unrolled loops that contain checks
     "address": ("-O0", "-fsanitize-recover=all"),  # runtime options decide which error is fatal
-    "thread": ("-O1", "-Wno-pass-failed"),  # some loops that ask for it are not unrolled at -O1
+    "thread": ("-O1", "-Wno-pass-failed"),  # -O1 does not unroll some loops that are marked for it
 }
 _ALWAYS = (
     *("-g", "-fno-omit-frame-pointer"),
@@ -29,7 +29,7 @@ _ALWAYS = (
 )
 _RUNTIMES = {"address": "asan", "thread": "tsan"}
 
-# C programs check for leaks when they exit.  Python does not: it leaves most memory to the system.
+# C programs check for leaks at exit.  Python does not check: it does not free most memory.
 _LEAKS = """\
 void __lsan_do_leak_check(void);
 
@@ -103,7 +103,11 @@ def compile_c(job: Job, out: Path) -> None:
 
 
 def link(sanitizer: str, *args: Arg) -> None:
-    """Link a library or a program with the shared sanitizer runtime.  Errors as `compile_c`."""
+    """Link a library or a program with the shared sanitizer runtime.
+
+    Raises:
+        BuildError: As in `compile_c`.
+    """
     name = f"libclang_rt.{_RUNTIMES[sanitizer]}-x86_64.so"
     runtime = subprocess.check_output([CLANG, f"-print-file-name={name}"], text=True)
     rpath = f"-Wl,-rpath,{Path(runtime).parent}"

@@ -1,8 +1,8 @@
 """Run the compiler (the `ziglang` package: clang and LLD), and write files atomically.
 
-Part of `npurt/build.py`: not installed, imports nothing of npurt.  zig caches objects by the
-contents of source, headers and flags, in build/zig.  If nothing changed, `Stamp` avoids running
-zig.
+Part of `npurt/build.py`: not installed.  This module imports no module of npurt.  zig caches
+objects by the contents of source, headers and flags, in build/zig.  If nothing changed, `Stamp`
+avoids running zig.
 """
 
 import hashlib
@@ -80,7 +80,7 @@ def objects(
     """Compile *jobs* into *folder*, in parallel on all CPUs; return the objects in order."""
     made = [folder / f"{i}-{job.source.stem}.o" for i, job in enumerate(jobs)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(compiler, jobs, made))  # waits, and raises the first error
+        list(pool.map(compiler, jobs, made))  # waits for all jobs, and raises the first error
     return made
 
 
@@ -118,7 +118,7 @@ class Stamp:
     def __init__(self, name: str, inputs: Iterable[Path], settings: str) -> None:
         """Compute the digest.
 
-        *settings* is whatever else the product depends on; build code and compiler are included.
+        *settings* describes all other inputs.  The digest includes build code and compiler.
         """
         try:
             compiler = version("ziglang")

@@ -200,9 +200,10 @@ class DeltaState:
         return values
 
     def history(self, kept: Any) -> "tuple[npt.NDArray[Any], tuple[DeltaNet, ...]]":
-        """Return what `checkpoint` returned as an exact state and the tokens that followed it.
+        """Convert *kept*, which `checkpoint` returned, to an exact state and the tokens after it.
 
-        It needs no device: another kind of state restores the first and advances by the others.
+        This method needs no device.  To continue, another kind of state restores the exact state
+        and advances by these tokens.
         """
         return kept, ()
 

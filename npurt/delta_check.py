@@ -5,7 +5,7 @@ The bound.  The error of a row s of S is a vector of norm at most e.  A token ch
 most ``e max(a) max(1, |1 - beta |k|^2|)``, because ``I - beta k k^T`` changes only the direction of
 k.  The device also rounds.  Products of a row with k or q have the error eps |s| |k|.  d and the
 values computed from d have the relative error eps, and the new row has the error eps times its
-norm.  `DeltaNets.delta_error` has eps, and the absolute error g of elements of k and q.
+norm.  `DeltaNets.delta_error` contains eps and g, the absolute error of elements of k and q.
 
 Small numbers.  As in `verify`, each operation may have an error of h = 2^-126 times its factor, and
 a decay below h counts as 0.  The error of ``a x.y``, for vectors x and y of W elements, is

@@ -178,7 +178,7 @@ def check_product(
     *,
     strided: bool = False,
 ) -> None:
-    """Check the arguments of `Device.matmuls`; kernels do no bounds checks of their own.
+    """Check the arguments of `Device.matmuls`; kernels do not check bounds.
 
     A product of no rows is valid.  This function runs before every product, so it must take at most
     a microsecond.
@@ -224,7 +224,7 @@ def _misfit(
 
 
 class Device(abc.ABC):
-    """An opened device.  Not thread-safe: one thread per Device, or your own lock."""
+    """An opened device.  It is not thread-safe: use it in one thread only, or with a lock."""
 
     caps: Caps
 
@@ -291,7 +291,7 @@ class Device(abc.ABC):
         return 0
 
     def events(self) -> list[str]:
-        """Return the events since the last call that users should know, such as a restart."""
+        """Return the events to report to users, such as restarts, since the last call."""
         return []
 
     def status_note(self) -> str:

@@ -16,7 +16,7 @@
     +-- SettingError      (ValueError)           an NPURT_* variable or an option is invalid
     +-- GrammarError      (ValueError)           a grammar or a schema is wrong, or matches no text
     +-- ModelFormatError  (ValueError)           npurt cannot run this GGUF file
-    +-- StateFormatError  (ValueError)           a saved state is damaged or another model's
+    +-- StateFormatError  (ValueError)           a saved state is damaged, or is of another model
     +-- ContextFull       (ValueError)           the KV cache has no space for these tokens
     +-- OutOfPages                               too few KV pages are free for a run or a fork
     +-- DownloadError     (OSError)              a model file could not be fetched or is damaged
@@ -55,7 +55,7 @@ class DeviceNotFound(NpurtError, LookupError):
 
 
 class UnknownDevice(DeviceNotFound):
-    """A device string names no device that npurt knows on any machine."""
+    """A device string names no device that npurt supports on any machine."""
 
 
 class DriverError(NpurtError):
@@ -116,7 +116,7 @@ class ModelFormatError(NpurtError, ValueError):
 
 
 class StateFormatError(NpurtError, ValueError):
-    """A file has no saved state, or one that this model cannot load."""
+    """A file contains no saved state, or a state that this model cannot load."""
 
 
 class ContextFull(NpurtError, ValueError):

@@ -72,7 +72,7 @@ class Guard:
         """Check the arguments of `Segment.read`, and record that the sequence has states.
 
         Raises:
-            LayoutError: The part has no such state, or the segment no space for the sequence.
+            LayoutError: The part has no such state, or the segment has no space for *sequence*.
         """
         self._require_state(state, sequence)
         self._lengths.setdefault(sequence, 0)
@@ -81,7 +81,7 @@ class Guard:
         """Check the arguments of `Segment.write`, and record the sequence's new length.
 
         Raises:
-            LayoutError: As `begin_read`, or *values* have a wrong shape or dtype.
+            LayoutError: As in `begin_read`, or *values* have a wrong shape or dtype.
         """
         self._require_state(state, sequence)
         most, given = self._limits.positions, values.shape
@@ -105,7 +105,7 @@ class Guard:
         """Check the arguments of `Segment.fork`.
 
         Raises:
-            LayoutError: The source has too few positions, or the segment no space for the target.
+            LayoutError: *source* has too few positions, or the segment has no space for *target*.
         """
         have = self._lengths.get(source, 0) if self._has_positions else length
         require_fork(source, target, length, have)
@@ -120,7 +120,7 @@ class Guard:
         return sequence in self._lengths
 
     def rewind(self, sequence: int, length: int) -> None:
-        """Record that a sequence keeps its first *length* positions."""
+        """Record that a sequence now has only its first *length* positions."""
         self._lengths[sequence] = min(length, self._lengths.get(sequence, 0))
 
     def forget(self, sequence: int) -> None:

@@ -44,7 +44,7 @@ class ProductDevice(Device):
         return f"{self.caps.name} runs products and delta nets only"
 
     def compile(self, part: Graph, weights: Weights, limits: Limits) -> Segment:
-        """Compile *part* into a segment.  Errors as `Device.pack`."""
+        """Compile *part* into a segment.  The errors are those of `Device.pack`."""
         return ProductSegment(self, part, weights, limits)
 
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from npurt.errors import DeviceFull, DeviceLost, DeviceNotFound, DriverError, NpurtError
 
-RESTARTS = 2  # recoveries of a device, until the next failure is final
+RESTARTS = 2  # most recoveries of a device; the next failure is final
 RETRY_SECONDS = 0.1
 
 T = TypeVar("T")
@@ -17,8 +17,8 @@ T = TypeVar("T")
 class Restarts:
     """Runs work on a device, and reopens the device after a loss, at most `RESTARTS` times.
 
-    Each call passes the device's methods as arguments: a stored reference to the device would keep
-    it open after its last user dropped it.
+    Each call passes the device's methods as arguments: with a stored reference, the device would
+    stay open after its last user dropped the device.
 
     Attributes:
         lock: Held during all work, so that one thread at a time uses the device.
@@ -42,7 +42,7 @@ class Restarts:
         self._events: list[str] = []
 
     def surviving(self, work: Callable[[], None], reopen: Callable[[], None]) -> None:
-        """Do *work*; if that loses the device, *reopen* it and repeat.
+        """Do *work*; if the device is lost, *reopen* it and repeat *work*.
 
         Args:
             work: The work; it must be safe to repeat.

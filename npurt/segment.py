@@ -197,7 +197,7 @@ class Segment(abc.ABC):
         """
 
     def read_exact(self, state: Tensor, sequence: int) -> Array:
-        """Return an exact copy of a state.  Errors as `read`.
+        """Return an exact copy of a state.  The errors are those of `read`.
 
         If the device stores the state of a delta net as integers, return the integers (see
         `npurt.delta.STATE_INTEGERS`), otherwise the result of `read`.
@@ -267,7 +267,7 @@ class Segment(abc.ABC):
             self.restore(target, moving)
 
     def room(self, without: Collection[int] = ()) -> Room | None:
-        """Return the counts of pages, or None if each sequence has fixed memory of its own.
+        """Return the counts of pages, or None if the memory of each sequence is fixed.
 
         Args:
             without: Sequences whose unshared pages count as free.
@@ -324,7 +324,7 @@ class Compiler(Protocol):
 
 
 def require_fork(source: int, target: int, length: int, have: int) -> None:
-    """Raise LayoutError if *target* cannot take *length* of the *have* positions of *source*.
+    """Check a fork of *length* positions of *source*, which has *have* positions, to *target*.
 
     Raises:
         LayoutError: *source* is *target*, or has fewer than *length* positions.
@@ -356,8 +356,9 @@ def split(
 ) -> list[tuple[Any, Graph]]:
     """Split *graph* into as few parts as possible, each with one owner.
 
-    An op joins the earliest part of its owner after which no other owner computes its inputs.  So
-    all products of one input are in one part, together with the rotations of their results.
+    An op joins the earliest part of its owner that follows all parts of other owners that compute
+    its inputs.  So all products of one input are in one part, together with the rotations of their
+    results.
 
     Args:
         owner: Returns the owner of an op, such as a device.

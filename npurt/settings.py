@@ -29,7 +29,7 @@ class Setting:
 
 
 def stated(names: Container[str]) -> list[str]:
-    """Return, sorted, the variables in the environment whose upper-case names are in *names*."""
+    """Return the sorted variables of the environment whose upper-case names are in *names*."""
     return sorted(name for name in os.environ if name.upper() in names)
 
 
@@ -68,7 +68,7 @@ def deadline() -> int:
 
 
 def variable(name: str) -> str:
-    """Return a variable of other programs, for a diagnosis; "" if it is not set."""
+    """Return a variable that other programs read, for a diagnosis; "" if it is not set."""
     return os.environ.get(name, "")
 
 

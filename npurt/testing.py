@@ -471,7 +471,7 @@ def _inputs(part: Graph, rows: Rows) -> dict[str, Array]:
 
 
 def _wrong_runs(part: Graph) -> Iterator[tuple[str, dict[str, Array], Rows]]:
-    """Yield the arguments of runs of *part*, each with one mistake: its name, values and rows."""
+    """Yield wrong runs of *part*: the name of the only mistake, the values and the rows."""
     zeros, three = np.zeros(3, np.intp), np.arange(3)
     wrong_rows = {
         "no rows": Rows.of(0),

@@ -34,7 +34,7 @@ Large numbers.  A result beyond the range of float32 is infinite, or NaN if part
 signs overflow.  Freivalds' test does not work for a row with infinite or NaN results, so each
 element of the row is compared with a product in float64.  An element that is not finite is accepted
 if an intermediate value (`Packed.peak` plus the bound) may have overflowed.  Rows of x with NaN or
-infinity, which float weights multiply too, are not checked.
+infinity, which are valid operands of float weights, are not checked.
 
 The check finds a wrong element whose error is more than twice the bound of r . y.
 Sources: Freivalds 1977; Higham & Mary 2019 (probabilistic rounding analysis); IEEE 754-2019, 7.5.
@@ -60,7 +60,7 @@ SAMPLE = 0.01  # fraction of products checked in `sample` mode, after the first 
 
 
 class Mode(Enum):
-    """Which products are verified."""
+    """The choice of products to verify."""
 
     OFF = "off"
     SAMPLE = "sample"
@@ -130,7 +130,10 @@ def make_probe(
 
 
 def probe_of(name: str, packed: Packed) -> Probe:
-    """Make a probe from the values that a device multiplies by.  Errors as `make_probe`."""
+    """Make a probe from the values that a device multiplies by.
+
+    The errors are those of `make_probe`.
+    """
     r = probe_vector(packed.n)
     s: F64 | None = None
     squares = floor = 0.0
@@ -259,7 +262,10 @@ class Check:
         return bool(sampler.choose(1))
 
     def accepts(self, x: F32, y: F32) -> bool:
-        """Return whether y is the product of x and the weight.  Errors as `make_probe`."""
+        """Return whether y is the product of x and the weight.
+
+        The errors are those of `make_probe`.
+        """
         packed = self.packed
         if self._probe is None:
             self._probe = probe_of(self.name, packed)

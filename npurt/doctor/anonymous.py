@@ -43,7 +43,7 @@ def secrets() -> dict[str, str]:
 
 
 def anonymised(evidence: Evidence, names: dict[str, str]) -> Evidence:
-    """Return *evidence* with *names*, and text that matches a pattern of personal data, replaced.
+    """Return *evidence* after replacing *names* and text that matches a personal-data pattern.
 
     Questions and answers get the same replacements, so that a replay finds the answers.
     """

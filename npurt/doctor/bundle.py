@@ -114,7 +114,7 @@ def _unpacked(path: Path, packed: bytes) -> bytes:
 
 
 def _member(path: Path, data: bytes) -> bytes:
-    """Return evidence.json from a tar archive; refuse an archive with files that are not ours."""
+    """Return evidence.json from a tar archive; refuse an archive with other files."""
     found = None
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from npurt.doctor.system import Evidence, Recorder, System
 
 STATES = ("ok", "warn", "fail", "skip")
-NEEDS = "needs "  # begins the text of a check that was skipped because of another check
+NEEDS = "needs "  # start of `Result.what` if a check was skipped because of another check
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,10 @@ class Finding:
 
 
 def diagnose(checks: Sequence[Check], system: Recorder) -> list[Finding]:
-    """Run the checks in order; skip a check if one that it needs failed or was skipped for that."""
+    """Run the checks in order; skip a check if a check that it needs failed.
+
+    A check is also skipped if a check that it needs was skipped for this reason.
+    """
     findings: list[Finding] = []
     for check in checks:
         system.begin()

@@ -154,7 +154,7 @@ def _content(path: Path) -> Iterator[Any]:
 
 
 def _unzstd(path: Path) -> bytes:
-    """Return the decompressed file, from the program zstd: Python has no module before 3.14."""
+    """Decompress a file with the program zstd: Python before 3.14 has no zstd module."""
     program = shutil.which("zstd")
     if program is None:
         raise OSError("the program zstd is not installed")

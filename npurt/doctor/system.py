@@ -41,7 +41,7 @@ class System(abc.ABC):
         return str(self.ask("environment", name))
 
     def text(self, path: str) -> str | None:
-        """Return the stripped text of a small file, with NULs as line ends; None if missing."""
+        """Return the stripped text of a small file, with newlines for NULs; None if missing."""
         answer: str | None = self.ask("text", path)
         return answer
 
@@ -90,7 +90,7 @@ KINDS: dict[str, tuple[Answer, type | tuple[type, ...]]] = {
 
 
 class Recorder(System):
-    """Asks another system each question once, and keeps the answers."""
+    """Asks another system each question once, and stores the answers."""
 
     def __init__(self, system: System) -> None:
         self._system = system
@@ -98,7 +98,7 @@ class Recorder(System):
         self.asked: list[str] = []  # questions since the last `begin`
 
     def begin(self) -> None:
-        """Clear the list of questions for the next check, and keep the answers."""
+        """Clear the list of questions for the next check, but not the answers."""
         self.asked = []
 
     def ask(self, kind: str, *words: str) -> Answer:

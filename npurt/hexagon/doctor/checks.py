@@ -13,7 +13,7 @@ from npurt.hexagon.doctor import files, live
 from npurt.hexagon.doctor.files import on_linux, remoteproc
 
 NODES = ("/dev/fastrpc-cdsp-secure", "/dev/fastrpc-cdsp")  # in the library's order
-VENDOR_NODES = ("/dev/adsprpc-smd-secure", "/dev/adsprpc-smd")  # of the vendor's kernels
+VENDOR_NODES = ("/dev/adsprpc-smd-secure", "/dev/adsprpc-smd")  # nodes of the vendor's kernels
 HEAP = "/dev/dma_heap/system"
 
 
@@ -169,7 +169,7 @@ def _permit(path: str, group: str) -> str:
 
 @on_linux
 def daemon(system: System) -> Result:
-    """Check that the daemon runs, which writes the DSP's messages of a crash to the log."""
+    """Check that the daemon that logs the DSP's messages of a crash is running."""
     if system.runs("cdsprpcd"):
         return ok("cdsprpcd runs")
     return warn(
@@ -178,7 +178,7 @@ def daemon(system: System) -> Result:
 
 
 def banks(system: System) -> Result:
-    """Skip the number of free sessions: counting them would mean opening all of them."""
+    """Do not count the free sessions: counting them would mean opening all of them."""
     return skip("not counted: counting would open all free sessions")
 
 

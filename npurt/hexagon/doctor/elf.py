@@ -148,7 +148,7 @@ class _Symbol:
 
     @property
     def refers(self) -> bool:
-        """Whether the symbol is defined in this object, or has a name for a lookup."""
+        """True if this object defines the symbol, or the symbol has a name to look up."""
         return self.section != 0 or self.name != ""
 
 

@@ -45,7 +45,7 @@ def android(system: System) -> bool:
 
 
 def on_linux(look: Callable[[System], Result]) -> Callable[[System], Result]:
-    """Return the check *look*, skipped on Android, where an app cannot read the files."""
+    """Return a check that calls *look*, except on Android: apps cannot read the files there."""
 
     @functools.wraps(look)
     def looked(system: System) -> Result:
@@ -70,7 +70,7 @@ def firmware_file(system: System) -> str | None:
 
 @on_linux
 def firmware(system: System) -> Result:
-    """Check that the firmware exists, the file with which the kernel starts the DSP."""
+    """Check that the firmware file, with which the kernel starts the DSP, exists."""
     path = firmware_file(system)
     if path:
         return ok(path)
@@ -110,7 +110,7 @@ def _of_model(yaml: str, model: str) -> dict[str, str]:
 
 
 def shell_folders(system: System) -> list[str]:
-    """Return the folders in which FastRPC searches the shell, in order."""
+    """Return the folders in which FastRPC looks for the shell, in order."""
     folders = []
     for name in PATHS:
         folders += [item for item in system.environment(name).split(";") if item.startswith("/")]

@@ -15,7 +15,7 @@ from npurt.hexagon.doctor.elf import Access, Kind, SharedObject, read
 _ENTRY = re.compile(r"\w+_skel_(handle_)?invoke")  # the entry point of any interface
 
 PAGE = 4096
-VERSIONS = range(60, 82)  # of DSPs
+VERSIONS = range(60, 82)  # versions of DSPs
 RELOCATIONS = {"32", "GLOB_DAT", "JMP_SLOT", "RELATIVE"}  # kinds in skels that load
 COMPANIONS = {"libc.so", "libgcc.so"}  # libraries that the DSP provides for skels of the SDK
 BUILD = "run `python npurt/build.py` in a checkout, or reinstall npurt"
@@ -167,7 +167,7 @@ def _segments(skel: SharedObject) -> list[Finding]:
     other = [s.align for s in loads if s.align != PAGE]
     if other:
         found.append(_warning(f"a segment is aligned to {other[0]} bytes, not to {PAGE}"))
-    extra = {s.kind for s in skel.segments} - {Kind.NULL, Kind.LOAD, Kind.DYNAMIC, 4}  # 4: a note
+    extra = {s.kind for s in skel.segments} - {Kind.NULL, Kind.LOAD, Kind.DYNAMIC, 4}  # 4: PT_NOTE
     if extra:
         kinds = ", ".join(f"{kind:#x}" for kind in sorted(extra))
         found.append(_warning(f"the skel has program headers of unusual kinds: {kinds}"))

@@ -30,11 +30,11 @@ from npurt.hexagon.session import messages, skel
 from npurt.hexagon.session.session import NONCE_MASK, Session
 from npurt.hexagon.session.transport import TransportName
 
-STEP_SECONDS = 15  # the kernel's timeout for starting a process on the DSP is 10
+STEP_SECONDS = 15  # the kernel waits 10 s for the start of a process on the DSP
 ECHOES = 100
 COPIED = 1 << 16  # bytes of a buffer that the kernel copies
 SHARED = 1 << 26  # bytes of a shared block, which the DSP reads without a copy
-CYCLES = 4  # of mapping and unmapping
+CYCLES = 4  # times that the block is mapped and unmapped
 _START = """
 import sys
 sys.path[:] = {path!r}

@@ -1,8 +1,9 @@
-"""Run small products on the NPU, in which most faults appear first; the first test of a board.
+"""Run small products on the NPU, as the first test of a board.
 
-Each product is computed twice and compared with numpy; all sums are exact.  The trials go from
-simple to complex, so the first failure usually explains the later failures.  Sources: reports of
-mtx512/rk3588-npu, happyme531/rknpu2_matmul_open, gregordinary/rockchip-npu-notes, ork-driver.
+Most faults appear first in these products.  Each product is computed twice and compared with
+numpy; all sums are exact.  The trials are ordered from simple to complex, so the first failure
+usually explains the later failures.  Sources: reports of mtx512/rk3588-npu,
+happyme531/rknpu2_matmul_open, gregordinary/rockchip-npu-notes, ork-driver.
 """
 
 import time
@@ -202,7 +203,7 @@ def _make(driver: Driver, trial: Trial) -> Outcome:
 
 
 def _verdict(result: npt.NDArray[Any], exact: npt.NDArray[Any], repeated: str) -> tuple[str, str]:
-    """Return a state and an explanation; *repeated* is why the job was repeated, or ""."""
+    """Return a state and an explanation; *repeated* is the reason for a repeated job, or ""."""
     wrong = np.argwhere(result != exact)
     if len(wrong):
         row, column = map(int, wrong[0])

@@ -61,7 +61,7 @@ def _clock(system: System, folder: str, what: str, wanted_hz: int) -> Result:
 
 
 def _hertz(system: System, path: str) -> list[int]:
-    """Return the numbers in a file, after a 0 for a file without numbers."""
+    """Return a 0 and the numbers in a file; the 0 is the result for a file without numbers."""
     return [0, *(int(word) for word in (system.text(path) or "").split() if word.isdecimal())]
 
 

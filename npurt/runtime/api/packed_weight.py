@@ -210,8 +210,8 @@ def pack(
         b: Float array ``[K, N]``, or a QTensor's transposed view ``w.T`` of shape ``(K, N)``, or a
             packed weight to convert to another device or format.
         dtype: Format to quantise to, such as ``q8_0``, ``q4_0``, ``q4_k`` or ``f16``; by default
-            ``q8_0`` for floats, and the format of a quantised *b*, whose codes are then kept.  For
-            another format, *b* is decoded and quantised again.
+            ``q8_0`` for floats, and the format of a quantised *b*, whose codes are then unchanged.
+            For another format, *b* is decoded and quantised again.
         device: Device that will multiply; by default a packed *b* remains on its device.
 
     Raises:

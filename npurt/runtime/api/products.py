@@ -61,8 +61,8 @@ class Products:
         """Return ``x @ w.T``, float32.
 
         Args:
-            once: The weight is packed for this product only.  Then the product is a first product
-                if no earlier product had this format and shape.
+            once: The weight is packed for this product only.  The product then counts as a first
+                product if no earlier product had this format and shape.
 
         Raises:
             VerificationFailed: The product is wrong on the device and on the CPU.

@@ -35,7 +35,7 @@ class Part:
     Attributes:
         planned: Name of the device that was planned to run the part.
         actual: Name of the device that runs the part.
-        reason: Why *actual* is not *planned*; "" if they are equal.
+        reason: The reason why *actual* is not *planned*; "" if they are equal.
         before: Counts of earlier segments of the part, whose devices failed.
         checkpoints: Copies of recurrent states, by sequence and number of positions.
     """
@@ -233,7 +233,7 @@ class Executor:
             return part.segment.run_into(values, rows, out)
 
     def _move(self, part: Part, error: DriverError) -> None:
-        """Move a part to the other device permanently; raise *error* if that device failed."""
+        """Move a part to the other device permanently; raise *error* if it has the part."""
         other = self._names[id(self._other)]
         if part.actual == other:
             raise error
@@ -383,7 +383,7 @@ class Executor:
 
 
 def runs_graphs(device: object) -> TypeGuard[Compiler]:
-    """Return whether *device* runs all ops of models in segments of its own.
+    """Return whether *device* compiles all ops of models into segments.
 
     The other devices run only products, and the CPU runs the other ops: see
     `npurt.runtime.execute.offload`.

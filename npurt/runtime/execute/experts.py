@@ -51,7 +51,7 @@ class RemoteExperts:
         self._y = array
 
     def run(self, table: RowTable) -> None:
-        """Multiply the rows of each expert.  Errors as `RemoteProducts.multiply`."""
+        """Multiply the rows of each expert.  The errors are those of `RemoteProducts.multiply`."""
         groups = self._routing.groups[: table.rows * self._routing.top_k]
         for matrix, count, first in groups.tolist():
             if count:

@@ -13,7 +13,7 @@ class HostStep(CheckedProgram):
     """A program that reports its ops as rows of the ledger."""
 
     def __init__(self, cpu: CpuDevice, ledger: Ledger, sampler: Sampler) -> None:
-        # Passes only the notes: a reference to the ledger, which refers to this step, is a cycle.
+        # The ledger refers to this step.  So the step refers only to the notes, to avoid a cycle.
         super().__init__(cpu.engine, sampler, ledger.notes)
         self.planned: dict[int, tuple[str, str]] = {}  # op -> planned device and reason
         ledger.follow(self._rows)

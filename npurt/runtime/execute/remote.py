@@ -28,7 +28,7 @@ class _Product:
     columns: slice  # columns of y
     macs: int  # multiply-adds of one row
     row: Row  # row of the ledger
-    check: Check  # for the packed weight that *row* counts
+    check: Check  # check of the packed weight whose products *row* counts
     shortlist: Shortlist | None = None
 
     @property
@@ -60,7 +60,7 @@ class RemoteStep:
         self._y = array
 
     def run(self, table: RowTable) -> None:
-        """Multiply the rows of *table*.  Errors as `RemoteProducts.multiply`."""
+        """Multiply the rows of *table*.  The errors are those of `RemoteProducts.multiply`."""
         count = len(table.selected) if self._selects else table.rows
         if count:
             self._products.multiply(self._x.values[:count], self._y)
@@ -153,7 +153,10 @@ class RemoteProducts:
     def _call(
         self, device: Device, x: F32, products: Sequence[_Product], outs: Sequence[F32]
     ) -> bool:
-        """Multiply; return False if weights moved to the CPU for lack of memory: then retry."""
+        """Multiply the rows *x* by *products*, into *outs*.
+
+        Return False if weights moved to the CPU for lack of memory; the caller then retries.
+        """
         try:
             device.matmuls(x, [product.packed for product in products], outs)
         except DriverError as error:

@@ -25,9 +25,9 @@ def as_array(x: Any, name: str) -> Array:
     try:
         array = _read(x)
     except (
-        AttributeError,  # from a JAX array inside jit, which has no values
+        AttributeError,  # a JAX array inside jit, which has no values, raises this
         BufferError,
-        RuntimeError,  # from torch
+        RuntimeError,  # torch raises this
         TypeError,
         ValueError,
     ) as error:

@@ -24,7 +24,7 @@ SIMULATORS = ("hexagon:sim", "rknpu:sim", "rknpu:sim-vendor")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Whether this machine has a type of device."""
+    """A type of device, and whether this machine has it."""
 
     device: str
     found: bool
@@ -32,7 +32,7 @@ class Found:
 
 
 def no_device(said: str) -> UnknownDevice:
-    """Return the error for the text *said* of a user, which is not a device name."""
+    """Return the error for *said*, a text from the user that is not a device name."""
     return UnknownDevice(
         f"{said} is not a device name",
         remedy=f"use auto, or one of {', '.join((*KINDS, *SIMULATORS))}",

@@ -1,4 +1,4 @@
-"""The ledger: counts and time of each op on each device, with reasons of fallbacks.  Always on.
+"""The ledger: counts and time of each op on each device, with reasons of fallbacks.
 
 A row belongs to one tensor, or an op without a tensor, on one device.  CPU programs count their own
 ops, and a report reads these counts.  Other ops are added when they run.
