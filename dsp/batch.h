@@ -35,7 +35,8 @@ typedef struct {
  */
 void batch_read(batch *batch, const uint8_t *bytes, uint32_t nbytes, const maps *maps);
 
-/* Return the bytes from the start of the first row to the end of the last; a row has `width`. */
+/* Return the bytes from the start of the first row to the end of the last; a row has `width`
+ * bytes. */
 static inline uint64_t batch_extent(uint32_t rows, uint64_t stride, uint64_t width)
 {
     return (uint64_t) (rows - 1) * stride + width;

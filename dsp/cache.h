@@ -16,7 +16,7 @@ static inline void cache_maintain(const void *address, uint64_t nbytes, uint8_t 
 }
 
 /* Invalidate the cache lines of memory that the host may have written.  cache_give has already
- * written all changes in them back. */
+ * written back all changes in these lines. */
 static inline void cache_take(const void *address, uint64_t nbytes)
 {
     cache_maintain(address, nbytes, QURT_MEM_CACHE_INVALIDATE);

@@ -18,7 +18,7 @@ enum {
     TILES_AT_ONCE = 4,  /* tiles that a kernel for one row multiplies together */
     SHARE = 256 << 10,  /* bytes of L2 for the tiles of one thread */
     ROWS_TO_COPY = 64,  /* with this many rows, copying to VTCM is less than 2 % of the work */
-    TOKENS_TO_COPY = 4, /* tokens from which copying a state saves time; not measured */
+    TOKENS_TO_COPY = 4, /* with this many tokens, copying a state should save time; not measured */
 };
 
 typedef struct {
@@ -71,7 +71,7 @@ static void release(void *aligned)
     }
 }
 
-/* Grow *memory to `wanted` bytes and drop its content; return 0 if there is no memory. */
+/* Grow *memory to `wanted` bytes and drop its content; return 0 if the allocation fails. */
 static int grow(void **memory, size_t *nbytes, size_t wanted)
 {
     if (*nbytes >= wanted) {
@@ -288,7 +288,7 @@ static void delta(run *run, const batch_op *op, uint32_t thread)
     }
 }
 
-/* Returns 1 in all threads if the batch has failed in any. */
+/* Run a delta net; return 1 in all threads if any thread has found a value that is not finite. */
 static int run_delta(run *run, const batch_op *op, uint32_t thread)
 {
     pool_barrier(run->pool); /* wait until all threads have written x, the result of earlier ops */

@@ -6,7 +6,7 @@
 #include "pool.h"
 #include "vtcm.h"
 
-/* The running batch, and memory that is kept between batches and grows if an op needs more. */
+/* The running batch, and memory that persists between batches and grows if an op needs more. */
 typedef struct {
     void *activations; /* aligned to 128 */
     size_t activations_bytes;

@@ -3,15 +3,15 @@
  *
  * FastRPC's thread has a stack of 16 KiB, so it only starts the work and waits.
  *
- * The pool has its own barrier, because each op needs several barriers and the barrier of QuRT does
- * not spin.  Consecutive barriers use two futexes in turn: a late wake-up for one barrier cannot
+ * The pool implements a barrier, because each op needs several barriers and the barrier of QuRT
+ * does not spin.  Consecutive barriers use two futexes in turn: a late wake-up for one barrier cannot
  * wake threads at the next.  So a barrier executes the same number of instructions with any timing.
  */
 #include "pool.h"
 #include "hap.h"
 #include "timer.h"
 
-/* Spin for so many cycles before sleeping, because a wake-up takes longer than the usual wait. */
+/* The number of cycles to spin before sleeping.  A wake-up takes longer than the usual wait. */
 enum { SPIN_CYCLES = 20000 };
 
 static uint32_t load(const uint32_t *word)

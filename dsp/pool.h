@@ -35,7 +35,7 @@ struct pool {
     pool_member member[POOL_MAX];
 };
 
-/* Start at most `threads` threads; afterwards pool->threads is the number of threads, or 0. */
+/* Start at most `threads` threads; pool->threads becomes the number of started threads. */
 void pool_start(pool *pool, uint32_t threads);
 
 /* Run the work on all threads; return when all have finished.  One caller at a time. */

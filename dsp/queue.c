@@ -1,10 +1,11 @@
-/* Serves batches from a message queue: each batch is a message, and so is each reply. */
+/* Serves batches from a message queue.  Each batch and each reply is one message. */
 #include "hap.h"
 #include "session.h"
 
 enum { WRITE_LIMIT_US = 1000000 };
 
-/* Called on the queue's thread when one or more messages have arrived. */
+/* Run the batches of all messages in the queue.  The queue's thread calls this function when one or
+ * more messages have arrived. */
 static void packets(dspqueue_t queue, int error, void *context)
 {
     session *session = context;
@@ -21,7 +22,7 @@ static void packets(dspqueue_t queue, int error, void *context)
     }
 }
 
-/* Called on an error of the queue.  Nothing to do: the host gets the same error. */
+/* Ignore an error of the queue, because the host gets the same error. */
 static void failed(dspqueue_t queue, int error, void *context)
 {
     (void) queue;

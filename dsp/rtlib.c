@@ -106,7 +106,8 @@ int memcmp(const void *a, const void *b, size_t n)
     return 0;
 }
 
-/* Long division, one bit of the quotient per step; a quotient by zero is all ones. */
+/* Divide with one bit of the quotient per step.  If the divisor is zero, all bits of the quotient
+ * are ones. */
 static uint32_t divide32(uint32_t a, uint32_t b, uint32_t *rest)
 {
     uint32_t quotient = b ? 0 : ~0u;

@@ -3,7 +3,8 @@
  *
  * This file uses only functions of the oldest firmware with a manager, because some loaders refuse
  * the newer attr_init_v2.  Each function may be missing.  The file acquires VTCM without waiting:
- * an owner keeps VTCM for a long time, and public reports say that acquire with a timeout hangs.
+ * another process may hold VTCM for a long time, and public reports say that acquire with a timeout
+ * hangs.
  */
 #include "vtcm.h"
 #include "hap.h"

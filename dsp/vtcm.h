@@ -11,7 +11,8 @@ typedef struct {
     unsigned context;
 } vtcm;
 
-/* Acquire `most` bytes per thread; if refused, half, a quarter, ... down to `least`, or nothing. */
+/* Acquire `most` bytes per thread.  If the DSP refuses, try half, a quarter, ... down to `least`;
+ * acquire nothing if it refuses all of them. */
 void vtcm_acquire(vtcm *vtcm, uint32_t threads, uint32_t most, uint32_t least);
 void vtcm_release(vtcm *vtcm);
 

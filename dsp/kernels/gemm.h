@@ -1,4 +1,4 @@
-/* Four rows of x times one tile of w; see product.h. */
+/* Multiplies four rows of x by one tile of w; see product.h. */
 #ifndef NPURT_GEMM_H
 #define NPURT_GEMM_H
 
@@ -8,12 +8,13 @@
 
 enum { ROWS = NPURT_PANEL };
 
-/* A load can address 8 vectors before and 7 after its pointer, so pointers into the middle of a step
- * save additions.  The offset changes the compiled loop.  Of 0, 4, 6 and 8, these offsets give the
- * fewest packets on v68 and v73. */
+/* A load can address 8 vectors before and 7 after its pointer, so pointers into the middle of a
+ * step save additions.  The offset changes the compiled loop.  These offsets, chosen from
+ * 0, 4, 6 and 8, give the fewest packets on v68 and v73. */
 #define REACH(kind, offsets) ((kind) == Q4 ? ((offsets) ? 4 : 0) : (kind) == Q8_G16 ? 6 : 8)
 
-/* sum[r] = sum[r] (or 0, with `fresh`) + row r times `count` quads from `first` on. */
+/* Multiply each row r by `count` quads from `first`.  Add the result to sum[r]; if `fresh`, replace
+ * sum[r]. */
 INLINE void add_quads(kind kind, int fresh, const vec *w, const uint64_t *x, const constants *c,
                       unsigned first, unsigned count, vec sum[ROWS])
 {
@@ -28,7 +29,8 @@ INLINE void add_quads(kind kind, int fresh, const vec *w, const uint64_t *x, con
     }
 }
 
-/* As add_quads, with rounding for the narrowing and with both bytes of 16-bit codes combined. */
+/* Compute the sums of add_quads, with a start value that makes the narrowing round.  For 16-bit
+ * codes, combine the sums of both bytes. */
 INLINE void block_sums(kind kind, const vec *w, const uint64_t *x, const constants *c,
                        unsigned first, unsigned count, vec sum[ROWS])
 {
@@ -47,7 +49,7 @@ INLINE void block_sums(kind kind, const vec *w, const uint64_t *x, const constan
     }
 }
 
-/* One step: add the products of 64 columns to acc. */
+/* Add the products of one step (64 columns) to acc. */
 INLINE void gemm_step(kind kind, int offsets, const vec *w, const uint64_t *x,
                       const uint32_t *record, const vec *zero, const constants *c, uint32_t shift,
                       vec acc[ROWS])

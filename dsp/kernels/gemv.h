@@ -1,4 +1,4 @@
-/* One row of x times several tiles of w; see product.h. */
+/* Multiplies one row of x by several tiles of w; see product.h. */
 #ifndef NPURT_GEMV_H
 #define NPURT_GEMV_H
 
@@ -46,10 +46,12 @@ INLINE vec gemv_step(kind kind, int offsets, const vec *w, const uint64_t *x,
     return step_product(kind, offsets, a, b, w + CODE_VECTORS(kind), record, zero);
 }
 
-/* The steps of TILES tiles: w[tile] points to the first, acc[tile] is the sum. */
+/* Multiply all steps of TILES tiles.  w[tile] points to the first step; the sum is stored in
+ * acc[tile]. */
 typedef void row_loop(const vec *w[], const job *job, const constants *c, vec acc[]);
 
-/* Multiply the next `count` tiles, which must be whole if `count` > 1; use `loop` if not NULL. */
+/* Multiply the next `count` tiles.  If `count` > 1, all of them must have 32 columns of y.  If
+ * `loop` is not NULL, use it. */
 INLINE void gemv_tiles(kind kind, int offsets, row_loop *loop, unsigned count, const job *job,
                        place *at, const constants *c)
 {

@@ -2,11 +2,11 @@
  * Short names for the HVX instructions that the kernels use.
  *
  * All are integer instructions of v68, so the same source compiles for v68 to v81 without #if.
- * Packets differ: vmpy(h, Rt.h) uses both multipliers on v68 and one on later versions.  If an
+ * The packets differ: vmpy(h, Rt.h) uses both multipliers on v68 and one on later versions.  If an
  * instruction depends on the architecture, put the #if into this file.
  *
- * A packet holds four instructions, of them at most
- *   2 loads or stores, of these 1 of a vector (a vector store may go with a vector load)
+ * A packet holds at most four instructions.  Among them are at most
+ *   2 loads or stores; 1 of them may access a vector, or one loads and the other stores a vector
  *   2 multiplications: vrmpy(ub, Rt.b), vsplat; or 1 of two vectors: vdmpy(h, h), vmpyo(w, h)
  *   1 shift: vasl, vasr, vlsr, vnormamt
  *   1 permutation: vror, valign, vlut32, vpack; vshuff and vdeal of pairs count as a shift too
@@ -23,13 +23,14 @@
 #define UNROLL _Pragma("unroll")
 #define PIPELINE _Pragma("clang loop unroll(disable)") /* the compiler pipelines such a loop */
 
-/* For long bodies that run few times: pipelining would spill and fill more than it saves. */
+/* For long loop bodies that run few times: spills would cost more than pipelining saves. */
 #define SERIAL _Pragma("clang loop unroll(disable) pipeline(disable)")
 
-/* 1 (v69 and newer): vdmpy(h, Rt.h) takes one multiplier and one instruction; 0: two of each. */
+/* 1 (v69 and newer): vdmpy(h, Rt.h) uses one multiplier and one instruction slot; 0: two of
+ * each. */
 #define NPURT_VDMPY_IS_SINGLE (__HVX_ARCH__ >= 69)
 
-/* Hide the origin of x from the compiler, which would compute it from another pointer. */
+/* Hide the origin of x, so that the compiler does not compute x from another pointer. */
 #define OPAQUE(x) __asm__("" : "+r"(x))
 
 typedef HVX_Vector vec;

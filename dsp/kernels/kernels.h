@@ -7,8 +7,8 @@
  * The executor divides rows and tiles among threads.  No kernel allocates, locks, logs or reads the
  * clock.  A kernel uses less than 16 KB of stack, and no other memory besides its arguments.
  *
- * All arithmetic is on integers, including float32 bit patterns, so all builds give the bits of
- * tests/hexagon/model.py.
+ * All arithmetic uses integer instructions, also for the bit patterns of float32.  So all builds
+ * give the same bits as tests/hexagon/model.py.
  */
 #ifndef NPURT_KERNELS_H
 #define NPURT_KERNELS_H
@@ -31,16 +31,17 @@ const npurt_format *npurt_find_format(uint32_t number);
 /* Return the lowest Hexagon version with a kernel for the format: 68 for v68. */
 uint32_t npurt_format_arch(const npurt_format *format);
 
-/* Bytes of a tile of w; an image is its tiles one after another, ceil(n / NPURT_TILE) of them. */
+/* Return the bytes of a tile of w.  An image has ceil(n / NPURT_TILE) consecutive tiles. */
 size_t npurt_tile_bytes(const npurt_format *format, uint32_t k);
 
 /*
- * 1 if the format takes activations of this grouping: 32 or 128 columns to a scale; for i8 only
- * group 0, one scale a row.
+ * Return 1 if the format supports activations with this group: 32 or 128 columns per scale.  i8
+ * supports only group 0, which is one scale per row.
  */
 int npurt_takes_group(const npurt_format *format, uint32_t group);
 
-/* Bytes of m quantised rows, and of the scratch of npurt_quantise for each thread. */
+/* Return the bytes of m quantised rows, and the bytes of scratch memory that npurt_quantise needs
+ * in each thread. */
 size_t npurt_activation_bytes(uint32_t m, uint32_t k);
 size_t npurt_quantise_scratch(uint32_t k);
 
@@ -53,7 +54,7 @@ typedef struct {
 } npurt_quantisation;
 
 /*
- * Quantise rows first..last-1.  first is a multiple of NPURT_PANEL; last is a multiple too, or m.
+ * Quantise rows first..last-1.  first is a multiple of NPURT_PANEL; last is such a multiple or m.
  * Return 0, or 1 if a row holds NaN or infinity; the quantised rows are then invalid.
  */
 int npurt_quantise(const npurt_quantisation *q, uint32_t first, uint32_t last, void *scratch);
@@ -69,7 +70,7 @@ typedef struct {
 /*
  * Compute columns 32 * first .. 32 * last - 1 of y for all m rows, but no column beyond n.  `tiles`
  * points to tile `first`, in DDR or VTCM; the other tiles follow.  The tiles of one call should fit
- * the cache or VTCM, because they are read again for each panel of rows.
+ * into the cache or VTCM, because the kernel reads them again for each panel of rows.
  */
 void npurt_multiply(const npurt_product *p, const void *tiles, uint32_t first, uint32_t last);
 

@@ -1,10 +1,12 @@
 /*
- * y = x . w of 4-bit indices of a table of 16 bytes, a scale per 32 columns: IQ4_NL, IQ4_XS, MXFP4
+ * Multiply x by weights that are 4-bit indices of a table of 16 bytes, with a scale per 32 columns:
+ * IQ4_NL, IQ4_XS, MXFP4.
  *
- * w       as q4; the table, bytes + 128, is the tile's third head: entry i in bytes 2 i and 2 i + 32
- *         (vlut32 indexes with five bits, of which the nibble is four).
- * h       sum of byte * x / 16, rounded.
- * Rest    product.h.
+ * w       A step has the layout of q4.c.  The third head of a tile is the table, with 128 added to
+ *         each byte.  Entry i is in bytes 2 i and 2 i + 32, because vlut32 uses an index of five
+ *         bits and a nibble gives four of them.
+ * h       The sum of byte * x / 16, rounded.
+ * product.h describes everything else.
  */
 #include "gemm.h"
 #include "gemv.h"

@@ -1,4 +1,4 @@
-/* The table of formats, and the products of all rows with a range of tiles. */
+/* Defines the table of formats, and multiplies all rows by a range of tiles. */
 #include "epilogue.h"
 #include "kinds.h"
 
@@ -8,7 +8,7 @@ struct npurt_format {
     uint16_t vectors; /* of a step of a tile */
     uint16_t heads;   /* before a tile's first step */
     uint16_t arch;
-    uint16_t per_row; /* 1: x has one scale a row, and w too: HEAD_OTHER */
+    uint16_t per_row; /* 1: x and w have one scale per row; w's are in HEAD_OTHER */
 };
 
 #define PER_ROW(kernel) (&npurt_kernels_##kernel == &npurt_kernels_per_channel)
@@ -19,7 +19,7 @@ static const npurt_format formats[] = {
 #include "../formats.inc"
 };
 
-/* product.h and formats.inc agree on every kind of weights. */
+/* Check that product.h and formats.inc agree on every kind of weights. */
 #define NPURT_KERNEL(name, kind, dropped, group, bits, zero, sums)                                 \
     KIND_##name = (kind), HAS_OFFSETS_##name = (sums) != 0,
 enum {
@@ -61,9 +61,9 @@ int npurt_takes_group(const npurt_format *format, uint32_t group)
     return format->per_row ? group == 0 : group == 32 || group == 128;
 }
 
-/* --- results that are few, large or small ----------------------------------------------------- */
+/* --- conversion of single results ------------------------------------------------------------- */
 
-/* Return the float32 bits of sum * 2^exponent, of any range. */
+/* Return the float32 bits of sum * 2^exponent, which may have any magnitude. */
 static uint32_t float_bits(int32_t sum, int32_t exponent)
 {
     if (sum == 0) {
@@ -89,9 +89,9 @@ void npurt_write_slowly(float *y, uint32_t count, vec sum, vec exponent, int32_t
     }
 }
 
-/* --- products ----------------------------------------------------------------------------------- */
+/* --- products --------------------------------------------------------------------------------- */
 
-/* ceil(log2(steps)): the shift with which sums of G fit (product.h). */
+/* Return ceil(log2(steps)), the shift that makes sums of G fit into 32 bits (product.h). */
 static uint32_t shift_of(uint32_t steps)
 {
     return steps > 1 ? 32 - (uint32_t) __builtin_clz(steps - 1) : 0;
@@ -115,7 +115,7 @@ INLINE void set_exponents(job *job, uint32_t rows)
     job->greatest = GREATEST - greatest;
 }
 
-/* Multiply all tiles by the next panels of `rows` rows; returns the panel after them. */
+/* Multiply all tiles by the next panels of `rows` rows; return the panel after them. */
 INLINE const char *multiply_panels(job *job, const npurt_product *p, const char *activations,
                                    uint32_t panels, uint32_t rows)
 {

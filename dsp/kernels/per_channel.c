@@ -1,11 +1,12 @@
 /*
- * y = x . w of 8-bit weights with one scale a row, x with one scale a row too: i8
+ * Multiply x by 8-bit weights; x and w have one scale per row: i8.
  *
- * w       a step: 16 vectors of codes + 128, vector v in lane c: columns 4 v + 0..3 of row c.  No
- *         scales: the tile's third head has those of the rows (epilogue.h).
+ * w       A step has 16 vectors of codes + 128.  Lane c of vector v holds columns 4 v + 0..3 of row
+ *         c.  A step has no scales: the third head of a tile holds the scales of its rows
+ *         (epilogue.h).
  * out     int32 sums of code * x, exact: k * 127 * 128 < 2^31 for k up to NPURT_MAX_K.
- * Packets 8 R of multiplications for R rows and a step: 256 MAC/packet at most; one row 128, as 16
- *         loads take 16 packets.
+ * Packets The multiplications of a step of R rows need 8 R packets: at most 256 MAC/packet.  With
+ *         one row, the 16 vector loads need 16 packets: at most 128 MAC/packet.
  */
 #include "gemm.h"
 #include "gemv.h"

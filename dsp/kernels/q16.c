@@ -1,9 +1,10 @@
 /*
- * y = x . w of 16-bit weights with a scale per 32 columns: float tensors
+ * Multiply x by 16-bit weights with a scale per 32 columns: float tensors.
  *
- * w       a step: 16 vectors of high bytes + 128 as q8, 16 of low bytes likewise; a vector of scales.
- * h       sum of code * x / 4096, rounded.
- * Rest    product.h.
+ * w       A step has 16 vectors of high bytes + 128 in the layout of q8.c, 16 vectors of low bytes
+ *         in the same layout, and a vector of scales.
+ * h       The sum of code * x / 4096, rounded.
+ * product.h describes everything else.
  */
 #include "gemm.h"
 #include "gemv.h"

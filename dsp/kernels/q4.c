@@ -1,11 +1,14 @@
 /*
- * y = x . w of 4-bit weights with a scale per 32 columns (q4_offset: and an offset): Q4_0; Q4_1, Q4_K
+ * Multiply x by 4-bit weights with a scale per 32 columns: Q4_0.  The kernel q4_offset also has an
+ * offset per 32 columns: Q4_1, Q4_K.
  *
- * w       a step: 8 vectors of codes 0..15, quad v in lane c: low nibbles columns 8 v + 0..3 of row c,
- *         high ones 8 v + 4..7; a vector of scales, pairs of int16 (columns 0..31, 32..63), 15 bits
- *         (q4_offset: 14); q4_offset: a vector of offsets likewise, in eighths of their share in h.
- * h       sum of (code - 8) * x, exact.
- * Rest    product.h.
+ * w       A step has 8 vectors of codes 0..15.  Lane c of vector v holds codes of row c: the low
+ *         nibbles are columns 8 v + 0..3, the high nibbles columns 8 v + 4..7.  One vector of
+ *         scales follows: pairs of int16 for columns 0..31 and 32..63, of 15 bits (q4_offset: 14
+ *         bits).  For q4_offset, a vector of offsets in the same layout follows.  Stored offsets are
+ *         divided by 8 (`sums` in dsp/formats.inc).
+ * h       The sum of (code - 8) * x, exact.
+ * product.h describes everything else.
  */
 #include "gemm.h"
 #include "gemv.h"

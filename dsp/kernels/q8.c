@@ -1,12 +1,12 @@
 /*
- * y = x . w of 8-bit weights with a scale per 32 columns (q8_offset: and an offset): Q8_0, Q5_0;
- * Q5_1, Q5_K
+ * Multiply x by 8-bit weights with a scale per 32 columns: Q8_0, Q5_0.  The kernel q8_offset also
+ * has an offset per 32 columns: Q5_1, Q5_K.
  *
- * w       a step: 16 vectors of codes + 128, vector v in lane c: columns 4 v + 0..3 of row c; a vector
- *         of scales, pairs of int16 (columns 0..31, 32..63), 15 bits (q8_offset: 14); q8_offset: a vector of
- *         offsets likewise.
- * h       sum of code * x / 16, rounded.
- * Rest    product.h.
+ * w       A step has 16 vectors of codes + 128.  Lane c of vector v holds columns 4 v + 0..3 of row
+ *         c.  One vector of scales follows: pairs of int16 for columns 0..31 and 32..63, of 15 bits
+ *         (q8_offset: 14 bits).  For q8_offset, a vector of offsets in the same layout follows.
+ * h       The sum of code * x / 16, rounded.
+ * product.h describes everything else.
  */
 #include "gemm.h"
 #include "gemv.h"

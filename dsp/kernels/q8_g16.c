@@ -1,11 +1,13 @@
 /*
- * y = x . w of 8-bit weights with a scale per 16 columns (q8_g16_offset: and an offset): Q6_K, Q3_K; Q2_K
+ * Multiply x by 8-bit weights with a scale per 16 columns: Q6_K, Q3_K.  The kernel q8_g16_offset
+ * also has an offset per 16 columns: Q2_K.
  *
- * w       a step: codes as q8; two vectors of scales, pairs of int16 of 14 bits (q8_g16_offset: 13):
- *         of columns 0..15 and 32..47, then of 16..31 and 48..63; q8_g16_offset: two vectors of
- *         offsets likewise.
- * h       sum of 16 code * x / 8, rounded.
- * Rest    product.h.
+ * w       A step has codes in the layout of q8.c and two vectors of scales: pairs of int16 of 14
+ *         bits (q8_g16_offset: 13 bits).  The first vector is for columns 0..15 and 32..47, the
+ *         second for columns 16..31 and 48..63.  For q8_g16_offset, two vectors of offsets in the
+ *         same layout follow.
+ * h       The sum of 16 code * x / 8, rounded.
+ * product.h describes everything else.
  */
 #include "gemm.h"
 #include "gemv.h"

@@ -1,5 +1,5 @@
 /*
- * Quantises activations: each row by itself (quantise_row.h), then panels of rows are assembled.
+ * Quantises activations: quantises each row (quantise_row.h), then assembles panels of rows.
  */
 #include "quantise_row.h"
 
@@ -18,7 +18,8 @@ size_t npurt_quantise_scratch(uint32_t k)
     return NPURT_PANEL * (chunks_of(k) * ROW_VECTORS + MORE_VECTORS) * (size_t) NPURT_VECTOR;
 }
 
-/* to[i][r] = from[r][i]: items of 8 or 16 bytes, `vectors` of them from each of four rows. */
+/* Interleave four rows: to[i][r] = from[r][i].  An item has `bytes` bytes, 8 or 16; each row has
+ * `vectors` vectors. */
 static void interleave(const vec *restrict a, const vec *restrict b, const vec *restrict c,
                        const vec *restrict d, vec *restrict to, uint32_t vectors, int bytes)
 {
@@ -35,8 +36,8 @@ static void interleave(const vec *restrict a, const vec *restrict b, const vec *
     }
 }
 
-/* Assemble a panel of four rows.  Its parts are written in order, because a write may run beyond the
- * end of a part into the next. */
+/* Assemble a panel of four rows.  Its parts are written in order, because a write may extend
+ * beyond the end of a part into the next. */
 static void make_panel(const row rows[NPURT_PANEL], const panel *to)
 {
     const row *a = rows, *b = rows + 1, *c = rows + 2, *d = rows + 3;
@@ -46,7 +47,7 @@ static void make_panel(const row rows[NPURT_PANEL], const panel *to)
                (steps_of(a->k) + 7) / 8, 16);
 }
 
-/* Write the zero points of every step of `count` rows, each repeated to a vector. */
+/* Write the zero points of all steps of `count` rows; repeat each to fill a vector. */
 INLINE void spread(const uint32_t *restrict a, const uint32_t *restrict b,
                    const uint32_t *restrict c, const uint32_t *restrict d, uint32_t count,
                    vec *restrict to, uint32_t steps)
@@ -89,7 +90,7 @@ INLINE int quantise_panel(const npurt_quantisation *q, uint32_t first, uint32_t 
         row->group = q->group;
         row->chunks = chunks_of(q->k);
         scratch = lay_out(row, scratch);
-        if (count == 1) { /* in place */
+        if (count == 1) { /* write the codes and the record into the panel */
             row->codes = (vec *) to.codes;
             row->record = (vec *) to.record;
         }

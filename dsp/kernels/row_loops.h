@@ -1,27 +1,34 @@
 /*
  * The inner loops of one row times four tiles, for the weights of most models, with every packet
- * written out.  gemv_tiles in gemv.h has the same in C; it runs when fewer than four tiles remain.
- * The compiler makes 52 to 62 packets of that C for q4 and q4_offset, and 69 to 76 for q8 and
- * q8_offset.  These loops have the fewest packets that the instructions allow:
+ * written in assembly.  gemv_tiles in gemv.h has the same loops in C; they run when fewer than four
+ * tiles remain.  From that C, the compiler makes 52 to 62 packets for q4 and q4_offset, and 69 to
+ * 76 for q8 and q8_offset.  A step is 64 columns of four tiles.  The assembly loops have the fewest
+ * packets that the instructions of a step allow:
  *
- *              instructions  packets   limit of a step of 64 columns of four tiles
- *   q4         194           49        4 instructions a packet
- *   q4_offset  202           52        51.3: multiplications of two vectors leave room for two others
- *   q8         172           68        a vector load a packet: 68
- *   q8_offset  180           72        a vector load a packet: 72
+ *              instructions  packets   least number of packets
+ *   q4         194           49        48.5: 4 instructions per packet
+ *   q4_offset  202           52        51.3: multiplications of two vectors leave room for 2 others
+ *   q8         172           68        68: one vector load per packet
+ *   q8_offset  180           72        72: one vector load per packet
  *
  * A constraint solver found the order from the instructions, their dependencies and the limits of a
- * packet (hvx_base.h, for v68).  A step loads nothing for the next step.  The rest of the fourth
- * tile is computed in the first packets of the next step, and after the last step once more.  So
- * the first step also finishes a tile that does not exist.  Its scales and offsets start at zero, so
- * it adds zero, whatever the other registers hold.
+ * packet (hvx_base.h, for v68).  A step loads nothing for the next step.  The first packets of a
+ * step finish the fourth tile of the previous step, and the packets after the loop finish the
+ * fourth tile of the last step.  So the first step also finishes a tile that does not exist.  The
+ * scales and offsets of this tile start at zero, so it adds zero for any content of the other
+ * registers.
  *
- * tests/hexagon/row_loops.py defines the result of a loop, and runs its packets on symbols.  After a
- * change of a packet run tests/hexagon/test_row_loops.py, which names wrong accumulators.
+ * tests/hexagon/row_loops.py defines the result of a loop and runs its packets on symbols.  If you
+ * change a packet, run tests/hexagon/test_row_loops.py, which names wrong accumulators.
  *
- * Registers: r23:8 the 64 codes of x, r24 the scale (at first the steps) and r25 the sums of x, r6 a
- * shift, which must be one of r0 to r7, r7 a zero point; v5 and up as below; the compiler chooses
- * the registers of named operands.
+ * Registers:
+ *   r23:8       the 64 codes of x
+ *   r24         the number of steps before the loop, then the scale of x
+ *   r25         the sums of x
+ *   r6          the shift of `vasr`, which accepts only r0 to r7
+ *   r7          a zero point
+ *   v5 and up   intermediate results
+ * The compiler chooses the registers of named operands.
  */
 #ifndef NPURT_ROW_LOOPS_H
 #define NPURT_ROW_LOOPS_H

@@ -1,18 +1,19 @@
 /*
- * The table of formats, and products: dsp/kernels/multiply.c and the functions that it calls, one
- * number at a time.
+ * The table of formats, and products: the results of dsp/kernels/multiply.c and of the functions
+ * that it calls, computed one number at a time.
  *
- * A tile is 32 rows of w, one a lane.  After its heads it has for each step of 64 columns vectors of
- * codes, then of scales, then of offsets; those of a lane are its word of 32 bits in each.  With the
- * codes of w and x as signed numbers, a block being the 32 columns (q8_g16: 16) that share a scale:
+ * A tile is 32 rows of w, one row per lane.  After its heads, a tile has for each step of 64
+ * columns vectors of codes, then of scales, then of offsets.  In each vector, a lane is a word of
+ * 32 bits.  Here the codes of w and x are signed numbers, and a block is the 32 columns (q8_g16: 16) that
+ * share a scale:
  *
- *   h  = sum of code * code / unit       rounded to nearest, halves up in a step's first 32 columns
- *                                        and down in its last
- *   g  = h * (scale of w * scale of x / 2^15)       the product of scales rounded, halves up
- *      + offset of w * T                            where w has offsets
+ *   h  = sum of code * code / unit       rounded to nearest; halves are rounded up in the first 32
+ *                                        columns of a step and down in the last 32
+ *   g  = h * (scale of w * scale of x / 2^15)       product of scales rounded, halves up
+ *      + offset of w * T                            if w has offsets
  *   y  = sum over steps of (g of a step / 2^shift, rounded down) * 2^(exponents + 15 + shift)
  *
- * and with one scale a row (per_channel), y = sum of code * code * scale of w * scale of x.
+ * With one scale per row (per_channel), y = sum of code * code * scale of w * scale of x.
  */
 #include "reference.h"
 
@@ -72,7 +73,7 @@ int npurt_takes_group(const npurt_format *format, uint32_t group)
     return format->kernel == per_channel ? group == 0 : group == 32 || group == 128;
 }
 
-/* --- a row of weights --------------------------------------------------------------------------- */
+/* --- a row of weights ------------------------------------------------------------------------- */
 
 typedef struct {
     const npurt_format *format;
@@ -87,14 +88,14 @@ static int32_t head(const weights *w, uint32_t which)
     return ((const int32_t *) w->tile)[which * NPURT_TILE + w->lane];
 }
 
-/* The lane's word of a vector of a step, as bytes. */
+/* Return the bytes of the lane's word in one vector of a step. */
 static const uint8_t *word(const weights *w, uint32_t step, uint32_t vector)
 {
     size_t at = w->format->heads * NPURT_VECTOR + step * step_bytes(w->format);
     return w->tile + at + vector * NPURT_VECTOR + 4 * w->lane;
 }
 
-/* Formats of 4 bits have half as many vectors of codes as the others. */
+/* Return a 4-bit code.  With 4-bit codes, a step has half as many vectors of codes as with 8. */
 static int32_t nibble_of(const weights *w, uint32_t column)
 {
     uint32_t step = column / NPURT_STEP, in_step = column % NPURT_STEP;
@@ -122,14 +123,15 @@ static int32_t code_of(const weights *w, uint32_t column)
     }
 }
 
-/* The scale (`vector` 0), or offset (`vector` scales), of a block of 32 columns. */
+/* Return a scale or an offset of a block of 32 columns.  `vector` counts the vectors after the
+ * codes: first those of scales, then those of offsets. */
 static int32_t scale_of(const weights *w, uint32_t block, uint32_t vector)
 {
     const uint8_t *pair = word(w, block / 2, w->format->codes + vector);
     return ((const int16_t *) pair)[block % 2];
 }
 
-/* --- sums --------------------------------------------------------------------------------------- */
+/* --- sums ------------------------------------------------------------------------------------- */
 
 static int32_t sum_of(const weights *w, const row *x, uint32_t first, uint32_t count)
 {
@@ -140,7 +142,7 @@ static int32_t sum_of(const weights *w, const row *x, uint32_t first, uint32_t c
     return sum;
 }
 
-/* Sums in units in which the largest code counts 8 (q8_g16: 16). */
+/* Return the sum in the unit of h, in which the largest code of w is 8 (q8_g16: 16). */
 static int32_t narrowed(kernel kernel, int32_t sum, uint32_t block)
 {
     uint32_t bits = kernel == q4 || kernel == q4_offset           ? 0
@@ -150,7 +152,7 @@ static int32_t narrowed(kernel kernel, int32_t sum, uint32_t block)
     return bits ? (sum + (1 << bits >> 1) - (int32_t) (block % 2)) >> bits : sum;
 }
 
-/* g of a block of 32 columns. */
+/* Return g of a block of 32 columns. */
 static int32_t block_product(const weights *w, const row *x, uint32_t block)
 {
     const npurt_format *f = w->format;
@@ -171,9 +173,10 @@ static int32_t block_product(const weights *w, const row *x, uint32_t block)
     return g;
 }
 
-/* --- results ------------------------------------------------------------------------------------ */
+/* --- results ---------------------------------------------------------------------------------- */
 
-/* sum * 2^exponent: 24 bits, halves away from 0; infinite, or 0, beyond float32's normal numbers. */
+/* Return sum * 2^exponent, rounded to 24 bits, halves away from 0.  A result above the normal
+ * numbers of float32 becomes infinite; a result below them becomes 0. */
 static float to_float(int32_t sum, int32_t exponent)
 {
     union {
@@ -187,7 +190,7 @@ static float to_float(int32_t sum, int32_t exponent)
     for (; magnitude < 1u << 30; exponent--) {
         magnitude *= 2;
     }
-    magnitude = (magnitude + 64) >> 7; /* 2^23..2^24, of which the last is a mantissa of 0 too */
+    magnitude = (magnitude + 64) >> 7; /* 2^23..2^24; 2^24 also has a mantissa of 0 */
     exponent += 30 + 127 + (magnitude == 1u << 24);
     if (exponent > 254) {
         y.bits |= 0x7f800000;
@@ -197,7 +200,8 @@ static float to_float(int32_t sum, int32_t exponent)
     return y.value;
 }
 
-/* sum * scale of x * scale of w, both Q15; the sum is normalised so that nothing of it is lost. */
+/* Return sum * scale of x * scale of w; both scales are Q15.  Normalise the sum first, so that the
+ * products lose few bits. */
 static float scaled(int32_t sum, int32_t w_scale, int32_t x_scale, int32_t exponent)
 {
     for (; sum && sum >= -(1 << 30) && sum < 1 << 30; exponent--) {

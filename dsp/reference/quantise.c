@@ -1,16 +1,18 @@
 /*
- * float32 rows to int8 codes: dsp/kernels/quantise_row.h, one number at a time.
+ * Quantises float32 rows to int8 codes: the results of dsp/kernels/quantise_row.h, computed one
+ * number at a time.
  *
- * For a row whose greatest magnitude has (biased) exponent E, rounded up where its mantissa is
- * within 1/32 of the next power of two:
+ * E is the biased exponent of the greatest magnitude of a row; it is one higher if the mantissa of
+ * this magnitude is within 1/32 of the next power of two.
  *
  *   V     greatest magnitude of a group / 2^(E - 150), rounded down
  *   scale (V + V / 2^7 + V / 2^14) / 2^9 + 1, rounded down
- *   code  x / (scale * 2^(E - 148)): 15 bits of x's mantissa times 15 of the scale's reciprocal,
- *         halves away from 0
+ *   code  x / (scale * 2^(E - 148)), rounded, halves away from 0: the product of 15 bits of x's
+ *         mantissa and 15 bits of the reciprocal of the scale
  *
- * A row whose greatest magnitude is below 2^-87 (E < 40) is multiplied by 2^64 first, and divided
- * by it in its exponent.  A row of zeros has E = 40 and exponent 0.  Columns beyond k are zeros.
+ * If the greatest magnitude of a row is below 2^-87 (E < 40), the row is first multiplied by 2^64,
+ * and its exponent is reduced by 64.  A row of zeros has E = 40 and exponent 0.  Columns beyond k
+ * are zeros.
  */
 #include "reference.h"
 
@@ -21,7 +23,7 @@ enum {
     LIFT = 64,          /* log2 of the factor of smaller rows */
 };
 
-/* E of a row, and the power of two by which it is multiplied first. */
+/* E of a row, and log2 of the power of two by which the row is multiplied first. */
 typedef struct {
     uint32_t e, lift;
 } range;
@@ -35,7 +37,7 @@ static uint32_t bits_of(float x)
     return both.bits;
 }
 
-/* Bits of the magnitude of x times 2^lift. */
+/* Return the float32 bits of the magnitude of x times 2^lift. */
 static uint32_t magnitude_of(float x, uint32_t lift)
 {
     uint32_t magnitude = bits_of(x) & 0x7fffffff;
@@ -49,7 +51,7 @@ static uint32_t magnitude_of(float x, uint32_t lift)
     return magnitude + (lift << 23);
 }
 
-/* The greatest magnitude of columns first..last-1 below k, as bits. */
+/* Return the greatest magnitude of columns first..last-1 below k, as float32 bits. */
 static uint32_t greatest_of(const npurt_quantisation *q, const float *x, uint32_t first,
                             uint32_t last, uint32_t lift)
 {
@@ -68,8 +70,9 @@ static int32_t scale_from(uint32_t greatest, uint32_t e)
     return (int32_t) ((v + (v >> 7) + (v >> 14)) >> 9) + 1;
 }
 
-/* 2^29 / d for d = 2^14..2^15 - 1, rounded down or one less: a line whose error is at most 1/17,
- * then twice y += y (1 - d y) in Q29, each error in 16 bits. */
+/* Return 2^29 / d for d = 2^14..2^15 - 1, rounded down, or one less.  Start with a linear
+ * approximation whose error is at most 1/17.  Then compute y += y (1 - d y) twice in Q29, with 16
+ * bits for each error 1 - d y. */
 static uint32_t reciprocal(int32_t d)
 {
     const int32_t one = 1 << 29;

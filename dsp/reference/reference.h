@@ -1,28 +1,29 @@
 /*
- * The kernels (kernels/kernels.h) in plain C, one number at a time, for any little-endian machine: a
- * readable definition of their results, to the bit.  No skel contains it.  It shares only the
- * interface and the table of formats with the kernels.  docs/hexagon.md lists the comparisons.
+ * The kernels (kernels/kernels.h) in plain C, which compute one number at a time, for any
+ * little-endian machine.  They are a readable definition of the kernels' results, to the bit.  No
+ * skel contains this code.  It shares only the interface and the table of formats with the kernels.
+ * docs/hexagon.md lists the comparisons.
  *
- * This file defines the layout of quantised activations, as kernels/activations.h does.  Panels have
- * four rows each, and one for each remaining row.  A panel is, for S steps of 64
- * columns and each part padded to 128 bytes: exponents and totals, codes [8 S][rows][8], records
- * [S][rows][4] of pairs of int16, zero points [S][rows], each repeated 32 times.
+ * This file defines the same layout of quantised activations as kernels/activations.h.  A panel has
+ * four rows; each remaining row is a panel of one row.  A panel has S steps of 64 columns and these
+ * parts, each padded to 128 bytes: exponents and totals; codes [8 S][rows][8]; records
+ * [S][rows][4], of pairs of int16; zero points [S][rows], each repeated 32 times.
  */
 #ifndef NPURT_REFERENCE_H
 #define NPURT_REFERENCE_H
 
 #include "kernels/kernels.h"
 
-enum { BLOCK = 32 };                                       /* columns with a scale */
+enum { BLOCK = 32 };                                       /* columns that share a scale */
 enum { SCALE, SUMS, ZERO_FIRST, ZERO_LAST, RECORD_WORDS }; /* words of a record */
 
-/* a * b / 2^15, rounded to nearest, halves up. */
+/* Return a * b / 2^15, rounded to nearest, halves up. */
 static inline int32_t q15(int32_t a, int32_t b)
 {
     return (int32_t) (((int64_t) a * b + (1 << 14)) >> 15);
 }
 
-/* A row, in a panel of `rows`: the pointers are to its first step. */
+/* A row in a panel of `rows` rows.  The pointers point to the row's data of the first step. */
 typedef struct {
     uint32_t rows;
     int32_t *exponent, *total;
@@ -63,7 +64,7 @@ static inline int8_t *code_at(const row *of, uint32_t column)
     return of->codes + column / 8 * of->rows * 8 + column % 8;
 }
 
-/* The half of a record for one block of 32 columns: [2 * SCALE], [2 * SUMS], ... */
+/* Return the half of a record for one block of 32 columns: elements [2 * SCALE], [2 * SUMS], ... */
 static inline int16_t *record_at(const row *of, uint32_t block)
 {
     return of->record + block / 2 * of->rows * RECORD_WORDS * 2 + block % 2;
