@@ -4,8 +4,8 @@
  * FastRPC's thread has a stack of 16 KiB, so it only starts the work and waits.
  *
  * The pool implements a barrier, because each op needs several barriers and the barrier of QuRT
- * does not spin.  Consecutive barriers use two futexes in turn: a late wake-up for one barrier cannot
- * wake threads at the next.  So a barrier executes the same number of instructions with any timing.
+ * does not spin.  Consecutive barriers use two futexes in turn: a late wake-up for one barrier
+ * cannot wake threads at the next.  So a barrier executes the same number of instructions with any timing.
  */
 #include "pool.h"
 #include "hap.h"

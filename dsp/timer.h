@@ -6,7 +6,8 @@
 
 /*
  * Return the cycles since the processor started: control registers 15:14, UPCYCLE.  In
- * emulators the counter stays 0.  Source: Hexagon V68 Programmer's Reference Manual, "Control registers".
+ * emulators the counter stays 0.  Source: Hexagon V68 Programmer's Reference Manual, "Control
+ * registers".
  */
 static inline uint64_t timer_cycles(void)
 {

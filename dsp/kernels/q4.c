@@ -5,8 +5,8 @@
  * w       A step has 8 vectors of codes 0..15.  Lane c of vector v holds codes of row c: the low
  *         nibbles are columns 8 v + 0..3, the high nibbles columns 8 v + 4..7.  One vector of
  *         scales follows: pairs of int16 for columns 0..31 and 32..63, of 15 bits (q4_offset: 14
- *         bits).  For q4_offset, a vector of offsets in the same layout follows.  Stored offsets are
- *         divided by 8 (`sums` in dsp/formats.inc).
+ *         bits).  For q4_offset, a vector of offsets in the same layout follows.  Stored offsets
+ *         are divided by 8 (`sums` in dsp/formats.inc).
  * h       The sum of (code - 8) * x, exact.
  * product.h describes everything else.
  */

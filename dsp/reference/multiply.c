@@ -4,8 +4,8 @@
  *
  * A tile is 32 rows of w, one row per lane.  After its heads, a tile has for each step of 64
  * columns vectors of codes, then of scales, then of offsets.  In each vector, a lane is a word of
- * 32 bits.  Here the codes of w and x are signed numbers, and a block is the 32 columns (q8_g16: 16) that
- * share a scale:
+ * 32 bits.  Here the codes of w and x are signed numbers, and a block is the 32 columns (q8_g16:
+ * 16) that share a scale:
  *
  *   h  = sum of code * code / unit       rounded to nearest; halves are rounded up in the first 32
  *                                        columns of a step and down in the last 32
