@@ -1,4 +1,4 @@
-"""The simulated NPU under both drivers, as strict as it can be."""
+"""Fixtures for the simulated NPU under both drivers, at its strictest settings."""
 
 import pytest
 
@@ -10,13 +10,13 @@ STRICT = "coherent=0 guard=1 strict=1 log=0 cores=3 hang_ms=20 version=908"
 
 @pytest.fixture(scope="session")
 def simulator():
-    """The library; a test that changes its settings puts them back by `STRICT`."""
+    """Return the simulator's library; a test that changes its settings restores `STRICT`."""
     return Simulator()
 
 
 @pytest.fixture(scope="module", params=["rocket", "rocket with threads", "rknpu"])
 def driver(request, simulator):
-    """Each driver in turn, opened once a module."""
+    """Return each driver in turn, opened once per module."""
     simulator.set(f"reload=1 {STRICT}")
     name, _, threads = request.param.partition(" ")
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""The fixtures of the RK3588 tests, and the tasks that Hypothesis makes up."""
+"""Fixtures of the RK3588 tests, and the Hypothesis strategy for tasks."""
 
 import json
 from pathlib import Path
@@ -19,13 +19,13 @@ def load(name):
 
 
 def whole(format, layout, m, k, n):
-    """A task whose A and C are no larger than itself."""
+    """Return a task that is a whole product: A and C are no larger than the task."""
     return Task(FORMATS[format], Layout(layout), m, k, n, rows=m, columns=k)
 
 
 @st.composite
 def tasks(draw, forms=tuple(FORMATS), layouts=tuple(Layout)):
-    """Tasks that fit, in every format and layout, some of them parts of larger matrices."""
+    """Draw tasks that fit, in every format and layout, some of them parts of larger matrices."""
     format = FORMATS[draw(st.sampled_from(forms))]
     layout = draw(st.sampled_from(layouts))
     panel = {Layout.PANEL8: 8, Layout.PANEL16: 16}.get(layout, 1)

@@ -1,4 +1,4 @@
-"""What others measured on this chip, with sources: what the cost model was fitted to, and what not.
+"""Published measurements on this chip, with sources: those that fit the cost model, and others.
 
 Sources, as read in November 2026:
     happyme531    github.com/happyme531/rknpu2_matmul_open
@@ -21,12 +21,12 @@ class Product:
     Attributes:
         ms: Milliseconds.
         tile: Rows, columns and K of a task at most, where the source tells; else npurt's cut.
-        whole: K is not cut.
-        cores: At work; all share the memory.
+        whole: Whether K is not cut.
+        cores: Number of cores at work; all share the memory.
         host: How often the host reads each result, when packing and reading are in the time; its
             threads share that.
-        jobs: Submits; None: one.
-        left_out: It was not used to fit the model.
+        jobs: Number of submits; None means one.
+        left_out: Whether the product was not used to fit the model.
     """
 
     source: str
@@ -70,7 +70,7 @@ class Run:
 
     @property
     def ms(self) -> float:
-        """Milliseconds of the run."""
+        """Return the milliseconds of the run."""
         return 1e3 * self.tokens / self.rate
 
     @property

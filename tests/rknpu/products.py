@@ -1,4 +1,4 @@
-"""Whole products on an opened driver: buffers, job, results."""
+"""Run whole products on an opened driver: buffers, job, results."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ GARBAGE = 0x5A
 
 
 def elements(format, shape, seed):
-    """Random elements of a format; floats have few bits, so that int4, tf32 and fp16 hold them."""
+    """Return random elements of a format; floats have few bits, so tf32 and fp16 are exact."""
     rng = np.random.default_rng(seed)
     if format.bits <= 8:
         half = 1 << (format.bits - 1)
@@ -21,7 +21,7 @@ def elements(format, shape, seed):
 
 
 def buffers(driver, product, core):
-    """A, B and C of a core, exactly as large as its plan says."""
+    """Allocate A, B and C of a core, with exactly the sizes of its plan."""
     space = driver.spaces[core]
     return (
         space.alloc(product.a_bytes, Role.INPUT, "A"),

@@ -1,4 +1,4 @@
-"""The cost model against what others measured, and what it is told against what the device does."""
+"""Test the cost model against published measurements, and its inputs against the simulator."""
 
 import dataclasses
 import math
@@ -28,7 +28,7 @@ def planned(n, k, rows):
 
 
 def plan_of(product):
-    """Cut a measured product as those who measured it did."""
+    """Cut a measured product as its authors cut it."""
     rows, columns, k = product.tile or (None, 8192, None)
     weights = plan_weights(number_format(product.format), product.n, product.k, cores=product.cores)
     step, end = weights.format.k_step, weights.k_padded
@@ -40,7 +40,7 @@ def plan_of(product):
 
 
 def of_product(product):
-    """What the model gives a measured product, milliseconds."""
+    """Return the model's time for a measured product, in milliseconds."""
     npu = cost.npu_seconds([plan_of(product)], product.driver, product.mhz * 1e6)
 
     def rest(speed):
@@ -53,7 +53,7 @@ def of_product(product):
 
 
 def of_run(run):
-    """What the model gives a run of a language model, milliseconds."""
+    """Return the model's time for a run of a language model, in milliseconds."""
     layers, d, ff, q, kv, vocabulary = MODELS[run.model]
     kinds = [("qkv", q, d), ("qkv", kv, d), ("qkv", kv, d), ("out", d, q)]
     kinds += [("gate up", ff, d), ("gate up", ff, d), ("down", d, ff)]
@@ -71,14 +71,14 @@ EVERY = [(of_product, each) for each in PRODUCTS] + [(of_run, each) for each in 
 
 @pytest.mark.parametrize(("model", "measured"), EVERY, ids=lambda each: getattr(each, "name", ""))
 def test_each_measurement_is_in_the_range(model, measured):
-    """Also those that were left out when the model was fitted."""
+    """This includes the measurements that were not used to fit the model."""
     estimate = model(measured)
 
     assert estimate.low <= measured.ms <= estimate.high
 
 
 def off_by(kind):
-    """Return the logarithms of how often the expected time what was measured took, by left_out."""
+    """Return the logarithms of measured time / expected time, by left_out."""
     found = {True: [], False: []}
     for model, each in EVERY:
         if model is kind:
@@ -87,7 +87,7 @@ def off_by(kind):
 
 
 def test_what_was_left_out_is_as_near_to_what_is_expected_as_what_was_fitted():
-    """A third off is typical.
+    """An error of a third is typical.
 
     Products whose tasks wait for each other, and hosts that add partial sums up otherwise than
     npurt, are off by more.
@@ -100,12 +100,12 @@ def test_what_was_left_out_is_as_near_to_what_is_expected_as_what_was_fitted():
 
 
 def test_a_language_model_is_expected_to_take_no_less_than_others_have_reached():
-    """Their hosts use several threads for what npurt has one for."""
+    """Their hosts use several threads where npurt uses one."""
     assert all(log < 0 for logs in off_by(of_run).values() for log in logs)
 
 
 def test_the_range_is_no_wider_than_what_is_not_known():
-    """Boards differ by a third in bandwidth; most of the rest is the host."""
+    """Boards differ by a third in bandwidth; the host causes most of the remaining range."""
     npu = [cost.npu_seconds([plan_of(p)], p.driver, p.mhz * 1e6) for p in PRODUCTS]
 
     assert all(estimate.low < estimate.expected < estimate.high for estimate in npu)
@@ -117,7 +117,7 @@ def test_the_range_is_no_wider_than_what_is_not_known():
     ("tokens", "rows", "times"), [(1, 1, 8), (4, 1, 32), (15, 1, 120), (16, 1, 128), (512, 32, 128)]
 )
 def test_experts_share_the_tokens(tokens, rows, times):
-    """Eight of 128 for each token: rows of each expert, and products."""
+    """Each token uses 8 of 128 experts: this sets the rows of each expert and the products."""
     assert Weight(768, 2048, "int8", "up", experts=128, used=8).rows(tokens) == (rows, times)
     assert Weight(768, 2048, "int8", "up", copies=4).rows(tokens) == (tokens, 4)
     assert Weight(768, 2048, "int8", "output", head=True).rows(tokens) == (1, 1)
@@ -173,7 +173,7 @@ def test_a_job_of_several_products_keeps_each_core_busy_with_all_of_them():
 
 
 def test_a_core_without_a_part_of_a_product_has_the_time_of_the_others():
-    """32 columns are one group, which one core has; all cores share the memory."""
+    """32 columns are one group, which is on one core; all cores share the memory."""
     one, other = planned(96, 512, 1), planned(32, 512, 1)
 
     seconds = expected([one, other], chained=True)

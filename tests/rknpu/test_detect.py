@@ -1,4 +1,4 @@
-"""Finding the NPU: by the driver's name; what is in the way is told with what to do."""
+"""Test the detection of the NPU by driver name, and the advice on each obstacle."""
 
 import contextlib
 import itertools
@@ -19,7 +19,7 @@ from tests.rknpu.conftest import STRICT
 
 @pytest.fixture
 def sim(simulator):
-    """The simulator, with its settings as they were afterwards."""
+    """Return the simulator; its settings are restored after the test."""
     simulator.set(f"reload=1 {STRICT}")
     yield simulator
     simulator.set(f"reload=1 {STRICT} nodes=accel0,renderD128,card1")
@@ -191,7 +191,7 @@ def test_a_node_in_use_names_who_has_it(tmp_path):
 
 @pytest.fixture
 def nodes():
-    """Two character devices that nobody else has: terminals."""
+    """Return two character devices that no other process uses: terminals."""
     pairs = [os.openpty() for _ in range(2)]
     yield [os.ttyname(slave) for _, slave in pairs]
     for fd in itertools.chain(*pairs):

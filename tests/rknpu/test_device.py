@@ -1,4 +1,4 @@
-"""The RK3588's NPU as a device, simulated under both drivers: products, memory, lifetimes."""
+"""Test the RK3588's NPU as a device, simulated under both drivers: products, memory, lifetimes."""
 
 import gc
 import itertools
@@ -32,7 +32,7 @@ FILES = tuple(fmt.name for fmt in FORMATS)
 
 @pytest.fixture(scope="module", params=NAMES)
 def shared(request, simulator):
-    """Each driver's device in turn, for tests that leave it as it was."""
+    """Open each driver's device in turn, for tests that do not change its state."""
     simulator.set(f"reload=1 {STRICT}")
     with open_rknpu(request.param) as device:
         yield device
@@ -65,7 +65,7 @@ def multiply(device, x, *weights):
 
 
 def by_scheme(device, source, name):
-    """Upload a weight by a scheme that its own error would not choose."""
+    """Upload a weight by a given scheme, instead of the one that its error selects."""
     return device.upload(source, quantise.quantise_weight(source, quantise.BY_NAME[name]))
 
 
@@ -109,7 +109,7 @@ def assert_near(device, x, packed, y):
 @pytest.mark.parametrize("kind", FILES)
 @pytest.mark.parametrize("int16", [False, True])
 def test_every_format_multiplies_as_well_as_expected(shared, kind, int16):
-    """The mean square error is that of many roundings: it spreads by a tenth, not by a factor."""
+    """The mean square error averages many roundings, so it varies by about 10 %."""
     packed = shared.pack(tensor(96, 512, kind), int16=int16)
     x = inputs(7, 512)
 
@@ -157,7 +157,7 @@ def test_every_scheme_multiplies(shared, scheme, n, k, m):
 
 
 def test_halves_are_as_exact_as_halves_are(shared):
-    """A value of x and one of w are within 2^-11 of their own size, whatever the size of a row."""
+    """Each value of x and w is rounded by at most 2^-11 of itself, whatever the size of its row."""
     source = tensor(50, 100)
     packed = by_scheme(shared, source, "fp16")
     x = inputs(4, 100) * np.float32([[1e30], [1], [1e-30], [0]])
@@ -239,7 +239,7 @@ def test_both_drivers_give_the_same_bits(simulator):
 
 
 def test_wide_results_may_lie_anywhere(shared):
-    """Rows of an out that is wider than the product, and weights that are not aligned."""
+    """Test rows of an out that is wider than the product, and weights that are not aligned."""
     packed = shared.pack(tensor(50, 64, "q8_0"))
     x = inputs(3, 96)[:, :64].copy()
     wide = np.zeros((4, 50), np.float32)
@@ -317,7 +317,7 @@ def test_a_name_that_is_none_is_refused(name):
 
 
 def held(device, *roles):
-    """Bytes of the buffers that there are, of these roles or of all."""
+    """Return the bytes of the existing buffers with these roles, or of all buffers."""
     spaces = dict.fromkeys(device._driver.spaces)
     spans = [span for space in spaces for span in space.spans]
     return sum(span.end - span.start for span in spans if not roles or span.role in roles)
@@ -345,7 +345,7 @@ def test_the_products_used_least_recently_make_room(device, monkeypatch):
     packed = device.pack(tensor(64, 96))
     wanted = [multiply(device, inputs(m, 96), packed) for m in range(1, 4)]
     three = held(device, Role.PROGRAM, Role.TASKS)
-    multiply(device, inputs(1, 96), packed)  # is now the one used last
+    multiply(device, inputs(1, 96), packed)  # now the most recently used one
     used = device._weights.calls.made[(packed.number,), 1]
 
     for m in range(4, 12):
@@ -359,7 +359,7 @@ def test_the_products_used_least_recently_make_room(device, monkeypatch):
 
 
 def images(device):
-    """The buffers of weights."""
+    """Return the buffers of weights."""
     return [s for space in device._driver.spaces for s in space.spans if "weight" in s.name]
 
 

@@ -1,4 +1,4 @@
-"""What a driver does when things go wrong: recover, or say clearly what happened; lose nothing."""
+"""Test a driver's reaction to faults: it recovers or reports them clearly, and loses nothing."""
 
 import errno
 import os
@@ -31,7 +31,7 @@ RIGHT = A.astype(np.int32) @ B.T
 
 @pytest.fixture
 def faults(simulator):
-    """A function that arms a fault; nothing is left of it afterwards."""
+    """Return a function that arms a fault; the fault is removed after the test."""
     yield simulator.set
     simulator.set(f"reload=1 {STRICT}")
 
@@ -105,7 +105,7 @@ def test_a_call_that_is_always_interrupted_is_given_up(driver, product, faults):
 
 
 def test_a_wait_has_an_end(driver, product, faults):
-    """A job that hangs for longer than the caller wants to wait is given up."""
+    """The driver abandons a job that hangs longer than the caller's timeout."""
     faults("hang_ms=200 fault=timeout@submit:1+")
 
     with pytest.raises(DeviceLost) as error:
@@ -115,7 +115,7 @@ def test_a_wait_has_an_end(driver, product, faults):
 
 
 def wait(driver, product, monkeypatch, *, seconds=None):
-    """How long the kernel is told to wait for a job of so many *seconds*; None: of its own."""
+    """Return the timeout passed to the kernel; *seconds* replaces the job's expected time."""
     cores = [core_tasks(product.plan, core, *product.buffers[core]) for core in product.cores]
     with monkeypatch.context() as patch:
         if seconds is not None:
@@ -157,7 +157,7 @@ def test_no_job_may_take_longer_than_the_deadline(simulator, monkeypatch):
 
 
 def test_the_kernel_is_told_how_long_to_wait_whenever_that_changes(driver, product, faults):
-    """A short wait that has failed is not that of the next run."""
+    """The timeout of a failed short wait is not used for the next run."""
     faults("hang_ms=200 fault=timeout@submit:1+")
     with pytest.raises(DeviceLost):
         driver.run(product.job, timeout_s=0.02)
@@ -223,7 +223,7 @@ def test_a_job_that_cannot_be_loaded_leaves_nothing_behind(driver, faults, call)
 
 
 def spans(driver):
-    """What is allocated in each space, but for buffers that hold no commands."""
+    """Return the allocations in each space, after unused command buffers are freed."""
     for space in driver.spaces:
         space.trim()
     return [list(space.spans) for space in driver.spaces]
@@ -333,7 +333,7 @@ def test_cores_may_have_different_numbers_of_tasks(driver):
 
 def test_a_chain_that_the_hardware_cannot_count_is_refused(driver):
     if driver.name == "rocket":
-        return  # which starts each task by itself
+        return  # which starts each task separately
     product = Prepared(driver, A[:1], B[:32], INT8, Layout.ROW)
     tasks, places = core_tasks(product.plan, 0, *product.buffers[0])
 

@@ -1,4 +1,4 @@
-"""Programs that somebody wrote, checked and run on buffers that are arrays."""
+"""Test the check and the run of programs by other authors, on buffers that are arrays."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ INT8 = FORMATS["int8"]
 
 
 def product(m, k, n, tasks=1, chain_at=None, seed=0):
-    """Words of *tasks* that share A and have C of their own, their inputs, outputs and results."""
+    """Return words of *tasks* with one A and separate Cs, and their inputs, outputs and results."""
     rng = np.random.default_rng(seed)
     a = rng.integers(-128, 128, (m, k), np.int8)
     b = rng.integers(-128, 128, (tasks, n, k), np.int8)
@@ -171,7 +171,7 @@ def test_buffers_that_fill_all_addresses_leave_none_for_the_program():
         check(words, [Span(0, 1 << 32, Role.INPUT, "all")])
 
 
-TOP = 1 << 32  # the NPU has no address from here on
+TOP = 1 << 32  # the first address beyond the NPU's range
 
 
 @pytest.mark.parametrize(

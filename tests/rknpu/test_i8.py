@@ -1,4 +1,4 @@
-"""int8 on the NPU as it is: exact sums, and weights whose codes are given."""
+"""Test plain int8 on the NPU: exact sums, and weights whose codes are given."""
 
 import gc
 
@@ -107,7 +107,7 @@ def test_codes_are_multiplied_as_they_are_given(device):
 
 
 def test_codes_that_use_few_values_survive_a_lost_device(simulator):
-    """They cannot be had from the values again: the largest of a row need not be 127."""
+    """The values do not determine the codes: the largest code of a row need not be 127."""
     simulator.set(f"reload=1 {STRICT}")
     with open_rknpu(NAMES[0]) as opened:
         rng = np.random.default_rng(6)

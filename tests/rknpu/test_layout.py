@@ -1,4 +1,4 @@
-"""Layouts against the index functions of public generators, and their inverses."""
+"""Test layouts against the index functions of public generators, and test their inverses."""
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ NATIVE_INDEX = [
 
 
 def matrix(format, rows, columns, seed=0):
-    """Elements that tell where they are."""
+    """Return a matrix of random elements of the format, to identify positions."""
     rng = np.random.default_rng(seed)
     if format.name == "int4":
         return rng.integers(-8, 8, (rows, columns), dtype=np.int8)
@@ -52,14 +52,14 @@ def matrix(format, rows, columns, seed=0):
 
 
 def one(format, rows, columns, row, column):
-    """A matrix of zeros and a single one."""
+    """Return a matrix of zeros and a single one."""
     x = np.zeros((rows, columns), matrix(format, 1, 2).dtype)
     x[row, column] = 1
     return x
 
 
 def place_of_one(image, format):
-    """Index of the only element that is not 0 in a flat image."""
+    """Return the index of the only nonzero element in a flat image."""
     (index,) = np.flatnonzero(from_bytes(image.reshape(1, -1), format))
     return index
 

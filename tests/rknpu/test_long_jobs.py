@@ -1,4 +1,4 @@
-"""No job takes so long that the kernel ends it: rocket gives all its tasks half a second."""
+"""Test that no job is so long that the kernel ends it: rocket allows half a second per job."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ OUTPUTS = [(49152, 576), (151936, 896), (151936, 1536), (152064, 3584), (128256,
 
 @pytest.fixture
 def slow(simulator):
-    """The simulator, with a clock at which small products take long."""
+    """Return the simulator, with a clock at which small products take long."""
     simulator.set(f"reload=1 {STRICT} {CLOCK}")
     yield simulator
     simulator.set(f"reload=1 {STRICT} rocket_mhz=200")
@@ -43,13 +43,13 @@ def jobs_of(simulator):
 
 
 def mac_seconds(n, k, rows):
-    """What the products of one of three cores take at 200 MHz, 70 % of 1024 in each cycle."""
+    """Return the time of the MACs on each of three cores at 200 MHz, 70 % of 1024 per cycle."""
     return rows * k * n / 3 / 1024 / 0.70 / 200e6
 
 
 @pytest.mark.parametrize(("n", "k"), OUTPUTS)
 def test_the_output_matrix_of_every_model_has_as_many_rows_as_there_is_time_for(n, k):
-    """The rest of a job, transfers, is less than half of its time."""
+    """Transfers, the rest of a job, take less than half of its time."""
     rows = rows_within(PLANNED_S, (plan_weights(FORMATS["int8"], n, k),), 2, MAX_ROWS)
 
     assert mac_seconds(n, k, 2 * rows) < PLANNED_S
@@ -64,12 +64,12 @@ def test_a_job_with_few_rows_is_never_cut():
 
 @pytest.mark.parametrize("clock_hz", [STOCK_HZ, STOCK_HZ / SLOWER, cost.CLOCKS["rknpu"]])
 def test_the_simulator_takes_a_job_for_as_long_as_the_model_does(slow, clock_hz):
-    """But for the 52 us of its SUBMIT; the report has whole ns."""
+    """The 52 us of its SUBMIT are the only difference; the report has whole ns."""
     slow.set(f"rocket_mhz={clock_hz / 1e6}")
     with open_rknpu("rknpu:sim") as device:
         packed = by_scheme(device, tensor(3000, 512), "int8x2")
         (part,) = packed.parts
-        multiply(device, inputs(16, 512), packed)  # from now on, all cores share the memory
+        multiply(device, inputs(16, 512), packed)  # from here, all cores share the memory
         slow.set("counters=0")
         multiply(device, inputs(16, 512), packed)
 
@@ -138,7 +138,7 @@ def test_without_the_cut_the_kernel_would_end_every_job(device, slow, monkeypatc
 
 @pytest.mark.parametrize(("n", "k"), OUTPUTS)
 def test_the_vendors_driver_is_told_to_wait_for_as_long_as_it_may_take(n, k, simulator):
-    """Its job has all rows: twice the time at a fifth of the clock, by the model."""
+    """Its job has all rows: the wait is twice the model's time at a fifth of the clock."""
     simulator.set(f"reload=1 {STRICT}")
     whole = [plan(plan_weights(FORMATS["int8"], n, k), 2 * MAX_ROWS, Layout.ROW)]
     slowest = cost.npu_seconds(whole, "rknpu", STOCK_HZ).high

@@ -1,4 +1,4 @@
-"""One task as words: foreign programs bit for bit, published values, and what must always hold."""
+"""Test one task as words against foreign programs, published values and invariants."""
 
 import hashlib
 import itertools
@@ -50,7 +50,7 @@ WORKED = {
     "DPU_SURFACE_ADD":       (0x200,      0x200,        0x80),
 }  # fmt: skip
 
-# The same of larger ones, by (layout, M, K, N, rows).
+# The same values for larger products, by (layout, M, K, N, rows).
 LARGER = {
     ("native-w", 1, 4096, 4096, 1): {
         "CNA_WEIGHT_SIZE0": 0x01000000, "CNA_WEIGHT_SIZE1": 0x1000, "CNA_WEIGHT_SIZE2": 0x01011000,
@@ -73,7 +73,7 @@ LARGER = {
 
 
 def values_of(words):
-    """What a program leaves in each register."""
+    """Return the final value of each register after a program."""
     return {regcmd.describe(word).name: regcmd.decode(word).value for word in words}
 
 
@@ -176,7 +176,7 @@ def test_a_template_is_not_spoilt_by_the_programs_made_from_it():
 
 
 def test_the_main_reader_of_dpu_rdma_is_always_off():
-    """Started without it, the block waits for ever."""
+    """If the block is started without its main reader's data, it waits for ever."""
     register = REG["DPU_RDMA_FEATURE_MODE_CFG"]
     values = values_of(single(whole("fp16-fp16", "row", 4, 64, 64), A, B, C))
 
@@ -203,7 +203,7 @@ def test_a_task_that_cannot_be_is_refused(size, says):
 
 
 def test_programs_of_many_shapes_are_the_words_that_they_always_were():
-    """The sum was taken at commit 076c944, before the code moved; a change here is meant."""
+    """The checksum is from commit 076c944, before the code moved; change it only on purpose."""
     digest = hashlib.sha256()
     shapes = itertools.product(FORMATS.values(), (1, 5, 33), (64, 2080, 4864), (96, 1024))
     for (format, m, k, n), layout in itertools.product(shapes, (Layout.ROW, Layout.NATIVE_W)):

@@ -1,4 +1,4 @@
-"""Facts that two languages, or two layers, need: what cannot have one home is compared here."""
+"""Compare the definitions of facts that two languages or two layers must each define."""
 
 import re
 from pathlib import Path
@@ -43,7 +43,7 @@ def test_a_version_of_the_vendors_driver_is_written_as_people_do(version, text):
 
 
 def test_the_simulator_ends_a_job_when_linux_does():
-    """It has its own reading of the kernel's source."""
+    """The simulator derives the limit from the kernel's source separately."""
     text = (SIM / "driver.h").read_text()
 
     (ms,) = re.findall(r"JOB_TIMEOUT_MS = (\d+)", text)

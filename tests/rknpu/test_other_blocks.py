@@ -1,4 +1,4 @@
-"""Programs of blocks that npurt does not use: the table knows them, the proof refuses them."""
+"""Test programs of blocks that npurt does not use: the table has them, the proof refuses them."""
 
 import numpy as np
 import pytest
@@ -68,7 +68,7 @@ def test_a_listing_names_what_a_pooling_and_a_lut_are_told():
 
 
 def test_these_programs_write_what_npurt_writes_in_its_order():
-    """So what the proof below refuses is the stage alone."""
+    """The proof in the next tests can therefore only refuse the stage."""
     assert [register.name for register in Profile.FULL.order] == PRODUCT_NAMES
 
 

@@ -1,4 +1,4 @@
-"""The first program on a board finds what is wrong, says so, and goes on."""
+"""Test the first program on a board: it finds faults, reports them, and continues."""
 
 import functools
 import json
@@ -29,7 +29,7 @@ def states(outcomes):
 
 
 def test_what_a_board_owner_should_try_first_is_tried():
-    """The list of issues and notes: identity, four rows, one to nine, past a group, odd sums."""
+    """The cases from issues and notes: identity, 4 rows, 1 to 9 rows, past a group, odd sums."""
     shapes = {trial.shape for trial in TRIALS}
 
     assert TRIALS[0].identity
@@ -90,7 +90,7 @@ def test_a_wrong_result_is_told_with_its_place_and_the_next_trial_is_made(connec
 
 
 def test_weights_in_the_wrong_order_are_seen(connect, monkeypatch):
-    """A mistake in our own layout: rows of B two by two."""
+    """Simulate a mistake in npurt's layout: rows of B swapped in pairs."""
     pack = layout.pack_weights
 
     def wrong(b, format):
@@ -107,7 +107,7 @@ def test_a_trial_that_fails_is_told_and_the_next_is_made_anew(connect, simulator
     outcomes = []
     for outcome in probe(connect):
         if outcome.name == "memory":
-            simulator.set(f"fault={fault}@submit fault={fault}@submit:2")  # and when tried again
+            simulator.set(f"fault={fault}@submit fault={fault}@submit:2")  # and in attempt 2
         outcomes.append(outcome)
 
     assert states(outcomes)[2] == "error"
@@ -117,7 +117,7 @@ def test_a_trial_that_fails_is_told_and_the_next_is_made_anew(connect, simulator
 
 @pytest.mark.parametrize("fault", ["timeout", "stale", "einval", "wedge"])
 def test_a_product_that_is_right_when_run_again_is_not_called_right(connect, simulator, fault):
-    """The driver runs again what failed; a board where jobs get lost is none that works."""
+    """The driver repeats failed jobs; a board that loses jobs does not count as working."""
     outcomes = []
     for outcome in probe(connect):
         if outcome.name == "memory":

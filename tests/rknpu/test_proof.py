@@ -1,4 +1,4 @@
-"""The proof before a submit: good programs pass, and tell what they touch; spoilt ones do not."""
+"""Test the proof before a submit: it accepts good programs, lists their accesses, refuses bad."""
 
 import itertools
 
@@ -20,7 +20,7 @@ AT = 0x40_0000
 
 
 def atoms_read(task):
-    """Every atom of A that the CNA reads, by the address generator of Mesa and happyme531."""
+    """Yield every atom of A that the CNA reads, by the address generator of Mesa and happyme531."""
     by = task.features
     surfaces = range(task.format.in_bytes(task.k) // 16)
     for h, w, s in itertools.product(range(by.height), range(by.width), surfaces):
@@ -32,7 +32,7 @@ def atoms_read(task):
 
 
 def atoms_written(task):
-    """Every atom of C that the DPU writes, by the address generator of Mesa and happyme531."""
+    """Yield every atom of C that the DPU writes, by Mesa's and happyme531's address generator."""
     by, group = task.results, task.format.surfaces
     surfaces = range(task.n * task.format.out_bytes // 16)
     for h, w, s in itertools.product(range(by.height), range(by.width), surfaces):
@@ -40,7 +40,7 @@ def atoms_written(task):
 
 
 def tight(task, a=A, b=B, c=C):
-    """Buffers with not a byte more than the task touches, but for the program's."""
+    """Return buffers that span exactly the task's accesses; only the program's is larger."""
     read, written = list(atoms_read(task)), list(atoms_written(task))
     return [
         Span(AT, AT + 0x1_0000, Role.PROGRAM, "program"),
@@ -122,7 +122,7 @@ def bits(words):
 
 
 def refused(words, spans):
-    """The message of the refusal, or None."""
+    """Return the message of the refusal, or None."""
     try:
         prove(words, spans, at=AT, chained=False)
     except LayoutError as error:
@@ -132,7 +132,7 @@ def refused(words, spans):
 
 @pytest.mark.parametrize("layout", ["row", "native-w", "native-h"])
 def test_any_bit_flipped_is_refused_but_where_it_changes_nothing(layout):
-    """Every bit of every word: what passes has spare banks, or another type of result."""
+    """Flip every bit of every word: an accepted program has spare banks or another result type."""
     task = whole("int8", layout, 64, 64, 64)
     good, spans = program(task), tight(task)
     passed = {}
@@ -174,7 +174,7 @@ def test_any_bit_flipped_is_refused_but_where_it_changes_nothing(layout):
 )
 def test_a_wrong_register_is_refused_by_name(register, value, says):
     words = link([TASK, TASK], [[A, B, C]] * 2)
-    # The format is told by the first task; every other fault is put into the second.
+    # The first task determines the format; every other fault is put into the second.
     at_task = 0 if register == "DPU_DATA_FORMAT" else 1
     set_word(words, register, value, at_task)
 
@@ -183,7 +183,7 @@ def test_a_wrong_register_is_refused_by_name(register, value, says):
 
 
 def test_the_distance_of_groups_is_right_even_where_there_is_one():
-    """Nobody has seen what the NPU does with another one; the simulator hangs."""
+    """The NPU's behaviour with another distance is unknown; the simulator hangs."""
     one = whole("int8", "row", 2, 384, 32)
     words = program(one)
     set_word(words, "DPU_SURFACE_ADD", 0xFFFF_FFF0)
@@ -194,7 +194,7 @@ def test_the_distance_of_groups_is_right_even_where_there_is_one():
 
 @pytest.mark.parametrize(("format", "most", "step"), [("int4", 480, 32), ("tf32", 4096, 16)])
 def test_sums_longer_than_a_result_may_hold_are_refused(format, most, step):
-    """int4 sums saturate at int16; longer ones of TF32 nobody has reported to have worked."""
+    """int4 sums saturate at int16; there is no report that longer TF32 sums work."""
     good, long = (whole(format, "row", 1, k, 64) for k in (most, most + step))
 
     prove(program(good), tight(good), at=AT, chained=False)

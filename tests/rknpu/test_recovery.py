@@ -1,4 +1,4 @@
-"""An NPU that fails, hangs or lies costs no product and no token; what happened is said.
+"""Test that an NPU that fails, hangs or is wrong costs no product or token, and is reported.
 
 Three kinds of failure, under both drivers: a call that returns an error, a job that does not end,
 and a result that is silently wrong.
@@ -37,7 +37,7 @@ def name(request, simulator, monkeypatch):
 
 
 class Work:
-    """Weights of two schemes on a device, and products known from when it was well."""
+    """Weights of two schemes on a device, and their products from before any fault."""
 
     def __init__(self, device):
         self.device = device
@@ -106,7 +106,7 @@ def test_it_is_opened_again_whichever_call_fails(name, simulator, call):
     with open_rknpu(name) as device:
         work = Work(device)
         simulator.set(f"fault=eio@{call}")
-        device._weights.calls.made.clear()  # so that programs are made again
+        device._weights.calls.made.clear()  # so that programs are built again
 
         assert work.is_right()
 
@@ -134,7 +134,7 @@ def test_a_device_that_always_fails_is_given_up_and_says_so_at_once_from_then_on
         with pytest.raises(DeviceLost) as again:
             work.multiply()
         assert again.value.what == caught.value.what
-        assert simulator.report()["submits"] == {"rocket": 0, "rknpu": 0}  # nothing was tried
+        assert simulator.report()["submits"] == {"rocket": 0, "rknpu": 0}  # there was no attempt
 
 
 def test_a_device_that_dies_while_weights_come_back_is_opened_once_more(name, simulator):
@@ -170,7 +170,7 @@ def test_weights_that_do_not_fit_any_more_end_in_a_clear_error_until_they_do(nam
 
 
 def test_a_weight_is_packed_once_there_is_room_again_after_a_restart_without(name, simulator):
-    """No product with the weights that lost their memory comes before."""
+    """No product uses the weights without memory before there is memory again."""
     with open_rknpu(name) as device:
         work = Work(device)
         simulator.set("fault=eio@create fault=enomem@create:2+")
@@ -221,7 +221,7 @@ def test_ctrl_c_in_the_middle_of_a_product_or_of_recovery_costs_only_that(
 
 @pytest.fixture
 def known_secrets(monkeypatch):
-    """Secrets without chance: with others, errors in three places may cancel, now and then."""
+    """Fix the secrets: with random ones, errors in three places may sometimes cancel."""
     signs = np.array([1.0, -1.5, 1.25])
     monkeypatch.setattr(verify, "probe_vector", lambda n: np.resize(signs, n))
 
@@ -338,7 +338,7 @@ def test_the_cpu_goes_on_when_the_npu_is_lost_for_good(name, simulator, fault):
 
 @pytest.mark.usefixtures("known_secrets")
 def test_a_flipped_bit_in_the_middle_of_a_generation_costs_no_token(name, simulator):
-    """In the second product, which has one pass and K = 128: small enough for bit 4 to show."""
+    """The second product has one pass and K = 128: it is small enough to detect bit 4."""
     model = ("llama3", "q8_0")
     nth = {"rknpu:sim": 4, "rknpu:sim-vendor": 2}[name]  # mainline has a job for each core
 

@@ -1,4 +1,4 @@
-"""Tails, listings, program files and the verb `npurt regcmd`."""
+"""Test program tails, listings, program files and the verb `npurt regcmd`."""
 
 import io
 import json

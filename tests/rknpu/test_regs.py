@@ -1,4 +1,4 @@
-"""The register table, and the words it makes."""
+"""Test the register table, and the words built from it."""
 
 import pytest
 from hypothesis import given
@@ -21,7 +21,7 @@ TARGETS = {  # [M] registers.xml, enum target, with bit 0 as in every published 
 
 
 def limits(field):
-    """The least and the greatest value of a field."""
+    """Return the least and the greatest value of a field."""
     most = (1 << (field.width - field.signed)) - 1
     return (-most - 1 if field.signed else 0), most
 
@@ -39,7 +39,7 @@ register_values = st.sampled_from(regs.REGISTERS).flatmap(
 
 
 def test_the_table_says_what_mesa_says():
-    """Same registers, offsets and bits; only the two undocumented ones are ours."""
+    """Registers, offsets and bits are the same; only npurt has the two undocumented registers."""
     mesa = {
         (TARGETS[block], offset): (f"{block}_{name.removeprefix('RDMA_')}", fields)
         for block, offset, name, fields in load("registers.json")["registers"]

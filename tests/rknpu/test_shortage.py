@@ -1,4 +1,4 @@
-"""Memory that does not suffice: the NPU has what fits, the CPU the rest, and nothing fails."""
+"""Test shortages of memory: the NPU has the weights that fit, the CPU the rest; nothing fails."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ FREE = f"reload=1 {STRICT} memory=0 space=0"
 
 @pytest.fixture(scope="module")
 def deep(tmp_path_factory):
-    """A model of six layers, alike in pairs, and an output matrix."""
+    """Return a model of six layers, each pair of them equal in shape, and an output matrix."""
     file = tiny.with_layers(tiny.read(tiny.path("llama3-256", "q4_k_m")), LAYERS)
     return tiny.write(file, tmp_path_factory.mktemp("deep"))
 
@@ -41,7 +41,7 @@ def weight_bytes(space):
 
 
 def logits(llm):
-    """Of a prompt, of tokens one by one, and of a batch of another size."""
+    """Return the logits of a prompt, of single tokens, and of a batch of another size."""
     llm.reset()
     parts = [llm.eval(IDS[:40]), *(llm.eval([i]) for i in IDS[40:45]), llm.eval(IDS[45:])]
     return np.concatenate(parts)
@@ -54,7 +54,7 @@ def exact(deep):
 
 @pytest.fixture(scope="module")
 def usual(deep, exact, simulator):
-    """How far off the logits are when all of it is on the CPU, or on an NPU with enough memory."""
+    """Return the largest error of the logits on the CPU, and on NPUs with enough memory."""
     simulator.set(FREE)
     found = []
     for name in ("cpu", *NAMES):
@@ -74,7 +74,7 @@ def fallbacks(llm):
 
 
 def check(llm, exact, usual):
-    """The logits are right, all were verified, and nothing left the plan."""
+    """Check that the logits are right, that no verification failed, and that nothing fell back."""
     assert reference.nmse(logits(llm), exact) < 1.25 * usual
     assert fallbacks(llm) == "0 fallbacks"
     assert llm.report().fallbacks() == []
@@ -82,7 +82,7 @@ def check(llm, exact, usual):
 
 
 def planned(llm):
-    """Return the layers that the NPU has, and whether it has the output matrix."""
+    """Return the layers that are on the NPU, and whether the output matrix is there."""
     there = {row.tensor for row in llm.report().rows if row.macs and row.actual != "cpu"}
     layers = {name.split(".")[1] for name in there if name.startswith("blk.")}
     for layer in layers:  # whole ones
@@ -196,7 +196,7 @@ def vendor(simulator, monkeypatch):
 
 
 def test_a_model_that_does_not_fit_one_domain_is_in_several(vendor, simulator, deep, exact, usual):
-    """Domains have the same addresses; the device changes over a few times a token."""
+    """Domains use the same addresses; the device switches domains a few times per token."""
     with npurt.Llama(deep, vendor, n_ctx=64, progress=False) as llm:
         whole = logits(llm)
         used = llm.device._driver._space.used

@@ -1,4 +1,4 @@
-"""Products through plan, program, driver and simulator, against numpy."""
+"""Test products through plan, program, driver and simulator against numpy."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ EXAMPLES = 150
 
 
 def check(y, a, b, format):
-    """Integers are exact; a float is off by what float32 sums of K products can be.
+    """Check that integers are exact, and floats within the error of float32 sums of K products.
 
     The slices of K are added in float32, too, which the K roundings include; a float16 result is
     rounded once more, relative to the sum it rounds.

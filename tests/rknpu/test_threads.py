@@ -1,4 +1,4 @@
-"""A thread for each core of rocket: started when asked for, named, and gone when it should be."""
+"""Test the thread of each rocket core: it starts on request, has a name, and ends on time."""
 
 import contextlib
 import gc
@@ -24,23 +24,23 @@ from tests.rknpu.test_driver import INT8, RIGHT, A, B
 
 @pytest.fixture
 def faults(simulator):
-    """A function that arms a fault; nothing is left of it afterwards."""
+    """Return a function that arms a fault; the fault is removed after the test."""
     simulator.set(f"reload=1 {STRICT}")
     yield simulator.set
     simulator.set(f"reload=1 {STRICT}")
 
 
 def threads():
-    """The names of this process's threads that are a core's."""
+    """Return the names of this process's core threads."""
     names = []
     for path in Path("/proc/self/task").glob("*/comm"):
-        with contextlib.suppress(OSError):  # it ends just now
+        with contextlib.suppress(OSError):  # the thread ended in the meantime
             names.append(path.read_text().strip())
     return sorted(name for name in names if name.startswith("npurt-core"))
 
 
 def left(count):
-    """The names, when there are *count*; a thread that was joined is in /proc a moment longer."""
+    """Return the names once there are *count*; a joined thread stays in /proc for a moment."""
     end = time.monotonic() + 10
     while len(threads()) != count and time.monotonic() < end:
         time.sleep(0.001)
@@ -155,7 +155,7 @@ print(*left(0), "are left")
 
 
 def test_threads_that_cannot_be_started_end_in_a_clear_error_and_leave_none():
-    """A stack has 8 MiB, so a few of the eight start."""
+    """A stack has 8 MiB, so only a few of the eight threads start."""
     project = Path(__file__).resolve().parents[2]
     told = subprocess.run(
         [sys.executable, "-c", SHORT_OF_MEMORY],

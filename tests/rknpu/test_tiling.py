@@ -1,4 +1,4 @@
-"""Plans: the buffer rule against published points, cover, limits, and what they move."""
+"""Test plans: the buffer rule against published points, coverage, limits and bytes moved."""
 
 import dataclasses
 import itertools
@@ -34,7 +34,7 @@ MOST_ROWS = {
 
 @st.composite
 def products(draw):
-    """(weights, plan) of small products with every knob turned."""
+    """Draw (weights, plan) of small products with all options varied."""
     number_form = FORMATS[draw(st.sampled_from(sorted(FORMATS)))]
     layout = draw(st.sampled_from(Layout))
     m = draw(st.integers(1, 70))
@@ -154,7 +154,7 @@ def test_every_task_fits_the_banks_and_no_core_is_idle(case):
 
 @st.composite
 def large_products(draw):
-    """Arguments of products as large as registers can count, and larger."""
+    """Draw arguments of products at and above the largest sizes that registers can hold."""
     number_form = FORMATS[draw(st.sampled_from(sorted(FORMATS)))]
     weights = plan_weights(
         number_form, draw(st.integers(1, 3 * 9000)), draw(st.integers(1, 2 * number_form.k_max)),
@@ -165,7 +165,7 @@ def large_products(draw):
 
 @given(large_products(), st.sampled_from(Layout))
 def test_every_task_of_a_plan_fits_the_registers(case, layout):
-    """Whether it does is known when it is planned, not when it is linked."""
+    """The planner checks that the registers can hold a task, so the linker need not."""
     weights, m, max_n = case
     panel = layout.panel_rows
     rows = -(-m // panel) * panel if layout is Layout.NATIVE_H else panel
@@ -191,7 +191,7 @@ def test_a_line_of_panels_has_as_many_columns_as_the_notch_can_skip(layout, most
 
 @given(products())
 def test_parts_of_results_do_not_overlap_and_stay_inside(case):
-    """Each task's bytes of C, by the layout's own arrangement, are used once."""
+    """Each byte of C belongs to one task, by the layout's arrangement."""
     weights, product = case
     size = weights.format.out_bytes
 
@@ -255,7 +255,7 @@ def test_long_sums_are_cut_so_that_a_batch_reads_the_weights_once():
 @pytest.mark.parametrize("rows", [1, 64, 128, 384])
 @pytest.mark.parametrize("k", [1536, 4096, 4864, 8960])
 def test_no_other_cut_of_long_sums_moves_fewer_bytes(k, rows):
-    """Weights read again for each tile of rows, against partial sums written and read back."""
+    """Compare weights read again for each tile of rows with partial sums written and read back."""
     chosen = plan_weights(number_format("int8"), 1536, k, rows=rows)
 
     def moved(parts):

@@ -1,4 +1,4 @@
-"""Structs and request numbers, computed again; and some that others published."""
+"""Test structs and request numbers against a second computation and published values."""
 
 import pytest
 
