@@ -176,7 +176,7 @@ def test_a_template_is_not_spoilt_by_the_programs_made_from_it():
 
 
 def test_the_main_reader_of_dpu_rdma_is_always_off():
-    """If the block is started without its main reader's data, it waits for ever."""
+    """Without mrdma_disable, the started block waits for ever."""
     register = REG["DPU_RDMA_FEATURE_MODE_CFG"]
     values = values_of(single(whole("fp16-fp16", "row", 4, 64, 64), A, B, C))
 

@@ -18,7 +18,7 @@ FREE = f"reload=1 {STRICT} memory=0 space=0"
 
 @pytest.fixture(scope="module")
 def deep(tmp_path_factory):
-    """Return a model of six layers, each pair of them equal in shape, and an output matrix."""
+    """Return a model of six layers, copied from a smaller model, with an output matrix."""
     file = tiny.with_layers(tiny.read(tiny.path("llama3-256", "q4_k_m")), LAYERS)
     return tiny.write(file, tmp_path_factory.mktemp("deep"))
 

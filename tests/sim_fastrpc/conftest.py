@@ -1,4 +1,4 @@
-"""A simulator of its own, apart from the one that npurt's tests load, and skels to run on it."""
+"""Fixtures: a simulator separate from the one that npurt's tests load, and skels to run on it."""
 
 import shutil
 from pathlib import Path
@@ -14,7 +14,7 @@ SKELS = HERE / "skels"
 
 @pytest.fixture(scope="session")
 def simulator(tmp_path_factory):
-    """The library, built and copied, its shell beside it.
+    """Build the library and copy it, with its shell in the same folder.
 
     Its name is none of libcdsprpc's: two of those in a process are what npurt warns of.
     """
@@ -27,7 +27,7 @@ def simulator(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def skels(tmp_path_factory):
-    """The folder of the skels, compiled for v68."""
+    """Compile the skels for v68, and return their folder."""
     folder = tmp_path_factory.mktemp("skels")
     for source in SKELS.glob("*.c"):
         out = folder / f"lib{source.stem}_skel.so"
@@ -42,7 +42,7 @@ def loaded(simulator):
 
 @pytest.fixture
 def rpc(loaded, skels, monkeypatch):
-    """The library as if just loaded, allowed to open unsigned PDs; it must end with no process."""
+    """Return the library in its initial state, with unsigned PDs; check that no process remains."""
     monkeypatch.setenv("DSP_LIBRARY_PATH", str(skels))
     loaded.control("reset")
     for domain in (3, 11, 19, 27):
@@ -56,7 +56,7 @@ def rpc(loaded, skels, monkeypatch):
 
 @pytest.fixture
 def probe(rpc):
-    """The skel that looks about, open."""
+    """Return an open handle of the probe skel."""
     handle = rpc.opened("probe")
     yield handle
     rpc.close(handle)

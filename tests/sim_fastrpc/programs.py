@@ -1,4 +1,4 @@
-"""Programs of their own that use the library: what a process does to it needs a process."""
+"""Run programs that use the library in separate processes, to test effects of process ends."""
 
 import os
 import subprocess
@@ -36,7 +36,7 @@ def start(simulator, skels, code, *, start_new_session=False, **variables):
 
 
 def run(simulator, skels, code, **variables):
-    """Run *code* to its end, which must be a good one, and return what it printed."""
+    """Run *code*, check that it ends without an error, and return its output."""
     with start(simulator, skels, code, **variables) as program:
         said, complained = program.communicate(timeout=HANG_SECONDS)
     assert program.returncode == 0, complained

@@ -1,4 +1,4 @@
-"""libcdsprpc as a program sees it: declarations from its public headers, and nothing of npurt's."""
+"""A program's view of libcdsprpc: declarations from its public headers, without code of npurt."""
 
 import ctypes as c
 import struct
@@ -79,7 +79,7 @@ SIMULATOR = {
 
 
 def uri(name, *, rest="&_dom=cdsp", symbol=None):
-    """Return the URI of a skel of ours."""
+    """Return the URI of a skel of these tests."""
     return f"file:///lib{name}_skel.so?{symbol or name}_skel_handle_invoke&_modver=1.0{rest}"
 
 
@@ -100,7 +100,7 @@ class Rpc:
             setattr(self, name, function)
 
     def control(self, text):
-        """Change what is simulated."""
+        """Change the simulator's settings."""
         assert self.npurt_sim_control(text.encode()) == 0, text
 
     def ask_unsigned(self, domain=CDSP, enable=1):
@@ -108,11 +108,11 @@ class Rpc:
         return self.remote_session_control(UNSIGNED, data, 8)
 
     def close_session(self, domain=CDSP):
-        """End a session in which nothing is open."""
+        """End a session without open handles."""
         return self.remote_session_control(CLOSE_SESSION, c.byref(c.c_int(domain)), 4)
 
     def end_process(self, domain=CDSP):
-        """Have the DSP's process end by an exception."""
+        """End the DSP's process by an exception."""
         return self.remote_session_control(EXCEPTION, c.byref(c.c_int(domain)), 4)
 
     def open(self, name, **parts):
@@ -122,7 +122,7 @@ class Rpc:
         return code & 0xFFFFFFFF, handle.value
 
     def opened(self, name, **parts):
-        """Return the handle of a skel, which opens."""
+        """Open a skel, check the code, and return its handle."""
         code, handle = self.open(name, **parts)
         assert code == 0, hex(code)
         return handle
@@ -131,7 +131,7 @@ class Rpc:
         return self.remote_handle64_close(handle) & 0xFFFFFFFF
 
     def call(self, handle, method, given=None, room=0):
-        """Return (code, what the method put into *room* bytes).
+        """Return (code, the method's output of *room* bytes).
 
         *given* and *room* may be (address, bytes), of memory to pass as it is.
         """

@@ -1,4 +1,4 @@
-"""The simulator answers as Qualcomm's library did; where it does not, the reason is written down.
+"""Test that the simulator answers like Qualcomm's library, apart from documented differences.
 
 The answers were recorded from the library itself on a kernel that is not there: `make foreign` does
 that again (tests/foreign/test_fastrpc.py).

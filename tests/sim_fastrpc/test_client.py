@@ -1,4 +1,4 @@
-"""A C program that knows libcdsprpc's public interface and nothing else, and what is exported."""
+"""Test a C program that only uses libcdsprpc's public interface, and the exported symbols."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""Caches of the host: DMA_BUF_IOCTL_SYNC answered, counted, and missed where it is left out."""
+"""Test host caches: DMA_BUF_IOCTL_SYNC is answered and counted, and its omission is detected."""
 
 import ctypes as c
 import errno

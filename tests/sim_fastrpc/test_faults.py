@@ -1,4 +1,4 @@
-"""What goes wrong on request, and what goes wrong by itself: with the known codes, at once."""
+"""Test requested and other faults: calls return the known codes at once."""
 
 import os
 import signal
@@ -169,7 +169,7 @@ def test_a_pd_that_dies_fails_its_calls_and_comes_back_after_the_last_close(rpc,
 
 
 def sleeper(rpc, handle):
-    """Start a call that does not return by itself; return a function that waits for its code."""
+    """Start a call that only a fault ends; return a function that waits for its code."""
     codes = []
     caller = threading.Thread(target=lambda: codes.append(rpc.call_words(handle, SLEEP, 2**31)[0]))
     caller.start()

@@ -1,4 +1,4 @@
-"""Calls: what goes in, what comes out, in which memory, from which thread."""
+"""Test calls: inputs, outputs, their memory and the calling thread."""
 
 import ctypes as c
 import threading

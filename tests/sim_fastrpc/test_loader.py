@@ -1,4 +1,4 @@
-"""What the DSP loads and what it does not: the code, and the reason in the message."""
+"""Test files that the DSP loads or refuses: the code, and the reason in the message."""
 
 import os
 import signal

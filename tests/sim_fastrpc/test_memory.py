@@ -1,4 +1,4 @@
-"""rpcmem, maps, caches, VTCM, heap and stack: memory as the DSP sees it."""
+"""Test the DSP's view of memory: rpcmem, maps, caches, VTCM, heap and stack."""
 
 import ctypes as c
 import threading
@@ -231,7 +231,7 @@ def test_arguments_give_way_when_there_is_no_room(rpc):
 
 @pytest.fixture
 def shadowed(rpc, block):
-    """Bytes that a skel keeps mapped, on a machine that shows missing cache maintenance."""
+    """Return bytes mapped by a skel, on a machine where missing cache maintenance is visible."""
     rpc.control("shadow=1")
     handle = rpc.opened("probe")
     block.map()

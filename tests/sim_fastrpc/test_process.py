@@ -1,4 +1,4 @@
-"""Processes: none is left behind, none is needed that is not there, and a fork starts anew."""
+"""Test processes: none remains, no missing process is needed, and a fork starts without state."""
 
 from pathlib import Path
 
@@ -177,7 +177,7 @@ def test_nothing_leaks_in_a_hundred_sessions(simulator, skels):
 
 
 def opening(simulator, skels, **variables):
-    """Return what a program says that opens once and prints the code, errno and reason."""
+    """Return the output of a program that opens once and prints the code, errno and reason."""
     with start(
         simulator,
         skels,

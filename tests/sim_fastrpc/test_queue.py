@@ -1,4 +1,4 @@
-"""dspqueue: packets to a skel and back, with the limits and codes of the real library."""
+"""Test dspqueue: packets to a skel and back, with the limits and codes of the real library."""
 
 import contextlib
 import ctypes as c
@@ -30,7 +30,7 @@ SECOND = 1_000_000
 
 
 class Queue:
-    """A queue of the host's side."""
+    """A queue on the host's side."""
 
     def __init__(self, rpc, request=0, response=0, packet=None, error=None):
         self.rpc = rpc
@@ -88,7 +88,7 @@ def skel(rpc):
 
 @contextlib.contextmanager
 def imported(rpc, skel, callback=1, **options):
-    """A queue that the skel has imported, and answers by itself with a callback."""
+    """Return a queue that the skel has imported and answers in a callback."""
     queue = Queue(rpc, **options)
     assert queue.code == 0
     assert rpc.call(skel, IMPORT, words(queue.id, callback))[0] == 0

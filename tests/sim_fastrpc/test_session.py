@@ -1,4 +1,4 @@
-"""Opening, calling and closing, and the requests around it: the codes of the real library."""
+"""Test open, call, close and session requests: they return the codes of the real library."""
 
 import ctypes as c
 import errno

@@ -1,4 +1,4 @@
-"""QuRT's threads and what they wait with: right sums, and the same packets every time."""
+"""Test QuRT threads and synchronisation: sums are right, and packets are the same every time."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""`npurt sim --path fastrpc`: one line, the library, for scripts."""
+"""Test `npurt sim --path fastrpc`: it prints one line, the library's path, for scripts."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Programs of the LUT and of pooling, which need no product, and numpy oracles: see programs.py."""
+"""Programs of the LUT and of pooling, which need no product, and numpy oracles; see programs.py."""
 
 from dataclasses import dataclass, field
 
@@ -57,7 +57,7 @@ class Lut:
         return np.concatenate([program[:at], ours, rest])
 
     def apply(self, x):
-        """Return the function of float32 *x*, as the notes on silicon imply it: lut.c says how."""
+        """Return the LUT function of float32 *x*, as in notes on silicon; see lut.c."""
         with np.errstate(over="ignore"):
             scaled = (x * np.float32(np.float16(self.scale))).astype(np.float32)
             index = np.rint((scaled + np.float32(self.bias)).astype(np.float32)).astype(np.float64)
@@ -154,7 +154,7 @@ class Pooling:
         return height, (self.width + left + right - self.kernel[1]) // self.stride[1] + 1
 
     def reciprocal(self, axis):
-        """Return the bits of float16(65536 / k), or 0 where nothing is divided."""
+        """Return the bits of float16(65536 / k), or 0 if there is no division."""
         if self.method != "mean":
             return 0
         return int(np.float16(65536 / self.kernel[axis]).view(np.uint16))
@@ -202,7 +202,7 @@ class Pooling:
         return words(fields | self.changes, POOLING_NAMES, ppu=1, ppu_rdma=1)
 
     def oracle(self, x):
-        """Return the pooling of *x* in float64: exact for the largest and the smallest."""
+        """Return the pooling of *x* in float64; maximum and minimum are exact."""
         beside = {"mean": 0, "max": -np.inf, "min": np.inf}[self.method]
         (top, bottom, left, right), (height, width) = self.pad, self.out_shape
         wide = np.pad(x.astype(np.float64), ((0, 0), (top, bottom), (left, right)),

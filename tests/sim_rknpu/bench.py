@@ -1,4 +1,4 @@
-"""Run one task on either driver, and say what the product should have been."""
+"""Run one task on either driver, and compute the expected product."""
 
 from contextlib import contextmanager
 from dataclasses import replace
@@ -39,14 +39,14 @@ def as_float64(values, kind):
 
 
 def exact(task, a, b):
-    """Return A . B^T in float64: exact for integers, and for floats far finer than a float32."""
+    """Return A . B^T in float64: exact for integers, far more precise than float32 for floats."""
     kind = task.types[0]
     return as_float64(a, kind) @ as_float64(b, kind).T
 
 
 @contextmanager
 def hangs(driver):
-    """What runs inside must hang the NPU: an error on rknpu, silence and stale output on rocket."""
+    """Check that the body hangs the NPU: an error on rknpu; no error and stale output on rocket."""
     before = client.report()["refused"]
     if isinstance(driver, client.Rknpu):
         with pytest.raises(OSError, match="ETIMEDOUT"):
@@ -73,23 +73,23 @@ class Bench:
         self.put(lists.encode(self.task))
 
     def put(self, words):
-        """Make these the list, with filler after them."""
+        """Write these words as the list, with filler after them."""
         self.words = words
         self.list.bytes[:] = 0
         self.list.bytes[: 8 * len(words)] = words.view(np.uint8)
         self.list.fini()
 
     def fill(self):
-        """Fill the output, so that a task that did not write it shows."""
+        """Fill the output, so that a missing write is detected."""
         self.c.bytes[:] = SENTINEL
         self.c.fini()
 
     def untouched(self):
-        """Whether the output still is what `fill` made it."""
+        """Return whether the output is unchanged since `fill`."""
         return bool((self.c.bytes == SENTINEL).all())
 
     def start(self, *more_outputs, **fields):
-        """Submit the list.  *fields* of a struct rknpu_task, when not the usual."""
+        """Submit the list; *fields* replace the default fields of struct rknpu_task."""
         count = len(self.words)
         if isinstance(self.driver, client.Rocket):
             inputs = [self.list, self.a, self.b]

@@ -1,4 +1,4 @@
-"""Clients of both drivers: the structs and numbers of the uAPI headers, and nothing of npurt.
+"""Clients of both drivers, with structs and numbers of the uAPI headers and no code of npurt.
 
 Sources: include/uapi/drm/rocket_accel.h of Linux 6.18; rknpu_ioctl.h of rknpu 0.9.8.
 """
@@ -72,7 +72,7 @@ def now():
 
 @functools.cache
 def kernel():
-    """Return (ffi, library) that go to the kernel: for a machine that has an NPU."""
+    """Return (ffi, library) that call the kernel, for a machine with an NPU."""
     ffi = simulator()[0]
     return ffi, ffi.dlopen(None)
 
@@ -91,7 +91,7 @@ class File:
         return result
 
     def ioctl(self, request, data):
-        """Call with a copy of *data*; return what the driver made of it."""
+        """Call with a copy of *data*; return the copy after the driver's changes."""
         buffer = self.ffi.new("char[]", bytes(data))
         result = self.lib.ioctl(self.fd, request, buffer)
         self.left = bytes(self.ffi.buffer(buffer, len(data)))  # also by a call that failed
@@ -204,7 +204,7 @@ class Buffer:
         self.obj = self.flags = 0
 
     def prep(self, seconds=60):
-        """Give the CPU what the NPU wrote; on rocket also wait for it."""
+        """Make the NPU's writes visible to the CPU; on rocket, also wait for the job."""
         if isinstance(self.file, Rocket):
             args = struct.pack("<IIq", self.handle, 0, now() + int(seconds * SECOND))
             self.file.ioctl(PREP_BO, args)
@@ -212,7 +212,7 @@ class Buffer:
             self._sync(2)
 
     def fini(self):
-        """Give the NPU what the CPU wrote."""
+        """Make the CPU's writes visible to the NPU."""
         if isinstance(self.file, Rocket):
             self.file.ioctl(FINI_BO, struct.pack("<II", self.handle, 0))
         elif self.flags & 2:

@@ -11,12 +11,12 @@ DEFAULTS = (
 
 @pytest.fixture(autouse=True)
 def simulator():
-    """Every test starts from the same simulator: no faults, no counts, hangs that end at once."""
+    """Reset the simulator for every test: no faults, no counts, and hangs that end at once."""
     client.configure(DEFAULTS)
 
 
 @pytest.fixture(params=[client.Rocket, client.Rknpu], ids=["rocket", "rknpu"])
 def driver(request):
-    """Each driver in turn, opened."""
+    """Open each driver in turn."""
     with request.param() as opened:
         yield opened

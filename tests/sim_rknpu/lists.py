@@ -1,4 +1,4 @@
-"""Register lists and layouts of RK3588 matmuls, written down from public facts for these tests.
+"""Register lists and layouts of RK3588 matmuls, written from public facts for these tests.
 
 Shares nothing with npurt/rknpu, so that two readings of the facts meet in the simulator.  Sources:
 mtx512/rk3588-npu (NATIVE-H), happyme531/rknpu2_matmul_open (ROW, NATIVE-W, tiles), rocket-userspace
@@ -84,7 +84,7 @@ class Task:
         return np.dtype(OUTPUTS[self.types][2]).itemsize
 
     def cube(self):
-        """Return (width, height) of the features, and whether lines are fetched one by one."""
+        """Return (width, height) of the features, and whether lines are fetched separately."""
         if self.mode == "row":
             return 1, self.m, 1
         if self.mode.startswith("panel"):
@@ -111,7 +111,7 @@ class Task:
         return atoms // 4 * width + rest
 
     def banks(self):
-        """Return data banks and the least weight banks."""
+        """Return the number of data banks and the least number of weight banks."""
         data = -(-self.cube()[1] * self.entries() * ENTRY // BANK)
         kernel = self.k * self.type.bits // 8
         return data, -(-self.type.group * kernel // BANK)
@@ -266,7 +266,7 @@ def word(target, offset, value):
 
 
 def amount(words):
-    """Return PC 0x14 for a list of that many words: 128-bit beats less one."""
+    """Return PC 0x14 for a list of *words* words: the number of 128-bit beats minus one."""
     return (words + 1) // 2 - 1
 
 
@@ -283,7 +283,7 @@ def encode(task, following=0, following_words=0):
 
 
 def as_bytes(values, bits):
-    """Return the bytes of *values*; int4 values two a byte, the first in the low half."""
+    """Return the bytes of *values*; a byte has two int4 values, the first in the low half."""
     if bits != 4:
         return np.ascontiguousarray(values).view(np.uint8).ravel()
     nibbles = np.ascontiguousarray(values).ravel().astype(np.uint8) & 0xF

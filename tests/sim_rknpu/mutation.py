@@ -1,4 +1,4 @@
-"""Flip every single bit of a good list, and count the flips that show.
+"""Flip every single bit of a good list, and count the detected flips.
 
     python -m tests.sim_rknpu.mutation
 
@@ -51,7 +51,7 @@ class Count:
 
 
 def does_not_matter(task, word, bit):
-    """Whether a flip is one of the documented don't-cares."""
+    """Return whether a flip is one of the documented don't-cares."""
     value, offset, bit = word >> 16 & 0xFFFFFFFF, word & 0xFFFF, bit - 16
     _, height, one_by_one = task.cube()
     if bit < 0 or bit >= 32:
@@ -64,7 +64,7 @@ def does_not_matter(task, word, bit):
 
 
 def shows(bench, words, expected):
-    """Whether a run of *words* is told from a good one."""
+    """Return whether a run of *words* differs from a good run."""
     bench.put(words)
     bench.fill()
     try:

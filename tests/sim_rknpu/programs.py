@@ -27,7 +27,7 @@ def between(first, last, *without):
 
 
 def words(fields, names, **enable):
-    """Return the program that writes *names*, with *fields* and else zeros, and starts blocks."""
+    """Return the program that writes *names*, from *fields* or as zero, and starts blocks."""
     unknown = set(fields) - set(names)
     assert not unknown, unknown
     writes = []
@@ -60,7 +60,7 @@ def bypass(stage):
 
 
 def pack_cube(x, dtype):
-    """Return the bytes of a cube ``[channels][height][width]``: surfaces of 16 bytes a pixel."""
+    """Return the bytes of a cube ``[channels][height][width]``: surfaces of 16 bytes per pixel."""
     per_atom = ATOM // np.dtype(dtype).itemsize
     channels, height, width = x.shape
     padded = np.zeros((up(channels, per_atom), height, width), dtype)
@@ -70,7 +70,7 @@ def pack_cube(x, dtype):
 
 
 def unpack_cube(raw, dtype, channels, height, width):
-    """Return the cube ``[channels][height][width]`` of its bytes."""
+    """Return the cube ``[channels][height][width]`` from its bytes."""
     per_atom = ATOM // np.dtype(dtype).itemsize
     surfaces = up(channels, per_atom) // per_atom
     values = raw.view(dtype)[: surfaces * per_atom * height * width]
@@ -111,16 +111,16 @@ class Convolution:
 
     @property
     def k(self):
-        """Channels in memory."""
+        """Return the number of channels in memory."""
         return up(self.ic, 16 if self.types[1] == "int8" else 32)
 
     @property
     def n(self):
-        """Channels that are written."""
+        """Return the number of channels that are written."""
         return up(self.ic if self.depthwise else self.oc, self.group)
 
     def windows(self, x, beside=0):
-        """Return what each output sees of *x*, ``[ic][kh][kw][oh][ow]``."""
+        """Return the window of *x* for each output, ``[ic][kh][kw][oh][ow]``."""
         (sy, sx), (dy, dx), (top, bottom, left, right) = self.stride, self.dilation, self.pad
         beside = np.broadcast_to(np.asarray(beside, x.dtype), len(x))
         padded = np.stack([
@@ -267,7 +267,7 @@ COMBINATIONS = {  # DPU_EW_CFG besides what all have: rocket-userspace, npu_dpu.
 
 
 def operand(which, address, pixels):
-    """Return the stages that combine each float16 of a product with one of a like cube."""
+    """Return the stages that combine each float16 of a product with one of an equal cube."""
     apart = {"surf": pixels}
     return {
         "DPU_EW_CFG": {

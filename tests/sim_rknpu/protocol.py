@@ -1,4 +1,4 @@
-"""Questions to the mainline driver, and its answers in words: the same of the kernel's and ours.
+"""Questions to the mainline driver and answers in words, for Linux's driver and the simulated one.
 
     python -m tests.sim_rknpu.protocol --kernel     # on a machine with the driver; else simulated
 
@@ -22,7 +22,7 @@ RECORDINGS = Path(__file__).parents[1] / "data/rocket"
 
 
 def recorded():
-    """Return the recordings: the kernel's name -> question -> answer."""
+    """Return the recordings: kernel name -> question -> answer."""
     return {path.stem: dict(_rows(path)) for path in sorted(RECORDINGS.glob("*.tsv"))}
 
 
@@ -34,7 +34,7 @@ def _rows(path):
 
 
 def ask(name, system=None):
-    """Return the answer to a question; files that it opens are closed afterwards."""
+    """Return the answer to a question, and close the files that the question opened."""
     files = []
 
     def opened():

@@ -1,4 +1,4 @@
-"""What questions to the mainline driver have in common: their table, and answers in words."""
+"""Common parts of questions to the mainline driver: their table, and answers in words."""
 
 import errno
 import struct
@@ -18,13 +18,13 @@ CASES: dict[str, Callable[[Callable[[], Rocket]], str]] = {}
 
 
 def case(function):
-    """Make a question of a function, which is called with another that opens a file."""
+    """Make a question of a function whose argument is a function that opens a file."""
     CASES[function.__name__.replace("_", " ")] = function
     return function
 
 
 def cases(**rows):
-    """Make a question of every row, which becomes the last argument of the function."""
+    """Make one question of every row; the row becomes the last argument of the function."""
 
     def make(function):
         for name, row in rows.items():

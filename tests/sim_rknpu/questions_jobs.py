@@ -41,7 +41,7 @@ def prep(opened, row):
 
 
 def hung(opened):
-    """Return a bench whose list starts nothing, filled and submitted."""
+    """Return a bench whose list starts no block, with the output filled and the list submitted."""
     bench = Bench(opened(), TASK, *operands(TASK))
     bench.good = bench.words
     bench.put(np.zeros_like(bench.words))
@@ -96,7 +96,7 @@ def a_job_of_another_file_beside_one_that_hangs(opened):
 
 
 def outcome(bench, seed=0):
-    """Return what became of the output."""
+    """Return the state of the output."""
     if bench.untouched():
         return "stale"
     right = (bench.output() == exact(TASK, *operands(TASK, seed=seed))).all()
@@ -111,7 +111,7 @@ def again(bench):
 
 
 def settled(bench):
-    """Return what became of the output of a job that has no fence for it."""
+    """Return the state of an output that has no fence in its job."""
     until = time.monotonic() + 2
     while bench.untouched() and time.monotonic() < until:
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""The blocks besides plain products compute what numpy does, by programs written here."""
+"""Test blocks other than plain products against numpy, with programs of these tests."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ SENTINEL = 0xEE
 
 
 def run(driver, program, enable, out):
-    """Submit one program of its own, and wait."""
+    """Submit one program as a job, and wait."""
     whole = np.append(program, np.zeros(len(program) % 2, np.uint64)).tobytes()
     if isinstance(driver, Rocket):
         code = driver.buffer(whole)
@@ -45,7 +45,7 @@ def room(driver, nbytes):
 
 
 def convolve(driver, conv, x, w):
-    """Run a convolution of *x* and *w*; return the channels that are of use."""
+    """Run a convolution of *x* and *w*; return the channels without padding."""
     kinds = [DTYPES[kind] for kind in conv.types]
     features = driver.buffer(pack_cube(x, kinds[0]).tobytes())
     weights = driver.buffer(conv.pack_weights(w).tobytes())
@@ -242,13 +242,13 @@ def q15(values, least=0):
 
 
 def unit_lut(f):
-    """Return the LUT of an *f* from 0 to 1, as rocket-userspace's build_lut_unit."""
+    """Return the LUT of *f* on [0, 1], like rocket-userspace's build_lut_unit."""
     at = np.arange(513) * 32 / 2596
     return Lut(q15(f(at - 512 * 32 / 2596)), q15(f(at)), 2596, -0.0, 1, 15, 23107, 22)
 
 
 def shifted_lut(f, low, high, out_low=0.0, exponent=0):
-    """Return that of *f* on [low, high] in the positive half, as build_lut_shifted."""
+    """Return the LUT of *f* on [low, high] in the positive half, like build_lut_shifted."""
     span, scale = 2.0**exponent, 16384 / (high - low)
     entries = q15((f(low + np.arange(513) * (high - low) / 512) - out_low) / span, 1)
     offset = int(np.floor(out_low * 32768 / span + 0.5))
@@ -256,7 +256,7 @@ def shifted_lut(f, low, high, out_low=0.0, exponent=0):
 
 
 def look_up(driver, lut, x):
-    """Return the LUT of float16 *x*, on the simulator."""
+    """Return the LUT's results for float16 *x*, on the simulator."""
     columns = -(-len(x) // 8)
     raw = np.zeros(8 * columns, np.float16)
     raw[: len(x)] = x

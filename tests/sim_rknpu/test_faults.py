@@ -1,4 +1,4 @@
-"""Faults on request strike when they were asked to, and settings that mean nothing are refused."""
+"""Test that requested faults occur at the requested calls, and that bad settings are refused."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""No words, structs or pointers bring the process down, or keep it waiting for ever.
+"""Test that no words, structs or pointers crash the process or make it wait for ever.
 
 In a process of its own, so that a crash is a failure of one test.
 """
@@ -35,7 +35,7 @@ REQUESTS = (
 
 
 def a_number(rng, useful):
-    """Return a number that is often near something that matters."""
+    """Return a number that is often near a limit."""
     kind = rng.randrange(6)
     if kind == 0:
         return rng.getrandbits(64)

@@ -1,4 +1,4 @@
-"""The variants of the inner loops give the same bits, on both architectures."""
+"""Test that the variants of the inner loops give the same bits, on both architectures."""
 
 import subprocess
 from pathlib import Path

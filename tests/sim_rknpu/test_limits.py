@@ -1,4 +1,4 @@
-"""Memory that runs out, and the IOMMU domains of the vendor's driver."""
+"""Test exhausted memory, and the IOMMU domains of the vendor's driver."""
 
 import numpy as np
 import pytest

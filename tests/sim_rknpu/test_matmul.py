@@ -1,4 +1,4 @@
-"""The simulated NPU computes what the registers say, exactly or within one rounding."""
+"""Test that the simulated NPU computes by the registers, exactly or within one rounding."""
 
 import json
 from pathlib import Path
@@ -86,7 +86,7 @@ HALF_ULP = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}
 
 
 def assert_rounded_once(c, task, a, b):
-    """|error| <= half a unit of the output, and what K double additions can add to it."""
+    """Check that |error| <= half a unit of the output plus the error of K double additions."""
     kind, to = task.types
     reference = exact(task, a, b)
     size = abs(as_float64(a, kind)) @ abs(as_float64(b, kind)).T

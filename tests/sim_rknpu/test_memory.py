@@ -1,4 +1,4 @@
-"""Cache maintenance, and pointers that point nowhere."""
+"""Test cache maintenance and invalid pointers."""
 
 import struct
 from dataclasses import replace
@@ -42,7 +42,7 @@ def test_what_the_cpu_wrote_and_did_not_hand_over_is_not_seen(bench, missed):
 
 
 def start_and_wait(bench):
-    """Run a list without taking its output: on rocket, wait for another output of the job."""
+    """Run a list without synchronising its output; on rocket, wait for another output."""
     other = bench.driver.create(64)
     bench.start(other)
     other.prep()

@@ -1,4 +1,4 @@
-"""Any program runs on the simulator when the library is preloaded."""
+"""Test that any program runs on the simulator when the library is preloaded."""
 
 import contextlib
 import json
@@ -19,15 +19,15 @@ LIMIT = 60  # seconds; what is run takes 2 at most
 
 @pytest.fixture(scope="session")
 def foreign(tmp_path_factory):
-    """Return a program that knows the drivers' headers and nothing of this project."""
+    """Return a program that uses the drivers' headers and no part of this project."""
     out = tmp_path_factory.mktemp("foreign") / "foreign"
     return build.compile_executable([SOURCE], build.host(), out, static=False)
 
 
 def ended(command, **options):
-    """Run a command within `LIMIT`, in which a second that the machine stood still is none.
+    """Run a command within `LIMIT` seconds; seconds of a suspended machine do not count.
 
-    A virtual machine may, for minutes, and its clock goes on.
+    A virtual machine may be suspended for minutes while its clock continues.
     """
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([str(part) for part in command], **pipes, **options) as process:
@@ -40,7 +40,7 @@ def ended(command, **options):
 
 
 def preloaded(*command, settings="log=1", check=True):
-    """Run a command with the simulator preloaded; return what it printed, and stderr."""
+    """Run a command with the simulator preloaded; return its stdout and stderr."""
     _, _, library = client.simulator()
     others = os.environ.get("LD_PRELOAD", "")  # a sanitizer's runtime comes first
     env = {**os.environ, "LD_PRELOAD": f"{others} {library}", "NPURT_SIM_RKNPU": settings}

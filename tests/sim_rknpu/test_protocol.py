@@ -1,4 +1,4 @@
-"""The simulated driver answers as Linux's own did: every question of protocol.py, as recorded."""
+"""Test that the simulated driver gives Linux's recorded answer to every question of protocol.py."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Counters are exact, and the time model gives the figures it was published with."""
+"""Test that counters are exact, and that the time model gives the published figures."""
 
 import json
 from dataclasses import replace

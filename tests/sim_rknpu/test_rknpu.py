@@ -1,4 +1,4 @@
-"""The vendor's driver: buffers, actions, chains, slots, fences and what a hang looks like.
+"""Test the vendor's driver: buffers, actions, chains, slots, fences and symptoms of hangs.
 
 Expected behaviour: rknpu_gem.c, rknpu_job.c and rknpu_drv.c of rknpu 0.9.8, by reading.
 """
@@ -193,7 +193,7 @@ class Chain:
         self.link([(0, len(tasks))])
 
     def link(self, segments):
-        """Chain each segment of (first, count) by itself."""
+        """Chain each segment of (first, count) separately."""
         for first, count in segments:
             for i in range(first, first + count):
                 last = i + 1 == first + count
@@ -257,7 +257,7 @@ def test_the_least_busy_core_takes_a_job_for_any(bench):
 
 
 def broken(driver, change, count=3):
-    """Run a chain of three after *change*; return how many the driver counted, and the reason."""
+    """Run a chain of three tasks after *change*; return the driver's count and the reason."""
     chain = Chain(driver, CHAINED[:3])
     change(chain)
     with pytest.raises(OSError, match="ETIMEDOUT"):

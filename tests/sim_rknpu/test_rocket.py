@@ -1,4 +1,4 @@
-"""The mainline driver's ioctls: what they refuse, what they let pass, what they wait for.
+"""Test the mainline driver's ioctls: refused requests, accepted requests and waits.
 
 Expected behaviour: drivers/accel/rocket/rocket_gem.c and rocket_job.c of Linux 6.18, by reading;
 test_protocol.py has what the driver itself answers.
@@ -321,7 +321,7 @@ def test_a_hung_job_takes_as_long_as_the_kernel_waits(bench):
 
 
 def jobs_end(benches, mhz):
-    """Run a job of several tasks at a clock; return for each whether its output was written."""
+    """Run a job of several tasks at a clock; return whether each task's output was written."""
     client.configure(f"rocket_mhz={mhz} log=0")
     for each in benches:
         each.fill()

@@ -1,4 +1,4 @@
-"""Lists that hardware does not run are not run, and the reason names what is wrong."""
+"""Test that the simulator refuses lists that hardware does not run, and names the error."""
 
 import json
 import re
@@ -40,7 +40,7 @@ def test_almost_every_flipped_bit_shows(name):
 
 
 def refusal(driver, task, change=None):
-    """Run a list that is to be refused: its output stays, and the reason is returned."""
+    """Run a list that must be refused; check that the output is unchanged; return the reason."""
     bench = Bench(driver, task, *operands(task))
     if change:
         bench.put(change(bench.words))
@@ -134,7 +134,7 @@ def refused():
 
 
 def without(offset):
-    """Drop the write of a register."""
+    """Remove the write of a register."""
     return lambda words: words[(words & np.uint64(0xFFFF)) != np.uint64(offset)]
 
 

@@ -1,4 +1,4 @@
-"""Threads that open, use and close the simulated node at the same time; for ThreadSanitizer too."""
+"""Test threads that open, use and close the node concurrently, also under ThreadSanitizer."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A client of libcdsprpc's bare ABI that prints what it is answered, one line an answer.
+"""A client of libcdsprpc's bare ABI that prints one line per answer.
 
 It opens the skel that npurt ships for v68, in DSP_LIBRARY_PATH, and knows nothing else of npurt.  A
 line is `name: code [values]`; codes are in hex, pointers are `null`, `-1` or `some`.
@@ -44,7 +44,7 @@ SCENARIOS = {}  # by name; each is for a process of its own, because some end it
 
 
 def scenario(function):
-    """Enter a function from a client into `SCENARIOS`."""
+    """Add a scenario, a function of a client, to `SCENARIOS`."""
     SCENARIOS[function.__name__] = function
     return function
 
@@ -54,7 +54,7 @@ def ints(*values):
 
 
 def pointer(value):
-    """Return how an address is written: two runs have two."""
+    """Return an address in the form that is printed; actual addresses differ between runs."""
     return "null" if not value else "-1" if value == 2**64 - 1 else "some"
 
 
@@ -106,7 +106,7 @@ class Client:
         return self.lib.remote_handle64_close(handle)
 
     def echo(self, handle):
-        """Return (code, what became of the answer)."""
+        """Return (code, state of the answer)."""
         given, got = LONG(5), LONG(0)
         arguments = (RemoteArg * 2)()
         arguments[0].buffer = RemoteBuffer(ct.addressof(given), 8)

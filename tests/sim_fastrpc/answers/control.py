@@ -1,4 +1,4 @@
-"""Requests to sessions and handles: right, wrong, too early and too late."""
+"""Scenarios of requests to sessions and handles: valid, invalid, too early and too late."""
 
 import ctypes as ct
 
@@ -99,7 +99,7 @@ def settings(c):
 
 
 def _no_domain(c, request, data):
-    """The library counts down a reference of a domain that is none: what that hits is chance."""
+    """Pass an invalid domain: the library decrements a count at an arbitrary address."""
     codes = [c.control(request, data) for _ in range(3)]
     c.say(f"request {request}, three times", codes[0])
     c.say("request 10 afterwards", c.control(10, ints(CDSP, 77)))

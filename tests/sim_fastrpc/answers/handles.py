@@ -1,4 +1,4 @@
-"""Handles: what is opened, called and closed, and what becomes of them when the DSP fails."""
+"""Scenarios of handles: open, call and close, and handles after a failure of the DSP."""
 
 import ctypes as ct
 import os

@@ -1,4 +1,4 @@
-"""Memory: rpcmem, maps, and what a program registers."""
+"""Scenarios of memory: rpcmem, maps, and a program's registered buffers."""
 
 import ctypes as ct
 import os
@@ -69,7 +69,7 @@ def rpcmem(c):
 
 @scenario
 def early(c):
-    """What is asked before there is a session."""
+    """Make requests before there is a session."""
     c.unsigned()
     at, fd = c.block()
     c.say("fastrpc_mmap", c.map(fd, at))

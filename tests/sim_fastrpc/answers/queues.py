@@ -1,4 +1,4 @@
-"""dspqueue: queues that are right, wrong, too early, too many, full, and of a dead session."""
+"""Scenarios of dspqueue: valid, invalid, too early, too many, full, and in a dead session."""
 
 import ctypes as ct
 

@@ -50,20 +50,20 @@ def recorded():
 
 
 def differences():
-    """Return the differences that are known."""
+    """Return the known differences."""
     found = re.split(r"^\[(\w+) (\w)\] (.*)$", (HERE / "differences.txt").read_text(), flags=re.M)
     return [Difference(*found[i : i + 3], parse(found[i + 3])) for i in range(1, len(found), 4)]
 
 
 def replaced(answers, others):
-    """Return *answers* with those of *others* in the place of their names, or at the end."""
+    """Return *answers* with those of *others* in place of the same names, or at the end."""
     by_name = dict(others)
     kept = [(name, by_name.pop(name, answer)) for name, answer in answers]
     return kept + list(by_name.items())
 
 
 def run(library, name, *, settings="", **variables):
-    """Return how the process of a scenario ended, and its answers."""
+    """Run a scenario; return the end of its process, and its answers."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
@@ -84,7 +84,7 @@ def run(library, name, *, settings="", **variables):
 
 
 def how(status):
-    """Return in a word how a process ended."""
+    """Return the end of a process in one word."""
     return "ends" if status == 0 else signal.Signals(-status).name if status < 0 else str(status)
 
 
