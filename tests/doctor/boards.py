@@ -16,7 +16,7 @@ FOLDERS = ("/dev", "/proc", "/sys")
 
 
 def board(name):
-    """Return all that is known of a board."""
+    """Return all data of a board."""
     report = REPORTS[name] if name != "working" else {"first": None, "command": ""}
     whole = {}
     for section, default in WORKING.items():
@@ -95,7 +95,7 @@ class _Tree(Machine):
 
 
 def trial(steps):
-    """Return what a trial would have seen; a step with a code failed, and is the last."""
+    """Return the result of a trial; a step with a code failed, and is the last step."""
     seen = {}
     for name, step in steps.items():
         if "call" not in step:

@@ -1,4 +1,4 @@
-"""The command line, as the tests of it have it."""
+"""Fixtures for tests of the command line."""
 
 from tests.cli.conftest import npurt
 

@@ -16,7 +16,7 @@ WORKING = ("mainline", "vendor")
 
 
 def board(name):
-    """Return all that is known of a board."""
+    """Return all data of a board."""
     report = REPORTS.get(name, {})
     known = dict(DATA[report.get("base", name)])
     for section in ("files", "nodes"):

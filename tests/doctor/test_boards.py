@@ -1,4 +1,4 @@
-"""Boards that people reported: the first cause is found, and what mends it is named."""
+"""Test reported boards: the doctor finds the first cause and names the remedy."""
 
 import json
 
@@ -84,7 +84,7 @@ def test_evidence_of_no_machine_is_that_of_a_simulator():
 
 
 def first_of(tmp_path, **files):
-    """Return what comes first when files have other contents; None: they are not there."""
+    """Return the first finding after changes to files; None removes a file."""
     tree = boards.tree("working", tmp_path)
     for path, text in files.items():
         here = tmp_path / path

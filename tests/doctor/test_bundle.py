@@ -1,4 +1,4 @@
-"""Bundles: what goes in, what does not, and what is refused of a stranger's."""
+"""Test bundles: included data, excluded data, and the refusal of unsafe bundles."""
 
 import gzip
 import io
@@ -152,7 +152,7 @@ def test_what_a_diagnosis_needs_is_left_alone(text):
 
 
 def words_of_a_bundle(path, name):
-    """The words of a bundle of a machine called *name*."""
+    """Return the words of a bundle of a machine called *name*."""
     evidence = {f"text /srv/{name}": f"user {name}, host={name}", "names /": [name, f"{name}.d"]}
     write(path, evidence, f"seen by {name}", {name: "STAND"})
     with tarfile.open(path) as tar:

@@ -1,4 +1,4 @@
-"""The frame: order, needs, and which finding comes first."""
+"""Test the framework of checks: order, requirements, and the first finding."""
 
 import pytest
 

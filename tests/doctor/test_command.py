@@ -1,4 +1,4 @@
-"""`npurt doctor`, as it is run."""
+"""Test the command `npurt doctor`."""
 
 import json
 import platform

@@ -1,4 +1,4 @@
-"""What is read of a machine, and what a machine that hides it looks like."""
+"""Test the data read from a machine, and the results when a machine hides the data."""
 
 import lzma
 import os

@@ -1,4 +1,4 @@
-"""Boards with Rockchip chips: the first cause is found, and what mends it is named."""
+"""Test boards with Rockchip chips: the doctor finds the first cause and names the remedy."""
 
 import json
 

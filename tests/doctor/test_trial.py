@@ -1,4 +1,4 @@
-"""Trials of a simulated DSP, well and ill, and of libraries that are not what they should be."""
+"""Test trials of a simulated DSP, working and faulty, and of defective libraries."""
 
 from pathlib import Path
 

@@ -133,7 +133,7 @@ def test_the_text_of_a_model_is_the_same(model, transport, simulator, monkeypatc
 
 
 def synchronised(work):
-    """Return how often DMA_BUF_IOCTL_SYNC is called over *work*, and for how many bytes."""
+    """Return the number of DMA_BUF_IOCTL_SYNC calls during *work*, and their bytes."""
     library = ctypes.CDLL(lib.simulator())
     library.npurt_sim_syncs.restype = ctypes.c_uint64
     before, after = ctypes.c_uint64(), ctypes.c_uint64()
@@ -152,7 +152,7 @@ LAYER = [(576, (576, 192, 192)), (576, (576,)), (576, (1536, 1536)), (1536, (576
 
 @pytest.fixture
 def layer(simulator):
-    """A function that multiplies rows by the matrices of a layer."""
+    """Return a function that multiplies rows by the matrices of a layer."""
     with HexagonDevice("hexagon:test", connection()) as device:
         weights = [(k, [device.pack(tensor(n, k, "q4_0")) for n in widths]) for k, widths in LAYER]
         device._sessions.opened[0].sync()

@@ -1,4 +1,4 @@
-"""Blocks that are all alike are rounded alike: their errors add up, and raise no alarm."""
+"""Test that equal blocks, whose rounding errors add up, cause no false alarm."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The HVX kernel of the gated delta net: its integers to the bit, and what they are worth."""
+"""Test the HVX kernel of the gated delta net: bit-exact integers, and their accuracy."""
 
 import json
 from dataclasses import replace

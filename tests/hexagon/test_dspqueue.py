@@ -1,4 +1,4 @@
-"""dspqueue is used where it was seen to work, and given up where it fails; capacity is measured."""
+"""Test that dspqueue is used only after it worked, is abandoned on failure, and is measured."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def test_a_library_without_queues_is_not_even_tried(fake, simulator, monkeypatch
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Every call into the library from now on: (name, arguments)."""
+    """Record every later call into the library as (name, arguments)."""
     seen = []
     library = load([lib.simulator()])
     original = library.call

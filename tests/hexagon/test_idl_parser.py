@@ -1,4 +1,4 @@
-"""What the IDL compiler reads, what it refuses and where, and what it makes of hostile text."""
+"""Test the IDL compiler: accepted text, the positions of errors, and hostile text."""
 
 import json
 import subprocess

@@ -65,7 +65,7 @@ def values(kind):
 
 
 def room_for(kind, value):
-    """Return the room that *value* needs."""
+    """Return the space that *value* needs."""
     if isinstance(kind, String):
         return len(value.encode()) + 1
     if isinstance(kind, Sequence):

@@ -1,4 +1,4 @@
-"""What a file for the DSP is, and whether the DSP would load it."""
+"""Test the recognition of files for the DSP, and the check that the DSP would load them."""
 
 import json
 import struct
@@ -41,7 +41,7 @@ def compiled(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def plain(compiled):
-    """A small skel with nothing wrong."""
+    """Return a small skel without errors."""
     return compiled(PLAIN)
 
 

@@ -1,4 +1,4 @@
-"""Where weights lie on a DSP: blocks, caches, sessions, and what happens when there is no room."""
+"""Test the placement of weights on a DSP: blocks, caches, sessions, and shortage of memory."""
 
 import gc
 

@@ -27,7 +27,7 @@ EDGES = [
 
 
 def bound(x, group):
-    """How far a value may be off.
+    """Return the largest allowed error of a value.
 
     A code is off by half a unit and what 15 bits of x and of the unit's inverse lose of 127: less
     than 0.55 units.  A unit is V / 508 + V / 2^16 + V / 2^23 + 1 quarters of the unit of V, where V

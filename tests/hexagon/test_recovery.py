@@ -1,4 +1,4 @@
-"""A DSP that dies, hangs or lies costs no product and no token; what happened is said."""
+"""Test that a DSP that dies, hangs or is wrong costs no product or token, and is reported."""
 
 import gc
 import itertools
@@ -37,7 +37,7 @@ FAULTS = ["crash=1", "invoke=1", "ssr=1:300"]
 
 
 class Work:
-    """Some weights on a device, and products that are known from when it was well."""
+    """Some weights on a device, and their products from before any fault."""
 
     def __init__(self, hexagon):
         rng = np.random.default_rng(3)

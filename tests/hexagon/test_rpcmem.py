@@ -1,4 +1,4 @@
-"""Shared memory: as large as asked for, alive while anybody can reach it, never given twice."""
+"""Test shared memory: its size, its lifetime while it has users, and no double allocation."""
 
 import errno
 import gc

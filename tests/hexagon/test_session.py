@@ -1,4 +1,4 @@
-"""A session opens whole or not at all, and always ends."""
+"""Test that a session opens completely or not at all, and always ends."""
 
 import contextlib
 import errno

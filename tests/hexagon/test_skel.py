@@ -1,4 +1,4 @@
-"""The skel that ships, run by the simulator: what its methods answer, and what it survives."""
+"""Test the packaged skel on the simulator: the answers of its methods, and invalid calls."""
 
 import hashlib
 import json

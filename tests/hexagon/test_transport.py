@@ -1,4 +1,4 @@
-"""Every way to the DSP does the same, also when the DSP dies, hangs, or the user is impatient."""
+"""Test that all transports behave alike, also when the DSP dies or hangs, or on an interrupt."""
 
 import os
 import subprocess

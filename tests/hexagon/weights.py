@@ -30,7 +30,7 @@ def tensor(rng, name, n, k, extreme=0):
 
 
 def weight(rng, name, n, k, extreme=0):
-    """The image of such a tensor, or of int8 codes for i8."""
+    """Return the image of a random tensor, or of int8 codes for i8."""
     if name == "i8":
         codes = rng.integers(-128, 128, (n, k), dtype=np.int8)
         return images.pack_i8(codes, rng.uniform(0.5, 2, n).astype(np.float32))
@@ -38,11 +38,11 @@ def weight(rng, name, n, k, extreme=0):
 
 
 def columns(name, k):
-    """The least multiple of the format's block that holds *k* columns."""
+    """Return the least multiple of the format's block that holds *k* columns."""
     block = 256 if name.endswith("_k") or name == "iq4_xs" else 32
     return -(-k // block) * block
 
 
 def groups(name):
-    """Groupings of activations that a format takes."""
+    """Return the groupings of activations that a format accepts."""
     return (0,) if name == "i8" else (32, 128)
