@@ -1,4 +1,4 @@
-"""A handle lets no call through once it is dead or closed."""
+"""Test that a dead or closed handle forwards no call."""
 
 import errno
 

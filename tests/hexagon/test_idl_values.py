@@ -1,4 +1,4 @@
-"""Arguments of calls: what is taken, what is used without a copy, what is refused and how."""
+"""Test arguments of calls: accepted values, values used without a copy, and refusals."""
 
 from array import array
 from pathlib import Path

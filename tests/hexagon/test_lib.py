@@ -1,4 +1,4 @@
-"""The library is looked for where it may be, opened once, and every code it returns is seen."""
+"""Test the search for the library, its single load, and the check of every returned code."""
 
 import errno
 import os

@@ -37,7 +37,7 @@ NUMBERS = {
 
 
 def answer(**fields):
-    """Return a reply that says what is given, and is else that to a first batch."""
+    """Return a reply with the given fields; other fields are those of a first batch's reply."""
     data = messages.reply()
     read = data.view(messages.REPLY)[0]
     read["magic"] = messages.REPLY_MAGIC

@@ -1,4 +1,4 @@
-"""Device strings of the Hexagon mean one thing each."""
+"""Test that each device string of the Hexagon has exactly one meaning."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A skel of one's own is compiled, loaded by the simulated DSP, and called: examples/own_skel."""
+"""Test examples/own_skel: a user's skel is compiled, loaded by the simulated DSP, and called."""
 
 import gc
 import shutil

@@ -1,4 +1,4 @@
-"""The packets that npurt/hexagon/plan says, and those that the simulated DSP executes."""
+"""Compare the packets that npurt/hexagon/plan predicts with those that the simulator executes."""
 
 import pytest
 

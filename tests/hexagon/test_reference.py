@@ -89,7 +89,7 @@ def reference(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=build_hexagon.ARCHS)
 def driver(request, tmp_path_factory):
-    """The kernels of each architecture."""
+    """Return the driver of the kernels of each architecture."""
     started = Driver(request.param, tmp_path_factory.mktemp("kernels"))
     yield started
     started.close()
@@ -108,7 +108,7 @@ def test_it_equals_the_integers_of_the_model(reference, name, n, seed, **shape):
 
 
 def assert_equal(driver, reference, x, image, name, **asked):
-    """The kernels and the reference give the same results and the same activations."""
+    """Check that the kernels and the reference give the same results and activations."""
     kernels = driver.run(x, image, name, **asked)
     plain = reference.run(x, image, name, **asked)
     np.testing.assert_array_equal(kernels.y, plain.y)

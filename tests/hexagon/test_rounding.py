@@ -1,4 +1,4 @@
-"""The bound of the DSP's rounding holds, and is near enough to what happens to be of use.
+"""Test that the bound of the DSP's rounding holds, and that it is close to the real error.
 
 The integer model of the kernels says what they round; the bound is held against it.
 """

@@ -1,4 +1,4 @@
-"""What the compiler calls by itself on the DSP, emulated: division and copying."""
+"""Test the functions that the compiler calls implicitly on the DSP, emulated: division, copies."""
 
 import struct
 import subprocess
