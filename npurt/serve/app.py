@@ -125,7 +125,7 @@ def _answering(router: Router) -> ASGIApp:
 
 
 def _unrouted(scope: Scope, error: HTTPException) -> Response:
-    """Return the error response for an unknown path or method, in the path's interface's form."""
+    """Return the error response for an unknown path or method, in the form of its interface."""
     what = f"{scope['method']} {scope['path']}"
     known = HttpError(
         error.status_code,

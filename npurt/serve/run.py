@@ -142,7 +142,7 @@ class Protocol(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """A server that a first signal ends after its active requests, and a second one at once.
+    """A server that finishes its requests at a first signal, and exits at once at a second one.
 
     Attributes:
         status: The exit status: 128 plus the number of the signal; 0 before a signal.
@@ -182,7 +182,7 @@ class Start:
     Attributes:
         model: The front's view of the only model, or the models of a folder, which are loaded on
             demand.
-        policy: When models of a folder are loaded and unloaded; unused with one model.
+        policy: The limits on loaded models of a folder; unused with one model.
         options: Arguments of `npurt.Llama`.
         stuck: Seconds without a message after which an engine is replaced.
         command: The command line that starts an engine.

@@ -25,7 +25,7 @@ class Batched:
         self._emit = emit
         self._lock = threading.Lock()  # guards the three dictionaries below
         self._ids: dict[int, int] = {}  # the front's sequence ids by the engine's request ids
-        self._requests: dict[int, Request] = {}  # by the front's sequence ids
+        self._requests: dict[int, Request] = {}  # requests by the front's sequence ids
         # Events that arrived before `Engine.submit` returned, by the engine's request ids.
         self._early: dict[int, list[Given]] = {}
         self._engine = Batches(path, on_step=self._pass_on, progress=False, **options)

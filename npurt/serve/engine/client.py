@@ -36,7 +36,7 @@ from npurt.serve.engine.wire import EngineLost, read
 
 # A sequence fails after this many engine deaths in a row without a new token of the sequence.
 MOST_DEATHS = 3
-# The same limit for deaths by SIGKILL of another sender, such as Linux when memory runs out.
+# The same limit for deaths by a SIGKILL from another sender, such as Linux when memory runs out.
 MOST_KILLS = 30
 MOST_OPENINGS = 3  # failed attempts in a row to open the model, after which all sequences fail
 # The timeout for opening a model is OPEN_SECONDS plus the file's size / OPEN_BYTES.  A board may
@@ -63,9 +63,9 @@ class OpenSequence:
         self.tokens: list[int] = []
         self.sent = False  # whether the sequence was submitted to the current process
         self.heard = False  # whether the current process generated a token of the sequence
-        self.deaths = self.kills = 0  # dead processes in a row that generated no token
+        self.deaths = self.kills = 0  # numbers of dead processes in a row without a token
         self._scored = 0  # number of the prompt's log probabilities passed to `sink`
-        self._repeated = 0  # number of these that the current process still sends again
+        self._repeated = 0  # number of those that the current process will send again
 
     def take(self, event: Event) -> None:
         """Store the tokens of *event*, and pass *event* to `sink`."""
@@ -300,7 +300,7 @@ class Engine:
         self._asked.clear()
 
     def _count_death(self, error: NpurtError) -> None:
-        """Count a death of the engine for each suspect sequence; end a sequence with too many.
+        """Count a death of the engine for each suspect sequence; end one with too many deaths.
 
         The engine runs the oldest submitted sequences.  Of these, each one that got no token from
         the dead process is a suspect.
@@ -311,7 +311,7 @@ class Engine:
             return  # the process died before it got a sequence
         self._disconnect()
         code = self._process.returncode if self._process else None
-        killed = code == -signal.SIGKILL and not self._killed  # not by this front
+        killed = code == -signal.SIGKILL and not self._killed  # by another process
         sent = [sequence for sequence in self._sequences.values() if sequence.sent]
         for sequence in sent[: self.ready.sequences]:
             if sequence.heard:

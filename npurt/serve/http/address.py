@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from npurt.errors import SettingError
 from npurt.runtime.open.arguments import integer
 
-REMEDIES = {  # of errors of a listening socket, by errno
+REMEDIES = {  # remedies for errors of a listening socket, by errno
     errno.EADDRINUSE: "choose another --port, or stop the program that uses it",
     errno.EACCES: "choose a --port above 1023",
 }
@@ -59,7 +59,7 @@ class Address:
         try:
             listening = socket.create_server((self.host, self.port), family=family, backlog=1024)
         except OSError as error:
-            why = str(error.strerror).partition(" (while")[0]  # "(while ...": the address again
+            why = str(error.strerror).partition(" (while")[0]  # "(while ..." repeats it
             raise SettingError(
                 f"cannot listen on {self.host} port {self.port}: {why}",
                 remedy=REMEDIES.get(error.errno or 0, "give --host an address of this machine"),

@@ -1,6 +1,6 @@
 """/openapi.json: the description of all paths, made from the schemas that check requests.
 
-Source of the form: OpenAPI Specification 3.1.0, spec.openapis.org/oas/v3.1.0.
+Source of the format: OpenAPI Specification 3.1.0, spec.openapis.org/oas/v3.1.0.
 """
 
 import inspect

@@ -18,7 +18,7 @@ TYPES = {  # error types of OpenAI's interface by status; other statuses: invali
     503: "unavailable_error",
     504: "timeout_error",
 }
-LLAMA_CPP = {  # paths of llama.cpp's interface, which have its form of errors
+LLAMA_CPP = {  # paths whose errors have llama.cpp's form
     "/apply-template", "/completion", "/detokenize", "/health", "/infill", "/metrics", "/props",
     "/tokenize",
 }  # fmt: skip

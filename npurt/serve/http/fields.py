@@ -21,7 +21,7 @@ class Fields:
         return f"{self._where}.{field}" if self._where else field
 
     def wrong(self, field: str, allowed: str) -> HttpError:
-        """Return the error of a *field* whose value is not what is *allowed*."""
+        """Return the error of a *field* whose value is not *allowed*."""
         name = self.name(field)
         return wrong(
             f"{name} is {self.values.get(field)!r:.100}", f"{name} must be {allowed}", param=name

@@ -1,4 +1,4 @@
-"""The limits of a request, and reading its body within them."""
+"""Limit the size of requests, and read their bodies."""
 
 import asyncio
 import json

@@ -24,7 +24,7 @@ TYPES: Mapping[str, type | tuple[type, ...]] = {
 }  # fmt: skip
 
 
-# --- To write schemas ---------------------------------------------------------------------------
+# --- Writing schemas ----------------------------------------------------------------------------
 
 
 def text(most: int) -> Schema:
@@ -72,7 +72,7 @@ def _or_null(schema: Schema) -> Schema:
     return {"anyOf": [*branches, {"type": "null"}]}
 
 
-# --- To check with them -------------------------------------------------------------------------
+# --- Checking values ----------------------------------------------------------------------------
 
 
 def check(value: Any, schema: Schema, name: str = "") -> None:

@@ -32,7 +32,7 @@ BLOCKS: dict[type[Part], tuple[str, dict[str, str], str, str]] = {
 async def answer(front: Front, request: Request) -> Answer:
     """Answer a chat request in Anthropic's form."""
     fields = request.fields
-    fields.text("model")  # the model was chosen by it
+    fields.text("model")  # the model was chosen by this field
     wanted = options.wanted(fields, request.salt, "max_tokens")
     wanted.stops, wanted.choices = options.stops(fields, "stop_sequences")[0], 1
     stream = fields.flag("stream")

@@ -16,7 +16,7 @@ MOST_TEXTS = 2048
 async def embeddings(front: Front, request: Request) -> Answer:
     """Embed a string, token ids, or a list of these."""
     fields = request.fields
-    fields.text("model")  # the model was chosen by it
+    fields.text("model")  # the model was chosen by this field
     form = fields.text("encoding_format", "float")
     texts = await request.aside(lambda: _texts(front, fields))
     vectors, tokens = await _vectors(front, texts, request.salt)

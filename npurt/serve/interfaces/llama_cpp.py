@@ -41,7 +41,7 @@ async def infill(front: Front, request: Request) -> Answer:
 
 
 def prompt_of(model: ServedModel, given: Any) -> list[int]:
-    """Return the token ids of a prompt: a string, or a list of strings and token ids.
+    """Return the token ids of *given*: a string, or a list of strings and token ids.
 
     Raises:
         HttpError: *given* is neither, or contains several prompts.

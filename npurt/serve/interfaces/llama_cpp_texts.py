@@ -43,7 +43,7 @@ async def detokenize(front: Front, request: Request) -> Answer:
 
 
 async def apply_template(front: Front, request: Request) -> Answer:
-    """Return the prompt that the chat template makes of messages."""
+    """Return the prompt that the chat template renders from messages."""
     fields: Fields = request.fields
     tools = tools_of(fields)
     given, variables = messages(fields), template_variables(fields)

@@ -27,7 +27,7 @@ REASONS = {"length": "length", "context": "length"}  # others: stop
 async def chat(front: Front, request: Request) -> Answer:
     """Answer a chat request in Ollama's form."""
     fields = request.fields
-    fields.text("model")  # the model was chosen by it
+    fields.text("model")  # the model was chosen by this field
     wanted = await _wanted(fields, request.salt)
     if not fields.items("messages"):
         return await _loaded(front, {"message": {"role": "assistant", "content": ""}})
@@ -48,7 +48,7 @@ async def chat(front: Front, request: Request) -> Answer:
 async def generate(front: Front, request: Request) -> Answer:
     """Complete a raw prompt, or answer a prompt through the chat template."""
     fields = request.fields
-    fields.text("model")  # the model was chosen by it
+    fields.text("model")  # the model was chosen by this field
     wanted = await _wanted(fields, request.salt)
     prompt, suffix = fields.text("prompt", "") or "", fields.text("suffix", "") or ""
     system, raw = fields.text("system", "") or "", fields.flag("raw")

@@ -20,7 +20,7 @@ from npurt.serve.tools.wanted import tools_of
 async def chat(front: Front, request: Request) -> Answer:
     """Answer a chat request in OpenAI's form."""
     fields = request.fields
-    fields.text("model")  # the model was chosen by it
+    fields.text("model")  # the model was chosen by this field
     wanted = options.wanted(
         fields, request.salt, "max_completion_tokens", "max_tokens", "n_predict"
     )

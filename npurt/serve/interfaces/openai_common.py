@@ -99,7 +99,7 @@ def text_logprobs(
     Args:
         model: The model.
         likely: The tokens with their log probabilities.
-        offset: Position in the text of the first token.
+        offset: Position of the first token in the text.
         first: A prompt's first token, which comes before *likely* and has no log probability.
     """
     if first is not None:

@@ -22,7 +22,7 @@ from npurt.serve.tools.wanted import Tools, flat_tools, tools_of
 async def respond(front: Front, request: Request) -> Answer:
     """Answer an input in the form of OpenAI's Responses."""
     fields = request.fields
-    fields.text("model")  # the model was chosen by it
+    fields.text("model")  # the model was chosen by this field
     if fields.has("previous_response_id") or fields.has("conversation"):
         raise wrong(
             "this server keeps no earlier responses",

@@ -40,7 +40,7 @@ class Echo:
 async def completions(front: Front, request: Request) -> Answer:
     """Complete one prompt or several."""
     fields = request.fields
-    fields.text("model")  # the model was chosen by it
+    fields.text("model")  # the model was chosen by this field
     wanted = options.wanted(fields, request.salt, "max_tokens", "n_predict")
     await options.constrain(fields, wanted)
     wanted.top_logprobs = _logprobs(fields)
@@ -80,7 +80,7 @@ def _logprobs(fields: Fields) -> int | None:
 
 
 def prompts(model: ServedModel, fields: Fields) -> list[list[int]]:
-    """Return the token ids of each prompt: a string, token ids, or a list of these.
+    """Return the token ids of each prompt in a field: a string, token ids, or a list of these.
 
     Raises:
         HttpError: The field is something else, or has too many prompts.
@@ -125,7 +125,7 @@ async def _parts(
     made = head(front, "cmpl", "text_completion")
     with_usage = chosen.flag("include_usage")
     offsets = [0] * len(before)
-    scores: list[list[Logprob]] = [[] for _ in before]  # of the prompts' tokens
+    scores: list[list[Logprob]] = [[] for _ in before]  # by prompt
 
     def chunk(
         number: int, text: str, likely: Any = None, finish: str | None = None, **others: Any

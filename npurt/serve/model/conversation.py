@@ -67,7 +67,7 @@ class Conversation:
             HttpError: The queue is full, or the request is invalid.
         """
         tools = tools or Tools()
-        front.require_room(wanted.choices)  # before the work of rendering and tokenizing
+        front.require_room(wanted.choices)  # before rendering and tokenizing
 
         def prepared() -> tuple[str, list[int]]:
             prompt = front.model.prompt(messages, tools=tools.listed, variables=variables) + before
@@ -76,7 +76,7 @@ class Conversation:
         prompt, ids = await request.aside(prepared)
         if tools.strict and not (wanted.grammar or wanted.response_format):
             thinks = apart and not before and front.model.thinks
-            wanted.lark = await asyncio.to_thread(  # the grammar may take a second
+            wanted.lark = await asyncio.to_thread(  # compiling it may last a second
                 _grammar, front.model, tools, prompt, thinks=thinks
             )
         return cls(front, prompt, ids, wanted, tools, apart=apart and not before)
@@ -114,7 +114,7 @@ class Conversation:
             HttpError: A choice failed.
         """
         time = asyncio.get_running_loop().time
-        last = time()  # of the last yield
+        last = time()  # time of the last yield
         async for piece in self.texts.pieces(self._ping if signs else None):
             if piece is None:
                 last = time()

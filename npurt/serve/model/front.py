@@ -90,7 +90,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class OnDemand:
-    """How the first sequence starts the engine.
+    """The start of the engine by the first sequence.
 
     Attributes:
         expected: The expected `Ready` message of the engine, used until it is ready.
@@ -105,7 +105,7 @@ class Front:
     """A model that answers requests.
 
     Args:
-        on_demand: How the first sequence starts the engine; None: the engine is started elsewhere,
+        on_demand: The start of the engine by the first sequence; None: the engine is started elsewhere,
             and requests are refused until it is ready.
         counts: Counts to continue, such as those of an earlier front of the model.
 

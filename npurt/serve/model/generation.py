@@ -107,7 +107,7 @@ class Choice:
         )
 
     def _shown_of(self, text: str) -> str:
-        """Append *text*; return the final text, and keep what may begin a stop string."""
+        """Append *text*; return the text before the part that may begin a stop string."""
         whole = self._held + text
         shown, self._held, stopped = split_at_stop(whole, self._stops)
         self._given += len(shown)
@@ -169,7 +169,7 @@ class Texts:
 
     @property
     def first_open(self) -> int:
-        """The number of the first open choice, which keep-alive events name."""
+        """The number of the first open choice; keep-alive events contain this number."""
         return next(iter(self._open), 0)
 
     @property
@@ -189,7 +189,7 @@ class Texts:
         return sum(max(each.read for each in same) for same in self._prompts.values())
 
     async def pieces(self, every: float | None = None) -> AsyncIterator[Piece | None]:
-        """Yield new output until all choices have ended; None after *every* seconds without any.
+        """Yield new output until all choices have ended; None after *every* seconds without output.
 
         Raises:
             HttpError: A choice failed.
@@ -232,7 +232,7 @@ class Texts:
         }
 
     async def whole(self) -> list[Piece]:
-        """Wait until all choices have ended; return each one's whole output."""
+        """Wait until all choices have ended; return the whole output of each choice."""
         texts = [Piece(choice.number) for choice in self.choices]
         async for piece in self.pieces():
             if piece is not None:

@@ -1,4 +1,4 @@
-"""The models that a server offers: a single one, or several that requests choose from by name."""
+"""The models that a server offers: a single one, or several, of which a request names one."""
 
 import contextlib
 from collections.abc import AsyncIterator, Sequence
@@ -40,7 +40,7 @@ class Offers(Protocol):
         """Whether the server is shutting down and refuses new requests."""
 
     def using(self, request: Request) -> AbstractAsyncContextManager[Front]:
-        """Enter with the front of the model that *request* names; keep it in use until the exit."""
+        """Return a context with the front of the model that *request* names, in use until the exit."""
 
     def offer(self, request: Request) -> Offer:
         """Return the model that *request* names, without loading it."""
@@ -66,7 +66,7 @@ class Only:
 
     @contextlib.asynccontextmanager
     async def using(self, request: Request) -> AsyncIterator[Front]:
-        """Enter with the only front."""
+        """Return a context with the only front."""
         del request
         yield self._front
 
@@ -105,7 +105,7 @@ class Only:
 
 
 def by_model(handler: Handler[Front]) -> Handler[Offers]:
-    """Return *handler* called with the front of the model that the request names."""
+    """Return a handler that calls *handler* with the front of the model that the request names."""
 
     async def answer(offers: Offers, request: Request) -> Answer:
         async with offers.using(request) as front:

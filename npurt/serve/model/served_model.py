@@ -44,7 +44,7 @@ class ServedModel(ModelFile):
             raise of(error) from error
 
     def encode_whole(self, text: str) -> list[int]:
-        """Return the token ids of *text* for an embedding, with EOS if the model's metadata ask."""
+        """Return the token ids of *text* for an embedding, with EOS if the metadata require it."""
         ids = self.encode(text, special=False)
         end = self.tokenizer.eos if self.tokenizer.add_eos else None
         return ids if end is None else [*ids, end]
@@ -128,7 +128,7 @@ class ServedModel(ModelFile):
             raise of(error) from error
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Return the token ids of a prompt of `prompt`; add BOS unless *text* begins with it."""
+        """Return the token ids of a prompt from `prompt`; add BOS unless *text* begins with it."""
         bos = self.text_of(self.tokenizer.bos)
         printed = bool(bos) and text.startswith(bos)
         return self.encode(text, add_bos=False if printed else None)
@@ -145,7 +145,7 @@ class ServedModel(ModelFile):
         return self._fill_in is not None
 
     def around(self, before: str, after: str) -> list[int]:
-        """Return a fill-in-the-middle prompt, whose completion goes between *before* and *after*.
+        """Return a fill-in-the-middle prompt, whose completion is between *before* and *after*.
 
         Raises:
             HttpError: The model does not support fill-in-the-middle, or the tokenizer refuses a

@@ -84,7 +84,7 @@ def scan(folder: Path, n_ctx: int | None = None) -> tuple[list[FolderModel], lis
 def _first_files(folder: Path) -> list[Path]:
     """Return all GGUF files, without later parts of a split model whose first part is present."""
     try:
-        next(folder.iterdir(), None)  # raises if the folder cannot be read, which rglob ignores
+        next(folder.iterdir(), None)  # raises if the folder is unreadable; rglob does not
         found = sorted(folder.rglob("*"))
     except OSError as error:
         raise SettingError(

@@ -6,7 +6,7 @@ from npurt.llm.batch.memory import free_memory, total_memory
 from npurt.serve.models.folder import FolderModel
 
 PROCESS = 200 << 20  # bytes: Python, its libraries and the vocabulary; docs/memory.md
-IDLE_SECONDS = 300.0  # as Ollama's default
+IDLE_SECONDS = 300.0  # Ollama's default
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Policy:
         if self.nbytes is not None:
             free = self.nbytes - sum(map(need, loaded))
         else:
-            free = free_memory() or need(model)  # free_memory() is 0 if the system does not tell
+            free = free_memory() or need(model)  # free_memory() is 0 if it is unknown
         if need(model) <= free:
             return None
         return f"{_shown(need(model))} of memory, of which {_shown(max(0, free))} is free"

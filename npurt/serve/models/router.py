@@ -81,7 +81,7 @@ class Router:
 
     @contextlib.asynccontextmanager
     async def using(self, request: Request) -> AsyncIterator[Front]:
-        """Enter with the front of the model that *request* names.
+        """Return a context with the front of the model that *request* names.
 
         Raises:
             HttpError: The model does not exist, or its file can no longer be read.
@@ -96,7 +96,7 @@ class Router:
 
     def _chosen(self, request: Request) -> FolderModel:
         if len(self._models) == 1:
-            return next(iter(self._models.values()))  # the only model answers to any name
+            return next(iter(self._models.values()))  # the only model has any name
         name = request.fields.text("model")
         listed = ", ".join(list(self._models)[:LISTED])
         if len(self._models) > LISTED:
@@ -180,7 +180,7 @@ class Router:
         try:
             async with self._one_loads:
                 await self._make_room(instance)
-                if not instance.busy:  # all its clients disconnected
+                if not instance.busy:  # all clients disconnected
                     instance.loading = None
                     return
                 log.warning("loading %s", name)

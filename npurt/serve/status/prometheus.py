@@ -34,7 +34,7 @@ def text(found: Mapping[str, Mapping[str, float]]) -> bytes:
     """Return the metrics in Prometheus' text format.
 
     Args:
-        found: The values of the metrics by name, by model.
+        found: The values of the metrics by model and name.
     """
     registry = CollectorRegistry()
     registry.register(Readings(found))

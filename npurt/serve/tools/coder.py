@@ -103,7 +103,7 @@ def _written(schema: Any) -> str:
 
 
 def _value(text: str, schema: Any) -> Any:
-    """Parse *text* by the type in *schema*; return *text* if it is no JSON or has no type."""
+    """Parse *text* by the type in *schema*; return *text* if it is not JSON or has no type."""
     kinds = _kinds(schema) if isinstance(schema, Mapping) else {"string"}
     if "string" in kinds:
         return None if text == "null" and "null" in kinds else text

@@ -42,7 +42,7 @@ class Llama3(Format):
         )
 
     def parse(self, body: str, schemas: Schemas) -> Sequence[Call]:
-        """Return the calls in *body*, of functions that there are."""
+        """Return the calls in *body*, if *schemas* has all their functions."""
         calls = [call_of(value, "parameters", "arguments") for value in objects(body, ";")]
         return _known(calls, schemas)
 
@@ -74,7 +74,7 @@ class Pythonic(Format):
         )
 
     def parse(self, body: str, schemas: Schemas) -> Sequence[Call]:
-        """Return the calls in *body*, of functions that there are."""
+        """Return the calls in *body*, if *schemas* has all their functions."""
         try:
             with warnings.catch_warnings():  # ignore warnings about backslashes in strings
                 warnings.simplefilter("ignore")

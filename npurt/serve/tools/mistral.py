@@ -1,4 +1,4 @@
-"""Mistral's calls: ``[TOOL_CALLS]``, then a JSON list, or per call a name, ``[ARGS]``, an object.
+"""Mistral's calls: ``[TOOL_CALLS]``, then a list, or for each call name, ``[ARGS]``, object.
 
 Source: the chat templates of Mistral's models.
 """

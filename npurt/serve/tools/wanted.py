@@ -33,7 +33,7 @@ class Tools:
 
     @property
     def checked(self) -> Functions:
-        """The functions for a grammar: their schemas, or {} (any arguments) if not strict."""
+        """The schema of each function for a grammar; {} (any arguments) if it is not strict."""
         return {
             name: schema if name in self.strict else {} for name, schema in self.schemas.items()
         }
