@@ -59,7 +59,7 @@ class Address:
         try:
             listening = socket.create_server((self.host, self.port), family=family, backlog=1024)
         except OSError as error:
-            why = str(error.strerror).partition(" (while")[0]  # "(while ..." repeats it
+            why = str(error.strerror).partition(" (while")[0]  # the rest repeats the address
             raise SettingError(
                 f"cannot listen on {self.host} port {self.port}: {why}",
                 remedy=REMEDIES.get(error.errno or 0, "give --host an address of this machine"),

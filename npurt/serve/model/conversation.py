@@ -76,7 +76,7 @@ class Conversation:
         prompt, ids = await request.aside(prepared)
         if tools.strict and not (wanted.grammar or wanted.response_format):
             thinks = apart and not before and front.model.thinks
-            wanted.lark = await asyncio.to_thread(  # compiling it may last a second
+            wanted.lark = await asyncio.to_thread(  # compiling the grammar may take a second
                 _grammar, front.model, tools, prompt, thinks=thinks
             )
         return cls(front, prompt, ids, wanted, tools, apart=apart and not before)

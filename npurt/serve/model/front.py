@@ -105,8 +105,8 @@ class Front:
     """A model that answers requests.
 
     Args:
-        on_demand: The start of the engine by the first sequence; None: the engine is started elsewhere,
-            and requests are refused until it is ready.
+        on_demand: The start of the engine by the first sequence; None: the engine is started
+            elsewhere, and requests are refused until it is ready.
         counts: Counts to continue, such as those of an earlier front of the model.
 
     Attributes:

@@ -30,7 +30,7 @@ Part = Said | Thought | Call
 def begins_in_thought(prompt: str) -> bool:
     """Return whether the chat template ended *prompt* with the tag that begins a thought.
 
-    A tag in a user's message is not at the end of the prompt: the markup of the answer follows the tag.
+    A tag in a user's message is not at the end of the prompt: more markup follows the tag.
     """
     return prompt.rstrip(BLANK).endswith(BEGIN)
 

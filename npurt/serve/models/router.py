@@ -96,7 +96,7 @@ class Router:
 
     def _chosen(self, request: Request) -> FolderModel:
         if len(self._models) == 1:
-            return next(iter(self._models.values()))  # the only model has any name
+            return next(iter(self._models.values()))  # the only model is used for any name
         name = request.fields.text("model")
         listed = ", ".join(list(self._models)[:LISTED])
         if len(self._models) > LISTED:
