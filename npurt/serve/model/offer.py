@@ -40,7 +40,7 @@ class Offers(Protocol):
         """Whether the server is shutting down and refuses new requests."""
 
     def using(self, request: Request) -> AbstractAsyncContextManager[Front]:
-        """Return a context that keeps the model that *request* names in use; its value is the front."""
+        """Return a context with the front of the model that *request* names."""
 
     def offer(self, request: Request) -> Offer:
         """Return the model that *request* names, without loading it."""
