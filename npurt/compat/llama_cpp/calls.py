@@ -189,7 +189,7 @@ def _begin_of(name: str) -> str:
 
 
 def _written(functions: Functions, *, message: bool) -> Any:
-    """Return the grammar of an answer in `FORMAT`: calls, or a message if *message* is true."""
+    """Return the grammar of an answer in `FORMAT`: calls; *message* also allows a message."""
     from npurt.llm.decode.grammar.grammar import Grammar
 
     calls = [
