@@ -48,7 +48,7 @@ static uint32_t least(uint32_t a, uint32_t b)
     return a < b ? a : b;
 }
 
-/* --- memory ------------------------------------------------------------------------------------ */
+/* --- memory ---------------------------------------------------------------------------------- */
 
 /* Allocate memory aligned to a vector.  A protection domain has malloc, which aligns to 8, but may
  * lack memalign.  The address from malloc is stored before the aligned memory. */
@@ -122,7 +122,7 @@ static void reserve(workspace *work, uint32_t threads)
     }
 }
 
-/* --- caches ------------------------------------------------------------------------------------ */
+/* --- caches ---------------------------------------------------------------------------------- */
 
 static uint64_t extent_of_y(const batch_op *op)
 {
@@ -202,7 +202,7 @@ static void after_batch(const batch *batch)
     }
 }
 
-/* --- one thread's part of an op ------------------------------------------------------------------ */
+/* --- one thread's part of an op ---------------------------------------------------------------- */
 
 static void quantise(run *run, const batch_op *op, uint32_t thread)
 {

@@ -5,7 +5,8 @@
  *
  * The pool implements a barrier, because each op needs several barriers and the barrier of QuRT
  * does not spin.  Consecutive barriers use two futexes in turn: a late wake-up for one barrier
- * cannot wake threads at the next.  So a barrier executes the same number of instructions with any timing.
+ * cannot wake threads at the next.  So a barrier executes the same number of
+ * instructions with any timing.
  */
 #include "pool.h"
 #include "hap.h"

@@ -3,7 +3,7 @@
  *
  * This file uses only functions of the oldest firmware with a manager, because some loaders refuse
  * the newer attr_init_v2.  Each function may be missing.  The file acquires VTCM without waiting:
- * another process may hold VTCM for a long time, and public reports say that acquire with a timeout
+ * an owner holds VTCM for a long time, and public reports say that acquire with a timeout
  * hangs.
  */
 #include "vtcm.h"
