@@ -1,7 +1,7 @@
-"""Folders as transformers saves them, of the models in tests/data/models.
+"""Checkpoint folders of the models in tests/data/models, as transformers saves them.
 
-config.json is transformers' own (tests/data/checkpoints); the weights are those of the GGUF file,
-turned back into the layout of the checkpoint; tokenizer.json is written by tokenizers.
+transformers wrote config.json (tests/data/checkpoints); the weights are those of the GGUF file,
+converted back to the layout of the checkpoint; tokenizer.json is written by tokenizers.
 """
 
 import json
@@ -33,18 +33,18 @@ QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 
 
 def gguf_path(model):
-    """Return the file that the folder of *model* is to become."""
+    """Return the GGUF file that the folder of *model* must be converted to."""
     return tiny.path(model, "bf16" if not tiny.path(model, "f32").exists() else "f32")
 
 
 def halves(array, heads):
-    """Return rows of q or k as checkpoints have them: the pairs of GGUF are halves of a head."""
+    """Reorder rows of q or k from the pairs of GGUF to the halves of a head in checkpoints."""
     width = len(array) // heads
     return array.reshape(heads, width // 2, 2, -1).swapaxes(1, 2).reshape(array.shape)
 
 
 def weights(model):
-    """Return name -> (dtype, array of values or bits), as the checkpoint of *model* has them."""
+    """Return the tensors of the checkpoint of *model*: name -> (dtype, array of values or bits)."""
     config = CONFIGS[model]
     family = FAMILIES[config["model_type"]]
     names = {gguf: theirs for theirs, gguf in {**TOP, **family.names}.items()}
@@ -110,7 +110,7 @@ def encode(tensors):
 
 
 def tokenizer(model):
-    """Return the tokenizer of *model* as the library makes it."""
+    """Build the tokenizer of *model* with the tokenizers library."""
     with GGUF(gguf_path(model)) as file:
         keys = file.metadata
     tokens, kinds = keys["tokenizer.ggml.tokens"], keys["tokenizer.ggml.token_type"]
@@ -138,7 +138,7 @@ def tokenizer(model):
 
 
 def folder_of(model, target, files=1):
-    """Write the folder of *model*, its weights in so many files, and return it."""
+    """Write the folder of *model*, with its weights in *files* files, and return its path."""
     target.mkdir(exist_ok=True)
     with GGUF(gguf_path(model)) as file:
         keys = file.metadata
@@ -173,7 +173,7 @@ def change(folder, name, **values):
 
 
 def refused(folder, target, says, kind="f16"):
-    """Return the error of a conversion, which says what matches *says* and writes nothing."""
+    """Check that a conversion fails with *says* and writes nothing; return the error."""
     with pytest.raises(NpurtError, match=says) as caught:
         convert(folder, target, kind, progress=False)
     assert caught.value.remedy

@@ -1,4 +1,4 @@
-"""Tiny models to generate with and to take back, and the ways in which tests do."""
+"""Fixtures and helpers for generation and rewinding with the tiny models."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def llm():
 
 @pytest.fixture(scope="module", params=MODELS, ids="-".join)
 def pair(request):
-    """Two openings of one model: one to play with, one that goes straight."""
+    """Yield two instances of one model: one to rewind, and one that only decodes forward."""
     path = tiny.path(*request.param)
     with npurt.Llama(path, **OPTIONS) as llm, npurt.Llama(path, **OPTIONS) as straight:
         yield llm, straight, tiny.ids(request.param[0])

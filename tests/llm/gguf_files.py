@@ -1,4 +1,4 @@
-"""Write GGUF files byte by byte, sound or broken: the tests' own reading of the format.
+"""Write valid or damaged GGUF files byte by byte, independently of npurt's reader.
 
 Source: ggml docs/gguf.md.
 """
@@ -29,7 +29,7 @@ def value(kind: int, content: Any) -> bytes:
 
 
 def view(letter: str, numbers: Iterable[Any]) -> "memoryview[Any]":
-    """Return numbers or flags as the metadata of a header has them."""
+    """Return numbers or flags as the memoryview that a header's metadata has for an array."""
     values = list(numbers)
     return memoryview(struct.pack(f"{len(values)}{letter}", *values)).cast(letter)
 
@@ -40,7 +40,7 @@ class Tensor:
     dims: tuple[int, ...] = (32, 2)  # fastest first
     kind: int = 0  # f32
     offset: int = 0
-    n_dims: int | None = None  # what the file says, when that is not the truth
+    n_dims: int | None = None  # the value written to the file, if it differs from the true one
 
     def row(self) -> bytes:
         n_dims = len(self.dims) if self.n_dims is None else self.n_dims
@@ -53,7 +53,7 @@ class Tensor:
 
 @dataclass
 class File:
-    """A small sound file; `but` gives one that differs."""
+    """A small valid file; `but` returns a copy with changes."""
 
     magic: bytes = b"GGUF"
     version: int = 3
@@ -73,7 +73,7 @@ class File:
             Tensor("b.weight", (64, 3), 8, 256),
         ]
     )
-    n_keys: int | None = None  # what the header says, when that is not the truth
+    n_keys: int | None = None  # the value written to the header, if it differs from the true one
     n_tensors: int | None = None
     data: bytes = bytes(range(256)) + bytes(3 * 2 * 34)
 

@@ -1,4 +1,4 @@
-"""What tests of grammars share: random texts of one, and whether a text is of it."""
+"""Helpers for tests of grammars: generate random texts of a grammar, and check texts against it."""
 
 import json
 import re
@@ -28,7 +28,7 @@ def tokenizer_of(name):
 
 
 def written(tokenizer, grammar, seed, most=400, **options):
-    """Return a random text and whether it is complete, as a model without sense would write it."""
+    """Generate a text with random logits; return it and whether it is complete."""
     random = np.random.default_rng(seed)
     sampler = Sampler(
         Sampling(**WILD, seed=seed),
@@ -48,7 +48,7 @@ def written(tokenizer, grammar, seed, most=400, **options):
 
 
 def is_of(tokenizer, grammar, text):
-    """Return whether *text* may be written and end there: byte by byte, and as it is encoded."""
+    """Return whether the grammar accepts *text*, as single bytes and as the encoded tokens."""
     known = {(is_of_ids(tokenizer, grammar, ids)) for ids in spellings(tokenizer, text)}
     assert len(known) == 1
     return known.pop()

@@ -1,10 +1,10 @@
-"""A decoder in float64, from its equations: what the logits of a small model must be.
+"""A float64 decoder, written from the equations: it gives the expected logits of a small model.
 
 It reads files through gguf-py and shares no code with npurt.  Letters: T tokens, D width, H heads,
 G kv heads, W head width.
 Sources: Touvron et al. 2023 (block), Su et al. 2021 (rotation), Yang et al. 2024 (gated delta net),
-Shazeer et al. 2017 (experts); llama.cpp for which elements of a head rotate together and which
-heads belong together.  `test_logits` checks it against the oracles' own float64 logits.
+Shazeer et al. 2017 (experts); llama.cpp for the pairing of the rotated elements of a head
+and the grouping of heads.  `test_logits` checks it against the oracles' own float64 logits.
 """
 
 import functools
@@ -20,7 +20,7 @@ HALVES = {"llama": False} | dict.fromkeys(
 
 @functools.lru_cache(maxsize=4)
 def load(path):
-    """Return metadata and float64 weights of *path*, and the names of those that are blocks."""
+    """Return metadata and float64 weights of *path*, and the names of the block-quantised ones."""
     reader = gguf.GGUFReader(path)
     metadata = {key: field.contents() for key, field in reader.fields.items()}
     weights, integer = {}, set()
@@ -38,9 +38,9 @@ def exact(x, int16):
 
 
 def int8(x, int16, top=127):
-    """Round activations as the kernels do: to int8 per 32, and *int16* ones by their rest again.
+    """Round activations as the kernels do: to int8 per 32; for *int16*, also their remainders.
 
-    *top* below 127 is a coarser rounding, for comparison.
+    *top* below 127 makes the rounding coarser, for comparison.
     """
     blocks = x.reshape(*x.shape[:-1], -1, 32)
     step = abs(blocks).max(axis=-1, keepdims=True) / top
@@ -52,7 +52,7 @@ def int8(x, int16, top=127):
 
 
 def radians(metadata, weights):
-    """Return radians per position ``[rotated / 2]`` without scaling but by ``rope_freqs``."""
+    """Return radians per position ``[rotated / 2]``, with no scaling other than ``rope_freqs``."""
     arch = metadata["general.architecture"]
     heads = metadata[f"{arch}.attention.head_count"]
     width = metadata.get(f"{arch}.attention.key_length")
@@ -76,7 +76,7 @@ def rms(x, eps):
 
 
 class Decoder:
-    """One file, and how it is evaluated; arguments as of `logits`."""
+    """A file and the options of its evaluation; the arguments are those of `logits`."""
 
     def __init__(self, path, rounding, cache, rotation):
         self.metadata, self.weights, self.integer = load(path)
@@ -98,7 +98,7 @@ class Decoder:
         return rms(x, self.eps) * self.weights[f"{name}.weight"]
 
     def product(self, x, name, int16=False, index=slice(None)):
-        """Multiply by a matrix; *index* is that of one in a stack, or all of it."""
+        """Multiply by a matrix; *index* selects one of a stack, or all of it."""
         if name == "output" and not self.has(name):
             name = "token_embd"
         x = self.rounding(x, int16) if f"{name}.weight" in self.integer else x
@@ -190,7 +190,7 @@ class Decoder:
         return self.product(silu(gate) * up, f"{block}.ffn_down{suffix}", index=index)
 
     def mixture(self, h, block):
-        """Every expert for every row, most of them times nothing."""
+        """Compute every expert for every row; the weights of unselected experts are 0."""
         scores = self.product(h, f"{block}.ffn_gate_inp")
         likely = np.exp(scores - scores.max(axis=-1, keepdims=True))
         likely /= likely.sum(axis=-1, keepdims=True)
@@ -225,11 +225,11 @@ class Decoder:
 
 
 def delta_net(q, k, v, decay, beta, state=0.0):
-    """Return what a gated delta net reads ``[T, H, W]`` and its last state ``[H, W of k, W of v]``.
+    """Return a gated delta net's output ``[T, H, W]`` and last state ``[H, W of k, W of v]``.
 
     Args:
         q, k, v: ``[T, H, W]``, q and k of length 1.
-        decay, beta: ``[T, H]``; decay ``[T, H, W]`` when each element of k has its own.
+        decay, beta: ``[T, H]``; decay ``[T, H, W]`` if it differs by element of k.
     """
     heads, width = v.shape[1:]
     state = np.zeros((heads, width, width)) + state
@@ -247,8 +247,8 @@ def logits(path, ids, *, rounding=exact, cache=np.float64, rotation=None):
     """Return float64 ``[T, V]`` for all of *ids*, from an empty cache.
 
     Args:
-        rounding: What becomes of activations before a product with block-quantised weights.
-        cache: Element type that keys and values are kept in.
+        rounding: Applied to activations before a product with block-quantised weights.
+        cache: Element type of the cached keys and values.
         rotation: Radians per position ``[W / 2]`` and the factor of cos and sin, if not the file's.
     """
     return Decoder(path, rounding, cache, rotation).logits(ids)

@@ -1,6 +1,7 @@
-"""Checkpoints of random numbers from a seed: tests/data/checkpoints/seeded says of which tensors.
+"""Checkpoints of random numbers from a seed.
 
-It has transformers' settings, names and shapes, and its logits, made by the script there.
+tests/data/checkpoints/seeded has the settings, the names and shapes of the tensors and the logits
+of transformers, made by the script there.
 """
 
 import json
@@ -38,8 +39,8 @@ def weights(model, shapes):
 
 
 def write(model, folder, change=dict):
-    """Write the settings of *model* to *folder*, and what *change* makes of its tensors."""
-    from tests.llm.checkpoints import encode  # whose packages the script does without
+    """Write the settings of *model* and its tensors, after *change*, to *folder*."""
+    from tests.llm.checkpoints import encode  # imported here, because the script lacks its packages
 
     (folder / "config.json").write_text(json.dumps(config_of(model)))
     tensors = weights(model, shapes_of(model))

@@ -1,4 +1,4 @@
-"""A scheduler that tests step by hand, and what its texts have alone."""
+"""Helpers: a scheduler that tests step by hand, and the tokens of each sequence run alone."""
 
 import functools
 
@@ -21,7 +21,7 @@ GREEDY = {"temperature": 0.0, "ignore_eos": True}
 
 
 class Steps:
-    """A scheduler whose texts are numbered, with the events of each."""
+    """A scheduler with numbered sequences, and the events of each."""
 
     def __init__(self, llm, sequences=4, prefixes=0, drafts=None):
         self.llm, self.events = llm, {}
@@ -35,14 +35,14 @@ class Steps:
         return text
 
     def step(self):
-        """Do a step; return its events by number."""
+        """Run one step; return its events by sequence number."""
         events = self.scheduler.step()
         for event in events:
             self.events[event.id].append(event)
         return {event.id: event for event in events}
 
     def finish(self):
-        """Step to the end of all texts."""
+        """Run steps until all sequences end."""
         for _ in range(1000):
             if not self.scheduler.sequences:
                 return
@@ -58,7 +58,7 @@ class Steps:
 
 @functools.cache
 def alone(tokens, count, model=DENSE):
-    """Return the tokens that a text has alone."""
+    """Return the tokens that are generated for a sequence when it runs alone."""
     with npurt.Llama(tiny.path(*model), "cpu", max_sequences=3, **OPTIONS) as llm:
         steps = Steps(llm, sequences=1)
         steps.add(0, tokens, count)
@@ -68,7 +68,7 @@ def alone(tokens, count, model=DENSE):
 
 @pytest.fixture
 def opened():
-    """A function that opens a model with so many pages."""
+    """Return a function that opens a model with a given number of pages."""
     llms = []
 
     def make(pages=None, model=DENSE, **options):
@@ -100,14 +100,14 @@ CYCLE = [17, 4, 29, 8, 15, 2, 31, 6, 23, 12]
 
 
 def cycle(ids, logits):
-    """Let texts repeat ten tokens, so that drafts are right."""
+    """Make sequences repeat ten tokens, so that drafts are right."""
     forced = np.full_like(logits, -np.inf)
     forced[CYCLE[len(ids) % len(CYCLE)]] = 0
     return forced
 
 
 def with_times(scheduler, seconds):
-    """Let each run of a scheduler last so many seconds by its rows, as it believes."""
+    """Replace the measured time of each run of a scheduler by a function of its rows."""
     costs = RowCosts(scheduler._rows)
     add = costs.add
     costs.add = lambda rows, _: add(rows, seconds(rows))

@@ -1,4 +1,4 @@
-"""LoRA adapters: the model with one is the model whose weights it was merged into.
+"""LoRA adapters: a model with an adapter equals the model with the adapter merged into its weights.
 
 Adapters are written by gguf-py; merging is W + factor * B A in float64, by numpy.
 """
@@ -109,11 +109,11 @@ def test_logits_are_those_of_merged_weights(tmp_path, model, parts, device):
     y = logits(path, ids, device, lora=adapter)
 
     assert nmse(y, logits(whole, ids)) < FLOAT_NMSE
-    assert nmse(y, logits(path, ids)) > 1e-3  # it changes something
+    assert nmse(y, logits(path, ids)) > 1e-3  # the adapter changes the logits
 
 
 def test_on_quantised_weights_only_their_rounding_is_left(tmp_path, monkeypatch):
-    """The adapter multiplies by x before it is rounded, so the noise is at most that of merging."""
+    """The adapter multiplies x before x is rounded, so the noise is at most that of merging."""
     path, ids = tiny.path("llama3", "q8_0"), tiny.ids("llama3", 60)
     pairs = pairs_of(path)
     adapter = write(tmp_path / "lora.gguf", pairs, alpha=4.0)
@@ -299,7 +299,7 @@ def test_a_model_is_no_adapter(tmp_path):
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 38), st.integers(0, 38), st.sampled_from([1e-30, 1.0, 1e30]))
 def test_finite_values_never_make_logits_that_are_not(tmp_path_factory, a, b, scale):
-    """Products of finite values may overflow float32: that is refused, by name."""
+    """Products of finite values may overflow float32; the error names the tensor."""
     path = tmp_path_factory.getbasetemp() / "large.gguf"
     pairs = pairs_of(path_of("llama3"), ("ffn_up",), layers=[0])
     large = {name: (np.sign(x) * np.float32(10.0**a), np.sign(y) * np.float32(10.0**b))
@@ -316,6 +316,6 @@ def test_finite_values_never_make_logits_that_are_not(tmp_path_factory, a, b, sc
     if refusal:
         assert "blk.0.ffn_up" in refusal.what
         assert "another adapter" in refusal.remedy
-        assert max(a, a + b, a + b + np.log10(scale)) > 20  # ordinary ones are never refused
+        assert max(a, a + b, a + b + np.log10(scale)) > 20  # ordinary values are never refused
         return
     assert np.isfinite(logits).all()

@@ -1,4 +1,4 @@
-"""Which waiting texts begin, and what goes for them: kept prefixes, or nothing."""
+"""Admission of waiting sequences, and the eviction of cached prefixes for them."""
 
 import contextlib
 
@@ -14,7 +14,7 @@ LONG = [7, *IDS * 4]
 
 
 def kept(steps, *prompts):
-    """Have texts evaluated and kept; return their number."""
+    """Evaluate sequences and cache them as prefixes; return their number."""
     for number, prompt in enumerate(prompts):
         steps.add(-1 - number, prompt, 1)
         steps.finish()
@@ -23,7 +23,7 @@ def kept(steps, *prompts):
 
 @pytest.fixture
 def others():
-    """A function that makes contexts of a caller until so many sequences are left."""
+    """Return a function that creates a caller's contexts until a given number of sequences is left."""
     with contextlib.ExitStack() as made:
 
         def take(llm, left):
@@ -34,11 +34,11 @@ def others():
         yield take
 
 
-# --- Prefixes make room ---------------------------------------------------------------------------
+# --- Eviction of prefixes -------------------------------------------------------------------------
 
 
 def test_a_text_that_must_wait_costs_no_kept_prefix(opened):
-    """Its pages are not there if all kept texts go, either."""
+    """The pages would not suffice even if all cached prefixes were evicted."""
     steps = Steps(opened(8), prefixes=4)
     assert kept(steps, IDS[:70], IDS[3:40]) == 2
     steps.add(1, IDS[5:70], 50)
@@ -55,12 +55,12 @@ def test_a_text_that_must_wait_costs_no_kept_prefix(opened):
 
 
 def test_only_as_many_prefixes_go_as_a_text_needs(opened):
-    """Those that were used least recently, and not the one that it begins with."""
+    """The least recently used ones are evicted, and not the prefix of the sequence itself."""
     steps = Steps(opened(8), prefixes=4)
     assert kept(steps, IDS[:70], IDS[3:40], IDS[4:100]) == 3  # 2, 1 and 2 pages
     steps.add(1, IDS[9:20], 50)
     steps.step()
-    text = steps.add(2, [*IDS[:70], *IDS[:80]], 3)  # of 3 pages, the first is there
+    text = steps.add(2, [*IDS[:70], *IDS[:80]], 3)  # needs 3 pages, and the first is cached
     steps.step()
 
     assert text.cached == 70
@@ -73,7 +73,7 @@ def test_only_as_many_prefixes_go_as_a_text_needs(opened):
 def test_pages_that_a_running_text_shares_with_a_prefix_are_not_free_without_it(opened):
     steps = Steps(opened(6), prefixes=4)
     kept(steps, LONG[:129])
-    sharing = steps.add(1, LONG[:140], 30)  # two pages of its three are the kept text's
+    sharing = steps.add(1, LONG[:140], 30)  # two of its three pages are those of the cached prefix
     steps.step()
     assert sharing.cached == 129
     waiting = steps.add(2, IDS[:130], 3)
@@ -110,7 +110,7 @@ def test_a_text_waits_while_contexts_of_a_caller_have_all_sequences(opened, othe
 
 
 def test_a_text_that_no_other_can_make_room_for_has_an_error(opened, others):
-    """And the next one can run as soon as the caller released a context."""
+    """The next sequence can run as soon as the caller has released a context."""
     llm = opened()
     steps = Steps(llm)
     made = others(llm, 0)

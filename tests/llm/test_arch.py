@@ -1,7 +1,7 @@
-"""Architectures: a model put down in another way gives the same logits, another model its own.
+"""Architectures: another form of the same model gives the same logits; other models are right, too.
 
-Where transformers' logits are of another form of the file, they are the truth still; elsewhere it
-is `reference`, which `test_logits` holds to oracles for each of its parts.
+The oracle is transformers' logits where the model is the same in another form, and otherwise
+`reference`, which `test_logits` checks against oracles for each of its parts.
 """
 
 import numpy as np
@@ -52,7 +52,7 @@ def qwen35():
 
 @pytest.mark.parametrize("legacy", [False, True])
 def test_heads_grouped_by_key_head_give_transformers_logits(qwen35, tmp_path, legacy):
-    """qwen3next names the architecture in which the converter leaves heads where they were."""
+    """In qwen3next, the converter leaves the heads in their original order."""
     y, _ = logits(variants.grouped(qwen35, legacy=legacy), tmp_path, model="qwen35")
 
     assert nmse(y, tiny.array("qwen35", "hf_f32_prefill")) < FLOAT_NMSE
@@ -82,7 +82,7 @@ def test_matrices_may_lie_one_below_the_other(tmp_path, model, kind, whole, part
 
 
 def test_a_mixture_of_equal_experts_is_that_expert(qwen3, tmp_path):
-    """Shares add up to 1, so transformers' logits of the model without a mixture stay."""
+    """Shares add up to 1, so the logits equal transformers' logits of the model without a mixture."""
     arrays = variants.values(qwen3)
     file = variants.with_experts(qwen3, "qwen3moe", 5, 3, n_ff=352)
     mixed = variants.values(file)
@@ -163,7 +163,7 @@ def test_a_file_may_say_what_becomes_of_shares(qwen3, tmp_path, norm):
 
 
 def test_quantised_experts_add_the_noise_of_int8_activations_and_no_more(tmp_path):
-    """As the oracles' qwen3moe, but with more rows for an expert than a gemv takes."""
+    """The model is like the oracles' qwen3moe, but an expert has more rows than a gemv takes."""
     file = tiny.read(tiny.path("qwen3moe", "q8_0")).with_key(
         "qwen3moe.expert_used_count", raw.U32, 8
     )
@@ -205,7 +205,7 @@ def test_a_convolution_may_see_more_or_fewer_tokens(qwen35, tmp_path, kernel_siz
 
 
 def test_only_the_experts_of_a_token_are_read():
-    """The ledger counts matrices: 3 of 8 for one token, all for many."""
+    """The ledger counts the matrices that were read: 3 of 8 for one token, all for many."""
     path = tiny.path("qwen3moe", "f32")
     whole = 8 * 96 * 128 * 4
     with npurt.Llama(path, verify="off") as llm:
@@ -263,7 +263,7 @@ def test_a_part_that_an_architecture_has_not_is_refused(qwen3, qwen35, tmp_path)
 
 
 def test_numpy_runs_experts_of_an_odd_width(qwen3, tmp_path):
-    """Kernels take stacks of 16 rows; what numpy does in their place is in the report."""
+    """Kernels need stacks of 16 rows; the report counts what numpy computes instead."""
     path = tiny.write(variants.with_experts(qwen3, "qwen3moe", 4, 2, n_ff=40), tmp_path)
     with npurt.Llama(path, n_ctx=32, kv_type="f32") as llm:
         y = llm.eval(tiny.ids("qwen3", 12))

@@ -1,6 +1,6 @@
 """Architectures with windows, caps, sinks, scales, other norms and units, on every device.
 
-tests/data/make/tiny_models.py made the files; what each exercises stands there.  The oracle is
+tests/data/make/tiny_models.py made the files and documents what each exercises.  The oracle is
 transformers' logits, or the interpreter of the model's graph in float64 (tests/graph).
 """
 
@@ -35,7 +35,7 @@ MODELS = (
 )  # fmt: skip
 DEVICES = ("hexagon:sim", "rknpu:sim")
 
-# As in test_logits: these prefills have T x D / 100 = 25 independent terms, the mean of whose
+# As in test_logits: these prefills have T x D / 100 = 25 independent terms; the mean of their
 # squares has a standard deviation of sqrt(2 / 25) = 0.28: 1.25 there is 1 + 3 * 0.28 here.
 NOISE = 1.85
 
@@ -75,7 +75,7 @@ def test_every_kernel_set_and_number_of_threads_gives_the_same_logits(model, mon
 
 @pytest.fixture(scope="module", params=MODELS)
 def pair(request):
-    """A model that takes 16 tokens at once, and its ids and their logits in one piece."""
+    """Yield a model with batches of 16 tokens, its ids, and their logits from a single batch."""
     with open_tiny(path(request.param)) as whole, open_tiny(path(request.param), n_batch=16) as llm:
         ids = tiny.ids(request.param)
         yield llm, ids, whole.eval(ids)
@@ -161,7 +161,7 @@ def test_more_than_is_kept_of_a_convolution_is_evaluated_again():
 def test_a_full_context_forgets_tokens_and_turns_the_keys_that_stay(model):
     """Keys of a first layer depend on their tokens alone; a hybrid is evaluated again.
 
-    They are below 40, and turned twice: 40 * gamma(6).
+    Keys are below 40 and are rotated twice: 40 * gamma(6).
     """
     ids = tiny.ids(model, 33)
     with (
@@ -186,7 +186,7 @@ def test_a_full_context_forgets_tokens_and_turns_the_keys_that_stay(model):
 
 @pytest.mark.parametrize("model", ["olmo2", "gemma3", "granite", "lfm2"])
 def test_the_stream_that_enters_a_layer_can_be_captured(model):
-    """Within what ten sums of products in float32 round; the stream is below 64."""
+    """The bound is the rounding of ten sums of products in float32; the stream is below 64."""
     ids, layers = tiny.ids(model, 10), (0, 2)
     with open_tiny(path(model)) as llm:
         graph, (_, load) = llm.model.setup.description.graph(64, layers), read(path(model))
@@ -293,7 +293,7 @@ def test_lookup_on_an_npu_writes_what_plain_decoding_writes(model, device, tmp_p
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("model", ["gemma3", "lfm2", "gpt-oss"])
 def test_states_are_exact_beside_an_npu(model, device, tmp_path):
-    """Cut anywhere, taken back, saved and loaded: the same logits, bit for bit."""
+    """Batches of any size, rewinding, saving and loading give the same logits, bit for bit."""
     file = tiny.write(variants.quantised(tiny.read(path(model))), tmp_path)
     ids = tiny.ids(model)
     with open_tiny(file, device, n_batch=16, verify="off") as llm:

@@ -1,4 +1,4 @@
-"""What is of the wrong type is an error with a remedy: no other meaning, and no bare TypeError."""
+"""An argument of a wrong type raises an error with a remedy, never a bare TypeError."""
 
 import inspect
 

@@ -19,7 +19,7 @@ OPTIONS = {"n_ctx": 64, "n_threads": 2, "progress": False}
 IDS = tiny.ids("qwen3")
 ROWS = 608  # of the tiny models' vocabulary, the last six of which are padding
 UNUSED = 5  # the type of such a token
-TRAINED = tiny.MODELS / "spec/spec-draft-qwen3-q8_0.gguf"  # is sure of something, now and then
+TRAINED = tiny.MODELS / "spec/spec-draft-qwen3-q8_0.gguf"  # is sometimes confident of a token
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def target():
 
 
 def padded(folder, rows):
-    """Return a model whose vocabulary is padded to *rows*, the new ones the likeliest of all."""
+    """Return a model with its vocabulary padded to *rows*; the new tokens are the likeliest."""
     file = tiny.read(tiny.path("qwen3", "f32"))
     arrays = variants.values(file)
     for name in ("token_embd.weight", "output.weight"):
@@ -88,7 +88,7 @@ def test_draft_tokens_end_with_the_drafts_context(target):
 
 
 def test_a_draft_token_has_its_probability(target):
-    """By the draft model itself, among the tokens that it may propose."""
+    """The draft model gives the probability, over the tokens that it may propose."""
     with npurt.Llama(TRAINED, **OPTIONS) as small:
         drafter = Assistant(small.context, target.model)
         for start in range(0, 60, 4):

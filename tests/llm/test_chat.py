@@ -145,7 +145,7 @@ GIVEN = {
 
 
 def as_transformers(source, given):
-    """Render as transformers' chat_template_utils.py does, with nothing bounded."""
+    """Render as transformers' chat_template_utils.py does, without limits."""
 
     def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
         return json.dumps(

@@ -1,4 +1,4 @@
-"""Named chat templates write the published prompts, and what is no template is refused."""
+"""Named chat templates write the published prompts, and unknown names are refused."""
 
 import pytest
 
@@ -53,7 +53,7 @@ PROMPTS = {
                "<|user|>\nhello</s>\n<|assistant|>\nresponse</s>\n"
                "<|user|>\nagain</s>\n<|assistant|>\n"),
 }  # fmt: skip
-# The same configurations' answer to the messages of `SPACED`: which texts they trim.
+# Prompts of the same templates for the messages of `SPACED`, which show what they trim.
 SPACED = [
     {"role": "system", "content": " test\n"},
     {"role": "user", "content": "\n hello "},

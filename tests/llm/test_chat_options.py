@@ -1,4 +1,4 @@
-"""Options of chat(): the template gets what it reads; what would change nothing is refused."""
+"""Options of chat(): the template gets those that it reads; options without effect are refused."""
 
 import inspect
 import typing

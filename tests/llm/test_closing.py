@@ -1,4 +1,4 @@
-"""A model lets go of all that it opened when it is closed, or cannot be opened."""
+"""A model releases all resources when it is closed, and when opening it fails."""
 
 import gc
 from pathlib import Path
@@ -16,7 +16,7 @@ OPTIONS = {"n_ctx": 64, "n_threads": 1, "progress": False}
 
 
 class Closing(FakeDevice):
-    """Knows how often it was closed, and perhaps says that it cannot be."""
+    """A device that counts calls of close and optionally raises in them."""
 
     def __init__(self, error=None):
         super().__init__()
@@ -32,7 +32,7 @@ class Closing(FakeDevice):
 
 @pytest.fixture
 def opened(monkeypatch):
-    """Let a device be opened by name, and return all that were."""
+    """Register a device that can be opened by name; return the list of opened devices."""
     made = []
 
     def open_device(name, threads):
@@ -53,7 +53,7 @@ def opened(monkeypatch):
     ],
 )
 def test_a_device_is_closed_at_once_when_the_model_is_refused(opened, options):
-    """Although the error, and with it every frame, is kept."""
+    """This holds although the test keeps the error and thereby every frame."""
     with pytest.raises(NpurtError) as caught:
         npurt.Llama(**{"path": tiny.path(), "device": "fake"} | OPTIONS | options)
 
@@ -91,7 +91,7 @@ def test_a_device_that_cannot_be_closed_keeps_nothing_else_open():
 
 @pytest.mark.parametrize("draft", [None, "lookup", DRAFT])
 def test_a_closed_model_reports_what_it_did_and_has_let_go_of_the_file(draft):
-    gc.collect()  # errors of other tests, which keep the files of models that were refused
+    gc.collect()  # errors of other tests still refer to the files of refused models
     with npurt.Llama(TARGET, draft=draft, **OPTIONS) as llm:
         text = llm.generate([1, 2, 3], max_tokens=8, temperature=0)
         said = str(llm.report())

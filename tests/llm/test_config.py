@@ -1,4 +1,4 @@
-"""Dimensions are read from metadata whole and consistent, or the file is refused by key."""
+"""Dimensions in metadata are complete and consistent, or the file is refused with the key's name."""
 
 import math
 
@@ -31,7 +31,7 @@ KEYS = {
 
 
 def metadata(arch=ARCH, **changes):
-    """Return sound metadata with some keys changed, ``__`` for dots; None takes one away."""
+    """Return valid metadata with some keys changed, ``__`` for dots; None removes a key."""
     keys = KEYS | {name.replace("__", "."): value for name, value in changes.items()}
     held = {f"{arch}.{name}": value for name, value in keys.items() if value is not None}
     return {"general.architecture": arch} | held
@@ -153,7 +153,7 @@ def test_experts_are_read_as_written():
 
 
 def test_experts_of_no_width_of_their_own_share_that_of_the_model():
-    """llama.cpp's rule, for files of the first mixtures; those of Mixtral have all of it."""
+    """This is llama.cpp's rule for files of the first mixtures, such as Mixtral."""
     keys = MIXTURE | {"expert_feed_forward_length": None}
     assert read_config(metadata("qwen2moe", **keys), 1000).experts.n_ff == 288 // 3
     assert read_config(metadata("llama", **keys), 1000).experts.n_ff == 288

@@ -1,4 +1,4 @@
-"""The context of a generation: what was evaluated before is reused, and what is old forgotten."""
+"""The context of a generation: evaluated tokens are reused, and the oldest are dropped."""
 
 import itertools
 
@@ -67,7 +67,7 @@ def test_a_second_generation_runs_while_a_stream_is_open_and_ends_it(llm):
     assert llm.generate(PROMPT[3:], max_tokens=8, **GREEDY) == wanted
     with pytest.raises(SettingError, match="another call used the model"):
         next(stream)
-    assert next(stream, None) is None  # it is over
+    assert next(stream, None) is None  # the generation has ended
 
 
 def test_two_generations_at_once_are_refused_not_mixed(llm):
@@ -103,9 +103,9 @@ def test_a_generation_that_was_made_and_not_begun_disturbs_nobody(llm):
 
 @pytest.fixture(scope="module")
 def one_layer(tmp_path_factory):
-    """Return files of one layer, in which keys and values are those of the token alone.
+    """Return files of one layer, whose keys and values depend on each token alone.
 
-    So forgetting the first tokens must leave exactly the cache of a text without them.
+    Dropping the first tokens must therefore leave the cache of a sequence without them.
     """
     folder = tmp_path_factory.mktemp("one_layer")
     files = {}
@@ -127,7 +127,7 @@ def one_layer(tmp_path_factory):
 def test_a_shifted_context_is_that_of_the_tokens_that_are_left(one_layer, model, kv_type):
     """Keys are rotated back by float32 tables, which costs less than evaluation itself does.
 
-    An f16 cache rounds them again at each of at most five shifts, by 2^-22 / 3 of their squares:
+    An f16 cache rounds keys again at each of at most five shifts, by 2^-22 / 3 of their squares:
     4e-7 in all, of which logits may make a few times as much.
     """
     ids = tiny.ids("llama3", 100)
@@ -162,7 +162,7 @@ def test_generation_goes_on_when_old_tokens_may_be_forgotten():
 
 @pytest.mark.parametrize("way", ["as it is", "restored", "loaded"])
 def test_what_a_shift_moved_is_not_reused(tmp_path, way):
-    """Its keys and values come of tokens that were forgotten: a fresh evaluation has others."""
+    """Shifted keys and values depend on dropped tokens; a fresh evaluation gives other values."""
     with open_tiny(n_ctx=32, context_shift=True) as llm:
         fresh(llm, max_tokens=60, **GREEDY)
         if way == "restored":

@@ -34,7 +34,7 @@ from tests.llm.test_logits import FLOAT_NMSE
 
 MODELS = sorted(CONFIGS)
 STRINGS = json.loads((tiny.MODELS.parent / "tokenizer/strings.json").read_text())
-# Keys that only one of the two writers writes; what they say follows from the others.
+# Keys that only one of the two writers writes; their values follow from the other keys.
 OURS = ("vocab_size", "key_length", "value_length", "dimension_count", "add_bos_token",
         "add_eos_token", "olmo2.attention.sliding_window_pattern")  # fmt: skip
 GENERAL = "general."
@@ -112,9 +112,9 @@ def test_rotating_pairs_after_is_rotating_halves_before(heads, half):
 
 
 def test_the_weights_of_the_checkpoint_are_those_that_transformers_rotates_by_halves(tmp_path):
-    """Without permutation, as a model that rotates halves, they give transformers' logits.
+    """Run without permutation by a model that rotates halves, they give transformers' logits.
 
-    So the folders of these tests have the rows in transformers' order.
+    The folders of these tests therefore have the rows in transformers' order.
     """
     file = tiny.read(gguf_path("llama3"))
     for layer in range(3):

@@ -117,7 +117,7 @@ def test_the_file_is_the_known_one_and_computes_what_transformers_does(model, tm
 
 
 def test_the_first_names_of_bert_are_understood(tmp_path):
-    """As in bert-base-uncased: a prefix, gamma and beta, the head of its training."""
+    """The names of bert-base-uncased have a prefix, gamma and beta, and a training head."""
     tensors = {
         f"bert.{name}".replace("LayerNorm.weight", "LayerNorm.gamma").replace(
             "LayerNorm.bias", "LayerNorm.beta"
@@ -143,7 +143,7 @@ def test_the_settings_of_nomics_own_code_mean_the_same(tmp_path):
 
 
 def test_an_embedding_model_of_a_decoder_says_its_pooling(tmp_path):
-    """Its tensors are named as in a model without its head, as in Qwen3-Embedding."""
+    """The tensors are named as in a model without an output head, such as Qwen3-Embedding."""
     folder = checkpoints.folder_of("qwen3", tmp_path / "m")
     tensors = checkpoints.weights("qwen3")
     bare = {name.removeprefix("model."): each for name, each in tensors.items()}

@@ -1,4 +1,4 @@
-"""`npurt convert` of folders that are damaged or odd: nothing is lost, nothing is ignored."""
+"""`npurt convert` of damaged or unusual folders: no file is lost and no setting is ignored."""
 
 import json
 import math

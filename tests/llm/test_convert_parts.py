@@ -1,4 +1,4 @@
-"""`npurt convert` of models that are stored in unlike ways: MXFP4 experts, text parts of others."""
+"""`npurt convert` of MXFP4 experts, and of the text part of a model with several parts."""
 
 import json
 import re
@@ -23,7 +23,7 @@ EXPERTS = "model.layers.0.mlp.experts"
 
 
 def released(values):
-    """Return the codes and the exponents of a tensor as gpt-oss has them, and its values.
+    """Return the codes and exponents of a tensor in the layout of gpt-oss, and its values.
 
     Two neighbours share a byte, the first in the low bits; 32 share an exponent, less 127.
     """
@@ -36,7 +36,7 @@ def released(values):
 
 
 def mxfp4(tensors):
-    """Return the tensors of gpt-oss with the experts of layer 0 in MXFP4, and what those mean."""
+    """Return the tensors of gpt-oss with layer 0's experts in MXFP4, and the experts' values."""
     found, meant = dict(tensors), {}
     for name, shape in (("gate_up_proj", (4, 192, 64)), ("down_proj", (4, 64, 96))):
         blocks, scales, meant[name] = released(shape)
@@ -138,7 +138,7 @@ def test_the_text_part_of_a_model_of_several_is_converted(tmp_path, model, way):
 
 
 def test_defaults_that_a_text_part_leaves_out_are_those_of_its_class():
-    """The settings of gemma-3-4b, which are the differences to transformers' defaults."""
+    """The settings are those of gemma-3-4b, which lists only differences from the defaults."""
     sparse = {
         "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text",
         "num_hidden_layers": 34, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},

@@ -49,7 +49,7 @@ def keys(name, form, target):
 
 
 def written(found):
-    """Return the tokenizer of keys, from a file that has them."""
+    """Write a file with the given keys and return its tokenizer."""
     data = header(encoded(key, value) for key, value in found.items())
     return Tokenizer.from_gguf(read_header(data).metadata)
 
@@ -84,7 +84,7 @@ def test_what_a_model_says_of_itself_becomes_keys(tmp_path):
 
 
 def test_the_forms_agree_on_what_is_merged_first(tmp_path):
-    """A score that stands for the place of a merge, or the model's own."""
+    """Scores made from the order of merges give the same ids as the scores of the model."""
     made = [keys("llama", form, tmp_path / form) for form in ("model", "json")]
     scores = [each["tokenizer.ggml.scores"] for each in made]
     merged = [i for i in range(259, 600) if len(made[0]["tokenizer.ggml.tokens"][i]) > 1]

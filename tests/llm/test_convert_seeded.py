@@ -1,4 +1,4 @@
-"""Checkpoints of models that no file of llama.cpp is here for: their logits are transformers'."""
+"""Converted checkpoints of models without a file from llama.cpp give transformers' logits."""
 
 import json
 
@@ -32,7 +32,7 @@ def test_logits_are_those_of_transformers(model, tmp_path):
 
 
 def test_mixtral_is_a_llama_with_experts(tmp_path):
-    """The keys and names that llama.cpp reads."""
+    """The file has the keys and names that llama.cpp reads."""
     convert(folder_of("mixtral", tmp_path), tmp_path / "made.gguf", "f32", progress=False)
     with GGUF(tmp_path / "made.gguf") as file:
         assert file.architecture == "llama"
@@ -54,7 +54,7 @@ def test_a_qwen35_has_the_keys_and_tensors_that_llama_cpp_writes(tmp_path):
 
 
 def as_published(tensors):
-    """Return the tensors of a Qwen3.5 as hubs have them: one part of several, experts stacked."""
+    """Return the tensors of a Qwen3.5 as published: one part of several, experts stacked."""
     found, experts = {}, {}
     for name, (_, array) in tensors.items():
         stem, _, rest = name.partition(".mlp.experts.")

@@ -1,4 +1,4 @@
-"""What rows cost, and which draft tokens are worth theirs."""
+"""The cost of rows, and which draft tokens are worth the cost of their rows."""
 
 import pytest
 from hypothesis import given
@@ -37,7 +37,7 @@ def test_nothing_is_known_before_the_first_run():
 
 
 def test_a_step_with_a_prompt_has_the_rows_that_2_5_times_the_time_pays_for():
-    """The row numbers of notes on this machine: 9 to 16 for one to eight texts."""
+    """The numbers of rows were measured on this machine: 9 to 16 for one to eight sequences."""
     costs = measured()
     for texts in (1, 4, 8):
         rows = costs.rows_within(2.5 * costs.seconds(texts), texts + 1)
@@ -51,7 +51,7 @@ def test_where_only_decoding_was_measured_few_rows_are_tried():
 
 
 def test_one_bad_time_does_not_keep_prompts_waiting_for_good():
-    """Such as that of a process that was stopped: a group that looks dear is not run again."""
+    """A suspended process causes such a time; a group that seems expensive is not run again."""
     costs = measured({4: 10.0, 6: 12.0, 8: 14.0, 16: 18.0})
     costs.add(6, 60.0)
     assert costs.seconds(6) > 0.02 >= costs.seconds(16)
@@ -75,7 +75,7 @@ def test_times_are_within_those_measured(runs):
 
 
 class Free(Drafter):
-    """A draft that costs nothing, unless it has a share of the model's bytes."""
+    """A drafter that costs nothing, unless it has a share of the model's bytes."""
 
     name = "free"
 
@@ -87,14 +87,14 @@ class Free(Drafter):
 
 
 def controller(costs, texts=1, share=0.0, most=4, limit=None):
-    """Return what decides for a text in a step with so many."""
+    """Return the controller of a sequence in a step with a given number of sequences."""
     step = StepCost(costs)
     step.begin(texts)
     return BatchController(step, Free(share), most, limit)
 
 
 def flat(row):
-    """Costs of runs in which each row takes *row*, and the first one 1 beside."""
+    """Return the costs of runs in which a row takes *row*, and the first an additional 1."""
     costs = RowCosts(512)
     for rows in (1, 2, 4, 8, 16):
         for _ in range(3):
@@ -103,7 +103,7 @@ def flat(row):
 
 
 def test_drafts_pay_for_one_text_and_not_for_eight():
-    """As a step with one text takes 26 ms and a row 2, and one with eight takes 52 and a row 6."""
+    """A step with one sequence takes 26 ms and 2 a row; one with eight takes 52 and 6 a row."""
     assert controller(measured()).choose() == 4
     assert controller(measured(), texts=8).choose() == 0
 
@@ -113,7 +113,7 @@ def test_nothing_is_drafted_before_a_run_was_measured():
 
 
 def test_a_row_is_worth_a_chance_above_its_price():
-    """Of 0.7, 0.49, 0.343, 0.24: those above 1.05 * 4 texts * 0.1 / (1 + 0.4) = 0.3."""
+    """Only 0.7, 0.49 and 0.343 are above 1.05 * 4 texts * 0.1 / (1 + 0.4) = 0.3; 0.24 is not."""
     assert controller(flat(0.1), texts=4, most=8).choose() == 3
 
 
@@ -124,7 +124,7 @@ def test_a_drafters_own_time_counts_for_all_texts_that_wait():
 
 
 def test_a_long_prompt_is_read_by_a_drafter_only_if_the_text_can_win_it_back():
-    """A token is read in a fifth of a row's time."""
+    """The drafter reads a token in a fifth of a row's time."""
     assert controller(flat(0.1), share=0.2, limit=400).choose(behind=100) > 0
     assert controller(flat(0.1), share=0.2, limit=10).choose(behind=2000) == 0
 
@@ -153,7 +153,7 @@ def test_wrong_drafts_end_and_are_tried_again():
 
 
 def test_a_slow_first_draft_of_a_process_is_not_the_last():
-    """It allocates memory and reads its weights for the first time."""
+    """The first draft allocates memory and reads the drafter's weights for the first time."""
     text = controller(flat(0.1), share=0.2)
     text.observe(1, 1, 30.0, 1.0)
     assert text.choose() > 0
@@ -179,7 +179,7 @@ def test_a_draft_token_less_likely_than_its_price_is_not_verified():
 
 
 def test_where_a_row_costs_nothing_all_are_drafted():
-    """As on an NPU that computes 16 rows in the time of one."""
+    """An NPU that computes 16 rows in the time of one is such a case."""
     costs = RowCosts(512)
     for rows in (1, 2, 16):
         for _ in range(3):

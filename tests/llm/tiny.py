@@ -28,12 +28,12 @@ def path(model="llama3", kind="f32"):
 
 
 def array(model, name):
-    """Return one of its arrays."""
+    """Return one of the stored arrays of a tiny model."""
     return np.load(MODELS / model / f"{name}.npy")
 
 
 def ids(model="llama3", count=None):
-    """Return its token ids as a list, the first *count* of them."""
+    """Return the first *count* stored token ids of a tiny model as a list."""
     return array(model, "ids").tolist()[:count]
 
 
@@ -54,7 +54,7 @@ def read(source):
 
 
 def with_data(file, tensors, contents):
-    """Return *file* with *tensors* of these contents, one after another."""
+    """Return *file* with *tensors* of the given contents, stored one after another."""
     data, placed = b"", []
     for tensor, content in zip(tensors, contents, strict=True):
         placed.append(replace(tensor, offset=len(data)))
@@ -74,7 +74,7 @@ def without_key(file, key):
 
 
 def without_tensors(file, unwanted):
-    """Return *file* without the tensors for whose name *unwanted* holds."""
+    """Return *file* without the tensors whose names satisfy *unwanted*."""
     kept = [
         (tensor, content)
         for tensor, content in zip(file.tensors, contents(file), strict=True)
@@ -84,7 +84,7 @@ def without_tensors(file, unwanted):
 
 
 def with_tensor(file, name, values):
-    """Return *file* with the float32 array *values* as tensor *name*, new or instead of the old."""
+    """Return *file* with the float32 array *values* as tensor *name*, added or replaced."""
     rest = without_tensors(file, lambda other: other == name)
     tensor = raw.Tensor(name, values.shape[::-1], F32)
     return with_data(
@@ -93,7 +93,7 @@ def with_tensor(file, name, values):
 
 
 def with_layers(file, count):
-    """Return *file* with *count* layers, each a copy of one that it has."""
+    """Return *file* with *count* layers, each a copy of an existing layer."""
     name, have = next((key, n) for key, _, n in file.keys if key.endswith(".block_count"))
     tensors, data = [], []
     for tensor, content in zip(file.tensors, contents(file), strict=True):

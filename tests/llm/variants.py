@@ -1,4 +1,4 @@
-"""Files made from the tiny models: the same model put down otherwise, or with other parts."""
+"""Files made from the tiny models: the same model in another form, or with other parts."""
 
 import math
 from dataclasses import replace
@@ -31,7 +31,7 @@ BF16 = 30  # ggml type
 
 
 def quantised(file, kind="q8_0", experts=None):
-    """Return *file* with its bfloat16 matrices quantised, *experts* to a type of their own."""
+    """Return *file* with its bfloat16 matrices quantised; the type of *experts* may differ."""
     tensors, contents = [], tiny.contents(file)
     for i, tensor in enumerate(file.tensors):
         if tensor.kind != BF16:
@@ -65,7 +65,7 @@ def with_experts(file, architecture, count, used, *, n_ff=48, shared=0, layers=N
 
     Args:
         shared: Width of the shared expert; 0: there is none.
-        layers: Which layers; by default all.
+        layers: Indices of the layers; by default all.
     """
     rng, arrays = np.random.default_rng(seed), values(file)
     width = arrays["token_embd.weight"].shape[1]
@@ -96,16 +96,16 @@ def with_experts(file, architecture, count, used, *, n_ff=48, shared=0, layers=N
 
 
 def grouped(file, *, legacy=False):
-    """Return a file of qwen35 as one of qwen3next: the heads of v by their key head.
+    """Convert a file of qwen35 to qwen3next: group the heads of v by their key head.
 
-    The converter of qwen35 has put them so that key heads repeat in turn; this is the way back.
-    A *legacy* one has q, k, v and z of each key head one below the other.
+    The converter of qwen35 interleaves the heads of v by key head; this function reverses that.
+    In a *legacy* file, the rows of q, k, v and z are stacked by key head.
     """
     heads, k_heads, width = (
         key_of(file, f"qwen35.ssm.{name}")
         for name in ("time_step_rank", "group_count", "state_size")
     )
-    order = np.arange(heads).reshape(-1, k_heads).T.reshape(-1)  # of heads, where they are now
+    order = np.arange(heads).reshape(-1, k_heads).T.reshape(-1)  # current indices of the heads
     rows = (order[:, None] * width + np.arange(width)).reshape(-1)
     after = np.concatenate([np.arange(2 * k_heads * width), 2 * k_heads * width + rows])
     moves = {
@@ -130,7 +130,7 @@ def grouped(file, *, legacy=False):
 
 
 def join(arrays, block, whole, groups, parts):
-    """Put the rows of *parts* one below the other, group by group."""
+    """Stack the rows of *parts* group by group."""
     taken = [arrays.pop(f"{block}.{part}.weight") for part in parts]
     width = taken[0].shape[-1]
     by_group = [array.reshape(groups, -1, width) for array in taken]
@@ -138,7 +138,7 @@ def join(arrays, block, whole, groups, parts):
 
 
 def joined(file, whole, *parts):
-    """Return *file* with the tensors *parts* of each layer one below the other, as *whole*."""
+    """Return *file* with the tensors *parts* of each layer stacked into one tensor *whole*."""
     arrays = values(file)
     for block in {
         name.rpartition(f".{parts[0]}.")[0] for name in arrays if f".{parts[0]}." in name
