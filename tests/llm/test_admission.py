@@ -23,7 +23,7 @@ def kept(steps, *prompts):
 
 @pytest.fixture
 def others():
-    """Return a function that creates a caller's contexts until a given number of sequences is left."""
+    """Return a function that creates contexts until a given number of sequences is left."""
     with contextlib.ExitStack() as made:
 
         def take(llm, left):

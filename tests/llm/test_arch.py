@@ -82,7 +82,7 @@ def test_matrices_may_lie_one_below_the_other(tmp_path, model, kind, whole, part
 
 
 def test_a_mixture_of_equal_experts_is_that_expert(qwen3, tmp_path):
-    """Shares add up to 1, so the logits equal transformers' logits of the model without a mixture."""
+    """Shares add up to 1, so transformers' logits of the model without a mixture apply."""
     arrays = variants.values(qwen3)
     file = variants.with_experts(qwen3, "qwen3moe", 5, 3, n_ff=352)
     mixed = variants.values(file)

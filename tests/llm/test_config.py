@@ -1,4 +1,4 @@
-"""Dimensions in metadata are complete and consistent, or the file is refused with the key's name."""
+"""Dimensions in metadata are complete and consistent, or an error names the key."""
 
 import math
 
@@ -153,7 +153,7 @@ def test_experts_are_read_as_written():
 
 
 def test_experts_of_no_width_of_their_own_share_that_of_the_model():
-    """This is llama.cpp's rule for files of the first mixtures, such as Mixtral."""
+    """llama.cpp divides the model's width among the used experts; Mixtral's have all of it."""
     keys = MIXTURE | {"expert_feed_forward_length": None}
     assert read_config(metadata("qwen2moe", **keys), 1000).experts.n_ff == 288 // 3
     assert read_config(metadata("llama", **keys), 1000).experts.n_ff == 288

@@ -1,4 +1,4 @@
-"""Text that grows token by token equals the text of all tokens, and has no half characters."""
+"""Text decoded token by token equals that of all tokens and has no incomplete characters."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Block drafts (DFlash): torch's numbers, the same text, and no file that is not for the model."""
+"""Block drafts (DFlash): torch's numbers, the same text, and refusal of unsuitable files."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def pair():
 
 @pytest.fixture(scope="module")
 def hybrid():
-    """A target with delta nets, and a draft that was not trained for it: wrong drafts."""
+    """Return a target with delta nets, and a draft model that was not trained for the target."""
     with open_pair(HYBRID) as llm:
         yield llm
 
@@ -61,7 +61,7 @@ def text(llm, count=40, *, most=None, prompt=PROMPT, **options):
 
 
 def block_logits(llm):
-    """Return what the draft gives for the oracle's block after what *llm* has seen."""
+    """Return the draft's logits for the oracle's block after the context of *llm*."""
     network = llm.speculator.drafter._network
     eps = network.shape.config.eps
     head = llm.head("draft_output", llm.config.n_vocab, network.output_norm, eps)
@@ -131,7 +131,7 @@ def test_other_prompts_give_the_text_of_plain_decoding(pair, prompt):
 
 
 def test_a_draft_that_was_trained_for_the_target_drafts_right(pair):
-    """The prompt is of its training text: llama.cpp accepts 62 of 65 draft tokens after it."""
+    """The prompt is from the training text: llama.cpp accepts 62 of 65 draft tokens after it."""
     text(pair, most=7, count=41)
 
     said = pair.speculator.controller.speculation
@@ -225,7 +225,7 @@ def test_without_such_a_draft_nothing_is_kept():
 
 @given(data=st.data())
 def test_what_is_read_last_of_a_position_is_what_came_last(data):
-    """Runs and returns in any order, in room for 8 rows, beside rows of others."""
+    """Runs and rewinds come in any order, with a buffer of 8 rows and rows of other sequences."""
     hidden_states = HiddenStates((5, 2), 8, 1)
     read = {}
 

@@ -1,4 +1,4 @@
-"""A token drawn in C is the one that numpy draws; where C is not sure, it leaves that to numpy."""
+"""A token drawn in C equals numpy's; where C cannot be certain, numpy draws the token."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Embeddings of texts by decoders: right, the same in any company, and nothing else changes.
+"""Embeddings of texts by decoders: correct, equal in any batch, and without side effects.
 
 The oracle is `reference`, a decoder in float64 that shares no code with npurt (test_logits checks
 it against transformers' logits); pooling and length are written out here in float64.
@@ -226,7 +226,7 @@ def test_only_rerankers_rerank(llm):
             llm.rerank(*wrong)
 
 
-# --- The same in any company ----------------------------------------------------------------------
+# --- The same in any batch ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("device", ["cpu", "numpy", "hexagon:sim", "rknpu:sim"])

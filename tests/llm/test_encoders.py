@@ -1,4 +1,4 @@
-"""Encoders: texts whose tokens see each other, on every device, and what they cannot do.
+"""Encoders: bidirectional attention on every device, and the operations that encoders lack.
 
 tests/data/make/tiny_encoders.py made the files.  The oracle is transformers' hidden states, or the
 interpreter of the model's graph in float64.
@@ -116,7 +116,7 @@ def test_every_kernel_set_and_number_of_threads_gives_the_same_states(model, mon
 
 
 def test_all_tokens_see_each_other(llm):
-    """The first state depends on the last token, which a decoder's does not."""
+    """The first state depends on the last token, unlike that of a decoder."""
     ids = tiny.ids(llm.config.architecture)
     changed = [*ids[:-1], ids[-1] - 1]
 

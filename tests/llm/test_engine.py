@@ -72,7 +72,7 @@ def test_events_say_tokens_text_and_usage(engine, llm):
 
 
 def test_a_text_goes_on_where_another_engine_left_it(engine):
-    """With the same random numbers, limits and penalties."""
+    """The resumed sequence has the same random numbers, limits and penalties."""
     options = {"max_tokens": 12, "temperature": 1.0, "seed": 3, "repeat_penalty": 1.2}
     whole = engine.submit(IDS[:6], **options).result()
 
@@ -142,7 +142,7 @@ def test_chat_uses_the_template(engine, llm):
 @pytest.mark.parametrize("prompt", ["Hello", [*IDS[:9]]], ids=["text", "ids"])
 @pytest.mark.parametrize("count", [0, 7])
 def test_echo_begins_with_the_prompt(engine, llm, prompt, count):
-    """As of `Llama.generate`; a stop text in the prompt does not end the text."""
+    """As in `Llama.generate`, a stop text in the prompt does not end the generation."""
     asked = GREEDY | {"max_tokens": count, "stop": llm.detokenize(IDS[1:2]), "logprobs": 2}
 
     found = engine.submit(prompt, echo=True, **asked).result()
@@ -302,7 +302,7 @@ def test_choices_of_a_prompt_share_its_pages():
 
 
 def test_states_are_kept_where_short_requests_diverged():
-    """Such as requests for titles, which have an instruction in common."""
+    """Requests for titles are an example: they share an instruction."""
     ids = tiny.ids("qwen35")
     begin = ids[:23]
     with open_engine(tiny.path("qwen35", "q8_0")) as made:
@@ -316,7 +316,7 @@ def test_states_are_kept_where_short_requests_diverged():
 
 
 def test_states_are_kept_where_a_second_request_diverged():
-    """And before the last message, if the caller says where that begins."""
+    """States are also stored before the last message if the caller gives its position."""
     ids = tiny.ids("qwen35")
     with open_engine(tiny.path("qwen35", "q8_0"), n_ctx=192) as engine:
         cached = [
@@ -331,7 +331,7 @@ def test_states_are_kept_where_a_second_request_diverged():
 
 
 def test_a_hybrid_reads_no_prompt_again_when_an_answer_comes_back_otherwise():
-    """As answers do whose thoughts the template leaves out, or that tokenise otherwise."""
+    """The template may omit the thoughts of an answer, or the answer may tokenise differently."""
     ids = tiny.ids("qwen35")
     with open_engine(tiny.path("qwen35", "q8_0"), n_ctx=192) as engine:
         first = engine.submit(ids[:70], GREEDY, max_tokens=6, ignore_eos=True).result()
@@ -346,7 +346,7 @@ def test_a_hybrid_reads_no_prompt_again_when_an_answer_comes_back_otherwise():
 
 @pytest.mark.parametrize(("copies", "kept"), [(0, 0), (2, 2), (99, 8)])
 def test_copies_of_states_have_a_budget(copies, kept):
-    """Those of qwen35's three delta nets: states, and inputs of the convolutions."""
+    """The copies are those of qwen35's three delta nets: states and convolution inputs."""
     path = tiny.path("qwen35", "q8_0")
     with npurt.Llama(path, **OPTIONS) as llm:
         arrays = iter(llm.snapshot().arrays)
@@ -362,7 +362,7 @@ def test_copies_of_states_have_a_budget(copies, kept):
 
 
 def test_the_memory_for_keys_and_values_is_said():
-    """In bytes, also of a model that was opened without a budget."""
+    """The engine reports bytes, even for a model that was opened without a budget."""
     with npurt.Llama(PATH, **OPTIONS) as llm:
         c = llm.config
         page = 2 * c.n_layers * c.n_kv_heads * c.head_width * 64 * 2

@@ -1,4 +1,4 @@
-"""What callers of an engine do wrong costs them their own request, and others nothing."""
+"""A mistake of an engine's caller affects only the request of that caller."""
 
 import threading
 
@@ -153,7 +153,7 @@ def test_a_listener_gets_all_of_a_request_that_is_dropped():
 @pytest.mark.parametrize("method", ["submit", "step", "cancel"])
 @pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit])
 def test_a_mistake_of_the_engine_leaves_no_request_waiting(monkeypatch, method, error):
-    """Neither those that run nor those whose calls came in the same moment."""
+    """Running requests and simultaneous submissions all get an error."""
     told = []
     engine = open_engine(on_step=told.extend)
     held, inside = threading.Event(), threading.Event()

@@ -1,4 +1,4 @@
-"""An engine drafts for each of its texts as `Llama` does, and the texts stay the same."""
+"""An engine drafts for each sequence as `Llama` does, and the texts stay the same."""
 
 import functools
 import gc

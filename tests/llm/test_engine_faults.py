@@ -92,7 +92,7 @@ def test_a_dsp_that_dies_costs_no_text_a_token(model, fault):
 @pytest.mark.usefixtures("hexagon")
 @pytest.mark.parametrize("model", [DENSE, HYBRID], ids="-".join)
 def test_a_dsp_that_never_comes_back_costs_each_sequence_what_it_costs_one(model, monkeypatch):
-    """Products have the CPU's rounding from then on, delta nets that of the DSP."""
+    """From then on, products have the CPU's rounding and delta nets have the DSP's."""
     monkeypatch.setattr("npurt.hexagon.device.sessions.RESTART_SECONDS", 0.2)
 
     tokens, report = generate(model, "hexagon:sim", lambda: tell("crash=1+"))
@@ -129,7 +129,7 @@ def test_an_npu_that_fails_costs_no_text_a_token(fault, rknpu):
 
 
 def test_the_cpu_goes_on_with_all_texts_when_the_npu_is_lost_for_good(rknpu):
-    """Its arithmetic is another one: the tokens are those of a text that alone loses the NPU."""
+    """The CPU rounds differently: the tokens are those of a single sequence that loses the NPU."""
 
     def strike():
         rknpu.set("fault=dead@submit")
@@ -143,7 +143,7 @@ def test_the_cpu_goes_on_with_all_texts_when_the_npu_is_lost_for_good(rknpu):
 
 
 def test_a_wrong_product_costs_no_text_a_token(rknpu, monkeypatch):
-    """The CPU multiplies by that weight from then on, whose rounding changes none of these."""
+    """From then on, the CPU multiplies by that weight; its rounding changes none of these tokens."""
     signs = np.array([1.0, -1.5, 1.25])  # with others, errors may cancel now and then
     monkeypatch.setattr(verify, "probe_vector", lambda n: np.resize(signs, n))
     wanted = undisturbed(DENSE, "rknpu:sim")
@@ -157,7 +157,7 @@ def test_a_wrong_product_costs_no_text_a_token(rknpu, monkeypatch):
 
 
 def test_an_error_of_a_step_ends_its_texts_and_no_others(monkeypatch):
-    """Such as a result that was wrong twice: all texts of the step have it; later ones do not."""
+    """A result that is wrong twice ends all sequences of the step; later ones are unaffected."""
     path = tiny.path(*DENSE)
     with npurt.Llama(path, max_sequences=4, **OPTIONS) as llm:
         scheduler = Scheduler(llm.model, sequences=2, prefixes=0)
@@ -187,7 +187,7 @@ def test_an_error_of_a_step_ends_its_texts_and_no_others(monkeypatch):
 @pytest.mark.parametrize("model", [DENSE, HYBRID], ids="-".join)
 @pytest.mark.parametrize("failing", [1, 2, 7])
 def test_states_that_are_lost_with_a_device_are_evaluated_again(model, failing):
-    """The device had them itself, so the CPU reads all texts again, and goes on with the tokens."""
+    """The states were in the device's memory, so the CPU evaluates all sequences again."""
     path, device = tiny.path(*model), Partial(failing=(failing,))
     options = {"max_tokens": COUNT, "ignore_eos": True, "temperature": 0}
     with npurt.Engine(path, device, **OPTIONS) as engine:

@@ -1,4 +1,4 @@
-"""What requests that have ended leave behind in an engine: nothing but the texts that it keeps.
+"""Requests that have ended leave nothing in an engine except cached prefixes.
 
 The engine takes the same requests again and again.  What Python and the pages hold after the first
 rounds is what they hold after many; `bench/soak_engine.py` says the same of the process's memory.
@@ -63,7 +63,7 @@ def objects():
     "wait", [Request.result, Request.text, list], ids=["result", "text", "events"]
 )
 def test_a_request_that_failed_goes_with_its_last_reference(wait):
-    """It, its error and its events are no cycle.  The error says where it came from."""
+    """A request, its error and its events form no cycle.  The error has its traceback."""
     with npurt.Engine(
         tiny.path("llama3", "q8_0"), n_ctx=POSITIONS, n_threads=2, progress=False, max_sequences=1
     ) as engine:
@@ -163,7 +163,7 @@ def test_any_error_of_a_function_is_raised_with_its_cause():
 
 @pytest.mark.parametrize("model", ["llama3", "qwen35"])
 def test_requests_leave_nothing_behind(model):
-    """No object for each request, and no page when the engine is closed."""
+    """No object remains for each request, and no page remains when the engine is closed."""
     ids = tiny.ids(model)
     prompts = [ids[i : i + 5 + i] for i in range(3)]
     with npurt.Llama(

@@ -1,6 +1,6 @@
-"""What an engine promises of every text: its words, whatever else runs, and its share of the steps.
+"""An engine's guarantees for every sequence: the same tokens in any batch, and a share of the steps.
 
-Texts alone are those of `Llama.generate`.
+The expected tokens are those of `Llama.generate`.
 """
 
 import re
@@ -67,7 +67,7 @@ WILD = {"temperature": 2.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "max_tokens"
 
 @pytest.mark.parametrize("model", [DENSE, ("qwen35", "q8_0")], ids="-".join)
 def test_a_grammar_gives_the_text_that_it_gives_alone(model, eager):  # noqa: F811
-    """With drafts, while texts lose their pages, and with prefixes of other texts."""
+    """This holds with drafts, during preemption, and with prefixes of other sequences."""
     path, ids = tiny.path(*model), tiny.ids(model[0])
     grammar = npurt.Grammar.from_regex(RULES)
     prompts = [ids[:100], ids[:70], [*ids[:70], 5], ids[:64], ids[:100], ids[:9]]
@@ -82,7 +82,7 @@ def test_a_grammar_gives_the_text_that_it_gives_alone(model, eager):  # noqa: F8
     assert len({text for text, _ in wanted}) > 2
 
     def preempt(_):
-        """Take the pages of a text after every seventh step, in the engine's thread."""
+        """Preempt a sequence after every seventh step, in the engine's thread."""
         scheduler = engines[0]._loop._scheduler
         if scheduler.admission.running and scheduler.counts.steps % 7 == 0:
             scheduler.admission.preempt(scheduler.admission.running[0])

@@ -61,7 +61,7 @@ def test_each_character_may_be_written_in_a_text_and_in_a_set():
 @settings(max_examples=30, deadline=None)
 @given(EXPRESSIONS, EXPRESSIONS, st.text("abcé 09-x", max_size=6), st.integers(0, 2**32))
 def test_rules_are_exact_where_none_leads_to_itself(first, second, text, seed):
-    """A text is of two rules, one after another, however it is divided between them."""
+    """A text matches a sequence of two rules, wherever the text is divided between them."""
     gbnf = f"root ::= one two\none ::= {first.gbnf}\ntwo ::= {second.gbnf}"
     regex = first.regex + second.regex
 
@@ -149,7 +149,7 @@ def test_long_texts_that_are_no_grammar_are_refused_soon(name):
 
 
 def test_the_time_for_rules_grows_with_their_number_alone():
-    """In an order that each pass over the rules would settle one rule of."""
+    """The rules are in an order in which each pass over all rules would settle one rule."""
     count = 12_000
     chain = "".join(f'r{i} ::= "a" r{i + 1} | "b"\n' for i in range(count))
     lark = lark_of(f'root ::= r0\n{chain}r{count} ::= "c"\n', count + 2)

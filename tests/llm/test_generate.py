@@ -1,4 +1,4 @@
-"""Generation: the same text again, ended where it should be; what makes no sense is refused."""
+"""Generation: reproducible text, correct ends, and refusal of invalid options."""
 
 import itertools
 
@@ -365,7 +365,7 @@ def test_a_closed_model_says_so(llm):
 
 
 def test_padding_is_never_sampled(llm):
-    """With a temperature that makes all 608 tokens alike, 8 of them padding."""
+    """The temperature makes all 608 tokens almost equally likely; 8 of them are padding."""
     options = {"temperature": 1e6, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
     seen = set()
     for seed in range(30):

@@ -1,4 +1,4 @@
-"""GGUF files: what is in them, and that no damage or malice does more than raise."""
+"""GGUF files: their contents, and that damaged or malicious files only raise errors."""
 
 import errno
 import mmap

@@ -1,4 +1,4 @@
-"""Texts that a grammar allows: random ones parse by another parser, and every one of it is allowed.
+"""Generated texts are accepted by another parser, and every text of a grammar is allowed.
 
 The oracles are `re` and `jsonschema`.  Random logits stand for a model; the tokenizers are
 byte-level BPE and SentencePiece with byte fallback.
@@ -60,7 +60,7 @@ def test_no_other_text_is_allowed(node, text, form):
 @settings(max_examples=30, deadline=None)
 @given(EXPRESSIONS, st.sampled_from(NAMES), st.data())
 def test_what_is_allowed_depends_on_the_history_alone(node, name, data):
-    """Drafts are taken back, and sequences come back: neither changes what may follow."""
+    """Rewound drafts and resumed sequences do not change the allowed tokens."""
     tokenizer, grammar = tokenizer_of(name), Grammar.from_regex(node.regex)
     moving = Constraint(grammar, tokenizer, len(PROMPT))
     texts = [list(PROMPT)]
@@ -80,7 +80,7 @@ def test_what_is_allowed_depends_on_the_history_alone(node, name, data):
 
 
 def test_a_recursive_grammar_is_no_regular_expression():
-    """Brackets that match: an oracle that counts."""
+    """The grammar is that of matching brackets; the oracle counts them."""
     grammar = Grammar.from_gbnf('root ::= "(" (root | "x")? ")"')
     for name in NAMES:
         for seed in range(10):

@@ -1,4 +1,4 @@
-"""Grammars that are wrong, too large, or written by something odd."""
+"""Grammars that are invalid, too large, or of unusual types."""
 
 import gc
 import json

@@ -110,7 +110,7 @@ def test_threads_and_drafts():
 
 
 def test_matrices_of_a_device_that_runs_graphs_are_its_own():
-    """They cannot be asked for; what the host adds to the account is numpy's."""
+    """The matrices cannot be read; the host's share of the report is numpy's."""
     with opened("llama3") as llm:
         for call in (
             lambda: llm.weight_bytes,
@@ -149,7 +149,7 @@ with npurt.Llama(sys.argv[1], sys.argv[2], n_ctx=32, progress=False) as llm:
 
 @pytest.mark.parametrize("device", ["numpy", "auto"])
 def test_a_model_runs_where_nothing_was_compiled(device, tmp_path):
-    """As in a checkout that was not built, or on a system that npurt's C does not know."""
+    """Examples are a checkout that was not built and a system that npurt's C does not support."""
     package = Path(npurt.__file__).parent
     shutil.copytree(
         package, tmp_path / "npurt", ignore=shutil.ignore_patterns("*.so", "__pycache__")
@@ -245,7 +245,7 @@ def test_a_driver_error_while_compiling_is_an_error():
     "device", ["numpy", Partial((ops.Attention, ops.MatMul))], ids=["numpy", "partial"]
 )
 def test_a_dropped_model_gives_its_segments_back_at_once(device):
-    """Not when garbage is collected next: weights are large."""
+    """Weights are large, so the release must not wait for the garbage collector."""
     llm = opened("qwen35", device)
     llm.eval([1, 2, 3])
     segments = [weakref.ref(part.segment) for part in llm.model.executor.parts]

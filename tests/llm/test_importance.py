@@ -1,4 +1,4 @@
-"""`npurt quantize --imatrix`: files of importances, and what they do to the blocks."""
+"""`npurt quantize --imatrix`: importance files and their effect on the blocks."""
 
 import struct
 
@@ -68,7 +68,7 @@ def test_the_older_form_has_sums_over_calls(tmp_path):
 
 @pytest.mark.parametrize("form", ["modern", "older"])
 def test_the_blocks_are_those_of_the_weighted_encoder(tmp_path, form):
-    """Of the tensor that is named; the others are as without the file."""
+    """Only the named tensor changes; the others are as without the file."""
     if form == "modern":
         path = modern(tmp_path / "i.gguf", {UP: (SUMS[None], [2])})
     else:

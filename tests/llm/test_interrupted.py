@@ -1,4 +1,4 @@
-"""Ctrl-C at any point leaves a context that goes on as if nothing had happened."""
+"""Ctrl-C at any point leaves a context that can be continued with the same results."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def opened(model, device="cpu", **options):
 
 
 def interrupt(monkeypatch, owner, name, call):
-    """Let the function *name* of *owner* be broken off in its call number *call*."""
+    """Interrupt the function *name* of *owner* in its call number *call*."""
     function, calls = getattr(owner, name), []
 
     def breaks(*args, **kwargs):

@@ -1,4 +1,4 @@
-"""A model is used by one thread at a time: another is told so, and spoils nothing."""
+"""A model is used by one thread at a time: another thread gets an error and changes nothing."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -86,7 +86,7 @@ def test_a_thread_that_comes_between_two_steps_is_refused_too(llm, monkeypatch, 
 
 
 def test_a_whole_text_is_one_turn(llm, monkeypatch):
-    """Also between its steps, where pieces are looked at."""
+    """The model stays locked between the steps of a text, too."""
     wanted = fresh(llm, max_tokens=8, **GREEDY)
     raised = []
 

@@ -1,4 +1,4 @@
-"""Drafts from the text itself: only from this text, whatever was there before."""
+"""Lookup drafts come only from the current sequence, whatever preceded it."""
 
 import contextlib
 
@@ -7,7 +7,7 @@ from tests.llm.conftest import drafted
 
 
 class Interrupted(list):
-    """A text that Ctrl-C comes in the middle of."""
+    """A token sequence whose reading is interrupted by Ctrl-C."""
 
     def __getitem__(self, at):
         if isinstance(at, slice) and (at.start or 0) > len(self) // 2:

@@ -1,4 +1,4 @@
-"""What a file of strangers may cost: memory in proportion to its size, or a refusal."""
+"""Memory for untrusted files: proportional to the size of the file, or a refusal."""
 
 import itertools
 import json
@@ -208,7 +208,7 @@ print(json.dumps([said, peak() - before]))
 
 
 def in_a_process(path, work):
-    """Return what became of *work* on a file, and how far it raised the process's peak memory."""
+    """Run *work* on a file in a process; return its outcome and the increase of peak memory."""
     command = [sys.executable, "-c", CHILD.format(work=work), str(SOUND), str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     return json.loads(done.stdout)

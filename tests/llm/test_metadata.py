@@ -1,4 +1,4 @@
-"""Metadata is of the type it must be, or the file is refused by the name of the key."""
+"""Metadata has the required type, or the file is refused with an error that names the key."""
 
 from array import array
 

@@ -1,4 +1,4 @@
-"""Which tensor of a mixed file gets which type.
+"""The types of the tensors in files with mixed quantisation.
 
 Oracle: the Q4_K_M files that llama.cpp made of real models, and its rule as far as it was read.
 """

@@ -44,7 +44,7 @@ def test_a_context_gives_the_logits_of_llama_and_ends_with_its_model(device):
 
 
 def test_no_part_of_a_model_refers_back():
-    """What is above goes with its last reference, and what is below stays in use."""
+    """A part is released with its last reference; the parts that it refers to stay usable."""
     llm = npurt.Llama(tiny.path(), n_ctx=64, n_threads=1, progress=False, draft="lookup")
     context, gone = llm.context, [weakref.ref(x) for x in (llm, llm.generator, llm.speculator)]
     gc.collect()

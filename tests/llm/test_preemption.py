@@ -1,4 +1,4 @@
-"""What texts that lose their pages cost: tokens that are evaluated again."""
+"""The cost of preemption: the number of tokens that are evaluated again."""
 
 from tests.llm import tiny
 from tests.llm.stepping import Steps, alone, with_times

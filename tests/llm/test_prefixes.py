@@ -1,4 +1,4 @@
-"""Kept texts: the best one is found, those that go are the oldest, and none is found by another."""
+"""Cached prefixes: the best match is found, and the oldest are evicted."""
 
 import itertools
 
