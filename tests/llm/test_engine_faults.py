@@ -143,7 +143,7 @@ def test_the_cpu_goes_on_with_all_texts_when_the_npu_is_lost_for_good(rknpu):
 
 
 def test_a_wrong_product_costs_no_text_a_token(rknpu, monkeypatch):
-    """From then on, the CPU multiplies by that weight; its rounding changes none of these tokens."""
+    """From then on, the CPU multiplies by that weight; its rounding changes no token here."""
     signs = np.array([1.0, -1.5, 1.25])  # with others, errors may cancel now and then
     monkeypatch.setattr(verify, "probe_vector", lambda n: np.resize(signs, n))
     wanted = undisturbed(DENSE, "rknpu:sim")

@@ -63,7 +63,7 @@ def objects():
     "wait", [Request.result, Request.text, list], ids=["result", "text", "events"]
 )
 def test_a_request_that_failed_goes_with_its_last_reference(wait):
-    """A request, its error and its events form no cycle.  The error has its traceback."""
+    """A request, its error and its events form no cycle.  A note of the error has its origin."""
     with npurt.Engine(
         tiny.path("llama3", "q8_0"), n_ctx=POSITIONS, n_threads=2, progress=False, max_sequences=1
     ) as engine:

@@ -1,4 +1,4 @@
-"""An engine's guarantees for every sequence: the same tokens in any batch, and a share of the steps.
+"""An engine's guarantees for every sequence: the same tokens in any batch, and a share of steps.
 
 The expected tokens are those of `Llama.generate`.
 """

@@ -1,8 +1,8 @@
-"""The three real models: as close to their files' exact arithmetic as llama.cpp, or closer.
+"""The three real models are at least as close to exact arithmetic as llama.cpp.
 
 tests/data/real holds, for each model and prompt, logits of the last position from llama.cpp: with
-its own kernels (``noamx``) and with the weights dequantised to float32 (``f32ref``), which is what
-the file means.
+its own kernels (``noamx``) and with the weights dequantised to float32 (``f32ref``), the exact
+values of the file.
 """
 
 from pathlib import Path
@@ -30,7 +30,7 @@ PERPLEXITY = {
 
 @pytest.fixture(scope="module", params=MODELS)
 def model(request, real_model):
-    """Each model in turn, opened, and what llama.cpp said of it."""
+    """Yield each model, opened, with llama.cpp's results for it."""
     with np.load(REAL / f"{request.param}.npz") as oracle:
         said = dict(oracle)
     with npurt.Llama(real_model(request.param), n_ctx=512) as llm:

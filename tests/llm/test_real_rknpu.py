@@ -44,7 +44,7 @@ def test_both_drivers_write_the_same_text_with_every_product_on_the_npu(real_mod
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_prompt_equals_its_tokens_one_by_one(real_model, name):
-    """Prefill and decode are other tasks, with other rows, and the same numbers."""
+    """Prefill and decode are different tasks with different rows, and give the same numbers."""
     with npurt.Llama(real_model("smollm2-135m"), name, n_ctx=64, progress=False) as llm:
         ids = llm.tokenize("def quicksort(")
         whole = llm.eval_last(ids).copy()

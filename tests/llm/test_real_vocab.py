@@ -17,7 +17,7 @@ IN_QWEN = "</s>"  # a normal token there; llama.cpp takes it for markup, HF and 
 
 @pytest.fixture(scope="module", params=MODELS)
 def model(request, real_model):
-    """Each model's name and metadata in turn."""
+    """Yield the name and metadata of each model."""
     with GGUF(real_model(request.param)) as file:
         return request.param, file.metadata
 

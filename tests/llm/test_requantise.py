@@ -1,4 +1,4 @@
-"""`npurt quantize`: metadata stays, matrices get the type, values stay within its bound."""
+"""`npurt quantize`: metadata is unchanged, matrices get the type, errors are within its bound."""
 
 import struct
 from collections import namedtuple
@@ -170,9 +170,9 @@ def test_the_size_of_pieces_changes_nothing(tmp_path, monkeypatch, step):
 @settings(max_examples=30)
 @given(st.integers(0, 2**32 - 1), st.floats(1e-3, 1e3))
 def test_values_stay_within_half_a_step(seed, size):
-    """Q8_0: half of amax / 127, and what rounding the scale to float16 adds, 127 codes of it.
+    """For Q8_0: half of amax / 127, and 127 times the error of the float16 scale.
 
-    That is 2^-11 of the scale, or half of the least float16, 2^-24.
+    The error of the scale is 2^-11 of it, or half of the least float16, 2^-24.
     """
     rng = np.random.default_rng(seed)
     values = (size * rng.standard_normal((3, 64))).astype(np.float32)

@@ -170,7 +170,7 @@ def test_a_scaled_model_has_the_logits_of_the_formulas(tmp_path, model, kind):
     base = metadata[f"{arch}.rope.freq_base"]
     if kind == "linear":
         rotation = reference.radians(metadata, weights) / 2.5, 1.0
-    else:  # what stretches is the frequency before its divisor
+    else:  # scaling applies to the frequency before its divisor
         rotation = yarn(32, base, 2.5, 64, 32, 1) / divisors, 1 + math.log(2.5) / 10
     ids = tiny.ids(model, 100)
 

@@ -1,4 +1,4 @@
-"""Which tokens may be chosen, how often, and what is refused."""
+"""Samplers: possible tokens, their frequencies, and refused settings."""
 
 import json
 import math
@@ -37,7 +37,7 @@ samplings = st.builds(
 
 
 def by_hand(logits, history, s):
-    """The chain, a token at a time, in the order and words of llama.cpp's manual."""
+    """Compute the chain one token at a time, in the order of llama.cpp's manual."""
     recent = history if s.repeat_last_n == -1 else history[max(0, len(history) - s.repeat_last_n) :]
     penalty = np.float32(s.repeat_penalty)
     logits = dict(enumerate(logits))
@@ -67,7 +67,7 @@ def by_hand(logits, history, s):
 
 @pytest.mark.parametrize(("penalty", "chosen"), [(5e-324, 0), (1e-30, 0), (1e30, 0), (1e308, 2)])
 def test_a_penalty_leaves_finite_logits_finite(penalty, chosen):
-    """It is beyond float32's range, or takes logits beyond: they end at the largest number."""
+    """If a penalty or a result exceeds float32's range, the logit is the largest finite number."""
     logits = np.array([3e38, 0.0, 1.0, -3e38, -np.inf], np.float32)
     sampler = Sampler(Sampling(temperature=0, repeat_penalty=penalty))
 

@@ -24,7 +24,7 @@ logits_of = st.lists(st.integers(-2000, 2000), min_size=1, max_size=30).map(
 
 
 def shares(logits, history=(), breakers=None, seed=0, **settings):
-    """Return the probability of each token, with no filter but those of *settings*."""
+    """Return the probability of each token, with only the filters of *settings*."""
     sampler = Sampler(Sampling(**ALL | {"seed": seed} | settings), breakers=breakers)
     ids, probabilities = sampler.distribution(logits, history)
     whole = np.zeros(len(logits))
@@ -154,7 +154,7 @@ def test_a_text_that_is_resumed_draws_the_same():
 
 
 def typical_by_hand(weights, p):
-    """Return the ids that are kept: those of the smallest | -log p - H | until more than p."""
+    """Return the ids of the smallest | -log p - H | whose probabilities sum to more than p."""
     chances = [weight / math.fsum(weights) for weight in weights]
     entropy = -math.fsum(c * math.log(c) for c in chances)
     order = sorted(range(len(chances)), key=lambda i: abs(-math.log(chances[i]) - entropy))
@@ -223,7 +223,7 @@ def test_xtc_is_applied_as_often_as_it_should():
 
 
 def dry_by_hand(history, allowed, breakers):
-    """Return the length of the longest repetition that each token would prolong, from *allowed*."""
+    """Return the longest repetition that each token would extend, if at least *allowed* long."""
     reach = len(history)
     for at in reversed(range(len(history))):
         if history[at] in breakers:

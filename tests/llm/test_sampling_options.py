@@ -1,4 +1,4 @@
-"""What a generation may be asked for beside settings of the sampler: ends, functions, logprobs."""
+"""Options of a generation other than settings of the sampler: ends, functions, logprobs."""
 
 import math
 import re

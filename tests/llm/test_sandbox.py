@@ -1,4 +1,4 @@
-"""Templates that attack: none gets out, none takes long, none takes much memory.
+"""Malicious templates: none escapes the sandbox or exceeds its time or memory.
 
 A bound that does not hold shows as a test that never ends.
 """

@@ -1,4 +1,4 @@
-"""A state that was saved is loaded, and nothing shows of it; other files are refused."""
+"""A saved state loads with identical results; other files are refused."""
 
 import hashlib
 import os
@@ -38,7 +38,7 @@ def test_a_saved_state_is_gone_on_from(pair, tmp_path_factory, length, more):
 
 @pytest.fixture
 def saved(hybrid, tmp_path):
-    """A model, and the file of its state of 30 tokens."""
+    """Return a model and the file of its state after 30 tokens."""
     hybrid.eval(tiny.ids("qwen35", 30))
     hybrid.save_state(tmp_path / "state")
     return hybrid, tmp_path / "state"
@@ -152,7 +152,7 @@ def test_a_state_of_another_model_or_type_of_cache_is_refused(saved, tmp_path):
 
 @pytest.mark.parametrize("changed", ["blk.0.ffn_down.weight", "blk.3.attn_v.weight"])
 def test_a_state_of_a_model_that_was_trained_further_is_refused(saved, tmp_path, changed):
-    """Norms and embeddings often stay as they were."""
+    """Further training often leaves norms and embeddings unchanged."""
     file = tiny.read(tiny.path("qwen35", "f32"))
     weight = variants.values(file)[changed]
     with npurt.Llama(
@@ -202,7 +202,7 @@ def test_a_folder_that_is_not_there_is_named(hybrid, tmp_path):
 
 
 def test_a_saved_state_has_the_rights_of_any_new_file(saved, tmp_path):
-    """Not those of a temporary file, which nobody else may read."""
+    """The rights are not those of a temporary file, which only its owner may read."""
     plain = tmp_path / "plain"
     plain.touch()
 

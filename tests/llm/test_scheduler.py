@@ -36,7 +36,7 @@ SAMPLINGS = (
 
 
 class Alone:
-    """What a model generates when it has one text."""
+    """Results of a model that generates one sequence at a time."""
 
     def __init__(self, path, device):
         self.llm = npurt.Llama(path, device, **OPTIONS)
@@ -65,7 +65,7 @@ def pool(model):
 
 @pytest.fixture(scope="module", params=[(d, m) for d in DEVICES for m in MODELS], ids=str)
 def pair(request):
-    """A model for many texts, one for one text, and prompts."""
+    """Yield a model for many sequences, one for a single sequence, and prompts."""
     (device, pages), model = request.param
     path = tiny.path(*model)
     alone = Alone(path, device)
@@ -78,7 +78,7 @@ def pair(request):
 
 
 class Schedules(RuleBasedStateMachine):
-    """Texts come, are cancelled and preempted, in any order between steps."""
+    """State machine: sequences are added, cancelled and preempted in any order between steps."""
 
     llm: npurt.Llama
     alone: Alone

@@ -1,4 +1,4 @@
-"""What a step evaluates, and what happens when something in it fails."""
+"""Steps of the scheduler: the tokens that are evaluated, and failures within a step."""
 
 import pytest
 
@@ -78,7 +78,7 @@ def test_drafts_leave_a_row_to_a_prompt(opened):
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one(opened):
-    """It has half of the rows for prompts, and the long one the other half."""
+    """The short prompt gets half of the rows for prompts, and the long one the other half."""
     llm, ids = opened(), [7, *tiny.ids("llama3") * 4]
     steps = Steps(llm)
     long = steps.add(1, ids[:400], 3)
@@ -116,7 +116,7 @@ def test_what_a_kept_text_has_makes_a_prompt_short(opened):
 
 
 def test_a_short_prompt_waits_for_what_it_shares_with_a_long_one(opened):
-    """That is evaluated once."""
+    """The shared tokens are evaluated once."""
     llm, ids = opened(), [7, *tiny.ids("llama3") * 4]
     steps = Steps(llm)
     steps.add(1, ids[:400], 3)
@@ -164,7 +164,7 @@ def test_a_text_reads_by_itself_when_no_copy_could_be_kept_for_it(opened, monkey
 
 
 def test_tokens_of_a_step_that_failed_after_them_are_told(opened, monkeypatch):
-    """And only texts that go on get the error."""
+    """Only sequences that have not ended get the error."""
     llm, ids = opened(), tiny.ids("llama3")
     steps = Steps(llm)
     steps.add(1, ids[:9], 2)
@@ -227,7 +227,7 @@ def test_no_memory_for_a_run_ends_its_texts_and_no_others(opened, monkeypatch):
 
 
 def test_counts_are_of_requests_however_often_they_are_evaluated(opened):
-    """A text that lost its pages is no other request."""
+    """A preempted sequence is not counted as another request."""
     llm, ids = opened(), tiny.ids("llama3")
     steps = Steps(llm, prefixes=4)
     steps.add(1, ids[:70], 3)
@@ -245,7 +245,7 @@ def test_counts_are_of_requests_however_often_they_are_evaluated(opened):
 
 
 def test_tokens_that_were_accepted_are_those_of_the_requests(opened):
-    """Also where a draft reached beyond the end of its text."""
+    """This holds even where a draft extends beyond the end of its text."""
     llm = opened()
     steps = Steps(llm, drafts=LOOKUP)
     with_times(steps.scheduler, lambda rows: 1.0)
@@ -267,7 +267,7 @@ def test_tokens_that_were_accepted_are_those_of_the_requests(opened):
 
 @pytest.mark.parametrize("kind", ["logits_processor", "stopping_criteria"])
 def test_an_error_comes_after_the_tokens_before_it(opened, kind):
-    """Though they were drafted, and evaluated in the same step; and the function is called once."""
+    """The tokens were drafted and evaluated in the same step; the function is called once."""
     llm, seen = opened(), []
 
     def raises(ids, logits):

@@ -22,7 +22,7 @@ COLUMNS = limits().columns
 
 @dataclass(frozen=True)
 class Size:
-    """A size: keys that are at its limit, keys that are past it, and what is said of those.
+    """A size: keys at its limit, keys past the limit, and the error message for the latter.
 
     Attributes:
         relies: Who relies on it.

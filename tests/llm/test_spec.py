@@ -23,7 +23,7 @@ PROMPT = tiny.ids(count=12)
 
 
 class Oracle(Drafter):
-    """Drafts from a given text, and wrongly where it is told to."""
+    """Draft from a given sequence, with wrong tokens at chosen positions."""
 
     name = "oracle"
 
@@ -94,7 +94,7 @@ def test_draft_tokens_end_where_they_are_not_worth_their_time(chances, most, mad
 
 
 def test_a_draft_token_that_was_drawn_in_vain_is_accounted_for(llm):
-    """The controller hears of it, although nothing of it was checked."""
+    """The controller counts the token although it was not verified."""
     heard = []
 
     class Doubtful(Oracle):
@@ -195,9 +195,9 @@ def distribution(llm, prompt, kept):
 
 
 def naive(history, longest, shortest, most):
-    """What followed the latest earlier occurrence of the longest of the last tokens.
+    """Draft the tokens after the latest earlier occurrence of the longest suffix.
 
-    As many tokens as are equal before.
+    Draft as many tokens as the occurrence has equal tokens.
     """
     for length in range(longest, shortest - 1, -1):
         if length > len(history):
@@ -290,7 +290,7 @@ def read_by_draft(report):
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_a_draft_model_that_never_drafts_reads_nothing(llm, temperature):
-    """As in a text of four tokens, which is over before anything is tried."""
+    """A text of four tokens ends before any draft is tried."""
     prompt = tiny.ids(count=60)
     plain = tokens(llm, prompt, count=4, temperature=temperature)
     options = {"n_ctx": 128, "n_threads": 2, "progress": False, "draft": tiny.path(kind="q8_0")}

@@ -19,7 +19,7 @@ OPTIONS = {"device": "cpu", "n_threads": 1, "progress": False}
 
 @pytest.fixture(scope="module")
 def rows():
-    """A model that drafts for itself: every draft token is right."""
+    """Return the rows of a model that drafts for itself: every draft token is right."""
     return bench_spec(MODEL, MODEL, **ITSELF, **OPTIONS)
 
 
@@ -50,7 +50,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(rows):
 
 
 def test_each_run_reads_the_prompt_anew(monkeypatch):
-    """What one run has read would be a gift to the next."""
+    """Cached tokens of one run would make the next run faster."""
     read = []
     prepare = Assistant.prepare
     monkeypatch.setattr(

@@ -88,7 +88,7 @@ def drive(
 
 
 def drive_unsure(controller, sure, *, row=0.1, draft=0.3, tokens=3000, seed=0):
-    """As `drive`, with a draft that is right but gives up before a token it is not sure of."""
+    """Run `drive` with a draft that is right but stops before an uncertain token."""
     rng = np.random.default_rng(seed)
     done, spent = 0, 0.0
     while done < tokens:
@@ -147,7 +147,7 @@ def test_nothing_is_lost_where_drafting_does_not_pay(row, draft, noise, accepts)
     ("accepts", "row", "draft"), [(0.9, 0.1, 0.0), (0.8, 0.1, 0.3), (0.95, 0.3, 0.1)]
 )
 def test_what_pays_is_found(accepts, row, draft):
-    """Within a tenth of the best fixed number."""
+    """The time is within a tenth of that of the best fixed number."""
     best = max(
         drive(Controller(n, fixed=True), lambda done: accepts, row=row, draft=draft)
         for n in range(1, 9)
@@ -167,7 +167,7 @@ def test_little_is_lost_to_a_draft_that_is_sure_and_wrong(tokens, claims):
 
 
 def test_what_was_won_may_not_be_lost_again():
-    """But for the allowance of a text, once more."""
+    """At most the allowance of a text is lost once more."""
     rng = np.random.default_rng(0)
     controller = Controller(8)
     controller.begin(2000)
@@ -416,7 +416,7 @@ def test_each_text_has_its_account():
 
 
 def test_what_is_not_known_is_none():
-    """No pass, or none without draft tokens."""
+    """There was no pass, or no pass without draft tokens."""
     controller = Controller(4, fixed=True)
     nothing = controller.begin(8).figures()
     controller.observe(4, 4, 0.1, 1.0)

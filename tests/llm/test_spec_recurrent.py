@@ -40,7 +40,7 @@ def plain(llm):
 
 
 def assert_same(one, other):
-    """Text and states are equal bit for bit."""
+    """Assert that text and states are equal bit for bit."""
     assert one[0] == other[0]
     assert one[1].tokens == other[1].tokens
     for a, b in zip(one[1].arrays, other[1].arrays, strict=True):
@@ -107,7 +107,7 @@ def test_the_most_draft_tokens_are_taken_back_without_another_pass():
 
 
 def test_what_follows_is_the_same(llm, plain):
-    """States that were taken back go on as those that never went too far."""
+    """Rewound states continue like states that were never advanced too far."""
     write(llm)
     expected = llm.eval([5, 6, 7]).copy()
     write(llm, Oracle(plain[0], lambda position: position % 3 == 0), 6)

@@ -1,4 +1,4 @@
-"""What a draft computes of its logits: the first columns, where a text needs no others."""
+"""A draft computes only the first columns of its logits where the others are not needed."""
 
 import numpy as np
 import pytest
@@ -47,7 +47,7 @@ def test_a_device_that_cannot_cut_gives_all():
 
 
 def test_reading_is_evaluation_without_logits(llm):
-    """Whatever the cache held before, and in as many batches as it takes."""
+    """This holds for any previous contents of the cache and any number of batches."""
     llm.reset()
     whole = llm.eval_last(IDS[:30]).copy()
     with npurt.Llama(llm.path, n_batch=8, **SHORT) as other:
@@ -90,7 +90,7 @@ def test_markup_is_no_part_of_a_text(llm):
 
 
 def test_what_lies_beyond_the_truncated_head_is_never_drafted(llm):
-    """And the report says how much of the matrix was read."""
+    """The report also has the share of the matrix that was read."""
     with npurt.Llama(llm.path, **SHORT) as small:
         drafter = Assistant(small.context, llm.model)
         common = [token for token in IDS if token < QUARTER][:12]
@@ -104,7 +104,7 @@ def test_what_lies_beyond_the_truncated_head_is_never_drafted(llm):
 
 
 def test_a_draft_costs_what_it_reads(llm):
-    """Without the embedding, and a quarter of the output matrix."""
+    """The cost excludes the embedding and includes a quarter of the output matrix."""
     with npurt.Llama(llm.path, **SHORT) as small:
         share = Assistant(small.context, llm.model).share
 

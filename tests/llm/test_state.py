@@ -1,4 +1,4 @@
-"""What a model remembers can be taken back, copied, saved and loaded, and nothing shows of it."""
+"""A model's state can be rewound, copied, saved and loaded with identical results."""
 
 import numpy as np
 import pytest
@@ -62,7 +62,7 @@ def test_any_sequence_of_steps_ends_where_the_straight_way_does(pair, sequence, 
 
 @pytest.mark.parametrize("batch", [2, 5, 16, 32])
 def test_taking_back_a_part_of_the_last_batch_multiplies_nothing(hybrid, batch):
-    """That is what speculation does: evaluate draft tokens together, keep the right ones."""
+    """Speculation does so: it evaluates draft tokens together and rewinds the wrong ones."""
     ids = tiny.ids("qwen35")
     hybrid.eval(ids[:40])
     for at in range(40, 100, batch):
@@ -295,7 +295,7 @@ def test_a_snapshot_of_another_model_or_a_larger_context_is_refused(pair):
 
 
 def test_a_snapshot_of_a_model_that_was_trained_further_is_refused(tmp_path):
-    """Its arrays would fit."""
+    """The arrays of the snapshot would fit the model."""
     file = tiny.read(tiny.path("qwen3", "f32"))
     weight = variants.values(file)["blk.0.attn_v.weight"]
     paths = [

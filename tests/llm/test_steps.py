@@ -1,4 +1,4 @@
-"""What a step evaluates: rows, pages, who waits and who gives way."""
+"""Steps of the scheduler: rows, pages, waiting and preemption."""
 
 import numpy as np
 import pytest
@@ -253,7 +253,7 @@ def test_a_deadline_ends_a_text_that_waits_or_runs(llm):
 
 
 def test_a_text_that_cannot_have_a_page_ends_with_an_error(llm):
-    """As when somebody else has them all; others that come later are served."""
+    """Another context holds all pages; sequences that come later are served."""
     llm.eval([1] * 64 * (PAGES - 1))
     scheduler = begin(llm)
     scheduler.submit(text(llm, 1, IDS[:130], 50))

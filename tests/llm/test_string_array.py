@@ -1,4 +1,4 @@
-"""Strings of a file that are decoded when asked for."""
+"""Strings of a file that are decoded on access."""
 
 import sys
 

@@ -57,7 +57,7 @@ def test_a_grammar_is_one_of_a_text_of_a_prompt_and_of_a_stream(llm):
 
 
 def test_the_likeliest_allowed_token_is_taken_at_temperature_0(llm):
-    """An oracle of its own: the best logit among the tokens of one digit."""
+    """The oracle is the best logit among the tokens of one digit."""
     ids = [i for i in range(llm.tokenizer.n_vocab) if llm.tokenizer.piece(i) in b"0123456789"]
     ids = [i for i in ids if len(llm.tokenizer.piece(i)) == 1]
     llm.reset()

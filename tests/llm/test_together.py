@@ -1,4 +1,4 @@
-"""Several contexts of one model: their tokens are evaluated together, and nothing shows of it."""
+"""Several contexts of one model: tokens are evaluated together with identical results."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def llm(request):
 
 
 def evaluated(llm, pieces):
-    """Return the logits that *pieces* want, each as an array of its own."""
+    """Return the requested logits of *pieces*, each as a separate array."""
     counts = [piece.wanted for piece in pieces]
     out = np.empty((sum(counts), llm.config.n_vocab), np.float32)
     assert run_together(pieces, out)

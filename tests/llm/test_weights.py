@@ -1,4 +1,4 @@
-"""A file has every tensor of its architecture, in its shape, and no other, or it is refused."""
+"""A file is refused unless it has exactly the tensors and shapes of its architecture."""
 
 import time
 from pathlib import Path
