@@ -233,7 +233,10 @@ class Executor:
             return part.segment.run_into(values, rows, out)
 
     def _move(self, part: Part, error: DriverError) -> None:
-        """Move a part to the other device permanently; raise *error* if it has the part."""
+        """Move a part to the other device permanently.
+
+        If the other device already runs the part, raise *error*.
+        """
         other = self._names[id(self._other)]
         if part.actual == other:
             raise error
