@@ -1,7 +1,7 @@
-"""Programs that every kernel set must run with equal results, and the data they work on.
+"""Programs that every kernel set must run with equal results, and their data.
 
 A case is a function that adds ops to a program and returns the arrays they write.  Its data depend
-on nothing but the seed.
+only on the seed.
 """
 
 import itertools
@@ -22,7 +22,7 @@ INTEGER = tuple(name for name, fmt in BY_NAME.items() if fmt.block > 1)
 DENSE = ("f32", "f16", "bf16")
 PAGE = abi.limits().page
 
-# What a float16 scale can be, and what makes kernels differ: signs, zero, subnormals, the ends.
+# Kinds of float16 scales, among them those that make kernels differ: signs, zero, subnormals, ends.
 SCALES = np.array([0, 1, -1, 0.0123, -0.5, 6e-8, -6e-8, 6.1e-5, 65504, -65504, 3.3e-3], np.float16)
 EXPONENTS = np.array([0, 1, 2, 100, 127, 130, 150], np.uint8)  # less 128; the first are subnormal
 
@@ -34,7 +34,7 @@ def rng_of(*seed):
 def weight(rng, fmt, n, k, scales=SCALES):
     """Return a tensor ``[n, k]`` of random codes whose float16 fields are drawn from *scales*.
 
-    With None those are random bytes as well: NaN and infinity among them.
+    If *scales* is None, the fields are random bytes, which include NaN and infinity.
     """
     fmt = find(fmt)
     nbytes = n * fmt.row_bytes(k)
@@ -67,7 +67,7 @@ def activations(rng, m, k):
 
 
 def packed(program, tensor):
-    """Add the op that lays *tensor* out; return its image."""
+    """Add the op that packs *tensor*; return the packed image."""
     n, k = tensor.shape
     size = abi.lib().npurt_image_bytes(tensor.format.number, n, k)
     image = Image(allocate(size)[:size], n, k, tensor.format)
@@ -84,20 +84,20 @@ def stack(rng, fmt, experts, n, k):
 
 
 def packed_stack(program, tensor):
-    """As `packed`, for a stack of matrices: the image of one, and the others after it."""
+    """Do what `packed` does for a stack of matrices; their images follow each other in memory."""
     experts, n, _ = tensor.shape
     whole = packed(program, QTensor(tensor.blocks.reshape(experts * n, -1), tensor.format))
     return replace(whole, n=n)
 
 
 def arrays(source):
-    """Return what quantising made of an input."""
+    """Return the arrays that quantising an input has written."""
     coarse = [source.codes, source.blocks] if source.quantised else []
     return coarse + ([source.remainders] if source.int16 else [])
 
 
 def matmul(program, tensor, x, *, int16=False):
-    """Pack, quantise, multiply: return image, what quantising made, and the product."""
+    """Pack, quantise, multiply: return the image, the quantised input, and the product."""
     m, k = x.shape
     program.rows = m
     image = packed(program, tensor)
@@ -111,7 +111,7 @@ def matmul(program, tensor, x, *, int16=False):
 
 
 def quantise(program, x, *, int16=False):
-    """Quantise *x* ``[m, k]``: return codes and what is kept of each block."""
+    """Quantise *x* ``[m, k]``: return the codes and the fields of each block."""
     program.rows = len(x)
     out = Input(*x.shape, quantised=True, int16=int16)
     out.values[:] = x
@@ -120,7 +120,7 @@ def quantise(program, x, *, int16=False):
 
 
 def norm(program, x, gain, eps, add=None, head=0, scale=1.0):
-    """Add and normalise rows from *head* on: return x as updated and the result."""
+    """Add and normalise rows from *head* on: return the updated x and the result."""
     m, k = x.shape
     program.rows, program.head = m, head
     residual = empty(m, k)
@@ -131,7 +131,7 @@ def norm(program, x, gain, eps, add=None, head=0, scale=1.0):
 
 
 def layer_norm(program, x, gain, bias, eps, add=None):
-    """Add and normalise rows to mean 0: return x as updated and the result."""
+    """Add and normalise rows to mean 0: return the updated x and the result."""
     program.rows = len(x)
     residual = empty(*x.shape)
     residual[:] = x
@@ -141,7 +141,7 @@ def layer_norm(program, x, gain, bias, eps, add=None):
 
 
 def plain_sum(program, x, add, scale):
-    """Return ``x + scale * add``, quantised too where the width allows."""
+    """Return ``x + scale * add``, and its quantised form where the width allows."""
     program.rows = len(x)
     out = Input(*x.shape, quantised=x.shape[1] % 32 == 0)
     out.values[:] = x
@@ -150,7 +150,7 @@ def plain_sum(program, x, add, scale):
 
 
 def sum_of_columns(program, x, add, scale, start):
-    """Return *x* after *scale* times *add* came to its columns from *start* on."""
+    """Add *scale* times *add* to the columns of *x* from *start* on; return *x*."""
     program.rows = len(x)
     whole = empty(*x.shape)
     whole[:] = x
@@ -159,7 +159,7 @@ def sum_of_columns(program, x, add, scale, start):
 
 
 def cap(program, x, factor, limit, head=0):
-    """Return the rows of *x* scaled and capped, those that a run with *head* has."""
+    """Return the scaled and capped rows of *x* that a run with *head* computes."""
     program.rows, program.head = len(x), head
     y = x.copy()
     program.cap(y, factor=factor, cap=limit, selects=head > 0)
@@ -167,7 +167,7 @@ def cap(program, x, factor, limit, head=0):
 
 
 def unit(program, gate_up, unit=SILU):
-    """Return activation(gate) * up, quantised too where the width allows."""
+    """Return activation(gate) * up, and its quantised form where the width allows."""
     m, columns = gate_up.shape
     program.rows = m
     k = columns if unit.activation == "GELU_ERF" else columns // 2
@@ -177,7 +177,7 @@ def unit(program, gate_up, unit=SILU):
 
 
 def shortconv(program, x, weight, kept, position=0):
-    """Convolve between two gates, from a copy of what is kept: return the result and that."""
+    """Convolve between two gates, on a copy of the state: return the result and the new state."""
     program.rows, program.position = len(x), position
     kept = kept.copy()
     out = Input(len(x), kept.shape[1], quantised=kept.shape[1] % 32 == 0)
@@ -224,7 +224,7 @@ def heads(rng, rows, position, *, n_heads, kv_heads, width, rotated, halves, dty
 
 
 def paged(values):
-    """Lay values ``[G, P, W]`` out as the cache does: pages ``[G, N, 64, W]``, the last first."""
+    """Return values ``[G, P, W]`` in the cache's layout: pages ``[G, N, 64, W]``, reversed."""
     g, p, w = values.shape
     return np.ascontiguousarray(values.reshape(g, p // PAGE, PAGE, w)[:, ::-1])
 
@@ -236,7 +236,7 @@ def unpaged(v_cache):
 
 
 def panels(keys):
-    """Lay keys ``[G, P, W]`` out as the cache does, ``[G, N, 4, W, 16]``."""
+    """Return keys ``[G, P, W]`` in the cache's layout, ``[G, N, 4, W, 16]``."""
     pages = paged(keys)
     g, n, size, w = pages.shape
     return np.ascontiguousarray(pages.reshape(g, n, size // 16, 16, w).transpose(0, 1, 2, 4, 3))
@@ -249,7 +249,7 @@ def lines(k_cache):
 
 
 def of_layer(program, layer, position):
-    """Let a run of *program* be the rows of *layer*, whose pages lie from the last to the first."""
+    """Let *program* run the rows of *layer*, whose pages lie in reverse order."""
     program.rows, program.position = len(layer.qkv), position
     program.pages = np.arange(layer.v_cache.shape[1], dtype=np.int32)[::-1].copy()
 
@@ -353,7 +353,7 @@ def _integers(m, k, n, highest=127):
 
 
 def _saturated(fmt, m, byte):
-    """127 against the same code everywhere: sums of 16 bits have no room to spare."""
+    """Multiply activations of 127 by one repeated code, which gives the largest sums of 16 bits."""
 
     def case(program):
         w = weight(rng_of(fmt), fmt, 16, 256, np.array([1], np.float16))
@@ -373,7 +373,7 @@ def _transposed_matvec(fmt, n, k):
 
 
 def every_case():
-    """Return name -> case: every op and every kernel, on shapes at and off each of their edges."""
+    """Return name -> case: every op and every kernel, on shapes at and near each limit."""
     cases = dict(_matmuls())
     grouped = {"n_heads": 6, "kv_heads": 2, "width": 64, "rotated": 64, "halves": True}
     partial = {"n_heads": 4, "kv_heads": 4, "width": 48, "rotated": 16, "halves": False}

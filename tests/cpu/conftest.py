@@ -1,4 +1,4 @@
-"""Every kernel set of this machine, on one thread, so that a test sees kernels and not the pool."""
+"""Run every kernel set of this machine on one thread, so that tests do not depend on the pool."""
 
 import pytest
 
@@ -24,7 +24,7 @@ class Runner:
 
 @pytest.fixture(scope="session", params=abi.isas())
 def run(request):
-    """Each kernel set that this machine runs, in turn."""
+    """Return a runner of each kernel set that this machine runs, in turn."""
     runner = Runner(request.param)
     yield runner
     runner.engine.close()
@@ -32,7 +32,7 @@ def run(request):
 
 @pytest.fixture(scope="session")
 def scalar():
-    """The kernels in portable C, which the others must equal bit for bit."""
+    """Return a runner of the portable C kernels, which the others must equal bit for bit."""
     runner = Runner("scalar")
     yield runner
     runner.engine.close()

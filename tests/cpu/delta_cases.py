@@ -1,4 +1,6 @@
-"""Programs of a gated delta net and of experts, for every kernel set; as `cases` is for the rest.
+"""Programs of a gated delta net and of experts, for every kernel set.
+
+`cases` has the programs of all other ops.
 
 Letters: N sequences, T tokens, K and H heads of k and v, W width.
 """
@@ -23,13 +25,13 @@ def unit(x):
 
 
 def permuted(x):
-    """Return the same values, laid out head by head."""
+    """Return the same values in a layout by heads."""
     return np.ascontiguousarray(x.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3)
 
 
 def delta(rng, *, heads, width, tokens, sequences=1, repeat=1, kda=False, permute=False,
           grouped=False):  # fmt: skip
-    """Return a delta net of random inputs; decays reach from none to all at once."""
+    """Return a delta net of random inputs, with decay factors from 1 down to 0."""
     shape = (sequences, tokens, heads, width)
     v_heads = heads * repeat
     decay = -(10.0 ** rng.uniform(-4, 1.5, (sequences, tokens, v_heads, width if kda else 1)))
@@ -63,9 +65,9 @@ def run_delta(program, net, slots=None, control=(0, -1, 0)):
 
 
 def convolution(rng, *, rows, heads=6, k_heads=2, width=32, kernel_size=4, capacity=9, position=0):
-    """Return a convolution of random inputs; of *position* tokens before, the last are kept.
+    """Return a convolution of random inputs; its state has the last of *position* earlier tokens.
 
-    It is that of one sequence: `kept` has no axis of slots.
+    It has one sequence: `kept` has no axis of slots.
     """
     channels = (2 * k_heads + heads) * width
     kept = np.zeros((capacity, channels + 2 * heads), np.float32)
@@ -88,7 +90,7 @@ def convolution(rng, *, rows, heads=6, k_heads=2, width=32, kernel_size=4, capac
 
 
 def convolve(program, c, position=0, *, replay=False):
-    """Run *c* on a copy of what it keeps: return both results and that."""
+    """Run *c* on a copy of its state: return both results and the new state."""
     program.rows, program.position = len(c.x), position
     kept = c.kept.copy()
     c = replace(c, kept=kept[None], out=np.zeros_like(c.out), out_gates=np.zeros_like(c.out_gates))
@@ -97,7 +99,7 @@ def convolve(program, c, position=0, *, replay=False):
 
 
 def gate(program, x, z, weight, eps=1e-6):
-    """Return the gated norm of *x*, quantised too where its width allows."""
+    """Return the gated norm of *x*, and its quantised form where its width allows."""
     program.rows = len(x)
     out = Input(*x.shape, quantised=x.shape[1] % 32 == 0)
     program.gate(x, z, weight, eps, out)
@@ -105,7 +107,7 @@ def gate(program, x, z, weight, eps=1e-6):
 
 
 def routing(rows, experts, top_k):
-    """Return where a routing goes, filled with what must not stay."""
+    """Return the output arrays of a routing, filled with values that must be overwritten."""
     return Routing(
         expert_weights=np.full((rows, top_k), np.nan, np.float32),
         scatter_indices=np.full((rows, top_k), -1, np.int64),
@@ -124,7 +126,7 @@ def route(program, scores, experts, top_k, *, normed=True, scale=1.0, over_chose
 
 
 def mixture(program, weights, x, scores, top_k, *, int16=False, shared=None, gates=None, biases=()):
-    """Multiply the rows of *x* by their experts of each ``[E, N, K]`` and add up the results."""
+    """Multiply each row of *x* by its experts' matrices ``[E, N, K]`` and add up the results."""
     rows, k = x.shape
     experts = weights[0].shape[0]
     program.rows = rows

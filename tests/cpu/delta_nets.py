@@ -1,4 +1,4 @@
-"""Gated delta nets that every kernel is tried with, whoever computes them."""
+"""Gated delta nets that test every kernel, on every device."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -38,7 +38,7 @@ NAMES = ("heads", "width", "tokens", "sequences", "repeat", "permute", "kda")
 
 
 def shapes(*, tokens, heads=3, sequences=2, repeat=3):
-    """Return a strategy of arguments of `net_of`: at most so many, and one of the *tokens*."""
+    """Return a strategy for the arguments of `net_of`: sizes up to limits, one of *tokens*."""
     return st.fixed_dictionaries(
         {
             "heads": st.integers(1, heads),

@@ -1,6 +1,6 @@
-"""What the ops of a gated delta net must give, in float64, and how far off they may be.
+"""Reference results of the ops of a gated delta net, in float64, and error bounds.
 
-As in `tests.oracle`: bounds are derived here, and nowhere tuned.
+As in `tests.oracle`, bounds are derived and never tuned.
 """
 
 import numpy as np
@@ -28,7 +28,7 @@ def softplus(x):
 
 
 def silu(x):
-    """Return x / (1 + e^-x) and its bound, as `tests.oracle.silu` has it."""
+    """Return x / (1 + e^-x) and its bound, derived as in `tests.oracle.silu`."""
     reference = x / (1 + np.exp(-x))
     return reference, 1.01 * (1.5 * EXP + 3 * U) * abs(reference) + abs(x) * EXP_FLUSHED + TINY
 
@@ -51,8 +51,8 @@ def convolution(seen, weight):
 def unit(x, bound, eps):
     """Return *x* over ``sqrt(sum x^2 + eps)`` along the last axis, and its bound.
 
-    The length is off by what its elements are, by Cauchy-Schwarz, and by the roundings of a sum of
-    squares in 16 lanes and four steps, halved by the root; then two roundings and the product.
+    The length is off by the error of its elements, by Cauchy-Schwarz, and by the roundings of a sum
+    of squares in 16 lanes and four steps, halved by the root; then two roundings and the product.
     """
     length = np.sqrt((x**2).sum(axis=-1, keepdims=True) + eps)
     off = np.sqrt((bound**2).sum(axis=-1, keepdims=True)) / length
@@ -73,7 +73,7 @@ def gate(x, z, weight, eps):
 
 
 def delta(net):
-    """Return what *net* reads ``[N, T, H, W]``, its last state, and the bounds of both.
+    """Return the result of *net* ``[N, T, H, W]``, its last state, and the bounds of both.
 
     A row s of S, its error measured by its norm e.  One token takes a row s to ``a s + d k`` with
     ``d = beta (v - a s.k)``: applied exactly to a row that is off by e, that is off by at most

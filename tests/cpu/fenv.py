@@ -1,4 +1,4 @@
-"""Whether this thread, and those that it starts from now on, count subnormal numbers as zero."""
+"""A switch: this thread, and threads that it starts later, count subnormal numbers as zero."""
 
 import ctypes
 import ctypes.util

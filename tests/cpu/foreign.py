@@ -1,7 +1,8 @@
-"""Programs for machines that are not this one: run by driver.c, under an emulator or natively.
+"""Programs for other machines: driver.c runs them, under an emulator or natively.
 
 A `Recorded` program remembers the arrays its ops point to.  `run_all` writes many of them to a file
-(the format is driver.c's), runs the driver once, and puts what it left in memory back into them.
+(the format is driver.c's), runs the driver once, and copies the resulting memory back into the
+arrays.
 """
 
 import ctypes
@@ -26,7 +27,7 @@ DRIVER = HERE / "driver.c"
 
 @dataclass(frozen=True)
 class Foreign:
-    """Stands for an engine while a program is built: all that is asked of it is the kernel set."""
+    """Replaces an engine while a program is built: a program reads only its kernel set."""
 
     isa: int
 
@@ -42,7 +43,7 @@ def extent(array):
 
 
 class Recorded(Program):
-    """A program that knows the memory it works on."""
+    """A program that records the memory of its operands."""
 
     def __init__(self, engine):
         super().__init__(engine)
@@ -73,7 +74,7 @@ class Recorded(Program):
         return RowTable(spans, np.arange(self.head, rows, dtype=np.int32))
 
     def run(self, table=None, start=0):
-        """Run it on the rows of *table*, by default its own."""
+        """Run the program on the rows of *table*, by default those of `self.table()`."""
         return super().run(table or self.table(), start)
 
     def memory(self):
@@ -112,7 +113,7 @@ class Recorded(Program):
         return b"".join(parts)
 
     def decode(self, out, at):
-        """Put the memory found in *out* from *at* on into the arrays; return where it ends."""
+        """Copy the memory in *out* from *at* on into the arrays; return the end offset."""
         (done,) = struct.unpack_from("<q", out, at)
         expected = len(self) if self.ends is None else self.ends
         assert done == expected, f"the program of {len(self)} ops ended with {done}"
@@ -131,12 +132,12 @@ class Machine:
     force: bool = False
 
     def isas(self):
-        """Return its kernel sets, best first: name -> (index, whether the machine runs it)."""
+        """Return the kernel sets, best first: name -> (index, whether the machine runs it)."""
         lines = [line.split() for line in self._run().stdout.splitlines()]
         return {name: (i, works == "1") for i, (name, works) in enumerate(lines)}
 
     def run_all(self, programs, folder):
-        """Run *programs*, with the results in their arrays; return what the driver had to say."""
+        """Run *programs*, which puts the results in their arrays; return the driver's output."""
         data, results = folder / "programs", folder / "results"
         data.write_bytes(b"".join(program.encoded() for program in programs))
         done = self._run(*(["--force"] if self.force else []), data, results)
@@ -153,20 +154,20 @@ class Machine:
 
 
 def compiled(target, folder, *sources):
-    """Compile the driver, with the kernels and *sources* in it, and return its path."""
+    """Compile the driver with the kernels and *sources*; return its path."""
     return build.compile_executable(
         [*build.library_sources(), DRIVER, *sources], target, folder / f"driver-{target}"
     )
 
 
 def with_pool(source, *, late=False):
-    """Return *source* and those of the kernels; *late*: with threads that sleep at times."""
+    """Return *source* and the kernels' sources; with *late*, threads sleep at random."""
     sources = [s for s in build.library_sources() if not late or s.name != "pool.c"]
     return [*sources, source, *([HERE / "late_pool.c"] if late else [])]
 
 
 def emulated(program, cpu):
-    """Return the machine that is qemu-aarch64's *cpu*."""
+    """Return the machine that emulates *cpu* by qemu-aarch64."""
     qemu = shutil.which("qemu-aarch64")
     if qemu is None:
         pytest.fail("qemu-aarch64 is missing: run .ci/qemu, or install the package qemu-user")
