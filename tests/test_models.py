@@ -176,7 +176,7 @@ def test_a_wheel_without_exactly_one_part_is_refused(tmp_path, names):
             for name in names:
                 wheel.writestr(name, b"part")
 
-    with pytest.raises(DownloadError, match=f"{len(names)} files"):
+    with pytest.raises(DownloadError, match=f"{len(names)} of its files"):
         fetch(tmp_path, download)
 
 

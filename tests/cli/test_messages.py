@@ -96,5 +96,5 @@ def test_a_context_beyond_the_training_is_one_line(npurt):
     result = npurt("run", "-m", tiny.path("qwen3", "q8_0"), "-p", "x", "-n", 1, "-c", 600, "--raw")
 
     assert result.code == 0
-    assert result.err.count("a context of 600 tokens is more than the 512 that") == 1
+    assert result.err.count("a context of 600 tokens exceeds the 512 tokens") == 1
     assert "UserWarning" not in result.err

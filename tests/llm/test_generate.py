@@ -336,7 +336,7 @@ def test_the_usual_context_is_shorter_than_a_long_training(tmp_path):
 
 
 def test_more_positions_than_the_training_had_are_warned_of():
-    with pytest.warns(UserWarning, match="513 tokens is more than the 512") as caught:
+    with pytest.warns(UserWarning, match="513 tokens exceeds the 512") as caught:
         open_tiny(n_ctx=513).close()
     assert [str(warning.filename) for warning in caught] == [tiny_opener()]
     open_tiny(n_ctx=512).close()  # a warning would be an error

@@ -10,7 +10,7 @@ from npurt.llm.spec.speculation import Speculation
 from tests.llm import tiny
 
 # The prompts of the measurement need more than these models were trained for.
-pytestmark = pytest.mark.filterwarnings("ignore:a context of .* is more than:UserWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:a context of .* exceeds:UserWarning")
 
 MODEL = tiny.path("qwen3", "q8_0")
 ITSELF = {"numbers": (1, 3), "tokens": 21, "repetitions": 2, "prompts": {"one": "a b c"}}

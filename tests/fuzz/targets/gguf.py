@@ -298,7 +298,7 @@ def run(recipe):
         stack.callback(device.close)
         options = {name: recipe[name] for name in ("n_ctx", "n_batch", "kv_type", "verify")}
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "a context of .* is more than")
+            warnings.filterwarnings("ignore", "a context of .* exceeds")
             llm = npurt.Llama(path, device, progress=False, context_shift=True, seed=1, **options)
         stack.enter_context(llm)
         return evaluate(llm, recipe)
