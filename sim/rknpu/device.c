@@ -1,8 +1,7 @@
 /*
- * Open files, the ioctls of every DRM driver, and mappings.
- *
- * The descriptor of a simulated file is that of an empty memfd, so dup, fork, select and close work
- * as on any file.  The memfd's inode identifies the simulated file.
+ * Open files, the ioctls of every DRM driver, and mappings.  A simulated file's descriptor is that
+ * of an empty memfd, so dup, fork, select and close work as usual.  The memfd's inode identifies
+ * the file.
  */
 #include "driver.h"
 

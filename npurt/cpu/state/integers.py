@@ -1,7 +1,7 @@
 """States of delta nets in integers on the CPU, equal to those of a Hexagon bit for bit.
 
-If the CPU takes over from a lost Hexagon, it continues with integer states, so each sequence gets
-the same tokens.  Otherwise, the CPU uses float32 states, which are faster.
+If the CPU takes over from a lost Hexagon, it continues with integer states, so the change of device
+rounds no state.  Otherwise, the CPU uses float32 states, which are faster.
 """
 
 from typing import Any
