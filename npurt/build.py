@@ -122,10 +122,13 @@ def _make_rk_host(package: Path, target: str) -> list[Path]:
 
 
 def _make_hexagon_host(package: Path, target: str) -> list[Path]:
-    sources = _sources("npurt/hexagon/fastrpc")
-    out = package / "hexagon/fastrpc/libnpurt_native_call.so"
-    library = build_library(target, out, sources=sources)
-    return [library, _parsed(package, "hexagon/fastrpc/npurt_native_call.h")]
+    made: list[Path] = []
+    for folder, name in (("fastrpc", "native_call"), ("host", "hexagon_host")):
+        sources = _sources(f"npurt/hexagon/{folder}")
+        out = package / f"hexagon/{folder}/libnpurt_{name}.so"
+        made.append(build_library(target, out, sources=sources))
+        made.append(_parsed(package, f"hexagon/{folder}/npurt_{name}.h"))
+    return made
 
 
 def _make_skels(package: Path, _target: str) -> list[Path]:
@@ -141,7 +144,7 @@ def _make_shell(package: Path, _target: str) -> list[Path]:
 PRODUCTS = (
     Product("cpu", lambda: _inputs("npurt/cpu"), _make_cpu),
     Product("rk-host", lambda: _inputs("npurt/rknpu/driver/native"), _make_rk_host),
-    Product("hexagon-host", lambda: _inputs("npurt/hexagon/fastrpc"), _make_hexagon_host),
+    Product("hexagon-host", lambda: _inputs("npurt/hexagon"), _make_hexagon_host),
     Product("skel", _skel_inputs, _make_skels),
     _simulator("sim/fastrpc", "hexagon/sim/libcdsprpc_sim.so"),
     Product("shell", lambda: _inputs("sim/fastrpc/shell"), _make_shell),

@@ -29,6 +29,7 @@ from npurt.hexagon.fastrpc.lib import simulator
 from npurt.hexagon.fastrpc.names import parse
 from npurt.hexagon.layout import delta, error_bound, quantise
 from npurt.hexagon.session.transport import TransportName
+from npurt.host_products import HostDevice
 from npurt.products import ProductDevice
 from npurt.quant.tensor import QTensor
 from npurt.restart import Restarts
@@ -125,6 +126,11 @@ class HexagonDevice(ProductDevice, DeltaNets):
     def _multiply(self, x: F32, weights: Sequence[Any], outs: Sequence[F32]) -> None:
         self._sessions.settled()
         multiply(x, weights, outs)
+
+    def on_host(self, packed: Packed, threads: int) -> Packed:
+        """Return *packed* for the host, which computes the same bits; see `KeepsArithmetic`."""
+        assert isinstance(packed, HexagonPacked)
+        return packed.on_host(HostDevice(self.caps.name, threads))
 
     def multiplied(self, x: F32, w: Packed) -> F64:
         """Return x as the kernels multiply it: rounded to int8 codes with a scale per group."""

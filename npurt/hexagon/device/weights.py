@@ -9,8 +9,10 @@ from npurt.device import F32, F64, FLUSHED, Device, MatMul, Packed
 from npurt.hexagon.device.batch import Batch, Weight
 from npurt.hexagon.device.session_memory import SessionMemory
 from npurt.hexagon.fastrpc.rpcmem import LARGEST, U8, Arena, Slice
+from npurt.hexagon.host.products import HexagonHostPacked
 from npurt.hexagon.layout import error_bound, formats, images, quantise
 from npurt.hexagon.session import messages
+from npurt.host_products import HostDevice
 from npurt.quant.tensor import QTensor
 
 I8 = npt.NDArray[np.int8]
@@ -79,6 +81,12 @@ class HexagonPacked(Packed):
     def weight(self) -> Weight:
         """The description of this weight for a batch."""
         return Weight(self.part, self.n, self.k, self.format.number)
+
+    def on_host(self, device: HostDevice) -> HexagonHostPacked:
+        """Return this weight for the host, from a new image: the session's memory may be lost."""
+        image = np.empty(self.nbytes, np.uint8)
+        self._write(image)
+        return HexagonHostPacked(device, self.tensor, self.format, self.group, image)
 
     def multiplied(self, rows: slice) -> F64:
         """Return the values that the kernels multiply by, with scales rounded to integers."""

@@ -432,12 +432,17 @@ def _unpacked_codes(fmt: ImageFormat, heads: U8, body: U8) -> I32:
 
 def multiplied(image: U8, fmt: ImageFormat, n: int, k: int, rows: slice = slice(None)) -> F64:
     """Return the exact weights ``[rows, k]`` that the DSP multiplies by for *rows* of the image."""
-    part = unpack(image, fmt, n, k, rows)
+    return values(unpack(image, fmt, n, k, rows), fmt)
+
+
+def values(part: Unpacked, fmt: ImageFormat) -> F64:
+    """Return the exact weights ``[N, K]`` that the integers of *part* stand for."""
     kind = fmt.kind
+    k = part.codes.shape[1]
     group = kind.group or k
-    values = part.codes.reshape(len(part.codes), -1, group) * part.scales[..., None].astype(float)
-    values /= kind.unit
+    exact = part.codes.reshape(len(part.codes), -1, group) * part.scales[..., None].astype(float)
+    exact /= kind.unit
     if part.offsets is not None:
-        values += part.offsets[..., None] * float(kind.sums)
-    exact: F64 = np.ldexp(values, part.exponents[:, None, None])
-    return exact.reshape(-1, k)
+        exact += part.offsets[..., None] * float(kind.sums)
+    scaled: F64 = np.ldexp(exact, part.exponents[:, None, None])
+    return scaled.reshape(-1, k)

@@ -12,12 +12,14 @@ import numpy as np
 
 from npurt.device import F32, F64, Caps, MatMul, Packed, Saving, Use, check_product
 from npurt.errors import DriverError, UnsupportedOp
+from npurt.host_products import HostDevice
 from npurt.products import ProductDevice
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME
 from npurt.restart import Restarts, patiently
 from npurt.rknpu.device.adaptive import AdaptivePacked
 from npurt.rknpu.device.estimate import saving
+from npurt.rknpu.device.host import RkHostPacked
 from npurt.rknpu.device.multiply import multiply, multiply_i8
 from npurt.rknpu.device.quantise import QuantisedWeight, choose, from_codes
 from npurt.rknpu.device.weight_store import WeightStore
@@ -167,6 +169,11 @@ class RkDevice(ProductDevice):
         work = functools.partial(multiply_i8, self._weights, a, packed, y)
         self._restarts.surviving(work, self._reopen)
         return y
+
+    def on_host(self, packed: Packed, threads: int) -> Packed:
+        """Return *packed* for the host, which computes the same sums; see `KeepsArithmetic`."""
+        assert isinstance(packed, RkPacked)
+        return RkHostPacked(HostDevice(self.caps.name, threads), packed)
 
     def multiplied(self, x: F32, w: Packed) -> F64:
         """Return x after rotation and rounding, the parts of K side by side."""

@@ -25,7 +25,7 @@ from npurt.rknpu.driver.native.host import I8, round_rows
 from npurt.rknpu.isa.formats import number_format
 from npurt.rknpu.plan.images import weights_image
 from npurt.rknpu.plan.proof import Role
-from npurt.rknpu.plan.tiling import WeightPlan, plan_weights
+from npurt.rknpu.plan.tiling import Interval, WeightPlan, plan_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,14 @@ class PartOfInput:
         return exact
 
 
+def inputs_of(quantised: QuantisedWeight) -> tuple[PartOfInput, ...]:
+    """Return the parameters for rounding x, for each part of K."""
+    return tuple(
+        PartOfInput(part.columns, part.codes.shape[1], part.block, part.signs)
+        for part in quantised.parts
+    )
+
+
 class PartOnNpu:
     """One part of K of a weight, with an image of each core's rows in the core's address space."""
 
@@ -98,7 +106,43 @@ class PartOnNpu:
             image.free()
 
 
-class RkPacked(Packed):
+class RoundedPacked(Packed):
+    """A weight that was quantised by a scheme; the host rounds x for it.
+
+    Attributes:
+        scheme: The scheme.
+        inputs: The parameters for rounding x, for each part of K.
+    """
+
+    scheme: Scheme
+    inputs: tuple[PartOfInput, ...]
+
+    def quantise_input(self, x: F32) -> F64:
+        """Return x ``[M, K]`` after rotation and rounding, the parts side by side."""
+        return np.concatenate([part.quantise(x, self.scheme) for part in self.inputs], axis=1)
+
+    def error(self, rows: slice) -> F64:
+        """Return the standard error; see `Packed.error`.
+
+        The result of each part is rounded to float32, and so is each sum of parts.  Sums of int8
+        products are exact; the NPU rounds each sum of float16 products to float32 [?].  The errors
+        are independent, and each is at most `UNIT` times the product of the norms of x and w.
+        """
+        norms: F64 = np.linalg.norm(self.multiplied(rows), axis=1)
+        roundings = 2 * len(self.inputs) + (0 if self.scheme.task == "int8" else self.k)
+        return UNIT * math.sqrt(roundings) * norms
+
+    def floor(self, rows: slice) -> F64:
+        """Return the error of results whose parts and sums of parts may be flushed to zero."""
+        return np.full(len(range(self.n)[rows]), 3 * len(self.inputs) * FLUSHED)
+
+    def peak(self, rows: slice, x: F64) -> F64:
+        """Return an upper bound of the float32 values: the results of parts, and their sums."""
+        most: F64 = abs(x) @ abs(self.multiplied(rows)).T
+        return most
+
+
+class RkPacked(RoundedPacked):
     """A weight that was quantised within its error budget; `upload` puts it on the NPU.
 
     The NPU's memory can be lost at any time, and other threads must not access it then.  So only
@@ -107,7 +151,7 @@ class RkPacked(Packed):
 
     Attributes:
         parts: The parts of K in the NPU's memory; empty if the weight has no memory.
-        inputs: The parameters for rounding x, for each part of K.
+        slices: For each part of K, the slices whose sums the NPU rounds separately.
     """
 
     def __init__(
@@ -116,13 +160,11 @@ class RkPacked(Packed):
         self.device = device
         self.tensor = tensor
         self.number = number  # unique in the process of the device
-        self.scheme: Scheme = quantised.scheme
+        self.scheme = quantised.scheme
         self.expected_error = quantised.error
         self.parts: list[PartOnNpu] = []
-        self.inputs = tuple(
-            PartOfInput(part.columns, part.codes.shape[1], part.block, part.signs)
-            for part in quantised.parts
-        )
+        self.inputs = inputs_of(quantised)
+        self.slices: list[tuple[Interval, ...]] = []
         self.arena: Arena | None = None  # the arena of the last upload
         self._nbytes = sum(part.codes.nbytes for part in quantised.parts)
         self._quantised: QuantisedWeight | None = quantised
@@ -134,7 +176,7 @@ class RkPacked(Packed):
         Raises:
             DeviceFull: The weight does not fit the arena.
         """
-        quantised = self._quantised or quantise_weight(self.tensor, self.scheme)
+        quantised = self.quantised()
         try:
             for part in quantised.parts:
                 name = f"weight {self.number}"
@@ -143,8 +185,13 @@ class RkPacked(Packed):
             self.free()
             raise
         self.arena = arena
+        self.slices = [part.plan.slices for part in self.parts]
         self._quantised = None if self._again else quantised  # saves host memory
         self._nbytes = sum(image.nbytes for part in self.parts for image in part.images)
+
+    def quantised(self) -> QuantisedWeight:
+        """Return the codes and scales of the weight, without access to the NPU's memory."""
+        return self._quantised or quantise_weight(self.tensor, self.scheme)
 
     def free(self) -> None:
         """Free the weight's memory on the NPU."""
@@ -172,27 +219,3 @@ class RkPacked(Packed):
             rounded = [(part.codes, part.scales) for part in parts]
         values = [codes.astype(np.float64) * scales[:, None] for codes, scales in rounded]
         return np.concatenate(values, axis=1)
-
-    def quantise_input(self, x: F32) -> F64:
-        """Return x ``[M, K]`` after rotation and rounding, the parts side by side."""
-        return np.concatenate([part.quantise(x, self.scheme) for part in self.inputs], axis=1)
-
-    def error(self, rows: slice) -> F64:
-        """Return the standard error; see `Packed.error`.
-
-        The result of each part is rounded to float32, and so is each sum of parts.  Sums of int8
-        products are exact; the NPU rounds each sum of float16 products to float32 [?].  The errors
-        are independent, and each is at most `UNIT` times the product of the norms of x and w.
-        """
-        norms: F64 = np.linalg.norm(self.multiplied(rows), axis=1)
-        roundings = 2 * len(self.inputs) + (0 if self.scheme.task == "int8" else self.k)
-        return UNIT * math.sqrt(roundings) * norms
-
-    def floor(self, rows: slice) -> F64:
-        """Return the error of results whose parts and sums of parts may be flushed to zero."""
-        return np.full(len(range(self.n)[rows]), 3 * len(self.inputs) * FLUSHED)
-
-    def peak(self, rows: slice, x: F64) -> F64:
-        """Return an upper bound of the float32 values: the results of parts, and their sums."""
-        most: F64 = abs(x) @ abs(self.multiplied(rows)).T
-        return most

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from npurt.cpu.device import CpuDevice
 from npurt.device import F32, Device, Estimates, MatMul, Packed, Use
 from npurt.errors import DeviceFull, NotOffloaded, UnsupportedOp
+from npurt.host_products import moved_to_host
 from npurt.quant.tensor import QTensor
 
 # The assumed work when weights compete for memory: tokens of a prompt and of a completion.
@@ -149,7 +150,7 @@ class Residents:
             moved = False
             for w in filter(None, (there() for there in self._units.pop())):
                 if w.packed.device is self._device:
-                    w.packed = self._cpu.pack(w.packed.tensor)
+                    w.packed = moved_to_host(w.packed, self._cpu, self._cpu.engine.threads)
                     w.reason = f"{self._device.caps.name} ran out of memory"
                     moved = True
             if moved:

@@ -14,6 +14,7 @@ from npurt.cpu.pool.engine import Input
 from npurt.cpu.pool.table import RowTable
 from npurt.device import F32, Device, Packed
 from npurt.errors import DeviceFull, DriverError, VerificationFailed
+from npurt.host_products import moved_to_host
 from npurt.runtime.execute.placement import Placed
 from npurt.runtime.execute.shortlist import Shortlist
 from npurt.runtime.report.ledger import Ledger, Row
@@ -168,7 +169,8 @@ class RemoteProducts:
         if isinstance(failure, DeviceFull) and self._evict(products[0].placed, failure):
             return False
         self._take_over(products, failure)
-        self._cpu.matmuls(x, [product.packed for product in products], outs)
+        for product, out in zip(products, outs, strict=True):
+            product.packed.device.matmul(x, product.packed, out)
         return True
 
     def _evict(self, placed: Placed, error: DeviceFull) -> bool:
@@ -196,9 +198,9 @@ class RemoteProducts:
             self._move(product, f"{failed.caps.name} failed: {error.what}")
 
     def _move(self, product: _Product, reason: str) -> None:
-        """Move a product to the CPU permanently."""
+        """Move a product to the CPU permanently; it keeps its arithmetic if possible."""
         placed = product.placed
-        placed.packed = self._cpu.pack(placed.packed.tensor)
+        placed.packed = moved_to_host(placed.packed, self._cpu, self._cpu.engine.threads)
         placed.reason = reason
         self._renew(product)
 
@@ -232,7 +234,7 @@ class RemoteProducts:
             f"quarantined: {wrong} computed a wrong product with {name}; the CPU takes it over"
         )
         self._move(product, f"{wrong} computed a wrong product with it")
-        self._cpu.matmul(x, product.packed, out)
+        product.packed.device.matmul(x, product.packed, out)
         if not product.check.accepts(x, out):
             raise VerificationFailed(
                 f"the product with {name} is wrong on {wrong} and on the CPU",

@@ -117,6 +117,22 @@ typedef int npurt_rk_ioctl(int fd, unsigned long number, ...); /* the C library'
  */
 NPURT_API int npurt_rk_run(npurt_rk_ioctl *ioctl, npurt_rk_job *job);
 
+/* Compute on the host the sums [m][n] that the NPU computes: x [m][k] times w [n][k] transposed. */
+NPURT_API void npurt_rk_integer_sums(const int8_t *x, const int8_t *w, int m, int n, int k,
+                                     int32_t *sums);
+
+/*
+ * The same for float16 values, stored as float32.  Slice s of k begins at slices[s] and ends at
+ * slices[s + 1]; both are multiples of 8.  The sum of a slice is rounded to float32, and the slices
+ * are added in double.
+ *
+ * A slice is computed in double: eight lanes, j modulo 8, are added as a tree.  Products of float16
+ * values are exact in double.  The simulator adds in this order; the order of the hardware is not
+ * published.
+ */
+NPURT_API void npurt_rk_float_sums(const float *x, const float *w, int m, int n, int k,
+                                   const int32_t *slices, int slice_count, double *sums);
+
 /* Start count threads, each of which runs one queue; the caller of npurt_rk_run runs the first
  * queue.  Returns NULL and sets errno on failure. */
 NPURT_API npurt_rk_pool *npurt_rk_pool_start(int count);
