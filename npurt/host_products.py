@@ -7,7 +7,6 @@ are slower than those of the CPU's own arithmetic.  See docs/decisions/039.
 
 import abc
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, runtime_checkable
 
 from npurt.device import F32, F64, Caps, Device, MatMul, Packed, check_product
@@ -83,7 +82,10 @@ class HostDevice(Device):
         if threads == 1:
             multiply(out, 0, w.n)
             return
-        # Threads that live only for this product need no care at a fork, a close or an exit.
+        # Imported here, because few programs lose an NPU.  Threads that live only for this product
+        # need no care at a fork, a close or an exit.
+        from concurrent.futures import ThreadPoolExecutor
+
         share = -(-w.n // (threads * STEP)) * STEP
         starts = range(0, w.n, share)
         with ThreadPoolExecutor(threads) as pool:

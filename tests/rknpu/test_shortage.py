@@ -141,17 +141,15 @@ def test_memory_that_shrinks_later_costs_nothing_that_was_planned(
 
 
 @pytest.mark.parametrize("fits", [0.5, 0.0])
-def test_a_device_that_comes_back_with_less_memory_keeps_what_fits(
-    name, simulator, deep, exact, usual, fits
-):
+def test_a_device_that_comes_back_with_less_memory_keeps_what_fits(name, simulator, deep, fits):
     with npurt.Llama(deep, name, n_ctx=64, verify="always", progress=False) as llm:
-        logits(llm)
+        wanted = logits(llm)
         memory = sum(space.used for space in spaces_of(llm))
         simulator.set(f"memory={int(fits * memory) or 1} fault=eio@submit")
 
-        assert reference.nmse(logits(llm), exact) < 1.25 * usual
+        np.testing.assert_array_equal(logits(llm), wanted)
         before = {row.tensor: row.calls for row in llm.report().rows if row.actual == "cpu"}
-        assert reference.nmse(logits(llm), exact) < 1.25 * usual
+        np.testing.assert_array_equal(logits(llm), wanted)
         report = llm.report()
 
     assert ", 0 wrong" in report.line()

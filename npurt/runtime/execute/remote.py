@@ -14,7 +14,7 @@ from npurt.cpu.pool.engine import Input
 from npurt.cpu.pool.table import RowTable
 from npurt.device import F32, Device, Packed
 from npurt.errors import DeviceFull, DriverError, VerificationFailed
-from npurt.host_products import moved_to_host
+from npurt.host_products import KeepsArithmetic, moved_to_host
 from npurt.runtime.execute.placement import Placed
 from npurt.runtime.execute.shortlist import Shortlist
 from npurt.runtime.report.ledger import Ledger, Row
@@ -181,7 +181,16 @@ class RemoteProducts:
             f"{placed.device} ran out of memory while it worked; the weights that save the least "
             f"time move to the CPU. To keep more on {placed.device}: {error.remedy}"
         )
+        self._note_arithmetic(placed.packed.device)
         return placed.residents.evict()
+
+    def _note_arithmetic(self, npu: Device) -> None:
+        note = (
+            f"the CPU computes its new products in the arithmetic of {npu.caps.name}, so no token "
+            "changes; for more speed, open the model again with device cpu"
+        )
+        if isinstance(npu, KeepsArithmetic) and note not in self._ledger.notes:
+            self._ledger.notes.append(note)
 
     def _charge(self, products: Sequence[_Product], seconds: float, packets: int) -> None:
         """Divide the time and packets of one call among its products, by multiply-adds."""
@@ -200,6 +209,7 @@ class RemoteProducts:
     def _move(self, product: _Product, reason: str) -> None:
         """Move a product to the CPU permanently; it keeps its arithmetic if possible."""
         placed = product.placed
+        self._note_arithmetic(placed.packed.device)
         placed.packed = moved_to_host(placed.packed, self._cpu, self._cpu.engine.threads)
         placed.reason = reason
         self._renew(product)
