@@ -10,14 +10,15 @@ LINUX ?= 7.2
 BIN := .venv/bin
 C_FILES = $(shell find $(wildcard npurt dsp idl sim tests examples) -name '*.[ch]')
 BUILT_FROM = $(shell find npurt/cpu npurt/build*.py \
-	$(wildcard dsp idl sim npurt/hexagon/idl npurt/hexagon/fastrpc npurt/rknpu/driver) \
+	$(wildcard dsp idl sim npurt/hexagon/idl npurt/hexagon/fastrpc npurt/hexagon/host \
+		npurt/rknpu/driver) \
 	-name '*.[ch]' -o -name '*.inc' -o -name '*.idl' -o -name '*.ld' -o -name '*.py')
 
 # The tests of C code of the host: kernels, thread pool, simulators, clients of the drivers.
 # UNDER_THREAD has the tests of code that shares data between threads.
 UNDER_ADDRESS = $(filter-out $(NOT_UNDER_ADDRESS), \
 	$(wildcard $(patsubst %,tests/%/test_*.py, cpu rknpu sim_fastrpc sim_rknpu))) \
-	$(patsubst %,tests/hexagon/test_%.py, device memory native_call reference rpcmem session transport) \
+	$(patsubst %,tests/hexagon/test_%.py, device host_products memory native_call reference rpcmem session transport) \
 	--deselect tests/cpu/test_bounds.py::test_a_read_past_the_end_is_caught \
 	--deselect tests/sim_rknpu/test_kernels.py::test_every_variant_gives_the_same_bits \
 	--deselect \

@@ -111,4 +111,5 @@ class _OnHost:
         )
         if self._passes == 1:
             return exact.astype(np.float64)
-        return exact[: m // 2] * float(REMAINDER_STEPS) + exact[m // 2 :]
+        high, low = exact[: m // 2].astype(np.float64), exact[m // 2 :]
+        return high * REMAINDER_STEPS + low
