@@ -18,7 +18,8 @@ BUILT_FROM = $(shell find npurt/cpu npurt/build*.py \
 # UNDER_THREAD has the tests of code that shares data between threads.
 UNDER_ADDRESS = $(filter-out $(NOT_UNDER_ADDRESS), \
 	$(wildcard $(patsubst %,tests/%/test_*.py, cpu rknpu sim_fastrpc sim_rknpu))) \
-	$(patsubst %,tests/hexagon/test_%.py, device host_products memory native_call reference rpcmem session transport) \
+	$(patsubst %,tests/hexagon/test_%.py, device host_products memory native_call reference rpcmem \
+	session transport) \
 	--deselect tests/cpu/test_bounds.py::test_a_read_past_the_end_is_caught \
 	--deselect tests/sim_rknpu/test_kernels.py::test_every_variant_gives_the_same_bits \
 	--deselect \

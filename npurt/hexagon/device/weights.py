@@ -5,12 +5,13 @@ import weakref
 import numpy as np
 import numpy.typing as npt
 
-from npurt.device import F32, F64, FLUSHED, Device, MatMul, Packed
+from npurt.device import F32, Device, MatMul
 from npurt.hexagon.device.batch import Batch, Weight
 from npurt.hexagon.device.session_memory import SessionMemory
 from npurt.hexagon.fastrpc.rpcmem import LARGEST, U8, Arena, Slice
 from npurt.hexagon.host.products import HexagonHostPacked
-from npurt.hexagon.layout import error_bound, formats, images, quantise
+from npurt.hexagon.layout import formats, images, quantise
+from npurt.hexagon.layout.packed import IntegerPacked
 from npurt.hexagon.session import messages
 from npurt.host_products import HostDevice
 from npurt.quant.tensor import QTensor
@@ -37,7 +38,7 @@ def why_not(op: MatMul, arch: int) -> str | None:
     return None
 
 
-class HexagonPacked(Packed):
+class HexagonPacked(IntegerPacked):
     """A weight in shared memory, in the layout of the DSP's kernels.
 
     Attributes:
@@ -88,23 +89,9 @@ class HexagonPacked(Packed):
         self._write(image)
         return HexagonHostPacked(device, self.tensor, self.format, self.group, image)
 
-    def multiplied(self, rows: slice) -> F64:
-        """Return the values that the kernels multiply by, with scales rounded to integers."""
-        return images.multiplied(self.part.array, self.format, self.n, self.k, rows)
-
-    def error(self, rows: slice) -> F64:
-        """Return the standard error of the kernels' rounding; see `error_bound`."""
-        integers = images.unpack(self.part.array, self.format, self.n, self.k, rows)
-        return error_bound.error(integers, self.format)
-
-    def floor(self, rows: slice) -> F64:
-        """Return the absolute error of results, because results below 2^-126 become 0."""
-        return np.full(len(range(self.n)[rows]), FLUSHED)
-
-    def peak(self, rows: slice, x: F64) -> F64:
-        """Return an upper bound of the results; the integer sums in kernels cannot overflow."""
-        bound: F64 = abs(x) @ abs(self.multiplied(rows)).T
-        return bound
+    def integers(self, rows: slice) -> images.Unpacked:
+        """Return the integers of *rows* in the image."""
+        return images.unpack(self.part.array, self.format, self.n, self.k, rows)
 
 
 class HexagonInt8(HexagonPacked):

@@ -8,10 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt import library
-from npurt.device import F32, F64, FLUSHED
+from npurt.device import F32, F64
 from npurt.hexagon.layout import error_bound, images, quantise
 from npurt.hexagon.layout.formats import ImageFormat
 from npurt.hexagon.layout.images import U8
+from npurt.hexagon.layout.packed import IntegerPacked
 from npurt.host_products import HostDevice, HostPacked
 from npurt.once import once
 from npurt.quant.tensor import QTensor
@@ -37,7 +38,7 @@ def lib() -> Any:
     return library.load(ffi(), library.path_of(LIBRARY), "the Hexagon's arithmetic")
 
 
-class HexagonHostPacked(HostPacked):
+class HexagonHostPacked(IntegerPacked, HostPacked):
     """A weight as integers in rows, from the *image* that the DSP's kernels read.
 
     Args:
@@ -52,7 +53,7 @@ class HexagonHostPacked(HostPacked):
         self, device: HostDevice, tensor: QTensor, fmt: ImageFormat, group: int, image: U8
     ) -> None:
         self.device, self.tensor = device, tensor
-        self._format, self._group = fmt, group
+        self.format, self.group = fmt, group
         n, k = tensor.shape
         columns = images.steps(k) * images.STEP
         scales = columns // fmt.kind.group if fmt.kind.group else 1
@@ -72,7 +73,7 @@ class HexagonHostPacked(HostPacked):
         self._weight = self._struct()
 
     def _struct(self) -> Any:
-        kind = self._format.kind
+        kind = self.format.kind
         return ffi().new(
             "npurt_host_weight *",
             {
@@ -96,7 +97,7 @@ class HexagonHostPacked(HostPacked):
 
     def prepare(self, x: F32) -> Callable[[F32, int, int], None]:
         """See `HostPacked.prepare`."""
-        rows = self._rows(quantise.quantise(x, self._group))
+        rows = self._rows(quantise.quantise(x, self.group))
         exponents, codes, scales, sums = rows
         struct = ffi().new(
             "npurt_host_rows *",
@@ -124,7 +125,7 @@ class HexagonHostPacked(HostPacked):
         scales = np.zeros((m, codes.shape[1] // quantise.BLOCK), np.int16)
         scales[:, : x.scales.shape[1]] = x.scales
         half = codes.reshape(m, -1, quantise.BLOCK // 2).sum(axis=2, dtype=np.int32)
-        if self._format.kind.group == quantise.BLOCK // 2:
+        if self.format.kind.group == quantise.BLOCK // 2:
             sums = -16 * half
         else:
             sums = (half[:, ::2] + half[:, 1::2]) * scales + (1 << 11) >> 12
@@ -132,31 +133,15 @@ class HexagonHostPacked(HostPacked):
 
     def rounded(self, x: F32) -> F64:
         """See `HostPacked.rounded`."""
-        return quantise.multiplied(x, self._group)
+        return quantise.multiplied(x, self.group)
 
     def magnitudes(self, x: F32) -> F64:
         """See `HostPacked.magnitudes`."""
-        return error_bound.magnitudes(quantise.quantise(x, self._group), self._group)
+        return error_bound.magnitudes(quantise.quantise(x, self.group), self.group)
 
-    def multiplied(self, rows: slice) -> F64:
-        """Return the values of *rows* that the DSP multiplies by."""
-        return images.values(self._unpacked(rows), self._format)
-
-    def error(self, rows: slice) -> F64:
-        """Return the standard error of the kernels' rounding; see `error_bound`."""
-        return error_bound.error(self._unpacked(rows), self._format)
-
-    def floor(self, rows: slice) -> F64:
-        """Return the absolute error of results, because results below 2^-126 become 0."""
-        return np.full(len(range(self.n)[rows]), FLUSHED)
-
-    def peak(self, rows: slice, x: F64) -> F64:
-        """Return an upper bound of the results; the integer sums cannot overflow."""
-        bound: F64 = abs(x) @ abs(self.multiplied(rows)).T
-        return bound
-
-    def _unpacked(self, rows: slice) -> images.Unpacked:
-        count = self.k // self._format.kind.group if self._format.kind.group else 1
+    def integers(self, rows: slice) -> images.Unpacked:
+        """Return the integers of *rows*, without the padding."""
+        count = self.k // self.format.kind.group if self.format.kind.group else 1
         return images.Unpacked(
             self._codes[rows, : self.k].astype(np.int32),
             self._scales[rows, :count].astype(np.int32),
