@@ -1,14 +1,16 @@
 /*
- * AMX for a machine without it: linked into a program, executes its tile instructions in software.
+ * Emulates AMX on a machine without it: linked into a program, it executes the program's tile
+ * instructions in software.
  *
- * Such a machine raises SIGILL at each of them.  The handler decodes the instruction, does to tiles
- * in memory and to the interrupted program what the manual says, and goes on behind it.  What the
- * manual forbids ends the program with status 70 and a message: no tile used before it is
- * configured, no shapes that do not fit together, no reserved field set.  At the end the number of
- * instructions executed goes to stderr.
+ * Such a machine raises SIGILL at each tile instruction.  The handler decodes the instruction,
+ * changes tiles and the memory of the interrupted program as the manual says, and continues after
+ * the instruction.  A use that the manual forbids ends the program with status 70 and a message: a
+ * tile is used before it is configured, shapes do not fit together, or a reserved field is set. At
+ * exit the emulator prints the number of executed instructions to stderr.
  *
- * On a machine with AMX nothing is caught once the program has asked the kernel for tiles.  Before,
- * the instructions that only configure run all the same: with ud2 in front they are caught, too.
+ * On a machine with AMX, nothing is caught after the program has requested tiles from the kernel.
+ * Before that request, the CPU executes the instructions that only configure tiles; a ud2 in front
+ * of such an instruction makes the emulator catch it.
  *
  * Source: Intel SDM vol. 2: 2.3 (VEX), LDTILECFG, TILELOADD, TILESTORED, TDPBSSD/SUD/USD/UUD,
  * TILEZERO, TILERELEASE; their exception classes AMX-E1 to E6.
@@ -62,7 +64,7 @@ typedef struct {
     int pp, opcode, mod, reg, rm, vvvv;
     uint8_t *base;    /* of a memory operand, displacement added */
     int64_t index;    /* index register times scale */
-    int length, trap; /* bytes: of it, of ud2 in front of it */
+    int length, trap; /* bytes of the instruction, and of ud2 before it */
 } instruction;
 
 /* Register `number` of the interrupted program. */

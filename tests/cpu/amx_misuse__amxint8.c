@@ -1,6 +1,6 @@
 /*
- * Does with AMX what the manual forbids, one thing a run, so that the emulator can be seen to refuse
- * it; run 0 is right and ends with status 0 if the product is.
+ * Misuses AMX in one way per run, so that a test can see that the emulator refuses each misuse.
+ * Run 0 uses AMX correctly; its status is 0 if the product is right.
  */
 #include <immintrin.h>
 #include <stdint.h>
@@ -13,7 +13,7 @@ static int8_t a[16][64];
 static uint8_t b[16][64];
 static int32_t c[16][16];
 
-enum { COLUMN_BYTES = 16, TILE_ROWS = 48 }; /* where they lie in the configuration */
+enum { COLUMN_BYTES = 16, TILE_ROWS = 48 }; /* offsets in the configuration */
 
 static void shape(int tile, int rows, int bytes)
 {
@@ -43,10 +43,10 @@ static int product_is_right(void)
             }
         }
     }
-    return c[5][0] == 5000 && c[0][7] == 7; /* the rest is as it was */
+    return c[5][0] == 5000 && c[0][7] == 7; /* the rest is unchanged */
 }
 
-/* With ud2 in front, for the emulator to see them on every machine. */
+/* The ud2 in front of the instruction makes the emulator catch it on every machine. */
 static void load_config(void)
 {
     __asm__ volatile("ud2\n\tldtilecfg %0" : : "m"(config));

@@ -22,9 +22,10 @@ INTEGER = tuple(name for name, fmt in BY_NAME.items() if fmt.block > 1)
 DENSE = ("f32", "f16", "bf16")
 PAGE = abi.limits().page
 
-# Kinds of float16 scales, among them those that make kernels differ: signs, zero, subnormals, ends.
+# Float16 scales, including those at which kernels may differ: signs, zero, subnormals, limits.
 SCALES = np.array([0, 1, -1, 0.0123, -0.5, 6e-8, -6e-8, 6.1e-5, 65504, -65504, 3.3e-3], np.float16)
-EXPONENTS = np.array([0, 1, 2, 100, 127, 130, 150], np.uint8)  # less 128; the first are subnormal
+# Exponents with a bias of 128; the first give subnormal scales.
+EXPONENTS = np.array([0, 1, 2, 100, 127, 130, 150], np.uint8)
 
 
 def rng_of(*seed):
@@ -48,7 +49,7 @@ def weight(rng, fmt, n, k, scales=SCALES):
 
 
 def fill(w, byte):
-    """Set every byte of codes of *w*."""
+    """Set every byte of the codes of *w*."""
     for name in w.blocks.dtype.names:
         if name in ("qs", "ql", "qh", "hmask"):
             w.blocks[name] = np.uint8(byte).view(w.blocks.dtype[name].base)
@@ -76,7 +77,7 @@ def packed(program, tensor):
 
 
 def stack(rng, fmt, experts, n, k):
-    """Return a tensor ``[experts, n, k]`` of random codes, or values."""
+    """Return a tensor ``[experts, n, k]`` of random codes, or of values if *fmt* is dense."""
     if fmt in DENSE:
         return QTensor.quantize(rng.standard_normal((experts, n, k)), fmt)
     whole = weight(rng, fmt, experts * n, k)
@@ -84,14 +85,14 @@ def stack(rng, fmt, experts, n, k):
 
 
 def packed_stack(program, tensor):
-    """Do what `packed` does for a stack of matrices; their images follow each other in memory."""
+    """Add the op that packs a stack of matrices; return the images, adjacent in memory."""
     experts, n, _ = tensor.shape
     whole = packed(program, QTensor(tensor.blocks.reshape(experts * n, -1), tensor.format))
     return replace(whole, n=n)
 
 
 def arrays(source):
-    """Return the arrays that quantising an input has written."""
+    """Return the arrays that the quantisation of *source* writes."""
     coarse = [source.codes, source.blocks] if source.quantised else []
     return coarse + ([source.remainders] if source.int16 else [])
 
@@ -249,7 +250,7 @@ def lines(k_cache):
 
 
 def of_layer(program, layer, position):
-    """Let *program* run the rows of *layer*, whose pages lie in reverse order."""
+    """Set *program* to run the rows of *layer*, whose pages are in reverse order."""
     program.rows, program.position = len(layer.qkv), position
     program.pages = np.arange(layer.v_cache.shape[1], dtype=np.int32)[::-1].copy()
 

@@ -25,7 +25,7 @@ def unit(x):
 
 
 def permuted(x):
-    """Return the same values in a layout by heads."""
+    """Return the same array, stored in memory head by head."""
     return np.ascontiguousarray(x.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3)
 
 
@@ -50,9 +50,9 @@ def delta(rng, *, heads, width, tokens, sequences=1, repeat=1, kda=False, permut
 
 
 def run_delta(program, net, slots=None, control=(0, -1, 0)):
-    """Run *net*, from a copy of its state: return its result, its state, and slots if it has some.
+    """Run *net* on a copy of its state; return its result and its state, or all *slots* if given.
 
-    Of *slots* in all, those but the first begin as the state times their number.
+    Slot 0 begins as the state of *net*, and slot i as i times that state.
     """
     program.rows = net.v.shape[1]
     memory = np.stack([net.state * max(i, 1) for i in range(slots or 1)])

@@ -1,4 +1,4 @@
-"""Gated delta nets that test every kernel, on every device."""
+"""Gated delta nets for the tests of every kernel on every device."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -11,9 +11,9 @@ from tests.cpu import cases, delta_cases
 UPSTREAM = 1e-7  # the NMSE that llama.cpp's test-backend-ops allows
 RECORDED = sorted((PROJECT / "tests/data/gdn").glob("*.npz"))
 
-# GATED_DELTA_NET rows of llama.cpp's test-backend-ops as its Hexagon backend passed them, in
-# github.com/wyanzhao/llama.cpp pull request 5: heads, width, tokens, sequences, repeat, permuted,
-# decay for each element of k.
+# Rows of GATED_DELTA_NET in llama.cpp's test-backend-ops that its Hexagon backend passed, from
+# github.com/wyanzhao/llama.cpp pull request 5.  The columns are: heads, width, tokens, sequences,
+# repeat, permuted, decay for each element of k.
 CONFIGURATIONS = [
     (32, 128, 1, 1, 1, 0, 0),
     (32, 16, 1, 1, 1, 0, 0),
@@ -38,7 +38,7 @@ NAMES = ("heads", "width", "tokens", "sequences", "repeat", "permute", "kda")
 
 
 def shapes(*, tokens, heads=3, sequences=2, repeat=3):
-    """Return a strategy for the arguments of `net_of`: sizes up to limits, one of *tokens*."""
+    """Return a strategy for the arguments of `net_of`: sizes up to the limits."""
     return st.fixed_dictionaries(
         {
             "heads": st.integers(1, heads),
@@ -54,7 +54,7 @@ def shapes(*, tokens, heads=3, sequences=2, repeat=3):
 
 
 def net_of(shape, *seed):
-    """Return a net of random inputs; *shape* is what `delta_cases.delta` takes."""
+    """Return a net of random inputs; *shape* holds the arguments of `delta_cases.delta`."""
     return delta_cases.delta(cases.rng_of(*seed, *shape.items()), **shape)
 
 

@@ -9,7 +9,7 @@ from tests.oracle import EXP, EXP_FLUSHED, TINY, U, gamma
 
 
 def sigmoid(x):
-    """Return 1 / (1 + e^-x) and its bound, made as silu is (`tests.oracle.silu`)."""
+    """Return 1 / (1 + e^-x) and its bound, derived as in `tests.oracle.silu`."""
     reference = 1 / (1 + np.exp(-x))
     return reference, 1.01 * (1.5 * EXP + 4 * U) * reference + EXP_FLUSHED
 
@@ -17,10 +17,11 @@ def sigmoid(x):
 def softplus(x):
     """Return ln(1 + e^x) and its bound.
 
-    With t = e^-|x| it is max(x, 0) + ln(1 + t), whose second term is twice the artanh of
-    t / (2 + t): the exponential's error, the quotient's two roundings, the square's, eight steps of
-    a series whose terms shrink ninefold (less than 2 in all), the product's and the last sum's; the
-    rest of the series is 2e-9 < U of it.
+    With t = e^-|x| the result is max(x, 0) + ln(1 + t), and ln(1 + t) is twice the artanh of t / (2
+    + t).  The bound of ln(1 + t) adds the error of the exponential and these roundings: two of the
+    quotient, those of the square, those of eight steps of a series whose terms shrink ninefold
+    (less than 2 in all), and that of the product.  The final sum adds one rounding.  The omitted
+    terms of the series are 2e-9 of ln(1 + t), which is less than U.
     """
     reference = np.logaddexp(0, x)
     second = np.log1p(np.exp(-abs(x)))
@@ -34,10 +35,10 @@ def silu(x):
 
 
 def convolution(seen, weight):
-    """Return ``[T, C]`` silu of the causal convolution of *seen* ``[J - 1 + T, C]``; its bound.
+    """Return the silu ``[T, C]`` of a causal convolution of *seen* ``[J - 1 + T, C]``; its bound.
 
-    The sum of J products, J the kernel size, is off by gamma(J) of their sizes; silu has a slope of
-    at most 1.1.
+    J is the kernel size.  The error of a sum of J products is at most gamma(J) times the sum of
+    their absolute values, and the slope of silu is at most 1.1.
     """
     seen, weight = seen.astype(np.float64), weight.astype(np.float64)
     kernel_size = len(weight)
@@ -51,8 +52,9 @@ def convolution(seen, weight):
 def unit(x, bound, eps):
     """Return *x* over ``sqrt(sum x^2 + eps)`` along the last axis, and its bound.
 
-    The length is off by the error of its elements, by Cauchy-Schwarz, and by the roundings of a sum
-    of squares in 16 lanes and four steps, halved by the root; then two roundings and the product.
+    The error of the length consists of the errors of the elements, by Cauchy-Schwarz, and of the
+    roundings of a sum of squares in 16 lanes and four steps, which the root halves.  Two more
+    roundings and the rounding of the product follow.
     """
     length = np.sqrt((x**2).sum(axis=-1, keepdims=True) + eps)
     off = np.sqrt((bound**2).sum(axis=-1, keepdims=True)) / length
@@ -75,14 +77,17 @@ def gate(x, z, weight, eps):
 def delta(net):
     """Return the result of *net* ``[N, T, H, W]``, its last state, and the bounds of both.
 
-    A row s of S, its error measured by its norm e.  One token takes a row s to ``a s + d k`` with
-    ``d = beta (v - a s.k)``: applied exactly to a row that is off by e, that is off by at most
-    e max(a) max(1, |1 - beta |k|^2|), since ``I - beta k k^T`` keeps every direction but k.  To it
-    comes what this token rounds.  With n = W / 16 + 4 roundings of a sum of products and
-    x = EXP + 3 U of a, a k and a q, each product of S is off by p = (gamma(n) + x) |s| times
-    max(a) |k| or |q|; d by beta p + 3 U |d|, and by three roundings of v and a s.k before they
-    cancel; the new row by that times |k|, by x max(a) |s| and by U of itself.  The result is off by
-    p, by what d is off and gamma(n) of it times |k||q|, by e of the row, and by three roundings.
+    Let s be a row of S, and e the norm of its error.  One token changes s to ``a s + d k`` with ``d
+    = beta (v - a s.k)``.  Without rounding, this step changes the error e to at most e max(a)
+    max(1, |1 - beta |k|^2|), because ``I - beta k k^T`` leaves every direction orthogonal to k
+    unchanged.  The roundings of the token add to that.  Let n = W / 16 + 4 be the roundings of a
+    sum of products, and x = EXP + 3 U the error of a, a k and a q:
+
+    - each product with S has an error of p = (gamma(n) + x) |s| max(a) times |k| or |q|;
+    - d has an error of beta p + 3 U |d|, plus three roundings of v and a s.k before they cancel;
+    - the new row has the error of d times |k|, plus x max(a) |s|, plus U times the row;
+    - the result has an error of p, plus the error of d and gamma(n) d, both times |k||q|, plus e of
+      the row, plus three roundings.
     """
     q, k, v, decay, beta = (
         getattr(net, name).astype(np.float64) for name in ("q", "k", "v", "decay", "beta")

@@ -1,20 +1,20 @@
 /*
- * Runs programs of the CPU kernels that Python wrote to a file, and writes back what they left in
- * memory: so kernels run where there is no Python, under an emulator.  tests/cpu/foreign.py is the
- * other side.
+ * Runs programs of the CPU kernels from a file that Python wrote, and writes the resulting memory
+ * to another file.  In this way kernels run where there is no Python, for example under an
+ * emulator. tests/cpu/foreign.py writes and reads these files.
  *
  *   driver                  prints each instruction set and whether this machine runs it, 1 or 0
  *   driver IN OUT           runs the programs of IN
- *   driver --force IN OUT   also those of an instruction set this machine says it has not
+ *   driver --force IN OUT   also runs programs of an instruction set that this machine lacks
  *
- * IN   [programs] of: int64 ops, spans, selected, threads, buffers, pointers;
+ * IN   for each program: int64 ops, spans, selected, threads, buffers, pointers;
  *      [spans] of int64 {rows, position, slot, listed} and the int32 pages [listed];
  *      the int32 rows [selected]; the npurt_ops;
  *      [pointers] of int64 {offset in the ops, buffer, offset in the buffer};
  *      [buffers] of int64 size, and the bytes.
- * OUT  [programs] of: int64 result of npurt_run; the bytes of every buffer.
+ * OUT  for each program: int64 result of npurt_run; the bytes of every buffer.
  *
- * Every buffer ends at a page that cannot be touched: a kernel that reads or writes past an end dies.
+ * Every buffer ends at an inaccessible page: a kernel that reads or writes past the end crashes.
  */
 #define _GNU_SOURCE
 #include "npurt_cpu.h"
@@ -46,7 +46,7 @@ static void fail(const char *why)
     exit(2);
 }
 
-/* Reads all of `size` bytes, or fails; 0 at the end of the file. */
+/* Reads `size` bytes or fails; returns 0 at the end of the file. */
 static int get(FILE *in, void *to, size_t size)
 {
     const size_t have = fread(to, 1, size, in);
@@ -83,7 +83,7 @@ static unsigned char *guarded(int64_t size)
     return p + inside - size;
 }
 
-/* Gives back what `guarded` returned. */
+/* Unmaps memory that `guarded` returned. */
 static void drop(const void *bytes, int64_t size)
 {
     const unsigned char *end = (const unsigned char *) bytes + size;
@@ -107,7 +107,7 @@ static void read_memory(FILE *in, const header *h, npurt_op *ops, buffer *buffer
     free(pointers);
 }
 
-/* An array that ends at a page which cannot be touched. */
+/* Reads an array into memory that ends at an inaccessible page. */
 static int32_t *read_numbers(FILE *in, int64_t count)
 {
     int32_t *numbers = (int32_t *) (void *) guarded(count * (int64_t) sizeof *numbers);
@@ -151,7 +151,7 @@ static void run_program(FILE *in, FILE *out, const header *h, int force)
     const npurt_table table = read_table(in, h);
     read_memory(in, h, ops, buffers);
     for (int64_t i = 0; i < h->ops; i++) {
-        /* Asking also gets AMX the kernel's permission. */
+        /* This call also requests the kernel's permission for AMX. */
         if (!npurt_isa_works(ops[i].isa) && !force) {
             fail("this machine has not the instruction set");
         }

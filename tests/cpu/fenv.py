@@ -1,4 +1,4 @@
-"""A switch: this thread, and threads that it starts later, count subnormal numbers as zero."""
+"""A switch that makes this thread, and threads that it starts later, treat subnormals as zero."""
 
 import ctypes
 import ctypes.util

@@ -50,8 +50,8 @@ class Recorded(Program):
         self.arrays = []
         self.rows, self.position, self.head, self.threads = 1, 0, 0, 1
         self.pages = None  # of keys and values
-        self.spans = None  # of several sequences; None: one, of all that is above
-        self.ends: int | None = None  # the op that must not verify
+        self.spans = None  # of several sequences; None: one sequence as set above
+        self.ends: int | None = None  # the op whose verification must fail
 
     def _address(self, array, ctype="float *"):
         if array is not None and array.size:
@@ -67,7 +67,7 @@ class Recorded(Program):
         super()._input(struct, value)
 
     def table(self):
-        """Return the rows of its run: those from *head* on are selected."""
+        """Return the row table of a run; the rows from *head* on are selected."""
         one = [Span(self.rows, self.position, 0, self.pages)] if self.rows else []
         spans = one if self.spans is None else self.spans
         rows = sum(span.rows for span in spans)
@@ -78,7 +78,7 @@ class Recorded(Program):
         return super().run(table or self.table(), start)
 
     def memory(self):
-        """Return the extents of the arrays, sorted; those that overlap are one."""
+        """Return the sorted extents of the arrays; overlapping extents are merged."""
         merged = []
         for low, high in sorted(map(extent, self.arrays)):
             if merged and low < merged[-1][1]:
@@ -137,7 +137,7 @@ class Machine:
         return {name: (i, works == "1") for i, (name, works) in enumerate(lines)}
 
     def run_all(self, programs, folder):
-        """Run *programs*, which puts the results in their arrays; return the driver's output."""
+        """Run *programs*, copy the results into their arrays, and return the driver's stderr."""
         data, results = folder / "programs", folder / "results"
         data.write_bytes(b"".join(program.encoded() for program in programs))
         done = self._run(*(["--force"] if self.force else []), data, results)

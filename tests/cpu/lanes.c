@@ -1,18 +1,17 @@
 /*
- * How threads take the chunks of an op: prints a line for each way that is tried, the chunks in the
- * order in which they were taken.
+ * Prints the order in which threads take the chunks of an op, one line for each way that is tried.
  *
  *   lanes THREADS CHUNKS
  *
- * First each thread alone takes them all, a line a thread; then all of them, one chunk each in turns.
- * Status 1: a thread of another run was given one.
+ * First, each thread alone takes all chunks, one line per thread.  Then all threads take one chunk
+ * each in turn.  Status 1: a thread of another run was given a chunk.
  */
 #include "../../npurt/cpu/pool/pool.c"
 #include <stdio.h>
 
 static npurt_share share;
 
-/* Takes one chunk and prints it; 0 when there is none. */
+/* Takes one chunk and prints it; returns 0 when there is none. */
 static int take_one(npurt_pool *pool, uint32_t run, int thread)
 {
     const npurt_walk w = {.pool = pool, .run = run, .thread = thread};

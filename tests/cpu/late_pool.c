@@ -1,6 +1,6 @@
 /*
- * pool.c with threads that are late: now and then one of them sleeps before an atomic operation, as
- * if it had been preempted there.  Takes the place of pool.c in a test program.
+ * pool.c with delayed threads: at random, a thread sleeps before an atomic operation, as if it had
+ * been preempted there.  A test program links this file in place of pool.c.
  */
 #define _GNU_SOURCE
 #include <stdatomic.h>

@@ -1,21 +1,22 @@
-"""An exhaustive search through what threads can do with shared memory, for small protocols.
+"""An exhaustive search of the executions of threads that share memory, for small protocols.
 
 A thread is a generator that yields operations and is sent their results.  `explore` tries every
 order of the atomic operations of all threads, and every value that a load may return.
 
-The memory is C11's, without fences and with these bounds.  A load returns any value of its place
-that is not older than what the thread knows of.  Release and acquire pass on that knowledge, and
-read-modify-writes go on passing it.  A sequentially consistent load sees at least the last
-sequentially consistent store.  A read-modify-write sees the last value.  So a thread may see stores
-of others late and in another order than they were made, as on Arm.  Not covered: a load that sees
-a store which comes after it in program order of the same run of the threads, and a store that ends
-up before an earlier one of another thread.
+The memory model is C11's, without fences and with these bounds.  A load returns any value of its
+place that is not older than the newest value that the thread knows of.  Release and acquire pass
+that knowledge on, and so does a read-modify-write of a released value.  A sequentially consistent
+load sees at least the last sequentially consistent store.  A read-modify-write sees the last value.
+So a thread may see stores of other threads late and in a different order, as on Arm.  Two cases are
+not covered: a load that sees a store which comes after the load in program order of the same run of
+the threads, and a store that is ordered before an earlier store of another thread.
 
-A loop that waits for a value is `Await`: the thread goes on once it sees such a value, so nobody
-waits for ever merely because a store does not arrive.  Threads that all wait are a deadlock.
+A loop that waits for a value is `Await`: the thread continues when it sees such a value, so a late
+store alone never makes a thread wait for ever.  A state in which all threads wait is a deadlock.
 
-Plain memory has one value.  Two accesses of two threads, one of them a write, must be ordered by
-what they know of each other; else there is a data race, in whichever order they were tried.
+Plain memory has one value.  If two threads access the same plain place and one access is a write,
+the knowledge of the threads must order the accesses.  Otherwise there is a data race, in whichever
+order the search tried them.
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -44,7 +45,7 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A sequentially consistent read-modify-write; the result is the value before.
+    """A sequentially consistent read-modify-write; the result is the value before the change.
 
     A *change* that returns None is a compare-and-swap that failed: it stores nothing.
     """
@@ -55,7 +56,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Await:
-    """Sequentially consistent loads, until *done* is true of the value, which is the result."""
+    """Sequentially consistent loads until *done* is true of the value; the result is the value."""
 
     place: str
     done: Callable[[Any], bool]
@@ -83,44 +84,45 @@ class Choose:
 
 Thread = Generator[Any, Any, Any]
 
-# What is known, a bit each.  Of a plain place: its last write, and the last read by each thread.
-# Of an atomic place: the second of the values that can still be seen, the third, and so on.
+# The knowledge of a thread, one bit for each fact.  For a plain place: its last write, and the last
+# read by each thread.  For an atomic place: the second of the values that can still be seen, the
+# third, and so on.
 View = int
 
 
 class Wrong(Exception):
-    """The protocol does what it must not; the text has the operations that led there."""
+    """The protocol is wrong; the message has the operations that led to the error."""
 
 
 class Message(NamedTuple):
-    """A value that was stored, and what whoever acquires it gets to know."""
+    """A stored value, and the knowledge that a thread gets when it acquires the value."""
 
     value: Any
     view: View
 
 
 class Place(NamedTuple):
-    """An atomic place: what can still be seen of it, oldest first."""
+    """An atomic place: the values that a load can still see, oldest first."""
 
     messages: tuple[Message, ...]
     ordered: int  # index of the last sequentially consistent store
 
 
 class State(NamedTuple):
-    """Everything between two operations."""
+    """The state of memory and threads between two operations."""
 
     atomics: tuple[Place, ...]
     plain: tuple[Any, ...]
     views: tuple[View, ...]  # of each thread
-    points: tuple[int, ...]  # where each thread is
+    points: tuple[int, ...]  # index of the point of each thread
 
 
 @dataclass(slots=True)
 class Point:
-    """Where a thread is: its next operation, or None at its end, and what follows each result."""
+    """A point in a thread: its next operation, None at the end, and the point after each result."""
 
     operation: Any
-    results: tuple[Any, ...]  # that have led here, from the start
+    results: tuple[Any, ...]  # of the operations before this point
     after: dict[Any, int] = field(default_factory=dict)
 
 
@@ -131,10 +133,10 @@ class Explorer:
     """The search.
 
     Args:
-        threads: What starts each thread.
-        atomics: Atomic places and the values they have at first.
-        plain: Plain ones.
-        weak: False: loads see the last value, as if there were one memory without caches.
+        threads: Functions that start the threads.
+        atomics: Atomic places and their initial values.
+        plain: Plain places and their initial values.
+        weak: If False, loads see the last value, as in one memory without caches.
     """
 
     def __init__(
@@ -159,7 +161,7 @@ class Explorer:
         self._first_bit = len(plain) * (len(threads) + 1)  # of atomic places
 
     def run(self) -> int:
-        """Return how many states there are.
+        """Return the number of states.
 
         Raises:
             Wrong: A thread raised AssertionError, or there is a data race or a deadlock.
@@ -187,7 +189,7 @@ class Explorer:
     # --- Threads --------------------------------------------------------------------------------
 
     def _point(self, thread: int, results: tuple[Any, ...]) -> int:
-        """Return the point that *results* lead to; points with the same frames are the same."""
+        """Return the point that *results* lead to; equal frames give the same point."""
         generator, operation = self._threads[thread](), None
         try:
             operation = generator.send(None)
@@ -202,7 +204,7 @@ class Explorer:
         return self._by_frames[frames]
 
     def _goes_on(self, state: State, thread: int, result: Any) -> State:
-        """Return *state* once *thread* has got *result*, up to its next atomic operation."""
+        """Return *state* after *thread* has received *result*, up to its next atomic operation."""
         point = self._points[state.points[thread]]
         if result not in point.after:
             point.after[result] = self._point(thread, (*point.results, result))
@@ -210,7 +212,7 @@ class Explorer:
         return self._alone(state._replace(points=points), thread)
 
     def _alone(self, state: State, thread: int) -> State:
-        """Let *thread* do what it does to plain memory next: when does not matter to others."""
+        """Run the next plain accesses of *thread*; their time does not affect other threads."""
         operation = self._points[state.points[thread]].operation
         if isinstance(operation, Read):
             state = self._access(state, thread, operation, writes=False)
@@ -226,7 +228,7 @@ class Explorer:
         return state
 
     def _next(self, state: State) -> Iterator[tuple[str, State]]:
-        """Yield what may happen next: what it is, and the state after."""
+        """Yield each possible next step: its description, and the state after it."""
         stuck = True
         for thread, at in enumerate(state.points):
             operation = self._points[at].operation
@@ -251,12 +253,12 @@ class Explorer:
         return self._tell(state, thread, written if writes else 2 << first + thread)
 
     def _tell(self, state: State, thread: int, news: View) -> State:
-        """Have *thread* know something that nobody else does."""
+        """Add *news* to the knowledge of *thread*, and remove it from all other knowledge."""
         state = self._rewrite(state, news, lambda view: view & ~news)
         return state._replace(views=_put(state.views, thread, state.views[thread] | news))
 
     def _rewrite(self, state: State, about: View, rewritten: Callable[[View], View]) -> State:
-        """Change everything that is known *about* something."""
+        """Rewrite all knowledge that has bits of *about*."""
         atomics = tuple(
             place
             if not any(message.view & about for message in place.messages)
@@ -295,11 +297,11 @@ class Explorer:
                     yield message.value, self._load(state, thread, place, i, order)
 
     def _newest(self, view: View, place: int) -> int:
-        """Return the index of the newest value of *place* that is known of."""
+        """Return the index of the newest value of *place* that *view* includes."""
         return (view >> self._first_bit + place * MOST & (1 << MOST) - 1).bit_length()
 
     def _up_to(self, place: int, index: int) -> View:
-        """Return the knowledge of the value of this index, and those before."""
+        """Return the knowledge of the value at *index* and of the values before it."""
         return (1 << index) - 1 << self._first_bit + place * MOST
 
     def _visible(
@@ -356,7 +358,7 @@ def _put(items: tuple[Any, ...], at: int, item: Any) -> tuple[Any, ...]:
 
 
 def _frames(generator: Any) -> Iterator[Any]:
-    """Yield where a generator is and its variables; what it loops over must be among those."""
+    """Yield the position and variables of a generator; its iterators must be variables."""
     while generator is not None and generator.gi_frame is not None:
         frame = generator.gi_frame
         own = frame.f_locals.keys() - set(frame.f_code.co_freevars)

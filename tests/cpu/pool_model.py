@@ -1,14 +1,15 @@
-"""The protocol of npurt/cpu/pool/pool.c in small, for `memory_model.Explorer`.
+"""A small model of the protocol of npurt/cpu/pool/pool.c, for `memory_model.Explorer`.
 
-Functions have the names of those in pool.c.  Left out are what sleeping threads wait on, accounts,
-and how many lanes there are: one has all chunks.  A division is one word, the number of its run and
-its chunks; a job is two, the number of its run and its ops.
+Functions have the names of those in pool.c.  The model omits the words on which sleeping threads
+wait, the accounts, and the number of lanes: one lane has all chunks.  A division is one word: the
+number of its run and its chunks.  A job is two words: the number of its run and its ops.
 
-What ops do is as small: a product reads `input`, `op`, which is its description, and `weights`, and
-writes a result for each chunk; a sum adds the results to `input`.  The main thread writes `op`
-between runs, and everything but `weights` as soon as the last has returned, as if it were freed.
+The ops are as small.  A product reads `input`, its description `op`, and `weights`, and writes a
+result for each chunk; a sum adds the results to `input`.  The main thread writes `op` between runs.
+It overwrites everything but `weights` as soon as the last run has returned, as if the memory were
+freed.
 
-    python -m tests.cpu.pool_model      tries what takes minutes
+    python -m tests.cpu.pool_model      explores scenarios that take minutes
 """
 
 import sys
@@ -34,7 +35,7 @@ from tests.cpu.memory_model import (
 OVER, STOPPED, CLOSING = range(3)
 OPEN = CLOSING
 
-# What can be put out of order, to see that it is found.
+# Errors that can be put into the protocol; the search must find each of them.
 BROKEN = {
     "failure is reset": "that a run has stopped is one word, which the next resets as it begins",
     "early end": "the last to commit ends the run before it accounts for the op",
@@ -51,10 +52,10 @@ BROKEN = {
 
 @dataclass(frozen=True)
 class Scenario:
-    """What to try.
+    """Runs to explore.
 
-    Runs are strings of ops: `p` a product whose chunks may be computed twice, `x` one whose are
-    not, `f` a product that does not verify, `+` a sum.
+    Runs are strings of ops: `p` is a product whose chunks may be computed twice, `x` a product
+    whose chunks are computed once, `f` a product that does not verify, `+` a sum.
     """
 
     runs: tuple[str, ...]
@@ -64,7 +65,7 @@ class Scenario:
     broken: str = ""
 
     def explore(self) -> int:
-        """Return how many states the runs can go through; see `Explorer.run`."""
+        """Return the number of states that the runs can reach; see `Explorer.run`."""
         return Explorer(list(self._threads()), self._atomics(), self._plain(), weak=self.weak).run()
 
     def _threads(self) -> Iterator[Callable[[], Thread]]:
@@ -102,7 +103,7 @@ class Scenario:
     # --- As in pool.c ---------------------------------------------------------------------------
 
     def is_settled(self, run: int, index: int) -> Thread:
-        """True when a run may not begin, or go on with the op at *index*."""
+        """Return True when a run may not begin, or may not continue with the op at *index*."""
         if self.broken == "failure is reset" and index:
             current = yield Load("run")
             failed = yield Load("failed")
@@ -113,12 +114,12 @@ class Scenario:
         return run <= settled
 
     def left_of(self, index: int, run: int) -> Thread:
-        """OPEN and the chunks that are not committed, CLOSING, STOPPED or OVER."""
+        """Return OPEN plus the chunks that are not committed, or CLOSING, STOPPED or OVER."""
         of, left = yield Load(f"left {index}")
         return left if of == run else OVER
 
     def take(self, index: int, run: int, count: int) -> Thread:
-        """Take a chunk: its number, or -1."""
+        """Take a chunk; return its number, or -1 if none is left."""
         of, ticket = yield Load(f"ticket {index}", ACQUIRE)
         if of != run or ticket >= count:
             return -1
@@ -129,7 +130,7 @@ class Scenario:
         return ticket if of == run and ticket < count else -1
 
     def await_copies(self) -> Thread:
-        """Wait until nobody reads the op."""
+        """Wait until no thread reads the op."""
         repeats = yield Load("repeats")
         waited = yield Read("waited")
         if self.broken == "no wait for copies" or repeats == waited:
@@ -139,7 +140,7 @@ class Scenario:
         yield Write("waited", repeats)
 
     def finish(self, index: int, kind: str, run: int) -> Thread:
-        """Verify, and let everybody go on."""
+        """Verify, and let all threads continue."""
         yield from self.await_copies()
         stops = kind == "f"
         if stops and self.broken == "early end":
@@ -153,7 +154,7 @@ class Scenario:
         yield Store(f"left {index}", (run, STOPPED if stops else OVER))
 
     def count_done(self, index: int, kind: str, run: int) -> Thread:
-        """Count a chunk, which may be the last."""
+        """Count a chunk as done; finish the op if it was the last chunk."""
         _, before = yield Change(f"left {index}", lambda left: (left[0], left[1] - 1))
         if before == OPEN + 1:
             yield from self.finish(index, kind, run)
@@ -168,12 +169,12 @@ class Scenario:
         return copied
 
     def commit(self, index: int, kind: str, run: int, chunk: int, value: int) -> Thread:
-        """Put a result where it belongs."""
+        """Write the result of a chunk, and count the chunk as done."""
         yield Write(f"result {chunk}", value)
         yield from self.count_done(index, kind, run)
 
     def do_copied(self, index: int, kind: str, run: int, chunk: int, copied: int) -> Thread:
-        """Compute a chunk; commit it if nobody has."""
+        """Compute a chunk; commit it if no other thread has."""
         seen = yield Load(f"slot {index} {chunk}")
         if seen == run:
             return
@@ -187,7 +188,7 @@ class Scenario:
             yield from self.commit(index, kind, run, chunk, copied * weights)
 
     def do_alone(self, index: int, kind: str, run: int, chunk: int) -> Thread:
-        """Compute a chunk that is computed once."""
+        """Compute a chunk of an op whose chunks are computed only once."""
         value = yield Read("input")
         if kind == "+":
             for each in range(self.chunks):
@@ -221,7 +222,7 @@ class Scenario:
             yield from self.do_copied(index, kind, run, chunk, copied)
 
     def help(self, me: int, index: int, kind: str, run: int, copied: int | None) -> Thread:
-        """Compute again what others have taken."""
+        """Compute again the chunks that other threads have taken."""
         if copied is None:
             yield Store(f"reads {me}", 1)
         yield Change("repeats", lambda repeats: repeats + 1)
@@ -237,7 +238,7 @@ class Scenario:
             yield from self.do_copied(index, kind, run, chunk, copied)
 
     def wait(self, me: int, index: int, kind: str, run: int, copied: int | None) -> Thread:
-        """Wait for the op to be over; help once, or not.  Return how it ended."""
+        """Wait for the end of the op, and help once or not; return STOPPED or OVER."""
         if kind in "pf":
             helps = yield Choose()
             left = OVER
@@ -249,7 +250,7 @@ class Scenario:
         return left if of == run else OVER
 
     def walk(self, me: int, run: int, ops: str, of: int) -> Thread:
-        """Go through a run; return how many ops are done.  *of* is the run whose ops these are."""
+        """Do the ops of a run; return the number of ops done.  *of* is the run of *ops*."""
         for index, kind in enumerate(ops):
             over = yield from self.is_settled(run, index)
             if over:
@@ -262,7 +263,7 @@ class Scenario:
         return len(ops)
 
     def work(self, me: int) -> Thread:
-        """A worker: joins runs until it is stopped."""
+        """Join runs until the pool stops, as a worker does."""
         last = 0
         while True:
             run = yield Await("run", lambda run, last=last: run != last)
@@ -281,7 +282,7 @@ class Scenario:
                 return
 
     def settle(self, run: int) -> Thread:
-        """Wait until nobody is inside a run."""
+        """Wait until no worker is inside a run."""
         yield Store("settled", run)
         yield Await("inside", lambda inside: inside == 0)
 
@@ -295,7 +296,7 @@ class Scenario:
         yield Store(f"ticket {index}", (run, 0), RELEASE)
 
     def start(self, run: int, ops: str) -> Thread:
-        """npurt_run: return how many ops are done."""
+        """Do what npurt_run does: run *ops*, and return the number of ops done."""
         yield Store("settled", run - 1)
         for index, kind in enumerate(ops):
             yield from self.open_lanes(index, kind, run)
@@ -311,7 +312,7 @@ class Scenario:
         return done if failed is None else failed
 
     def main(self) -> Thread:
-        """The caller: run after run, and what it may do between them."""
+        """Start the runs in turn, check the results, and overwrite what a caller may free."""
         value, results = 1, 0
         for before, ops in enumerate(self.runs):
             yield Write("op", "op")
@@ -334,7 +335,7 @@ class Scenario:
         yield Store("run", len(self.runs) + 1)
 
 
-# Minutes each.
+# Scenarios that take minutes each.
 LARGE = (
     Scenario(("p+", "p"), weak=False),
     Scenario(("pf+", "f+"), weak=False),

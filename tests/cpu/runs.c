@@ -1,12 +1,13 @@
 /*
- * Many runs of a pool, in memory that is new for each: a thread that looks at it once it may be freed
- * ends this program with SIGSEGV.
+ * Executes many runs of a pool, each in new memory: a thread that reads this memory after it may be
+ * freed ends the program with SIGSEGV.
  *
  *   runs THREADS RUNS
  *
- * Everything but weights is freed as soon as npurt_run returns, weights once npurt_pool_settle has.
- * A run is two products, y = W (W x), of integers small enough to be exact: an op that starts before
- * the last is over, or a chunk committed twice or not at all, makes a wrong result: status 1.
+ * Everything but the weights is freed as soon as npurt_run returns, and the weights after
+ * npurt_pool_settle. A run is two products, y = W (W x), of integers that are small enough to be
+ * exact.  An op that starts before the previous op has ended, a chunk committed twice, or a chunk
+ * not committed gives a wrong result; the program then ends with status 1.
  */
 #define _GNU_SOURCE
 #include "npurt_cpu.h"
@@ -22,7 +23,7 @@ enum { N = 192, PANEL = 16 };
 
 typedef float weights[N / PANEL][N][PANEL]; /* float32: [panel][column][row] */
 
-/* What a run works on, but for W. */
+/* The operands of a run except W. */
 typedef struct {
     npurt_op ops[2];
     float x[N], once[N], twice[N];

@@ -1,4 +1,4 @@
-"""Any schedule of several sequences on one segment, and each of them alone."""
+"""Random schedules of several sequences on one segment, compared with each sequence alone."""
 
 import contextlib
 from collections import defaultdict
@@ -33,7 +33,7 @@ def compiled(path, device, sizes):
 
 
 def page_bytes(path):
-    """Return the bytes of a page of all layers, float16."""
+    """Return the bytes of a page of all layers in float16."""
     from npurt.graph.ops import Attention
 
     with GGUF(path) as file:
@@ -43,17 +43,17 @@ def page_bytes(path):
 
 
 class Schedule:
-    """Drawn runs, forks, rewinds and ends of sequences; remembers the logits of every row."""
+    """Random runs, forks, rewinds and ends of sequences; stores the logits of every wanted row."""
 
     def __init__(self, draw, segment, most, vocabulary):
         self.draw, self.segment, self.most, self.vocabulary = draw, segment, most, vocabulary
         self.texts = {}  # tokens of each sequence
-        self.seen = {}  # tokens up to a row: its logits
+        self.seen = {}  # tokens up to a row -> logits of the row
         self.next, self.out_of_pages = 0, 0
         self.recurrent = bool(recurrent(segment.part))
 
     def step(self):
-        """Do one thing."""
+        """Do one random action."""
         what = ["run"] * 4 + (["fork", "rewind", "forget"] if self.texts else [])
         getattr(self, self.draw(st.sampled_from(what)))()
 
@@ -61,14 +61,14 @@ class Schedule:
         return self.draw(st.sampled_from(sorted(self.texts)))
 
     def begin(self):
-        """Return the number of a new sequence; another one ends when there are too many."""
+        """Return the number of a new sequence; end another sequence if there are too many."""
         if len(self.texts) == self.most:
             self.forget()
         self.next += 1
         return self.next - 1
 
     def run(self):
-        """Run some rows of some sequences, in any order that keeps each sequence's own."""
+        """Run rows of some sequences; the positions of each sequence ascend."""
         while len(self.texts) < self.draw(st.integers(1, self.most)):
             self.texts[self.begin()] = []
         spans, left = [], ROWS
@@ -83,7 +83,7 @@ class Schedule:
         if not spans:
             return
         rows = [(s, len(self.texts[s]) + i, t) for s, new in spans for i, t in enumerate(new)]
-        if self.draw(st.booleans()):  # rows of sequences take turns
+        if self.draw(st.booleans()):  # interleave the rows of the sequences
             rows.sort(key=lambda row: (row[1], row[0]))
         sequences, positions, tokens = map(np.array, zip(*rows, strict=True))
         wanted = np.array(self.draw(st.lists(st.booleans(), min_size=len(rows),
@@ -134,7 +134,7 @@ class Schedule:
 
 
 def check_alone(seen, segment):
-    """Check logits against those of every text by itself, in runs of as many rows as fit."""
+    """Check that each sequence alone, in runs of `ROWS` rows, gives the logits in *seen*."""
     longest = [t for t in seen if not any(o[: len(t)] == t and len(o) > len(t) for o in seen)]
     compared = defaultdict(int)
     for text in longest:

@@ -1,6 +1,6 @@
 /*
- * pool.c with workers that are late: each sleeps before it computes a chunk that may be computed twice,
- * until the run has long returned.  Takes the place of pool.c in a library.
+ * pool.c with delayed workers: each worker sleeps before it computes a chunk that may be computed
+ * twice, until long after the run has returned.  A library links this file in place of pool.c.
  */
 #define _GNU_SOURCE
 #include "work.h"

@@ -1,11 +1,12 @@
 /*
- * Runs that stop at an op whose result does not verify, and are then gone on with from that op: what
- * comes after it is done once.
+ * Stops runs at an op whose result does not verify, and then runs the rest from that op on: each op
+ * after it is done once.
  *
  *   stopped THREADS RUNS
  *
- * Three products, the last of which is said to be wrong, and x += 1.  Status 1: x is not 1 after a
- * run was stopped and the rest of it run again, as when a thread of the stopped run goes on too.
+ * A run is three products, the last of which does not verify, and x += 1.  Status 1: x is not 1
+ * after a run was stopped and the rest was run, for example because a thread of the stopped run
+ * continued.
  */
 #include "npurt_cpu.h"
 #include <stdlib.h>
@@ -21,7 +22,7 @@ static float in[N], y[N], x[N], one[N], out[N];
 static double r[N], s[N];
 static npurt_op ops[OPS];
 
-/* Every weight and every input is 1, and W^T r is said to be what it is not. */
+/* Sets every weight and every input to 1, and gives a wrong W^T r to the check. */
 static void build(void)
 {
     for (int i = 0; i < N; i++) {

@@ -1,7 +1,7 @@
-"""The aarch64 kernels, emulated: every op on three CPUs gives what this machine's kernels give.
+"""Tests of the aarch64 kernels, emulated: every op on three CPUs equals this machine's kernels.
 
-qemu-aarch64 runs driver.c with the kernels compiled in; what it left in memory is compared bit for
-bit with the portable kernels of this process.
+qemu-aarch64 runs driver.c with the kernels compiled in; the resulting memory is compared bit for
+bit with that of the portable kernels of this process.
 """
 
 import subprocess
@@ -13,7 +13,7 @@ from tests.cpu import cases, delta_cases
 from tests.cpu.foreign import HERE, Foreign, Recorded, compiled, emulated, same, with_pool
 from tests.limits import HANG_SECONDS
 
-# A CPU that has int8 matrix products, one that stops at dot products, one with neither.
+# A CPU with int8 matrix products, one with dot products only, one with neither.
 SETS = {
     "max": ["i8mm", "dotprod", "neon", "scalar"],
     "cortex-a76": ["dotprod", "neon", "scalar"],
@@ -24,19 +24,19 @@ CASES = cases.every_case() | delta_cases.every_case()
 
 @pytest.fixture(scope="session")
 def program(tmp_path_factory):
-    """The driver for aarch64."""
+    """Return the path of the driver for aarch64."""
     return compiled("aarch64", tmp_path_factory.mktemp("aarch64"))
 
 
 @pytest.fixture(scope="session", params=SETS)
 def cpu(request, program):
-    """Each CPU: its name and the machine that is it."""
+    """Return the name of each CPU in turn, and the machine that emulates it."""
     return request.param, emulated(program, request.param)
 
 
 @pytest.fixture(scope="session")
 def results(cpu, tmp_path_factory):
-    """What every case left behind, by kernel set and name, from one run of the emulator."""
+    """Return the arrays of every case by kernel set and name, from one run of the emulator."""
     _, machine = cpu
     programs, arrays = [], {}
     for isa, (index, works) in machine.isas().items():
@@ -65,7 +65,7 @@ def test_a_case_leaves_what_the_portable_kernels_leave_here(results, scalar, nam
 
 
 def test_threads_share_the_work_of_an_emulated_cpu(program, scalar, tmp_path):
-    """On three threads the same; this machine orders memory more strictly than a real one may."""
+    """Three threads give the same bits; a real CPU may order memory less strictly than this one."""
     case = CASES["matmul q4_k n70 k256 m50"]
     programs = [Recorded(Foreign(0)) for _ in range(4)]
     arrays = [case(p) for p in programs]
@@ -82,7 +82,7 @@ def test_threads_share_the_work_of_an_emulated_cpu(program, scalar, tmp_path):
 @pytest.mark.parametrize("late", [False, True], ids=["in time", "late"])
 @pytest.mark.parametrize("name", ["runs.c", "stopped.c"])
 def test_the_pool_keeps_its_promises_on_an_emulated_cpu(name, late, tmp_path):
-    """Those that test_pool.py has programs for."""
+    """The programs of test_pool.py end with status 0 on an emulated CPU."""
     sources = with_pool(HERE / name, late=late)
     machine = emulated(build.compile_executable(sources, "aarch64", tmp_path / "program"), "max")
 

@@ -1,6 +1,6 @@
-"""The AMX kernel, on any machine with AVX-512: amx_emulator.c stands in for the tiles.
+"""Tests of the AMX kernel on any machine with AVX-512: amx_emulator.c executes tile instructions.
 
-On a machine with AMX nothing is emulated, and the same tests run the instructions themselves.
+On a machine with AMX nothing is emulated, and the CPU executes the instructions.
 """
 
 import re
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
     "avx512vnni" not in abi.isas(), reason="no AVX-512: the kernel scales its sums with it"
 )
 
-# What amx_misuse__amxint8.c does wrong in each run, as the emulator puts it.
+# The misuse in each run of amx_misuse__amxint8.c, as the emulator reports it.
 MISUSES = (
     "a tile is used before ldtilecfg",
     "the tile is not configured",
@@ -43,7 +43,7 @@ MISUSES = (
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """What every case left behind, from one run of the driver; and what the emulator said."""
+    """Return the arrays of every case from one run of the driver, and the emulator's output."""
     folder = tmp_path_factory.mktemp("amx")
     machine = Machine((str(compiled("x86_64", folder, EMULATOR)),), force=True)
     index, _ = machine.isas()["amxint8"]
@@ -70,19 +70,19 @@ def test_the_tile_instructions_were_executed_one_way_or_the_other(results):
 
 @pytest.fixture(scope="module")
 def misuse(tmp_path_factory) -> Path:
-    """The program that misuses tiles."""
+    """Return the path of the program that misuses tiles."""
     sources = [HERE / "amx_misuse__amxint8.c", EMULATOR]
     return build.compile_executable(sources, "x86_64", tmp_path_factory.mktemp("amx") / "misuse")
 
 
 def test_the_emulator_multiplies_tiles(misuse):
-    """5 x 12 by 12 x 7, checked in C; what lies outside the tile stays as it was."""
+    """A product of 5 x 12 by 12 x 7, checked in C, is right and changes only its tile."""
     assert subprocess.run([misuse, "0"], capture_output=True).returncode == 0
 
 
 @pytest.mark.parametrize(("number", "why"), list(enumerate(MISUSES, start=1)))
 def test_the_emulator_refuses_what_the_manual_forbids(misuse, number, why):
-    """The program asks for no permission: every CPU raises SIGILL at what uses a tile."""
+    """Each misuse ends the program: without permission, every CPU raises SIGILL at a tile."""
     done = subprocess.run([misuse, str(number)], text=True, capture_output=True)
 
     assert (done.returncode, done.stderr) == (70, f"amx_emulator: {why}\n")

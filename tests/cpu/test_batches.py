@@ -1,4 +1,4 @@
-"""How many runs of the pool it takes to open a model: weights are packed many in one run."""
+"""Tests of the number of pool runs that open a model: one run packs many weights."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from tests.llm import tiny
 
 @pytest.fixture
 def runs(monkeypatch):
-    """The number of ops of each run of a pool, as a list that grows."""
+    """Return a list that grows by the number of ops of each run of a pool."""
     counts, run = [], Engine.run
 
     def counted(self, ops, count, table):
@@ -68,7 +68,7 @@ def test_a_weight_is_done_before_those_of_the_next_batch_are_packed(monkeypatch,
 
 
 def test_opening_a_model_is_two_runs(runs):
-    """One packs the weights, one makes the probes of their products."""
+    """One run packs the weights, and one makes the probes of their products."""
     with Llama(tiny.path("llama3", "q8_0"), "cpu", n_ctx=64, verify="sample", progress=False):
         assert len(runs) == 2
         assert runs[0] == runs[1] > 10

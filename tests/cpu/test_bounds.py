@@ -1,4 +1,4 @@
-"""No kernel reads or writes past the end of its arrays: each ends at a page nobody may touch."""
+"""Tests that no kernel accesses memory past its arrays: each ends at an inaccessible page."""
 
 import pytest
 
@@ -12,7 +12,7 @@ CASES = cases.every_case() | delta_cases.every_case()
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory):
-    """The driver, compiled for this machine: driver.c says how it lays arrays out."""
+    """Return a machine with the driver compiled for it; driver.c describes the layout of arrays."""
     return Machine((str(compiled(build.host(), tmp_path_factory.mktemp("native"))),))
 
 
@@ -30,7 +30,7 @@ def test_every_case_stays_within_its_arrays(machine, scalar, isa, tmp_path):
 
 
 def test_a_read_past_the_end_is_caught(machine, tmp_path):
-    """So that the test above can fail: a row too many, and the driver dies."""
+    """One row too many crashes the driver, which shows that the test above can fail."""
     program = Recorded(Foreign(machine.isas()["scalar"][0]))
     CASES["quantise"](program)
     program.rows += 1

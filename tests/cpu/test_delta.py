@@ -1,4 +1,4 @@
-"""The gated delta net and the ops around it, against float64 and other people's numbers."""
+"""Tests of the gated delta net and the ops around it, against float64 and ggml's results."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ nets = shapes(tokens=[1, 2, 15, 16, 17, 40])
 seeds = st.integers(0, 2**32)
 
 
-# --- Right ----------------------------------------------------------------------------------------
+# --- Accuracy -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("values", CONFIGURATIONS, ids=str)
@@ -43,7 +43,7 @@ def test_upstreams_configurations_are_within_its_threshold(run, values):
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
 def test_ggmls_and_the_exact_numbers_come_out(run, path):
-    """Of the same inputs: the reference above against them too, so that it is no mirror."""
+    """The same inputs give ggml's and the exact results; the oracle gives the exact results too."""
     given_ = np.load(path)
     net = recorded(given_)
     reference, last, *_ = delta_oracle.delta(net)
@@ -72,7 +72,7 @@ def test_results_lie_within_their_rounding(run, shape, seed):
 
 
 def test_a_decay_of_everything_leaves_the_token_alone(run):
-    """e^-1000 is 0: no NaN, and S = beta v k^T."""
+    """A decay of e^-1000 is 0: the state is beta v k^T, and the result has no NaN."""
     net = net_of({"heads": 2, "width": 32, "tokens": 1})
     net.decay[:] = -1000
 
@@ -83,7 +83,7 @@ def test_a_decay_of_everything_leaves_the_token_alone(run):
     assert np.isfinite(out).all()
 
 
-# --- The same however it is run -------------------------------------------------------------------
+# --- The same bits for every split ----------------------------------------------------------------
 
 
 @given(nets, seeds, st.lists(st.integers(1, 20), max_size=6))
@@ -193,7 +193,11 @@ places = st.sampled_from([0, 1, 3, 8, 9, 40])
 
 
 def seen_by(c, position):
-    """Return ``[kernel_size - 1 + rows, channels]``: zeros, then what was kept."""
+    """Return the input of the convolution ``[kernel_size - 1 + rows, channels]``.
+
+    Rows before position 0 are zeros, earlier rows are those of `c.kept`, and then come those of
+    *c*.
+    """
     channels, context = c.weight.shape[1], len(c.weight) - 1
     at = np.arange(position - context, position)
     before = np.where(at[:, None] < 0, 0, c.kept[at % len(c.kept), :channels])

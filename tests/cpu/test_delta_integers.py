@@ -1,4 +1,4 @@
-"""Delta nets of the CPU whose states are integers: the bits of the Hexagon's kernel."""
+"""Tests of the CPU's delta nets with integer states: their bits equal the Hexagon kernel's."""
 
 from dataclasses import replace
 
@@ -49,7 +49,7 @@ def test_recorded_nets(cpu, path):
 
 @given(SHAPES, st.integers(0, 2**32), st.integers(-30, 30), st.integers(-30, 30))
 def test_numbers_of_any_size(cpu, shape, seed, up, down):
-    """Elements of k, q, v and the state far from 1, and decays far from 0."""
+    """Elements of k, q, v and the state far from 1, and large decays, give the model's bits."""
     net = own(net_of(shape, seed))
     for name, power in {"v": up, "state": down, "k": down, "q": up}.items():
         getattr(net, name)[...] *= np.float32(2.0**power)

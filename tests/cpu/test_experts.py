@@ -1,4 +1,4 @@
-"""Experts: the likeliest are chosen, rows go to their own and back, the others are not read."""
+"""Tests of experts: the choice of the likeliest, the order of rows, and which weights are read."""
 
 import ctypes
 import mmap
@@ -33,7 +33,7 @@ def routed(run, scores, experts, top_k, **options):
 
 @given(sizes, st.booleans(), st.sampled_from([1.0, 2.5]), seeds)
 def test_the_likeliest_experts_are_chosen_with_their_shares(run, size, normed, scale, seed):
-    """Each exponential is off by EXP and by what its argument rounds; the rest is a sum of E."""
+    """An exponential's error is EXP and its argument's rounding; the rest is a sum of E."""
     rows, experts, top_k = size
     scores = 4 * delta_cases.floats(cases.rng_of(seed), rows, experts + 2)
     wide = scores[:, :experts].astype(np.float64)
@@ -73,7 +73,7 @@ def test_shares_may_be_a_softmax_of_the_chosen_alone(run, size, seed):
 
 @given(sizes.filter(lambda size: size[1] <= 20), st.sampled_from(["mxfp4", "f16"]), seeds)
 def test_each_expert_adds_its_own_bias(run, size, fmt, seed):
-    """Rounded once: the sum of what there is without biases."""
+    """The result is the result without biases plus the bias, rounded once."""
     rows, experts, top_k = size
     rng = cases.rng_of(fmt, seed)
     weights = [cases.stack(rng, fmt, experts, n, 64) for n in (16, 32)]
@@ -160,7 +160,7 @@ PLAIN, INT16 = {"quantised": True}, {"quantised": True, "int16": True}
     ("source", "out"),
     [
         (PLAIN, INT16),
-        (INT16, PLAIN),  # blocks of an int16 input are of both sets of codes
+        (INT16, PLAIN),  # the block fields of an int16 input include the remainders
         ({"quantised": False}, PLAIN),
         (PLAIN | {"k": 64}, PLAIN),
     ],
@@ -201,7 +201,7 @@ def test_the_shared_expert_is_added_by_its_gate(run, rows, k, seed):
 
 
 def test_experts_that_nobody_chose_are_not_read(run):
-    """Their pages cannot be: reading one ends the process."""
+    """The pages of experts without rows are inaccessible: a read of one ends the process."""
     n, k, experts = 16, 1024, 6
     rng = cases.rng_of("pages")
     memory = mmap.mmap(-1, experts * n * k * 4)  # 16 pages a matrix
@@ -240,7 +240,7 @@ def test_experts_that_nobody_chose_are_not_read(run):
 
 @pytest.mark.parametrize("rows", [1, 40])
 def test_a_stack_may_have_more_experts_than_there_are_chunks(run, rows):
-    """300 experts of three panels: a chunk spans the end of one and the start of the next."""
+    """With 300 experts of three panels, a chunk spans two experts."""
     rng = cases.rng_of(rows)
     weights = [cases.stack(rng, "q8_0", 300, 48, 32)]
     x, scores = cases.activations(rng, rows, 32), delta_cases.floats(rng, rows, 300)

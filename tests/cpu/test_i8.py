@@ -1,4 +1,4 @@
-"""int8 x int8 -> int32 is exact, whatever the values, sizes and strides."""
+"""Tests of int8 x int8 -> int32: products are exact for all values, sizes and strides."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A sum is written over its first operand, unless somebody still reads what lies there."""
+"""Tests that a sum overwrites its first operand, unless a later op reads the operand."""
 
 import numpy as np
 import pytest

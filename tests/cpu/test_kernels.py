@@ -1,4 +1,4 @@
-"""Matmul kernels: every kernel set equals the portable one bit for bit, and that one the oracle."""
+"""Tests of the matmul kernels: kernel sets equal the portable one bit for bit, and the oracle."""
 
 import numpy as np
 import pytest
@@ -17,13 +17,13 @@ from tests.cpu.foreign import same
 ROWS_OF_X = (1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 48, 63, 64, 65)  # below, at and above each tile
 ROWS_OF_W = (1, 15, 16, 17, 31, 33, 63, 64, 65)  # panels of 16
 PLAIN = np.array([0.0123, -0.5, 1, 3e-3, -7e-2], np.float16)
-HUGEST = 1e38  # products whose sizes add up to more may overflow float32
+HUGEST = 1e38  # sums of absolute products above this may overflow float32
 
 formats = st.sampled_from(cases.INTEGER)
 
 
 def columns(fmt):
-    """Return widths around a record of 256 columns, and the least there is."""
+    """Return widths around a record of 256 columns, and the smallest width."""
     block = find(fmt).block
     return (256, 512, 768) if block == 256 else (32, 64, 96, 224, 256, 288, 544)
 
@@ -37,7 +37,7 @@ def product(fmt, n, k, m, *, seed=0, scales=cases.SCALES, int16=False):
 
 @given(st.data())
 def test_every_kernel_set_equals_the_portable_one(run, scalar, data):
-    """For any bytes at all: image, codes of the activations and product."""
+    """For any bytes, the image, the codes of the activations and the product are equal."""
     fmt = data.draw(formats)
     case, _, _ = product(
         fmt,
@@ -92,7 +92,7 @@ def test_int16_products_multiply_numbers_of_16_bits(run, fmt, m):
 @pytest.mark.parametrize("byte", [0x00, 0x80, 0xFF])
 @pytest.mark.parametrize("m", [1, 2, 9])
 def test_the_largest_numbers_of_16_bits_meet_every_code(run, scalar, fmt, byte, m):
-    """A block of 126 and 127/255 but for one 127: codes of 126, remainders of 127."""
+    """Blocks of 126 + 127/255 with a single 127 have codes of 126 and remainders of 127."""
     w = cases.weight(cases.rng_of(fmt), fmt, 16, 256, np.array([1], np.float16))
     cases.fill(w, byte)
     x = np.full((m, 256), 126 + 127 / 255, np.float32)
@@ -112,9 +112,10 @@ def test_the_largest_numbers_of_16_bits_meet_every_code(run, scalar, fmt, byte, 
 @pytest.mark.parametrize("fmt", cases.INTEGER)
 @pytest.mark.parametrize("m", [1, 5])
 def test_products_are_exact_where_float32_holds_them(run, fmt, m):
-    """With scales that are powers of two every term is an integer times one; the sum stays small.
+    """Scales that are powers of two make every term an integer times a power of two.
 
-    A single 127 in a block of x makes its scale 1; the other codes are the values themselves.
+    The sums stay small enough for float32.  A single 127 in a block of x makes its scale 1, so that
+    the other codes equal the values.
     """
     rng = cases.rng_of(fmt, m)
     k = 256
@@ -137,7 +138,7 @@ def test_products_are_exact_where_float32_holds_them(run, fmt, m):
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("m", [1, 3, 9])
 def test_saturated_activations_meet_every_code(run, scalar, fmt, sign, m):
-    """Sums of 16 bits, where kernels use them, have no room to spare: 127 against the largest."""
+    """Activations of 127 times the largest codes give the largest sums of 16 bits."""
     rng = cases.rng_of(fmt)
     k = 256
     for byte in (0x00, 0xFF, 0x0F, 0xF0, 0x80, 0x7F):
@@ -157,7 +158,7 @@ def test_saturated_activations_meet_every_code(run, scalar, fmt, sign, m):
 @pytest.mark.parametrize("int16", [False, True])
 @pytest.mark.parametrize("fmt", [*cases.INTEGER, *cases.DENSE])
 def test_a_row_is_the_same_alone_and_in_a_batch(run, fmt, int16):
-    """Many rows go another way, or some at a time; texts must not depend on how it was batched."""
+    """Kernels multiply many rows differently from few; results must not depend on the batch."""
     case, w, x = product(fmt, 40, 512, 19, scales=PLAIN, int16=int16)
     together = run(case)[-1]
 
@@ -194,7 +195,7 @@ def test_a_value_that_is_not_finite_shows_in_its_row_alone(run):
 
 @pytest.mark.parametrize("m", [1, 6])
 def test_three_weights_with_biases_lie_side_by_side(run, m):
-    """Of three formats and sizes; the first and last panels of each are ragged."""
+    """Three weights of different formats and sizes give one result; last panels are ragged."""
     rng = cases.rng_of(m)
     k = 256
     x = cases.activations(rng, m, k)
@@ -222,7 +223,7 @@ def test_three_weights_with_biases_lie_side_by_side(run, m):
         alone = run(lambda program, w=w: cases.matmul(program, w, x))[-1]
         same(y[:, column : column + n], alone if bias is None else alone + bias)
         column += n
-    assert np.isnan(y[:, column:]).all()  # two columns that belong to nobody
+    assert np.isnan(y[:, column:]).all()  # two columns after the last weight
 
 
 def test_a_device_multiplies_more_rows_than_fit_a_run(run):
@@ -239,7 +240,7 @@ def test_a_device_multiplies_more_rows_than_fit_a_run(run):
 
 
 def test_what_has_an_offset_has_no_shift_and_the_other_way():
-    """Kernels rely on it: they subtract a shift or add an offset, never both."""
+    """Kernels rely on this: they subtract a shift or add an offset, never both."""
     for fmt in layout.table().values():
         assert (fmt.shift < 0) == bool(fmt.offset), fmt.name
 
@@ -249,7 +250,7 @@ def test_what_has_an_offset_has_no_shift_and_the_other_way():
 
 @pytest.mark.parametrize("fmt", [*cases.INTEGER, *cases.DENSE])
 def test_the_first_rows_of_a_weight_are_a_weight(fmt):
-    """Whole panels of them, in the same memory."""
+    """The first rows, rounded up to whole panels, are a weight in the same memory."""
     rng = cases.rng_of("first", fmt)
     w, k = cases.stack(rng, fmt, 1, 64, 512)[0], 512
     x = cases.activations(rng, 3, k)

@@ -1,4 +1,4 @@
-"""Keys and values lie in pages of 64 positions, and move down when a context is shifted."""
+"""Tests of the cache of keys and values: pages of 64 positions, and the shift of a context."""
 
 import numpy as np
 import pytest
@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from npurt.cpu.state import kv
 
 HEADS, WIDTH, PAGE = 2, 16, 64
-SHUFFLED = np.array([3, 0, 4, 1], np.int32)  # four of five pages
+SHUFFLED = np.array([3, 0, 4, 1], np.int32)  # four of five pages, in any order
 
 
 def filled(length, dtype="f4"):
-    """Return a cache of random keys and values in *length* positions of `SHUFFLED`, and those."""
+    """Return a cache of random keys and values in *length* positions of `SHUFFLED`; and both."""
     keys, values = kv.allocate(5, HEADS, WIDTH, dtype)
     rng = np.random.default_rng(length)
     given = [rng.standard_normal((HEADS, length, WIDTH)).astype(keys.dtype) for _ in "kv"]
@@ -55,7 +55,7 @@ def test_a_copied_page_has_the_first_positions(count):
 
 
 def rotate(keys, radians, positions, halves):
-    """Return *keys* ``[..., P, W]`` turned by *positions*, pair by pair, as complex numbers."""
+    """Return *keys* ``[..., P, W]`` rotated by *positions*, pair by pair, as complex numbers."""
     pairs = len(radians)
     first = slice(0, pairs) if halves else slice(0, 2 * pairs, 2)
     second = slice(pairs, 2 * pairs) if halves else slice(1, 2 * pairs, 2)
@@ -94,6 +94,7 @@ def test_a_shift_moves_values_down_and_turns_keys_back(
     np.testing.assert_array_equal(moved[:, :keep], keys[:, :keep])
     moving = keys[:, keep + drop :].astype(np.float64)
     wanted = rotate(moving, radians, [-drop] * moving.shape[1], halves)
-    # Two quotients, two products and a sum in float32 of keys below 5, then the cache's own type.
+    # The bound of two quotients, two products and a sum in float32 of keys below 5, and of the
+    # rounding to the cache's type.
     bound = 10 * 5 * 2.0**-24 + (5 * 2.0**-11 if dtype == "f2" else 0)
     np.testing.assert_allclose(moved[:, keep:], wanted, rtol=0, atol=bound)

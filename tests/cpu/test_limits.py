@@ -1,4 +1,4 @@
-"""Sizes that the kernels rely on: npurt_run refuses others, and what is at a limit works."""
+"""Tests of the limits of kernels: npurt_run refuses sizes beyond them, and sizes at them work."""
 
 import re
 
@@ -29,7 +29,7 @@ def engine():
 
 @pytest.fixture(scope="module")
 def names():
-    """Return a case for each kind of op: the first that has one."""
+    """Return kind of op -> name of the first case that has such an op."""
     found = {}
     for name, case in CASES.items():
         program = Recorded(Engine(1))
@@ -48,7 +48,7 @@ def field_of(op, path):
     return struct, last
 
 
-# Kind, field, a value that the kernels could not take, and what is said about it.
+# Kind, field, a value that the kernels do not support, and the error message.
 REFUSED = [
     ("NORM", "norm.out.k", 0, "columns of an input: 0, must be 1 to 16777216"),
     ("NORM", "norm.out.k", MOST.columns + 1, "columns of an input: 16777217"),
@@ -220,7 +220,7 @@ def test_an_op_is_looked_at_again_for_more_rows_and_each_time_for_positions(engi
     assert [program.ops[i].checked for i in range(len(program))] == [MOST.rows + 1] * len(program)
     program.ops[len(program) - 1].row_multiplier = 2
 
-    # What was found to fit is not looked at again.
+    # Sizes that were checked before are not checked again.
     assert program.run(RowTable.of(1)) == len(program)
     with pytest.raises(UnsupportedOp, match="rows of a run"):
         program.run(RowTable.of(MOST.rows + 1))
@@ -244,7 +244,7 @@ def test_an_op_is_looked_at_again_for_more_rows_and_each_time_for_positions(engi
 
 
 def test_the_widest_heads_and_the_most_rows_work(engine):
-    """The numbers are tested elsewhere; here, against heads of half the width beside zeros."""
+    """Heads of the largest width, half zeros, give the results of heads of half the width."""
     rng, rows = cases.rng_of("widest"), MOST.rows
     shape = {"n_heads": 2, "kv_heads": 1, "rotated": 32, "halves": False, "dtype": np.float32}
     narrow = cases.heads(rng, rows, 0, width=MOST.head // 2, **shape)
@@ -279,7 +279,7 @@ def test_the_most_experts_work(engine):
 
 
 def test_a_product_wider_than_a_threads_memory_goes_through_it_in_pieces():
-    """70000 columns for 512 rows: a 256th of them, a chunk, takes 560 KB of 512."""
+    """A chunk is a 256th of 70000 columns times 512 rows: 560 KB, more than a thread's 512 KB."""
     x = np.arange(MOST.rows, dtype=np.float32)[:, None]
     w = np.arange(70000, dtype=np.float32)[:, None]
     with CpuDevice(threads=2) as device:
@@ -291,7 +291,7 @@ def test_a_product_wider_than_a_threads_memory_goes_through_it_in_pieces():
 
 
 def test_experts_wider_than_a_threads_memory_go_through_it_in_pieces(engine):
-    """All rows go to one of many experts: panels of all of them share the chunks."""
+    """All rows go to one of many experts, but the chunks divide the panels of all experts."""
     experts, n, k, rows = 100, 2656, 32, 505
     rng = cases.rng_of("wide experts")
     w = rng.integers(-9, 10, (n, k)).astype(np.float32)

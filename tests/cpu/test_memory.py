@@ -1,4 +1,4 @@
-"""Memory of weights and activations: what the system does not grant is said, or done without."""
+"""Tests of memory for weights and activations: refusals, and memory without huge pages."""
 
 import errno
 import mmap

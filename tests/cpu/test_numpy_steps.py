@@ -1,4 +1,4 @@
-"""What numpy does between programs: a row is the same whatever rows it comes with."""
+"""Tests of numpy steps between programs: the result of a row does not depend on other rows."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ IDS = np.arange(40)
 
 
 def product_of_columns(b, h, d):
-    """A product of what lies beside another."""
+    """Add a product whose input is the first columns of a wider buffer."""
     first, second = (
         b.matmul(name, h, b.constant(f"{name}.weight", Dim("N", 100), d), role="both")
         for name in ("first", "second")
@@ -30,7 +30,7 @@ def product_of_columns(b, h, d):
 
 
 def attention_of_other_inputs(b, h, d):
-    """Queries and keys that do not lie side by side."""
+    """Add an attention whose queries and keys are not adjacent in memory."""
     q, k, v = (
         b.matmul(f"x.{n}", h, b.constant(f"{n}.weight", Dim("N", 64), d), role=n) for n in "qkv"
     )
@@ -39,7 +39,7 @@ def attention_of_other_inputs(b, h, d):
 
 
 def experts_alone(b, h, d):
-    """Experts that are routed by a sigmoid."""
+    """Add experts that a sigmoid routes."""
     scores = b.matmul("scores", h, b.constant("router", Dim("E", 4), d), role="router")
     experts, weights = b.route("route", scores, 2, Gating.SIGMOID, normalise=True)
     stack = b.constant("stack", Dim("E", 4), Dim("F", 48), d)
@@ -95,7 +95,7 @@ def test_sequences_of_numpy_steps_run_together_and_fork(make):
 
 @pytest.mark.parametrize("make", [product_of_columns, attention_of_other_inputs, experts_alone])
 def test_rows_of_what_the_cpu_refuses_do_not_depend_on_the_others(make):
-    """Of several sequences too, and where logits of some rows are wanted."""
+    """Rows of several sequences, of which some are wanted, equal the rows run one at a time."""
     graph = graph_of(make)
     device = ReferenceDevice(by_row=True)
     whole, single = (device.compile(graph, RandomWeights(graph), LIMITS) for _ in range(2))

@@ -1,4 +1,4 @@
-"""What stands between the matmuls, at every vector level, against float64 with derived bounds."""
+"""Tests of the ops other than matmul in every kernel set, against float64 with derived bounds."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from tests import oracle
 from tests.cpu import cases, delta_oracle
 from tests.cpu.foreign import same
 
-# scale, sum, minus, unused, sums of 16, minuses of 16: npurt_block in npurt_cpu.h
+# npurt_block in npurt_cpu.h: scale, sum, minus, unused, sums of 16, minuses of 16
 BLOCK = np.dtype([("scale", "f4"), ("sum", "f4"), ("minus", "i4"), ("unused", "i4"),
                   ("sums", "f4", 2), ("minuses", "i4", 2)])  # fmt: skip
 
@@ -21,9 +21,10 @@ seeds = st.integers(0, 2**32)
 
 
 def assert_quantised(values, codes, blocks, remainders=None):
-    """Codes and scales are those of the specification, and what is kept of a block follows.
+    """Check codes and scales against the specification, and the other fields of each block.
 
-    With remainders it is that of 255 * code + remainder, in units of a 255th of the scale.
+    With remainders, the fields are those of 255 * code + remainder, in units of a 255th of the
+    scale.
     """
     want_codes, want_scales = quantize_activations(values)
     numbers = codes
@@ -35,7 +36,7 @@ def assert_quantised(values, codes, blocks, remainders=None):
 
 
 def assert_follows(numbers, blocks):
-    """Sums and minuses are those of the numbers."""
+    """Check that the sums and minuses of *blocks* are those of *numbers*."""
     blocks = blocks.view(BLOCK)
     halves = numbers.reshape(*blocks.shape, 2, 16).sum(axis=-1, dtype=np.int32)
     whole = halves.sum(axis=-1, dtype=np.int32)
@@ -89,7 +90,7 @@ def test_remainders_hold_what_codes_leave_over(run, values):
 
 
 def test_remainders_never_reach_128(run):
-    """Kernels rely on it.  Half a scale is 127.5 of its 255ths."""
+    """Kernels rely on this.  Half a scale is 127.5 of its 255ths."""
     x = np.zeros((1, 32), np.float32)
     x[0, :5] = [127, 0.5, 1.5, -0.5, -1.5]
 
@@ -100,7 +101,7 @@ def test_remainders_never_reach_128(run):
 
 
 def test_remainders_are_zero_where_their_factor_overflows(run):
-    """127 / 1e-36 is a float32, 255 times that is not; the rest of the second value is not zero."""
+    """127 / 1e-36 fits float32, but 255 times the quotient does not."""
     x = np.zeros((1, 32), np.float32)
     x[0, :2] = [1e-36, 1e-39]
 
@@ -112,7 +113,7 @@ def test_remainders_are_zero_where_their_factor_overflows(run):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_block_that_is_not_finite_has_no_scale_and_codes_of_zero(run, value):
-    """Machines differ in what NaN is as an integer."""
+    """The codes are set to zero because machines convert NaN to different integers."""
     x = np.ones((1, 96), np.float32)
     x[0, 40] = value
 
@@ -253,7 +254,7 @@ def test_heads_are_normed_before_they_rotate(run, position, rows, width, seed, g
         cases.rng_of(seed), rows, position, **shape, dtype=np.float32, gated=gated, normed=True
     )
     layer.qkv[:] *= np.float32(10.0 ** -(seed % 5))  # small enough that epsilon matters, too
-    at = np.s_[4:6] if not gated else np.s_[8:10]  # the keys: after the queries, and their gates
+    at = np.s_[4:6] if not gated else np.s_[8:10]  # the keys follow the queries and their gates
     steps = {"q": np.s_[: 8 if gated else 4 : 1 + gated], "k": at}
     before = layer.qkv.copy().reshape(rows, -1, width)
     here, pairs = np.s_[position : position + rows], width // 4
@@ -285,7 +286,7 @@ def test_heads_are_normed_before_they_rotate(run, position, rows, width, seed, g
 
 
 def reference(layer, position):
-    """Return what attention must be and its bound, ``[rows, heads, width]`` each."""
+    """Return the exact attention and its bound, ``[rows, heads * width]`` each."""
     rows, group = len(layer.qkv), layer.heads // layer.kv_heads
     q = layer.qkv.reshape(rows, -1, layer.width)
     keys, values = cases.lines(layer.k_cache), cases.unpaged(layer.v_cache)
@@ -354,7 +355,7 @@ def fields(layer):
 
 
 def test_attention_does_not_see_the_future(run):
-    """Neither what other positions of the cache hold, nor NaN in those not yet written."""
+    """Later positions of the cache, even with NaN, do not change the result."""
     shape = {"n_heads": 2, "kv_heads": 1, "width": 32, "rotated": 32, "halves": True}
     layer = cases.heads(cases.rng_of("future"), 1, 20, **shape, dtype=np.float32)
     (before,) = run(lambda program: cases.attend(program, layer, 20))
@@ -369,7 +370,7 @@ def test_attention_does_not_see_the_future(run):
 
 
 def test_scores_that_would_overflow_an_exponential_do_not(run):
-    """Scores of +-1e4 differ by more than e^88 spans: the softmax picks the largest."""
+    """Scores of +-1e4 differ by more than 88, the limit of e^x: the softmax selects the largest."""
     shape = {"n_heads": 1, "kv_heads": 1, "width": 16, "rotated": 16, "halves": True}
     layer = cases.heads(cases.rng_of("large"), 1, 100, **shape, dtype=np.float32)
     layer.qkv[:] = 0
@@ -391,7 +392,7 @@ def test_scores_that_would_overflow_an_exponential_do_not(run):
     ("fmt", "n"), [*((fmt, 37) for fmt in EVERY), ("q4_k", 1050), ("f32", 1050)]
 )
 def test_spread_is_the_transposed_product(run, fmt, n):
-    """Of more panels than are added up in float32, too."""
+    """The product is right for more panels than are added in float32, too."""
     k = 512
     rng = cases.rng_of(fmt)
     w = cases.weight(rng, fmt, n, k, np.array([0.01, -0.5, 1], np.float16))
@@ -408,7 +409,7 @@ def test_spread_is_the_transposed_product(run, fmt, n):
 
 
 def test_spread_of_many_rows_is_added_up_in_float64(run):
-    """2^24 + 1 is 2^24 in float32: at most 63 ones are lost, not all of them."""
+    """2^24 + 1 is 2^24 in float32: sums in float64 lose at most 63 ones instead of all."""
     n = 16 * 200
     w = cases.QTensor.quantize(np.ones((n, 256)), "f32")
     r = np.ones(n)

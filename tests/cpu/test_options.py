@@ -1,6 +1,6 @@
-"""What some architectures have besides: units, scaled sums, caps, windows, sinks, convolutions.
+"""Tests of optional ops: units, scaled sums, caps, windows, sinks and convolutions.
 
-Each at every vector level, against float64 with derived bounds, as in test_ops.
+Each op runs in every kernel set and is compared with float64 by derived bounds, as in test_ops.
 """
 
 import numpy as np
@@ -38,7 +38,7 @@ def test_gelu_lies_within_its_rounding(run, m, k, seed):
 
 
 def test_gelu_of_known_values(run):
-    """By the tanh form, in 50 digits."""
+    """The expected values are those of the tanh form, computed with 50 digits."""
     gate = np.array([0, 1, -1, 3, -3, 1e13, -1e13], np.float32)
     gate_up = np.concatenate([gate, np.ones_like(gate)])[None]
 
@@ -62,7 +62,7 @@ def test_gelu_by_erf_lies_within_its_rounding(run, m, k, seed):
 
 
 def test_gelu_by_erf_of_known_values(run):
-    """By erf, in 50 digits."""
+    """The expected values are those of the erf form, computed with 50 digits."""
     gate = np.array([[0, 1, -1, 3, -3, 1e13, -1e13]], np.float32)
 
     (y,) = run(lambda program: cases.unit(program, gate, Unit("GELU_ERF")))
@@ -84,7 +84,7 @@ ENCODERS = [
 @pytest.mark.parametrize("rows", [1, 2, 33, 64, 65, 130])
 @pytest.mark.parametrize("shape", ENCODERS, ids=lambda shape: f"{shape['n_heads']} heads")
 def test_a_row_of_an_encoder_is_one_that_comes_after_all_others(run, shape, rows):
-    """Bit for bit: a last row sees the whole sequence in the attention of a decoder, too."""
+    """The bits are equal: in a decoder's attention, too, the last row attends to every row."""
     layer = cases.heads(cases.rng_of(rows), rows, 0, **shape, dtype=np.float32)
     (out,) = run(lambda program: cases.encode(program, layer))
     rotated, *_ = run(lambda program: cases.rope(program, layer, 0))
@@ -208,7 +208,7 @@ def test_values_are_capped_where_a_run_has_logits(run):
     seed=seeds,
 )
 def test_a_short_convolution_sees_the_tokens_before(run, rows, k, kernel_size, position, seed):
-    """A product of gate and value is rounded, the sum of products, and the last product."""
+    """The bound covers the rounding of gate times value, of the sum, and of the last product."""
     rng = cases.rng_of(seed)
     x, weight = (
         rng.standard_normal(s, dtype=np.float32) for s in ((rows, 3 * k), (kernel_size, k))
@@ -263,7 +263,7 @@ def test_attention_with_options_lies_within_its_rounding(run, options, position,
 
 
 def test_a_window_hides_what_came_before(run):
-    """Neither keys nor values there show, not even where they are no numbers."""
+    """Keys and values before the window do not change the result."""
     shape = {"n_heads": 2, "kv_heads": 1, "width": 32, "rotated": 32, "halves": True, "window": 70}
     layer = cases.heads(cases.rng_of("past"), 1, 200, **shape, dtype=np.float32)
     (before,) = run(lambda program: cases.attend(program, layer, 200))
@@ -293,7 +293,7 @@ def test_a_large_sink_takes_all(run):
 
 @given(positions, batches, st.sampled_from([16, 48, 128]), seeds)
 def test_q_and_k_may_be_normed_over_all_heads(run, position, rows, width, seed):
-    """Nothing rotates here, so that the norm is all there is."""
+    """No element is rotated here, so that only the norm changes q and k."""
     shape = {"n_heads": 4, "kv_heads": 2, "width": width, "rotated": 0, "halves": False}
     layer = cases.heads(cases.rng_of(seed), rows, position, **shape, dtype=np.float32, whole=True)
     q, k = np.s_[:, : 4 * width], np.s_[:, 4 * width : 6 * width]

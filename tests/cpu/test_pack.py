@@ -1,4 +1,4 @@
-"""Weight images: what C lays out is what the numpy reader of the layout finds, for every format."""
+"""Tests of weight images: for every format, numpy reads from an image what C packed into it."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,8 @@ from npurt.quant.types import BY_NAME, find
 from tests.cpu import cases
 from tests.cpu.foreign import same
 
-# Bytes of the image of 16 rows of 256 columns, by hand from layout.h, and of the same in the file.
+# Bytes of the image of 16 rows of 256 columns, computed by hand from layout.h, and of the same rows
+# in the file.
 SIZES = {
     "q4_0": (8 * (32 + 256), 8 * 18 * 16),
     "q4_1": (8 * (64 + 256), 8 * 20 * 16),
@@ -32,7 +33,7 @@ SIZES = {
 
 
 def stored(w):
-    """Return the canonical codes of *w* as images hold them: unsigned, or places in a codebook."""
+    """Return the canonical codes of *w* as in an image: unsigned, or indices into a codebook."""
     canonical = w.canonical()
     if canonical.codebook is not None:
         return canonical.codes
@@ -63,7 +64,7 @@ def test_an_image_holds_the_codes_scales_and_offsets_of_the_file(run, fmt, data)
 
 @pytest.mark.parametrize("fmt", cases.INTEGER)
 def test_rows_past_the_last_are_zero(run, fmt):
-    """Their scales too, so that what kernels compute of them is never NaN."""
+    """Codes and scales of these rows are zero, so that kernels never compute NaN from them."""
     n, k = 21, 256
     w = cases.weight(cases.rng_of(fmt), fmt, n, k, None)
 
@@ -94,7 +95,7 @@ def test_floats_lie_sixteen_rows_side_by_side(run, fmt):
 
 @pytest.mark.parametrize("fmt", BY_NAME)
 def test_an_image_takes_what_the_layout_says(fmt):
-    """At most a tenth more than the file, but for formats of fewer than 4 bits, held in 4."""
+    """An image is at most a tenth larger than the file, except for formats of less than 4 bits."""
     image, file = SIZES[fmt]
 
     assert abi.lib().npurt_image_bytes(BY_NAME[fmt].number, 16, 256) == image

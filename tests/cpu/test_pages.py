@@ -1,4 +1,4 @@
-"""Pages of keys and values: who has which, what a page of several owners may not become."""
+"""Tests of the pages of keys and values: the pages of each sequence, and shared pages."""
 
 from collections import Counter
 
@@ -17,7 +17,7 @@ class Sequences(RuleBasedStateMachine):
 
     @initialize(total=st.integers(1, 12))
     def begin(self, total):
-        self.memory = {}  # (page, position in it): what was written there
+        self.memory = {}  # (page, position in the page) -> the number written there
         self.pages = Pages(total, self.copy)
         self.lists, self.written = {}, {}
         self.next = 0
@@ -39,7 +39,7 @@ class Sequences(RuleBasedStateMachine):
         self.next += 1
 
     def refused(self, use, needs):
-        """Say whether *use* found too few pages; then nothing has changed."""
+        """Return whether *use* found too few pages, in which case it must change nothing."""
         before = {s: each.numbers.tolist() for s, each in self.lists.items()}
         free = self.pages.free
         try:
@@ -55,7 +55,7 @@ class Sequences(RuleBasedStateMachine):
     @precondition(lambda self: self.lists)
     @rule(data=st.data(), count=st.integers(1, 150))
     def write(self, data, count):
-        """From any position on that there is: later ones are lost."""
+        """Write from any position up to the length on; later positions are lost."""
         sequence = data.draw(self.sequences())
         start = data.draw(st.integers(0, len(self.written[sequence])))
         end = min(start + count, MOST)
@@ -77,7 +77,7 @@ class Sequences(RuleBasedStateMachine):
     @precondition(lambda self: self.lists)
     @rule(data=st.data())
     def change(self, data):
-        """Write in the middle, as a context shift does."""
+        """Write from any position to the end, as a context shift does."""
         sequence = data.draw(self.sequences())
         length = len(self.written[sequence])
         start = data.draw(st.integers(0, length))

@@ -1,4 +1,4 @@
-"""The thread pool: equal results for any number of threads, neighbours, closing, forking."""
+"""Tests of the thread pool: results with any number of threads, busy CPUs, closing, forking."""
 
 import functools
 import subprocess
@@ -31,7 +31,7 @@ def engine(request):
 
 
 def layer(program):
-    """Add ops of every kind that divides among threads; return what they write."""
+    """Add ops of every kind that is divided among threads; return the arrays they write."""
     rng = cases.rng_of("layer")
     m, k = 7, 512
     x, gain = rng.standard_normal((m, k), dtype=np.float32), rng.standard_normal(k, dtype="f4")
@@ -48,7 +48,7 @@ def layer(program):
 
 
 def run_layer(engine):
-    """Run `layer` once with fresh memory; return what it wrote."""
+    """Run `layer` once in new memory; return the arrays it wrote."""
     program = Recorded(engine)
     written = layer(program)
     assert program.run() == len(program)
@@ -58,7 +58,7 @@ def run_layer(engine):
 
 @pytest.fixture(scope="module")
 def wanted():
-    """What one thread writes."""
+    """Return the arrays that one thread writes."""
     engine = Engine(1)
     written = run_layer(engine)
     engine.close()
@@ -72,9 +72,9 @@ def test_any_number_of_threads_gives_the_same_bits(engine, wanted):
 
 
 def test_a_program_run_again_gives_the_same_bits(engine):
-    """Without settling in between: a thread that is late by a run does no harm.
+    """The runs do not settle in between: a thread that is one run late changes no result.
 
-    It may still read weights, so they are packed before.
+    Such a thread may still read weights, so they are packed before.
     """
     rng = cases.rng_of("again")
     packing, program = Recorded(engine), Recorded(engine)
@@ -95,10 +95,10 @@ def test_a_program_run_again_gives_the_same_bits(engine):
 
 @pytest.mark.parametrize("threads", [2, 4, 8])
 def test_neighbours_that_take_the_cpus_change_nothing(threads):
-    """Threads are preempted in the middle of their chunks, which others then compute again.
+    """When a thread is preempted in a chunk, others compute the chunk again with equal results.
 
-    Sixty products a run, each of a few tens of microseconds: what a run leaves behind is compared,
-    and that nothing is committed twice or left out.
+    A run has sixty products of a few tens of microseconds each.  The test compares their results,
+    and checks that no op is committed twice or left out.
     """
     rng = cases.rng_of("neighbours")
     w, x = cases.weight(rng, "q4_k", 1500, 512), cases.activations(rng, 2, 512)
@@ -127,7 +127,7 @@ def test_neighbours_that_take_the_cpus_change_nothing(threads):
 
 
 def chain_of_products(program, image, x, count):
-    """Add *count* times the same product, each to an output of its own; return the outputs."""
+    """Add the same product *count* times, each with a separate output; return the outputs."""
     source = Input(*x.shape, quantised=True)
     source.values[:] = x
     program.quant(source)
@@ -158,7 +158,7 @@ def test_callers_in_many_threads_take_turns(engine, wanted):
 
 @pytest.fixture(scope="module", params=["in time", "late"])
 def program(request, tmp_path_factory):
-    """Compile a program of this folder: with the pool as it is, or with threads that are late."""
+    """Return a compiler of programs in this folder, with normal or with delayed threads."""
     folder = tmp_path_factory.mktemp("c")
 
     @functools.cache
@@ -170,7 +170,7 @@ def program(request, tmp_path_factory):
 
 
 def run(*command):
-    """Run a program that ends with status 0 if all is well."""
+    """Run a program that must end with status 0."""
     subprocess.run([str(part) for part in command], check=True, timeout=HANG_SECONDS)
 
 
@@ -178,19 +178,19 @@ def run(*command):
 def test_memory_may_be_freed_once_a_run_has_returned_and_weights_once_it_has_settled(
     program, threads
 ):
-    """And results are right whichever thread sleeps where; runs.c says what status 1 is."""
+    """Results are right wherever threads sleep; runs.c describes status 1."""
     run(program("runs.c"), threads, 1000)
 
 
 @pytest.mark.parametrize("threads", [2, 3, 8])
 def test_what_comes_after_a_stopped_run_is_done_once(program, threads):
-    """Not by a thread of that run too, which has not noticed that it was stopped."""
+    """A thread that has not noticed the stop of its run does not do the later ops again."""
     run(program("stopped.c"), threads, 1000)
 
 
 @pytest.fixture(scope="module")
 def pool_program(tmp_path_factory):
-    """Compile a program that has pool.c in it."""
+    """Return a compiler of programs that include pool.c."""
     others = [s for s in build.library_sources() if s.name != "pool.c"]
     folder = tmp_path_factory.mktemp("c")
     return lambda name: build.compile_executable(
@@ -205,7 +205,7 @@ def test_numbers_of_runs_may_begin_again(pool_program, threads):
 
 @pytest.fixture(scope="module")
 def lanes(pool_program):
-    """Return the orders in which lanes.c says that threads take chunks: pairs (thread, chunk)."""
+    """Return a function that runs lanes.c: it returns each order as pairs (thread, chunk)."""
     program = pool_program("lanes.c")
 
     def orders(threads, chunks):
@@ -222,7 +222,7 @@ def lanes(pool_program):
 @pytest.mark.parametrize("chunks", [0, 1, 2, 7, 8, 12, 255])
 @pytest.mark.parametrize("threads", [1, 2, 3, 8, 11])
 def test_a_thread_takes_neighbouring_chunks_and_then_those_of_others(lanes, threads, chunks):
-    """So it reads weights in order; past eight threads some begin with the same."""
+    """A thread reads weights in order; of more than eight threads, some start at one chunk."""
     *alone, together = lanes(threads, chunks)
 
     count = min(threads, 8)
@@ -277,12 +277,12 @@ for i in range(300):
 
 
 def test_programs_and_weights_may_be_dropped_as_soon_as_a_run_has_returned():
-    """Also those that a device makes for one call, several for many rows."""
+    """So may those that a device makes for one call, of which many rows need several."""
     subprocess.run([sys.executable, "-c", DROPPED], check=True, timeout=HANG_SECONDS)
 
 
 def product_that_ran(engine):
-    """Return a list with nothing but a program, and a weak reference to its weight's image."""
+    """Return a list with only a program, and a weak reference to the image of its weight."""
     rng, program = cases.rng_of("dropped"), Recorded(engine)
     w, x = cases.weight(rng, "q4_k", 64, 256), cases.activations(rng, 1, 256)
     image = weakref.ref(cases.matmul(program, w, x)[0])
@@ -300,7 +300,7 @@ def test_the_memory_of_a_dropped_program_is_free_at_once(engine):
 
 
 def test_what_is_dropped_while_another_thread_has_its_turn_is_free_after_it(engine):
-    """And whoever drops it does not wait."""
+    """The thread that drops the program does not wait."""
     held, image = product_that_ran(engine)
     with engine.locked():
         other = threading.Thread(target=held.clear)
@@ -347,7 +347,7 @@ atexit.register(forbid)  # first: it is called last
 
 @pytest.fixture(scope="module")
 def slow_library(tmp_path_factory):
-    """The kernels, with workers that are late with every chunk that may be computed twice."""
+    """Build the kernels with workers that delay every chunk that may be computed twice."""
     sources = [s for s in build.library_sources() if s.name != "pool.c"] + [HERE / "slow_pool.c"]
     return build.build_library(
         build.host(), tmp_path_factory.mktemp("c") / "libnpurt_cpu.so", sources=sources
@@ -356,7 +356,7 @@ def slow_library(tmp_path_factory):
 
 @pytest.mark.parametrize("end", ["drop", "exit"])
 def test_a_late_thread_is_out_of_weights_before_they_are_freed(slow_library, monkeypatch, end):
-    """Which happens when a program is dropped, or when the interpreter ends."""
+    """Weights are freed when a program is dropped, or when the interpreter exits."""
     monkeypatch.setenv("NPURT_CPU_LIBRARY", str(slow_library))
     code = SLOW if end == "drop" else LAST + SLOW + "image = packed.image.data\n"
 
@@ -439,7 +439,7 @@ os._exit(0 if all(map(np.array_equal, run_layer(engine), wanted)) else 2)
 
 @pytest.mark.parametrize("parent", ["idle", "busy"])
 def test_a_forked_child_runs_alone_or_is_told_why_not(parent):
-    """Also when another thread of the parent was in the middle of a run."""
+    """This also holds when another thread of the parent was in the middle of a run."""
     done = subprocess.run([sys.executable, "-c", FORKED, parent])
 
     assert done.returncode == 0
@@ -447,7 +447,7 @@ def test_a_forked_child_runs_alone_or_is_told_why_not(parent):
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_run_without_logits_skips_the_last_product(threads):
-    """Its rows all come before the head."""
+    """A run that selects no rows does not call the op that works on selected rows."""
     rng = cases.rng_of("no logits")
     w, x = cases.weight(rng, "q8_0", 500, 256), cases.activations(rng, 3, 256)
     engine = Engine(threads)

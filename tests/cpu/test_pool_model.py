@@ -1,4 +1,4 @@
-"""Every order of events in the pool's protocol, in small; that the search finds what is wrong."""
+"""Tests of a model of the pool's protocol: every order of events is right, errors are found."""
 
 from dataclasses import replace
 
@@ -20,11 +20,11 @@ from tests.cpu.memory_model import (
 )
 from tests.cpu.pool_model import BROKEN, Scenario
 
-# --- The memory: what C11 allows is found, and what it does not allow is not ----------------------
+# --- The memory: the search finds exactly what C11 allows -----------------------------------------
 
 
 def outcomes(*threads, weak):
-    """Return what *threads*, which share `x` and `y`, may return."""
+    """Return all results that *threads*, which share `x` and `y`, may return together."""
     names = [f"result {i}" for i in range(len(threads))]
     found = set()
 
@@ -46,7 +46,7 @@ def outcomes(*threads, weak):
 
 
 def store_then_load(mine, other, stored, loaded):
-    """Return a thread that stores 1 to *mine* and returns what it loads from *other*."""
+    """Return a thread that stores 1 to *mine* and returns the value it loads from *other*."""
 
     def thread():
         yield Store(mine, 1, stored)
@@ -90,10 +90,10 @@ def test_two_loads_see_one_place_in_order_but_two_places_in_any():
 
 
 def passing(stored, loaded, changes=0):
-    """Return threads of which one hands plain memory `d` to another by the flag `x`.
+    """Return threads of which the first passes plain memory `d` to the second by the flag `x`.
 
     Args:
-        changes: How many others change `x` on its way, from 1 on.
+        changes: Number of other threads that increment `x` in between.
     """
 
     def writer():
@@ -170,7 +170,7 @@ def test_every_order_of_events_gives_the_results_without_a_race(scenario):
 
 @pytest.mark.parametrize("broken", BROKEN)
 def test_a_protocol_without_one_of_its_rules_is_found_wrong(broken):
-    """Among them is what pool.c once did: a word that says that a run failed, reset by the next."""
+    """The search finds every error, such as an old one of pool.c: "failure is reset"."""
     runs = {
         "early end": Scenario(("f", "p"), weak=False),
         "failure is reset": Scenario(("f+", "+"), weak=False),

@@ -1,4 +1,4 @@
-"""The row table of a run in C: wrong ones are refused, and others give each row its bits.
+"""Tests of the row table of a run in C: the refusal of wrong tables, and the bits of each row.
 
 The programs rotate, attend and convolve, so every part of the table is read.
 """
@@ -28,7 +28,7 @@ def engine():
 
 
 class Program:
-    """Ops of every kind that reads the table, on fresh memory for the same inputs."""
+    """Ops of every kind that reads the table, on new memory with the same inputs."""
 
     def __init__(self, engine, seed=0):
         rng = cases.rng_of("table", seed)
@@ -61,7 +61,7 @@ class Program:
         ]  # fmt: skip
 
     def take_rows(self, other, start, count):
-        """Let the first rows of the inputs be *count* rows of another program from *start* on."""
+        """Copy *count* input rows of *other*, from *start* on, to the first input rows."""
         for own, theirs in zip(self.inputs, other.inputs, strict=True):
             axis = 1 if own.ndim > 2 else 0
             rows = np.take(theirs, np.arange(start, start + count), axis)
@@ -69,7 +69,7 @@ class Program:
 
 
 def why_not(spans, selected, rows):
-    """Say whether a table is wrong: what the header says of one, in other words."""
+    """Return whether a table is wrong by the rules in the header."""
     listed = [[] if s.pages is None else s.pages.tolist() for s in spans]
     written = [
         {at // SIZE for at in range(s.position, s.position + s.rows)} if s.position >= 0 else set()
@@ -95,7 +95,7 @@ def why_not(spans, selected, rows):
 
 @st.composite
 def tables(draw):
-    """Yield spans and selected rows that mostly are a table, with something changed at times."""
+    """Return spans, selected rows and a number of rows; some are made wrong by one change."""
     free, spans = draw(st.permutations(range(PAGES))), []
     slots = draw(st.permutations(range(SLOTS)))
     for slot in slots[: draw(st.integers(1, SLOTS))]:
@@ -160,7 +160,7 @@ def test_every_sequence_gets_the_bits_that_it_gets_alone(engine, drawn):
     inputs = Program(engine)
     assert together.program.run(table_of(*drawn)) == len(together.program)
 
-    first, alone = 0, Program(engine)  # one after the other, on the same caches and states
+    first, alone = 0, Program(engine)  # one sequence after the other, on the same caches and states
     for span in spans:
         alone.take_rows(inputs, first, span.rows)
         assert alone.program.run(RowTable([span])) == len(alone.program)

@@ -1,4 +1,4 @@
-"""The CPU runs parts of graphs: the suite for devices, and any partition of any model."""
+"""Tests of segments on the CPU: the suite for devices, and partitions of models."""
 
 from dataclasses import replace
 
@@ -44,7 +44,7 @@ def path(model, kinds=("f32", "bf16")):
 
 
 class Refusing(CpuDevice):
-    """The CPU, but for ops of some kinds."""
+    """A CPU device that refuses ops of some kinds."""
 
     def __init__(self, refuses):
         super().__init__(2)
@@ -84,7 +84,7 @@ def test_a_model_is_one_program_and_gives_the_bits_of_the_plan(model):
 
 
 def partitions():
-    """Yield models with each kind of op that they have."""
+    """Yield each model with each of its kinds of ops."""
     for name in ("qwen35", "qwen3moe", "lfm2", "gemma3", "granite"):
         file = path(name)
         with GGUF(file) as opened:
@@ -95,7 +95,7 @@ def partitions():
 
 @pytest.mark.parametrize(("file", "kind"), list(partitions()))
 def test_what_a_device_refuses_another_does_between_programs(file, kind):
-    """Once the CPU refuses a kind of op, and once all others."""
+    """The result is right if the CPU refuses one kind of op, and if it refuses all other kinds."""
     ids = tiny.ids(file.parent.name, 20)
     expected = logits(file, ids)
     with GGUF(file) as opened:
@@ -120,7 +120,7 @@ def test_what_a_device_refuses_another_does_between_programs(file, kind):
 @given(st.data())
 @settings(max_examples=12, deadline=None)
 def test_any_ops_can_be_refused(data):
-    """Op by op, and the rest is the CPU's, whatever is cut by that."""
+    """With any set of ops on another device and the rest on the CPU, the result is right."""
     name = data.draw(st.sampled_from(["qwen35", "qwen3moe", "lfm2", "gemma2", "gpt-oss"]))
     share = data.draw(st.sampled_from([0.05, 0.3, 0.8]))
     chance = data.draw(st.randoms(use_true_random=False))
@@ -163,7 +163,7 @@ def test_logits_of_any_rows_can_be_wanted(model):
 
 
 def test_sequences_of_any_model_do_not_see_each_other(model):
-    """Two in one run, in turns, and with logits of some rows, give the bits of each alone."""
+    """Two sequences with interleaved rows, some of them wanted, give the bits of each alone."""
     file, graph, weights = model
     ids = np.array(tiny.ids(file.parent.name, 10))
     turns = np.arange(10) % 2
@@ -305,7 +305,7 @@ def test_what_was_closed_does_not_run(small):
 @given(st.lists(st.sampled_from([0, 1, 5, -1, -2, -6]), max_size=12))
 @settings(max_examples=25, deadline=None)
 def test_counters_are_those_of_all_runs_whatever_is_forgotten(steps):
-    """Of a norm that numpy computes and a product, in any order of runs of 3 rows and `forget`."""
+    """A norm that numpy computes and a product count all runs, in any order with `forget`."""
     b, d = Builder("counted"), Dim("D", 64)
     x = b.embedding("embedding", b.tokens(), b.constant("table", Dim("V", 50), d))
     h = b.rms_norm("norm", x, b.constant("norm.weight", d), 1e-6, plus_one=True)
@@ -314,7 +314,7 @@ def test_counters_are_those_of_all_runs_whatever_is_forgotten(steps):
     with CpuDevice(2) as cpu:
         segment = cpu.compile(graph, RandomWeights(graph), replace(LIMITS, sequences=3))
         found: dict[str, tuple[int, ...]] = {}
-        for step in steps:  # below 0 it forgets a sequence
+        for step in steps:  # a negative step forgets a sequence
             if step < 0:
                 segment.forget(~step)
             else:
@@ -354,7 +354,7 @@ def test_states_of_another_shape_are_refused_and_change_nothing(name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_states_move_between_the_cpu_and_numpy(name):
-    """In the graph's form; back on the CPU, they go on to the bit."""
+    """States move in the graph's form; a state written back on the CPU gives the same bits."""
     opened, ids = GGUF(path(name)), tiny.ids(name, 16)
     made = describe(opened).graph(64)
     graph, weights = made.graph, FileWeights(opened, made)
@@ -413,7 +413,7 @@ def test_products_are_verified_and_a_wrong_one_is_said(model):
 
         (program,) = segment._program.steps._steps
         first = next(iter(program.products.values()))
-        first.probes[0].s[:] += 1  # seems wrong with all kernels
+        first.probes[0].s[:] += 1  # fails with every kernel set
         segment.forget(0)
         with pytest.raises(npurt.VerificationFailed, match=first.names.partition(",")[0]):
             run(segment, ids)
@@ -425,7 +425,7 @@ def test_products_are_verified_and_a_wrong_one_is_said(model):
 
 
 def test_values_of_one_name_do_not_share_a_buffer_while_they_are_needed():
-    """Names without their block are buffers' names: here both blocks are needed to the end."""
+    """Buffers are named without the block number; here the values of two blocks are needed."""
     b, d = Builder("alike"), Dim("D", 64)
     x = b.embedding("embedding", b.tokens(), b.constant("table", Dim("V", 50), d))
     norms = [b.rms_norm(f"{i}.norm", x, b.constant(f"{i}.norm.weight", d), 1e-6) for i in range(3)]

@@ -1,4 +1,4 @@
-"""The bits of a row depend on its sequence alone, whatever runs beside it and was run before."""
+"""Tests of sequences on the CPU: a row's bits depend only on its sequence, in any schedule."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Which CPUs and how many threads, on the trees of other machines and on trees full of nonsense."""
+"""Tests of the choice of CPUs and threads, on file trees of other machines and on invalid trees."""
 
 import math
 import os
@@ -15,7 +15,7 @@ CGROUP = "sys/fs/cgroup/"
 
 
 def tree(root, files):
-    """Write *files*, path -> text, below *root* and return it."""
+    """Write *files* (path -> text) below *root*; return *root*."""
     for path, text in files.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -63,7 +63,7 @@ def test_threads_go_to_the_fast_cores(tmp_path, files, fast):
 
 
 def test_only_the_cores_this_process_may_use_count(tmp_path):
-    """Kept on the slow cluster, it uses that."""
+    """A process that may use only slow cores uses them."""
     root = tree(tmp_path, capacities(*[530] * 4, *[1024] * 4))
 
     assert fast_cpus([1, 2, 3, 5], root) == (5,)
@@ -157,7 +157,7 @@ def test_threads_are_no_more_than_the_quota_pays_for_and_at_least_one(tmp_path, 
     assert topology(root, range(4)).threads == threads
 
 
-# --- Nonsense -----------------------------------------------------------------------------------
+# --- Invalid files ------------------------------------------------------------------------------
 
 NONSENSE = [
     *("", "\n", "nan", "inf", "-inf", "-5", "0", "1e400", "none", "max", "max max"),
@@ -185,7 +185,7 @@ def test_no_tree_makes_it_fail_or_use_what_it_may_not(tmp_path_factory, speeds, 
     assert 1 <= here.threads <= 4
 
 
-# --- What is asked for --------------------------------------------------------------------------
+# --- Requested threads --------------------------------------------------------------------------
 
 EIGHT = Topology(cpus=tuple(range(8)), pinned=False, limit=6)
 

@@ -1,4 +1,4 @@
-"""Rows of quantised matrices as floats, against numpy's way to read the same blocks."""
+"""Tests of reading rows of quantised matrices as floats, against numpy on the same blocks."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def test_rows_are_those_of_numpy_bit_for_bit(name, seed, index):
 
 
 def test_a_known_row():
-    """Q8_0: a float16 and 32 codes.  Source: ggml/src/ggml-common.h, block_q8_0."""
+    """A Q8_0 block is a float16 and 32 codes.  Source: ggml/src/ggml-common.h, block_q8_0."""
     block = np.float16(0.5).tobytes() + bytes(range(32))
     tensor = QTensor.from_bytes(bytes(34) + block, "q8_0", (2, 32))
     out = np.empty((1, 32), np.float32)

@@ -1,10 +1,11 @@
 /*
- * Runs whose numbers begin again: the state that early runs left behind is not taken for their own.
+ * Lets the numbers of runs wrap around: a run must not take the state of an earlier run with the
+ * same number for its own state.
  *
  *   wrap THREADS
  *
- * Status 1: a run gave a wrong result.  A chunk that is taken for committed is never computed: then
- * this program does not end.
+ * Status 1: a run gave a wrong result.  If a run takes a chunk for committed, no thread computes
+ * the chunk, and this program does not end.
  */
 #include "../../npurt/cpu/pool/pool.c"
 
@@ -16,7 +17,7 @@ enum { N = 192, PANEL = 16, RUNS = 20, WIDE = 5 };
 static float image[N / PANEL][N][PANEL]; /* float32: [panel][column][row] */
 static float x[N], y[N];
 
-/* Run WIDE has many chunks, the others one: what it left of the others is there when it comes again. */
+/* Run WIDE has many chunks and the others one: WIDE's other slots stay unchanged until it recurs. */
 static int is_right(npurt_pool *pool, npurt_op *op)
 {
     const int n = atomic_load(&pool->run) == WIDE - 1 ? N : PANEL;

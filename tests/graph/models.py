@@ -1,4 +1,4 @@
-"""Build the graph of a GGUF file and run it in the interpreter."""
+"""Helpers that build the graph of a GGUF file and run it in the interpreter."""
 
 import functools
 import itertools
@@ -30,7 +30,7 @@ def read(path, n_ctx=64):
 
 
 def hidden(path, ids, types=None, dtype=np.float64):
-    """Return the hidden states that an encoder makes of *ids*."""
+    """Return the hidden states that an encoder computes from *ids*."""
     model, load = read(path)
     given = {"tokens": np.asarray(ids), "positions": np.arange(len(ids)),
              "types": np.zeros(len(ids), int) if types is None else types}  # fmt: skip

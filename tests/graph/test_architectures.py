@@ -1,6 +1,6 @@
-"""Architectures whose graph is known: the interpreter gives transformers' logits.
+"""Tests of the graphs of architectures: the interpreter gives transformers' logits.
 
-tests/data/make/tiny_models.py made the files; what each exercises stands there.
+tests/data/make/tiny_models.py made the files, and describes what each file exercises.
 """
 
 import numpy as np
@@ -19,7 +19,7 @@ MODELS = (
     "exaone4", "gemma2", "gemma3", "glm4", "gpt-oss", "granite", "lfm2", "mistral3", "olmo2",
     "olmo3", "phi3", "phi3-longrope", "smollm3",
 )  # fmt: skip
-TRANSFORMERS = 1e-9  # its float32 against float64: below 4e-13 here, 3e-11 for larger models
+TRANSFORMERS = 1e-9  # NMSE of its float32: below 4e-13 here, 3e-11 for larger models
 FLOAT64 = 1e-24
 
 
@@ -36,7 +36,7 @@ def test_the_interpreter_gives_transformers_logits(model):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_cuts_make_no_difference(model):
-    """Windows, convolutions and temperatures go by the position, not by the row."""
+    """Windows, convolutions and temperatures depend on the position, not on the row."""
     ids = tiny.ids(model, 24)
 
     whole = logits(path(model), ids)
@@ -46,7 +46,7 @@ def test_cuts_make_no_difference(model):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_model_exercises_a_convention(model):
-    """Each model has something that a plain decoder has not."""
+    """Each model has a convention that a plain decoder lacks."""
     graph, _ = read(path(model))
     made = graph.graph.ops
     attentions = [op for op in made if isinstance(op, ops.Attention)]

@@ -1,4 +1,4 @@
-"""Ops behave as frozen dataclasses do, and no method of theirs is compiled for each class."""
+"""Tests that ops behave like frozen dataclasses, without methods compiled for each class."""
 
 from dataclasses import FrozenInstanceError, fields, replace
 

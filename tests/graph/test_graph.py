@@ -1,4 +1,4 @@
-"""Graphs: what is refused when one is built, and how one is printed."""
+"""Tests of graphs: which graphs are refused, and how a graph is printed."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Graphs of models: the interpreter gives transformers' logits, however the tokens are cut."""
+"""Tests of the graphs of models: the interpreter gives transformers' logits for every split."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from tests.llm import reference, tiny, variants
 from tests.llm.reference import nmse
 
 MODELS = ("llama3", "qwen2", "qwen3", "qwen3moe", "qwen35")
-TRANSFORMERS = 1e-9  # its float32 against float64: the README of the oracles has 3e-11
+TRANSFORMERS = 1e-9  # NMSE of its float32: 3e-11 in the README of the oracles
 FLOAT64 = 1e-24  # two evaluations in float64 in another order
 FLOAT32 = 1e-9  # as TRANSFORMERS: the same number of roundings
 

@@ -1,4 +1,4 @@
-"""Each op of the interpreter against its equation, written out another way."""
+"""Tests of each op of the interpreter against its equation in another form."""
 
 import math
 
@@ -21,7 +21,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 def run(build, inputs, weights=None, rows=None, states=None):
-    """Return what ``build(builder, {input: tensor}, weight)`` makes of *inputs*, rows first."""
+    """Return the output of the graph ``build(builder, {input: tensor}, weight)`` for *inputs*."""
     b = Builder("one")
     given_ = {name: b.input(name, Dim("N", x.shape[1])) for name, x in inputs.items()}
 
@@ -54,7 +54,7 @@ def attend(q, k, v, heads, kv_heads, **conventions):
 
 
 def slow_attention(q, k, v, heads, kv_heads, *, window=0, softcap=0.0, sinks=None, slope=None):
-    """Attention with loops over rows, heads and positions."""
+    """Return the attention, computed by loops over rows, heads and positions."""
     width, out = q.shape[1] // heads, np.zeros_like(q)
     for t in range(len(q)):
         for h in range(heads):
@@ -115,7 +115,7 @@ def test_rows_must_continue_their_sequence():
 
 @given(seeds, st.sampled_from(list(Pairing)), st.sampled_from([2, 4, 8]))
 def test_rope_keeps_lengths_and_depends_on_distance_alone(seed, pairing, rotated):
-    """Su et al. 2021: q at m times k at n depends on m - n."""
+    """The product of q at m and k at n depends only on m - n (Su et al. 2021)."""
     q, k = np.random.default_rng(seed).standard_normal((2, 1, 8))
     rate = 10.0 ** -np.arange(rotated // 2)
 
@@ -169,7 +169,7 @@ def test_activations_have_their_published_values(activation, at_one):
 
 
 def test_gpt_oss_clamps_and_shifts():
-    """gate' = min(gate, 7), up' = clip(up, -7, 7); gate' sigmoid(1.702 gate') (up' + 1)."""
+    """With g = min(gate, 7) and u = clip(up, -7, 7), the unit is g sigmoid(1.702 g) (u + 1)."""
     gate, up = np.array([[9.0, -9.0, 1.0]]), np.array([[9.0, -9.0, 0.5]])
 
     y = run(
@@ -225,7 +225,7 @@ def test_layer_norm_gives_written_values():
 
 
 def test_encoder_attention_is_attention_whose_last_row_all_rows_are():
-    """A last row sees everything: with other rows in any order, its result is the same."""
+    """A row equals the last row of causal attention, which attends to rows in any order."""
     q, k, v = normal(5, 12), normal(5, 6), normal(5, 6)
     rows = Rows(np.array([0, 7, 0, 7, 0]), np.array([0, 0, 1, 1, 2]), np.ones(5, bool))
 
@@ -330,7 +330,7 @@ def test_the_delta_net_is_the_reference_of_the_tests(grouped):
 
 
 def test_keys_and_values_are_kept_in_the_states_own_type():
-    """A graph says f16: what later rows see of earlier ones is rounded."""
+    """The state is float16, so the values that rows read from the state are rounded."""
     q, k, v = np.ones((2, 2)), np.zeros((2, 2)), np.array([[1 + 2**-12, 1.0], [3.0, 3.0]])
 
     y = run(

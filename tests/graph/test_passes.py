@@ -1,4 +1,4 @@
-"""Passes: joined ops compute what their parts do, and are joined only where that is allowed."""
+"""Tests of graph passes: joined ops compute the bits of their parts, and which ops are joined."""
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ def test_a_dense_layer_is_six_ops():
 
 
 def test_what_another_op_needs_in_between_is_not_joined():
-    """The sum of both products needs the first: they cannot be one op after the sum."""
+    """An op between two products reads the first, so the products cannot become one op."""
     b = Builder("between")
     d = Dim("D", 4)
     x, w = b.input("x", d), b.constant("w", d, d)
@@ -66,7 +66,7 @@ def test_what_another_op_needs_in_between_is_not_joined():
 
 
 def test_rows_that_are_captured_keep_their_sum():
-    """Copy reads the sum before the norm: the sum is an output of the joined op."""
+    """An op that copies the sum reads it, so the sum is an output of the joined op."""
     b = Builder("captured")
     d = Dim("D", 4)
     x, y = b.input("x", d), b.input("y", d)

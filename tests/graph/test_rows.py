@@ -1,4 +1,4 @@
-"""The rows of a run, and which sequence each belongs to."""
+"""Tests of the rows of a run and their sequences."""
 
 import numpy as np
 from hypothesis import given
@@ -11,7 +11,7 @@ from npurt.graph.rows import Rows
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 300), st.integers(0, 5)), min_size=1),
 )
 def test_rows_that_are_joined_are_those_of_one_table(pieces):
-    """Rows of a sequence are found without a search; the result is that of the search."""
+    """Joined rows list their sequences without a search, with the result of the search."""
     sizes = [(n, count, start, min(wanted, count)) for n, (count, start, wanted)
              in enumerate(pieces)]  # fmt: skip
 

@@ -11,7 +11,7 @@ finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
 def by_element(row):
-    """One row's codes and scales, an element at a time; Python's round() is half to even."""
+    """Return the codes and scales of a row, element by element; round() rounds half to even."""
     codes, scales = [], []
     for start in range(0, len(row), 32):
         block = row[start : start + 32]
@@ -38,9 +38,10 @@ def test_codes_and_scales_follow_the_rule(x):
 
 @given(hnp.arrays(np.float32, (1, 32), elements=finite))
 def test_the_error_is_at_most_half_a_scale(x):
-    """rint() errs by 1/2; the two quotients and the product each by 2^-24 of 127 codes.
+    """rint() has an error of 1/2; the two quotients and the product of 2^-24 of 127 codes each.
 
-    The scale of a tiny block is subnormal, 2^-150 off instead; a block below 3.74e-37 is lost.
+    The scale of a tiny block is subnormal, with an error of 2^-150; a block below 3.74e-37 becomes
+    zero.
     """
     codes, scales = quantize_activations(x)
     bound = scales[0, 0] * (0.5 + 127 * 4 * 2.0**-24) + 127 * 2.0**-150

@@ -1,6 +1,6 @@
-"""Values and canonical form of every type.
+"""Tests of dequantised values and of the canonical form, for every type.
 
-Oracles: gguf-py's dequantiser, and tests/data/quants/blocks.npz, which ggml itself decoded.
+The oracles are gguf-py's dequantiser and tests/data/quants/blocks.npz, which ggml decoded.
 """
 
 from pathlib import Path
@@ -27,7 +27,7 @@ every_format = pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.name)
 
 
 def assert_same_bits(values, expected):
-    """Equal as bit patterns, but for the payload of a NaN."""
+    """Check that values are equal bit for bit, except for the payload of NaNs."""
     assert values.dtype == expected.dtype == np.float32
     nan = np.isnan(expected)
     np.testing.assert_array_equal(np.isnan(values), nan)
@@ -35,7 +35,7 @@ def assert_same_bits(values, expected):
 
 
 def reference(blocks, fmt):
-    """gguf-py's values of *blocks*."""
+    """Return the values of *blocks* that gguf-py computes."""
     rows = blocks.view(np.uint8).reshape(*blocks.shape[:-1], -1)
     with np.errstate(all="ignore"):
         return gguf.quants.dequantize(rows, gguf.GGMLQuantizationType(fmt.number))
@@ -49,7 +49,7 @@ def random_blocks(fmt, rows, count, seed=0):
 @pytest.mark.parametrize("kind", ["", "rnd"], ids=["quantised", "random"])
 @pytest.mark.parametrize("name", DECODED_BY_GGML)
 def test_values_equal_what_ggml_decoded(name, kind):
-    """Quantised data, and random bytes with their infinite, NaN and subnormal scales."""
+    """The blocks are quantised data, and random bytes with infinite, NaN and subnormal scales."""
     fmt = BY_NAME[name.lower()]
     with np.load(ORACLE) as oracle:
         blocks = oracle[f"{name}_{kind}raw"].view(DTYPES[fmt.name])
@@ -103,10 +103,10 @@ def test_q4_0_by_hand():
 
 
 def test_q4_k_by_hand():
-    """Sub-block 1: scale 2, minimum 3.  Sub-block 5: scale 0x21, minimum 0x12."""
+    """Sub-block 1 has scale 2 and minimum 3; sub-block 5 has scale 0x21 and minimum 0x12."""
     scales = bytearray(12)
     scales[1] = 2 << 6 | 2  # the upper two bits of scale 5, above scale 1
-    scales[5] = 1 << 6 | 3  # the same of the minima
+    scales[5] = 1 << 6 | 3  # the upper two bits of minimum 5, above minimum 1
     scales[9] = 0x21  # the lower nibbles: minimum 5 above scale 5
     qs = bytearray(128)
     qs[0] = 0xF0  # first element of sub-block 1
@@ -122,7 +122,7 @@ def test_q4_k_by_hand():
 
 
 def test_mxfp4_scales_reach_the_subnormals():
-    """2^(e - 128): e = 0 and 1 are subnormal in float32; 12 * 2^127 is infinite in it."""
+    """A scale is 2^(e - 128): e = 0 and 1 are subnormal in float32, and 12 * 2^127 overflows."""
     blocks = np.zeros(3, DTYPES["mxfp4"])
     blocks["e"], blocks["qs"] = [0, 1, 255], 0x71  # codes 1 and 7: 1 and 12 in halves
 
@@ -184,7 +184,7 @@ def test_codes_fill_their_range_and_stay_in_it(name):
 @pytest.mark.parametrize("name", FORMS)
 @given(data=st.data())
 def test_scale_times_code_is_exact_in_float32(name, data):
-    """So any association, and a fused multiply-add, gives the same value; the rest is one sum."""
+    """Any order of the products, and a fused multiply-add, thus gives the same value."""
     fmt = BY_NAME[name]
     raw = data.draw(st.binary(min_size=fmt.block_bytes, max_size=fmt.block_bytes))
     got = canonical(np.frombuffer(raw, DTYPES[fmt.name]), fmt)
@@ -202,7 +202,7 @@ def test_scale_times_code_is_exact_in_float32(name, data):
 @pytest.mark.parametrize(("name", "dtype"), [("f16", "f2"), ("bf16", "f4"), ("f32", "f4")])
 def test_floats_stay_as_they_are(name, dtype):
     fmt = BY_NAME[name]
-    blocks = random_blocks(fmt, 4, 40)  # no multiple of 32
+    blocks = random_blocks(fmt, 4, 40)  # 40 is not a multiple of 32
 
     got = canonical(blocks, fmt)
 

@@ -1,7 +1,7 @@
-"""Blocks made from floats.
+"""Tests of quantisation: blocks made from floats.
 
-Oracles: gguf-py's quantiser and ggml's own blocks for the formats where ours must equal them; error
-bounds derived from the input alone for those of our own making.
+For formats that npurt must encode as ggml does, the oracles are gguf-py's quantiser and ggml's
+blocks.  For the other formats, the tests check error bounds that are derived from the input.
 """
 
 from pathlib import Path
@@ -24,8 +24,8 @@ ORACLE = Path(__file__).parents[1] / "data/quants/blocks.npz"
 AS_GGML = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "mxfp4")
 OURS = ("q4_k", "q5_k", "q6_k", "iq4_nl")
 UNWRITTEN = ("q2_k", "q3_k", "iq4_xs")
-F16_ULP = 2.0**-10  # a float16 rounded up is at most this much larger, relative
-F16_TINY = 2.0**-24  # or this much, absolute, among the subnormals
+F16_ULP = 2.0**-10  # largest relative increase of a float16 that is rounded up
+F16_TINY = 2.0**-24  # largest absolute increase among the subnormals
 
 half_range = st.floats(-60000, 60000, width=32)  # keeps every scale and minimum inside float16
 
@@ -51,7 +51,7 @@ def test_blocks_equal_those_that_ggml_made(name):
 @pytest.mark.parametrize("name", [name for name in AS_GGML if name != "mxfp4"])
 @given(x=hnp.arrays(np.float32, (2, 64), elements=half_range))
 def test_blocks_equal_those_of_gguf_py(name, x):
-    """Down to 1e-30; below 3.7e-37 the reciprocal of the scale overflows and gguf-py casts NaN."""
+    """Tiny values are set to zero: below 3.7e-37, 1 / scale overflows and gguf-py casts NaN."""
     x[abs(x) < 1e-30] = 0
 
     assert_same_bytes(quantize(x, BY_NAME[name]), blocks_of_gguf_py(x, BY_NAME[name]))
@@ -62,7 +62,7 @@ def test_blocks_equal_those_of_gguf_py(name, x):
     st.integers(-90, 90),
 )
 def test_mxfp4_blocks_equal_those_of_gguf_py(x, exponent):
-    """11 bits of mantissa: with more, gguf-py's float32 log2 rounds up to the next power of two."""
+    """Values have 11 bits: with more, gguf-py's float32 log2 rounds up to the next power of two."""
     x = np.ldexp(x, exponent)
 
     assert_same_bytes(quantize(x, BY_NAME["mxfp4"]), blocks_of_gguf_py(x, BY_NAME["mxfp4"]))
@@ -70,7 +70,7 @@ def test_mxfp4_blocks_equal_those_of_gguf_py(x, exponent):
 
 @given(hnp.arrays(np.uint32, 64, elements=st.integers(0, 2**32 - 1)))
 def test_bf16_equals_gguf_py_for_any_bits(bits):
-    """NaN and infinity included; what would round to infinity is set to zero here."""
+    """Bits include NaN and infinity; finite values that would round to infinity are set to zero."""
     magnitude = bits & 0x7FFF_FFFF
     bits[(magnitude >= 0x7F7F_8000) & (magnitude < 0x7F80_0000)] = 0
     x = bits.view(np.float32)
@@ -115,19 +115,19 @@ def test_mxfp4_by_hand():
 
 
 def scale_up(x):
-    """The largest float16 that `_half_up` may make of *x*."""
+    """Return the largest float16 to which `_half_up` may round *x*."""
     return x * (1 + F16_ULP) + F16_TINY
 
 
 def bound_q6_k(x):
-    """Half of amax / 31 + d in each sub-block of 16, d = largest amax / 31 / 127."""
+    """Return half of amax / 31 + d in each sub-block of 16, with d = largest amax / 31 / 127."""
     amax = abs(x.reshape(-1, 16, 16)).max(axis=-1, keepdims=True)
     d = scale_up(amax.max(axis=1, keepdims=True) / 31 / 127)
     return (amax / 31 + d) / 2
 
 
 def bound_k(x, top):
-    """Half of (range + dmin) / top + d in each sub-block of 32."""
+    """Return half of (range + dmin) / top + d in each sub-block of 32."""
     sub = x.reshape(-1, 8, 32)
     low = np.maximum(-sub.min(axis=-1, keepdims=True), 0)
     dmin = scale_up(low.max(axis=1, keepdims=True) / 63)
@@ -137,7 +137,7 @@ def bound_k(x, top):
 
 
 def bound_iq4_nl(x):
-    """11.5 d, half the widest gap; d is at most amax / 113."""
+    """Return 11.5 d, half the widest gap of the codebook; d is at most amax / 113."""
     return 11.5 * scale_up(abs(x.reshape(-1, 1, 32)).max(axis=-1, keepdims=True) / 113)
 
 
@@ -156,7 +156,7 @@ BOUNDS = {
     shift=st.sampled_from([0, -60000, 60000]),
 )
 def test_every_element_is_within_the_bound(name, x, exponent, shift):
-    """Small and large, one-sided and mixed.  float32 adds at most six roundings of the peak."""
+    """Values are of any size and sign; float32 adds at most six roundings of the largest value."""
     x = np.ldexp(x + np.float32(shift), exponent)
     bound = BOUNDS[name](x.astype(np.float64))
 
@@ -168,7 +168,7 @@ def test_every_element_is_within_the_bound(name, x, exponent, shift):
 
 @pytest.mark.parametrize("name", OURS)
 def test_gaussian_weights_keep_the_precision_of_the_format(name):
-    """The error that a uniform error over the bound would have is its mean square over 3."""
+    """An error that is uniform within the bound has a mean square of a third of the bound's."""
     x = np.random.default_rng(0).standard_normal((16, 1024), dtype=np.float32)
 
     values = dequantize(quantize(x, BY_NAME[name]), BY_NAME[name])
@@ -183,7 +183,7 @@ def test_zeros_stay_zeros(name):
     assert not dequantize(blocks, BY_NAME[name]).any()
 
 
-# --- What is refused ----------------------------------------------------------------------------
+# --- Refusals -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

@@ -1,7 +1,4 @@
-"""Blocks for columns of unlike importance.
-
-Properties: the weighted error is never above the plain encoder's; a known block by hand.
-"""
+"""Tests of quantisation with weighted columns: the weighted error, and a block by hand."""
 
 import numpy as np
 import pytest
@@ -41,13 +38,13 @@ def test_the_weighted_error_is_never_above_that_of_the_plain_encoder(
     assert found.dtype == plain.dtype
     assert np.isfinite(dequantize(found, fmt)).all()
     most = error(x, w, plain, fmt)
-    # The code rounds each weight and each difference to float32, which is 2^-23 of a square each.
+    # The encoder rounds each weight and each difference to float32: 2^-23 of a square each.
     assert (error(x, w, found, fmt) <= most * (1 + 2.0**-21)).all()
 
 
 @pytest.mark.parametrize("name", SEARCHED)
 def test_the_error_of_ordinary_weights_is_clearly_smaller(name):
-    """By a tenth, though every type leaves but 2 to 64 steps: the search does something."""
+    """The search makes the weighted error smaller by a tenth or more for every type."""
     rng, fmt = np.random.default_rng(1), BY_NAME[name]
     x = rng.standard_normal((8, 1024)).astype(np.float32)
     w = np.exp(2 * rng.standard_normal(1024)).astype(np.float32)
@@ -57,7 +54,7 @@ def test_the_error_of_ordinary_weights_is_clearly_smaller(name):
 
 
 def test_a_block_by_hand():
-    """One column counts: 0.7 is held to float16, though 8 is the largest of the block.
+    """With weight on one column only, 0.7 has the precision of float16 in a block with -8.
 
     Plain Q4_0 has steps of 1 here, and 0.7 becomes 1.
     """

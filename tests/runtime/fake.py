@@ -1,4 +1,4 @@
-"""A device that is not the CPU, though the CPU does its work: it can refuse, lie and count."""
+"""A fake device that multiplies on the CPU: it can refuse ops, change results and count."""
 
 import numpy as np
 
@@ -23,11 +23,11 @@ class FakePacked(Packed):
 
 
 class FakeDevice(Device):
-    """Multiplies as the CPU does.
+    """A device that multiplies as the CPU does.
 
     Args:
-        refuses: Says why not, or None, for a `MatMul`.
-        meddle: Called with the number of each product and its result, which it may change.
+        refuses: Returns the reason why the device refuses a `MatMul`, or None.
+        meddle: Called with the index of each product and its result, which the function may change.
     """
 
     def __init__(self, cpu=None, *, refuses=lambda op: None, meddle=lambda index, y: None):
@@ -78,7 +78,7 @@ class Products:
         return self.y[:rows].copy()
 
     def counts(self):
-        """Return (calls, verified, failed) of all rows of the ledger."""
+        """Return (calls, verified, failed), each summed over all rows of the ledger."""
         rows = self.ledger.report().rows
         return tuple(
             sum(getattr(row, name) for row in rows) for name in ("calls", "verified", "failed")
@@ -86,7 +86,7 @@ class Products:
 
 
 def quantise(cpu, target, x):
-    """Put *x* into the `Input` *target*."""
+    """Write *x* to the `Input` *target*, and quantise it if the target is quantised."""
     target.values[:] = x
     if target.quantised:
         program = Program(cpu.engine)

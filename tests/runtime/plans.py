@@ -1,4 +1,4 @@
-"""The plan of a model on the host, for tests that look inside."""
+"""Access to the plan of a model on the host, for tests that read its steps."""
 
 
 def of(llm):

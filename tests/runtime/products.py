@@ -1,4 +1,4 @@
-"""Operands of `npurt.matmul` in every layout, and what their products are."""
+"""Operands of `npurt.matmul` in every layout, and checks of their products."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -30,7 +30,7 @@ def read_only(a):
 
 
 def relaid(a, layout):
-    """Return *a* with the same values in another layout, where it has the axes for that."""
+    """Return *a* with the same values in another layout, if it has enough axes."""
     return LAYOUTS[layout](a) if a.ndim > 1 and a.size else a
 
 
@@ -44,7 +44,7 @@ def numbers(seed, shape, dtype=np.float32):
 
 
 def assert_float_product(y, a, b):
-    """*y* is float32 and ``a @ b`` of float32 operands, to the rounding of K sums in any order."""
+    """Check that *y* is float32 ``a @ b``, up to the rounding of K sums in any order."""
     a, b = (np.asarray(each).astype(np.float32).astype(np.float64) for each in (a, b))
     k = a.shape[-1]
     assert y.dtype == np.float32
@@ -55,7 +55,7 @@ def assert_float_product(y, a, b):
 
 
 def assert_packed_product(y, x, tensor):
-    """*y* is float32 ``x @ tensor.T`` as the format's kernels define it; x of any batch shape."""
+    """Check that *y* is float32 ``x @ tensor.T`` as the kernels define it, for any batch shape."""
     *batch, k = x.shape
     assert (y.dtype, y.shape) == (np.float32, (*batch, tensor.shape[0]))
     if not x.size:

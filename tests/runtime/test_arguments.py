@@ -1,4 +1,4 @@
-"""Numbers that users pass are integers in range, or an error that names them."""
+"""Tests of integer arguments: a value of another type or out of range is an error that names it."""
 
 import numpy as np
 import pytest
