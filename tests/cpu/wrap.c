@@ -17,7 +17,7 @@ enum { N = 192, PANEL = 16, RUNS = 20, WIDE = 5 };
 static float image[N / PANEL][N][PANEL]; /* float32: [panel][column][row] */
 static float x[N], y[N];
 
-/* Run WIDE has many chunks and the others one: WIDE's other slots stay unchanged until it recurs. */
+/* Run WIDE has many chunks, the others one: WIDE's other slots are unchanged when it recurs. */
 static int is_right(npurt_pool *pool, npurt_op *op)
 {
     const int n = atomic_load(&pool->run) == WIDE - 1 ? N : PANEL;

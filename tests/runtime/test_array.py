@@ -1,4 +1,4 @@
-"""Quantised weights in expressions of Python and numpy: numpy is the oracle."""
+"""Tests of quantised weights in expressions of Python and numpy, with numpy as the oracle."""
 
 import operator
 
@@ -22,21 +22,21 @@ def numbers(seed, *shape):
 
 @pytest.fixture(scope="module", params=DEVICES)
 def packed(request):
-    """A weight ``[K, N]`` on a device."""
+    """Return a weight ``[K, N]`` on each device in turn."""
     return npurt.pack(numbers(0, K, N), "q8_0", device=request.param)
 
 
 @pytest.fixture(scope="module")
 def weight():
-    """The same on the CPU."""
+    """Return the same weight on the CPU."""
     return npurt.pack(numbers(0, K, N), "q8_0", device="cpu")
 
 
 def assert_is(form, a, w):
-    """*form* of a and w is float32, and numpy's of their values but for rounding to 8 bits.
+    """Check that *form* of a and w is float32, and equals numpy's up to rounding to 8 bits.
 
-    The error is compared with the sum of squared terms: sums of the squares of both operands, by
-    the same form.
+    The squared error is compared with the sum of squared terms, which is the same form applied to
+    the squares of both operands.
     """
     values = w.dequantize().astype(np.float64)
     a = np.asarray(a)
@@ -57,7 +57,7 @@ def turned(a):
     return a.swapaxes(-1, -2) if a.ndim > 1 else a
 
 
-# Of a [..., K] and w [K, N]: all mean a @ w, or its transpose.
+# Forms of a [..., K] and w [K, N], each of which computes a @ w or its transpose.
 FORMS = {
     "a @ w": operator.matmul,
     "w.T @ b": lambda a, w: w.T @ turned(a),
@@ -122,7 +122,7 @@ LETTERS = "abcd"
 
 @st.composite
 def einsums(draw):
-    """Subscripts of a product with a weight, the shape of a, and whether the weight is its .T."""
+    """Return subscripts, whether a comes first, the shape of a, and whether w is transposed."""
     lead = draw(st.text(LETTERS, max_size=3))
     place = draw(st.integers(0, len(lead)))
     of_a = lead[:place] + "k" + lead[place:]
@@ -257,7 +257,7 @@ def test_a_qtensor_of_floats_sums_along_any_axis(fmt):
     np.testing.assert_allclose(wanted, a @ w.dequantize(), rtol=1e-5, atol=1e-4)
 
 
-# --- What is refused ------------------------------------------------------------------------------
+# --- Refusals -------------------------------------------------------------------------------------
 
 X = np.ones((K, N), np.float32)
 DECODING = {
@@ -298,7 +298,7 @@ def test_what_would_decode_a_weight_is_refused_with_the_way_to_do_it(kind, name,
 
     assert caught.value.what == f"{name.strip()} would dequantise all of {w!r}"
     assert "w.dequantize()" in caught.value.remedy
-    np.testing.assert_equal(np.shape(w.dequantize()), (K, N))  # the way to do it
+    np.testing.assert_equal(np.shape(w.dequantize()), (K, N))  # the remedy
 
 
 def test_the_method_of_an_array_is_refused_since_numpy_hides_the_weight_from_it(weight):
@@ -418,7 +418,7 @@ def test_a_remedy_can_be_carried_out(weight, b):
 
 
 def test_no_product_and_no_refusal_decodes_a_weight(weight, monkeypatch):
-    """Not that of a QTensor either, which is packed on the way."""
+    """A product with a QTensor packs the weight, and does not decode it either."""
     a, tensor = numbers(1, 3, K), QTensor.quantize(weight.dequantize().T, "q8_0")
     wanted = [form(a, weight) for form in FORMS.values()]
 

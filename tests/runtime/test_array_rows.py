@@ -1,4 +1,4 @@
-"""Rows, copies, pickles and attributes of quantised weights: numpy is the oracle."""
+"""Tests of rows, copies, pickles and attributes of quantised weights, with numpy as the oracle."""
 
 import copy
 import operator
@@ -22,13 +22,13 @@ from tests.runtime.test_array import DEVICES, K, N, assert_is, numbers
 
 @pytest.fixture(scope="module", params=DEVICES)
 def packed(request):
-    """A weight ``[K, N]`` on a device."""
+    """Return a weight ``[K, N]`` on each device in turn."""
     return npurt.pack(numbers(0, K, N), "q8_0", device=request.param)
 
 
 @pytest.fixture(scope="module")
 def weight():
-    """The same on the CPU."""
+    """Return the same weight on the CPU."""
     return npurt.pack(numbers(0, K, N), "q8_0", device="cpu")
 
 

@@ -1,4 +1,4 @@
-"""What one product costs: sizes and formats that cannot be measured are refused before they are."""
+"""Tests of bench_matmul: sizes and formats that it cannot measure are refused."""
 
 import pytest
 

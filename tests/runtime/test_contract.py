@@ -1,4 +1,4 @@
-"""Every device refuses operands that do not fit, before its kernels see them."""
+"""Tests that every device refuses operands that do not fit, before it runs a kernel."""
 
 import numpy as np
 import pytest
@@ -96,7 +96,7 @@ def test_a_weight_of_another_device_is_refused(device, weight):
 
 
 def test_a_product_of_no_rows_is_one(device, weight):
-    """As it is to numpy; so a caller with an empty batch needs no case of its own."""
+    """A product of no rows is allowed, as in numpy, so callers need no case for an empty batch."""
     packed = device.pack(weight)
     assert device.why_not(MatMul(0, K, N, weight.dtype)) is None
 
@@ -117,5 +117,5 @@ def test_what_fits_is_multiplied(device, weight):
     device.matmuls(x, [packed, packed], outs)
 
     exact = x.astype(np.float64) @ weight.dequantize().T.astype(np.float64)
-    for out in outs:  # x is rounded to int8: off by 1/200 as a vector; another product by 1
+    for out in outs:  # rounding x to int8 gives an error of 1/200, a wrong product one of 1
         assert np.linalg.norm(out - exact) < 0.02 * np.linalg.norm(exact)

@@ -1,4 +1,4 @@
-"""Delta nets on a device that fails, or lies: the CPU takes over, and the report says so."""
+"""Tests of delta nets on a device that fails or computes wrong results: the CPU takes over."""
 
 import random
 from dataclasses import replace
@@ -19,11 +19,11 @@ from tests.cpu.delta_nets import net_of
 from tests.llm import tiny
 from tests.runtime.test_parts_elsewhere import DeltaDevice, nothing_but
 
-ERROR = DeltaError(16 * UNIT, FLUSHED)  # what the contract says of float32
+ERROR = DeltaError(16 * UNIT, FLUSHED)  # the bound for float32 in the contract
 
 
 class Meddling(DeltaDevice):
-    """Does *what* to every net after *well* of them."""
+    """A device that does *what* to every net after the first *well* nets."""
 
     def __init__(self, what, well=0):
         super().__init__(refuses=nothing_but())
@@ -34,7 +34,7 @@ class Meddling(DeltaDevice):
         super().delta_net(net)
         if self.nets > self.well:
             if self.what is lost:
-                net.state[...] = before  # as the contract has it
+                net.state[...] = before  # as the contract requires
             self.what(net)
 
 
@@ -75,7 +75,7 @@ def test_the_cpu_goes_on_and_no_bit_is_lost(what, well):
 
 @pytest.mark.parametrize("what", [lost, wrong_result])
 def test_the_cpu_goes_on_with_the_states_of_each_sequence(what):
-    """Each has a state of its own there, as on the device."""
+    """Each sequence has a separate state on the CPU, as on the device."""
     path, ids = tiny.path("qwen35", "f32"), tiny.ids("qwen35", 40)
     texts, options = [ids[:12], ids[20:32], ids[5:17]], {"n_ctx": 64, "verify": "always"}
     with npurt.Llama(path, "cpu", **options) as llm:
@@ -101,7 +101,7 @@ def test_the_cpu_goes_on_with_the_states_of_each_sequence(what):
 
 
 def test_what_is_not_looked_at_is_not_found():
-    """So that the tests above are of the verification."""
+    """Without verification a wrong result passes, so the tests above test the verification."""
     plain, _ = logits("cpu")
 
     y, report = logits(Meddling(wrong_result), verify="off")
@@ -133,7 +133,7 @@ shapes = st.fixed_dictionaries(
 
 
 def exact(net):
-    """Return *net* done in float64, rounded to float32, and its state before."""
+    """Return *net* with float64 results rounded to float32, and its initial state."""
     out, state, *_ = delta_oracle.delta(net)
     done = replace(net, out=out.astype(np.float32), state=state.astype(np.float32))
     return done, net.state
@@ -169,5 +169,5 @@ def test_numbers_that_are_none_are_not_right():
 
     assert not passes(done, before)
     for array in (done.out, done.state):
-        array.view(np.uint32)[:] = 0x7FA00000  # signalling NaN: a warning would be an error
+        array.view(np.uint32)[:] = 0x7FA00000  # signalling NaN: a warning would fail the test
         assert not passes(done, before)

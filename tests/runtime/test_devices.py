@@ -1,4 +1,4 @@
-"""Device strings open what they name, and say why they cannot."""
+"""Tests of device names: each opens the device it names, or raises an error with the reason."""
 
 import threading
 
@@ -25,7 +25,7 @@ def test_the_cpu_is_always_there(name):
 
 @pytest.fixture
 def bare(monkeypatch, tmp_path):
-    """A machine without an NPU: no FastRPC library, no Rockchip node."""
+    """Simulate a machine without an NPU: no FastRPC library, no Rockchip node."""
     monkeypatch.setenv("NPURT_FASTRPC_LIBRARY", str(tmp_path / "absent.so"))
 
 
@@ -86,7 +86,7 @@ def test_settings_that_break_a_device_are_its_reason(monkeypatch, variable, valu
     assert value in cpu.detail
 
 
-# --- What every device does -----------------------------------------------------------------------
+# --- Behaviour of every device --------------------------------------------------------------------
 
 NPUS = ("hexagon:sim", "rknpu:sim", "rknpu:sim-vendor")
 
@@ -145,9 +145,10 @@ def test_threads_take_turns(name):
 
 @pytest.mark.parametrize("kind", ["q4_0", "q8_0", "q4_k", "q6_k", "iq4_nl", "mxfp4", "f16"])
 def test_a_measured_product_is_off_by_int8_rounding_of_gaussian_activations(kind):
-    """Of 32 the largest is at 2.1 sigma on average: a step of 2.1 / 127.
+    """The largest of 32 values is 2.1 sigma on average, which gives a step of 2.1 / 127.
 
-    Its square over 12 is 2.3e-5 of the activations' and so of the product's; f16 rounds only sums.
+    The square of the step over 12 is 2.3e-5 of the activations' mean square, and so the NMSE of the
+    product.  With f16 only sums are rounded.
     """
     row = bench_matmul(4, 512, 96, kind, device="cpu", threads=2, repetitions=2)
 
@@ -162,19 +163,19 @@ def test_a_measured_product_is_off_by_int8_rounding_of_gaussian_activations(kind
 
 @pytest.mark.parametrize("kind", ["q4_0", "q4_1", "q8_0", "iq4_nl", "mxfp4", "q4_k", "q6_k", "i8"])
 def test_a_simulated_dsp_counts_packets_and_is_as_exact_as_int8_activations_are(kind):
-    """One scale a row instead of one for 32: a row of 512 has its largest at 3.1 sigma, so 5e-5."""
+    """i8 has one scale per row of 512 with its largest value at 3.1 sigma: an NMSE of 5e-5."""
     first, again = (
         bench_matmul(4, 512, 96, kind, device="hexagon:sim", repetitions=1) for _ in range(2)
     )
 
     assert first["packets"] > 4 * 512 * 96 / 256  # 256 MAC in a packet at most
-    assert abs(first["packets"] - again["packets"]) < 16  # a few to wait for other threads
+    assert abs(first["packets"] - again["packets"]) < 16  # waiting for other threads takes a few
     assert 1.5e-5 < first["nmse"] < (1.5e-4 if kind == "i8" else 3.5e-5)
 
 
 @pytest.mark.parametrize("device", ["cpu", "hexagon:sim", "rknpu:sim"])
 def test_the_error_of_one_row_is_taken_over_as_many_as_that_of_some(device):
-    """A row's result has the same bits whatever is beside it, so only the rows taken can differ."""
+    """The error is the same for 1, 6 and 128 rows, since a row's bits do not depend on others."""
     errors = {
         bench_matmul(m, 512, 96, "q4_0", device=device, repetitions=1)["nmse"] for m in (1, 6, 128)
     }

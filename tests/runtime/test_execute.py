@@ -1,4 +1,4 @@
-"""Graphs in segments: partition, fallback, states, and the numpy device, against float64."""
+"""Tests of the executor: partitions, fallback, states and the numpy device, against float64."""
 
 import errno
 
@@ -27,7 +27,7 @@ LIMITS = Limits(rows=512, positions=64, kv_dtype="f32")
 
 
 class FailingSegment(ReferenceSegment):
-    """Raises an error in the runs that its device names."""
+    """A segment that raises an error in the runs that its device lists."""
 
     device = None
 
@@ -39,7 +39,7 @@ class FailingSegment(ReferenceSegment):
 
 
 class Partial(ReferenceDevice):
-    """Refuses ops of some kinds, has room for some parts, and fails in some runs."""
+    """A device that refuses some ops, has memory for *room* parts, and fails in some runs."""
 
     def __init__(self, refuses=(), room=99, failing=()):
         super().__init__()
@@ -207,7 +207,7 @@ def test_a_checkpoint_takes_tokens_back(model):
 
 
 def open_partial(name):
-    """Open the device that tests name by an entry point."""
+    """Open a device; tests refer to this function by an entry point."""
     device = Partial()
     device.caps = type(device.caps)(name, "of another package", True)
     return device

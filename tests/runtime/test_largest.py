@@ -1,4 +1,4 @@
-"""Output matrices of the largest vocabularies, on every device."""
+"""Tests of the output matrices of the largest vocabularies, on every device."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from npurt.quant.tensor import QTensor
 from npurt.runtime.open.devices import open_device
 
-SIGMAS = 8  # of the rounding that `Packed.error` states: never reached by chance
+SIGMAS = 8  # of the rounding error that `Packed.error` gives; chance does not reach this
 SLICE = 1 << 14
 
 
@@ -15,7 +15,8 @@ SLICE = 1 << 14
 def test_every_column_of_the_largest_output_matrices_is_right(name, n):
     rng = np.random.default_rng(n)
     values = rng.standard_normal((n, 64), dtype=np.float32)
-    values *= np.exp2(rng.integers(-3, 4, (n, 1))).astype(np.float32)  # a mix-up of rows shows
+    # Rows of different sizes make swapped rows detectable.
+    values *= np.exp2(rng.integers(-3, 4, (n, 1))).astype(np.float32)
     x = rng.standard_normal((3, 64), dtype=np.float32)
     y = np.full((3, n), np.nan, np.float32)
 

@@ -1,4 +1,4 @@
-"""The ledger adds up, names what went astray, and can be read by people and programs."""
+"""Tests of the ledger: its sums, the ops that ran elsewhere, and its output as text and JSON."""
 
 import functools
 import json
@@ -122,7 +122,7 @@ def test_an_op_without_a_tensor_that_went_elsewhere_is_named_by_its_class():
 
 
 def test_ops_that_went_astray_for_one_reason_share_a_line():
-    """A device that is given up has one long error for every op of a model."""
+    """Ops with the same reason share a line: a lost device gives one long reason for every op."""
     lost = [row("ffn_gate_up", f"blk.{i}.gate, blk.{i}.up", actual="cpu", calls=1) for i in (0, 1)]
     other = row("output", "head", actual="cpu", reason="no kernel", calls=1)
     for one in lost:
@@ -182,7 +182,7 @@ def test_a_row_is_offloaded_where_it_was_planned(actual):
 
 
 def test_no_more_is_verified_than_was_computed():
-    """A delta net has no multiply-adds in the ledger, and is verified as products are."""
+    """Delta nets count as verified too, though the ledger has no multiply-adds of them."""
     product = Row("ffn_down", "a", (4, 4), "npu", "npu", calls=5, macs=80, verified=2)
     net = Row("delta net", "", (), "npu", "npu", calls=3, verified=3)
     norm = Row("norm", "", (), "cpu", "cpu", calls=9)

@@ -1,4 +1,4 @@
-"""A device that fails for good costs no product: the CPU takes over, and the ledger says so."""
+"""Tests of a device that fails for good: the CPU computes its products, and the ledger says so."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from tests.runtime.fake import FakeDevice, Products
 
 
 class FailingDevice(FakeDevice):
-    """Multiplies *good* times; then every product raises *error*."""
+    """A device that computes *good* products; every later product raises *error*."""
 
     def __init__(self, cpu=None, *, good=0, error=None):
         super().__init__(cpu)
@@ -59,7 +59,7 @@ def test_a_lost_device_is_replaced_in_the_middle_and_said_to_be(cpu):
     for _ in range(4):
         np.testing.assert_array_equal(products.run(), wanted)
 
-    assert device.calls == 3  # two good ones, the one that failed, and never again
+    assert device.calls == 3  # two that succeeded, one that failed, and no later call
     report = products.ledger.report()
     rows = {row.actual: row for row in report.rows}
     assert (rows["fake"].calls, rows["cpu"].calls) == (2, 2)
@@ -118,7 +118,7 @@ def test_what_the_device_cannot_pack_after_all_goes_to_the_cpu(cpu, monkeypatch)
 
 
 def test_a_device_lost_in_the_middle_of_a_model_costs_no_token(monkeypatch):
-    """The CPU of the fake computes what the CPU does, so the texts must be equal."""
+    """The fake device and the CPU compute the same bits, so both give the same sequence."""
 
     def generate(device):
         monkeypatch.setattr(opened_devices, "open_device", lambda name, threads: device)

@@ -1,4 +1,4 @@
-"""`matmul` and `pack` against numpy: every dtype, format, shape and layout, or a clear refusal."""
+"""Tests of `matmul` and `pack` against numpy: dtypes, formats, shapes, layouts and refusals."""
 
 import copy
 
@@ -24,7 +24,7 @@ from tests.runtime.products import (
 )
 
 ENCODABLE = [name for name in BY_NAME if name not in ("q2_k", "q3_k", "iq4_xs")]
-SCALES = np.array([0, 1, -0.5, 0.0123, 6e-8, 300], np.float16)  # products stay inside float32
+SCALES = np.array([0, 1, -0.5, 0.0123, 6e-8, 300], np.float16)  # products do not overflow float32
 
 
 # --- int8 -----------------------------------------------------------------------------------------

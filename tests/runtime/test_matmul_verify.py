@@ -1,4 +1,4 @@
-"""`npurt.matmul` verifies what devices compute: a wrong product is mended, and said to be."""
+"""Tests of verification in `npurt.matmul`: a wrong product is computed again and reported."""
 
 import contextlib
 import threading
@@ -26,7 +26,7 @@ def integers(seed, *shape):
 
 
 class Lying(FakeDevice):
-    """Gets one element of the products in *when* wrong; exact int8 ones too."""
+    """A device that changes one element of each product in *when*, int8 products included."""
 
     def __init__(self, when, **options):
         super().__init__(**options, meddle=self._lie)
@@ -45,7 +45,7 @@ class Lying(FakeDevice):
 
 @pytest.fixture
 def use(monkeypatch):
-    """Return what makes a device the one that products share."""
+    """Return a function that makes a device the one that all products use."""
 
     def shared(device):
         products = Products(device)
@@ -57,7 +57,7 @@ def use(monkeypatch):
 
 
 def counts():
-    """Return (calls, verified, failed) by device that did it."""
+    """Return device -> (calls, verified, failed) of its products."""
     rows = npurt.report().rows
     return {r.actual: (r.calls, r.verified, r.failed) for r in rows}
 
@@ -78,7 +78,7 @@ def test_a_wrong_product_is_computed_again_and_said_to_be(use):
     assert report.fallbacks() == [
         "q8_0: planned fake, ran on cpu: fake computed a wrong product with it"
     ]
-    assert w.device == "cpu"  # and it stays there
+    assert w.device == "cpu"  # later products of the weight run there too
     np.testing.assert_array_equal(npurt.matmul(x, w), wanted)
     np.testing.assert_array_equal(npurt.matmul(x, w, device="fake"), wanted)
 
@@ -118,7 +118,7 @@ def test_a_warning_names_that_line_for_every_form_of_a_product(use, product):
 
 
 def test_the_cpu_is_verified_too(use):
-    """Its fast kernels have plain ones to answer for them.  A bit of its memory flips."""
+    """A flipped bit in a weight of the CPU is found; scalar kernels then compute the product."""
     device = use(CpuDevice(1))
     x, w = numbers(0, 3, K), npurt.pack(numbers(1, K, N), "q4_0")
     wanted = npurt.matmul(x, w)
@@ -134,7 +134,7 @@ def test_the_cpu_is_verified_too(use):
 
 
 def test_the_first_products_of_each_weight_are_checked_then_some(use):
-    """One row and several apart; the next weight of the same shape as well."""
+    """One row and several rows are checked separately, and each weight of the same shape too."""
     use(FakeDevice())
     weights = [npurt.pack(numbers(seed, K, N), "q8_0") for seed in (1, 2)]
     x = numbers(0, 3, K)
@@ -187,7 +187,7 @@ def test_the_environment_says_how_much_unless_the_call_does(use, monkeypatch):
 
 
 def test_the_first_product_that_may_be_checked_is(use):
-    """One that was not to be verified does not count."""
+    """A product with verify="off" does not count as the first product."""
     use(FakeDevice())
     x, w = numbers(0, 3, K), npurt.pack(numbers(1, K, N), "q8_0")
     npurt.matmul(x, w, verify="off")
@@ -240,7 +240,7 @@ def test_a_wrong_int8_product_is_computed_again(use):
 
 
 def test_every_wrong_element_of_an_int8_product_is_found(use):
-    """By one in the last bit, the highest and the sign; sums at both ends are right."""
+    """A flip of the lowest bit, a middle bit or the sign is found; the extreme sums pass."""
     device = use(FakeDevice())
     extreme = np.full((2, 500), -128, np.int8)
     for a, b in ((integers(0, 7, K), integers(1, K, N)), (extreme, extreme.T[:, :1])):
@@ -282,7 +282,7 @@ def test_threads_that_share_a_weight_get_right_products(use):
 
 @pytest.fixture
 def unused(monkeypatch):
-    """Open devices afresh, as in a process that has multiplied nothing."""
+    """Open new devices, as in a process that has not multiplied yet."""
     opened = {}
     with contextlib.ExitStack() as stack:
 
@@ -303,7 +303,9 @@ def test_a_report_has_the_products_of_every_device_under_whatever_name():
     x, b = numbers(0, 3, K), numbers(1, K, N)
     for name in ("auto", "cpu", "rknpu:sim"):
         npurt.matmul(x, npurt.pack(b, "q8_0", device=name))
-        npurt.matmul(x, b) if name == "auto" else None  # numpy's own product, which has no row
+        npurt.matmul(
+            x, b
+        ) if name == "auto" else None  # numpy computes this product, which has no row
 
     assert counts_of(npurt.report()) == {"cpu": 2, "rknpu:sim": 1}
     assert "cpu: " in npurt.report().line()
@@ -334,7 +336,7 @@ def counts_of(report):
 
 @pytest.mark.parametrize("device", ["cpu", "hexagon:sim", "rknpu:sim", "rknpu:sim-vendor"])
 def test_every_device_is_verified(device):
-    """Rows from the smallest number to the largest: what a device says it multiplied is right."""
+    """Verification passes on every device, for rows from the smallest numbers to the largest."""
     x, w = numbers(0, 8, 256), npurt.pack(numbers(1, 256, 33), "q8_0", device=device)
     x *= 2.0 ** np.linspace(-140, 118, 8, dtype=np.float32)[:, None]
     before = sum(row.verified for row in npurt.report(device).rows)

@@ -1,4 +1,4 @@
-"""What `npurt.matmul` takes as an operand, and what it refuses."""
+"""Tests of the operands that `npurt.matmul` accepts, and of those that it refuses."""
 
 import ctypes
 
@@ -25,7 +25,7 @@ from tests.runtime.products import (
 
 
 class Arraylike:
-    """Anything with numpy's or DLPack's protocol."""
+    """An object with numpy's array protocol."""
 
     def __init__(self, values=None, error=None):
         self.values, self.error = values, error
@@ -48,7 +48,7 @@ class OnlyDlpack:
 
 
 class ManagedTensor(ctypes.Structure):
-    """A DLManagedTensor, with the DLTensor that it begins with."""
+    """A DLManagedTensor, which begins with a DLTensor."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -66,7 +66,7 @@ class ManagedTensor(ctypes.Structure):
 
 
 class Bfloat16:
-    """A bfloat16 tensor as torch exports it: by DLPack, which numpy does not read."""
+    """A bfloat16 tensor as torch exports it: by DLPack, in a type that numpy does not read."""
 
     def __init__(self, codes, *, c_order=False, device=(1, 0)):
         self.codes, self.at = codes, device
@@ -78,7 +78,7 @@ class Bfloat16:
         )
 
     def __array__(self, dtype=None, copy=None):
-        raise TypeError("Got unsupported ScalarType BFloat16")  # what torch says
+        raise TypeError("Got unsupported ScalarType BFloat16")  # the message of torch
 
     def __dlpack__(self, **options):
         new = ctypes.pythonapi.PyCapsule_New
@@ -91,7 +91,7 @@ class Bfloat16:
 
 
 def codes_of(values):
-    """Return bfloat16 codes of *values*, cut off."""
+    """Return the bfloat16 codes of *values*, truncated."""
     return (values.view(np.uint32) >> 16).astype(np.uint16)
 
 

@@ -1,4 +1,4 @@
-"""`pack` does what it was told; what it packed stays where it is; what does not fit is named."""
+"""Tests of `pack`: its format and device, and its errors, which name the wrong operand."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Experts and delta nets on another device, which is the CPU in disguise."""
+"""Tests of experts and delta nets on another device: a fake one that computes on the CPU."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from tests.runtime.fake import FakeDevice
 
 
 class DeltaDevice(FakeDevice, DeltaNets):
-    """Runs delta nets too, and counts them."""
+    """A fake device that also runs delta nets, and counts them."""
 
     nets = 0
 
@@ -28,7 +28,7 @@ class DeltaDevice(FakeDevice, DeltaNets):
 
 
 def nothing_but(*sizes):
-    """Refuse products but those with one of these N."""
+    """Return a function that refuses every product whose N is not one of *sizes*."""
     return lambda op: None if op.n in sizes else "not one of ours"
 
 
@@ -52,7 +52,7 @@ def test_a_delta_net_on_another_device_gives_what_it_gives_here():
     y, report = logits("qwen35", device)
 
     np.testing.assert_array_equal(y, plain)
-    assert device.nets >= 3 * 11  # layers, runs; more where the state is copied on the way
+    assert device.nets >= 3 * 11  # layers times runs; more when the state is copied within a run
     rows = [row for row in report.rows if row.op == "delta net" and row.calls]
     assert {(row.planned, row.actual) for row in rows} == {("fake", "fake")}
 
@@ -94,7 +94,7 @@ def test_what_a_device_can_do_beside_products_is_asked_of_its_class():
 
 
 def test_experts_on_another_device_give_what_they_give_here():
-    """The stacks' matrices have 96 and 128 rows, and so has nothing else but attention."""
+    """Products with N = 96 and 128, those of experts and attention, run on the other device."""
     device = FakeDevice(refuses=nothing_but(96, 128))
     plain, _ = logits("qwen3moe")
 
@@ -103,7 +103,7 @@ def test_experts_on_another_device_give_what_they_give_here():
     np.testing.assert_array_equal(y, plain)
     rows = [row for row in report.rows if "_exps" in row.tensor and row.calls]
     assert {row.actual for row in rows} == {"fake"}
-    assert len(rows) == 2 * 3  # layers, stacks: one row for all matrices of one
+    assert len(rows) == 2 * 3  # layers times stacks: one row for all matrices of a stack
     assert all(row.verified == row.calls for row in rows)
 
 
@@ -111,12 +111,12 @@ def test_only_the_matrices_of_chosen_experts_are_multiplied():
     device = FakeDevice(refuses=nothing_but(96))
     with npurt.Llama(tiny.path("qwen3moe", "f32"), device, n_ctx=20, verify="off") as llm:
         llm.eval([5])
-    assert device.products == 2 * 2 * 3  # layers, gate and up, experts of a token
+    assert device.products == 2 * 2 * 3  # layers, times gate and up, times experts of a token
 
 
 @pytest.mark.parametrize(("here", "there"), [("up", "gate"), ("gate", "up")])
 def test_stacks_may_lie_on_two_devices(tmp_path, here, there):
-    """One there and one, in another format, here: side by side all the same."""
+    """Stacks of two formats on two devices still write adjacent columns of one result."""
     file = tiny.read(tiny.path("qwen3moe", "f32"))
     half = [i for i, tensor in enumerate(file.tensors) if f"{here}_exps" in tensor.name]
     tensors, contents = list(file.tensors), tiny.contents(file)
@@ -165,7 +165,7 @@ def test_a_stack_is_packed_matrix_by_matrix():
 
 
 def test_a_wrong_kernel_is_quarantined_for_experts_too():
-    """Freivalds' probes of a stack: one for each matrix."""
+    """Freivalds' check has one probe for each matrix of a stack."""
     path = tiny.path("qwen3moe", "q8_0")
     with npurt.Llama(path, n_ctx=20, verify="always") as llm:
         wanted = llm.eval([1, 2, 3]).copy()
@@ -174,7 +174,7 @@ def test_a_wrong_kernel_is_quarantined_for_experts_too():
         matmul = step.program.ops[product.op].u.matmul
         probe = product.probes[0]
         assert probe.s.size == 8 * 96
-        probe.s[:] += 1  # every matrix seems wrong now: the oracle's kernels too
+        probe.s[:] += 1  # every matrix now fails, with the scalar kernels too
         llm.reset()
         with pytest.raises(npurt.VerificationFailed, match="down_exps"):
             llm.eval([1, 2, 3])

@@ -1,4 +1,4 @@
-"""Weights go where they were asked to go, or to the CPU with a reason; the results do not care."""
+"""Tests of placement: weights on the requested device, or on the CPU with a reason."""
 
 import numpy as np
 import pytest
@@ -95,7 +95,7 @@ def on_fake(monkeypatch, device, kind="q4_k_m", **options):
 
 @pytest.fixture(scope="module")
 def plain():
-    """The logits of the CPU alone: 100 ids at once, 20 one by one."""
+    """Return the logits of the CPU alone, for 100 tokens at once and 20 one by one."""
     with npurt.Llama(tiny.path("llama3-256", "q4_k_m"), "cpu", n_ctx=160) as llm:
         return evaluate(llm)
 
@@ -106,7 +106,7 @@ def evaluate(llm):
 
 
 def test_a_model_split_between_two_devices_gives_the_same_logits(monkeypatch, plain):
-    """The feed-forward network multiplies int8 activations wherever it runs."""
+    """The logits are equal because the feed-forward network has int8 activations on any device."""
     device = FakeDevice(
         refuses=lambda op: None if FEED_FORWARD in (op.n, op.k) else "only feed-forward"
     )
@@ -141,7 +141,7 @@ def test_a_model_split_between_two_devices_gives_the_same_logits(monkeypatch, pl
     ids=["nothing", "everything", "k and v"],
 )
 def test_any_part_of_a_model_may_be_refused(monkeypatch, refuses, homes):
-    """A device gets activations as they are; this one rounds them to int8 for every product."""
+    """A device gets float activations; the fake device rounds them to int8 for every product."""
     ids = tiny.ids("llama3-256", 120)
     path = tiny.path("llama3-256", "q4_k_m")
     exact = reference.logits(path, ids)

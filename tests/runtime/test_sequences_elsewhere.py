@@ -1,4 +1,4 @@
-"""Several sequences in one run on an NPU's host: an NPU sees rows, and each gets its own bits."""
+"""Tests of several sequences in one run with an NPU: each row has the bits of a run alone."""
 
 import contextlib
 
@@ -53,7 +53,7 @@ def test_any_schedule_gives_the_bits_of_each_sequence_alone(device, name, data):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_products_of_several_sequences_are_one_call_of_the_device(device, name):
-    """It has as many rows as the run, in each product of a layer."""
+    """Each product of a layer is one call with all rows of the run."""
     with segment_of(device, name, 3) as (segment, ledger):
         sequences, positions = np.repeat([0, 1, 2], [5, 1, 4]), np.r_[0:5, 0:1, 0:4]
         rows = Rows(sequences, positions, np.ones(10, bool))
@@ -65,7 +65,7 @@ def test_products_of_several_sequences_are_one_call_of_the_device(device, name):
 
 
 def test_a_delta_net_has_a_state_for_each_sequence(device):
-    """Forks copy them exactly; the one that goes on leaves the other as it is."""
+    """A fork copies the state exactly; a run of one sequence leaves the other's state unchanged."""
     with segment_of(device, "qwen35", 3) as (segment, ledger):
 
         def run(start, end, sequence, tokens=TOKENS):

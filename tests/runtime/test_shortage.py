@@ -1,4 +1,4 @@
-"""A device without room for all has what is worth most; memory that runs out costs the least."""
+"""Tests of a device with too little memory: it has the weights that save the most time."""
 
 import numpy as np
 import pytest
@@ -28,11 +28,11 @@ def cpu():
 
 
 class SmallDevice(FakeDevice):
-    """Has room for so many bytes of weights.
+    """A device with limited memory for weights.
 
     Args:
-        room: Bytes; when there are fewer than it holds, products fail.
-        saves: Seconds that a product saves, by its rows, N and K.
+        room: Bytes of memory; when the weights need more, products fail.
+        saves: Returns the seconds that a product saves, given its rows, N and K.
     """
 
     def __init__(self, cpu, room, saves=lambda rows, n, k: 1.0):
@@ -62,7 +62,7 @@ class SmallDevice(FakeDevice):
 
 
 class Held(FakePacked):
-    """A weight whose memory is free when nobody has it any more."""
+    """A weight that releases its memory when no reference to the weight remains."""
 
     def __init__(self, device, inner):
         super().__init__(device, inner)
@@ -89,7 +89,7 @@ HERE, THERE = ("cpu", "cpu"), ("fake", "fake")
 
 
 def test_units_that_save_most_for_each_byte_come_first_and_come_whole(cpu):
-    """There is room for four weights: a has two, c three that save more, b one."""
+    """With memory for four weights, c comes first: its three weights save the most time."""
     worth = {8: 1.0, 9: 5.0, 10: 2.0}  # by N
     device = SmallDevice(cpu, 4 * 34 * 9, lambda rows, n, k: worth[n])
     wanted = [
@@ -133,7 +133,7 @@ def test_half_a_unit_is_taken_back(cpu):
 
 
 def test_a_prompt_and_an_answer_say_what_a_weight_is_worth(cpu):
-    """What all tokens use, what only the last of a prompt uses, and what few tokens use."""
+    """A weight is worth more if more tokens of a prompt and of a reply use it."""
     device = SmallDevice(cpu, 1 << 30, lambda rows, n, k: float(rows))
 
     def worth(**fields):
@@ -198,11 +198,11 @@ def test_a_model_counts_what_had_no_room_as_planned_and_says_it_once(monkeypatch
     assert str(report).count("use less") == 1
 
 
-# --- While it works -------------------------------------------------------------------------------
+# --- During runs ----------------------------------------------------------------------------------
 
 
 class Work:
-    """Four weights of one input, in the order of their worth, and what their products are."""
+    """A plan of four products of one input; the weights are in descending order of their worth."""
 
     def __init__(self, cpu, room=1 << 30, strict=False):
         self.device = SmallDevice(cpu, room, lambda rows, n, k: -float(n))

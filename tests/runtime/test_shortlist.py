@@ -1,4 +1,4 @@
-"""The best logits of an approximate product, computed again."""
+"""Tests of the shortlist: the best logits of an approximate product are computed again."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def test_candidates_are_exact_and_the_others_untouched(seed, rows, n):
     for row in range(rows):
         best = np.argsort(approximate[row])[-SIZE:]
         others = np.setdiff1d(np.arange(n), best)
-        # K + 1 roundings of float32, by the norms of the operands
+        # K + 1 roundings of float32, times the norms of the operands
         bound = 65 * 2.0**-24 * (np.linalg.norm(x[row]) * 40 + 10)
         assert abs(logits[row, best] - exact[row, best]).max() <= bound
         np.testing.assert_array_equal(logits[row, others], approximate[row, others])
@@ -39,7 +39,7 @@ def test_candidates_are_exact_and_the_others_untouched(seed, rows, n):
 
 def test_the_probability_outside_is_counted():
     tensor = matrix()
-    x = np.zeros((2, 64), np.float32)  # exact logits are 0: so are the candidates'
+    x = np.zeros((2, 64), np.float32)  # the exact logits, and so those of the candidates, are 0
     logits = np.zeros((2, 300), np.float32)
     logits[1] = -np.inf
     logits[1, 0] = 1

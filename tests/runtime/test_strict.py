@@ -1,4 +1,4 @@
-"""Strict mode: what leaves the device that was asked for is an error, whenever it does."""
+"""Tests of strict mode: an op that does not run on the requested device is an error."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def evaluate(llm):
 
 
 def assert_refused(llm, match):
-    """Each try fails alike, nothing is half appended, and nothing ran on the CPU."""
+    """Check that each try raises NotOffloaded, appends no token, and runs nothing on the CPU."""
     for _ in range(2):
         with pytest.raises(NotOffloaded, match=match) as caught:
             evaluate(llm)
@@ -64,14 +64,14 @@ def test_delta_nets_that_a_device_has_no_kernel_for_are_an_error_while_loading(m
     with pytest.raises(NotOffloaded, match="fake cannot run delta nets: fake has no kernel"):
         open_strict(device, "qwen35")
 
-    assert closed == []  # it was given, and stays its giver's
+    assert closed == []  # the caller opened the device, and closes it
 
 
 @pytest.mark.parametrize(
     ("device", "model"), [(DeltaDevice, "qwen35"), (FakeDevice, "qwen3moe"), (None, "qwen35")]
 )
 def test_what_stays_where_it_was_planned_is_none(device, model):
-    """The router and the gates of delta nets are planned for the CPU."""
+    """The router and the gates of delta nets are planned for the CPU: they are no fallbacks."""
     with open_strict(device() if device else "cpu", model, "f32") as llm:
         assert np.isfinite(llm.eval([1, 2, 3])).all()
         assert "; 0 fallbacks" in llm.report().line()

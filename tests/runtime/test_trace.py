@@ -1,4 +1,4 @@
-"""What ran when: events lie in each other, add up, and are written whole, whatever happens."""
+"""Tests of traces: events are nested, their times add up, and the file is always complete."""
 
 import json
 import time
@@ -19,7 +19,7 @@ OPTIONS = {"n_ctx": 64, "n_threads": 2, "progress": False, "verify": "off"}
 
 
 def stop_at(product):
-    """Return a `meddle` that is a Ctrl-C in the middle of that product."""
+    """Return a `meddle` that raises KeyboardInterrupt in that product."""
 
     def meddle(index, y):
         if index == product:
@@ -33,7 +33,7 @@ def open_model(device="cpu", **options):
 
 
 def inside(events):
-    """Return each event with the one it lies in, or None; fail where two overlap."""
+    """Return each event with the event that contains it, or None; fail if two overlap."""
     held, found = [], []
     for event in events:
         while held and held[-1]["ts"] + held[-1]["dur"] <= event["ts"]:
@@ -98,7 +98,7 @@ def test_a_trace_that_is_interrupted_holds_what_ran(tmp_path):
             llm.trace(path),
         ):
             llm.eval(IDS)
-        assert before.read() == "what was there"  # who reads it never reads half of each
+        assert before.read() == "what was there"  # a reader never sees a mixture of two files
 
     (run, *steps) = inside(json.loads(path.read_text()))
     assert run[0]["name"] == "run"
@@ -118,7 +118,7 @@ def test_a_draft_is_in_the_trace_of_its_target(tmp_path):
 
 @pytest.mark.parametrize("failing", [(), (2,)], ids=["works", "fails"])
 def test_segments_of_devices_that_run_graphs_are_in_the_trace(tmp_path, failing):
-    """Those of the other device too, and a run that failed beside the one that replaced it."""
+    """The trace has the segments of both devices, and a failed run before its replacement."""
     path = tmp_path / "trace.json"
     with open_model(Partial((ops.Attention,), failing=failing)) as llm:
         wanted = [(part.graph.name, part.actual) for part in llm.model.executor.parts]

@@ -1,4 +1,4 @@
-"""A wrong product is found, replaced and reported; a right one is never called wrong."""
+"""Tests of verification: a wrong product is replaced and reported, a right one passes."""
 
 import itertools
 import math
@@ -50,10 +50,11 @@ def activations(rng, m, k, kind="plain"):
 
 
 def largest_hidden_error(tensor, x):
-    """Return what an error in row m must exceed to be found for certain, ``[M]``.
+    """Return ``[M]`` the error in row m above which the check finds every error.
 
-    In the words of verify.py: twice the bound over |r_n| >= 1, where the bound is 8 standard
-    deviations of so many roundings of u = 2^-24, and |r_n| < 2; 0.1 % pays for int8 rounding x.
+    By verify.py, this is twice the bound over |r_n|, where |r_n| is from 1 to 2, and the bound is 8
+    standard deviations of *roundings* roundings of u = 2^-24.  A margin covers the rounding of x to
+    int8.
     """
     canonical = tensor.canonical()
     values = tensor.dequantize().astype(np.float64)
@@ -68,7 +69,7 @@ def largest_hidden_error(tensor, x):
     return 1.02 * 2 * bound * np.sqrt((x.astype(np.float64) ** 2).sum(axis=1))
 
 
-# --- A device that lies ---------------------------------------------------------------------------
+# --- A device with wrong results ------------------------------------------------------------------
 
 
 def flip(y, at, bit):
@@ -97,7 +98,7 @@ def test_every_flipped_bit_that_matters_is_caught_and_mended(
     flip(wrong, at, bit)
     with np.errstate(all="ignore"):
         error = abs(wrong.astype(np.float64) - clean).reshape(-1)[at]
-    assume(not error <= largest_hidden_error(tensor, x)[at // n])  # NaN is no small error
+    assume(not error <= largest_hidden_error(tensor, x)[at // n])  # NaN is not a small error
 
     device = FakeDevice(cpu, meddle=lambda index, y: index == 0 and flip(y, at, bit))
     products = Products(cpu, tensor, x, device=device)
@@ -121,7 +122,7 @@ GARBAGE = {  # every float32 of a result has these bits
 @pytest.mark.parametrize("bits", GARBAGE.values(), ids=GARBAGE)
 @pytest.mark.parametrize("biased", [False, True])
 def test_a_result_that_is_garbage_is_mended_without_a_warning(cpu, bits, biased):
-    """Warnings are errors here."""
+    """A check of garbage raises no warning; in tests, a warning is an error."""
     rng = np.random.default_rng(0)
     tensor, x = weight(rng, "q8_0", 40, 64), activations(rng, 3, 64)
     bias = np.arange(40, dtype=np.float32) if biased else None
@@ -195,7 +196,7 @@ def test_a_lie_that_the_cpu_repeats_is_an_error(cpu, monkeypatch):
 
 
 def test_without_verification_a_lie_goes_through(cpu):
-    """So the tests above can fail: it is the check that mends, and nothing else."""
+    """Without the check a wrong product passes, which shows that the tests above can fail."""
     rng = np.random.default_rng(0)
     tensor, x = weight(rng, "q8_0", 8, 64), activations(rng, 1, 64)
     device = FakeDevice(cpu, meddle=lambda index, y: flip(y, 3, 30))
@@ -210,10 +211,10 @@ def test_without_verification_a_lie_goes_through(cpu):
 
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_no_right_product_is_ever_called_wrong(cpu, fmt):
-    """In 20,480 rows, each of which may be called wrong with a probability of 3e-14.
+    """All of 20,480 rows pass; the probability of a false alarm is 3e-14 for each.
 
-    They are 20 rows, 16 formats, 2 sizes of weights, 4 kinds of activations, 2 precisions, both
-    implementations of the check, and all of that twice.
+    They are 20 rows, times 16 formats, 2 sizes of weights, 4 kinds of activations, 2 precisions, 2
+    implementations of the check, and 2 runs.
     """
     rng = np.random.default_rng(FORMATS.index(fmt))
     k = 2 * max(BY_NAME[fmt].block, 32)
@@ -247,11 +248,11 @@ def test_a_row_of_zeros_is_right(cpu):
         assert products.counts() == (1, 1, 0)
 
 
-# --- The host itself ------------------------------------------------------------------------------
+# --- The host -------------------------------------------------------------------------------------
 
 
 class Meddler:
-    """An engine whose memory fails during the runs whose numbers are in *when*."""
+    """An engine whose weight memory is damaged during the runs with numbers in *when*."""
 
     def __init__(self, engine, image, when):
         self._engine, self._image, self._when = engine, image, when
@@ -272,7 +273,7 @@ class Meddler:
 
 
 def failing_host(cpu, when, fmt="q6_k", sampler=None):
-    """Return a step of the host whose weight is damaged in some runs, its ledger, and a run."""
+    """Return a host step, its ledger, and a function to run it; *when* lists runs with damage."""
     rng = np.random.default_rng(0)
     tensor, x = weight(rng, fmt, 40, 256), activations(rng, 3, 256)
     good = Products(cpu, tensor, x)
@@ -333,7 +334,7 @@ def test_without_verification_damaged_weights_go_unseen(cpu):
 
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_every_byte_of_an_image_is_watched(cpu, fmt):
-    """A damaged byte lies in one row of the weight: it makes one element of a result wrong."""
+    """A damaged byte affects one row of the weight, and is found if its error is large enough."""
     rng = np.random.default_rng(0)
     tensor, x = weight(rng, fmt, 32, 256), activations(rng, 2, 256)
     products = Products(cpu, tensor, x)
@@ -375,7 +376,7 @@ def test_a_weight_that_holds_no_number_is_refused_by_name(cpu, fmt, bad):
 @pytest.mark.parametrize("name", ["always", "sample", "off"])
 @pytest.mark.parametrize("remote", [False, True])
 def test_each_mode_verifies_what_it_says(cpu, name, remote):
-    """`sample` takes the first product of one row and the first of several, then 1 %."""
+    """`sample` verifies the first product of one row, the first of several rows, and then 1 %."""
     rng = np.random.default_rng(0)
     tensor, x = weight(rng, "q8_0", 8, 32), activations(rng, 2, 32)
     device = FakeDevice(cpu) if remote else None
@@ -426,7 +427,7 @@ def test_a_kind_is_first_once():
 
 def test_a_check_is_due_first_of_each_shape_and_finds_what_is_wrong(cpu):
     rng = np.random.default_rng(0)
-    sampler = Sampler(Mode.SAMPLE, random.Random(1))  # passes over the next 14
+    sampler = Sampler(Mode.SAMPLE, random.Random(1))  # does not choose the next 14
     packed = [cpu.pack(weight(rng, "q8_0", n, 32)) for n in (8, 8, 16)]
     checks = [Check(f"w{i}", w) for i, w in enumerate(packed)]
 

@@ -1,6 +1,6 @@
-"""Verification holds over the whole range of float32: what underflows, what overflows, and biases.
+"""Tests of verification over the whole range of float32: underflow, overflow and biases.
 
-The short form of bench/soak_verification.py, and known values.
+They are a short form of bench/soak_verification.py, and known values.
 """
 
 import itertools
@@ -55,7 +55,7 @@ def test_what_is_right_passes_and_what_is_off_does_not(kind, checks):
 
 
 def test_no_alarm_where_subnormal_numbers_count_as_zero():
-    """In a process of its own: the setting is one of threads."""
+    """No check raises an alarm; they run in a separate process, as the setting is per thread."""
     script = PROJECT / "bench/soak_verification.py"
     kinds = ["cpu", "hexagon", "delta_cpu"]
     command = [sys.executable, script, "--flush", "--checks", "1000", "--kinds", *kinds]
@@ -110,7 +110,7 @@ def put(value, at):
 @pytest.mark.parametrize("remote", [False, True])
 @pytest.mark.parametrize("biased", [False, True])
 def test_a_result_beyond_float32_is_infinite_and_right(cpu, fmt, remote, biased):
-    """A row of W whose product with x is about 1e42, among rows of 1e4, one of 0."""
+    """A product with one result beyond float32 among finite ones is verified as right."""
     w = np.ones((20, 64), np.float32)
     w[7] = 1000
     w[9] = 0
@@ -140,7 +140,7 @@ def test_beside_a_result_that_overflowed_each_element_is_compared(cpu, wrong):
 
 
 def test_sums_that_overflow_on_the_way_are_right(cpu):
-    """2e38 + 2e38 - 2e38 - 2e38: infinity in float32, whichever way it is said."""
+    """2e38 + 2e38 - 2e38 - 2e38 is not finite in float32, and such a result passes."""
     x = np.array([[1, 1, -1, -1]], np.float32)
     products = products_of(cpu, np.full((16, 4), 2e38, np.float32), x)
 
@@ -149,7 +149,7 @@ def test_sums_that_overflow_on_the_way_are_right(cpu):
 
 
 def test_scales_whose_product_overflows_where_codes_are_zero_are_right(cpu):
-    """0 times infinity is NaN, though 0 is meant: MXFP4 scales reach 2^127."""
+    """MXFP4 scales reach 2^127: 0 times infinity gives NaN instead of 0, and the result passes."""
     tensor = weight(np.random.default_rng(0), "mxfp4", 16, 32)
     tensor.blocks["e"][:], tensor.blocks["qs"][:] = 254, 0
     products = products_of(cpu, tensor, np.full((1, 32), 1e30))
@@ -178,7 +178,7 @@ def test_of_rows_of_x_that_are_not_finite_nothing_is_said(cpu, value):
 
 @pytest.mark.parametrize("fmt", ["f32", "q8_0", "q4_k"])
 def test_a_bias_that_is_far_larger_than_the_product_is_right(cpu, fmt):
-    """Adding it rounds by 2^-24 of it."""
+    """The check allows for the rounding of the sum, which is 2^-24 of the bias."""
     rng = np.random.default_rng(0)
     tensor = QTensor.quantize(rng.standard_normal((40, 256)), fmt)
     for size in (1e3, 1e10, 1e30):
@@ -192,7 +192,7 @@ def test_a_bias_that_is_far_larger_than_the_product_is_right(cpu, fmt):
 
 
 def scaled(model, folder, factors):
-    """Return a tiny model's path whose tensors are multiplied by *factors*, by part of name."""
+    """Return the path of a tiny model with tensors scaled by *factors* (part of name -> factor)."""
     file = tiny.read(tiny.path(model, "f32"))
     arrays = variants.values(file)
     for name, factor in itertools.product(list(arrays), factors):
@@ -217,7 +217,7 @@ def assert_no_alarm(report):
 
 
 def test_experts_that_overflow_are_right(tmp_path):
-    """Groups of rows, each with a matrix of its own."""
+    """Products of experts, with one matrix for each group of rows, may overflow and still pass."""
     path = scaled("qwen3moe", tmp_path, {"ffn_down_exps": 1e38})
 
     with np.errstate(all="ignore"):
@@ -229,7 +229,7 @@ def test_experts_that_overflow_are_right(tmp_path):
 
 @pytest.mark.parametrize("device", ["hexagon:sim", DeltaDevice])
 def test_delta_nets_whose_numbers_underflow_are_right(tmp_path, device):
-    """Gates that are nearly shut: v of 1e-30, beta of 1e-18, and their product."""
+    """Gates near zero, with v of 1e-30 and beta of 1e-18, raise no alarm."""
     names = ("ssm_beta", "ssm_alpha", "ssm_conv1d", "ssm_out", "attn_qkv")
     path = scaled("qwen35", tmp_path, dict.fromkeys(names, 10))
     device = device if isinstance(device, str) else device(refuses=nothing_but())
