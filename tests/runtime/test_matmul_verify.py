@@ -303,9 +303,7 @@ def test_a_report_has_the_products_of_every_device_under_whatever_name():
     x, b = numbers(0, 3, K), numbers(1, K, N)
     for name in ("auto", "cpu", "rknpu:sim"):
         npurt.matmul(x, npurt.pack(b, "q8_0", device=name))
-        npurt.matmul(
-            x, b
-        ) if name == "auto" else None  # numpy computes this product, which has no row
+        npurt.matmul(x, b) if name == "auto" else None  # computed by numpy: it has no row
 
     assert counts_of(npurt.report()) == {"cpu": 2, "rknpu:sim": 1}
     assert "cpu: " in npurt.report().line()
