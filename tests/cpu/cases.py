@@ -98,7 +98,7 @@ def arrays(source):
 
 
 def matmul(program, tensor, x, *, int16=False):
-    """Pack, quantise, multiply: return the image, the quantised input, and the product."""
+    """Add ops that pack, quantise and multiply; return the image, the input and the product."""
     m, k = x.shape
     program.rows = m
     image = packed(program, tensor)
@@ -188,7 +188,7 @@ def shortconv(program, x, weight, kept, position=0):
 
 def heads(rng, rows, position, *, n_heads, kv_heads, width, rotated, halves, dtype, gated=False,
           normed=False, whole=False, sinks=False, temperature=False, **options):  # fmt: skip
-    """Return the attention of one layer, its cache filled up to *position* + *rows*."""
+    """Return the attention of one layer with a cache that is filled up to *position* + *rows*."""
     capacity = -(-(position + rows) // PAGE) * PAGE + PAGE
     angles = rng.uniform(-np.pi, np.pi, (capacity, rotated // 2))
     keys = np.zeros((kv_heads, capacity, width), dtype)
@@ -256,7 +256,7 @@ def of_layer(program, layer, position):
 
 
 def rope(program, layer, position):
-    """Rotate q and k, append to the cache: return the buffer and both caches."""
+    """Rotate q and k, and append k and v to the cache; return the buffer and both caches."""
     of_layer(program, layer, position)
     program.rope(layer)
     return [layer.qkv, layer.k_cache, layer.v_cache]

@@ -1,4 +1,4 @@
-"""Run every kernel set of this machine on one thread, so that tests do not depend on the pool."""
+"""Fixtures that run every kernel set on one thread, so that tests do not depend on the pool."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.cpu.foreign import Recorded
 
 
 class Runner:
-    """Runs cases with one kernel set of this process."""
+    """A runner of cases with one kernel set of this process."""
 
     def __init__(self, isa):
         self.isa = isa

@@ -17,8 +17,9 @@ def sigmoid(x):
 def softplus(x):
     """Return ln(1 + e^x) and its bound.
 
-    With t = e^-|x| the result is max(x, 0) + ln(1 + t), and ln(1 + t) is twice the artanh of t / (2
-    + t).  The bound of ln(1 + t) adds the error of the exponential and these roundings: two of the
+    With t = e^-|x| the result is max(x, 0) + ln(1 + t), and ln(1 + t) is twice the artanh of
+    t / (2 + t).  The bound of ln(1 + t) adds the error of the exponential and these roundings: two
+    of the
     quotient, those of the square, those of eight steps of a series whose terms shrink ninefold
     (less than 2 in all), and that of the product.  The final sum adds one rounding.  The omitted
     terms of the series are 2e-9 of ln(1 + t), which is less than U.

@@ -1,6 +1,6 @@
 """Programs for other machines: driver.c runs them, under an emulator or natively.
 
-A `Recorded` program remembers the arrays its ops point to.  `run_all` writes many of them to a file
+A `Recorded` program lists the arrays its ops point to.  `run_all` writes many of them to a file
 (the format is driver.c's), runs the driver once, and copies the resulting memory back into the
 arrays.
 """
@@ -27,7 +27,7 @@ DRIVER = HERE / "driver.c"
 
 @dataclass(frozen=True)
 class Foreign:
-    """Replaces an engine while a program is built: a program reads only its kernel set."""
+    """A substitute for an engine while a program is built, which reads only the kernel set."""
 
     isa: int
 
@@ -161,7 +161,7 @@ def compiled(target, folder, *sources):
 
 
 def with_pool(source, *, late=False):
-    """Return *source* and the kernels' sources; with *late*, threads sleep at random."""
+    """Return *source* and the kernels' sources; if *late*, threads sleep at random."""
     sources = [s for s in build.library_sources() if not late or s.name != "pool.c"]
     return [*sources, source, *([HERE / "late_pool.c"] if late else [])]
 

@@ -1,5 +1,5 @@
 /*
- * Prints the order in which threads take the chunks of an op, one line for each way that is tried.
+ * Prints the order in which threads take the chunks of an op, one line for each order of calls.
  *
  *   lanes THREADS CHUNKS
  *

@@ -1,6 +1,6 @@
 """An exhaustive search of the executions of threads that share memory, for small protocols.
 
-A thread is a generator that yields operations and is sent their results.  `explore` tries every
+A thread is a generator that yields operations and is sent their results.  `Explorer` tries every
 order of the atomic operations of all threads, and every value that a load may return.
 
 The memory model is C11's, without fences and with these bounds.  A load returns any value of its
@@ -79,7 +79,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Choose:
-    """Something that may or may not happen: the result is False or True."""
+    """A free choice: the result is False or True."""
 
 
 Thread = Generator[Any, Any, Any]
@@ -91,7 +91,7 @@ View = int
 
 
 class Wrong(Exception):
-    """The protocol is wrong; the message has the operations that led to the error."""
+    """An error of the protocol; the message has the operations that led to the error."""
 
 
 class Message(NamedTuple):
@@ -130,7 +130,7 @@ MOST = 16  # values of a place that can be seen at once
 
 
 class Explorer:
-    """The search.
+    """A search of all executions of *threads*.
 
     Args:
         threads: Functions that start the threads.
@@ -161,7 +161,7 @@ class Explorer:
         self._first_bit = len(plain) * (len(threads) + 1)  # of atomic places
 
     def run(self) -> int:
-        """Return the number of states.
+        """Search all states; return the number of states.
 
         Raises:
             Wrong: A thread raised AssertionError, or there is a data race or a deadlock.

@@ -4,7 +4,7 @@ Functions have the names of those in pool.c.  The model omits the words on which
 wait, the accounts, and the number of lanes: one lane has all chunks.  A division is one word: the
 number of its run and its chunks.  A job is two words: the number of its run and its ops.
 
-The ops are as small.  A product reads `input`, its description `op`, and `weights`, and writes a
+The ops are small, too.  A product reads `input`, its description `op`, and `weights`, and writes a
 result for each chunk; a sum adds the results to `input`.  The main thread writes `op` between runs.
 It overwrites everything but `weights` as soon as the last run has returned, as if the memory were
 freed.
@@ -140,7 +140,7 @@ class Scenario:
         yield Write("waited", repeats)
 
     def finish(self, index: int, kind: str, run: int) -> Thread:
-        """Verify, and let all threads continue."""
+        """Verify the op, and let all threads continue."""
         yield from self.await_copies()
         stops = kind == "f"
         if stops and self.broken == "early end":

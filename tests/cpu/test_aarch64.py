@@ -65,7 +65,7 @@ def test_a_case_leaves_what_the_portable_kernels_leave_here(results, scalar, nam
 
 
 def test_threads_share_the_work_of_an_emulated_cpu(program, scalar, tmp_path):
-    """Three threads give the same bits; a real CPU may order memory less strictly than this one."""
+    """Three threads give the same bits; the host may order memory more strictly than a real CPU."""
     case = CASES["matmul q4_k n70 k256 m50"]
     programs = [Recorded(Foreign(0)) for _ in range(4)]
     arrays = [case(p) for p in programs]

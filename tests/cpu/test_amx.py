@@ -82,7 +82,7 @@ def test_the_emulator_multiplies_tiles(misuse):
 
 @pytest.mark.parametrize(("number", "why"), list(enumerate(MISUSES, start=1)))
 def test_the_emulator_refuses_what_the_manual_forbids(misuse, number, why):
-    """Each misuse ends the program: without permission, every CPU raises SIGILL at a tile."""
+    """Each misuse ends the program; without permission, tiles raise SIGILL on every CPU."""
     done = subprocess.run([misuse, str(number)], text=True, capture_output=True)
 
     assert (done.returncode, done.stderr) == (70, f"amx_emulator: {why}\n")

@@ -17,7 +17,7 @@ from tests.llm import tiny
 
 @pytest.fixture
 def runs(monkeypatch):
-    """Return a list that grows by the number of ops of each run of a pool."""
+    """Return a list to which each run of a pool appends its number of ops."""
     counts, run = [], Engine.run
 
     def counted(self, ops, count, table):

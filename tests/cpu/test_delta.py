@@ -43,7 +43,7 @@ def test_upstreams_configurations_are_within_its_threshold(run, values):
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
 def test_ggmls_and_the_exact_numbers_come_out(run, path):
-    """The same inputs give ggml's and the exact results; the oracle gives the exact results too."""
+    """Results agree with recorded ggml and exact results, and the oracle with the exact ones."""
     given_ = np.load(path)
     net = recorded(given_)
     reference, last, *_ = delta_oracle.delta(net)
@@ -195,8 +195,8 @@ places = st.sampled_from([0, 1, 3, 8, 9, 40])
 def seen_by(c, position):
     """Return the input of the convolution ``[kernel_size - 1 + rows, channels]``.
 
-    Rows before position 0 are zeros, earlier rows are those of `c.kept`, and then come those of
-    *c*.
+    Rows before position 0 are zeros.  The next rows are those of `c.kept`, and the last those of
+    `c.x`.
     """
     channels, context = c.weight.shape[1], len(c.weight) - 1
     at = np.arange(position - context, position)

@@ -1,4 +1,4 @@
-"""Tests of the matmul kernels: kernel sets equal the portable one bit for bit, and the oracle."""
+"""Tests of matmul kernels: every set has the bits of the portable one, which meets the oracle."""
 
 import numpy as np
 import pytest
@@ -195,7 +195,7 @@ def test_a_value_that_is_not_finite_shows_in_its_row_alone(run):
 
 @pytest.mark.parametrize("m", [1, 6])
 def test_three_weights_with_biases_lie_side_by_side(run, m):
-    """Three weights of different formats and sizes give one result; last panels are ragged."""
+    """Three weights of different formats and sizes write adjacent columns of one result."""
     rng = cases.rng_of(m)
     k = 256
     x = cases.activations(rng, m, k)

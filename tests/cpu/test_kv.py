@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from npurt.cpu.state import kv
 
 HEADS, WIDTH, PAGE = 2, 16, 64
-SHUFFLED = np.array([3, 0, 4, 1], np.int32)  # four of five pages, in any order
+SHUFFLED = np.array([3, 0, 4, 1], np.int32)  # four of five pages, out of order
 
 
 def filled(length, dtype="f4"):
-    """Return a cache of random keys and values in *length* positions of `SHUFFLED`; and both."""
+    """Return a cache, and the random keys and values in *length* positions of `SHUFFLED`."""
     keys, values = kv.allocate(5, HEADS, WIDTH, dtype)
     rng = np.random.default_rng(length)
     given = [rng.standard_normal((HEADS, length, WIDTH)).astype(keys.dtype) for _ in "kv"]

@@ -392,7 +392,7 @@ def test_scores_that_would_overflow_an_exponential_do_not(run):
     ("fmt", "n"), [*((fmt, 37) for fmt in EVERY), ("q4_k", 1050), ("f32", 1050)]
 )
 def test_spread_is_the_transposed_product(run, fmt, n):
-    """The product is right for more panels than are added in float32, too."""
+    """The product is also right with more panels than are summed in float32."""
     k = 512
     rng = cases.rng_of(fmt)
     w = cases.weight(rng, fmt, n, k, np.array([0.01, -0.5, 1], np.float16))
@@ -409,7 +409,7 @@ def test_spread_is_the_transposed_product(run, fmt, n):
 
 
 def test_spread_of_many_rows_is_added_up_in_float64(run):
-    """2^24 + 1 is 2^24 in float32: sums in float64 lose at most 63 ones instead of all."""
+    """2^24 + 1 is 2^24 in float32: with sums in float64, at most 63 of all ones are lost."""
     n = 16 * 200
     w = cases.QTensor.quantize(np.ones((n, 256)), "f32")
     r = np.ones(n)

@@ -95,7 +95,7 @@ def test_floats_lie_sixteen_rows_side_by_side(run, fmt):
 
 @pytest.mark.parametrize("fmt", BY_NAME)
 def test_an_image_takes_what_the_layout_says(fmt):
-    """An image is at most a tenth larger than the file, except for formats of less than 4 bits."""
+    """An image is at most a tenth larger than the file, unless a format has fewer than 4 bits."""
     image, file = SIZES[fmt]
 
     assert abi.lib().npurt_image_bytes(BY_NAME[fmt].number, 16, 256) == image

@@ -158,7 +158,7 @@ def test_callers_in_many_threads_take_turns(engine, wanted):
 
 @pytest.fixture(scope="module", params=["in time", "late"])
 def program(request, tmp_path_factory):
-    """Return a compiler of programs in this folder, with normal or with delayed threads."""
+    """Return a function that compiles a program of this folder, with normal or delayed threads."""
     folder = tmp_path_factory.mktemp("c")
 
     @functools.cache
@@ -178,7 +178,7 @@ def run(*command):
 def test_memory_may_be_freed_once_a_run_has_returned_and_weights_once_it_has_settled(
     program, threads
 ):
-    """Results are right wherever threads sleep; runs.c describes status 1."""
+    """No thread reads memory after it may be freed, and results are right; see runs.c."""
     run(program("runs.c"), threads, 1000)
 
 
@@ -190,7 +190,7 @@ def test_what_comes_after_a_stopped_run_is_done_once(program, threads):
 
 @pytest.fixture(scope="module")
 def pool_program(tmp_path_factory):
-    """Return a compiler of programs that include pool.c."""
+    """Return a function that compiles a program that includes pool.c."""
     others = [s for s in build.library_sources() if s.name != "pool.c"]
     folder = tmp_path_factory.mktemp("c")
     return lambda name: build.compile_executable(
@@ -205,7 +205,7 @@ def test_numbers_of_runs_may_begin_again(pool_program, threads):
 
 @pytest.fixture(scope="module")
 def lanes(pool_program):
-    """Return a function that runs lanes.c: it returns each order as pairs (thread, chunk)."""
+    """Return a function that runs lanes.c and returns each order as pairs (thread, chunk)."""
     program = pool_program("lanes.c")
 
     def orders(threads, chunks):
@@ -222,7 +222,7 @@ def lanes(pool_program):
 @pytest.mark.parametrize("chunks", [0, 1, 2, 7, 8, 12, 255])
 @pytest.mark.parametrize("threads", [1, 2, 3, 8, 11])
 def test_a_thread_takes_neighbouring_chunks_and_then_those_of_others(lanes, threads, chunks):
-    """A thread reads weights in order; of more than eight threads, some start at one chunk."""
+    """Threads read weights in order; beyond eight threads, some start at the same chunk."""
     *alone, together = lanes(threads, chunks)
 
     count = min(threads, 8)
@@ -277,7 +277,7 @@ for i in range(300):
 
 
 def test_programs_and_weights_may_be_dropped_as_soon_as_a_run_has_returned():
-    """So may those that a device makes for one call, of which many rows need several."""
+    """Programs and weights that a device makes for one call may be dropped at once, too."""
     subprocess.run([sys.executable, "-c", DROPPED], check=True, timeout=HANG_SECONDS)
 
 
@@ -347,7 +347,7 @@ atexit.register(forbid)  # first: it is called last
 
 @pytest.fixture(scope="module")
 def slow_library(tmp_path_factory):
-    """Build the kernels with workers that delay every chunk that may be computed twice."""
+    """Return the path of a kernel library with workers that delay chunks computed twice."""
     sources = [s for s in build.library_sources() if s.name != "pool.c"] + [HERE / "slow_pool.c"]
     return build.build_library(
         build.host(), tmp_path_factory.mktemp("c") / "libnpurt_cpu.so", sources=sources
@@ -439,7 +439,7 @@ os._exit(0 if all(map(np.array_equal, run_layer(engine), wanted)) else 2)
 
 @pytest.mark.parametrize("parent", ["idle", "busy"])
 def test_a_forked_child_runs_alone_or_is_told_why_not(parent):
-    """This also holds when another thread of the parent was in the middle of a run."""
+    """A fork is safe even when another thread of the parent is in the middle of a run."""
     done = subprocess.run([sys.executable, "-c", FORKED, parent])
 
     assert done.returncode == 0

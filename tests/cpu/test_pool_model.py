@@ -170,7 +170,7 @@ def test_every_order_of_events_gives_the_results_without_a_race(scenario):
 
 @pytest.mark.parametrize("broken", BROKEN)
 def test_a_protocol_without_one_of_its_rules_is_found_wrong(broken):
-    """The search finds every error, such as an old one of pool.c: "failure is reset"."""
+    """The search finds each error; "failure is reset" was once an error of pool.c."""
     runs = {
         "early end": Scenario(("f", "p"), weak=False),
         "failure is reset": Scenario(("f+", "+"), weak=False),

@@ -305,7 +305,7 @@ def test_what_was_closed_does_not_run(small):
 @given(st.lists(st.sampled_from([0, 1, 5, -1, -2, -6]), max_size=12))
 @settings(max_examples=25, deadline=None)
 def test_counters_are_those_of_all_runs_whatever_is_forgotten(steps):
-    """A norm that numpy computes and a product count all runs, in any order with `forget`."""
+    """The counters of a numpy norm and a product include all runs, even after `forget`."""
     b, d = Builder("counted"), Dim("D", 64)
     x = b.embedding("embedding", b.tokens(), b.constant("table", Dim("V", 50), d))
     h = b.rms_norm("norm", x, b.constant("norm.weight", d), 1e-6, plus_one=True)
@@ -425,7 +425,7 @@ def test_products_are_verified_and_a_wrong_one_is_said(model):
 
 
 def test_values_of_one_name_do_not_share_a_buffer_while_they_are_needed():
-    """Buffers are named without the block number; here the values of two blocks are needed."""
+    """Values of two blocks may have one buffer name; while needed, they have separate buffers."""
     b, d = Builder("alike"), Dim("D", 64)
     x = b.embedding("embedding", b.tokens(), b.constant("table", Dim("V", 50), d))
     norms = [b.rms_norm(f"{i}.norm", x, b.constant(f"{i}.norm.weight", d), 1e-6) for i in range(3)]

@@ -1,10 +1,10 @@
 /*
- * Lets the numbers of runs wrap around: a run must not take the state of an earlier run with the
- * same number for its own state.
+ * Lets the numbers of runs wrap around: a run must not use the state of an earlier run with the
+ * same number.
  *
  *   wrap THREADS
  *
- * Status 1: a run gave a wrong result.  If a run takes a chunk for committed, no thread computes
+ * Status 1: a run gave a wrong result.  If a run treats a chunk as committed, no thread computes
  * the chunk, and this program does not end.
  */
 #include "../../npurt/cpu/pool/pool.c"

@@ -1,4 +1,4 @@
-"""Tests of the graphs of models: the interpreter gives transformers' logits for every split."""
+"""Tests of the graphs of models: for every split of tokens, the logits are those of transformers."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from tests.llm.reference import nmse
 
 MODELS = ("llama3", "qwen2", "qwen3", "qwen3moe", "qwen35")
 TRANSFORMERS = 1e-9  # NMSE of its float32: 3e-11 in the README of the oracles
-FLOAT64 = 1e-24  # two evaluations in float64 in another order
+FLOAT64 = 1e-24  # NMSE of two float64 evaluations in different orders
 FLOAT32 = 1e-9  # as TRANSFORMERS: the same number of roundings
 
 

@@ -225,7 +225,7 @@ def test_layer_norm_gives_written_values():
 
 
 def test_encoder_attention_is_attention_whose_last_row_all_rows_are():
-    """A row equals the last row of causal attention, which attends to rows in any order."""
+    """A row of encoder attention equals the last row of causal attention over the same rows."""
     q, k, v = normal(5, 12), normal(5, 6), normal(5, 6)
     rows = Rows(np.array([0, 7, 0, 7, 0]), np.array([0, 0, 1, 1, 2]), np.ones(5, bool))
 

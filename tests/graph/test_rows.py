@@ -11,7 +11,7 @@ from npurt.graph.rows import Rows
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 300), st.integers(0, 5)), min_size=1),
 )
 def test_rows_that_are_joined_are_those_of_one_table(pieces):
-    """Joined rows list their sequences without a search, with the result of the search."""
+    """`Rows.joined` gives the rows of each sequence without a search; a search gives the same."""
     sizes = [(n, count, start, min(wanted, count)) for n, (count, start, wanted)
              in enumerate(pieces)]  # fmt: skip
 

@@ -38,7 +38,7 @@ def test_codes_and_scales_follow_the_rule(x):
 
 @given(hnp.arrays(np.float32, (1, 32), elements=finite))
 def test_the_error_is_at_most_half_a_scale(x):
-    """rint() has an error of 1/2; the two quotients and the product of 2^-24 of 127 codes each.
+    """rint() has an error of 1/2; two quotients and a product each add 2^-24 of 127 codes.
 
     The scale of a tiny block is subnormal, with an error of 2^-150; a block below 3.74e-37 becomes
     zero.

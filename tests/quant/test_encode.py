@@ -27,7 +27,7 @@ UNWRITTEN = ("q2_k", "q3_k", "iq4_xs")
 F16_ULP = 2.0**-10  # largest relative increase of a float16 that is rounded up
 F16_TINY = 2.0**-24  # largest absolute increase among the subnormals
 
-half_range = st.floats(-60000, 60000, width=32)  # keeps every scale and minimum inside float16
+half_range = st.floats(-60000, 60000, width=32)  # makes every scale and minimum finite in float16
 
 
 def blocks_of_gguf_py(x, fmt):
@@ -102,7 +102,7 @@ def test_q8_0_by_hand():
 
 
 def test_mxfp4_by_hand():
-    """Ties of E2M1 (0 .5 1 1.5 2 3 4 6) go to the smaller magnitude; 6 keeps the scale at 1."""
+    """Ties of E2M1 (0 .5 1 1.5 2 3 4 6) go to the smaller magnitude; the 6 makes the scale 1."""
     x = np.zeros(32)
     x[:9] = [6, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, -5]
 

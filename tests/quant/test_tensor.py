@@ -264,7 +264,7 @@ def test_the_first_row_that_is_not_finite_is_found_in_every_field(fmt, bad):
 
 
 def test_powers_of_two_of_mxfp4_are_infinite_where_their_codes_make_them_so():
-    """A scale of 2^(255 - 127) overflows float32; with a scale of 2^(254 - 127), only 6 does."""
+    """A scale of 2^(255 - 127) overflows float32; 2^(254 - 127) does not, but 3 times it does."""
     blocks = np.zeros((3, 1), DTYPES["mxfp4"])
     blocks["e"] = [[255], [254], [253]]
     assert QTensor(blocks, "mxfp4").first_not_finite() is None  # all codes are 0

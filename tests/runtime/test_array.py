@@ -298,7 +298,7 @@ def test_what_would_decode_a_weight_is_refused_with_the_way_to_do_it(kind, name,
 
     assert caught.value.what == f"{name.strip()} would dequantise all of {w!r}"
     assert "w.dequantize()" in caught.value.remedy
-    np.testing.assert_equal(np.shape(w.dequantize()), (K, N))  # the remedy
+    np.testing.assert_equal(np.shape(w.dequantize()), (K, N))  # the remedy works
 
 
 def test_the_method_of_an_array_is_refused_since_numpy_hides_the_weight_from_it(weight):

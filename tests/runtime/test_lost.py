@@ -26,7 +26,7 @@ class FailingDevice(FakeDevice):
     def matmuls(self, x, weights, outs):
         self.calls += 1
         if self._left < len(weights):
-            outs[0][:] = 1e9  # half a result
+            outs[0][:] = 1e9  # an incomplete result
             raise self._error
         self._left -= len(weights)
         super().matmuls(x, weights, outs)

@@ -134,7 +134,7 @@ def test_the_cpu_is_verified_too(use):
 
 
 def test_the_first_products_of_each_weight_are_checked_then_some(use):
-    """One row and several rows are checked separately, and each weight of the same shape too."""
+    """For each weight, the first product of one row and the first of several rows are checked."""
     use(FakeDevice())
     weights = [npurt.pack(numbers(seed, K, N), "q8_0") for seed in (1, 2)]
     x = numbers(0, 3, K)

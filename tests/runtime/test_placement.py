@@ -114,7 +114,7 @@ def test_a_model_split_between_two_devices_gives_the_same_logits(monkeypatch, pl
         np.testing.assert_array_equal(evaluate(llm), plain)
         report = llm.report()
 
-    assert device.products == 2 * 3 * 21  # layers, weights, runs
+    assert device.products == 2 * 3 * 21  # layers times weights times runs
     assert {row.op: row.actual for row in report.rows if row.macs} == {
         "attn_qkv": "cpu",
         "attn_output": "cpu",

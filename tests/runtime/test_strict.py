@@ -71,7 +71,7 @@ def test_delta_nets_that_a_device_has_no_kernel_for_are_an_error_while_loading(m
     ("device", "model"), [(DeltaDevice, "qwen35"), (FakeDevice, "qwen3moe"), (None, "qwen35")]
 )
 def test_what_stays_where_it_was_planned_is_none(device, model):
-    """The router and the gates of delta nets are planned for the CPU: they are no fallbacks."""
+    """The router and the gates of delta nets are planned for the CPU, so no row is a fallback."""
     with open_strict(device() if device else "cpu", model, "f32") as llm:
         assert np.isfinite(llm.eval([1, 2, 3])).all()
         assert "; 0 fallbacks" in llm.report().line()

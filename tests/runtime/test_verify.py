@@ -50,7 +50,7 @@ def activations(rng, m, k, kind="plain"):
 
 
 def largest_hidden_error(tensor, x):
-    """Return ``[M]`` the error in row m above which the check finds every error.
+    """Return ``[M]``: for each row, the size of an error above which the check finds it.
 
     By verify.py, this is twice the bound over |r_n|, where |r_n| is from 1 to 2, and the bound is 8
     standard deviations of *roundings* roundings of u = 2^-24.  A margin covers the rounding of x to
@@ -273,7 +273,7 @@ class Meddler:
 
 
 def failing_host(cpu, when, fmt="q6_k", sampler=None):
-    """Return a host step, its ledger, and a function to run it; *when* lists runs with damage."""
+    """Return a host step whose weight is damaged in the runs *when*, its ledger, and its run."""
     rng = np.random.default_rng(0)
     tensor, x = weight(rng, fmt, 40, 256), activations(rng, 3, 256)
     good = Products(cpu, tensor, x)

@@ -1,6 +1,6 @@
 """Tests of verification over the whole range of float32: underflow, overflow and biases.
 
-They are a short form of bench/soak_verification.py, and known values.
+The tests are a short form of bench/soak_verification.py, and products of known values.
 """
 
 import itertools
@@ -30,7 +30,7 @@ def cpu():
         yield device
 
 
-# --- the soak, shortened --------------------------------------------------------------------------
+# --- a short soak ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
