@@ -5,7 +5,7 @@
  * Such a machine raises SIGILL at each tile instruction.  The handler decodes the instruction,
  * changes tiles and the memory of the interrupted program as the manual says, and continues after
  * the instruction.  A use that the manual forbids ends the program with status 70 and a message: a
- * tile is used before it is configured, shapes do not fit together, or a reserved field is set. At
+ * tile is used before it is configured, shapes do not fit together, or a reserved field is set.  At
  * exit the emulator prints the number of executed instructions to stderr.
  *
  * On a machine with AMX, nothing is caught after the program has requested tiles from the kernel.

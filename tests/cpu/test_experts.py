@@ -33,7 +33,7 @@ def routed(run, scores, experts, top_k, **options):
 
 @given(sizes, st.booleans(), st.sampled_from([1.0, 2.5]), seeds)
 def test_the_likeliest_experts_are_chosen_with_their_shares(run, size, normed, scale, seed):
-    """An exponential's error is EXP plus its argument's rounding; a sum of E terms adds the rest."""
+    """An exponential's error is EXP plus its argument's rounding; a sum of E terms adds more."""
     rows, experts, top_k = size
     scores = 4 * delta_cases.floats(cases.rng_of(seed), rows, experts + 2)
     wide = scores[:, :experts].astype(np.float64)

@@ -1,4 +1,4 @@
-"""Tests of the graphs of models: for every split of tokens, the logits are those of transformers."""
+"""Tests of the graphs of models: the logits are those of transformers for any split of tokens."""
 
 import numpy as np
 import pytest
