@@ -1,4 +1,4 @@
-"""Checkpoint folders of the models in tests/data/models, as transformers saves them.
+"""Helpers that write checkpoint folders of the models in tests/data/models, as transformers does.
 
 transformers wrote config.json (tests/data/checkpoints); the weights are those of the GGUF file,
 converted back to the layout of the checkpoint; tokenizer.json is written by tokenizers.
@@ -24,7 +24,7 @@ CONFIGS = json.loads(
 )
 LAYOUTS = {"f32": "F32", "f16": "F16", "bf16": "BF16"}
 FROM_FORMULA = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-# The patterns of the published tokenizer.json of these models.
+# The patterns in the published tokenizer.json files of Llama 3 and Qwen 2.
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -38,7 +38,7 @@ def gguf_path(model):
 
 
 def halves(array, heads):
-    """Reorder rows of q or k from the pairs of GGUF to the halves of a head in checkpoints."""
+    """Reorder the rows of q or k from GGUF's order (pairs) to a checkpoint's (halves of a head)."""
     width = len(array) // heads
     return array.reshape(heads, width // 2, 2, -1).swapaxes(1, 2).reshape(array.shape)
 
@@ -166,14 +166,14 @@ def folder_of(model, target, files=1):
 
 
 def change(folder, name, **values):
-    """Change values of a JSON file in *folder*; ... removes one."""
+    """Change values of a JSON file in *folder*; the value ``...`` removes its key."""
     path = folder / name
     content = json.loads(path.read_text()) | values
     path.write_text(json.dumps({k: v for k, v in content.items() if v is not ...}))
 
 
 def refused(folder, target, says, kind="f16"):
-    """Check that a conversion fails with *says* and writes nothing; return the error."""
+    """Check that a conversion writes nothing and its error matches *says*; return the error."""
     with pytest.raises(NpurtError, match=says) as caught:
         convert(folder, target, kind, progress=False)
     assert caught.value.remedy

@@ -1,4 +1,4 @@
-"""Fixtures and helpers for generation and rewinding with the tiny models."""
+"""Fixtures and helpers for tests of generation and rewinding with the tiny models."""
 
 import pytest
 
@@ -10,7 +10,7 @@ GREEDY = {"temperature": 0.0}
 PROMPT = tiny.ids("llama3", 12)
 MODELS = [("qwen35", "f32"), ("qwen35", "q8_0"), ("qwen3moe", "q8_0"), ("llama3", "f32")]
 OPTIONS = {"n_ctx": 160, "verify": "off", "n_batch": 48}
-FIRST_PADDING = 600  # ids from here on are padding rows of the tiny vocabularies
+FIRST_PADDING = 600  # from this id on, rows of the tiny vocabularies are padding
 
 
 def open_tiny(model="llama3", kind="q8_0", **options):

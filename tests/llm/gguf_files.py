@@ -29,7 +29,7 @@ def value(kind: int, content: Any) -> bytes:
 
 
 def view(letter: str, numbers: Iterable[Any]) -> "memoryview[Any]":
-    """Return numbers or flags as the memoryview that a header's metadata has for an array."""
+    """Return numbers or flags as a memoryview, the type of arrays in a header's metadata."""
     values = list(numbers)
     return memoryview(struct.pack(f"{len(values)}{letter}", *values)).cast(letter)
 
@@ -37,8 +37,8 @@ def view(letter: str, numbers: Iterable[Any]) -> "memoryview[Any]":
 @dataclass
 class Tensor:
     name: str | bytes = "a.weight"
-    dims: tuple[int, ...] = (32, 2)  # fastest first
-    kind: int = 0  # f32
+    dims: tuple[int, ...] = (32, 2)  # the fastest-varying dimension first
+    kind: int = 0  # ggml type f32
     offset: int = 0
     n_dims: int | None = None  # the value written to the file, if it differs from the true one
 

@@ -38,7 +38,8 @@ def written(tokenizer, grammar, seed, most=400, **options):
     history, stream = list(PROMPT), tokenizer.stream(special=True, continued=True)
     text = ""
     for _ in range(most):
-        logits = random.standard_normal(tokenizer.n_vocab + 3).astype(np.float32)  # 3 rows too many
+        # 3 more logits than tokens
+        logits = random.standard_normal(tokenizer.n_vocab + 3).astype(np.float32)
         token = sampler.sample(logits, history)
         if token == NO_TOKEN or token in tokenizer.eog:
             return text + stream.finish(), True
@@ -63,10 +64,10 @@ def is_of_ids(tokenizer, grammar, ids):
 
 
 def spellings(tokenizer, text):
-    """Return tokens whose bytes are those of *text*."""
+    """Return token sequences whose bytes are those of *text*."""
     encoded = tokenizer.encode(text, add_bos=False, special=False)
     spelt = [Vocabulary(tokenizer)(text)]
-    if b"".join(map(tokenizer.piece, encoded)) == text.encode():  # no space before it
+    if b"".join(map(tokenizer.piece, encoded)) == text.encode():  # no space is added
         spelt.append(encoded)
     return spelt
 
@@ -75,7 +76,7 @@ def spellings(tokenizer, text):
 
 
 class Node:
-    """An expression in three forms: of `re` and llguidance, of GBNF, of Lark."""
+    """An expression in three syntaxes: `re` (also used by llguidance), GBNF and Lark."""
 
     def __init__(self, regex, gbnf, lark):
         self.regex, self.gbnf, self.lark = regex, gbnf, lark

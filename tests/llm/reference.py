@@ -4,7 +4,7 @@ It reads files through gguf-py and shares no code with npurt.  Letters: T tokens
 G kv heads, W head width.
 Sources: Touvron et al. 2023 (block), Su et al. 2021 (rotation), Yang et al. 2024 (gated delta net),
 Shazeer et al. 2017 (experts); llama.cpp for the pairing of the rotated elements of a head
-and the grouping of heads.  `test_logits` checks it against the oracles' own float64 logits.
+and the grouping of heads.  `test_logits` checks this decoder against the oracles' float64 logits.
 """
 
 import functools
@@ -12,7 +12,7 @@ import functools
 import gguf
 import numpy as np
 
-# Pairs are (i, i + rotated/2), else (2i, 2i + 1).
+# True: rotated pairs are (i, i + rotated/2).  False: they are (2i, 2i + 1).
 HALVES = {"llama": False} | dict.fromkeys(
     ("qwen2", "qwen2moe", "qwen3", "qwen3moe", "qwen3next", "qwen35", "qwen35moe"), True
 )
@@ -33,12 +33,12 @@ def load(path):
 
 
 def exact(x, int16):
-    """Multiply by the activations as they are."""
+    """Return the activations unrounded."""
     return x
 
 
 def int8(x, int16, top=127):
-    """Round activations as the kernels do: to int8 per 32; for *int16*, also their remainders.
+    """Round activations to int8 per 32 as the kernels do; with *int16*, add rounded remainders.
 
     *top* below 127 makes the rounding coarser, for comparison.
     """
@@ -98,7 +98,7 @@ class Decoder:
         return rms(x, self.eps) * self.weights[f"{name}.weight"]
 
     def product(self, x, name, int16=False, index=slice(None)):
-        """Multiply by a matrix; *index* selects one of a stack, or all of it."""
+        """Multiply *x* by a matrix; *index* selects a matrix of a stack, by default the whole."""
         if name == "output" and not self.has(name):
             name = "token_embd"
         x = self.rounding(x, int16) if f"{name}.weight" in self.integer else x
@@ -144,7 +144,7 @@ class Decoder:
     def projections(self, h, block, heads, k_heads, width):
         """Return q, k and v before the convolution ``[T, C]``, z, beta and alpha."""
         share, t = heads // k_heads, len(h)
-        if self.has(f"{block}.ssm_in"):  # by key head: q, k, v, z
+        if self.has(f"{block}.ssm_in"):  # q, k, v, z of each key head
             every = self.product(h, f"{block}.ssm_in", int16=True).reshape(t, k_heads, -1)
             cuts = [width, 2 * width, (2 + share) * width]
             q, k, v, z = (p.reshape(t, -1) for p in np.split(every, cuts, axis=2))
@@ -152,7 +152,7 @@ class Decoder:
         else:
             qkv = self.product(h, f"{block}.attn_qkv", int16=True)
             z = self.product(h, f"{block}.attn_gate", int16=True)
-        if self.has(f"{block}.ssm_ba"):  # by key head: beta, alpha
+        if self.has(f"{block}.ssm_ba"):  # beta, alpha of each key head
             both = self.product(h, f"{block}.ssm_ba", int16=True).reshape(t, k_heads, 2, share)
             beta, alpha = both[:, :, 0].reshape(t, -1), both[:, :, 1].reshape(t, -1)
         else:
@@ -247,9 +247,10 @@ def logits(path, ids, *, rounding=exact, cache=np.float64, rotation=None):
     """Return float64 ``[T, V]`` for all of *ids*, from an empty cache.
 
     Args:
-        rounding: Applied to activations before a product with block-quantised weights.
+        rounding: Function of the activations before a product with block-quantised weights.
         cache: Element type of the cached keys and values.
-        rotation: Radians per position ``[W / 2]`` and the factor of cos and sin, if not the file's.
+        rotation: Radians per position ``[W / 2]`` and the factor of cos and sin; by default those
+            of the file.
     """
     return Decoder(path, rounding, cache, rotation).logits(ids)
 

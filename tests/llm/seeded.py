@@ -1,7 +1,7 @@
-"""Checkpoints of random numbers from a seed.
+"""Helpers that write checkpoints of random numbers from a seed.
 
-tests/data/checkpoints/seeded has the settings, the names and shapes of the tensors and the logits
-of transformers, made by the script there.
+tests/data/checkpoints/seeded holds the settings, the names and shapes of the tensors, and the
+logits of transformers.  tests/data/make/seeded_checkpoints.py made these files.
 """
 
 import json
@@ -32,7 +32,7 @@ def weights(model, shapes):
     for name in sorted(shapes):
         numbers = rng.standard_normal(shapes[name]) / math.sqrt(shapes[name][-1])
         is_norm = len(shapes[name]) == 1 and name.endswith(".weight")
-        if is_norm and (model == "mixtral" or "linear_attn" in name):  # others lack the 1
+        if is_norm and (model == "mixtral" or "linear_attn" in name):  # others store w - 1
             numbers += 1
         made[name] = "F32", numbers.astype(np.float32)
     return made
@@ -40,7 +40,8 @@ def weights(model, shapes):
 
 def write(model, folder, change=dict):
     """Write the settings of *model* and its tensors, after *change*, to *folder*."""
-    from tests.llm.checkpoints import encode  # imported here, because the script lacks its packages
+    # Imported here, because seeded_checkpoints.py runs without the packages of checkpoints.py.
+    from tests.llm.checkpoints import encode
 
     (folder / "config.json").write_text(json.dumps(config_of(model)))
     tensors = weights(model, shapes_of(model))

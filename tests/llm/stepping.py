@@ -1,4 +1,4 @@
-"""Helpers: a scheduler that tests step by hand, and the tokens of each sequence run alone."""
+"""Helpers that step a scheduler, and give the tokens of a sequence that runs alone."""
 
 import functools
 
@@ -107,7 +107,7 @@ def cycle(ids, logits):
 
 
 def with_times(scheduler, seconds):
-    """Replace the measured time of each run of a scheduler by a function of its rows."""
+    """Replace the measured time of each run of a scheduler by *seconds* of the run's rows."""
     costs = RowCosts(scheduler._rows)
     add = costs.add
     costs.add = lambda rows, _: add(rows, seconds(rows))

@@ -1,4 +1,4 @@
-"""LoRA adapters in kernels: one verified program, and the same bits in batches of any size."""
+"""Tests of LoRA adapters in kernels: one verified program, equal bits in batches of any size."""
 
 import numpy as np
 import pytest
@@ -137,7 +137,7 @@ def test_an_adapter_of_scale_zero_adds_nothing_however_large_it_is(tmp_path):
     }
     adapter = write(tmp_path / "large.gguf", large)
     plain = logits(path(), IDS, "cpu")
-    for scale in (0.0, 1e-60):  # rounds to 0 in float32
+    for scale in (0.0, 1e-60):  # 1e-60 rounds to 0 in float32
         with npurt.Llama(path(), "cpu", n_ctx=64, kv_type="f32", lora=(adapter, scale)) as llm:
             assert np.array_equal(llm.eval(IDS), plain)
             assert not [row for row in llm.report().rows if "lora" in row.op]

@@ -1,6 +1,6 @@
-"""LoRA adapters: a model with an adapter equals the model with the adapter merged into its weights.
+"""Tests of LoRA adapters: a model with an adapter equals the model with the adapter merged.
 
-Adapters are written by gguf-py; merging is W + factor * B A in float64, by numpy.
+gguf-py writes the adapters.  numpy merges them: W + factor * B A in float64.
 """
 
 import functools
@@ -31,7 +31,7 @@ def path_of(model):
 
 
 def pairs_of(path, parts=EVERY, rank=4, seed=0, layers=None):
-    """Return name -> (A, B) for the matrices called *parts*, large enough to matter."""
+    """Return name -> (A, B) for the matrices called *parts*, large enough to change logits."""
     rng = np.random.default_rng(seed)
     found = {}
     with GGUF(path) as file:
@@ -68,7 +68,7 @@ read = functools.lru_cache(tiny.read)
 
 
 def merged(path, *scaled):
-    """Return the tensors of *path* with pairs and factors merged in, as a `gguf_files.File`."""
+    """Return *path* as a `gguf_files.File`, with (pairs, factor) of *scaled* merged into it."""
     file = read(path)
     with GGUF(path) as known:
         names = dict.fromkeys(name for pairs, _ in scaled for name in pairs)
@@ -88,7 +88,7 @@ def logits(path, ids, device="numpy", **options):
         return llm.eval(ids)
 
 
-# --- As merged ------------------------------------------------------------------------------------
+# --- Merged weights -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("device", ["numpy", "cpu"])

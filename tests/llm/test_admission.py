@@ -1,4 +1,4 @@
-"""Admission of waiting sequences, and the eviction of cached prefixes for them."""
+"""Tests of the admission of waiting sequences, and of the eviction of cached prefixes for them."""
 
 import contextlib
 
@@ -14,7 +14,7 @@ LONG = [7, *IDS * 4]
 
 
 def kept(steps, *prompts):
-    """Evaluate sequences and cache them as prefixes; return their number."""
+    """Evaluate *prompts* and cache them as prefixes; return the number of cached prefixes."""
     for number, prompt in enumerate(prompts):
         steps.add(-1 - number, prompt, 1)
         steps.finish()
@@ -23,7 +23,7 @@ def kept(steps, *prompts):
 
 @pytest.fixture
 def others():
-    """Return a function that creates contexts until a given number of sequences is left."""
+    """Return a function that creates contexts until a given number of sequences is free."""
     with contextlib.ExitStack() as made:
 
         def take(llm, left):
@@ -38,7 +38,7 @@ def others():
 
 
 def test_a_text_that_must_wait_costs_no_kept_prefix(opened):
-    """The pages would not suffice even if all cached prefixes were evicted."""
+    """No prefix is evicted if the eviction of all prefixes would not free enough pages."""
     steps = Steps(opened(8), prefixes=4)
     assert kept(steps, IDS[:70], IDS[3:40]) == 2
     steps.add(1, IDS[5:70], 50)
@@ -55,12 +55,12 @@ def test_a_text_that_must_wait_costs_no_kept_prefix(opened):
 
 
 def test_only_as_many_prefixes_go_as_a_text_needs(opened):
-    """The least recently used ones are evicted, and not the prefix of the sequence itself."""
+    """The least recently used prefixes are evicted, but not the one that the sequence reuses."""
     steps = Steps(opened(8), prefixes=4)
     assert kept(steps, IDS[:70], IDS[3:40], IDS[4:100]) == 3  # 2, 1 and 2 pages
     steps.add(1, IDS[9:20], 50)
     steps.step()
-    text = steps.add(2, [*IDS[:70], *IDS[:80]], 3)  # needs 3 pages, and the first is cached
+    text = steps.add(2, [*IDS[:70], *IDS[:80]], 3)  # needs 3 pages; the first is cached
     steps.step()
 
     assert text.cached == 70

@@ -1,7 +1,7 @@
-"""Architectures: another form of the same model gives the same logits; other models are right, too.
+"""Tests of architectures: models with other parts, and the same model stored in another form.
 
-The oracle is transformers' logits where the model is the same in another form, and otherwise
-`reference`, which `test_logits` checks against oracles for each of its parts.
+For the same model in another form, the oracle is transformers' logits; for other models, it is
+`reference`, each part of which `test_logits` checks against oracles.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ from tests.llm.test_logits import FLOAT_NMSE, noise
 
 
 def logits(file, folder, count=None, model="qwen3", **options):
-    """Return the logits of the first *count* ids, and where the file is."""
+    """Return the logits of the first *count* ids, and the path of the file."""
     path = tiny.write(file, folder)
     options = {"n_ctx": 160, "kv_type": "f32", "verify": "always"} | options
     with npurt.Llama(path, **options) as llm:
@@ -25,7 +25,7 @@ def logits(file, folder, count=None, model="qwen3", **options):
 
 
 def is_right(file, folder, model="qwen3", count=60):
-    """Raise unless prefill, and then token by token, gives the reference's logits."""
+    """Raise unless prefill gives the reference's logits and single tokens give equal bits."""
     y, path = logits(file, folder, count, model)
     with npurt.Llama(path, n_ctx=160, kv_type="f32", verify="off") as llm:
         rows = [
@@ -52,7 +52,7 @@ def qwen35():
 
 @pytest.mark.parametrize("legacy", [False, True])
 def test_heads_grouped_by_key_head_give_transformers_logits(qwen35, tmp_path, legacy):
-    """In qwen3next, the converter leaves the heads in their original order."""
+    """For qwen3next, the converter does not reorder the heads: they are grouped by key head."""
     y, _ = logits(variants.grouped(qwen35, legacy=legacy), tmp_path, model="qwen35")
 
     assert nmse(y, tiny.array("qwen35", "hf_f32_prefill")) < FLOAT_NMSE
@@ -82,7 +82,7 @@ def test_matrices_may_lie_one_below_the_other(tmp_path, model, kind, whole, part
 
 
 def test_a_mixture_of_equal_experts_is_that_expert(qwen3, tmp_path):
-    """Shares add up to 1, so transformers' logits of the model without a mixture apply."""
+    """The experts' weights add up to 1, so the logits equal transformers' for the dense model."""
     arrays = variants.values(qwen3)
     file = variants.with_experts(qwen3, "qwen3moe", 5, 3, n_ff=352)
     mixed = variants.values(file)
@@ -163,7 +163,7 @@ def test_a_file_may_say_what_becomes_of_shares(qwen3, tmp_path, norm):
 
 
 def test_quantised_experts_add_the_noise_of_int8_activations_and_no_more(tmp_path):
-    """The model is like the oracles' qwen3moe, but an expert has more rows than a gemv takes."""
+    """The model is the oracles' qwen3moe, but each expert gets more rows than a gemv accepts."""
     file = tiny.read(tiny.path("qwen3moe", "q8_0")).with_key(
         "qwen3moe.expert_used_count", raw.U32, 8
     )
@@ -221,7 +221,7 @@ def test_only_the_experts_of_a_token_are_read():
         assert more[name] == nbytes + stacks * whole
 
 
-# --- Refused --------------------------------------------------------------------------------------
+# --- Refusals -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_a_part_that_an_architecture_has_not_is_refused(qwen3, qwen35, tmp_path)
 
 
 def test_numpy_runs_experts_of_an_odd_width(qwen3, tmp_path):
-    """Kernels need stacks of 16 rows; the report counts what numpy computes instead."""
+    """Kernels need multiples of 16 rows; numpy computes other experts, and the report says so."""
     path = tiny.write(variants.with_experts(qwen3, "qwen3moe", 4, 2, n_ff=40), tmp_path)
     with npurt.Llama(path, n_ctx=32, kv_type="f32") as llm:
         y = llm.eval(tiny.ids("qwen3", 12))

@@ -1,4 +1,4 @@
-"""Architectures with windows, caps, sinks, scales, other norms and units, on every device.
+"""Tests of architectures with windows, caps, sinks, scales, other norms and units, on all devices.
 
 tests/data/make/tiny_models.py made the files and documents what each exercises.  The oracle is
 transformers' logits, or the interpreter of the model's graph in float64 (tests/graph).
@@ -35,8 +35,9 @@ MODELS = (
 )  # fmt: skip
 DEVICES = ("hexagon:sim", "rknpu:sim")
 
-# As in test_logits: these prefills have T x D / 100 = 25 independent terms; the mean of their
-# squares has a standard deviation of sqrt(2 / 25) = 0.28: 1.25 there is 1 + 3 * 0.28 here.
+# As in test_logits: these prefills have T x D / 100 = 25 independent terms, so the mean of their
+# squares has a standard deviation of sqrt(2 / 25) = 0.28.  The bound of test_logits is 1.25; here
+# it is 1 + 3 * 0.28.
 NOISE = 1.85
 
 
@@ -159,9 +160,10 @@ def test_more_than_is_kept_of_a_convolution_is_evaluated_again():
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_full_context_forgets_tokens_and_turns_the_keys_that_stay(model):
-    """Keys of a first layer depend on their tokens alone; a hybrid is evaluated again.
+    """After a shift, the cache of the first layer equals that of a new model with the same tokens.
 
-    Keys are below 40 and are rotated twice: 40 * gamma(6).
+    Keys of the first layer depend on their tokens only; a hybrid is evaluated again.
+    Keys are below 40 and are rotated twice, so the bound is 40 * gamma(6).
     """
     ids = tiny.ids(model, 33)
     with (
@@ -186,7 +188,7 @@ def test_a_full_context_forgets_tokens_and_turns_the_keys_that_stay(model):
 
 @pytest.mark.parametrize("model", ["olmo2", "gemma3", "granite", "lfm2"])
 def test_the_stream_that_enters_a_layer_can_be_captured(model):
-    """The bound is the rounding of ten sums of products in float32; the stream is below 64."""
+    """Captured rows equal the interpreter's up to ten float32 roundings of sums below 64."""
     ids, layers = tiny.ids(model, 10), (0, 2)
     with open_tiny(path(model)) as llm:
         graph, (_, load) = llm.model.setup.description.graph(64, layers), read(path(model))
@@ -227,7 +229,7 @@ def test_the_head_of_a_draft_scales_and_caps_logits_as_the_model_does(model):
 
 
 def as_rounded(llm, path, ids, monkeypatch, compute=logits):
-    """Return the interpreter's results with every product of what the device multiplies."""
+    """Return the interpreter's results if products use the operands that the device rounds."""
     weights = llm.model._offload.weights
 
     def multiply(x, packed):

@@ -1,4 +1,4 @@
-"""An argument of a wrong type raises an error with a remedy, never a bare TypeError."""
+"""Tests of arguments: a wrong type raises an error with a remedy, never a bare TypeError."""
 
 import inspect
 
@@ -143,6 +143,6 @@ def test_dir_of_a_model_lists_what_users_call_and_no_internals(llm):
     assert not [name for name in names if name.startswith("_")]
     assert not names & {*model.INTERNALS, "file", "lock", "weight_bytes"}
     for name in {*model.INTERNALS, *names} - {"speculator"}:
-        assert hasattr(npurt.Llama, name) or name in vars(llm)  # they exist
+        assert hasattr(npurt.Llama, name) or name in vars(llm)  # each exists
     for name in names - set(vars(llm)):
         assert inspect.getdoc(getattr(npurt.Llama, name)), f"Llama.{name} has no docstring"

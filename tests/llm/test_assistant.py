@@ -1,4 +1,4 @@
-"""A draft model: which tokens it may propose, how many, and with which probabilities."""
+"""Tests of draft models: which tokens they propose, how many, and with which probabilities."""
 
 import numpy as np
 import pytest
@@ -17,9 +17,9 @@ from tests.llm.conftest import drafted
 
 OPTIONS = {"n_ctx": 64, "n_threads": 2, "progress": False}
 IDS = tiny.ids("qwen3")
-ROWS = 608  # of the tiny models' vocabulary, the last six of which are padding
-UNUSED = 5  # the type of such a token
-TRAINED = tiny.MODELS / "spec/spec-draft-qwen3-q8_0.gguf"  # is sometimes confident of a token
+ROWS = 608  # rows of the tiny models' vocabulary; the last six are padding
+UNUSED = 5  # the type of a padding token
+TRAINED = tiny.MODELS / "spec/spec-draft-qwen3-q8_0.gguf"  # has some likely tokens
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def target():
 
 
 def padded(folder, rows):
-    """Return a model with its vocabulary padded to *rows*; the new tokens are the likeliest."""
+    """Write a model with a vocabulary padded to *rows* by the likeliest tokens; return its path."""
     file = tiny.read(tiny.path("qwen3", "f32"))
     arrays = variants.values(file)
     for name in ("token_embd.weight", "output.weight"):
@@ -88,7 +88,7 @@ def test_draft_tokens_end_with_the_drafts_context(target):
 
 
 def test_a_draft_token_has_its_probability(target):
-    """The draft model gives the probability, over the tokens that it may propose."""
+    """The probability is the draft model's softmax over the tokens that it may propose."""
     with npurt.Llama(TRAINED, **OPTIONS) as small:
         drafter = Assistant(small.context, target.model)
         for start in range(0, 60, 4):

@@ -1,4 +1,4 @@
-"""Prompts equal those of jinja2 as transformers sets it up, and bad input is refused."""
+"""Tests of chat templates: prompts equal those of transformers' jinja2; bad input is refused."""
 
 import json
 import threading
@@ -39,7 +39,7 @@ def test_smollm2_prompts_are_those_of_transformers(conversation):
     assert render(SMOLLM2, **ORACLE["inputs"][conversation]) == expected
 
 
-# --- The same as jinja2 ---------------------------------------------------------------------------
+# --- Equal to jinja2 ------------------------------------------------------------------------------
 
 STATEMENTS = (
     "{% if true %}\n  a\n{% endif %}\n  {%- set x = 1 -%}  b\n\n",
@@ -252,7 +252,7 @@ def test_templates_may_be_shared_by_threads():
     assert results == {i: {str(i) * 20} for i in range(4)}
 
 
-# --- What is refused ------------------------------------------------------------------------------
+# --- Refusals -------------------------------------------------------------------------------------
 
 MALFORMED = {
     "nothing": [],

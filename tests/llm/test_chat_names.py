@@ -1,4 +1,4 @@
-"""Named chat templates write the published prompts, and unknown names are refused."""
+"""Tests of named chat templates: they write the published prompts; unknown names are refused."""
 
 import pytest
 
@@ -17,8 +17,9 @@ TURNS = [
 SYSTEM = {"role": "system", "content": "test"}
 IM = "<|im_start|>{}\n{}<|im_end|>\n"
 HEADER = "<|start_header_id|>{}<|end_header_id|>\n\n{}<|eot_id|>"
-# What transformers' apply_chat_template gives for these turns by the chat_template of the model's
-# tokenizer_config.json, which its comment names.  Texts of these configurations:
+# The prompts that transformers' apply_chat_template makes of these turns.  The template is the
+# chat_template in tokenizer_config.json of the model that the comment above each entry names.
+# Sources of these templates:
 # (a) llama.cpp, tests/test-chat-template.cpp (vendored in llama-cpp-python 0.3.36);
 # (b) OptimalScale/LMFlow, docs/source/examples/supported_conversation_template.md;
 # (c) swift-jinja's tests of chat templates.
@@ -35,11 +36,12 @@ PROMPTS = {
     # meta-llama/Llama-2-7b-chat-hf (b).
     "llama2": ("<s>[INST] ", "<s>[INST] <<SYS>>\ntest\n<</SYS>>\n\n",
                "hello [/INST] response </s><s>[INST] again [/INST]"),
-    # mistralai/Mistral-7B-Instruct-v0.2 as released; the system message as in its later one (a).
+    # mistralai/Mistral-7B-Instruct-v0.2 as released; its system message follows the later
+    # template (a).
     "mistral": ("<s>[INST] ", "<s>[INST] test\n\n",
                 "hello [/INST]response</s>[INST] again [/INST]"),
-    # google/gemma-7b-it, google/gemma-2-2b-it (a); the system message as google/gemma-3-4b-it
-    # (transformers, gemma3/convert_gemma3_weights_orbax_to_hf.py).
+    # google/gemma-7b-it, google/gemma-2-2b-it (a); the system message follows the template of
+    # google/gemma-3-4b-it (transformers, gemma3/convert_gemma3_weights_orbax_to_hf.py).
     "gemma": ("<bos><start_of_turn>user\n", "<bos><start_of_turn>user\ntest\n\n",
               "hello<end_of_turn>\n<start_of_turn>model\nresponse<end_of_turn>\n"
               "<start_of_turn>user\nagain<end_of_turn>\n<start_of_turn>model\n"),
@@ -53,7 +55,7 @@ PROMPTS = {
                "<|user|>\nhello</s>\n<|assistant|>\nresponse</s>\n"
                "<|user|>\nagain</s>\n<|assistant|>\n"),
 }  # fmt: skip
-# Prompts of the same templates for the messages of `SPACED`, which show what they trim.
+# `TRIMMED` has the prompts of the same templates for `SPACED`.  They show what templates trim.
 SPACED = [
     {"role": "system", "content": " test\n"},
     {"role": "user", "content": "\n hello "},
@@ -78,7 +80,7 @@ BOS = {"llama3": "<|begin_of_text|>", "gemma": "<bos>"}
 ANSWERS = {"chatml": "<|im_start|>assistant\n", "gemma": "<start_of_turn>model\n",
            "llama3": "<|start_header_id|>assistant<|end_header_id|>\n\n",
            "phi3": "<|assistant|>\n", "zephyr": "<|assistant|>\n"}  # fmt: skip
-ENDS = {"phi3": "</s>"}  # what a prompt without the start of an answer ends with
+ENDS = {"phi3": "</s>"}  # the end of a prompt without the start of an answer
 
 
 def render(name, messages, **variables):

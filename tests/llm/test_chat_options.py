@@ -1,4 +1,4 @@
-"""Options of chat(): the template gets those that it reads; options without effect are refused."""
+"""Tests of chat() options: the template gets those that it reads; unused options are refused."""
 
 import inspect
 import typing
@@ -23,7 +23,7 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def reader():
-    """Return a model whose template reads tools, enable_thinking and date."""
+    """Yield a model whose template reads tools, enable_thinking and date."""
     with open_tiny(chat_template=TEMPLATE) as llm:
         yield llm
 
@@ -171,7 +171,7 @@ def test_every_overload_of_chat_has_the_options_of_generate():
     for each in overloads:
         parameters = inspect.signature(each).parameters
         names = [*list(given)[:-1], *options, "template_variables"]
-        several = parameters["n"].annotation is int  # one of several texts is not streamed
+        several = parameters["n"].annotation is int  # several texts are not streamed
         assert list(parameters) == [name for name in names if not (several and name == "stream")]
         hints = typing.get_type_hints(each)
         assert {name: hints[name] for name in options} == options

@@ -1,4 +1,4 @@
-"""A model releases all resources when it is closed, and when opening it fails."""
+"""Tests of closing: a model releases all resources when it is closed or when opening it fails."""
 
 import gc
 from pathlib import Path
@@ -53,7 +53,7 @@ def opened(monkeypatch):
     ],
 )
 def test_a_device_is_closed_at_once_when_the_model_is_refused(opened, options):
-    """This holds although the test keeps the error and thereby every frame."""
+    """The device is closed although the test holds the error, which refers to every frame."""
     with pytest.raises(NpurtError) as caught:
         npurt.Llama(**{"path": tiny.path(), "device": "fake"} | OPTIONS | options)
 
@@ -128,7 +128,7 @@ HARMLESS = {"account", "apply_chat_template", "can_shift", "chat", "close", "con
             "context_shift", "detokenize", "device", "file", "from_pretrained", "history",
             "n_tokens", "report", "seed", "speculator", "state", "template", "tensors", "threads",
             "timing", "timings", "tokenize", "trace"}  # fmt: skip
-RENAMED = {"taps", "turn"}  # the new names are tested
+RENAMED = {"taps", "turn"}  # old names of hidden_states and lock
 
 
 def test_every_public_name_that_needs_an_open_model_says_so():

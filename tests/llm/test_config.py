@@ -1,4 +1,4 @@
-"""Dimensions in metadata are complete and consistent, or an error names the key."""
+"""Tests of dimensions in metadata: if they are missing or inconsistent, an error names the key."""
 
 import math
 
@@ -31,7 +31,7 @@ KEYS = {
 
 
 def metadata(arch=ARCH, **changes):
-    """Return valid metadata with some keys changed, ``__`` for dots; None removes a key."""
+    """Return valid metadata with *changes*: ``__`` stands for a dot, and None removes a key."""
     keys = KEYS | {name.replace("__", "."): value for name, value in changes.items()}
     held = {f"{arch}.{name}": value for name, value in keys.items() if value is not None}
     return {"general.architecture": arch} | held
@@ -153,7 +153,7 @@ def test_experts_are_read_as_written():
 
 
 def test_experts_of_no_width_of_their_own_share_that_of_the_model():
-    """llama.cpp divides the model's width among the used experts; Mixtral's have all of it."""
+    """Used experts divide feed_forward_length, as in llama.cpp; each of Mixtral's has all of it."""
     keys = MIXTURE | {"expert_feed_forward_length": None}
     assert read_config(metadata("qwen2moe", **keys), 1000).experts.n_ff == 288 // 3
     assert read_config(metadata("llama", **keys), 1000).experts.n_ff == 288

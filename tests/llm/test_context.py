@@ -1,4 +1,4 @@
-"""The context of a generation: evaluated tokens are reused, and the oldest are dropped."""
+"""Tests of a generation's context: evaluated tokens are reused, and the oldest are dropped."""
 
 import itertools
 
@@ -12,7 +12,7 @@ from npurt.errors import ContextFull, LayoutError, SettingError
 from tests.llm import tiny
 from tests.llm.conftest import GREEDY, PROMPT, fresh, open_tiny
 
-# --- What the cache holds -------------------------------------------------------------------------
+# --- Contents of the cache ------------------------------------------------------------------------
 
 
 @settings(max_examples=25)
@@ -71,7 +71,7 @@ def test_a_second_generation_runs_while_a_stream_is_open_and_ends_it(llm):
 
 
 def test_two_generations_at_once_are_refused_not_mixed(llm):
-    suspended = []  # has evaluated as many tokens as the other
+    suspended = []  # its stream evaluates as many tokens as `first`
     for other in (
         lambda: list(llm.generate(PROMPT[3:], max_tokens=2, stream=True)),
         lambda: list(llm.generate(PROMPT, max_tokens=3, stream=True)),
@@ -103,9 +103,9 @@ def test_a_generation_that_was_made_and_not_begun_disturbs_nobody(llm):
 
 @pytest.fixture(scope="module")
 def one_layer(tmp_path_factory):
-    """Return files of one layer, whose keys and values depend on each token alone.
+    """Return model files with one layer, so that keys and values depend on one token each.
 
-    Dropping the first tokens must therefore leave the cache of a sequence without them.
+    After the first tokens are dropped, the cache must equal that of a sequence without them.
     """
     folder = tmp_path_factory.mktemp("one_layer")
     files = {}
@@ -125,10 +125,10 @@ def one_layer(tmp_path_factory):
 @pytest.mark.parametrize("kv_type", ["f32", "f16"])
 @pytest.mark.parametrize("model", ["llama3", "qwen2", "llama3-yarn", "qwen2-yarn"])
 def test_a_shifted_context_is_that_of_the_tokens_that_are_left(one_layer, model, kv_type):
-    """Keys are rotated back by float32 tables, which costs less than evaluation itself does.
+    """Keys are rotated back by float32 tables, whose error is below that of the evaluation.
 
     An f16 cache rounds keys again at each of at most five shifts, by 2^-22 / 3 of their squares:
-    4e-7 in all, of which logits may make a few times as much.
+    4e-7 in all.  The error of the logits may be a few times as large.
     """
     ids = tiny.ids("llama3", 100)
     options = {"n_ctx": 40, "kv_type": kv_type, "verify": "off"}
@@ -180,7 +180,7 @@ def test_what_a_shift_moved_is_not_reused(tmp_path, way):
         assert llm.timing.reused_tokens == kept
         again = llm.eval_last([5]).copy()
         llm.generate(prompt, max_tokens=3, **GREEDY)
-        assert llm.timing.reused_tokens == len(prompt) - 1  # it is its own again
+        assert llm.timing.reused_tokens == len(prompt) - 1  # evaluated after the shift
         fresh(llm, prompt, max_tokens=3, **GREEDY)
         np.testing.assert_array_equal(llm.eval_last([5]), again)
 

@@ -1,7 +1,7 @@
-"""`npurt convert`: a checkpoint becomes the file that llama.cpp's converter makes of it.
+"""Tests of `npurt convert`: a checkpoint becomes the file that llama.cpp's converter makes of it.
 
-Oracles: the files of tests/data/models, which llama.cpp's converter (or gguf-py, by the script
-there) made, and transformers' logits of the same models.
+Oracles: the files of tests/data/models, which llama.cpp's converter or the script there (with
+gguf-py) made, and transformers' logits of the same models.
 """
 
 import json
@@ -46,7 +46,7 @@ def kind_of(model):
 
 @pytest.fixture(params=MODELS)
 def made(request, tmp_path):
-    """Yield a model's name and the file that was made of its checkpoint."""
+    """Return a model's name and the file that was made of its checkpoint."""
     model = request.param
     target = tmp_path / "made.gguf"
     convert(folder_of(model, tmp_path / model), target, kind_of(model), progress=False)
@@ -112,9 +112,9 @@ def test_rotating_pairs_after_is_rotating_halves_before(heads, half):
 
 
 def test_the_weights_of_the_checkpoint_are_those_that_transformers_rotates_by_halves(tmp_path):
-    """Run without permutation by a model that rotates halves, they give transformers' logits.
+    """A model that rotates halves gives transformers' logits with the rows of the checkpoint.
 
-    The folders of these tests therefore have the rows in transformers' order.
+    This shows that the folders of these tests have the rows in transformers' order.
     """
     file = tiny.read(gguf_path("llama3"))
     for layer in range(3):
@@ -225,7 +225,7 @@ def test_the_pre_tokenizer_is_named_as_llama_cpp_does(tmp_path, steps, ignoring,
 def test_special_tokens_come_from_every_place_that_may_say_them(tmp_path):
     folder = folder_of("llama3", tmp_path / "m")
     known = vocabulary_of(folder, "llama", 608)
-    assert known["tokenizer.ggml.add_bos_token"] is True  # the template of the post-processor
+    assert known["tokenizer.ggml.add_bos_token"] is True  # from the post-processor
     assert known["tokenizer.ggml.add_eos_token"] is False
     assert (known["tokenizer.ggml.bos_token_id"], known["tokenizer.ggml.eos_token_id"]) == (
         594,

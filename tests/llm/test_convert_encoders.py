@@ -1,4 +1,4 @@
-"""`npurt convert` of encoders: BERT and nomic-embed-text, with their WordPiece tokenizer.
+"""Tests of `npurt convert` on encoders: BERT and nomic-embed-text, with a WordPiece tokenizer.
 
 The oracles are the files and the hidden states that tests/data/make/tiny_encoders.py made with
 transformers.  Names and settings of the checkpoints are those that transformers 5.23.0 saves.
@@ -38,8 +38,8 @@ CONFIGS = {
 }  # fmt: skip
 LAYERS = {"bert": "encoder.layer", "nomic-bert": "encoder.layers"}
 POOLING = {"bert": "cls_token", "nomic-bert": "mean_tokens"}
-SPECIAL = 5  # first tokens, which are markup
-# The settings of nomic's own code, under the names of GPT-2.
+SPECIAL = 5  # number of first tokens, which are markup
+# The settings as nomic's own code saves them: with the names of GPT-2.
 PUBLISHED = {
     "n_embd": 64, "n_layer": 3, "n_head": 4, "n_inner": 96, "n_positions": 512,
     "max_trained_positions": 128, "layer_norm_epsilon": 1e-12, "activation_function": "swiglu",
@@ -117,7 +117,7 @@ def test_the_file_is_the_known_one_and_computes_what_transformers_does(model, tm
 
 
 def test_the_first_names_of_bert_are_understood(tmp_path):
-    """The names of bert-base-uncased have a prefix, gamma and beta, and a training head."""
+    """Names as in bert-base-uncased have a prefix, gamma and beta, and a training head."""
     tensors = {
         f"bert.{name}".replace("LayerNorm.weight", "LayerNorm.gamma").replace(
             "LayerNorm.bias", "LayerNorm.beta"

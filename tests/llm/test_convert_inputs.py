@@ -1,4 +1,4 @@
-"""`npurt convert` of damaged or unusual folders: no file is lost and no setting is ignored."""
+"""Tests of `npurt convert` on damaged or odd folders: no file is lost, no setting is ignored."""
 
 import json
 import math
@@ -119,7 +119,7 @@ def test_weights_that_are_no_numbers_are_refused(tmp_path, name, kind, value):
     (folder / "model.safetensors").write_bytes(data)
     error = refused(folder, tmp_path / "a.gguf", "NaN or infinity", kind)
     assert isinstance(error, NumericsError)
-    assert "f32" not in error.remedy  # which would not help
+    assert "f32" not in error.remedy  # f32 would not help
     row = len(array) - 1 if array.ndim == 2 else 0
     assert f"row {row} " in error.what
 
@@ -142,7 +142,7 @@ def test_weights_beyond_the_type_are_refused(tmp_path, kind, value, remedy):
 
 
 def file_of(folder, table, data):
-    """Write model.safetensors with *table*, a dict or JSON, as its header."""
+    """Write model.safetensors with header *table* (a dict or JSON) to *folder*; return *folder*."""
     head = (table if isinstance(table, str) else json.dumps(table)).encode()
     folder.mkdir(exist_ok=True)
     (folder / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + data)
@@ -246,7 +246,7 @@ def test_a_fifo_is_refused_at_once(tmp_path, name):
          8192),
         ({"block_ff_dim": 10752, "block_auto_adjust_ff_dim": False}, 10752),
         ({"intermediate_size": 6656, "block_auto_adjust_ff_dim": True}, 4608),
-        ({"intermediate_size": 6656}, 4608),  # as transformers takes it
+        ({"intermediate_size": 6656}, 4608),  # as transformers reads it
         ({"block_ff_dim": 300, "block_auto_adjust_ff_dim": True, "block_multiple_of": 32,
           "block_ffn_dim_multiplier": 1.5}, 320),
     ],

@@ -1,4 +1,4 @@
-"""`npurt convert` of MXFP4 experts, and of the text part of a model with several parts."""
+"""Tests of `npurt convert` on MXFP4 experts, and on the text part of a model with several parts."""
 
 import json
 import re
@@ -25,7 +25,8 @@ EXPERTS = "model.layers.0.mlp.experts"
 def released(values):
     """Return the codes and exponents of a tensor in the layout of gpt-oss, and its values.
 
-    Two neighbours share a byte, the first in the low bits; 32 share an exponent, less 127.
+    A byte holds two neighbouring codes, the first in the low bits.  Each 32 codes have one
+    exponent, which is stored with a bias of 127.
     """
     experts, rows, k = values
     rng = np.random.default_rng(rows)
@@ -102,7 +103,7 @@ def test_other_models_are_not_converted_from_mxfp4(tmp_path):
 
 # --- Models of several parts ----------------------------------------------------------------------
 
-WAYS = {  # beginnings of names in older and newer files
+WAYS = {  # prefixes of names in older and newer files
     "old": lambda name: f"language_model.{name}",
     "new": lambda name: name.replace("model.", "model.language_model.", 1),
 }
@@ -138,7 +139,7 @@ def test_the_text_part_of_a_model_of_several_is_converted(tmp_path, model, way):
 
 
 def test_defaults_that_a_text_part_leaves_out_are_those_of_its_class():
-    """The settings are those of gemma-3-4b, which lists only differences from the defaults."""
+    """The settings are those of gemma-3-4b, which lists only values that differ from defaults."""
     sparse = {
         "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text",
         "num_hidden_layers": 34, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},

@@ -1,4 +1,4 @@
-"""`npurt convert` of tokenizers that merge pieces: tokenizer.model, or merges of tokenizer.json.
+"""Tests of `npurt convert` on tokenizers that merge pieces: tokenizer.model or tokenizer.json.
 
 Oracle: the ids of the sentencepiece library, which trained the models of these tests.
 """
@@ -34,7 +34,7 @@ EVERY = [(name, form) for name in ("llama", "gemma") for form in ("model", "json
 
 
 def folder(name, form, target):
-    """Write the tokenizer *name* to a folder, as tokenizer.model or .json or both; return it."""
+    """Write tokenizer *name* to *target* as tokenizer.model, .json or both; return *target*."""
     target.mkdir(exist_ok=True)
     if form != "json":
         shutil.copy(DATA / f"spm-{name}.model", target / "tokenizer.model")
@@ -84,7 +84,7 @@ def test_what_a_model_says_of_itself_becomes_keys(tmp_path):
 
 
 def test_the_forms_agree_on_what_is_merged_first(tmp_path):
-    """Scores made from the order of merges give the same ids as the scores of the model."""
+    """Scores made from the merges in tokenizer.json have the order of those in tokenizer.model."""
     made = [keys("llama", form, tmp_path / form) for form in ("model", "json")]
     scores = [each["tokenizer.ggml.scores"] for each in made]
     merged = [i for i in range(259, 600) if len(made[0]["tokenizer.ggml.tokens"][i]) > 1]
@@ -173,7 +173,7 @@ def test_a_model_written_by_hand_is_read(tmp_path):
     [
         (b"", "no pieces"),
         (model(UNK, trainer=field(3, 1)), "model type 1"),
-        (model(UNK, trainer=b""), "model type 1"),  # what a missing field means
+        (model(UNK, trainer=b""), "model type 1"),  # 1 is the default
         (model(UNK, normalizer=field(2, b"\0\0")), "normalises characters"),
         (model((b"\xff", 0.0)), "utf-8"),
         (model((b"a", float("nan"))), "score nan"),

@@ -1,4 +1,4 @@
-"""`npurt convert` refuses checkpoints that are damaged or cannot be expressed, and says why."""
+"""Tests of `npurt convert` on checkpoints that are damaged or that GGUF cannot express."""
 
 import json
 
@@ -158,7 +158,7 @@ def test_a_table_never_leads_out_of_the_data(tmp_path_factory, entry):
     assert len(stored.data) == stop - start
 
 
-# --- Folders of strangers -------------------------------------------------------------------------
+# --- Arbitrary values -----------------------------------------------------------------------------
 
 ODD = st.one_of(
     st.none(),
@@ -172,7 +172,7 @@ ODD = st.one_of(
 
 
 def places(value, path=()):
-    """Return the paths to all values within *value*; of long lists, those of the first few."""
+    """Return the paths to the values within *value*; in long lists, only to the first four."""
     found = [path] if path else []
     if isinstance(value, dict):
         found += [p for key in list(value)[:40] for p in places(value[key], (*path, key))]

@@ -1,4 +1,4 @@
-"""Converted checkpoints of models without a file from llama.cpp give transformers' logits."""
+"""Tests of `npurt convert` on checkpoints of random numbers: files give transformers' logits."""
 
 import json
 
@@ -54,7 +54,7 @@ def test_a_qwen35_has_the_keys_and_tensors_that_llama_cpp_writes(tmp_path):
 
 
 def as_published(tensors):
-    """Return the tensors of a Qwen3.5 as published: one part of several, experts stacked."""
+    """Return the tensors as Qwen3.5 is published: beside other parts, and with stacked experts."""
     found, experts = {}, {}
     for name, (_, array) in tensors.items():
         stem, _, rest = name.partition(".mlp.experts.")

@@ -1,4 +1,4 @@
-"""The cost of rows, and which draft tokens are worth the cost of their rows."""
+"""Tests of the cost of rows, and of which draft tokens are worth the cost of their rows."""
 
 import pytest
 from hypothesis import given
@@ -33,11 +33,11 @@ def test_times_are_those_measured_and_lie_between_them():
 def test_nothing_is_known_before_the_first_run():
     costs = RowCosts(512)
     assert (costs.seconds(4), costs.row(4)) == (0, 0)
-    assert costs.rows_within(0.0, 3) == 512  # and so a prompt has them all
+    assert costs.rows_within(0.0, 3) == 512  # so a prompt gets all rows
 
 
 def test_a_step_with_a_prompt_has_the_rows_that_2_5_times_the_time_pays_for():
-    """The numbers of rows were measured on this machine: 9 to 16 for one to eight sequences."""
+    """A step with a prompt takes at most 2.5 times as long as the step without it."""
     costs = measured()
     for texts in (1, 4, 8):
         rows = costs.rows_within(2.5 * costs.seconds(texts), texts + 1)
@@ -51,7 +51,7 @@ def test_where_only_decoding_was_measured_few_rows_are_tried():
 
 
 def test_one_bad_time_does_not_keep_prompts_waiting_for_good():
-    """A suspended process causes such a time; a group that seems expensive is not run again."""
+    """A suspended process may make a number of rows look expensive; more rows may still be run."""
     costs = measured({4: 10.0, 6: 12.0, 8: 14.0, 16: 18.0})
     costs.add(6, 60.0)
     assert costs.seconds(6) > 0.02 >= costs.seconds(16)
@@ -75,7 +75,7 @@ def test_times_are_within_those_measured(runs):
 
 
 class Free(Drafter):
-    """A drafter that costs nothing, unless it has a share of the model's bytes."""
+    """A drafter that reads *share* of the model's bytes; by default it costs nothing."""
 
     name = "free"
 
@@ -94,7 +94,7 @@ def controller(costs, texts=1, share=0.0, most=4, limit=None):
 
 
 def flat(row):
-    """Return the costs of runs in which a row takes *row*, and the first an additional 1."""
+    """Return the costs of runs that take 1, and *row* more for each row."""
     costs = RowCosts(512)
     for rows in (1, 2, 4, 8, 16):
         for _ in range(3):
@@ -103,7 +103,7 @@ def flat(row):
 
 
 def test_drafts_pay_for_one_text_and_not_for_eight():
-    """A step with one sequence takes 26 ms and 2 a row; one with eight takes 52 and 6 a row."""
+    """One sequence takes 26 ms and 2 ms per further row; eight take 52 ms and 6 ms per row."""
     assert controller(measured()).choose() == 4
     assert controller(measured(), texts=8).choose() == 0
 
@@ -113,24 +113,24 @@ def test_nothing_is_drafted_before_a_run_was_measured():
 
 
 def test_a_row_is_worth_a_chance_above_its_price():
-    """Only 0.7, 0.49 and 0.343 are above 1.05 * 4 texts * 0.1 / (1 + 0.4) = 0.3; 0.24 is not."""
+    """The price is 1.05 * 4 * 0.1 / (1 + 0.4) = 0.3; the chances are 0.7, 0.49, 0.343 and 0.24."""
     assert controller(flat(0.1), texts=4, most=8).choose() == 3
 
 
 def test_a_drafters_own_time_counts_for_all_texts_that_wait():
-    """A token that takes half a run pays for no text of several: 1.05 * 2 * 0.6 / 1.2 = 1.05."""
+    """If a draft token takes half a run, its price, 1.05 * 2 * 0.6 / 1.2 = 1.05, is above 1."""
     assert controller(flat(0.1), texts=2, share=0.5).choose() == 0
     assert controller(flat(0.1), texts=2, share=0.01).choose() > 1
 
 
 def test_a_long_prompt_is_read_by_a_drafter_only_if_the_text_can_win_it_back():
-    """The drafter reads a token in a fifth of a row's time."""
+    """A drafter reads 100 tokens to generate 400, but not 2000 tokens to generate 10."""
     assert controller(flat(0.1), share=0.2, limit=400).choose(behind=100) > 0
     assert controller(flat(0.1), share=0.2, limit=10).choose(behind=2000) == 0
 
 
 def test_drafters_read_no_longer_than_a_step_while_others_wait():
-    """A step of two takes 1.2, and a token is read in 0.021: 57 tokens, and a few to end with."""
+    """A step of two takes 1.2, and a token is read in 0.021, so 57 are read; a second reads FEW."""
     step = StepCost(flat(0.1))
     step.begin(2)
     first, second, third = (BatchController(step, Free(0.21), 4, None) for _ in range(3))
@@ -153,14 +153,14 @@ def test_wrong_drafts_end_and_are_tried_again():
 
 
 def test_a_slow_first_draft_of_a_process_is_not_the_last():
-    """The first draft allocates memory and reads the drafter's weights for the first time."""
+    """The first draft is slow because it allocates memory and reads the weights the first time."""
     text = controller(flat(0.1), share=0.2)
     text.observe(1, 1, 30.0, 1.0)
     assert text.choose() > 0
     text.observe(1, 1, 0.2, 1.0)
     assert text.choose() > 0
     text.observe(1, 1, 30.0, 1.0)
-    assert text.choose() == 0  # drafts are slow now
+    assert text.choose() == 0  # the second slow draft counts
 
 
 def test_right_drafts_become_longer():
@@ -172,14 +172,14 @@ def test_right_drafts_become_longer():
 
 
 def test_a_draft_token_less_likely_than_its_price_is_not_verified():
-    """A row costs 1.05 * 2 * 0.1 / 1.2 = 0.175 tokens; another is drawn from 1 / 0.7 of that."""
+    """Rows cost 1.05 * 2 * 0.1 / 1.2 = 0.175 tokens; the threshold of drafts is 1 / 0.7 times that."""
     found = controller(flat(0.1), texts=2).thresholds
     assert found.verify == pytest.approx(0.175)
     assert found.draft == pytest.approx(0.25)
 
 
 def test_where_a_row_costs_nothing_all_are_drafted():
-    """An NPU that computes 16 rows in the time of one is such a case."""
+    """For example, an NPU computes 16 rows in the time of one."""
     costs = RowCosts(512)
     for rows in (1, 2, 16):
         for _ in range(3):

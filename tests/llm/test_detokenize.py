@@ -1,4 +1,4 @@
-"""Text decoded token by token equals that of all tokens and has no incomplete characters."""
+"""Tests of decoding token by token: the text is that of all tokens, in whole characters."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Block drafts (DFlash): torch's numbers, the same text, and refusal of unsuitable files."""
+"""Tests of block drafts (DFlash): torch's logits, unchanged text, refusal of unsuitable files."""
 
 import numpy as np
 import pytest
@@ -21,9 +21,9 @@ TARGET = FOLDER / "spec-target-qwen3-f32.gguf"
 SMALL_TARGET = FOLDER / "spec-target-qwen3-q8_0.gguf"
 DRAFT = FOLDER / "spec-dflash-qwen3-f32.gguf"
 SMALL_DRAFT = FOLDER / "spec-dflash-qwen3-q8_0.gguf"
-HYBRID = tiny.path("qwen35", "q8_0")  # of the same width and vocabulary
+HYBRID = tiny.path("qwen35", "q8_0")  # has the width and vocabulary of TARGET
 ORACLE = dict(np.load(FOLDER / "dflash_qwen3_oracle.npz"))
-PROMPT = ORACLE["prompt"].tolist()  # all but the last are seen, the last begins the block
+PROMPT = ORACLE["prompt"].tolist()  # the last token begins the block, the others are context
 OPTIONS = {"n_threads": 2, "progress": False, "draft_max": 7}
 
 
@@ -39,13 +39,13 @@ def pair():
 
 @pytest.fixture(scope="module")
 def hybrid():
-    """Return a target with delta nets, and a draft model that was not trained for the target."""
+    """Yield a target with delta nets, and a draft model that was not trained for the target."""
     with open_pair(HYBRID) as llm:
         yield llm
 
 
 def text(llm, count=40, *, most=None, prompt=PROMPT, **options):
-    """Return prompt and text as ids, with *most* draft tokens at once, or none."""
+    """Return the ids of prompt and text, with *most* draft tokens at once; None: no drafts."""
     speculator = llm.speculator
     speculator.controller = Controller(most or 1, fixed=True, at_once=True)
     llm.reset()
@@ -57,7 +57,7 @@ def text(llm, count=40, *, most=None, prompt=PROMPT, **options):
     return llm.history
 
 
-# --- Torch's numbers --------------------------------------------------------------------------
+# --- Torch's logits ---------------------------------------------------------------------------
 
 
 def block_logits(llm):
@@ -113,7 +113,7 @@ def test_they_are_the_same_whatever_was_drafted_and_taken_back_before(pair, cuts
     assert nmse(block_logits(pair), ORACLE["draft_logits_torch"]) < FLOAT_NMSE
 
 
-# --- The same text ----------------------------------------------------------------------------
+# --- Equal texts ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.9, "seed": 3}])
@@ -131,7 +131,7 @@ def test_other_prompts_give_the_text_of_plain_decoding(pair, prompt):
 
 
 def test_a_draft_that_was_trained_for_the_target_drafts_right(pair):
-    """The prompt is from the training text: llama.cpp accepts 62 of 65 draft tokens after it."""
+    """The prompt is training text, after which llama.cpp accepts 62 of 65 draft tokens."""
     text(pair, most=7, count=41)
 
     said = pair.speculator.controller.speculation
@@ -153,7 +153,7 @@ def test_quantised_pairs_write_the_same_on_every_device(device, target):
 
 
 def test_what_the_network_computes_is_in_the_report():
-    """Tokens filled in go through all matrices of its layers, tokens read through a few."""
+    """Tokens of a block use all matrices of the layers, tokens of the context only fc, K and V."""
     with open_pair() as llm:
         llm.eval(PROMPT[:-1])
         drafted(llm.speculator.drafter, PROMPT, 3)
@@ -177,7 +177,7 @@ def test_a_text_that_fills_the_context_is_that_of_plain_decoding():
 
 @pytest.mark.parametrize(("device", "rows"), [("cpu", 160), ("hexagon:sim", 608)])
 def test_a_draft_costs_its_layers_and_what_is_left_of_the_output_matrix(device, rows):
-    """A quarter of 608 rows, in panels of 16; all of them on a device that cannot cut."""
+    """A quarter of 608 rows, in panels of 16, is read; a device that cannot truncate reads all."""
     sizes = {t.name: int(np.prod(t.shape)) for t in GGUF(DRAFT).tensors.values()}
     layers = 4 * sum(size for name, size in sizes.items() if "blk" in name and "norm" not in name)
     with npurt.Llama(TARGET, device, draft=DRAFT, n_ctx=160, **OPTIONS) as llm:
@@ -225,7 +225,7 @@ def test_without_such_a_draft_nothing_is_kept():
 
 @given(data=st.data())
 def test_what_is_read_last_of_a_position_is_what_came_last(data):
-    """Runs and rewinds come in any order, with a buffer of 8 rows and rows of other sequences."""
+    """The last row read for a position is the last one computed, after any runs and rewinds."""
     hidden_states = HiddenStates((5, 2), 8, 1)
     read = {}
 
@@ -340,7 +340,7 @@ def test_a_truncated_draft_is_refused(tmp_path_factory, end):
 @settings(max_examples=60, deadline=None)
 @given(at=st.integers(0, 16_000), value=st.integers(0, 255))
 def test_a_draft_with_a_changed_byte_is_refused_or_changes_nothing(tmp_path_factory, at, value):
-    """16 000 bytes: the metadata and the names and shapes of the tensors."""
+    """The first 16 000 bytes are the metadata and the names and shapes of the tensors."""
     data = bytearray(DRAFT.read_bytes())
     data[at] = value
     path = tmp_path_factory.mktemp("changed") / "draft.gguf"

@@ -1,4 +1,4 @@
-"""A token drawn in C equals numpy's; where C cannot be certain, numpy draws the token."""
+"""Tests of tokens drawn in C: they equal numpy's, and numpy draws if C cannot be certain."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ varied = hnp.arrays(np.float32, st.integers(1, 300), elements=st.floats(-9, 9, w
 
 
 def drawn_by_numpy(sampling, logits, position, never=()):
-    """Draw from the distribution of the samplers."""
+    """Return a token that numpy draws from the distribution of the samplers."""
     ids, probabilities = Sampler(sampling, never).distribution(logits, [0] * position)
     bounds = np.cumsum(probabilities)
     random, _ = Draws(sampling.seed)(position)
@@ -37,7 +37,7 @@ def drawn_by_numpy(sampling, logits, position, never=()):
 
 
 def like_a_model(rng, vocabulary):
-    """Return logits, a few of which stand out."""
+    """Return random logits, some of which are much larger than the others."""
     logits = rng.standard_normal(vocabulary, np.float32)
     logits[rng.integers(0, vocabulary, 100)] += rng.exponential(4, 100).astype(np.float32) + 8
     return logits
@@ -76,7 +76,7 @@ def test_a_model_needs_no_numpy(monkeypatch, isa, more, never):
 @pytest.mark.parametrize("isa", abi.isas())
 @pytest.mark.parametrize("vocabulary", [2, 15, 16, 17, 18, 256, 257, 272, 273, 999])
 def test_without_top_k_the_last_logit_counts(monkeypatch, isa, vocabulary):
-    """The first of two tokens has 0.73 of the probability; at temperature 0.8, 0.78."""
+    """The first token has probability 0.73, and 0.78 at temperature 0.8; the last has the rest."""
     monkeypatch.setenv("NPURT_CPU_ISA", isa)
     logits = np.full(vocabulary, -90, np.float32)
     logits[[0, -1]] = 1, 0
@@ -100,8 +100,8 @@ def test_min_p_of_1_keeps_equals_of_the_largest():
         ([0.0, np.nan, 1.0], {}, 0.1),
         ([0.0, np.inf, 1.0], {}, 0.1),
         ([-np.inf, -np.inf], {}, 0.1),
-        ([1.0, 1.0, 1.0, 1.0], {"top_p": 0.5}, 0.1),  # the second token reaches it, or the third
-        ([1.0, 1.0], {}, 0.5),  # the first token ends there
+        ([1.0, 1.0, 1.0, 1.0], {"top_p": 0.5}, 0.1),  # token 1 or 2 reaches top_p
+        ([1.0, 1.0], {}, 0.5),  # the limit between both
         ([0.0] * 9999, {"top_k": 0}, 0.1),  # too many candidates
     ],
 )
@@ -134,7 +134,7 @@ def test_other_filters_are_numpys(more):
 
 
 def test_no_end_is_drawn_before_its_time():
-    """Until then other tokens are ruled out than later."""
+    """End tokens are excluded before position 2 only."""
     logits = np.array([9.0, 0.0, 0.0], np.float32)
     sampler = Sampler(Sampling(**USUAL, seed=1), ends=[0], begins=2)
 

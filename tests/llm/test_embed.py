@@ -1,7 +1,7 @@
-"""Embeddings of texts by decoders: correct, equal in any batch, and without side effects.
+"""Tests of embeddings by decoders: correct, equal in any batch, and without side effects.
 
 The oracle is `reference`, a decoder in float64 that shares no code with npurt (test_logits checks
-it against transformers' logits); pooling and length are written out here in float64.
+its logits against transformers'); pooling and normalisation are computed here in float64.
 """
 
 import numpy as np
@@ -40,7 +40,7 @@ def llm():
 
 
 def changed(folder, *keys, model="qwen3", tensors=(), kind="f32"):
-    """Return the file of a tiny model with other keys, without its name, and with more tensors."""
+    """Write a tiny model with *keys* changed and *tensors* added; return its path."""
     file = tiny.read(tiny.path(model, kind))
     for name, of, value in keys:
         file = file.with_key(name, of, value)
@@ -49,7 +49,7 @@ def changed(folder, *keys, model="qwen3", tensors=(), kind="f32"):
     return tiny.write(file, folder)
 
 
-# --- Right ----------------------------------------------------------------------------------------
+# --- Correctness ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("pooling", POOLED)
@@ -70,14 +70,14 @@ def test_an_embedding_is_the_pooled_hidden_state_after_the_output_norm(model, po
 
 @pytest.mark.parametrize("device", ["cpu", "numpy", "hexagon:sim", "rknpu:sim"])
 def test_on_each_device_it_is_the_state_that_the_logits_are_made_of(device):
-    """The best logit of each row: exact products of the output matrix, or int16 activations.
+    """The best logit of each row is the product of the state and a row of the output matrix.
 
-    The rounding of an int16 activation is 3.5e-10 of the squares (test_logits), and a sum of 128
-    random terms is as far off.
+    A device may round activations to int16: an error of 3.5e-10 of the squares (test_logits).  A
+    sum of 128 random terms has the same relative error.
     """
     path, ids = tiny.path("qwen3", "q8_0"), tiny.ids("qwen3", 40)
     with npurt.GGUF(path) as file:
-        table = file["token_embd.weight"].dequantize().astype(np.float64)  # the output matrix, too
+        table = file["token_embd.weight"].dequantize().astype(np.float64)  # also the output matrix
 
     with open_tiny(path, device) as llm:
         hidden = llm.embed([ids], normalize=False, pooling="none")[0]
@@ -139,7 +139,7 @@ def test_the_classifier_of_a_qwen3_gives_shares_of_the_last_token(tmp_path):
     with open_tiny(path) as llm:
         y = llm.embed([ids], pooling="rank")[0]
 
-    # Scores are below 128; hidden states are off by 3e-5 of them at most (FLOAT_NMSE).
+    # Scores are below 128; the relative error of hidden states is at most 3e-5 (FLOAT_NMSE).
     np.testing.assert_allclose(y, powers / powers.sum(), rtol=128 * 3e-5)
     assert y.sum() == pytest.approx(1)
 
@@ -226,7 +226,7 @@ def test_only_rerankers_rerank(llm):
             llm.rerank(*wrong)
 
 
-# --- The same in any batch ----------------------------------------------------------------------
+# --- Equal in any batch -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("device", ["cpu", "numpy", "hexagon:sim", "rknpu:sim"])
@@ -289,7 +289,7 @@ def test_an_interruption_leaves_the_context_as_it_was(llm, monkeypatch):
     llm.reset()
 
 
-# --- What is refused ------------------------------------------------------------------------------
+# --- Refusals -------------------------------------------------------------------------------------
 
 
 def test_a_text_that_does_not_fit_is_refused_or_cut(tmp_path):
@@ -329,7 +329,7 @@ def test_no_texts_have_no_embeddings(llm):
     ids=lambda texts: type(texts).__name__,
 )  # fmt: skip
 def test_what_is_no_text_is_refused_before_any_runs(llm, texts, monkeypatch):
-    monkeypatch.setattr(llm.embedder, "_hidden", None)  # what runs a text
+    monkeypatch.setattr(llm.embedder, "_hidden", None)  # a run would fail
     with pytest.raises(LayoutError):
         llm.embed(texts)
 

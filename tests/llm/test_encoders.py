@@ -1,4 +1,4 @@
-"""Encoders: bidirectional attention on every device, and the operations that encoders lack.
+"""Tests of encoders: bidirectional attention on every device, and calls that encoders refuse.
 
 tests/data/make/tiny_encoders.py made the files.  The oracle is transformers' hidden states, or the
 interpreter of the model's graph in float64.
@@ -67,7 +67,7 @@ def changed(tmp_path):
     return write
 
 
-# --- Right ----------------------------------------------------------------------------------------
+# --- Correctness ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("device", ["cpu", "numpy"])
@@ -116,7 +116,7 @@ def test_every_kernel_set_and_number_of_threads_gives_the_same_states(model, mon
 
 
 def test_all_tokens_see_each_other(llm):
-    """The first state depends on the last token, unlike that of a decoder."""
+    """The state of the first token depends on the last token, unlike in a decoder."""
     ids = tiny.ids(llm.config.architecture)
     changed = [*ids[:-1], ids[-1] - 1]
 
@@ -133,7 +133,7 @@ def test_the_file_says_how_to_pool(model, pooling):
     np.testing.assert_allclose(y, pooled / np.linalg.norm(pooled), rtol=1e-6)
 
 
-# --- The same in any company ----------------------------------------------------------------------
+# --- Equal in any batch ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("device", ["numpy", *DEVICES])
@@ -153,7 +153,7 @@ def test_in_any_list_it_is_the_same(llm, chosen):
 
 @pytest.mark.parametrize(("device", "runs"), [("cpu", 2), ("hexagon:sim", 2), ("numpy", 6)])
 def test_texts_share_runs_where_that_changes_no_bit(device, runs):
-    """Six texts of 20 tokens in runs of 64 rows."""
+    """A run of 64 rows evaluates three texts of 20 tokens; numpy runs each text alone."""
     ids = [[5 + i] * 20 for i in range(6)]
     with open_tiny(path("bert"), device, n_batch=64) as llm:
         made = llm.embed(ids)
@@ -165,7 +165,7 @@ def test_texts_share_runs_where_that_changes_no_bit(device, runs):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_texts_in_one_run_do_not_see_each_other(model):
-    """Their rows may lie in any order."""
+    """Texts in one run, with rows in any order, give the bits of separate runs."""
     ids = np.asarray(tiny.ids(model, 30), np.int32)
     with npurt.GGUF(path(model)) as file, CpuDevice(2) as cpu:
         model_graph = describe(file).graph(64)
@@ -210,7 +210,8 @@ def test_an_encoder_reads_query_and_document_as_two_segments(tmp_path):
 
     ids, types = first + second, [0] * len(first) + [1] * len(second)
     wanted = hidden(path("bert"), ids, np.array(types))[0] @ output[0].astype(np.float64) + 1
-    # The state is of length 8 and off by 3e-5 of it at most (FLOAT_NMSE), the output's row of 8.
+    # The state and the output's row have length 8; the relative error of the state is at most 3e-5
+    # (FLOAT_NMSE).
     assert abs(y[0] - wanted) < 64 * 3e-5
     assert y.shape == (2,)
 
@@ -274,7 +275,7 @@ def test_a_vocabulary_without_the_markup_of_bert_is_refused():
         Tokenizer.from_gguf(given)
 
 
-# --- What an encoder cannot do --------------------------------------------------------------------
+# --- Refusals and limits --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -344,7 +345,7 @@ def test_files_that_are_no_encoders_after_all_are_refused(changed):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_one_segment_or_none_are_also_there(model, tmp_path):
-    """A file may have one row of types, as a vector or a matrix; or none."""
+    """A file may have one row of segment types, as a vector or a matrix, or no rows."""
     file = tiny.read(path(model))
     ids = tiny.ids(model)
     with open_tiny(path(model)) as llm:

@@ -1,4 +1,4 @@
-"""`Engine`: requests from any thread, their events, their ends and their errors."""
+"""Tests of `Engine`: requests from any thread, their events, ends and errors."""
 
 import gc
 import itertools
@@ -41,7 +41,7 @@ def alone(llm, prompt, **options):
     return llm.generate(prompt, **options)
 
 
-# --- What a request says --------------------------------------------------------------------------
+# --- Results of requests --------------------------------------------------------------------------
 
 
 def test_texts_at_once_are_those_alone(engine, llm):
@@ -104,7 +104,7 @@ def test_limits_end_a_text(engine, llm, count, finish):
 
 
 def logprobs_of(llm, ids):
-    """Return the log probability of each id after the first, by the logits of the ids before it."""
+    """Return the log probability of each id after the first, given the ids before it."""
     llm.reset()
     found = []
     for before, id in itertools.pairwise(ids):
@@ -115,7 +115,7 @@ def logprobs_of(llm, ids):
 
 @pytest.mark.parametrize("count", [0, 5])
 def test_log_probabilities_of_the_prompt(engine, llm, count):
-    engine.submit(IDS[:40], max_tokens=1).result()  # keeps the prompt
+    engine.submit(IDS[:40], max_tokens=1).result()  # caches the prompt
     asked = [
         engine.submit(IDS[:n], GREEDY, max_tokens=count, logprobs=2, prompt_logprobs=True)
         for n in (40, 17, 1)
@@ -155,7 +155,7 @@ def test_echo_begins_with_the_prompt(engine, llm, prompt, count):
 
 
 def test_several_texts_of_a_prompt_are_those_of_llama(engine, llm):
-    """The seed of each is one more than that of the one before; a list has a request for each."""
+    """Each text has the seed of the previous text plus one; `submit` returns one request a text."""
     asked = {"max_tokens": 7, "temperature": 2.0, "seed": 5, "n": 3}
 
     found = engine.submit(IDS[:9], echo=True, **asked)
@@ -198,7 +198,7 @@ def test_an_error_in_one_request_ends_that_one_alone(engine, llm):
 
     with pytest.raises(ZeroDivisionError, match="of the caller"):
         bad.text()
-    assert len(bad._taken) == 4  # three tokens came before
+    assert len(bad._taken) == 4  # three events, then the error
     for i, request in enumerate(good):
         assert request.text() == alone(llm, IDS[i : i + 9], max_tokens=15, **GREEDY)
 
@@ -218,7 +218,7 @@ def test_a_request_can_be_cancelled(engine):
     assert request.result().finish == "cancelled"
     assert len(request.result().tokens) <= 2
     assert other.result().finish in ("length", "end")
-    request.cancel()  # once more does nothing
+    request.cancel()  # a second call has no effect
     assert engine.stats().running == 0
 
 
@@ -273,13 +273,13 @@ def test_what_was_evaluated_is_not_evaluated_again(model):
         first = engine.submit(ids[:100], max_tokens=5, ignore_eos=True).result()
         text = [*ids[:100], *first.tokens, 7, 8]
         second = engine.submit(text, max_tokens=1)
-        assert [event.cached for event in second] == [104]  # whoever cancels it knows as well
+        assert [event.cached for event in second] == [104]  # events have it, too
         second = second.result()
         other = engine.submit([*ids[:100], 9], max_tokens=1, salt="other").result()
         stats = engine.stats()
 
     assert (first.usage.cached, other.usage.cached) == (0, 0)
-    # The last token was chosen, and not evaluated.
+    # The last token was sampled but not evaluated.
     assert second.usage.cached == 104
     assert (stats.counts.hits, stats.counts.cached) == (1, second.usage.cached)
 
@@ -302,7 +302,7 @@ def test_choices_of_a_prompt_share_its_pages():
 
 
 def test_states_are_kept_where_short_requests_diverged():
-    """Requests for titles are an example: they share an instruction."""
+    """States are stored at the end of a common prefix, such as an instruction for titles."""
     ids = tiny.ids("qwen35")
     begin = ids[:23]
     with open_engine(tiny.path("qwen35", "q8_0")) as made:
@@ -346,13 +346,13 @@ def test_a_hybrid_reads_no_prompt_again_when_an_answer_comes_back_otherwise():
 
 @pytest.mark.parametrize(("copies", "kept"), [(0, 0), (2, 2), (99, 8)])
 def test_copies_of_states_have_a_budget(copies, kept):
-    """The copies are those of qwen35's three delta nets: states and convolution inputs."""
+    """*snapshot_bytes* limits the copies: the states and convolution inputs of three delta nets."""
     path = tiny.path("qwen35", "q8_0")
     with npurt.Llama(path, **OPTIONS) as llm:
         arrays = iter(llm.snapshot().arrays)
         size = sum(a.nbytes + b.nbytes for a, b in zip(arrays, arrays, strict=True) if b.ndim == 2)
         each = llm.model.executor.recurrent_bytes
-    # A snapshot has room for the gates' inputs beside those of the convolution.
+    # A snapshot has space for the inputs of the convolution and of the gates.
     assert 0.5 * size <= each <= size
     with open_engine(path, prefixes=8, snapshot_bytes=copies * each) as engine:
         for number in range(9):
@@ -372,7 +372,7 @@ def test_the_memory_for_keys_and_values_is_said():
         assert said in engine.sizes
         assert engine.sizes in str(engine.llm.report())
     with npurt.Llama(PATH, max_sequences=4, **OPTIONS) as llm, npurt.Engine(llm) as engine:
-        pages = 4 * 2  # of four texts of 128 positions
+        pages = 4 * 2  # four sequences of 128 positions
         assert f"{pages} pages of 64 positions for keys and values, {pages * page} bytes" in (
             str(llm.report())
         )
@@ -450,7 +450,7 @@ def test_a_listener_that_raises_ends_all_requests():
 
 
 def test_requests_from_many_threads(llm):
-    """Each gets its own text, some are cancelled, and no page or sequence is lost."""
+    """Each thread gets the texts of its requests, although other requests are cancelled."""
     wanted = {i: alone(llm, IDS[i : i + 5], max_tokens=8, **GREEDY) for i in range(10)}
     wrong, rng = [], np.random.default_rng(0)
     with open_engine() as engine:

@@ -1,4 +1,4 @@
-"""A mistake of an engine's caller affects only the request of that caller."""
+"""Tests of mistakes of an engine's callers: each affects only the request of that caller."""
 
 import threading
 
@@ -28,7 +28,7 @@ def engine():
 
 
 def outcome(request):
-    """Return how a request ends, or what it raises; fail if it never ends."""
+    """Return the finish reason of a request, or its error; fail if the request never ends."""
     found = []
 
     def wait():
@@ -80,7 +80,7 @@ def test_whatever_a_function_of_a_request_raises_ends_that_request_alone(engine,
 
 
 def test_a_request_of_another_engine_is_not_cancelled():
-    """Both engines number their requests from 1 on."""
+    """An engine does not cancel the request with the same number in another engine."""
     gate = threading.Event()
 
     def waits(ids, logits):
@@ -100,7 +100,7 @@ def test_a_request_of_another_engine_is_not_cancelled():
 
 
 def steps_that_wait(gate):
-    """Return options of a text that goes on for long, and waits for *gate* before each token."""
+    """Return options of a long generation that waits for *gate* before each token."""
 
     def waits(ids, logits):
         gate.wait(HANG_SECONDS)
@@ -147,13 +147,13 @@ def test_a_listener_gets_all_of_a_request_that_is_dropped():
     assert sum(len(event.tokens) for event in told) == 9
 
 
-# --- An engine that cannot go on ------------------------------------------------------------------
+# --- An engine that fails -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["submit", "step", "cancel"])
 @pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit])
 def test_a_mistake_of_the_engine_leaves_no_request_waiting(monkeypatch, method, error):
-    """Running requests and simultaneous submissions all get an error."""
+    """All running requests and all simultaneous submissions get an error."""
     told = []
     engine = open_engine(on_step=told.extend)
     held, inside = threading.Event(), threading.Event()

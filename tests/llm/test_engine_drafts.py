@@ -1,4 +1,4 @@
-"""An engine drafts for each sequence as `Llama` does, and the texts stay the same."""
+"""Tests of drafts in an engine: it drafts as `Llama` does, and drafts change no text."""
 
 import functools
 import gc
@@ -19,13 +19,13 @@ from tests.llm.test_steps import finished
 
 FOLDER = tiny.MODELS / "spec"
 TARGET = FOLDER / "spec-target-qwen3-q8_0.gguf"
-TARGETS = {"attention": TARGET, "hybrid": tiny.path("qwen35", "q8_0")}  # of one width
+TARGETS = {"attention": TARGET, "hybrid": tiny.path("qwen35", "q8_0")}  # of the same width
 KINDS = {
     "lookup": "lookup",
     "model": FOLDER / "spec-draft-qwen3-q8_0.gguf",
     "dflash": FOLDER / "spec-dflash-qwen3-q8_0.gguf",
 }
-PAIRS = [  # the draft model has another vocabulary than the hybrid
+PAIRS = [  # without the draft model for the hybrid, which has another vocabulary
     ("lookup", "attention"), ("model", "attention"), ("dflash", "attention"), ("lookup", "hybrid"),
     ("dflash", "hybrid"),
 ]  # fmt: skip
@@ -42,7 +42,7 @@ COUNT = 24
 
 @pytest.fixture(autouse=True)
 def eager(monkeypatch):
-    """Draft four tokens in each step, whatever they cost: what they cost depends on the machine."""
+    """Draft four tokens in each step, because measured costs depend on the machine."""
     monkeypatch.setattr(BatchController, "choose", lambda self, behind=0: 4)
     monkeypatch.setattr(BatchController, "thresholds", Thresholds())
     monkeypatch.setattr(BatchController, "reading", lambda self, behind: behind)
@@ -99,7 +99,7 @@ def submitted(scheduler, llm, count=COUNT):
 
 
 def free_sequences(llm):
-    """Return how many sequences the draft model has room for; None if there is no such model."""
+    """Return the number of free sequences of the draft model; None if there is no such model."""
     drafter = llm.speculator.drafter
     return len(drafter._draft.model._free) if hasattr(drafter, "_draft") else None
 
@@ -109,12 +109,12 @@ def test_each_text_is_what_it_is_without_drafts(llm, alone):
     submitted(scheduler, llm)
     assert finished(scheduler) == alone
     assert scheduler.counts.drafted > 10
-    if llm.path == TARGET and llm.speculator.drafter.name != "lookup":  # trained together
+    if llm.path == TARGET and llm.speculator.drafter.name != "lookup":  # both were trained together
         assert scheduler.counts.accepted > 0
 
 
 def test_a_stop_text_within_a_draft_ends_the_text_and_is_taken_back(llm, alone):
-    """The context that is kept has what plain decoding evaluates: all but the last token."""
+    """The cached prefix has the tokens that plain decoding evaluates: all but the last."""
     scheduler = begin(llm, prefixes=4)
     ended = {}
     for number, prompt in enumerate(PROMPTS):
@@ -234,4 +234,4 @@ def test_an_open_model_needs_a_draft_of_its_own(llm):
     with npurt.Llama(TARGET, max_sequences=12, **OPTIONS) as plain:
         with pytest.raises(SettingError, match="open already"):
             npurt.Engine(plain, max_sequences=3, draft=KINDS["model"])
-        Context(plain.model).release()  # nothing holds the model
+        Context(plain.model).release()  # the model is not in use

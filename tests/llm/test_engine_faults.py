@@ -1,4 +1,4 @@
-"""A device that fails in the middle of a step with eight texts costs none of them a token."""
+"""Tests of device faults in a step with eight sequences: no sequence loses a token."""
 
 import functools
 import itertools
@@ -20,7 +20,7 @@ from tests.llm import tiny
 from tests.rknpu.conftest import STRICT
 from tests.runtime.test_execute import Partial
 
-TEXTS, COUNT, STRUCK = 8, 9, 5  # texts, tokens of each, and the step after which the fault comes
+TEXTS, COUNT, STRUCK = 8, 9, 5  # sequences, tokens of each, the step after which the fault comes
 OPTIONS = {"n_ctx": 64, "n_batch": 64, "n_threads": 2, "progress": False}
 DENSE, HYBRID = ("llama3-256", "q4_k_m"), ("qwen35", "q8_0")
 MODELS = [DENSE, HYBRID, ("qwen3moe", "q8_0")]
@@ -34,7 +34,10 @@ def prompts(model):
 
 
 def generate(model, device, strike=lambda: None, texts=range(TEXTS), **options):
-    """Return the tokens of eight texts, or some of them, after a fault, and the report."""
+    """Return the tokens of the sequences *texts*, during which *strike* is called; and the report.
+
+    *strike* causes a fault after step `STRUCK`.
+    """
     path = tiny.path(*model)
     with npurt.Llama(path, device, max_sequences=TEXTS + 2, **(OPTIONS | options)) as llm:
         scheduler = Scheduler(llm.model, sequences=TEXTS, prefixes=0)
@@ -46,7 +49,7 @@ def generate(model, device, strike=lambda: None, texts=range(TEXTS), **options):
             events += scheduler.step()
             if scheduler.counts.steps == STRUCK:
                 strike()
-        assert scheduler.counts.steps == COUNT  # the first one reads all prompts
+        assert scheduler.counts.steps == COUNT  # the first evaluates all prompts
         report = llm.report()
     assert sum(event.finish == "length" for event in events) == len(texts)
     return [
@@ -93,7 +96,7 @@ def test_a_dsp_that_dies_costs_no_text_a_token(model, fault):
 @pytest.mark.usefixtures("hexagon")
 @pytest.mark.parametrize("model", MODELS, ids="-".join)
 def test_a_dsp_that_never_comes_back_costs_no_sequence_a_token(model, monkeypatch):
-    """From then on, the CPU computes in the DSP's arithmetic."""
+    """After the loss, the CPU computes in the DSP's arithmetic."""
     monkeypatch.setattr("npurt.hexagon.device.sessions.RESTART_SECONDS", 0.2)
     wanted = undisturbed(model, "hexagon:sim")
 
@@ -105,7 +108,7 @@ def test_a_dsp_that_never_comes_back_costs_no_sequence_a_token(model, monkeypatc
 
 @pytest.mark.usefixtures("hexagon")
 def test_a_wrong_delta_net_costs_no_sequence_a_token(monkeypatch):
-    """The CPU continues with the state before it, in the DSP's arithmetic."""
+    """The CPU continues with the state before the wrong delta net, in the DSP's arithmetic."""
     wanted = undisturbed(HYBRID, "hexagon:sim")
     calls = itertools.count()
     is_right = recurrence.is_right
@@ -129,7 +132,7 @@ def test_an_npu_that_fails_costs_no_text_a_token(fault, rknpu):
 
 @pytest.mark.parametrize("model", MODELS, ids="-".join)
 def test_an_npu_that_is_lost_for_good_costs_no_sequence_a_token(model, rknpu):
-    """From then on, the CPU computes in the NPU's arithmetic."""
+    """After the loss, the CPU computes in the NPU's arithmetic."""
     wanted = undisturbed(model, "rknpu:sim")
 
     tokens, report = generate(model, "rknpu:sim", lambda: rknpu.set("fault=dead@submit"))
@@ -140,7 +143,7 @@ def test_an_npu_that_is_lost_for_good_costs_no_sequence_a_token(model, rknpu):
 
 def test_a_wrong_product_costs_no_text_a_token(rknpu, monkeypatch):
     """From then on, the CPU multiplies by that weight, in the NPU's arithmetic."""
-    signs = np.array([1.0, -1.5, 1.25])  # with others, errors may cancel now and then
+    signs = np.array([1.0, -1.5, 1.25])  # with other vectors, errors may cancel
     monkeypatch.setattr(verify, "probe_vector", lambda n: np.resize(signs, n))
     wanted = undisturbed(DENSE, "rknpu:sim")
 
@@ -192,7 +195,7 @@ def test_states_that_are_lost_with_a_device_are_evaluated_again(model, failing):
         assert engine.stats().counts.lost == 1
     with npurt.Engine(path, "cpu", **OPTIONS) as engine:
         for prompt, result in zip(prompts(model), results, strict=True):
-            before = range(failing)  # tokens of the device, one of each run at most
+            before = range(failing)  # tokens from the device: at most one per run
             assert len(result.tokens) == COUNT
             assert any(
                 engine.submit([*prompt, *result.tokens[:n]], prompt_tokens=len(prompt), **options)

@@ -1,7 +1,7 @@
-"""Requests that have ended leave nothing in an engine except cached prefixes.
+"""Tests of an engine's memory: requests that have ended leave nothing except cached prefixes.
 
-The engine takes the same requests again and again.  What Python and the pages hold after the first
-rounds is what they hold after many; `bench/soak_engine.py` says the same of the process's memory.
+The same requests are submitted in many rounds.  After the first rounds, the number of Python's
+objects must not grow; `bench/soak_engine.py` checks the memory of the process.
 """
 
 import gc
@@ -34,7 +34,7 @@ OPTIONS = (
 
 
 def one_round(engine, prompts):
-    """Have each prompt continued with each of the options; cancel one request in seven."""
+    """Submit each prompt with each of `OPTIONS`, cancel one request in seven; return the ends."""
     requests = [
         engine.submit(prompt, **({"max_tokens": 3} | options))
         for prompt in prompts
@@ -52,7 +52,7 @@ def one_round(engine, prompts):
 
 
 def objects():
-    """Return the blocks of memory that Python has, and how many objects there are of each class."""
+    """Return the number of Python's memory blocks, and that of the objects of each npurt class."""
     gc.collect()
     kinds = map(type, gc.get_objects())
     classes = Counter(kind for kind in kinds if str(kind.__module__).startswith("npurt."))
@@ -63,7 +63,7 @@ def objects():
     "wait", [Request.result, Request.text, list], ids=["result", "text", "events"]
 )
 def test_a_request_that_failed_goes_with_its_last_reference(wait):
-    """A request, its error and its events form no cycle.  A note of the error has its origin."""
+    """A request, its error and its events form no cycle; a note of the error names its origin."""
     with npurt.Engine(
         tiny.path("llama3", "q8_0"), n_ctx=POSITIONS, n_threads=2, progress=False, max_sequences=1
     ) as engine:
@@ -76,7 +76,7 @@ def test_a_request_that_failed_goes_with_its_last_reference(wait):
             assert "in failing" in raised.value.__notes__[0]
             gone = weakref.ref(request)
             del request, raised
-            engine.submit([3, 4], max_tokens=1).result()  # the engine's thread goes on to others
+            engine.submit([3, 4], max_tokens=1).result()  # the engine's thread drops the first
             assert gone() is None
             assert gc.collect() == 0
         finally:
@@ -98,7 +98,7 @@ OUTCOMES = {
 
 
 def one_of(engine, outcome):
-    """Have a request with this *outcome*; it is a variable when its error is raised."""
+    """Run a request with this *outcome*; a local variable refers to it when its error is raised."""
     try:
         request = engine.submit([1, 2, 3], **OUTCOMES[outcome])
         if outcome == "cancelled":
@@ -114,11 +114,11 @@ def no_memory(pieces, out):
 
 @pytest.mark.parametrize("outcome", OUTCOMES)
 def test_no_request_is_garbage(outcome, monkeypatch):
-    """Objects that refer to each other would stay until Python looks for them."""
+    """Requests form no reference cycles, which only the garbage collector would free."""
     with npurt.Engine(
         tiny.path("llama3", "q8_0"), n_ctx=POSITIONS, n_threads=2, progress=False, max_sequences=1
     ) as engine:
-        one_of(engine, outcome)  # modules and tables are made once
+        one_of(engine, outcome)  # makes modules and tables that remain
         engine.submit([3, 4], max_tokens=1).result()
         gc.collect()
         gc.disable()
@@ -128,14 +128,14 @@ def test_no_request_is_garbage(outcome, monkeypatch):
                     patch.setattr(scheduler, "run_together", no_memory)
                 for _ in range(5):
                     one_of(engine, outcome)
-            engine.submit([3, 4], max_tokens=1).result()  # the engine's thread goes on to others
+            engine.submit([3, 4], max_tokens=1).result()  # the engine's thread drops the others
             assert gc.collect() == 0
         finally:
             gc.enable()
 
 
 class Particular(Exception):
-    """An error that cannot be made again of its arguments."""
+    """An error that cannot be copied, because its constructor does not accept its `args`."""
 
     def __init__(self, *, why):
         super().__init__("particular", why)
@@ -163,7 +163,7 @@ def test_any_error_of_a_function_is_raised_with_its_cause():
 
 @pytest.mark.parametrize("model", ["llama3", "qwen35"])
 def test_requests_leave_nothing_behind(model):
-    """No object remains for each request, and no page remains when the engine is closed."""
+    """The number of objects does not grow with requests; a closed engine has freed all pages."""
     ids = tiny.ids(model)
     prompts = [ids[i : i + 5 + i] for i in range(3)]
     with npurt.Llama(
@@ -181,7 +181,7 @@ def test_requests_leave_nothing_behind(model):
         room = llm.model.executor.room()
         assert room.free == room.total
 
-    # Python keeps some small objects for later use, fewer than one a request.
+    # Python caches some small objects, fewer than one per request.
     assert more - blocks < len(ends) * ROUNDS
     assert {kind: n for kind, n in (after - before).items() if n > len(OPTIONS)} == {}
     assert set(ends) >= {"length", "context", "cancelled", "deadline", "error"}

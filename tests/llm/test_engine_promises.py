@@ -1,4 +1,4 @@
-"""An engine's guarantees for every sequence: the same tokens in any batch, and a share of steps.
+"""Tests of an engine's guarantees: equal tokens in any batch, and progress of every sequence.
 
 The expected tokens are those of `Llama.generate`.
 """
@@ -35,7 +35,7 @@ def alone(model, device, prompts, **asked):
     "devices", [("cpu", "rknpu:sim"), ("hexagon:sim", "rknpu:sim"), ("cpu", "hexagon:sim")], ids=str
 )
 def test_two_engines_on_two_devices_give_the_texts_of_each_alone(devices):
-    """Both step at the same time; neither's states, faults or reports are the other's."""
+    """Both engines run at the same time, and have separate states, faults and reports."""
     model = ("llama3-256", "q4_k_m")
     ids = tiny.ids(model[0])
     prompts = [ids[:3], ids[2:9], ids[1:6]]
@@ -53,7 +53,7 @@ def test_two_engines_on_two_devices_give_the_texts_of_each_alone(devices):
         after = one.submit(prompts[0], **asked).text()
 
     assert texts == wanted
-    assert after == wanted[0][0]  # the other one is closed
+    assert after == wanted[0][0]  # after the other engine was closed
     for device, own, foreign in zip(devices, reports, reversed(devices), strict=True):
         assert device in own
         assert foreign == "cpu" or foreign not in own
@@ -61,13 +61,13 @@ def test_two_engines_on_two_devices_give_the_texts_of_each_alone(devices):
 
 # --- Grammars -------------------------------------------------------------------------------------
 
-RULES = "[a-c]{3}(-[a-c]{2}){8,12}"  # repeats itself, so that drafts come and some are right
+RULES = "[a-c]{3}(-[a-c]{2}){8,12}"  # repetitive, so that some drafts are right
 WILD = {"temperature": 2.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "max_tokens": 60}
 
 
 @pytest.mark.parametrize("model", [DENSE, ("qwen35", "q8_0")], ids="-".join)
 def test_a_grammar_gives_the_text_that_it_gives_alone(model, eager):  # noqa: F811
-    """This holds with drafts, during preemption, and with prefixes of other sequences."""
+    """The text is the same with drafts, with preemption and with prefixes of other sequences."""
     path, ids = tiny.path(*model), tiny.ids(model[0])
     grammar = npurt.Grammar.from_regex(RULES)
     prompts = [ids[:100], ids[:70], [*ids[:70], 5], ids[:64], ids[:100], ids[:9]]
@@ -106,7 +106,7 @@ def test_a_grammar_gives_the_text_that_it_gives_alone(model, eager):  # noqa: F8
     assert counts.preempted > 5
 
 
-# --- Shares of the steps --------------------------------------------------------------------------
+# --- Progress in each step ------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -121,9 +121,10 @@ def roomy():
 )
 @settings(max_examples=15)
 def test_no_text_waits_for_more_than_two_steps_while_others_decode(roomy, arrivals, cost):
-    """Each that decodes has a token in every step; the oldest prompt is read on in every step.
+    """A step yields a token of every decoding sequence and evaluates a part of the oldest prompt.
 
-    Texts wait only for others to end, where all places are taken, and prompts for older prompts.
+    A sequence waits only while the maximum number of sequences runs; a prompt waits only for older
+    prompts.
     """
     ids = tiny.ids("llama3")
     steps = Steps(roomy, sequences=5, drafts=LOOKUP)

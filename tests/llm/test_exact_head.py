@@ -1,4 +1,4 @@
-"""Greedy text with the output matrix on a simulated NPU: what the exact one would have written."""
+"""Tests of the output matrix on a simulated NPU: greedy text equals that of the exact matrix."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ PROMPTS = [
 
 @pytest.mark.parametrize("device", ["hexagon:sim", "rknpu:sim"])
 def test_the_best_token_is_that_of_the_exact_output_matrix(real_model, device, monkeypatch):
-    """By induction over tokens, so is the text: every token is the exact product's best."""
+    """Every token is the best of the exact product, so the text is that of the exact matrix."""
     seen = []
 
     def watch(shortlist, x, logits):

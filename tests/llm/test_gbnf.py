@@ -1,6 +1,7 @@
-"""GBNF: what llama.cpp reads, texts of several rules by the oracle `re`, and time that is bounded.
+"""Tests of GBNF: llama.cpp's syntax, grammars of several rules (oracle: `re`), and bounded time.
 
-A test of long texts fails by the time limit of all tests if the time grows with their square.
+If the time for long grammars grew with the square of their length, their tests would exceed the
+time limit of all tests.
 """
 
 import json
@@ -21,7 +22,7 @@ def allowed(gbnf, *texts):
     return [is_of(tokenizer_of("qwen2"), grammar, text) for text in texts]
 
 
-# --- What it means --------------------------------------------------------------------------------
+# --- Syntax ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,7 @@ def allowed(gbnf, *texts):
         ('root ::= fooBar foo-bar foo_bar FOO\nfooBar ::= "1"\nfoo-bar ::= "2"\nfoo_bar ::= "3"\n'
          'FOO ::= "4"', ["1234"], ["1111", "4321"]),
         ('root ::= "a" | # one\n  "b" # two\n\nx ::= (\n"c"\n| "d" )\n', ["a", "b"], ["c"]),
-        ('root ::= x\r\nx ::= "a"\r\nx ::= "b"', ["b"], ["a"]),  # the last one counts
+        ('root ::= x\r\nx ::= "a"\r\nx ::= "b"', ["b"], ["a"]),  # the last definition counts
         ('root ::= | "a"', ["", "a"], ["b"]),
         ('root ::= [-+] [a-] [^\\]x-z]', ["-a!", "+--"], ["-a]", "-ay", "*a!"]),
         ('root ::= "a/b" [/] "\\x2f"', ["a/b//"], ["a/b/"]),
@@ -89,7 +90,7 @@ def test_json_by_rules_that_lead_to_themselves():
     assert allowed(gbnf, json.dumps(held)[:-1], "[]", "{'a': 1}") == [False] * 3
 
 
-# --- What is refused ------------------------------------------------------------------------------
+# --- Refusals -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -149,7 +150,7 @@ def test_long_texts_that_are_no_grammar_are_refused_soon(name):
 
 
 def test_the_time_for_rules_grows_with_their_number_alone():
-    """The rules are in an order in which each pass over all rules would settle one rule."""
+    """The rules are in the worst order: each pass over all rules would settle only one of them."""
     count = 12_000
     chain = "".join(f'r{i} ::= "a" r{i + 1} | "b"\n' for i in range(count))
     lark = lark_of(f'root ::= r0\n{chain}r{count} ::= "c"\n', count + 2)

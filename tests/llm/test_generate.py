@@ -1,4 +1,4 @@
-"""Generation: reproducible text, correct ends, and refusal of invalid options."""
+"""Tests of generation: reproducible text, correct ends, and refusal of invalid options."""
 
 import itertools
 
@@ -17,11 +17,11 @@ from tests.llm.conftest import FIRST_PADDING, GREEDY, PROMPT, fresh, open_tiny
 
 
 def chosen(llm):
-    """Return the ids that the last generation sampled, but the last, which is not evaluated."""
+    """Return the ids that the last generation sampled, except the last id: it is not evaluated."""
     return list(llm.history)[llm.timing.prompt_tokens :]
 
 
-# --- The same text --------------------------------------------------------------------------------
+# --- Equal texts ----------------------------------------------------------------------------------
 
 
 def test_greedy_text_is_that_of_the_largest_logits(llm):
@@ -92,7 +92,7 @@ def test_minus_one_is_another_seed_each_time(llm):
     assert unseeded.seed is None
 
 
-# --- Where it ends --------------------------------------------------------------------------------
+# --- Ends of texts --------------------------------------------------------------------------------
 
 
 def test_max_tokens_is_how_many_are_sampled(llm):
@@ -108,11 +108,11 @@ def test_minus_one_is_no_limit(llm):
     for limit in (None, -1, np.int64(-1)):
         fresh(llm, [5] * 100, max_tokens=limit, stop=None, **GREEDY)
         assert llm.timing.finish == "context"
-        assert llm.timing.generated_tokens == 29  # of 128; the last one needs no room
+        assert llm.timing.generated_tokens == 29  # of 128 positions; the last token needs none
 
 
 def forced(llm, monkeypatch, tokens):
-    """Let the model's sampler choose *tokens*, one after another."""
+    """Make the model's sampler return *tokens*, one after another."""
     queue = iter(tokens)
     monkeypatch.setattr("npurt.llm.decode.text.Sampler.sample", lambda *_: next(queue))
 
@@ -165,7 +165,7 @@ def test_text_ends_before_a_stop_text_wherever_tokens_begin(llm, monkeypatch, st
 
 @pytest.mark.parametrize("stop", ["é", "né", "\ufffd"])
 def test_a_stop_text_is_found_among_bytes_that_are_no_characters_yet(llm, monkeypatch, stop):
-    """``é`` is two tokens here; cut off after the first it is U+FFFD."""
+    """``é`` is two tokens here; the first of them alone decodes to U+FFFD."""
     ids = llm.tokenize("né", add_bos=False)
     assert len(ids) == 3
     forced(llm, monkeypatch, ids if stop != "\ufffd" else ids[:2])
@@ -199,7 +199,7 @@ def test_split_at_stop_shows_what_no_stop_text_can_reach_and_nothing_after_one(p
 
 @pytest.mark.parametrize("model", ["llama3", "qwen35"])
 def test_draft_tokens_beyond_a_stop_text_leave_no_trace(model):
-    """Wherever in a draft it ends: what is in the context is what plain decoding leaves."""
+    """The context is that of plain decoding, wherever in a draft the stop text ends."""
     path = tiny.path(model, "q8_0")
     ids = tiny.ids(model, 12)
     with open_tiny(model) as plain, open_tiny(model, draft=path) as drafted:
@@ -222,7 +222,7 @@ def test_a_prompt_that_does_not_fit_is_refused_and_the_cache_kept(llm):
     for count in (129, 1000):
         with pytest.raises(ContextFull, match="do not fit"):
             llm.generate([*PROMPT, *itertools.repeat(5, count - len(PROMPT))])
-    assert llm.history == before[: len(PROMPT)]  # what the prompt shares is all that is kept
+    assert llm.history == before[: len(PROMPT)]  # only the common prefix is kept
     with pytest.raises(ContextFull):
         llm.eval([1] * 200)
 
@@ -232,7 +232,7 @@ def test_a_full_context_ends_the_text(llm):
 
     assert llm.timing.finish == "context"
     assert llm.n_tokens == 128
-    assert llm.timing.generated_tokens == 9  # the last one needs no room
+    assert llm.timing.generated_tokens == 9  # the last token needs no position
 
 
 def test_a_prompt_that_fills_the_context_still_has_a_next_token(llm):
@@ -241,7 +241,7 @@ def test_a_prompt_that_fills_the_context_still_has_a_next_token(llm):
     assert (llm.timing.generated_tokens, llm.timing.finish) == (1, "context")
 
 
-# --- What is refused ------------------------------------------------------------------------------
+# --- Refusals -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_options_that_make_no_sense_are_refused_before_anything_runs(llm, option
 
 
 def test_an_empty_prompt_is_refused():
-    with open_tiny("qwen2") as llm:  # which has no BOS to begin with
+    with open_tiny("qwen2") as llm:  # qwen2 has no BOS
         for prompt in ("", []):
             with pytest.raises(LayoutError, match="prompt is empty"):
                 llm.generate(prompt)

@@ -1,4 +1,4 @@
-"""GGUF files: their contents, and that damaged or malicious files only raise errors."""
+"""Tests of GGUF files: their contents are read; damaged or malicious files only raise errors."""
 
 import errno
 import mmap
@@ -41,7 +41,7 @@ def path(tmp_path):
     return path
 
 
-# --- What a sound file holds ----------------------------------------------------------------------
+# --- Contents of valid files ----------------------------------------------------------------------
 
 
 def test_a_sound_file_is_read_to_its_last_value(path):
@@ -186,7 +186,7 @@ def test_a_file_that_gguf_py_writes_is_read_as_gguf_py_reads_it(tmp_path_factory
             assert ours[tensor.name].blocks.tobytes() == tensor.data.tobytes()
 
 
-# --- What is refused ------------------------------------------------------------------------------
+# --- Refusals -------------------------------------------------------------------------------------
 
 
 def bad(**changes):
@@ -274,7 +274,7 @@ def test_a_broken_file_is_refused_with_what_is_wrong(data, says):
 
 
 def test_a_file_cut_anywhere_is_refused():
-    end = len(SOUND)  # the last tensor ends the file: no byte is padding
+    end = len(SOUND)  # the file ends with the last tensor, without padding
     for cut in range(end):
         with pytest.raises(ModelFormatError):
             read_header(SOUND[:cut])

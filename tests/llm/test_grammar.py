@@ -1,4 +1,4 @@
-"""Generated texts are accepted by another parser, and every text of a grammar is allowed.
+"""Tests of grammars: another parser accepts generated texts, and all matching texts are allowed.
 
 The oracles are `re` and `jsonschema`.  Random logits stand for a model; the tokenizers are
 byte-level BPE and SentencePiece with byte fallback.
@@ -80,7 +80,7 @@ def test_what_is_allowed_depends_on_the_history_alone(node, name, data):
 
 
 def test_a_recursive_grammar_is_no_regular_expression():
-    """The grammar is that of matching brackets; the oracle counts them."""
+    """The grammar is that of matching brackets; the oracle counts the brackets."""
     grammar = Grammar.from_gbnf('root ::= "(" (root | "x")? ")"')
     for name in NAMES:
         for seed in range(10):
@@ -172,7 +172,7 @@ def test_what_is_written_is_of_the_schema(schema, name, seed):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_json_object_parses_whatever_it_has(name):
-    """Objects without bounds often do not end within so many tokens; those that do, parse."""
+    """Every object that ends parses; unbounded objects often do not end within 60 tokens."""
     ended = 0
     for seed in range(12):
         text, complete = written(tokenizer_of(name), Grammar.json_object(), seed, most=60)

@@ -1,4 +1,4 @@
-"""Grammars that are invalid, too large, or of unusual types."""
+"""Tests of grammars that are invalid, too large, or of unusual types."""
 
 import gc
 import json
@@ -90,7 +90,7 @@ WRONG = [
     (Grammar.from_json_schema, {"type": "array", "uniqueItems": True}),
     (Grammar.from_json_schema, {"$ref": "https://example.com/x.json"}),
     (Grammar.from_json_schema, '{"items":' * 50_000 + "{}" + "}" * 50_000),
-    (Grammar.from_json_schema, {"type": "number", "maximum": "ü" * 200}),  # a panic of Rust
+    (Grammar.from_json_schema, {"type": "number", "maximum": "ü" * 200}),  # Rust panics
     (Grammar.from_lark, "start: " + 60_000 * '"a" '), (Grammar.from_lark, "%llguidance {"),
     (Grammar.from_json_schema, {"a": {1, 2}}), (Grammar.from_json_schema, {"a": object}),
     (Grammar.from_json_schema,
@@ -162,7 +162,7 @@ HUGE = {
 
 @pytest.mark.parametrize("name", HUGE)
 def test_a_grammar_of_one_huge_text_takes_little_memory(name):
-    """llguidance would make the whole text at once; one is refused."""
+    """The whole text is never in memory, although llguidance could build it; one is refused."""
     written(tokenizer_of("qwen2"), Grammar.from_regex("abc"), 0)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if name == "doubled":
@@ -196,7 +196,7 @@ def test_a_history_that_is_not_of_the_grammar_is_an_error():
     with pytest.raises(GrammarError, match="regex"):
         limit.allowed([5, *word])
     with pytest.raises(GrammarError):
-        limit.allowed([5])  # and stays one
+        limit.allowed([5])  # every later call fails, too
 
 
 def test_tokens_that_are_excluded_otherwise_are_named():
@@ -246,7 +246,7 @@ def test_a_panic_while_a_text_is_written_is_an_error(monkeypatch):
         with pytest.raises(GrammarError, match="index out of range"):
             call()
     monkeypatch.setattr(limit, "_advanced", lambda *_: sys.exit(3))
-    with pytest.raises(SystemExit):  # which is no panic
+    with pytest.raises(SystemExit):  # SystemExit is not a panic
         limit.allowed([])
 
 
@@ -264,7 +264,7 @@ def test_without_the_package_the_remedy_is_to_install_it(monkeypatch):
 
 
 def test_a_grammar_that_takes_too_long_is_an_error(monkeypatch):
-    """No known grammar does: the thread waits instead."""
+    """No known grammar takes too long, so this test makes the thread wait."""
     go = threading.Event()
     monkeypatch.setattr(constraint, "SECONDS", 0.01)
     monkeypatch.setattr(Constraint, "_new_matcher", lambda self: go.wait(60))
@@ -319,7 +319,7 @@ def _terminals(count):
     ],
 )
 def test_long_chains_of_rules_are_refused(make, chain):
-    """llguidance would exceed the stack, and end the process."""
+    """With longer chains, llguidance would exceed the stack and end the process."""
     assert make(chain(1000))
     with pytest.raises(GrammarError, match="above 1500"):
         make(chain(3000))

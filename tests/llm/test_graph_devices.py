@@ -1,4 +1,4 @@
-"""Models on devices that run graphs: numpy, others that refuse ops or fail, and foreign ones."""
+"""Tests of models on devices that run graphs: numpy, and devices that refuse ops or fail."""
 
 import errno
 import gc

@@ -1,4 +1,4 @@
-"""`npurt quantize --imatrix`: importance files and their effect on the blocks."""
+"""Tests of `npurt quantize --imatrix`: importance files and their effect on the blocks."""
 
 import struct
 
@@ -22,7 +22,7 @@ UP, DOWN = "blk.0.ffn_up.weight", "blk.0.ffn_down_exps.weight"
 
 
 def modern(path, entries):
-    """Write name -> (sums [matrices, K], counts [matrices]) as llama-imatrix does, by gguf-py."""
+    """Write name -> (sums [matrices, K], counts [matrices]) as llama-imatrix does, with gguf-py."""
     writer = gguf.GGUFWriter(path, "")
     writer.add_type("imatrix")
     writer.add_uint32("imatrix.chunk_count", 3)
@@ -37,7 +37,7 @@ def modern(path, entries):
 
 
 def older(path, entries, end=b"\3\0\0\0\0\0\0\0"):
-    """Write name -> (calls, values) in the form before that."""
+    """Write name -> (calls, values) in the older format of llama-imatrix."""
     data = struct.pack("<i", len(entries))
     for name, (calls, values) in entries.items():
         text, array = name.encode(), np.asarray(values, "<f4")
@@ -68,7 +68,7 @@ def test_the_older_form_has_sums_over_calls(tmp_path):
 
 @pytest.mark.parametrize("form", ["modern", "older"])
 def test_the_blocks_are_those_of_the_weighted_encoder(tmp_path, form):
-    """Only the named tensor changes; the others are as without the file."""
+    """Only the named tensor changes; the others equal those without the importance file."""
     if form == "modern":
         path = modern(tmp_path / "i.gguf", {UP: (SUMS[None], [2])})
     else:

@@ -56,7 +56,7 @@ def renamed(file, architecture):
 
 
 def key_of(file, name):
-    """Return the value of a key."""
+    """Return the value of a metadata key."""
     return next(value for key, _, value in file.keys if key == name)
 
 
