@@ -1,4 +1,4 @@
-"""Write valid or damaged GGUF files byte by byte, independently of npurt's reader.
+"""Helpers that write valid or damaged GGUF files byte by byte, independently of npurt's reader.
 
 Source: ggml docs/gguf.md.
 """

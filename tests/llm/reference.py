@@ -98,7 +98,7 @@ class Decoder:
         return rms(x, self.eps) * self.weights[f"{name}.weight"]
 
     def product(self, x, name, int16=False, index=slice(None)):
-        """Multiply *x* by a matrix; *index* selects a matrix of a stack, by default the whole."""
+        """Multiply *x* by a matrix; *index* selects one of a stack, by default the whole stack."""
         if name == "output" and not self.has(name):
             name = "token_embd"
         x = self.rounding(x, int16) if f"{name}.weight" in self.integer else x

@@ -1,4 +1,4 @@
-"""Helpers that step a scheduler, and give the tokens of a sequence that runs alone."""
+"""Helpers that step a scheduler, and that run a sequence alone for its expected tokens."""
 
 import functools
 
@@ -107,7 +107,7 @@ def cycle(ids, logits):
 
 
 def with_times(scheduler, seconds):
-    """Replace the measured time of each run of a scheduler by *seconds* of the run's rows."""
+    """Replace the measured time of each run of a scheduler by ``seconds(rows)``."""
     costs = RowCosts(scheduler._rows)
     add = costs.add
     costs.add = lambda rows, _: add(rows, seconds(rows))

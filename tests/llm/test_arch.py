@@ -163,7 +163,7 @@ def test_a_file_may_say_what_becomes_of_shares(qwen3, tmp_path, norm):
 
 
 def test_quantised_experts_add_the_noise_of_int8_activations_and_no_more(tmp_path):
-    """The model is the oracles' qwen3moe, but each expert gets more rows than a gemv accepts."""
+    """The model is the oracles' qwen3moe, but each expert computes more rows than fit a gemv."""
     file = tiny.read(tiny.path("qwen3moe", "q8_0")).with_key(
         "qwen3moe.expert_used_count", raw.U32, 8
     )
@@ -263,7 +263,7 @@ def test_a_part_that_an_architecture_has_not_is_refused(qwen3, qwen35, tmp_path)
 
 
 def test_numpy_runs_experts_of_an_odd_width(qwen3, tmp_path):
-    """Kernels need multiples of 16 rows; numpy computes other experts, and the report says so."""
+    """Kernels need multiples of 16 rows; the report says which products numpy computes instead."""
     path = tiny.write(variants.with_experts(qwen3, "qwen3moe", 4, 2, n_ff=40), tmp_path)
     with npurt.Llama(path, n_ctx=32, kv_type="f32") as llm:
         y = llm.eval(tiny.ids("qwen3", 12))

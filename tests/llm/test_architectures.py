@@ -229,7 +229,7 @@ def test_the_head_of_a_draft_scales_and_caps_logits_as_the_model_does(model):
 
 
 def as_rounded(llm, path, ids, monkeypatch, compute=logits):
-    """Return the interpreter's results if products use the operands that the device rounds."""
+    """Return the interpreter's results for products of operands as the device rounds them."""
     weights = llm.model._offload.weights
 
     def multiply(x, packed):

@@ -55,7 +55,7 @@ PROMPTS = {
                "<|user|>\nhello</s>\n<|assistant|>\nresponse</s>\n"
                "<|user|>\nagain</s>\n<|assistant|>\n"),
 }  # fmt: skip
-# `TRIMMED` has the prompts of the same templates for `SPACED`.  They show what templates trim.
+# `TRIMMED` has the prompts of the same templates for `SPACED`.  They show which texts are trimmed.
 SPACED = [
     {"role": "system", "content": " test\n"},
     {"role": "user", "content": "\n hello "},

@@ -153,7 +153,10 @@ def test_experts_are_read_as_written():
 
 
 def test_experts_of_no_width_of_their_own_share_that_of_the_model():
-    """Used experts divide feed_forward_length, as in llama.cpp; each of Mixtral's has all of it."""
+    """Without a width in the file, the used experts divide feed_forward_length, as in llama.cpp.
+
+    Each expert of Mixtral has the whole width.
+    """
     keys = MIXTURE | {"expert_feed_forward_length": None}
     assert read_config(metadata("qwen2moe", **keys), 1000).experts.n_ff == 288 // 3
     assert read_config(metadata("llama", **keys), 1000).experts.n_ff == 288

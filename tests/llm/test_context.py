@@ -71,7 +71,7 @@ def test_a_second_generation_runs_while_a_stream_is_open_and_ends_it(llm):
 
 
 def test_two_generations_at_once_are_refused_not_mixed(llm):
-    suspended = []  # its stream evaluates as many tokens as `first`
+    suspended = []  # a stream that has evaluated as many tokens as `first`
     for other in (
         lambda: list(llm.generate(PROMPT[3:], max_tokens=2, stream=True)),
         lambda: list(llm.generate(PROMPT, max_tokens=3, stream=True)),
@@ -162,7 +162,7 @@ def test_generation_goes_on_when_old_tokens_may_be_forgotten():
 
 @pytest.mark.parametrize("way", ["as it is", "restored", "loaded"])
 def test_what_a_shift_moved_is_not_reused(tmp_path, way):
-    """Shifted keys and values depend on dropped tokens; a fresh evaluation gives other values."""
+    """Shifted keys and values are not reused, because they depend on dropped tokens."""
     with open_tiny(n_ctx=32, context_shift=True) as llm:
         fresh(llm, max_tokens=60, **GREEDY)
         if way == "restored":

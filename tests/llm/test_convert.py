@@ -1,7 +1,7 @@
 """Tests of `npurt convert`: a checkpoint becomes the file that llama.cpp's converter makes of it.
 
-Oracles: the files of tests/data/models, which llama.cpp's converter or the script there (with
-gguf-py) made, and transformers' logits of the same models.
+Oracles: the files of tests/data/models, which llama.cpp's converter or a script with gguf-py made,
+and transformers' logits of the same models.
 """
 
 import json

@@ -38,7 +38,7 @@ CONFIGS = {
 }  # fmt: skip
 LAYERS = {"bert": "encoder.layer", "nomic-bert": "encoder.layers"}
 POOLING = {"bert": "cls_token", "nomic-bert": "mean_tokens"}
-SPECIAL = 5  # number of first tokens, which are markup
+SPECIAL = 5  # the first five tokens are markup
 # The settings as nomic's own code saves them: with the names of GPT-2.
 PUBLISHED = {
     "n_embd": 64, "n_layer": 3, "n_head": 4, "n_inner": 96, "n_positions": 512,
@@ -117,7 +117,7 @@ def test_the_file_is_the_known_one_and_computes_what_transformers_does(model, tm
 
 
 def test_the_first_names_of_bert_are_understood(tmp_path):
-    """Names as in bert-base-uncased have a prefix, gamma and beta, and a training head."""
+    """Names as in bert-base-uncased are converted: a prefix, gamma, beta and a training head."""
     tensors = {
         f"bert.{name}".replace("LayerNorm.weight", "LayerNorm.gamma").replace(
             "LayerNorm.bias", "LayerNorm.beta"
@@ -143,7 +143,7 @@ def test_the_settings_of_nomics_own_code_mean_the_same(tmp_path):
 
 
 def test_an_embedding_model_of_a_decoder_says_its_pooling(tmp_path):
-    """The tensors are named as in a model without an output head, such as Qwen3-Embedding."""
+    """The tensors have the names of a model without an output head, such as Qwen3-Embedding."""
     folder = checkpoints.folder_of("qwen3", tmp_path / "m")
     tensors = checkpoints.weights("qwen3")
     bare = {name.removeprefix("model."): each for name, each in tensors.items()}

@@ -1,4 +1,4 @@
-"""Tests of `npurt convert` on checkpoints of random numbers: files give transformers' logits."""
+"""Tests of `npurt convert` on checkpoints of random numbers: logits are those of transformers."""
 
 import json
 

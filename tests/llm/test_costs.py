@@ -103,7 +103,7 @@ def flat(row):
 
 
 def test_drafts_pay_for_one_text_and_not_for_eight():
-    """One sequence takes 26 ms and 2 ms per further row; eight take 52 ms and 6 ms per row."""
+    """Drafts pay if a run takes 26 ms and a row 2 ms (one sequence), not 52 and 6 ms (eight)."""
     assert controller(measured()).choose() == 4
     assert controller(measured(), texts=8).choose() == 0
 
@@ -113,7 +113,10 @@ def test_nothing_is_drafted_before_a_run_was_measured():
 
 
 def test_a_row_is_worth_a_chance_above_its_price():
-    """The price is 1.05 * 4 * 0.1 / (1 + 0.4) = 0.3; the chances are 0.7, 0.49, 0.343 and 0.24."""
+    """Three tokens have a chance above the price: 0.7, 0.49 and 0.343, but not 0.24.
+
+    The price is 1.05 * 4 sequences * 0.1 / (1 + 0.4) = 0.3.
+    """
     assert controller(flat(0.1), texts=4, most=8).choose() == 3
 
 
@@ -130,7 +133,7 @@ def test_a_long_prompt_is_read_by_a_drafter_only_if_the_text_can_win_it_back():
 
 
 def test_drafters_read_no_longer_than_a_step_while_others_wait():
-    """A step of two takes 1.2, and a token is read in 0.021, so 57 are read; a second reads FEW."""
+    """A step of two takes 1.2, reading a token 0.021: 57 tokens are read, then FEW, then none."""
     step = StepCost(flat(0.1))
     step.begin(2)
     first, second, third = (BatchController(step, Free(0.21), 4, None) for _ in range(3))
@@ -153,7 +156,7 @@ def test_wrong_drafts_end_and_are_tried_again():
 
 
 def test_a_slow_first_draft_of_a_process_is_not_the_last():
-    """The first draft is slow because it allocates memory and reads the weights the first time."""
+    """The first draft may be slow: it allocates memory and reads the weights for the first time."""
     text = controller(flat(0.1), share=0.2)
     text.observe(1, 1, 30.0, 1.0)
     assert text.choose() > 0
@@ -172,14 +175,14 @@ def test_right_drafts_become_longer():
 
 
 def test_a_draft_token_less_likely_than_its_price_is_not_verified():
-    """Rows cost 1.05 * 2 * 0.1 / 1.2 = 0.175 tokens; the threshold of drafts is 1 / 0.7 times that."""
+    """A row costs 1.05 * 2 * 0.1 / 1.2 = 0.175 tokens; the draft threshold is 1 / 0.7 of that."""
     found = controller(flat(0.1), texts=2).thresholds
     assert found.verify == pytest.approx(0.175)
     assert found.draft == pytest.approx(0.25)
 
 
 def test_where_a_row_costs_nothing_all_are_drafted():
-    """For example, an NPU computes 16 rows in the time of one."""
+    """All tokens are drafted if rows are free: an NPU may compute 16 rows in the time of one."""
     costs = RowCosts(512)
     for rows in (1, 2, 16):
         for _ in range(3):

@@ -101,7 +101,7 @@ def test_min_p_of_1_keeps_equals_of_the_largest():
         ([0.0, np.inf, 1.0], {}, 0.1),
         ([-np.inf, -np.inf], {}, 0.1),
         ([1.0, 1.0, 1.0, 1.0], {"top_p": 0.5}, 0.1),  # token 1 or 2 reaches top_p
-        ([1.0, 1.0], {}, 0.5),  # the limit between both
+        ([1.0, 1.0], {}, 0.5),  # 0.5 is the limit between both
         ([0.0] * 9999, {"top_k": 0}, 0.1),  # too many candidates
     ],
 )

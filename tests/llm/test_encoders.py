@@ -361,6 +361,6 @@ def test_one_segment_or_none_are_also_there(model, tmp_path):
 
 
 def states_with(file, types, folder, ids):
-    """Return the states of *file* with other rows of types."""
+    """Return the states of *file* with other rows of segment types."""
     with open_tiny(tiny.write(tiny.with_tensor(file, "token_types.weight", types), folder)) as llm:
         return states(llm, ids)

@@ -155,7 +155,7 @@ def test_echo_begins_with_the_prompt(engine, llm, prompt, count):
 
 
 def test_several_texts_of_a_prompt_are_those_of_llama(engine, llm):
-    """Each text has the seed of the previous text plus one; `submit` returns one request a text."""
+    """Each text has the seed of the previous text plus one; `submit` returns a list of requests."""
     asked = {"max_tokens": 7, "temperature": 2.0, "seed": 5, "n": 3}
 
     found = engine.submit(IDS[:9], echo=True, **asked)
@@ -273,7 +273,7 @@ def test_what_was_evaluated_is_not_evaluated_again(model):
         first = engine.submit(ids[:100], max_tokens=5, ignore_eos=True).result()
         text = [*ids[:100], *first.tokens, 7, 8]
         second = engine.submit(text, max_tokens=1)
-        assert [event.cached for event in second] == [104]  # events have it, too
+        assert [event.cached for event in second] == [104]  # each event has the number
         second = second.result()
         other = engine.submit([*ids[:100], 9], max_tokens=1, salt="other").result()
         stats = engine.stats()
@@ -346,7 +346,7 @@ def test_a_hybrid_reads_no_prompt_again_when_an_answer_comes_back_otherwise():
 
 @pytest.mark.parametrize(("copies", "kept"), [(0, 0), (2, 2), (99, 8)])
 def test_copies_of_states_have_a_budget(copies, kept):
-    """*snapshot_bytes* limits the copies: the states and convolution inputs of three delta nets."""
+    """`snapshot_bytes` limits the copies of the states and convolution inputs of delta nets."""
     path = tiny.path("qwen35", "q8_0")
     with npurt.Llama(path, **OPTIONS) as llm:
         arrays = iter(llm.snapshot().arrays)

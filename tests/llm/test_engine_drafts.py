@@ -25,7 +25,7 @@ KINDS = {
     "model": FOLDER / "spec-draft-qwen3-q8_0.gguf",
     "dflash": FOLDER / "spec-dflash-qwen3-q8_0.gguf",
 }
-PAIRS = [  # without the draft model for the hybrid, which has another vocabulary
+PAIRS = [  # not (model, hybrid), whose vocabularies differ
     ("lookup", "attention"), ("model", "attention"), ("dflash", "attention"), ("lookup", "hybrid"),
     ("dflash", "hybrid"),
 ]  # fmt: skip

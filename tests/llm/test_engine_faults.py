@@ -34,9 +34,9 @@ def prompts(model):
 
 
 def generate(model, device, strike=lambda: None, texts=range(TEXTS), **options):
-    """Return the tokens of the sequences *texts*, during which *strike* is called; and the report.
+    """Return the tokens of the sequences *texts* and the report; call *strike* after step `STRUCK`.
 
-    *strike* causes a fault after step `STRUCK`.
+    *strike* causes the fault.
     """
     path = tiny.path(*model)
     with npurt.Llama(path, device, max_sequences=TEXTS + 2, **(OPTIONS | options)) as llm:

@@ -98,7 +98,10 @@ OUTCOMES = {
 
 
 def one_of(engine, outcome):
-    """Run a request with this *outcome*; a local variable refers to it when its error is raised."""
+    """Run a request with this *outcome*; return its result or error, or None if it is dropped.
+
+    The local variable `request` still refers to the request when its error is raised.
+    """
     try:
         request = engine.submit([1, 2, 3], **OUTCOMES[outcome])
         if outcome == "cancelled":
@@ -118,7 +121,7 @@ def test_no_request_is_garbage(outcome, monkeypatch):
     with npurt.Engine(
         tiny.path("llama3", "q8_0"), n_ctx=POSITIONS, n_threads=2, progress=False, max_sequences=1
     ) as engine:
-        one_of(engine, outcome)  # makes modules and tables that remain
+        one_of(engine, outcome)  # loads modules and makes tables, which remain
         engine.submit([3, 4], max_tokens=1).result()
         gc.collect()
         gc.disable()

@@ -123,8 +123,8 @@ def roomy():
 def test_no_text_waits_for_more_than_two_steps_while_others_decode(roomy, arrivals, cost):
     """A step yields a token of every decoding sequence and evaluates a part of the oldest prompt.
 
-    A sequence waits only while the maximum number of sequences runs; a prompt waits only for older
-    prompts.
+    A sequence waits only while the maximum number of sequences runs.  A prompt waits only for
+    older prompts.
     """
     ids = tiny.ids("llama3")
     steps = Steps(roomy, sequences=5, drafts=LOOKUP)

@@ -1,7 +1,7 @@
 """Tests of GBNF: llama.cpp's syntax, grammars of several rules (oracle: `re`), and bounded time.
 
-If the time for long grammars grew with the square of their length, their tests would exceed the
-time limit of all tests.
+If the time grew with the square of a grammar's length, the tests of long grammars would exceed the
+time limit that holds for all tests.
 """
 
 import json

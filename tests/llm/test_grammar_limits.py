@@ -162,7 +162,7 @@ HUGE = {
 
 @pytest.mark.parametrize("name", HUGE)
 def test_a_grammar_of_one_huge_text_takes_little_memory(name):
-    """The whole text is never in memory, although llguidance could build it; one is refused."""
+    """llguidance must not build the whole text in memory; the grammar ``doubled`` is refused."""
     written(tokenizer_of("qwen2"), Grammar.from_regex("abc"), 0)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if name == "doubled":

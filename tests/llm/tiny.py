@@ -1,4 +1,4 @@
-"""The tiny models of tests/data/models, and files that differ from them in one respect."""
+"""Helpers that read the tiny models of tests/data/models and write files with one difference."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Files made from the tiny models: the same model in another form, or with other parts."""
+"""Helpers that change tiny models: the same model in another form, or a model with other parts."""
 
 import math
 from dataclasses import replace
