@@ -163,7 +163,7 @@ def test_a_file_may_say_what_becomes_of_shares(qwen3, tmp_path, norm):
 
 
 def test_quantised_experts_add_the_noise_of_int8_activations_and_no_more(tmp_path):
-    """The model is the oracles' qwen3moe, but each expert computes more rows than fit a gemv."""
+    """All experts of the oracles' qwen3moe are used, so each has more rows than a gemv computes."""
     file = tiny.read(tiny.path("qwen3moe", "q8_0")).with_key(
         "qwen3moe.expert_used_count", raw.U32, 8
     )

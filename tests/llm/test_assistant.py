@@ -19,7 +19,7 @@ OPTIONS = {"n_ctx": 64, "n_threads": 2, "progress": False}
 IDS = tiny.ids("qwen3")
 ROWS = 608  # rows of the tiny models' vocabulary; the last eight are padding
 UNUSED = 5  # the type of a padding token
-TRAINED = tiny.MODELS / "spec/spec-draft-qwen3-q8_0.gguf"  # has some likely tokens
+TRAINED = tiny.MODELS / "spec/spec-draft-qwen3-q8_0.gguf"  # gives some tokens a high probability
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,7 @@ CONFIGS = {
 LAYERS = {"bert": "encoder.layer", "nomic-bert": "encoder.layers"}
 POOLING = {"bert": "cls_token", "nomic-bert": "mean_tokens"}
 SPECIAL = 5  # the first five tokens are markup
-# The settings as nomic's own code saves them: with the names of GPT-2.
+# The settings as nomic's code saves them: with the names of GPT-2.
 PUBLISHED = {
     "n_embd": 64, "n_layer": 3, "n_head": 4, "n_inner": 96, "n_positions": 512,
     "max_trained_positions": 128, "layer_norm_epsilon": 1e-12, "activation_function": "swiglu",

@@ -121,7 +121,7 @@ def test_a_row_is_worth_a_chance_above_its_price():
 
 
 def test_a_drafters_own_time_counts_for_all_texts_that_wait():
-    """If a draft token takes half a run, its price, 1.05 * 2 * 0.6 / 1.2 = 1.05, is above 1."""
+    """With two sequences, a draft token that takes half a run costs 1.05 * 2 * 0.6 / 1.2 = 1.05."""
     assert controller(flat(0.1), texts=2, share=0.5).choose() == 0
     assert controller(flat(0.1), texts=2, share=0.01).choose() > 1
 

@@ -327,11 +327,14 @@ def test_states_are_kept_where_a_second_request_diverged():
         last = engine.submit([9, *ids[:80], 4, 5], max_tokens=1).result()
 
     assert cached == [0, 0, 90, 90]
-    assert last.usage.cached == 64  # a whole page
+    assert last.usage.cached == 64  # one whole page
 
 
 def test_a_hybrid_reads_no_prompt_again_when_an_answer_comes_back_otherwise():
-    """The template may omit the thoughts of an answer, or the answer may tokenise differently."""
+    """The prompt's states are reused although the answer in the next prompt has other tokens.
+
+    The template may omit the thoughts of an answer, or the answer may tokenise differently.
+    """
     ids = tiny.ids("qwen35")
     with open_engine(tiny.path("qwen35", "q8_0"), n_ctx=192) as engine:
         first = engine.submit(ids[:70], GREEDY, max_tokens=6, ignore_eos=True).result()
@@ -362,7 +365,7 @@ def test_copies_of_states_have_a_budget(copies, kept):
 
 
 def test_the_memory_for_keys_and_values_is_said():
-    """The engine reports bytes, even for a model that was opened without a budget."""
+    """The engine reports the bytes of all pages, even if the model was opened without a budget."""
     with npurt.Llama(PATH, **OPTIONS) as llm:
         c = llm.config
         page = 2 * c.n_layers * c.n_kv_heads * c.head_width * 64 * 2

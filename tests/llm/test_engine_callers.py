@@ -80,7 +80,7 @@ def test_whatever_a_function_of_a_request_raises_ends_that_request_alone(engine,
 
 
 def test_a_request_of_another_engine_is_not_cancelled():
-    """An engine does not cancel the request with the same number in another engine."""
+    """`cancel` ignores a request of another engine, although both number requests from 1."""
     gate = threading.Event()
 
     def waits(ids, logits):

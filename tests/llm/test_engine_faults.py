@@ -1,4 +1,4 @@
-"""Tests of device faults in a step with eight sequences: no sequence loses a token."""
+"""Tests of devices that fail in a step with eight sequences: no sequence loses a token."""
 
 import functools
 import itertools

@@ -222,7 +222,7 @@ def test_a_prompt_that_does_not_fit_is_refused_and_the_cache_kept(llm):
     for count in (129, 1000):
         with pytest.raises(ContextFull, match="do not fit"):
             llm.generate([*PROMPT, *itertools.repeat(5, count - len(PROMPT))])
-    assert llm.history == before[: len(PROMPT)]  # only the common prefix is kept
+    assert llm.history == before[: len(PROMPT)]  # only the common prefix remains
     with pytest.raises(ContextFull):
         llm.eval([1] * 200)
 

@@ -110,7 +110,7 @@ def test_threads_and_drafts():
 
 
 def test_matrices_of_a_device_that_runs_graphs_are_its_own():
-    """The host cannot use the matrices; calls that the host counts are reported as numpy's."""
+    """The host cannot use numpy's matrices; the report counts the host's calls as numpy's."""
     with opened("llama3") as llm:
         for call in (
             lambda: llm.weight_bytes,
