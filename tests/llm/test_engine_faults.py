@@ -22,10 +22,25 @@ from tests.runtime.test_execute import Partial
 
 TEXTS, COUNT, STRUCK = 8, 9, 5  # sequences, tokens of each, the step after which the fault comes
 OPTIONS = {"n_ctx": 64, "n_batch": 64, "n_threads": 2, "progress": False}
-DENSE, HYBRID = ("llama3-256", "q4_k_m"), ("qwen35", "q8_0")
-MODELS = [DENSE, HYBRID, ("qwen3moe", "q8_0")]
+DENSE, HYBRID, EXPERTS = ("llama3-256", "q4_k_m"), ("qwen35", "q8_0"), ("qwen3moe", "q8_0")
 HEXAGON = ("crash=5", "invoke=5", "ssr=5:300", "kill")
-RKNPU = ("einval", "efault", "ebusy", "enomem", "timeout", "stale", "eio", "enodev")
+RKNPU = ("einval", "efault", "ebusy", "enomem", "timeout", "stale", "eio", "enodev", "wedge")
+# Faults that last: the device cannot be opened again, or fails again and again.
+NO_DSP = (
+    *("crash=1+", "invoke=1+", "ssr=1+:50", "delay=1+:2000"),
+    *(f"crash=5 {name}=1+" for name in ("start", "open", "wrong_arch", "no_symbol", "map")),
+    *(f"crash=5 {name}=1+" for name in ("no_memory", "bad_memory")),
+)
+NO_NPU = (
+    *("dead@submit", "stale@submit:1+", "timeout@submit:1+"),
+    *(
+        f"{code}@{call}:1+"
+        for code in ("eacces", "enospc", "etimedout")
+        for call in ("submit", "prep")
+    ),
+    *(f"{code}@submit:1+" for code in ("einval", "efault", "ebusy", "enomem", "eio", "enodev")),
+    *(f"{code}@submit:1+" for code in ("eintr", "enoent", "emfile")),
+)
 
 
 def prompts(model):
@@ -94,16 +109,34 @@ def test_a_dsp_that_dies_costs_no_text_a_token(model, fault):
 
 
 @pytest.mark.usefixtures("hexagon")
-@pytest.mark.parametrize("model", MODELS, ids="-".join)
-def test_a_dsp_that_never_comes_back_costs_no_sequence_a_token(model, monkeypatch):
+@pytest.mark.parametrize(
+    ("model", "fault"),
+    [*((DENSE, fault) for fault in NO_DSP), (HYBRID, "crash=1+"), (EXPERTS, "crash=1+")],
+)
+def test_a_dsp_that_never_comes_back_costs_no_sequence_a_token(model, fault, monkeypatch):
     """After the loss, the CPU computes in the DSP's arithmetic."""
+    monkeypatch.setenv("NPURT_DEADLINE", "1")
     monkeypatch.setattr("npurt.hexagon.device.sessions.RESTART_SECONDS", 0.2)
     wanted = undisturbed(model, "hexagon:sim")
 
-    tokens, report = generate(model, "hexagon:sim", lambda: tell("crash=1+"))
+    tokens, report = generate(model, "hexagon:sim", lambda: tell(fault))
 
     assert tokens == wanted
     assert any("the CPU takes over" in note for note in report.notes)
+
+
+@pytest.mark.usefixtures("hexagon")
+@pytest.mark.parametrize("nth", ["5", "1+"])
+def test_a_wrong_byte_of_a_dsp_costs_no_sequence_a_token(nth):
+    """Each wrong product is verified, and computed again on the CPU in the DSP's arithmetic."""
+    wanted = undisturbed(DENSE, "hexagon:sim")
+
+    tokens, report = generate(
+        DENSE, "hexagon:sim", lambda: tell(f"wrong_byte={nth}"), verify="always"
+    )
+
+    assert tokens == wanted
+    assert any("quarantined: hexagon:sim" in note for note in report.notes)
 
 
 @pytest.mark.usefixtures("hexagon")
@@ -130,12 +163,15 @@ def test_an_npu_that_fails_costs_no_text_a_token(fault, rknpu):
     assert any(" again" in note for note in report.notes)
 
 
-@pytest.mark.parametrize("model", MODELS, ids="-".join)
-def test_an_npu_that_is_lost_for_good_costs_no_sequence_a_token(model, rknpu):
+@pytest.mark.parametrize(
+    ("model", "fault"),
+    [*((DENSE, fault) for fault in NO_NPU), (HYBRID, "dead@submit"), (EXPERTS, "dead@submit")],
+)
+def test_an_npu_that_is_lost_for_good_costs_no_sequence_a_token(model, fault, rknpu):
     """After the loss, the CPU computes in the NPU's arithmetic."""
     wanted = undisturbed(model, "rknpu:sim")
 
-    tokens, report = generate(model, "rknpu:sim", lambda: rknpu.set("fault=dead@submit"))
+    tokens, report = generate(model, "rknpu:sim", lambda: rknpu.set(f"fault={fault}"))
 
     assert tokens == wanted
     assert any("CPU takes over" in note for note in report.notes)
