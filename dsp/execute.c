@@ -202,7 +202,7 @@ static void after_batch(const batch *batch)
     }
 }
 
-/* --- one thread's part of an op ---------------------------------------------------------------- */
+/* --- one thread's part of an op --------------------------------------------------------------- */
 
 static void quantise(run *run, const batch_op *op, uint32_t thread)
 {

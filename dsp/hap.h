@@ -37,7 +37,7 @@ enum { HAP_PROT_READ = 1, HAP_PROT_WRITE = 2 };
 void *HAP_mmap(void *address, int bytes, int prot, int flags, int fd, long offset);
 int HAP_munmap(void *address, int bytes);
 
-/* --- clocks ------------------------------------------------------------------------------------ */
+/* --- clocks ----------------------------------------------------------------------------------- */
 
 enum {
     HAP_POWER_SET_HVX = 2,
@@ -85,7 +85,7 @@ _Static_assert(sizeof(HAP_power_request_t) == 120, "as in HAP_power.h");
 
 HAP_WEAK int HAP_power_set(void *client, HAP_power_request_t *request);
 
-/* --- VTCM: memory beside the vector units -------------------------------------------------------- */
+/* --- VTCM: memory beside the vector units ----------------------------------------------------- */
 
 /* 8 words in older headers, 20 in newer ones. */
 typedef struct {

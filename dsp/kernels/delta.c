@@ -3,8 +3,8 @@
  * and delta_advance.h.
  *
  * Order   first the computation that needs no state, for up to NPURT_DELTA_ITEMS tokens or heads,
- * then
- *         the states.  So some time passes between vector writes and scalar reads of the same memory.
+ *         then the states.  So some time passes between vector writes and scalar reads of the same
+ *         memory.
  * Sources Yang et al. 2024, Gated Delta Networks, eq. 10; ggml ggml_gated_delta_net (a decay for
  *         each element of k).
  */

@@ -2,9 +2,9 @@
  * Advances a head by one token: the pass over the state, then operations on lanes.
  *
  *   u, w    gain S k and gain S q;  d = beta (v - u);  out = scale (w + (k.q) d)
- *   update  the pass of the next token adds d k.  d is rounded to 16 bits, so that products d k have
- *           the unit of the state's integers.  The unit of a lane depends on its greatest |S| and |d|,
- *           so that |S| + |d k| < 2^30.
+ *   update  the pass of the next token adds d k.  d is rounded to 16 bits, so that products d k
+ *           have the unit of the state's integers.  The unit of a lane depends on its greatest |S|
+ *           and |d|, so that |S| + |d k| < 2^30.
  */
 #ifndef NPURT_DELTA_ADVANCE_H
 #define NPURT_DELTA_ADVANCE_H

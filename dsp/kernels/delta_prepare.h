@@ -2,11 +2,11 @@
  * Computes the part of a token of a head that does not depend on the state: gains after their
  * decay, q and k as integers, and the factors of lanes.
  *
- *   k, q    integers of at most 2^14 times a power of two.  |k| of 32 rows adds up to less than 2^17,
- *           so that sums of products with |h| <= 2^14 fit (delta_passes.h).  Elements below 2^-24 of
- *           the greatest become 0.
- *   gates   k and q are multiplied by gain before they are rounded; the k of the update is divided by
- *           gain.  A row is shifted when its gain leaves its range.
+ *   k, q    integers of at most 2^14 times a power of two.  |k| of 32 rows adds up to less than
+ *           2^17, so that sums of products with |h| <= 2^14 fit (delta_passes.h).  Elements below
+ *           2^-24 of the greatest become 0.
+ *   gates   k and q are multiplied by gain before they are rounded; the k of the update is divided
+ *           by gain.  A row is shifted when its gain leaves its range.
  */
 #ifndef NPURT_DELTA_PREPARE_H
 #define NPURT_DELTA_PREPARE_H

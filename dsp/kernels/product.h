@@ -57,7 +57,7 @@ enum { QUADS = NPURT_STEP / 8 }; /* words of 8 codes of x in a step */
 enum {
     HEAD_EXPONENT, /* (exponent + 156) << 23 of every lane, modulo 2^32 */
     HEAD_RANGE,    /* int32: least and greatest exponent */
-    HEAD_OTHER, /* LUT: table; PER_CHANNEL: mantissas of the rows' scales, Q15, in the upper halves */
+    HEAD_OTHER,    /* LUT: table; PER_CHANNEL: Q15 mantissas of the rows' scales, in upper halves */
 };
 
 /* Constants that unpacking keeps in registers. */

@@ -8,7 +8,8 @@
  *   V     greatest magnitude of a group / 2^(E - 150), rounded down: at most 24 bits
  *   scale (V + V / 2^7 + V / 2^14) / 2^9 + 1, rounded down: V / 508 and a little, 1..32767
  *   code  x / (scale * 2^(E - 148)): 15 bits of x's mantissa times 15 of the reciprocal of the
- *         scale, halves away from 0; |code| <= 127, and the greatest magnitude gets almost exactly 127.
+ *         scale, halves away from 0; |code| <= 127, and the greatest magnitude gets almost
+ *         exactly 127.
  *
  * A row whose greatest magnitude is below 2^-87 is first multiplied by 2^64, and its exponent is
  * reduced by 64.  So every element that is not rounded to 0 is a normal number.  A row of zeros has

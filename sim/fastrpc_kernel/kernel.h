@@ -67,7 +67,7 @@ void dsp_load(void); /* ends the program if the simulator is missing */
 bool dsp_present(void);
 int dsp_info(uint32_t attribute, uint32_t *value);
 
-/* --- processes of the DSP ----------------------------------------------------------------------- */
+/* --- processes of the DSP --------------------------------------------------------------------- */
 
 typedef struct {
     bool used, queues; /* queues: the module serves dspqueue */
@@ -120,14 +120,14 @@ extern pthread_cond_t kernel_changed;
 int fail(int error); /* sets errno and returns -1 */
 void say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* --- process.c ---------------------------------------------------------------------------------- */
+/* --- process.c -------------------------------------------------------------------------------- */
 process *process_of(int file);
 int process_create(int file, const driver_create *asked);
 void process_end(process *p);
 void process_leave(process *p); /* wake and end its waiting calls */
 int process_call(process *p, const driver_invoke *asked);
 
-/* --- memory.c ----------------------------------------------------------------------------------- */
+/* --- memory.c --------------------------------------------------------------------------------- */
 int memory_allocate(uint64_t bytes);
 int memory_map(process *p, driver_map *asked);
 int memory_unmap(process *p, const driver_unmap *asked);
@@ -136,13 +136,13 @@ int memory_unmap(process *p, const driver_unmap *asked);
 int module_call(process *p, uint32_t handle, uint32_t scalars, argument *arguments);
 int remotectl(process *p, uint32_t method, argument *arguments);
 
-/* --- listener.c: calls of the DSP to the CPU ---------------------------------------------------- */
+/* --- listener.c: calls of the DSP to the CPU -------------------------------------------------- */
 int listener_next(process *p, argument *arguments);
 int listener_more(process *p, argument *arguments);
 /* Return whether the CPU finds a skel in its search path and the file is an ELF file. */
 bool listener_finds(process *p, const char *name);
 
-/* --- queue.c, ring.c ---------------------------------------------------------------------------- */
+/* --- queue.c, ring.c -------------------------------------------------------------------------- */
 int queue_call(process *p, uint32_t method, argument *arguments);
 void queue_end(queue *q);
 void queue_signal(process *p);

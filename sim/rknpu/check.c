@@ -53,7 +53,7 @@ static bool check_conversion(struct run *run, struct matmul *mm)
                            "no pair of input and output types with this value is known to work");
 }
 
-/* --- sizes ------------------------------------------------------------------------------------- */
+/* --- sizes ------------------------------------------------------------------------------------ */
 
 /* Checks the windows over a cube: strides, dilation, and padding at the left and the top.  The
  * padding at the right and the bottom follows from the sizes. */
@@ -172,7 +172,7 @@ static bool check_modes(struct run *run, struct matmul *mm)
     return true;
 }
 
-/* --- CBUF -------------------------------------------------------------------------------------- */
+/* --- CBUF ------------------------------------------------------------------------------------- */
 
 /* Returns the 64-byte entries of a line of pixels; the last atoms of several pixels share an entry.
  * */

@@ -125,7 +125,7 @@ static void hang(struct core *core, const struct segment *segment)
     }
 }
 
-/* --- a core's thread --------------------------------------------------------------------------- */
+/* --- a core's thread -------------------------------------------------------------------------- */
 
 static bool run(struct core *core, struct segment *segment)
 {

@@ -2,7 +2,7 @@
  * Injects faults: "effect@call:n" for the n-th such call from now on, with "+" also at later calls.
  *
  *     timeout@submit:3     the third job hangs          stale@submit     its output is not written
- *     flip@submit:2        one bit of its output flips  wedge@submit     every job hangs until reset
+ *     flip@submit:2        one bit of its output flips  wedge@submit     all jobs hang until reset
  *     dead@submit:5        the node is gone             ebusy@prep:1+    an errno, of any call
  */
 #include "sim.h"

@@ -12,9 +12,9 @@
  * dpu-lut-activation.md).  The notes give figures but no rules; these rules
  * reproduce all of the figures: errors of 12 functions (0.00146 for sigmoid, 5.5e-4 for exp, 0.85 %
  * for sqrt, 0.44 %, 1.03 %, ...), 97 wrong of 4,001 points around 0 for ELU, one of 16,385 for
- * leaky ReLU, and wrong values of 4, 8, 16, 64 and 128 for MINUS_EXP of 15, 14, 13, 11 and 10.  No figure
- * determines the rule for indices half-way between two integers (here: to even) or for entries
- * above 0x7FFF (here: refused).
+ * leaky ReLU, and wrong values of 4, 8, 16, 64 and 128 for MINUS_EXP of 15, 14, 13, 11 and 10.  No
+ * figure determines the rule for indices half-way between two integers (here: to even) or for
+ * entries above 0x7FFF (here: refused).
  */
 #include "npu.h"
 

@@ -31,7 +31,7 @@ struct product {
     size_t pixels, depth;
 };
 
-/* --- integers ---------------------------------------------------------------------------------- */
+/* --- integers --------------------------------------------------------------------------------- */
 
 static int64_t bias_of(const struct product *p, uint32_t channel)
 {
@@ -104,7 +104,7 @@ static void multiply_ints(struct product *p)
     }
 }
 
-/* --- floats ------------------------------------------------------------------------------------ */
+/* --- floats ----------------------------------------------------------------------------------- */
 
 static float combine(enum combination with, float sum, float operand)
 {
@@ -242,7 +242,7 @@ static void filter_channels(struct product *p)
     }
 }
 
-/* --- the task ---------------------------------------------------------------------------------- */
+/* --- the task --------------------------------------------------------------------------------- */
 
 /* Allocates memory for the operands of a task, in the scratch block of the core. */
 static bool allocate(struct product *p)

@@ -111,7 +111,7 @@ static bool check_places(struct run *run, struct pool *pool)
     return true;
 }
 
-/* --- the windows ------------------------------------------------------------------------------- */
+/* --- the windows ------------------------------------------------------------------------------ */
 
 static double cell(const struct pool *pool, uint32_t surface, int64_t y, int64_t x, uint32_t half)
 {

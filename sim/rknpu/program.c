@@ -74,7 +74,7 @@ uint8_t *scratch_get(struct scratch *scratch, size_t size)
     return scratch->bytes;
 }
 
-/* --- the list ---------------------------------------------------------------------------------- */
+/* --- the list --------------------------------------------------------------------------------- */
 
 /* Position in a list. */
 enum stage { BODY, FILLED, ADDRESSED, COUNTED, MARKED, ENABLED };

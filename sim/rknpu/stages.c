@@ -123,7 +123,7 @@ static bool check_stages(struct run *run, struct matmul *mm)
     return check_scale(run, mm) && (VALUE(DPU_BN_CFG) != BN_SCALES || check_lut(run, mm));
 }
 
-/* --- the output cube --------------------------------------------------------------------------- */
+/* --- the output cube -------------------------------------------------------------------------- */
 
 /* Checks the output cube: it has as many pixels as the result, in the same order, but perhaps in
  * lines of another length. */

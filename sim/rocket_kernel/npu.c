@@ -1,6 +1,6 @@
 /*
- * The three cores of an NPU whose registers are in a kernel: a process with the simulator's model of
- * a core (sim/rknpu), which takes tasks from /dev/npuhw and accesses memory through it.
+ * The three cores of an NPU whose registers are in a kernel: a process with the simulator's model
+ * of a core (sim/rknpu), which takes tasks from /dev/npuhw and accesses memory through it.
  *
  * The process has no files, buffers or jobs, only the tasks that the driver starts.  So strict=1
  * checks commands and registers, but not whether a task may write to a buffer.

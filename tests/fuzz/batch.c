@@ -43,7 +43,7 @@ int HAP_munmap(void *address, int bytes)
     return 0;
 }
 
-/* --- the sizes of a delta net, by the description in delta.h --------------------------------------- */
+/* --- the sizes of a delta net, by the description in delta.h ---------------------------------- */
 
 static size_t along_k(const npurt_delta *op)
 {
@@ -78,7 +78,7 @@ size_t npurt_delta_y_bytes(const npurt_delta *op)
     return op->heads * along_v(op);
 }
 
-/* --- a run ------------------------------------------------------------------------------------------ */
+/* --- a run ------------------------------------------------------------------------------------ */
 
 static unsigned sum;
 

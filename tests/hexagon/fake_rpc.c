@@ -1,9 +1,9 @@
 /*
  * A libcdsprpc that does as it is told: for answers that the simulator has no reason to give.
  *
- * fake_answer(call, code, errno, times) makes the next calls of that name fail; a negative number of
- * times means all.  fake_delay(call, ms) makes those to come slow, and fake_release(call) ends the
- * wait of those that came.  fake_count(call) says how often it came.
+ * fake_answer(call, code, errno, times) makes the next calls of that name fail; a negative number
+ * means all.  fake_delay(call, ms) makes the next calls slow, and fake_release(call) ends the
+ * wait of calls that have begun.  fake_count(call) returns the number of calls.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -89,7 +89,7 @@ static int arrive(const char *name)
     return c->code;
 }
 
-/* --- sessions ----------------------------------------------------------------------------------- */
+/* --- sessions --------------------------------------------------------------------------------- */
 
 typedef union {
     struct {
@@ -188,7 +188,7 @@ int remote_session_control(uint32_t request, void *data, uint32_t nbytes)
     return 0;
 }
 
-/* --- memory ------------------------------------------------------------------------------------- */
+/* --- memory ----------------------------------------------------------------------------------- */
 
 static struct {
     void *memory;

@@ -177,7 +177,7 @@ static void take_back(int fd, const struct buffer *b)
     }
 }
 
-/* --- the register list ------------------------------------------------------------------------- */
+/* --- the register list ------------------------------------------------------------------------ */
 struct list {
     uint64_t *words;
     uint32_t count;
@@ -305,7 +305,7 @@ static uint32_t write_list(uint64_t *words, const struct matrix *x)
     return l.count;
 }
 
-/* --- one product --------------------------------------------------------------------------------- */
+/* --- one product ------------------------------------------------------------------------------ */
 struct buffers {
     struct buffer list, tasks, a, b, c;
 };

@@ -20,7 +20,7 @@
 
 enum { SPAN = 16, LANES = 16 };
 
-/* --- conv --------------------------------------------------------------------------------------- */
+/* --- conv ------------------------------------------------------------------------------------- */
 
 static const float nothing[NPURT_MOST_DELTA];
 
@@ -112,7 +112,7 @@ void AT_LEVEL(npurt_conv)(const npurt_conv *op, int64_t head, const npurt_span *
     }
 }
 
-/* --- delta -------------------------------------------------------------------------------------- */
+/* --- delta ------------------------------------------------------------------------------------ */
 
 /* The inputs of one head for one token, except v; a = e^decay in every element. */
 typedef struct {
@@ -294,7 +294,7 @@ void AT_LEVEL(npurt_delta)(const npurt_delta *op, int64_t item, const npurt_span
     }
 }
 
-/* --- gate --------------------------------------------------------------------------------------- */
+/* --- gate ------------------------------------------------------------------------------------- */
 
 void AT_LEVEL(npurt_gate)(const npurt_gate *op, int64_t row)
 {

@@ -33,7 +33,7 @@ typedef struct {
     number beta, scale;
 } factors;
 
-/* --- Numbers ------------------------------------------------------------------------------------ */
+/* --- Numbers ---------------------------------------------------------------------------------- */
 
 static int64_t mul(int64_t a, int64_t b) /* a b / 2^31 to nearest, halves up */
 {
@@ -112,7 +112,7 @@ static float float_of(number a)
     return x;
 }
 
-/* --- The factors of a token --------------------------------------------------------------------- */
+/* --- The factors of a token ------------------------------------------------------------------- */
 
 /* Sets *gain, and returns the step, such that old gain * e^decay = *gain / 2^step. */
 static int64_t decay_by(float decay, int64_t *gain)
@@ -224,7 +224,7 @@ static void prepare(const npurt_integer_delta *net, int64_t token, int64_t head,
     to->dot = mul(quarter_dot(to->update, to->q), to->scale.mantissa);
 }
 
-/* --- A row of v --------------------------------------------------------------------------------- */
+/* --- A row of v ------------------------------------------------------------------------------- */
 
 /* The results of a pass over a row: dot products with k and q, and an upper bound of |integers|. */
 typedef struct {

@@ -72,7 +72,7 @@ static int run_once(void)
     return result ? result : join_workers() == 0 + 1 + 2 + 3 ? 0 : 1001;
 }
 
-/* --- a pool that waits on barriers ------------------------------------------------------------- */
+/* --- a pool that waits on barriers ------------------------------------------------------------ */
 
 static void at_barrier(void *number)
 {
