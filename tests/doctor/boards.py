@@ -1,6 +1,6 @@
 """Boards that people reported, as trees of files: tests/data/doctor/boards.json.
 
-What a report does not say is as on the board called "working".
+Data that a report lacks are those of the board called "working".
 """
 
 import json
@@ -72,7 +72,7 @@ def _write(root, path, data):
 
 
 class _Tree(Machine):
-    """A tree of files; what files in it cannot show, such as owners of nodes, the board says."""
+    """A tree of files; the board's data have what files cannot show, such as owners of nodes."""
 
     def __init__(self, root, known):
         self._nodes = known["nodes"]

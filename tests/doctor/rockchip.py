@@ -1,6 +1,6 @@
 """Boards with Rockchip chips, as trees of files: tests/data/doctor/rockchip.json.
 
-What a report does not say is as on the board that its "base" names.
+Data that a report lacks are those of the board that its "base" names.
 """
 
 import gzip
@@ -26,7 +26,7 @@ def board(name):
 
 
 class Tree(Machine):
-    """The files of a board under *root*; what files cannot show, such as owners, the board says."""
+    """The files of a board under *root*; its data have what files cannot show, such as owners."""
 
     def __init__(self, name, root):
         known = board(name)

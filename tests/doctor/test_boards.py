@@ -48,7 +48,7 @@ def test_a_board_that_works_has_nothing_to_mend(tmp_path):
 
 @pytest.mark.parametrize("name", ["working", *boards.REPORTS])
 def test_the_evidence_alone_gives_the_same_diagnosis(name, tmp_path):
-    """Also as JSON, and with this board's words replaced."""
+    """The diagnosis also stays the same as JSON, and with this board's words replaced."""
     findings, recorder = examine(boards.tree(name, tmp_path))
     recorded = json.loads(json.dumps(recorder.evidence))
     anonymous = anonymised(recorded, {"dragon": "HOST"})
@@ -80,7 +80,7 @@ def test_evidence_of_no_machine_is_that_of_a_simulator():
     assert "-dev hexagon:sim --from" in first.result.command
 
 
-# --- one thing at a time, changed on a board that works ------------------------------------------
+# --- one change to a board that works ------------------------------------------------------------
 
 
 def first_of(tmp_path, **files):
@@ -186,7 +186,7 @@ def test_packed_firmware_that_is_damaged_is_not_compared(tmp_path):
 
 
 def test_a_shell_on_the_users_path_comes_first(tmp_path):
-    """As in Debian's build, which looks there too."""
+    """Debian's build of the library also searches this path first."""
     tree = boards.tree("working", tmp_path, DSP_LIBRARY_PATH="/opt/dsp;/opt/more")
     shell = tmp_path / "opt/more/fastrpc_shell_unsigned_3"
     shell.parent.mkdir(parents=True)

@@ -28,7 +28,7 @@ def write(path, evidence=EVIDENCE, report="report", names=None):
     return path
 
 
-# --- there and back ------------------------------------------------------------------------------
+# --- writing and reading -------------------------------------------------------------------------
 
 
 def test_evidence_comes_back(tmp_path):
@@ -49,11 +49,11 @@ def test_a_bundle_is_text_that_any_tar_can_show(tmp_path):
     ]
     assert texts["npurt-doctor/report.txt"] == "what was printed"
     assert "npurt doctor --from" in texts["npurt-doctor/README.txt"]
-    assert owners == {(0, "", 0)}  # of nobody, at no time
+    assert owners == {(0, "", 0)}  # no owner, no time
 
 
 def test_what_is_no_text_does_not_keep_a_bundle_from_being_written(tmp_path):
-    """Names of files that are not UTF-8 have lone surrogates in Python."""
+    """File names that are not UTF-8 contain lone surrogates in Python."""
     evidence = {"names /dev": ["caf\udce9"]}
 
     path = write(tmp_path / "a.tar.gz", evidence, report="caf\udce9")
@@ -87,7 +87,7 @@ def test_where_it_cannot_be_written_it_says_so(tmp_path):
         write(tmp_path / "file/a.tar.gz")
 
 
-# --- who is in it --------------------------------------------------------------------------------
+# --- names of people and machines ----------------------------------------------------------------
 
 SECRETS = [
     "3c:7c:3f:aa:bb:cc",
@@ -164,7 +164,7 @@ def words_of_a_bundle(path, name):
 @example("names")
 @example("root")
 def test_no_name_of_this_machine_is_in_a_bundle(tmp_path_factory, name):
-    """But inside of other words, and unless a bundle has the word anyway, or it says nothing."""
+    """Exceptions: parts of other words, words of every bundle, and names that identify nobody."""
     path = tmp_path_factory.getbasetemp() / "names.tar.gz"
     anyway = words_of_a_bundle(path, "another1")
 
@@ -179,7 +179,7 @@ def test_this_machines_names_are_known():
     assert "/home/USER" in names.values()
 
 
-# --- what strangers send -------------------------------------------------------------------------
+# --- bundles of strangers ------------------------------------------------------------------------
 
 
 def archive(path, members, pack=gzip.compress):

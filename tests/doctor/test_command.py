@@ -76,7 +76,7 @@ def test_another_board_is_judged_from_its_bundle(name, npurt, tmp_path):
     assert text.code == (1 if first else 0)
     assert told["kinds"][0]["start_here"] == first
     assert text.out.count("start here") == (1 if first else 0)
-    assert told["settings"] == []  # those of this machine would mislead
+    assert told["settings"] == []  # this machine's settings would mislead
     if first:
         line = next(line for line in text.out.splitlines() if line.startswith("start here"))
         assert line.startswith(f"start here: {first}: ")

@@ -66,11 +66,11 @@ def test_a_node_is_what_ls_shows_and_what_this_user_may(tmp_path):
 
 
 def test_people_have_no_names(tmp_path):
-    """Owners from 1000 on are people; a bundle does not say who."""
+    """User IDs from 1000 on belong to people, whose names a bundle does not contain."""
     here = put(tmp_path, "x", b"")
     if os.getuid() == 0:
         os.chown(here, 1000, 31337)
-    person = here.stat().st_uid >= 1000  # also when a person runs this
+    person = here.stat().st_uid >= 1000  # also if a person runs this test
 
     node = Machine(tmp_path).node("/x")
 

@@ -1,4 +1,4 @@
-"""Boards and their pages in docs/boards: each is recognised, and shows what the doctor prints."""
+"""Test docs/boards: the doctor recognises each board, and the pages show the doctor's output."""
 
 import json
 import re
@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parents[2] / "docs/boards"
 COMMON = FOLDER / "README.md"
 PAGES = sorted(set(FOLDER.glob("*.md")) - {COMMON})
 COMPATIBLE = "/sys/firmware/devicetree/base/compatible"
-NAMES = [  # of device trees: Linux, arch/arm64/boot/dts; the vendor's, where it says so
+NAMES = [  # `compatible` of device trees in Linux, arch/arm64/boot/dts, or in the vendor's kernel
     ("dragon-q6a", "radxa,dragon-q6a\nqcom,qcm6490"),
     ("rb3gen2", "qcom,qcs6490-rb3gen2\nqcom,qcm6490"),
     ("rock-5", "radxa,rock-5a\nrockchip,rk3588s"),
@@ -85,7 +85,7 @@ def dragon(tmp_path):
 
 
 def two_builds(tmp_path):
-    """A ThinkPad T14s, whose report does not say how its device tree names it."""
+    """Return a ThinkPad T14s with a device tree's name, which its report does not contain."""
     tree = boards.tree("t14s-two-builds", tmp_path)
     (tmp_path / COMPATIBLE.lstrip("/")).write_text("lenovo,thinkpad-t14s\0qcom,x1e80100")
     return tree
@@ -114,7 +114,7 @@ def vendor(tmp_path):
     ],
 )
 def test_a_page_shows_what_the_doctor_prints(name, make, npurt, tmp_path):
-    """Every line, in this order; "..." stands for lines that are left out."""
+    """A page has the doctor's lines in their order; "..." stands for omitted lines."""
     text = (FOLDER / f"{name}.md").read_text()
     (block,) = re.findall(r"^```text\n(hexagon\n.+?)^```", text, re.M | re.S)
     path = packed(tmp_path / "b.tar.gz", make(tmp_path / "board"))

@@ -86,7 +86,7 @@ def test_every_finding_has_evidence_and_what_is_not_right_a_command(name, tmp_pa
 
 
 def test_the_version_may_be_known_from_three_places(tmp_path):
-    """debugfs, the kernel's log, what opening it said; else it is not known."""
+    """The sources are debugfs, the kernel's log and the message of opening the device."""
     tree = rockchip.Tree("vendor", tmp_path)
     assert results(examine(tree)[0])["version"].what == "rknpu 0.9.8"
     tree.write(tmp_path, "/proc/rknpu/version", "RKNPU driver: v0.9.7")

@@ -77,7 +77,7 @@ def test_a_dsp_that_is_too_old_is_said_to_be():
         ("start=1:0x8000054f", "session", "0x8000054f"),
         ("open=1", "session", "0x80000406"),
         ("no_symbol=1", "session", "0x80000442"),
-        ("crash=2", "session", "DSP"),  # while it is greeted
+        ("crash=2", "session", "DSP"),  # during the first call
         ("crash=50", "transfer", "DSP"),
         ("wrong_byte=50", "transfer", "echoed do not arrive whole"),
         ("wrong_byte=103", "transfer", "copied do not arrive whole"),
@@ -125,14 +125,14 @@ def test_a_dsp_that_does_not_answer_is_given_up():
     seen = tried("delay=3+:600000", seconds=2)
     _, first = judged(seen)
 
-    assert list(seen["steps"]) == STEPS[: STEPS.index("echo")]  # nobody waited for the answer
+    assert list(seen["steps"]) == STEPS[: STEPS.index("echo")]  # the trial did not wait longer
     assert seen["ended"] == "no answer within 2 s: echo"
     assert first.check.name == "transfer"
     assert "no answer within 2 s" in first.result.what
 
 
 def test_nothing_is_left_of_a_trial(monkeypatch):
-    """Neither the process that tried nor its simulator: both inherit a mark."""
+    """The trial's process and its simulator inherit a mark; no marked process remains."""
     monkeypatch.setenv("NPURT_TEST_MARK", "of this trial")
     tried("delay=3+:600000", seconds=2)
 
@@ -144,7 +144,7 @@ def test_nothing_is_left_of_a_trial(monkeypatch):
 def content(path):
     try:
         return path.read_bytes()
-    except OSError:  # gone meanwhile, or not ours
+    except OSError:  # the process has ended, or belongs to another user
         return b""
 
 
@@ -162,7 +162,7 @@ API int remote_session_control(int request, void *data, int nbytes)
 
 
 def library_of(tmp_path, body):
-    """Compile a FastRPC library that does what *body* says when it is asked for a session."""
+    """Compile a FastRPC library whose remote_session_control() has the C code *body*."""
     names = {*abi.SYMBOLS, *abi.OPTIONAL} - {"remote_session_control"}
     others = "\n".join(f"API int {name}(void) {{ return -1; }}" for name in sorted(names))
     source = tmp_path / "library.c"
@@ -171,7 +171,7 @@ def library_of(tmp_path, body):
 
 
 def test_the_sdks_stub_is_told_from_a_library(tmp_path):
-    """It answers everything with -1, as in geerlingguy/sbc-reviews#85."""
+    """Each function of the stub returns -1, as in geerlingguy/sbc-reviews#85."""
     results, first = judged(tried(library=library_of(tmp_path, "return -1;")))
 
     assert first.check.name == "library"
