@@ -1,4 +1,4 @@
-"""Fuzz: `python -m tests.fuzz [TARGET ...]`, the fixed inputs of CI unless told otherwise."""
+"""Run fuzz targets: `python -m tests.fuzz [TARGET ...]`, by default with the fixed inputs of CI."""
 
 import argparse
 import itertools

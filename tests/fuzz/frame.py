@@ -3,18 +3,19 @@
 A target is a module in `tests/fuzz/targets` with a docstring and
 
     RUNS             inputs that CI tries
-    mutate(rng)      -> input: JSON, made from `random.Random` alone, so a seed is an input
-    run(input)       tries it; returns a word that says how far it got, for the statistics.
-                     NpurtError means that the input was refused, which is fine; any other
-                     exception is a failure, as are a crash, a hang and too much memory
+    mutate(rng)      returns an input, as JSON.  `random.Random` determines it, so a seed stands
+                     for an input
+    run(input)       tries the input; returns a word for the stage that it reached, for the
+                     statistics.  NpurtError means that the input was refused, as it may be.  Any
+                     other exception is a failure, as are a crash, a hang and too much memory
 
 and optionally
 
-    NATIVE           whether it runs C of the host, which sanitizers see (default: False)
-    SHARES           tests of CI that share its inputs (default: `SHARES` here)
+    NATIVE           whether the target runs C of the host, which sanitizers check (default: False)
+    SHARES           number of CI's tests that divide the inputs (default: `SHARES` here)
     SECONDS          CPU time that one input may take (default: `SECONDS` here)
-    memory(input)    bytes that it may take beyond what the worker had (default: `MEMORY` here)
-    PLANTED          name -> function that puts a known defect back, to show that it is found
+    memory(input)    bytes that an input may allocate in a worker (default: `MEMORY` here)
+    PLANTED          name -> function that restores a known defect; fuzzing must find it
 
 Inputs that once failed are in `tests/fuzz/corpus/TARGET/NAME.json` and are tried first.
 """
@@ -44,15 +45,15 @@ from npurt import build
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-FOUND = ROOT / "build/fuzz"  # where the inputs that fail are put
+FOUND = ROOT / "build/fuzz"  # folder of inputs that failed
 
 SHARES = 4
 SECONDS = 30  # CPU time of one input
-STANDSTILL = 300  # seconds by the clock, for what waits without working
+STANDSTILL = 300  # elapsed seconds, for an input that waits without using the CPU
 MEMORY = 512 << 20  # bytes
-MOST_MEMORY = 6 << 30  # bytes of a worker; beyond that it is killed at once, to save the machine
-LOOK_EVERY = 0.1  # seconds between two looks at a worker that is busy
-REPORT = 6000  # characters of what a worker said last
+MOST_MEMORY = 6 << 30  # bytes of a worker, above which it is killed to protect the machine
+LOOK_EVERY = 0.1  # seconds between two checks of a busy worker
+REPORT = 6000  # characters of a worker's last output
 
 NAMES = tuple(sorted(p.stem for p in (HERE / "targets").glob("[a-z]*.py")))
 
@@ -63,27 +64,27 @@ def load(name):
 
 
 def runs(name):
-    """Return how many inputs of target *name* CI tries."""
+    """Return the number of inputs of target *name* that CI tries."""
     return load(name).RUNS
 
 
 def native(name):
-    """Say whether target *name* runs C of the host, which sanitizers see."""
+    """Return whether target *name* runs C of the host, which sanitizers check."""
     return getattr(load(name), "NATIVE", False)
 
 
 def shares(name):
-    """Return in how many tests they are tried."""
+    """Return the number of tests that divide the inputs of target *name*."""
     return getattr(load(name), "SHARES", SHARES)
 
 
 def planted(name):
-    """Return the names of the defects of target *name* that can be put back."""
+    """Return the names of the known defects that target *name* can restore."""
     return list(getattr(load(name), "PLANTED", {}))
 
 
 def rebuilt(folder, file, right, wrong):
-    """Return a simulator of which *right* in *file* is *wrong*, until the process ends."""
+    """Compile a simulator with *wrong* in place of *right* in *file*, until the process ends."""
     made = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, made, ignore_errors=True)
     source = Path(made, file)
@@ -108,11 +109,11 @@ def read(path):
 
 
 def input_of(name, asked):
-    """Return the input that *asked*, {"seed": ...} or {"input": ...}, means."""
+    """Return the input of *asked*: {"seed": ...} or {"input": ...}."""
     if "input" in asked:
         return asked["input"]
     made = load(name).mutate(random.Random(f"{name} {asked['seed']}"))
-    return json.loads(json.dumps(made))  # what a file of the corpus would hold
+    return json.loads(json.dumps(made))  # with the types that a file of the corpus has
 
 
 class Worker:
@@ -129,7 +130,7 @@ class Worker:
         self._left = b""
 
     def ask(self, asked):
-        """Try one input; return a word for how far it got, and why not farther.
+        """Try one input; return a word for the stage that it reached, and the reason of its end.
 
         After "failed" the worker is closed.
         """
@@ -168,14 +169,14 @@ class Worker:
         try:
             return Path(f"/proc/{self._process.pid}/{name}").read_text()
         except OSError:
-            return ""  # it has just ended
+            return ""  # the process has just ended
 
     def _end(self, why):
-        """Close the worker, with a traceback if it still runs; return what is known."""
+        """Close the worker, with a traceback if it still runs; return the cause of its end."""
         try:
             self._process.wait(0.5)
         except subprocess.TimeoutExpired:
-            self._process.send_signal(signal.SIGABRT)  # faulthandler says where it was
+            self._process.send_signal(signal.SIGABRT)  # faulthandler prints the traceback
         code = self._process.wait()
         if code < 0:
             why += f": {signal.Signals(-code).name}"
@@ -221,7 +222,7 @@ class Failure:
 
 @dataclass
 class Campaign:
-    """What came of trying inputs of one target."""
+    """The results of the inputs of one target."""
 
     name: str
     words: Counter = field(default_factory=Counter)
@@ -234,19 +235,19 @@ class Campaign:
         return sum(self.words.values())
 
     def line(self):
-        """Return it in one line."""
+        """Return the results in one line."""
         words = ", ".join(f"{count} {word}" for word, count in self.words.most_common())
         return f"{self.name:12} {self.runs} inputs in {self.seconds:.0f} s: {words}"
 
 
 def known(name):
-    """Yield the corpus of target *name*, to be tried."""
+    """Yield the inputs of the corpus of target *name*."""
     for path in corpus(name):
         yield {"input": read(path)}
 
 
 def fresh(seed=0, runs=None, seconds=None):
-    """Yield seeds from *seed* on, to be tried: at most *runs*, for at most *seconds*."""
+    """Yield seeds from *seed* on: at most *runs*, for at most *seconds*."""
     end = None if seconds is None else time.monotonic() + seconds
     for i in itertools.count():
         if i == runs or (end is not None and time.monotonic() > end):

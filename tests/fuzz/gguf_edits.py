@@ -1,4 +1,4 @@
-"""Damage to GGUF files: how it is chosen, and how it is done to a header."""
+"""Choose damage to a GGUF file, and apply it to the header."""
 
 import copy
 import math
@@ -7,7 +7,7 @@ import struct
 from tests.fuzz import models, sizes
 from tests.llm import gguf_files as raw
 
-# Keys that mean something and are no size of `models`, with a value that is good.
+# Keys that npurt reads and that are not sizes of `models`, each with a valid value.
 OTHER_KEYS = {
     "general.alignment": (raw.U32, 32), "split.count": (raw.U16, 1),
     "{}.rope.freq_base": (raw.F32, 1e4), "{}.attention.layer_norm_rms_epsilon": (raw.F32, 1e-5),
@@ -44,7 +44,7 @@ FLOATS = (
 
 
 def edit(rng, kind, values):
-    """Return one change of a file of that architecture and these sizes: its word and arguments."""
+    """Return a change of a file of that architecture and these sizes: a verb and its arguments."""
     what = rng.randrange(10)
     arch = models.keys(kind, {"vocabulary": 1})[0][2]
     if what < 3:
@@ -66,7 +66,7 @@ def edit(rng, kind, values):
 
 
 def another_value(rng, number, value):
-    """Return a kind of GGUF value and a value, often as good as the ones given."""
+    """Return a type of GGUF values and a value, which often equal the ones given."""
     if rng.random() < 0.2:
         number = rng.choice((*raw.PACK, raw.STRING, raw.ARRAY))
     if number == raw.ARRAY:
@@ -77,7 +77,7 @@ def another_value(rng, number, value):
 
 
 def a_value(rng, number, now=1):
-    """Return a number, flag or text, often about *now*."""
+    """Return a number, flag or string, often close to *now*."""
     if number == raw.STRING:
         return rng.choice(("", "linear", "yarn", "none", "llama", "\x00", "\u00fc" * 300))
     if number in (raw.F32, raw.F64):
@@ -138,7 +138,7 @@ EDITS = {"key": _key, "drop key": _drop_key, "tensor": _tensor, "count": _count}
 
 
 def apply(edits, file):
-    """Make the changes of the header, before it is written."""
+    """Apply the changes of the header, before the header is written."""
     for word, *change in edits:
         if word in EDITS:
             EDITS[word](file, *change)

@@ -1,4 +1,4 @@
-"""JSON that is almost what a program expects."""
+"""Make JSON that is almost what a program expects."""
 
 NUMBERS = (0, -1, 1, 2, 1 << 31, 1 << 63, 1 << 64, -(1 << 64), 10**300, 0.5, 1e308, -0.0)
 JUNK = (None, True, False, *NUMBERS, "", "0", "-1", "nan", "\x00", "ü" * 200, "x" * 5000, [], {},
@@ -6,7 +6,7 @@ JUNK = (None, True, False, *NUMBERS, "", "0", "-1", "nan", "\x00", "ü" * 200, "
 
 
 def deep(kind, levels):
-    """Return JSON text of that many levels: Python's own writer would not make it."""
+    """Return JSON text of that many levels, more than Python's json module writes."""
     opening, closing = {"list": ("[", "]"), "dict": ('{"a":', "}")}[kind]
     return opening * levels + "0" + closing * levels
 
@@ -44,7 +44,7 @@ def _once(rng, value):
 
 
 def junk(rng, value):
-    """Return something else than *value*, often of its kind."""
+    """Return a value other than *value*, often of its type."""
     if isinstance(value, str) and value and rng.random() < 0.6:
         at = rng.randrange(len(value))
         return rng.choice((value[:at], value[at:], value * 2, value[:at] + rng.choice("0 x\n.:/") +

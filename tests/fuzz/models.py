@@ -1,7 +1,7 @@
-"""GGUF files of any sizes: every tensor that an architecture has, from its hyper-parameters.
+"""Make GGUF files of any sizes: all tensors of an architecture, from its hyper-parameters.
 
-The tests' own reading of the architectures.  Sources: llama.cpp gguf-py/gguf/constants.py (names of
-keys and tensors), src/models (shapes), MIT.
+This code does not use npurt's code for architectures.  Sources: llama.cpp
+gguf-py/gguf/constants.py (names of keys and tensors), src/models (shapes), MIT.
 """
 
 import math
@@ -13,15 +13,15 @@ from tests.llm import gguf_files as raw
 
 ALIGNMENT = 32
 FLOATS = (0, 1, 30)  # F32, F16, BF16
-# Block format -> where its float16 scales are: first byte, and how many.
+# Block format -> the first byte of its float16 scales, and their number.
 SCALES = {
     2: (0, 1), 3: (0, 2), 6: (0, 1), 7: (0, 2), 8: (0, 1), 10: (80, 2), 11: (108, 1), 12: (0, 2),
     13: (0, 2), 14: (208, 1), 20: (0, 1), 23: (0, 1),
 }  # fmt: skip
-MXFP4 = 39  # scale: the exponent in byte 0
+MXFP4 = 39  # the scale is the exponent in byte 0
 TYPES = (*FLOATS, *SCALES, MXFP4)
 
-# Sizes by the key's name without the architecture; "vocabulary" is of the tokens.
+# Sizes by the key without the name of the architecture; "vocabulary" is the number of tokens.
 DENSE = {
     "block_count": 2, "embedding_length": 64, "attention.head_count": 4,
     "attention.head_count_kv": 2, "attention.key_length": 16, "attention.value_length": 16,
@@ -51,7 +51,7 @@ def tensors(kind, sizes, have=()):
 
     Args:
         kind: A key of `ARCHITECTURES`.
-        sizes: What that has.
+        sizes: The sizes of `ARCHITECTURES` for this kind.
         have: Variants: "output", "freqs", "bias", "fused_qkv", "gated", "fused_experts".
     """
     d, v = sizes["embedding_length"], sizes["vocabulary"]
@@ -129,7 +129,7 @@ def _feed_forward(block, sizes, have):
 
 
 def type_for(name, shape, wanted):
-    """Return *wanted* as the type of a tensor, or F32 where it cannot be."""
+    """Return *wanted* as the type of a tensor, or F32 if the tensor cannot have that type."""
     vector = len(shape) == 1 or "conv1d" in name
     fits = shape and shape[-1] % GGML_QUANT_SIZES[wanted][0] == 0
     return wanted if fits and (wanted in FLOATS or not vector) else 0
@@ -142,7 +142,7 @@ def nbytes(shape, kind):
 
 
 def content(rng, name, shape, kind):
-    """Return bytes for a tensor: numbers of a trained model's size, over and over."""
+    """Return the bytes of a tensor: repeated numbers with magnitudes of trained models."""
     wanted = nbytes(shape, kind)
     if kind in FLOATS:
         values = rng.standard_normal(997).astype(np.float32) * (shape[-1] or 1) ** -0.5

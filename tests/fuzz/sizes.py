@@ -1,4 +1,4 @@
-"""Numbers at which programs go wrong: at limits of types and blocks, and products that overflow."""
+"""Draw numbers that often cause errors: limits of types and blocks, and factors that overflow."""
 
 STEPS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 FAR = (
@@ -8,13 +8,13 @@ FAR = (
 
 
 def near(rng, value):
-    """Return a number at *value*, or about."""
+    """Return *value* or a number close to it."""
     step = rng.choice(STEPS)
     return max(0, rng.choice((value - step, value - 1, value, value, value + 1, value + step)))
 
 
 def limit(rng, most_bits=20):
-    """Return a number near a power of two, or three times one, of at most *most_bits* bits."""
+    """Return a number of at most *most_bits* bits near a power of two, or near three times one."""
     bits = rng.randrange(most_bits + 1)
     return near(rng, rng.choice((1, 1, 1, 3)) << bits >> rng.choice((0, 0, 1)))
 
@@ -26,13 +26,13 @@ def multiple(rng, most_bits=20):
 
 
 def large(rng):
-    """Return a large multiple of 16 that a matrix may still have as a side."""
+    """Return a large multiple of 16 that is still valid as the side of a matrix."""
     top = 1 << rng.randrange(15, 21)
     return (top + rng.choice((0, 16, -16, rng.randrange(top)))) // 16 * 16
 
 
 def anything(rng, now=0):
-    """Return an unsigned number of 64 bits: a limit, a huge one, or about what is there *now*."""
+    """Return an unsigned number of 64 bits: a limit, a huge number, or one close to *now*."""
     kind = rng.randrange(5)
     if kind == 0:
         return rng.choice(FAR) % (1 << 64)
@@ -44,7 +44,7 @@ def anything(rng, now=0):
 
 
 def factors(rng):
-    """Return two numbers whose product is large: a power of two, or about, or more."""
+    """Return two numbers with a large product, close to a power of two or above it."""
     top = 1 << rng.randrange(15, 21)
     product = top + rng.choice((0, 1, -1, rng.randrange(top)))
     first = 1 << rng.randrange(1, 12)

@@ -1,7 +1,7 @@
-"""The fuzzers with the fixed inputs of CI, and that they find what is known to be a defect.
+"""Run the fuzz targets with the fixed inputs of CI, and check that they find known defects.
 
 Each target tries its corpus and the same `RUNS` inputs every time; `python -m tests.fuzz` tries
-others, and `make soak` goes on with those.
+other inputs, and `make soak` continues with them.
 """
 
 import itertools
@@ -15,7 +15,7 @@ PLANTED = [(name, defect) for name in frame.NAMES for defect in frame.planted(na
 
 
 def found(name, asked, plant=""):
-    """Return what was wrong with the inputs of *asked*, as text."""
+    """Return the failures of the inputs of *asked*, as text."""
     result = frame.campaign(name, asked, plant=plant, most_failures=1)
     assert result.runs
     return "\n".join(f"{failure.command}\n{failure.why}" for failure in result.failures)

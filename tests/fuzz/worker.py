@@ -1,7 +1,7 @@
-"""The process that tries inputs: `python -m tests.fuzz.worker TARGET [PLANTED]`.
+"""Run in a process that tries inputs: `python -m tests.fuzz.worker TARGET [PLANTED]`.
 
 It reads lines of JSON, {"seed": ...} or {"input": ...}, and answers each with a line
-["how far it got", "why it failed"].
+["the stage that it reached", "the reason for a failure"].
 """
 
 import faulthandler
@@ -16,11 +16,11 @@ from pathlib import Path
 from npurt.errors import NpurtError
 from tests.fuzz import frame
 
-QUARANTINE = 512 << 20  # bytes that AddressSanitizer may keep of what was freed
+QUARANTINE = 512 << 20  # bytes of freed memory that AddressSanitizer may retain
 
 
 def peak(*, reset=False):
-    """Return the most memory that this process had at once since the last *reset*, bytes."""
+    """Return the peak memory of this process since the last *reset*, in bytes."""
     if reset:
         Path("/proc/self/clear_refs").write_text("5")
     status = Path("/proc/self/status").read_text()
@@ -28,7 +28,7 @@ def peak(*, reset=False):
 
 
 def attempt(target, value):
-    """Try one input; return how far it got and why it failed."""
+    """Try one input; return the stage that it reached and the reason for a failure."""
     before = peak(reset=True)
     try:
         word, why = target.run(value) or "ran", ""
@@ -44,7 +44,7 @@ def attempt(target, value):
 
 
 def main(name, plant=""):
-    """Answer until the input ends."""
+    """Answer lines until the input ends."""
     questions, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # a target's own input is empty,
     os.dup2(2, 1)  # and what it prints goes to the errors

@@ -1,7 +1,7 @@
 """Batches for the DSP: any fields, run by the skel that ships and by dsp/reference on the host.
 
-Neither may touch what a batch must not; both say the same of it, and give the same bits where no
-part of memory is read and written by one op.
+Neither may write memory that the batch does not allow.  Both return the same code, and the same
+bits if no op reads and writes the same part of memory.
 """
 
 import atexit
@@ -27,7 +27,7 @@ NATIVE = True
 RUNS = 400
 SECONDS = 60
 
-BLOCK = 1 << 20  # bytes of the one block: x, weights and y have a part each
+BLOCK = 1 << 20  # bytes of the only block, which has parts for x, weights and y
 X, W, Y = range(1 << 18), range(1 << 18, 3 << 18), range(3 << 18, BLOCK)
 WEIGHTS = (("q4_0", 33, 64), ("q4_1", 64, 96), ("q8_0", 40, 128), ("f16", 7, 32), ("q6_k", 20, 256),
            ("mxfp4", 32, 256), ("iq4_nl", 100, 160), ("q4_0", 300, 32))  # fmt: skip
@@ -55,7 +55,7 @@ def mutate(rng):
     return {
         "ops": ops,
         "head": head,
-        "nbytes": nbytes,  # more or less than there should be
+        "nbytes": nbytes,  # too many or too few
         "seed": rng.randrange(1 << 30),
         "size": rng.randrange(len(NUMBERS)),
         "odd": rng.choice(("nan", "inf", None, None, None, None, None)),
@@ -63,7 +63,7 @@ def mutate(rng):
 
 
 def product(rng):
-    """Return the fields of a product that is right."""
+    """Return the fields of a valid product."""
     which, m = rng.randrange(len(WEIGHTS)), rng.choice((1, 1, 2, 4, 5, 33))
     _, n, k = WEIGHTS[which]
     stride = -(-4 * k // 128) * 128 + rng.choice((0, 0, 128))
@@ -79,7 +79,7 @@ def product(rng):
 
 
 def delta(rng):
-    """Return the fields of a delta net that is right."""
+    """Return the fields of a valid delta net."""
     width, k_heads = rng.choice((16, 32, 64, 128)), rng.choice((1, 2))
     heads, tokens, sequences = (
         k_heads * rng.choice((1, 2)),
@@ -101,7 +101,7 @@ def delta(rng):
 
 
 def spoil(rng, op):
-    """Give a field any value, or one at a limit."""
+    """Set a field to any value or to a limit."""
     if rng.random() < 0.5:
         name = rng.choice(FIELDS)
         now = op[name] if isinstance(op[name], int) else 2
@@ -119,7 +119,7 @@ def spoil(rng, op):
         part[i] %= 4
 
 
-SOURCES = {"batch.c": DSP / "batch.c"}  # of the reading; a planted fault changes it
+SOURCES = {"batch.c": DSP / "batch.c"}  # of the check of batches; a planted defect changes it
 
 
 @functools.cache
@@ -144,7 +144,7 @@ def native():
 
 @functools.cache
 def uploaded():
-    """Return the images of the weights, and where each lies in the block."""
+    """Return the images of the weights and their offsets in the block."""
     found, at = [], W.start
     for i, (fmt, n, k) in enumerate(WEIGHTS):
         values = np.random.default_rng(i).standard_normal((n, k), np.float32)
@@ -169,7 +169,7 @@ def dsp():
 
 
 def bytes_of(value, fd):
-    """Return the bytes of the batch; block 0 of it is *fd*."""
+    """Return the bytes of the batch, whose block 0 is *fd*."""
     request = messages.Request(len(value["ops"]))
     request.head["sequence"] = 77
     for name, number in value["head"].items():
@@ -228,7 +228,7 @@ def run(value):
 
 
 def apart(value):
-    """Say whether all ops are products of known weights from one part of the block to another."""
+    """Return whether all ops multiply known weights, from one part of the block to another."""
     return all(is_apart(op) for op in value["ops"])
 
 
@@ -245,7 +245,7 @@ def is_apart(op):
 
 
 def one_row_of_y():
-    """The reading of a batch believes that y has one row."""
+    """Make the check of a batch assume that y has one row."""
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder)
     right, wrong = "y_bytes = batch_extent(op->m,", "y_bytes = batch_extent(1,"

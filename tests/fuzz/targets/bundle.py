@@ -1,4 +1,4 @@
-"""Bundles of `npurt doctor`: evidence of real boards, changed, in archives that may be damaged."""
+"""Fuzz bundles of `npurt doctor`: changed evidence of real boards, in archives with damage."""
 
 import contextlib
 import functools
@@ -23,7 +23,7 @@ ODD_NAMES = ("evidence.json", "npurt-doctor/x", "/npurt-doctor/evidence.json", "
 
 @functools.cache
 def evidence():
-    """Return what a doctor would record on each board that people reported."""
+    """Return the evidence that the doctor would record on each reported board."""
     found = []
     looked_for = doctor.kinds()
     for module, tree in ((boards, boards.tree), (rockchip, rockchip.Tree)):
@@ -73,7 +73,7 @@ def mutate(rng):
 
 
 def answer(rng, key, now):
-    """Return another answer to a question, of a kind that it may be of."""
+    """Return another answer to a question, of a type that the question allows."""
     kind = key.partition(" ")[0]
     if now is None or rng.random() < 0.1:
         return KINDS[kind][0]
@@ -92,7 +92,7 @@ def answer(rng, key, now):
 
 
 def edits(rng):
-    """Return changes of bytes: (where, value), or (where, None) to cut there."""
+    """Return changes of bytes: (offset, value), or (offset, None) to truncate at the offset."""
     found = [[rng.random(), sizes.anything(rng) % 256] for _ in range(rng.choice((1, 1, 3)))]
     return found + [[rng.random(), None]] * (rng.random() < 0.2)
 
@@ -103,7 +103,9 @@ def edited(data, changes):
         if value is None:
             del data[int(where * len(data)) :]
         elif data:
-            data[int(where * where * len(data))] = value  # headers come first
+            data[int(where * where * len(data))] = (
+                value  # more often in the headers, at the beginning
+            )
     return bytes(data)
 
 

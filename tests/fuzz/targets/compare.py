@@ -1,4 +1,4 @@
-"""JSON that a person hands to npurt: rows for `bench --compare`, what was measured of a machine."""
+"""Fuzz JSON from users: rows for `bench --compare`, and the measurements of a machine."""
 
 import json
 import tempfile

@@ -1,4 +1,4 @@
-"""Shared objects for the DSP, by structure: read by `npurt skel`, loaded by the simulator."""
+"""Fuzz shared objects for the DSP, which `npurt skel` reads and the simulator loads."""
 
 import contextlib
 import functools
@@ -18,13 +18,21 @@ UNABLE_TO_LOAD = 0x80000406
 SDK = frame.ROOT / "tests/data/skel/calculator_skel_v68.elf"
 SHELL = frame.ROOT / "sim/fastrpc/shell"
 
-# Fields by part of a file: struct's letters.  Sources: System V gABI, chapters 4 and 5.
+# The fields of each part of a file, in letters of `struct`.  Sources: System V gABI, chapters 4
+# and 5.
 PARTS = {
     "header": "16xHHIIIIIHHHHHH", "segment": "IIIIIIII", "dynamic": "II", "hash": "I",
     "symbol": "IIIBBH", "relocation": "III",
 }  # fmt: skip
 LOAD, DYNAMIC = 1, 2  # kinds of segments
-CALLED = (12, 13, 25, 26, 27, 28)  # tags of functions that a loader calls: that would be code
+CALLED = (
+    12,
+    13,
+    25,
+    26,
+    27,
+    28,
+)  # tags of functions that a loader calls; changed addresses would run as code
 HASH, STRTAB, SYMTAB, RELA, RELASZ, STRSZ, JMPREL, PLTRELSZ = 4, 5, 6, 7, 8, 10, 23, 2
 
 
@@ -47,7 +55,7 @@ def mutate(rng):
 
 @functools.cache
 def base(name):
-    """Return the bytes of a good file, and where the entries of each part of it are."""
+    """Return the bytes of a valid file, and the offsets of the entries of each part."""
     data = (SDK if name == "sdk" else FOLDER / f"libnpurt_skel_{name}.so").read_bytes()
     table, size, count = (
         struct.unpack_from("<I", data, 28)[0],
@@ -115,7 +123,7 @@ class Loader:
         )  # fmt: skip
 
     def load(self, data):
-        """Return the code with which the loader answers."""
+        """Return the code that the loader returns."""
         self._file.write_bytes(data)
         self._process.stdin.write(b"x")
         self._process.stdin.flush()
@@ -144,7 +152,7 @@ def run(value):
         return f"{verb[0]} alone"
     code = loader().load(data)
     assert code == 0 or code & 0xFFFFFFFF == UNABLE_TO_LOAD, hex(code)
-    # Others kinds are a warning, and how many headers a DSP takes nobody knows.
+    # Other kinds are a warning; the number of headers that a DSP accepts is not known.
     known = (
         "relocations of the unusual kind" not in said.getvalue()
         and data[44] <= 16
@@ -155,7 +163,7 @@ def run(value):
 
 
 def unchecked_relocations():
-    """A relocation may change anything."""
+    """Make the loader accept relocations of any address."""
     from npurt.hexagon.doctor import elf
 
     elf._Image._check_relocation = lambda self, place, symbol, symbols: None

@@ -1,7 +1,7 @@
-"""Programs that use libcdsprpc: any calls in any order, by right and by wrong arguments.
+"""Fuzz programs that use libcdsprpc: any calls in any order, with valid and invalid arguments.
 
-The library must stay whole: a right call that it accepts gives the right bytes and writes nowhere
-else, and after all of it a new session works.  Skels are those of tests/sim_fastrpc.
+The library must stay intact: a valid call that it accepts returns the right bytes and writes to no
+other memory, and after all calls a new session works.  Skels are those of tests/sim_fastrpc.
 """
 
 import atexit
@@ -28,9 +28,9 @@ SESSIONS = (3, 11, 19, 27)
 FLAGS = (3, 3, 2, 0, 16, 1, 4, 1 << 31)
 MOST_BYTES = 1 << 20  # of a buffer
 ROOM = 1 << 16  # bytes of the program's own memory
-EDGE = 64  # bytes on each side that nobody may write to
+EDGE = 64  # bytes on each side that no call may write
 FILL = 0x5C
-MOST_US = 2000  # that a call may sleep or wait
+MOST_US = 2000  # microseconds that a call may sleep or wait
 
 
 # --- Making inputs --------------------------------------------------------------------------------
@@ -47,7 +47,7 @@ def mutate(rng):
 
 
 def which(rng):
-    """Return something that is there, as [index], or any number."""
+    """Return [index] of an existing object, or any number."""
     return [rng.randrange(4)] if rng.random() < 0.85 else sizes.anything(rng, 4) % (1 << 64)
 
 
@@ -61,7 +61,7 @@ def size(rng):
 
 
 def buffer(rng):
-    """Return one argument of a call: of the program's own memory, of a block, or none."""
+    """Return one argument of a call: in the program's own memory, in a block, or none."""
     kind = rng.choice(("own", "own", "own", "block", "block", "address"))
     if kind == "own":
         return ["own", rng.randrange(ROOM), size(rng)]
@@ -79,7 +79,7 @@ def invoke(rng):
     return [which(rng), scalars, [buffer(rng) for _ in range(gives + takes)], words]
 
 
-MAKE = {  # verb -> (how often, its arguments)
+MAKE = {  # verb -> (frequency, its arguments)
     "open": (4, lambda rng: [rng.randrange(len(NAMES)), rng.choice(DOMAINS), rng.randrange(5)]),
     "close": (2, lambda rng: [which(rng)]),
     "invert": (6, lambda rng: [rng.randrange(4), size(rng), rng.randrange(4), rng.randrange(4)]),
@@ -116,7 +116,7 @@ CHANGED = []  # the simulator with a planted defect
 
 @functools.cache
 def library():
-    """Return a simulator of its own, which finds the skels."""
+    """Return a separate copy of the simulator, which finds the skels."""
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     made, shell = build.make(build.PACKAGE, build.host(), ("fastrpc", "shell"))
@@ -131,18 +131,18 @@ def library():
 
 
 class Client:
-    """What a program has: handles, blocks, queues, and memory of its own."""
+    """The objects of a program: handles, blocks, queues, and its own memory."""
 
     def __init__(self):
         self.rpc = library()
         self.handles, self.blocks, self.queues = [], [], []
         self.own = (c.c_uint8 * (ROOM + MOST_BYTES))()
         self.accepted = 0
-        self.lingering = set()  # sessions that were started for what failed then, and stay
+        self.lingering = set()  # sessions that were started for a call that failed, and that remain
         self.crashing = set()  # sessions in which another queue ends the process
 
     def run(self, calls):
-        """Make the calls; release everything."""
+        """Make the calls, then release all objects."""
         for domain in (3, 11):
             self.rpc.ask_unsigned(domain)
         try:
@@ -155,7 +155,7 @@ class Client:
     def release(self):
         for handle, _ in self.handles:
             self.rpc.close(handle)
-        # A queue that a skel has still open keeps its session alive: the end of that lets it go.
+        # A queue that a skel has not closed keeps its session alive until the skel is closed.
         left = [queue for queue in self.queues if self.rpc.dspqueue_close(queue)]
         for domain in self.live() if left else ():
             self.rpc.end_process(domain)
@@ -167,13 +167,13 @@ class Client:
             self.rpc.close_session(domain)
 
     def handle(self, asked):
-        """Return the handle that *asked* means."""
+        """Return the handle of *asked*, an [index] or a number."""
         if isinstance(asked, int):
             return asked
         return self.handles[asked[0] % len(self.handles)][0] if self.handles else 0
 
     def block(self, asked):
-        """Return the block that *asked* means, or None."""
+        """Return the block of *asked*, or None."""
         place = asked if isinstance(asked, int) else asked[0]
         known = self.blocks and (isinstance(asked, list) or place < len(self.blocks))
         return self.blocks[place % len(self.blocks)] if known else None
@@ -184,7 +184,7 @@ class Client:
     def place(self, part):
         """Return the address and size that an argument of a call has.
 
-        What is written to lies in memory of this program, whatever the size that is asked for.
+        An output is always in memory of this program, for any size in *asked*.
         """
         kind, *where = part
         if kind == "own":
@@ -194,7 +194,7 @@ class Client:
             return block.at + where[1] % block.nbytes, where[2]
         return (0, 0) if kind == "block" else (where[0], where[1])
 
-    # --- calls, each returning a code
+    # --- calls; each returns a code
 
     def open(self, name, domain, damage):
         text = libcdsprpc.uri(NAMES[name], rest=f"&_dom={'cdsp' if domain == 3 else domain}")
@@ -213,7 +213,7 @@ class Client:
         return self.rpc.close(handle)
 
     def invert(self, place, nbytes, gives, takes):
-        """Have the probe invert bytes, and look what it wrote."""
+        """Call the probe, which inverts bytes, and check the bytes that it wrote."""
         probes = [handle for handle, name in self.handles if name == "probe"]
         if not probes or nbytes + 2 * EDGE > ROOM // 2:
             return -1
@@ -237,7 +237,7 @@ class Client:
     def invoke(self, asked, scalars, parts, words):
         if scalars >> 24 & 31 in (SLEEP, WORK) or len(self.names(asked) - {"probe"}):
             words = [word % MOST_US for word in words]
-        # The struct has room for all arguments that the scalars may speak of.
+        # The struct has space for the largest number of arguments that the scalars can give.
         arguments = (RemoteArg * 600)()
         for argument, part in zip(arguments, parts, strict=False):
             argument.buffer = libcdsprpc.RemoteBuffer(*self.place(part))
@@ -281,7 +281,7 @@ class Client:
         return self.rpc.rpcmem_to_fd(block.at if block else 0 if isinstance(asked, list) else asked)
 
     def register(self, nbytes, fd):
-        """Register memory of this program, and take that back."""
+        """Register memory of this program, and deregister it."""
         at = c.addressof(self.own)
         self.rpc.remote_register_buf_attr2(at, nbytes, fd, 0)
         self.rpc.remote_register_buf_attr2(at, nbytes, -1, 0)
@@ -381,7 +381,7 @@ def run(calls):
 
 
 def queues_keep_sessions():
-    """A session that only a queue used stays when the queue is closed."""
+    """Keep a session that only a queue used when the queue is closed."""
     CHANGED.append(
         frame.rebuilt("sim/fastrpc", "queue.c", "|= session_stop_unused(s);", "|= session_used(s);")
     )

@@ -1,7 +1,7 @@
-"""GGUF files: sizes at every limit with tensors to match, then damage; loaded and evaluated.
+"""Fuzz GGUF files: sizes at limits with matching tensors, then damage; load and evaluate the files.
 
-Inputs are recipes: which architecture, which of its sizes are others than usual, which edits come
-after, and what is done with the model.
+An input is a recipe: the architecture, its unusual sizes, the edits that follow, and the use of the
+model.
 """
 
 import contextlib
@@ -28,17 +28,17 @@ RUNS = 200
 SHARES = 20
 SECONDS = 60
 MOST_BYTES = 40 << 20  # of a file
-MOST_MACS = 4e10  # of a run, by the best kernels; a twentieth by others
-ROWS = 512  # that a run takes at most
-MOST_EXPERTS = 4096  # that a token may go to
+MOST_MACS = 4e10  # multiply-adds of a run with the best kernels; a twentieth with other kernels
+ROWS = 512  # largest number of rows of a run
+MOST_EXPERTS = 4096  # largest number of experts of a token
 
-# Sizes that follow from others, unless they are fuzzed themselves.
+# Sizes that are derived from other sizes, unless the recipe has them.
 DERIVED = {
     "attention.value_length": lambda s: s["attention.key_length"],
     "rope.dimension_count": lambda s: s["attention.key_length"],
     "ssm.inner_size": lambda s: s["ssm.time_step_rank"] * s["ssm.state_size"],
 }
-# What sizes become, one after another, when a file is too large.
+# The smaller values of sizes, which are set in this order if a file is too large.
 SMALLER = {
     "block_count": 1, "embedding_length": 32, "vocabulary": 32, "feed_forward_length": 32,
     "expert_count": 1, "expert_feed_forward_length": 32, "expert_shared_feed_forward_length": 32,
@@ -69,7 +69,7 @@ def mutate(rng):
 
 
 def fresh(rng):
-    """Return a recipe of a good file, usually for a run of as many rows as there may be."""
+    """Return a recipe of a valid file, usually for a run with the largest number of rows."""
     known = list(models.ARCHITECTURES)
     whole = rng.random() < 0.8
     return {
@@ -83,7 +83,7 @@ def fresh(rng):
         "n_ctx": ROWS if whole else rng.choice((1, 16, 64, ROWS + 1, sizes.limit(rng, 12) or 1)),
         "n_batch": ROWS if whole else rng.choice((1, 16, 33, ROWS)),
         "tokens": ROWS if whole else rng.choice((1, 2, 3, 17, 33, ROWS)),
-        "alike": rng.random() < 0.5,  # all tokens are the same one
+        "alike": rng.random() < 0.5,  # all tokens are equal
         "threads": rng.choice((1, 2, 2, 3)),
         "isa": rng.choice(range(8)) if rng.random() < 0.25 else None,
         "kv_type": rng.choice(("f16", "f32")),
@@ -94,7 +94,7 @@ def fresh(rng):
 
 @functools.cache
 def parts(kind):
-    """Return for each matrix of an architecture the names of the sizes that its shape has."""
+    """Return for each matrix of an architecture the names of the sizes in its shape."""
     usual, found = models.ARCHITECTURES[kind], {}
     shapes = dict(models.tensors(kind, usual, VARIANTS[:1]))
     for name in usual:
@@ -106,7 +106,7 @@ def parts(kind):
 
 
 def resize(rng, recipe):
-    """Give some sizes other values: any, or so that a matrix or a side of it is at a limit."""
+    """Change some sizes: to any values, or so that a matrix or one of its sides is at a limit."""
     changed, known = recipe["sizes"], models.ARCHITECTURES[recipe["kind"]]
     shapes = parts(recipe["kind"])
     for _ in range(rng.choice((1, 1, 1, 2))):
@@ -139,20 +139,20 @@ def fill(rng, recipe, sides):
         changed[name] = SMALLER.get(name, 1) * int(2 ** rng.uniform(0, 10))
     for name in chosen[:1]:
         room, step = rng.uniform(0.3, 0.9) * MOST_BYTES, SMALLER.get(name, 1)
-        for bit in reversed(range(16)):  # the largest number for which there is room
+        for bit in reversed(range(16)):  # the largest number that fits
             changed[name] = changed.get(name, 0) + (step << bit)
             changed[name] -= (step << bit) if file_bytes(recipe) > room else 0
 
 
 def derive(recipe, keep=()):
-    """Make sizes follow from the others that do."""
+    """Compute the sizes that are derived from other sizes."""
     for name, rule in DERIVED.items():
         if name in models.ARCHITECTURES[recipe["kind"]] and name not in keep:
             recipe["sizes"][name] = rule(all_sizes(recipe))
 
 
 def mend(recipe):
-    """Make sizes fit each other as in a file that somebody would have made, and can be had."""
+    """Make sizes consistent, as in a real file, and small enough."""
     fit(recipe)
     values, changed = all_sizes(recipe), recipe["sizes"]
     heads, experts = values["attention.head_count"], values.get("expert_count", 0)
@@ -185,7 +185,7 @@ def shapes(recipe, layers=None):
 
 
 def total(recipe, cost):
-    """Return about the sum of *cost*(shape, type) over all tensors."""
+    """Return the approximate sum of *cost*(shape, type) over all tensors."""
     found = [sum(cost(*tensor) for _, *tensor in shapes(recipe, n)) for n in (0, 2)]
     return found[0] + (found[1] - found[0]) * all_sizes(recipe)["block_count"] // 2
 
@@ -195,7 +195,7 @@ def file_bytes(recipe):
 
 
 def macs(recipe):
-    """Return about how many multiply-adds a token takes."""
+    """Return the approximate number of multiply-adds of a token."""
     values = all_sizes(recipe)
     used = values.get("expert_used_count", 1)
 
@@ -208,7 +208,7 @@ def macs(recipe):
 
 
 def fit(recipe):
-    """Make sizes smaller until a file can be had, first those that are as usual."""
+    """Reduce sizes until the file is small enough, first those with usual values."""
     usual, changed = models.ARCHITECTURES[recipe["kind"]], recipe["sizes"]
     for name, small in SMALLER.items():
         as_usual = name in usual and changed.get(name, usual[name]) == usual[name]
@@ -224,7 +224,7 @@ def fit(recipe):
 
 
 def afford(recipe):
-    """Evaluate no more tokens than there is time for."""
+    """Reduce the number of tokens to the time of one input."""
     most = MOST_MACS * (1 if recipe["isa"] is None else 0.05)
     recipe["tokens"] = int(max(1, min(recipe["tokens"], most // max(1, macs(recipe)))))
 
@@ -233,7 +233,7 @@ def afford(recipe):
 
 
 def build(recipe):
-    """Return the header, and the tensors, (offset, name, shape, type), of what lies after it."""
+    """Return the header, and the tensors after it as (offset, name, shape, type)."""
     file = raw.File(keys=models.keys(recipe["kind"], all_sizes(recipe)), tensors=[], data=b"")
     placed, at = [], 0
     for name, shape, kind in itertools.islice(shapes(recipe), 1 << 15):
@@ -278,7 +278,7 @@ def write(recipe, path):
 
 
 def memory(recipe):
-    """Weights several times over, activations of all rows, and the cache."""
+    """Return the memory limit: several times the weights, the activations, and the cache."""
     values = all_sizes(recipe)
     columns = 0
     for _, shape, _ in shapes(recipe, 2):
@@ -305,7 +305,7 @@ def run(recipe):
 
 
 def evaluate(llm, recipe):
-    """Evaluate tokens, and try what else one does with a model."""
+    """Evaluate tokens, and use the model in other ways."""
     rng = np.random.default_rng(recipe["seed"])
     count = min(recipe["tokens"], llm.n_ctx)
     ids = rng.integers(0, llm.config.n_vocab, count).tolist()
@@ -315,7 +315,7 @@ def evaluate(llm, recipe):
         logits = llm.eval_last(ids).copy()
         for step in recipe["steps"]:
             STEPS[step](llm, ids, logits)
-    except NumericsError:  # damaged data, or an odd key, may hold any number
+    except NumericsError:  # damaged data or an unusual key can cause any number
         return "not finite"
     except VerificationFailed:
         if odd(recipe):
@@ -327,12 +327,12 @@ def evaluate(llm, recipe):
 
 
 def odd(recipe):
-    """Say whether numbers of the file may be beyond those of any trained model."""
+    """Return whether the file can have numbers that no trained model has."""
     return any(kind in ("data", "word", "key") for kind, *_ in recipe["edits"])
 
 
 def one_by_one(llm, ids, logits):
-    """A token does not depend on the batch that it came in."""
+    """Check that the logits of a token do not depend on its batch."""
     if len(ids) <= 40:
         llm.reset()
         for token in ids:
@@ -358,11 +358,11 @@ def snapshot(llm, ids, logits):
     llm.reset()
     llm.restore(kept)
     assert llm.history == kept.tokens
-    llm.eval_last(ids[:1])  # may shift
+    llm.eval_last(ids[:1])  # the context may shift
 
 
 def full(llm, ids, logits):
-    """Fill the context, so that it shifts."""
+    """Fill the context until it shifts."""
     if llm.n_ctx <= 64:
         for token in range(llm.n_ctx + 2):
             llm.eval_last([token % llm.config.n_vocab])

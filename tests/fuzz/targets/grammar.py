@@ -1,6 +1,6 @@
-"""Grammars, schemas and expressions of strangers: bounded time and memory, and JSON of its schema.
+"""Fuzz grammars, schemas and expressions: bounded time and memory, and JSON that fits its schema.
 
-Random logits write a text.
+Random logits choose the tokens of the text.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ def mutate(rng):
 
 
 def schema(rng, depth):
-    """Return a schema, mostly of keywords that belong together."""
+    """Return a schema, usually of keywords that are valid together."""
     inner = (lambda: schema(rng, depth - 1)) if depth else (lambda: {"type": rng.choice(TYPES[:5])})
     number = lambda: rng.choice(NUMBERS)  # noqa: E731
     few = range(rng.randrange(1, 4))
@@ -87,7 +87,7 @@ def schema(rng, depth):
 
 
 def regex(rng, depth):
-    """Return an expression, now and then a large one."""
+    """Return a regular expression, sometimes a large one."""
     if rng.random() < 0.05:
         return rng.choice(LONG)(rng)
     parts = []
@@ -102,7 +102,7 @@ GBNF_ATOMS = ('"a"', '"é"', '"\\\\n"', "[a-c]", "[^a-c]", "[\\\\u00e0-\\\\u00fc
 
 
 def gbnf(rng, depth):
-    """Return rules that name each other."""
+    """Return rules that refer to each other."""
     return "\n".join(f"{name} ::= {_choice(rng, depth, GBNF_ATOMS)}" for name in ("root", "x", "y"))
 
 
@@ -112,7 +112,7 @@ LARK_ATOMS = ('"a"', '"é"', "/[a-c]+/", "/.{0,9}/", "x", "y", "TERM", "<|im_sta
 
 
 def lark(rng, depth):
-    """Return the same in Lark."""
+    """Return rules that refer to each other, in Lark."""
     rules = [f"{name}: {_choice(rng, depth, LARK_ATOMS)}" for name in ("start", "x", "y", "TERM")]
     return "\n".join(rules) + "\n"
 
@@ -153,7 +153,7 @@ def run(value):
 
 
 def check(value, text):
-    """Compare a complete text with its schema, where this means the same to jsonschema."""
+    """Check a complete text with jsonschema, for schemas that jsonschema interprets alike."""
     schema = value["text"]
     if value["kind"] != "schema" or "x-guidance" in str(schema):
         return
@@ -165,13 +165,13 @@ def check(value, text):
 
 
 def large(schema):
-    """Return a number that jsonschema, which computes in float64, cannot compare with others."""
+    """Return a number that jsonschema, which computes in float64, cannot compare exactly."""
     found = re.findall(r"[-\d.e+]*\d", json.dumps(schema))
     return next((each for each in found if abs(float(each)) > 2**53 or "e" in each), None)
 
 
 def panicking():
-    """Panics of Rust, which are no `Exception`, get through."""
+    """Let panics of Rust through, which are not an `Exception`."""
     grammar.no_panic = contextlib.nullcontext
 
 

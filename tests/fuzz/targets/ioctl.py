@@ -1,7 +1,7 @@
-"""Programs that use the drivers of the RK3588's NPU: any ioctl and mmap, in any order.
+"""Fuzz programs that use the drivers of the RK3588's NPU: any ioctl and mmap, in any order.
 
-Most calls are right but for a field or two.  The driver must stay whole: what another file
-has in its buffers does not change, and afterwards an old and a new file give right products.
+Most calls are valid except for one or two fields.  The driver must stay intact: the buffers of
+another file do not change, and afterwards an old and a new file compute right products.
 """
 
 import functools
@@ -25,7 +25,7 @@ WORDS = 126  # of the program
 ARENA, PART = 1 << 16, 1 << 12
 PARTS = ("argument", "job", "tasks", "inputs", "outputs", "text")  # of the arena, one page each
 
-# request -> number, struct, fields that are right: a number, or a list that `Client.value` knows.
+# request -> number, struct, valid fields: a number, or a list for `Client.value`.
 REQUESTS = {
     "create": (client.CREATE_BO, "<IIQQ", [4096, 0, 0, 0]),
     "submit": (client.SUBMIT_ROCKET, "<QIIQ", [["at", "job"], 1, 40, 0]),
@@ -61,7 +61,7 @@ def mutate(rng):
 
 
 def call(rng):
-    """Return a file, a request, and what in its structs is to be other than usual."""
+    """Return a file, a request, and the unusual fields of its structs."""
     file = rng.randrange(len(KINDS))
     if rng.random() < 0.1:
         return [file, "mmap", anything(rng), rng.choice((1, 4096, 4097, 1 << 20))]
@@ -82,7 +82,7 @@ def call(rng):
 
 
 def spoil(rng, part, request):
-    """Return (struct, field, what becomes of it)."""
+    """Return (struct, field, new value)."""
     fields = REQUESTS[request][2] if part == "argument" else STRUCTS[part][1]
     place = rng.randrange(len(fields))
     now = fields[place] if isinstance(fields[place], int) else rng.randrange(8)
@@ -102,11 +102,11 @@ def anything(rng):
 
 
 class Client:
-    """Files, what they have made, and the memory that their structs lie in."""
+    """Files, the objects that they made, and the memory of their structs."""
 
     def __init__(self):
         self.ffi, self.lib, _ = client.simulator()
-        # The driver may write a little beyond what it is given, if a field says so: all of it ours.
+        # If a field says so, the driver may write after the end of a struct, into the client's memory.
         self.memory = self.ffi.new("char[]", 3 * ARENA)
         self.arena = int(self.ffi.cast("uintptr_t", self.memory)) + ARENA
         self.files, self.made = [], []
@@ -131,7 +131,7 @@ class Client:
             self.files[place], self.made[place] = file, made
 
     def value(self, file, asked):
-        """Return the number that *asked* means."""
+        """Return the number for *asked*."""
         if isinstance(asked, int):
             return asked
         kind, *what = asked
@@ -155,7 +155,7 @@ class Client:
         self.ffi.buffer(self.memory, 3 * ARENA)[start : start + len(data)] = data
 
     def call(self, file, name, spoilt):
-        """Make a call, and note the buffer that it made."""
+        """Make a call, and record the buffer that it created."""
         request, form, fields = REQUESTS[name]
         structs = {part: [form, list(fields)] for part, (form, fields) in STRUCTS.items()}
         structs["argument"] = [form, list(fields)]
@@ -195,7 +195,7 @@ class Client:
 
 
 def expanded(form):
-    """Return the type of each field of a struct's format, padding left out as bytes before it."""
+    """Return the type of each field of a struct's format, with the padding before the field."""
     kinds, count = [], ""
     for letter in form[1:]:
         if letter.isdigit():
@@ -210,7 +210,7 @@ def expanded(form):
 
 
 def wrapped(number, kind):
-    """Return *number* as the type has it."""
+    """Return *number*, wrapped to the range of the type."""
     bits = 8 * struct.calcsize(f"<{kind[0]}")
     number %= 1 << bits
     return number - (1 << bits) if kind[0].islower() and number >> (bits - 1) else number
@@ -252,7 +252,7 @@ def run(calls):
 
 
 def trusted_pointers():
-    """The driver copies from any address that a program names."""
+    """Make the driver copy from any address that a program passes."""
     ffi, _, path = client.simulator()
     changed = frame.rebuilt(
         "sim/rknpu", "user.c", "    if (!size) {", "    if (reading) {\n"

@@ -1,7 +1,7 @@
-"""Programs of the RK3588: any words are listed; what the proof lets pass runs on the simulator.
+"""Fuzz programs of the RK3588: list any words; run programs that pass the proof on the simulator.
 
-An input is either words to read as a file, or tasks with changes to their words: a field at a
-limit, a bit, other bits.  Changed programs are proven and then run all the same.
+An input is either words to read as a file, or tasks with changed words: a field at a limit, one
+bit, or other bits.  Changed programs run even if the proof refuses them.
 """
 
 import json
@@ -43,7 +43,7 @@ def mutate(rng):
 
 
 def file(rng):
-    """Return words that are registers' mostly, as text."""
+    """Return words, usually of registers, as text."""
     words = []
     for _ in range(rng.choice((0, 1, 2, 130))):
         register = rng.choice(KNOWN)
@@ -55,7 +55,7 @@ def file(rng):
 
 
 def task(rng):
-    """Return the format, layout and sizes of a task, most of which can be had."""
+    """Return the format, layout and sizes of a task, which are usually possible."""
     format, layout = FORMATS[rng.choice(list(FORMATS))], rng.choice(list(Layout))
     panel = {Layout.PANEL8: 8, Layout.PANEL16: 16}.get(layout, 1)
     m = panel * rng.choice((1, 2, 4, 5, 64 // panel, rng.randrange(1, 64)))
@@ -67,7 +67,7 @@ def task(rng):
 
 
 def change(rng, count):
-    """Return (task, which word, which part, what becomes of it, a number)."""
+    """Return (task, index of the word, part of the word, kind of change, number)."""
     place = rng.randrange(count), rng.randrange(1 << 16)
     if rng.random() < 0.5:
         part = rng.choice(([rng.randrange(64), 1], [0, 16], [16, 32], [48, 16]))
@@ -174,7 +174,7 @@ def proven(words, spans, at, chained, profile):
 
 
 def works_on(driver, one, words, listed, inputs, output, profile):
-    """Run the program; say whether the NPU did, without a hang."""
+    """Run the program; return whether the NPU ran it without a hang."""
     refused = client.report()["refused"]
     step = stride(profile) * 8
     try:
@@ -193,7 +193,7 @@ def works_on(driver, one, words, listed, inputs, output, profile):
 
 
 def check_written(proof, c, before):
-    """Nothing was written but where the proof says."""
+    """Check that the program wrote only to the addresses in the proof."""
     allowed = np.zeros(len(before), bool)
     for first, last in proof.results.tolist():
         allowed[first - c.iova : last - c.iova] = True
@@ -202,7 +202,7 @@ def check_written(proof, c, before):
 
 
 def without_banks():
-    """The proof does not see that CBUF holds fewer features than a task has."""
+    """Make the proof ignore that CBUF is too small for a task's features."""
     from npurt.rknpu.plan import proof
 
     proof._Program.check_banks = lambda self: None

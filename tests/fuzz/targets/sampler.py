@@ -1,4 +1,4 @@
-"""Settings of the sampler and logits at their limits, against the definitions in plain Python."""
+"""Fuzz the sampler: compare settings and logits at limits with definitions in plain Python."""
 
 import math
 
@@ -31,7 +31,7 @@ FLOATS = (0.0, -0.0, 1.0, 0.05, 0.95, 1e-45, 5e-324, 1e-300, 1 + 2**-52, 2.0, -1
           math.inf, -math.inf, math.nan)  # fmt: skip
 LOGITS = (0.0, -0.0, 1.0, -1.0, 1e-45, -1e-45, 88.0, -88.0, 1e30, -1e30, 3.4e38, -3.4e38, -math.inf)
 BAD = (math.inf, math.nan)
-# Settings that `check` has no definition of.
+# Settings without a definition in `check`.
 MORE_NAMES = """
     typical_p top_n_sigma xtc_probability xtc_threshold dry_multiplier dry_base dry_allowed_length
     dry_penalty_last_n frequency_penalty presence_penalty
@@ -109,7 +109,7 @@ def run(value):
 
 
 def check(sampling, logits, value, ids, shares):
-    """Compare with the steps of llama.cpp's chain, one after another, in double precision."""
+    """Compare the result with the steps of llama.cpp's chain, in double precision."""
     assert len(ids) == len(set(ids)) == len(shares) > 0
     assert np.isfinite(shares).all()
     assert (shares >= 0).all()
@@ -124,9 +124,10 @@ def check(sampling, logits, value, ids, shares):
         alive = alive[: sampling.top_k]
     assert ids == alive[: len(ids)], "those kept are not the best, in order"
     weights = np.exp(scores[alive].astype(np.float64) - float(scores[alive[0]]))
-    before = np.concatenate([[0], np.cumsum(weights / weights.sum())[:-1]])  # of better ones
-    # A candidate stays while those before it have less than top_p, and it has min_p of the best's.
-    # Within rounding of a limit either is right.
+    # probabilities of the candidates before each one
+    before = np.concatenate([[0], np.cumsum(weights / weights.sum())[:-1]])
+    # A candidate remains if those before it have less than top_p, and it has at least min_p times
+    # the highest probability.  If a value is within rounding of a limit, both results are right.
     sure = [(b < sampling.top_p * (1 - 1e-9) or i == 0) and w > sampling.min_p * (1 + 1e-9)
             for i, (b, w) in enumerate(zip(before, weights, strict=True))]  # fmt: skip
     may = [(b < sampling.top_p * (1 + 1e-9) or i == 0) and w >= sampling.min_p * (1 - 1e-9)
@@ -136,7 +137,7 @@ def check(sampling, logits, value, ids, shares):
 
 
 def leading(flags):
-    """Return how many of *flags* hold before the first that does not."""
+    """Return the number of true *flags* before the first false one."""
     return flags.index(False) if False in flags else len(flags)
 
 
@@ -158,7 +159,7 @@ def penalised(sampling, logits, value):
 
 
 def unsorted():
-    """Candidates of a large vocabulary that are left unsorted."""
+    """Leave the candidates of a large vocabulary unsorted."""
     from npurt.llm.decode.samplers import top_k
 
     top_k.best = lambda logits, k: np.argpartition(-logits, min(k, len(logits)) - 1)[:k]

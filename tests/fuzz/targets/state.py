@@ -1,4 +1,4 @@
-"""Saved states: fields at their limits under a right checksum, loaded by a model that goes on."""
+"""Fuzz saved states: fields at limits with a right checksum; the model loads them and generates."""
 
 import hashlib
 import itertools
@@ -29,7 +29,7 @@ def mutate(rng):
         "kv_type": rng.choice(("f16", "f32")),
         "tokens": rng.choice((0, 1, 2, 15, 16, 17, 40)),
         "changes": changes,
-        "digest": rng.random() < 0.95,  # made right again
+        "digest": rng.random() < 0.95,  # the checksum is computed again
         "then": [rng.choice(STEPS) for _ in range(rng.choice((1, 2, 4)))],
         "seed": rng.randrange(1 << 30),
     }
@@ -51,7 +51,7 @@ def change(rng):
 
 
 def model(number, kv_type):
-    """Return a model of its own for each type of cache, opened once."""
+    """Return a separate model for each type of cache, opened once."""
     if (number, kv_type) not in opened:
         opened[number, kv_type] = npurt.Llama(
             tiny.path(*MODELS[number]), "cpu", n_ctx=64, n_batch=16, n_threads=2, progress=False,
@@ -135,7 +135,7 @@ STEPS = ("token", "batch", "generate", "rollback", "full", "snapshot", "reset")
 
 
 def go_on(llm, step):
-    """Do something with a model whose state may hold any finite numbers."""
+    """Generate with a model whose state may have any finite numbers."""
     if step == "token":
         llm.eval_last([3])
     elif step == "batch":
@@ -154,7 +154,7 @@ def go_on(llm, step):
 
 
 def unchecked_tokens():
-    """Ids of tokens are believed."""
+    """Omit the check of token ids."""
     from npurt.llm.state import state_file
 
     read = state_file._read

@@ -1,4 +1,4 @@
-"""Chat templates: random programs of Jinja run with bounded time and memory, and reach nothing."""
+"""Fuzz chat templates: random Jinja programs have bounded time and memory, and no side effects."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ NAMES = ("messages", "tools", "m", "x", "y", "ns", "loop", "bos_token", "eos_tok
          "add_generation_prompt", "nothing", "self", "caller", "varargs", "kwargs")  # fmt: skip
 CALLS = ("range", "dict", "namespace", "cycler", "joiner", "raise_exception", "strftime_now", "f",
          "g", "caller", "lipsum", "super", "loop", "loop.cycle", "loop.changed")  # fmt: skip
-# Some words of each kind are not known there, or must not be.
+# Some words of each kind do not exist in the sandbox, or must not exist.
 FILTERS = """
     abs capitalize count d default dictsort first float indent int items join last length list
     lower map max min reject rejectattr replace reverse safe select selectattr sort string title
@@ -71,7 +71,7 @@ def word(rng, words):
 
 
 class Program:
-    """Makes up a template, a part inside a part."""
+    """Builds a random template of nested parts."""
 
     def __init__(self, rng):
         self.rng = rng
@@ -115,7 +115,7 @@ class Program:
         ))  # fmt: skip
 
     def growth(self):
-        """Return a loop that makes a value of itself, again and again."""
+        """Return a loop that repeatedly computes a value from itself."""
         self.growing = True
         start, step = self.rng.choice((*NUMBERS, *TEXTS, "['a']")), self.expression(1)
         self.growing = False
@@ -126,7 +126,7 @@ class Program:
         )
 
     def many(self, depth):
-        """Return something to go through, often long."""
+        """Return an iterable expression, often a long one."""
         return self.rng.choice(("messages", "messages", "range(3)", "range(99999)", "range(10**9)",
                                 "x", "'abc' * 999", self.expression(depth - 1)))  # fmt: skip
 
@@ -168,7 +168,7 @@ class Program:
 
 
 class Watch:
-    """Fails when what runs inside opens files, starts programs or looks at the system."""
+    """Fails if the code inside opens files, starts programs or reads data of the system."""
 
     forbidden = ("open", "os.", "subprocess.", "socket.", "shutil.", "ctypes.", "pty.", "marshal.")
     on = False
@@ -204,7 +204,7 @@ def run(value):
 
 
 def unpaid_repetition():
-    """Repeating a text or a list costs nothing."""
+    """Do not charge for repeated strings and lists."""
     sandbox.Meter.made = lambda self, value: value
     del sandbox.BoundedEnvironment.call_binop
 

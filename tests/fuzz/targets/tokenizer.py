@@ -1,4 +1,4 @@
-"""Vocabularies of a stranger: tokens, kinds, scores, merges and roles that fit, or almost do."""
+"""Fuzz vocabularies: tokens, kinds, scores, merges and roles that are consistent, or almost."""
 
 import re
 
@@ -43,13 +43,13 @@ def mutate(rng):
 
 
 def kind(rng, token, plain):
-    """Return what a token is; *plain* ones are bytes or text."""
+    """Return the kind of a token; *plain* tokens are bytes or text."""
     usual = 6 if BYTE.fullmatch(token) else 3 if token in ("<s>", "</s>") else 1
     return usual if plain or rng.random() < 0.9 else rng.randrange(7)
 
 
 def vocabulary(rng):
-    """Return tokens, bytes first, most of them made of others."""
+    """Return tokens: first bytes, then tokens that usually consist of earlier ones."""
     tokens = []
     if rng.random() < 0.7:
         tokens += ["<unk>", "<s>", "</s>"] + [f"<0x{byte:02X}>" for byte in range(256)]
@@ -65,7 +65,7 @@ def vocabulary(rng):
 
 
 def merges(rng, tokens):
-    """Return pairs of tokens that make tokens, most of them."""
+    """Return pairs of tokens, most of which form a token."""
     known, found = set(tokens), []
     for token in tokens:
         cut = rng.randrange(1, len(token)) if len(token) > 1 else 0
@@ -76,7 +76,7 @@ def merges(rng, tokens):
 
 
 def text(rng, tokens):
-    """Return a text of tokens and of anything."""
+    """Return a text of tokens and random characters."""
     parts = [
         rng.choice(((rng.choice(tokens) if tokens else ""), rng.choice(PIECES), rng.choice(LETTERS),
                     chr(rng.randrange(0x110000)), str(rng.randrange(10**6))))
@@ -86,7 +86,7 @@ def text(rng, tokens):
 
 
 def spoil(rng, made, n):
-    """Make one part of it wrong."""
+    """Make one part of the vocabulary wrong."""
     kind = rng.choice(("kinds", "scores", "merges", "roles", "tokens", "longer", "twice"))
     if kind == "kinds":
         made["kinds"] = [sizes.anything(rng, 1) % (1 << 31) for _ in range(n)]
@@ -156,7 +156,7 @@ def there_and_back(value, tokenizer, text, special):
 
 
 def is_whole(value):
-    """Say whether the vocabulary has all bytes, and nothing that stands for other than its text."""
+    """Return whether the vocabulary has all bytes, and each token decodes to its text."""
     kinds = dict(zip(value["tokens"], value["kinds"], strict=False))
     if value["model"] == "gpt2":
         return set(kinds.values()) <= {1, 3} and all(kinds.get(c) == 1 for c in ALPHABET)
@@ -168,7 +168,7 @@ def is_whole(value):
 
 
 def merged_markup():
-    """Markup that merges make of plain text stays."""
+    """Keep markup that merges form from plain text."""
     from npurt.llm.text import tokenizer
 
     tokenizer._letters = lambda vocabulary: {}
