@@ -106,7 +106,7 @@ class Client:
 
     def __init__(self):
         self.ffi, self.lib, _ = client.simulator()
-        # If a field says so, the driver may write after the end of a struct, into the client's memory.
+        # If a field says so, the driver may write beyond a struct, into the client's memory.
         self.memory = self.ffi.new("char[]", 3 * ARENA)
         self.arena = int(self.ffi.cast("uintptr_t", self.memory)) + ARENA
         self.files, self.made = [], []
