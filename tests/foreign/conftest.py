@@ -1,4 +1,4 @@
-"""What is built and fetched for the programs of others, by one process at a time."""
+"""Fixtures that build and fetch the programs of others, in one process at a time."""
 
 import fcntl
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from tests.foreign.sources import MissingError
 
 @contextmanager
 def _prepared(what):
-    """Lock what several processes would make, and skip the test where it cannot be had."""
+    """Lock a build against other processes; skip the test if a source or tool is missing."""
     lock = build.ROOT / "build/foreign.lock"
     lock.parent.mkdir(exist_ok=True)
     with lock.open("w") as held:
@@ -24,13 +24,13 @@ def _prepared(what):
 
 @pytest.fixture(scope="session")
 def prepared():
-    """Return a context manager in which a program, named for the reader, is made ready to run."""
+    """Return a context manager that prepares a program; its argument is the program's name."""
     return _prepared
 
 
 @pytest.fixture(scope="session")
 def preload():
-    """Return a function from the simulator's report to what an environment needs for it to run."""
+    """Return a function that maps the path of a report to the environment of the simulator."""
     (path,) = build.make(build.PACKAGE, build.host(), ["rknpu"])
 
     def env(report):

@@ -1,7 +1,7 @@
-"""Build Qualcomm's libcdsprpc (BSD-3-Clause) as its own makefile would, and a kernel to run it on.
+"""Build Qualcomm's libcdsprpc (BSD-3-Clause) as its makefile does, and a kernel to run it on.
 
-The library that boards have runs on sim/fastrpc_kernel, which is preloaded.  It is loaded by npurt
-as on a board, by its name, and never linked to.
+The library that boards have runs on sim/fastrpc_kernel, which is preloaded.  npurt loads the
+library by its name, as on a board, and is never linked to it.
 """
 
 import re
@@ -19,8 +19,8 @@ PROGRAM = Program(
 )
 HERE = Path(__file__).parent
 
-# As src/Makefile.am has them, without PARSE_YAML: what libyaml would read are settings of machines
-# that are none of this one's.  strl.h has the two functions that it takes from libbsd.
+# The flags of src/Makefile.am without PARSE_YAML: libyaml would read settings of other machines.
+# strl.h has the two functions that the library takes from libbsd.
 FLAGS = [
     *("-g0", "-O2", "-w", "-fPIC", "-D_GNU_SOURCE", "-fno-short-enums", "-fno-sanitize=all"),
     *("-DARM_ARCH_7A", "-DLE_ENABLE", "-DENABLE_UPSTREAM_DRIVER_INTERFACE", "-DUSE_SYSLOG"),
@@ -31,7 +31,7 @@ FLAGS = [
 
 
 def sources(source: Path) -> list[Path]:
-    """Return the files that the makefile makes the library of."""
+    """Return the source files of the library, from its makefile."""
     text = (source / "src/Makefile.am").read_text()
     listed = re.search(r"^LIBDSPRPC_SOURCES = ((?:.*\\\n)*.*)", text, re.MULTILINE)
     assert listed
@@ -42,7 +42,7 @@ def build() -> Path:
     """Build the library if it is not up to date; return its path.
 
     Raises:
-        MissingError: The sources cannot be had here.
+        MissingError: The sources are not available here.
         BuildError: They do not compile.
     """
     source = unpacked(PROGRAM)
@@ -63,7 +63,7 @@ def build() -> Path:
 
 
 def kernel(folder: Path) -> Path:
-    """Build the kernel into *folder*, with npurt's simulator as the DSP beside it; return its path.
+    """Build the kernel into *folder*, with npurt's simulator as the DSP; return the kernel's path.
 
     Raises:
         BuildError: It does not compile.

@@ -1,4 +1,4 @@
-"""Build the test programs of librocketnpu that need no files of their author's board."""
+"""Build the test programs of librocketnpu that need no files of the author's board."""
 
 from pathlib import Path
 
@@ -15,10 +15,10 @@ TESTS = ("test_sw_ops", "test_rknpu_abi", "test_mobilenet")
 
 
 def build() -> Path:
-    """Build what is not up to date; return the folder of the programs.
+    """Build the programs that are not up to date; return their folder.
 
     Raises:
-        MissingError: The sources cannot be had here.
+        MissingError: The sources are not available here.
         BuildError: They do not compile.
     """
     source = unpacked(PROGRAM)

@@ -1,9 +1,10 @@
-"""Make a small MobileNet, run it on the CPU and through a delegate, and save what came out.
+"""Make a small MobileNet, run it on the CPU and through a delegate, and save the outputs.
 
-Runs where TensorFlow Lite's Python package is: under emulation, without npurt.
+This script runs under emulation with TensorFlow Lite's Python package, without npurt.
 The network is MobileNet v1 (arXiv 1704.04861, table 1) without its classifier, for images of 160 x
 160, in uint8 with one scale a tensor, which is what Mesa computes.  Its weights are random, from a
-fixed seed.  Every layer's output is one of the graph: each can be checked from the one before.
+fixed seed.  The outputs of all layers are outputs of the graph, so that each layer can be checked
+from the output of the layer before.
 """
 
 import sys
@@ -14,8 +15,8 @@ from ai_edge_litert import schema_py_generated as tfl
 from ai_edge_litert.interpreter import Interpreter, load_delegate
 
 SIZE, CHANNELS = 160, 3
-SCALE = 6 / 255  # of every layer's output, with zero point 0: what ReLU6 leaves
-# (kind, kernel, stride, output channels, 0: as many as inputs)
+SCALE = 6 / 255  # scale of every layer's output after ReLU6; the zero point is 0
+# (kind, kernel size, stride, output channels; 0: as many as input channels)
 LAYERS = [("conv", 3, 2, 32)] + [
     layer
     for stride, width in zip(
@@ -34,7 +35,7 @@ def quantised(scale, zero):
 
 
 class Graph:
-    """The one subgraph of a model, as it is written."""
+    """Builds the only subgraph of a model."""
 
     def __init__(self):
         self.model, self.graph = tfl.ModelT(), tfl.SubGraphT()
@@ -98,7 +99,7 @@ def mobilenet(rng):
         shape = (width, kernel, kernel, channels)
         if kind == "depthwise":
             shape = (1, kernel, kernel, channels)
-        # 74 is the deviation of uniform bytes: what comes out spreads over 0 to 6 in every layer.
+        # 74 is the standard deviation of uniform bytes; outputs of all layers then spread over 0 to 6.
         weight_zero = int(rng.integers(126, 131))
         weight_scale = (1 if i else 4) / (74 * fan_in**0.5)
         weights = rng.integers(0, 256, shape).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Build programs that others wrote, with this project's compiler: it has Linux's headers."""
+"""Build programs of others with this project's compiler, which has Linux's headers."""
 
 import os
 import shlex
@@ -13,15 +13,15 @@ FLAGS = ("-g0", "-w", "-std=gnu11", "-D_GNU_SOURCE", "-fno-sanitize=all")
 
 
 def build(source: Path, library: Sequence[Job], mains: Sequence[Job]) -> Path:
-    """Build a program of each of *mains* with all of *library*; return the folder they are in.
+    """Build a program of each file of *mains*, with all files of *library*; return their folder.
 
-    What is up to date, by content, stays.  *source* is the folder with all of it.
+    A program whose sources are unchanged is not built again.  *source* is the folder of all sources.
 
     Raises:
         BuildError: It does not compile.
     """
     out = source.with_name(f"{source.name}.built")
-    # The package of libdrm has Linux's header in a folder of its own.
+    # The package of libdrm has Linux's headers in a separate folder.
     write(out / "include/libdrm/drm.h", "#include <drm/drm.h>\n")
     headers = (f"-I{out / 'include'}", f"-I{out / 'include/libdrm'}")
     flags: list[Arg] = [*FLAGS, *headers, "-target", f"{host()}-linux-gnu.2.34"]

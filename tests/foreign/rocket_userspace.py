@@ -1,6 +1,6 @@
-"""Build the test programs of rocket-userspace (GPL-3.0), each as its own CMake file would.
+"""Build the test programs of rocket-userspace (GPL-3.0), with the flags of its CMake file.
 
-They are run beside this project, never linked to it.
+The programs run beside this project and are never linked to it.
 """
 
 import re
@@ -19,9 +19,9 @@ PROGRAM = Program(
     "e06778627e8c2df246cee852f18dfcc1376bf395",
 )
 
-# The library reads sizes that rocket_conv_transpose.c never sets; with other garbage than zeros its
-# tests plan nothing.  What its CPU oracles compute may be reordered: they are loops over floats,
-# compared within tolerances, and take most of the time.  That of attention is in the library.
+# The library reads sizes that rocket_conv_transpose.c never sets, and its tests plan nothing unless
+# they are zero.  The sums of its CPU oracles may be reordered: they are loops over floats, compared
+# within tolerances, and take most of the time.  The oracle of attention is in the library.
 FLAGS = ["-O3", "-ftrivial-auto-var-init=zero", "-fno-math-errno"]
 ORACLE = ["-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-ffp-contract=fast"]
 
@@ -32,7 +32,9 @@ class Test:
 
     command: Sequence[str]
     env: dict[str, str] = field(default_factory=dict)
-    skipped: list[int] = field(default_factory=list)  # exit statuses that mean so
+    skipped: list[int] = field(
+        default_factory=list
+    )  # exit statuses that mean that the test was skipped
 
 
 def registered(source: Path) -> dict[str, Test]:
@@ -54,10 +56,10 @@ def registered(source: Path) -> dict[str, Test]:
 
 
 def build() -> tuple[Path, dict[str, Test]]:
-    """Build what is not up to date; return the folder of the programs, and the tests.
+    """Build the programs that are not up to date; return their folder, and the tests.
 
     Raises:
-        MissingError: The sources cannot be had here.
+        MissingError: The sources are not available here.
         BuildError: They do not compile.
     """
     source = unpacked(PROGRAM)

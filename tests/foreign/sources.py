@@ -1,8 +1,8 @@
-"""Find the sources of programs that others wrote, for tests that build and run them as they are.
+"""Find the sources of programs of others, for tests that build and run them unchanged.
 
-Nothing of them is in this repository.  A file NAME-COMMIT.tar.gz of them is looked for in the
-folder of the environment variable NPURT_FOREIGN; where that is not set, in `foreign` of the
-checkout and in `shared/foreign` beside it.  Else git fetches the same commit.
+This repository has no file of these programs.  The environment variable NPURT_FOREIGN names the
+folder of the archives NAME-COMMIT.tar.gz; if it is not set, `foreign` in the checkout and
+`shared/foreign` beside it are searched.  If there is no archive, git fetches the same commit.
 """
 
 import os
@@ -14,11 +14,11 @@ from pathlib import Path
 from npurt.build import ROOT
 
 UNPACKED = ROOT / "build/foreign"
-TIMEOUT = 300  # seconds that git may take: it is a few megabytes
+TIMEOUT = 300  # time limit of git, in seconds, for a few megabytes
 
 
 class MissingError(Exception):
-    """The sources cannot be had here; the message says why in one line."""
+    """The sources are not available here; the message has the reason, in one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +31,18 @@ class Program:
 
     @property
     def stem(self) -> str:
-        """What the archive is called, without its ending."""
+        """Return the name of the archive without its suffix."""
         return f"{self.name}-{self.commit[:7]}"
 
 
 def folders() -> list[Path]:
-    """Return where archives may be."""
+    """Return the folders that may have archives."""
     given = os.environ.get("NPURT_FOREIGN")
     return [Path(given)] if given else [ROOT / "foreign", ROOT.parent / "shared/foreign"]
 
 
 def unpacked(program: Program) -> Path:
-    """Return the folder with the sources of *program*, unpacked or fetched when they are not there.
+    """Return the folder of the sources of *program*; unpack or fetch them if they are missing.
 
     Raises:
         MissingError: There is no archive, and git cannot fetch them.
@@ -79,7 +79,7 @@ def _fetch(program: Program, into: Path) -> None:
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
-    """Run a command that gets something from elsewhere; return what it printed.
+    """Run a command that downloads something; return its output.
 
     Raises:
         MissingError: It fails; its last line is in the message.

@@ -1,7 +1,7 @@
 """Set up Mesa's teflon delegate for aarch64, with a Python and TensorFlow Lite to load it.
 
-Debian builds the delegate for arm64 alone, so all of it runs under qemu-aarch64: packages of Debian
-that apt downloads and checks as it would to install them, and wheels of PyPI.  None is installed.
+Debian builds the delegate for arm64 only, so all programs run under qemu-aarch64: packages of
+Debian that apt downloads and checks, and wheels of PyPI.  None of them is installed.
 """
 
 import os
@@ -26,7 +26,7 @@ DELEGATE = OUT / "root/usr/lib/teflon/libteflon.so"
 
 
 def set_up() -> None:
-    """Make `OUT` whole, once.
+    """Download and unpack all packages into `OUT`, once.
 
     Raises:
         MissingError: A tool, Debian or PyPI is missing here.
@@ -46,7 +46,7 @@ def set_up() -> None:
 
 
 def _unpack_debian(folder: Path) -> None:
-    """Unpack the packages of Debian's unstable suite, the one that has the delegate."""
+    """Unpack the packages of Debian's unstable suite, the only suite with the delegate."""
     apt = folder / "apt"
     (apt / "lists/partial").mkdir(parents=True)
     (apt / "sources.list").write_text(f"deb [arch=arm64] {_mirror()} sid main\n")
@@ -65,12 +65,12 @@ def _unpack_debian(folder: Path) -> None:
     run(*command, "download", *PACKAGES, cwd=apt)
     for package in sorted(apt.glob("*.deb")):
         run("dpkg-deb", "-x", package, folder / "root")
-    (folder / "root/lib").symlink_to("usr/lib")  # where the dynamic linker is looked for
+    (folder / "root/lib").symlink_to("usr/lib")  # the path of the dynamic linker
     shutil.rmtree(apt)
 
 
 def _mirror() -> str:
-    """Return the mirror of Debian that this machine's apt uses, or Debian's own."""
+    """Return the Debian mirror of this machine's apt, by default Debian's own."""
     wanted = ("Created-By: Packages", "Origin: Debian", "Component: main")
     known = run("apt-get", "indextargets", "--format", "$(REPO_URI)", *wanted).split()
     return next((uri for uri in known if "security" not in uri), "http://deb.debian.org/debian")

@@ -1,8 +1,8 @@
-"""npurt, and the recorded questions, on the libcdsprpc that boards have.
+"""Test npurt and the recorded calls on the libcdsprpc that boards have.
 
 The library is built from Qualcomm's sources, unchanged.  sim/fastrpc_kernel is the driver below it,
-and npurt's simulator the DSP: the skel runs under qemu-hexagon.  What this shows is what the
-library's own code does, nothing of a board's driver, firmware, caches or time.
+and npurt's simulator is the DSP: the skel runs under qemu-hexagon.  These tests show the behaviour
+of the library's code; they show nothing about a board's driver, firmware, caches or speed.
 """
 
 import json
@@ -20,12 +20,12 @@ from tests.sim_fastrpc.answers import record
 pytestmark = [pytest.mark.foreign, pytest.mark.xdist_group("fastrpc")]
 
 RECORDED = record.recorded()
-# There the library writes where a domain that is none would be in its table, or uses memory that it
-# has freed: what follows is chance, down to hanging.
+# In these calls, the library writes outside its table of domains, or uses memory that it has freed.
+# The results are random, and the library may hang.
 CHANCE = {"get_uri", "names", "no_domain_exception", "no_domain_notification", "no_domain_type",
           "no_domain_type_below", "queue_last", "queue_twice", "reserve"}  # fmt: skip
-# There a thread of the library races the client: on a busy machine, a restart is over before a call
-# comes, or an answer is read before its queue is gone.
+# In these calls, a thread of the library races the client: on a busy machine, a restart ends before
+# a call, or an answer is read before its queue is gone.
 RACES = {"queues", "restart"}
 TRIES = 5
 
@@ -95,7 +95,7 @@ def kernel(library, tmp_path_factory):
 
 @pytest.fixture
 def run(library, kernel, tmp_path):
-    """Return a function that runs Python on the library: it returns what was said, and counted."""
+    """Return a function that runs Python on the library and returns output and counters."""
 
     def start(code, *arguments, **variables):
         counts = tmp_path / "counts"
@@ -123,7 +123,7 @@ def run(library, kernel, tmp_path):
 
 @pytest.fixture(scope="session")
 def text():
-    """What the model writes on npurt's simulator alone."""
+    """Return the model's text on npurt's simulator alone."""
     command = [sys.executable, "-c", TEXT, "hexagon:sim"]
     env = {**os.environ, "PYTHONPATH": str(record.ROOT)}
     return subprocess.check_output(command, env=env, text=True).splitlines()[0]
@@ -153,9 +153,9 @@ def test_a_model_writes_the_same_text(run, text, variables, way):
     assert way in said
     assert "offload: 100.0 %" in said
     worked = max(counts, key=lambda process: process["calls"])
-    assert worked["calls"] > 100  # each product, or each setting up of one
+    assert worked["calls"] > 100  # each product, or each preparation of a product
     assert worked["maps"] > 0
-    # A product has its input written back and its output invalidated.
+    # For a product, its input is written back and its output is invalidated.
     products = int(re.search(r"verified \d+ of (\d+) products", said)[1])
     assert sum(process["syncs"] for process in counts) >= products
 
@@ -186,7 +186,7 @@ def test_a_dsp_that_is_killed_costs_no_token(run, text, transport):
 
 
 def test_a_product_is_right(run):
-    """8 bits of the weights are exact here; what is lost are bits of the activations."""
+    """The weights are exact in 8 bits here; only the activations are rounded."""
     said, counts = run(MATMUL)
 
     assert float(said) <= 2**-8

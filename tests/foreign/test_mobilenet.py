@@ -1,8 +1,8 @@
-"""A MobileNet on the simulator of the RK3588, through the drivers that others wrote for its NPU.
+"""Test a MobileNet on the simulator of the RK3588, through drivers of others for its NPU.
 
-The network, and what TensorFlow Lite makes of it on the CPU and through Mesa's teflon delegate, are
-of mobilenet.py; librocketnpu reads the same file.  What a layer should have been is computed here
-from the layer before it, exactly: integer sums, then the real scale.
+mobilenet.py has the network and its outputs by TensorFlow Lite, on the CPU and through Mesa's
+teflon delegate; librocketnpu reads the same file.  The expected output of a layer is computed here
+from the output of the layer before, exactly: integer sums, then the real scale.
 """
 
 import json
@@ -16,12 +16,12 @@ import pytest
 from npurt import build
 from tests.foreign import librocketnpu, teflon
 
-# One process runs all: every test is of the same two runs.
+# One process runs all tests, because they check the same two runs.
 pytestmark = [pytest.mark.foreign, pytest.mark.xdist_group("mobilenet")]
 
 LAYERS = 27
 SCALE = 6 / 255
-# A byte's rounding, and that of the scale: the NPU's lists give it 15 bits, the CPU's code 31.
+# The rounding of a byte and of the scale, which has 15 bits on the NPU and 31 on the CPU.
 NPU, CPU = 0.5 + 255 * 2**-14, 0.5 + 255 * 2**-30
 
 
@@ -89,7 +89,7 @@ def exact(arrays, layer, before):
 
 
 def check(arrays, layer, outputs, tolerance):
-    """A layer's output is the exact one, rounded; and it is not all zeros."""
+    """Check that a layer's output is the rounded exact output, and not all zeros."""
     before = outputs(layer - 1) if layer else arrays["input"]
     want = exact(arrays, layer, before)
 
@@ -118,8 +118,8 @@ def test_every_layer_ran_on_the_npu(request, client):
     _, report = request.getfixturevalue(client)
 
     assert report["refused"] == 0, report["reasons"]
-    assert report["jobs"]["rocket"] % LAYERS == 0  # librocketnpu runs it twice
-    # Some layers run in parts, which find what they share in the NPU's memory.
+    assert report["jobs"]["rocket"] % LAYERS == 0  # librocketnpu runs the network twice
+    # Some layers run in parts, which share data in the NPU's memory.
     assert sum(core["tasks"] for core in report["cores"]) > report["jobs"]["rocket"]
 
 

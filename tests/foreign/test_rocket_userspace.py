@@ -1,7 +1,7 @@
-"""The tests of rocket-userspace, which pass on silicon, on the simulator of the RK3588.
+"""Run the tests of rocket-userspace, which pass on silicon, on the simulator of the RK3588.
 
-`rocket_userspace.tsv` has the outcome of each, how many jobs the simulator refuses, and why.  One
-that does something else fails, be it better: then its row has to change with it.
+`rocket_userspace.tsv` has the outcome of each test, the number of jobs that the simulator refuses,
+and the reason.  Any other outcome is a failure, even a better one; then the row must be changed.
 """
 
 import csv
@@ -16,8 +16,8 @@ from tests.foreign import rocket_userspace
 
 pytestmark = pytest.mark.foreign
 
-LIMIT = 900  # seconds; the longest takes 40 where it has a core
-# The programs wait 8 s for a job, enough for silicon; a machine that stands still is slower.
+LIMIT = 900  # seconds; the longest test takes 40 s on a free core
+# The programs wait 8 s for a job, enough for silicon; a paused machine needs longer.
 PATIENCE = {"ROCKET_WAIT_MS": "600000"}
 LIST = Path(__file__).with_name("rocket_userspace.tsv")
 EXPECTED = {

@@ -10,19 +10,21 @@ from npurt import build
 from tests.kernel import boot, kernel
 from tests.kernel.source import MissingError
 
-LIMIT_S = 240  # for one run of the kernel; the tests take less than a minute
+LIMIT_S = 240  # seconds for one run of the kernel; the tests take less than a minute
 PYTEST = "-m pytest -m kernel -q --color=no -p no:cacheprovider"
 BEHAVED = "tests/kernel/test_driver.py tests/kernel/test_npurt.py"
-ABANDONED = (  # each may end the kernel: tests/kernel/test_abandoned.py says why
+ABANDONED = (  # each may crash the kernel; tests/kernel/test_abandoned.py has the reason
     "a_client_that_is_killed_leaves_the_npu_to_the_others[in step]",
     "a_client_that_is_killed_leaves_the_npu_to_the_others[ahead]",
     "a_file_may_be_closed_while_its_jobs_run",
 )
-DEFECT = "rocket_gem_bo_free"  # of Linux: in the trace of a kernel that it ended
+DEFECT = (
+    "rocket_gem_bo_free"  # a function of Linux in the trace of a kernel that crashed by this defect
+)
 
 
 def main() -> int:
-    """Return 0 where everything passes, or where the kernel cannot be had; else 1."""
+    """Return 0 if all tests pass or the kernel is not available, else 1."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--linux", default="7.2", metavar="SERIES", help="7.2 or 7.3")
     parser.add_argument("--run", metavar="COMMAND", help="run this in the kernel, not the tests")
@@ -56,9 +58,9 @@ def available(series: str) -> kernel.Kernel:
 
 
 def run(made: kernel.Kernel, command: str, defect: str = "") -> bool:
-    """Run a command in the kernel, and say what came of it.
+    """Run a command in the kernel, and print the result.
 
-    A kernel that crashes with *defect* in its trace has done what is known of it.
+    A crash with *defect* in the trace is the known defect of the kernel, and no failure.
     """
     environment = {
         "HOME": os.environ.get("HOME", "/root"),

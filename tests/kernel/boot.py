@@ -15,9 +15,8 @@ MEMORY_MB = 1024
 def boot(kernel: Kernel, script: str, *, seconds: int) -> tuple[int | None, str]:
     """Run a shell *script* in the kernel, on this machine's files; return its status and output.
 
-    The status is None where the kernel ended before the script did: it crashed, or more than
-    *seconds* went by.  Time in the kernel is its own: it jumps over waiting, and computing takes
-    none.
+    The status is None if the kernel ended before the script: it crashed, or *seconds* have
+    passed.  The kernel's time is simulated: it skips waiting, and computing takes no time.
     """
     with tempfile.TemporaryDirectory(dir=kernel.npu.parent) as name:
         folder = Path(name)
@@ -46,7 +45,7 @@ def boot(kernel: Kernel, script: str, *, seconds: int) -> tuple[int | None, str]
 
 
 def _room_for_memory(folder: Path) -> dict[str, str]:
-    """Return what makes the kernel keep its memory elsewhere than in a small /dev/shm."""
+    """Return the environment that places the kernel's memory elsewhere if /dev/shm is small."""
     shared = Path("/dev/shm")
     enough = shared.is_dir() and shutil.disk_usage(shared).free > MEMORY_MB << 20
     return {} if enough else {"TMPDIR": str(folder)}

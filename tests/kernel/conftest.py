@@ -1,4 +1,4 @@
-"""What the tests inside the kernel share: the process that stands for the NPU, its clients."""
+"""Fixtures of the tests inside the kernel: the process that simulates the NPU, and its clients."""
 
 import os
 import subprocess
@@ -24,26 +24,26 @@ def started(settings=""):
 
 @pytest.fixture
 def hardware():
-    """Return a context manager in which the cores are there, with settings."""
+    """Return a context manager that runs the cores with settings of the simulator."""
     return started
 
 
 @pytest.fixture
 def cores():
-    """The three cores, without a fault."""
+    """Run the three cores, without a fault."""
     with started():
         yield
 
 
 @pytest.fixture
 def system():
-    """The kernel, for clients without npurt's code."""
+    """Return the kernel, for clients without npurt's code."""
     return client.kernel()
 
 
 @pytest.fixture
 def log():
-    """Return a function that gives what the kernel logged since the test began."""
+    """Return a function that returns the kernel's log since the beginning of the test."""
     with open("/dev/kmsg") as kmsg:
         os.set_blocking(kmsg.fileno(), False)
         os.lseek(kmsg.fileno(), 0, os.SEEK_END)

@@ -1,7 +1,7 @@
 """Build Linux with its own rocket driver as a program (User-Mode Linux).
 
-What is built stays in `build/kernel`, or in the folder that NPURT_KERNEL_CACHE names, in a folder
-by the content of what decides: sim/rocket_kernel and this code.
+Builds are stored in `build/kernel`, or in the folder that NPURT_KERNEL_CACHE names.  The name of a
+build's folder is a hash of its inputs: sim/rocket_kernel and this code.
 """
 
 import fcntl
@@ -18,28 +18,28 @@ from tests.kernel.source import MissingError, run
 
 PARTS = build.ROOT / "sim/rocket_kernel"
 MODEL = build.ROOT / "sim/rknpu"
-# Files of the simulator above a core: Linux is the driver.
+# Files of the simulator that are not compiled here, because Linux is the driver.
 DRIVER = {"core", "device", "dma", "memory", "nodes", "preload", "rknpu", "rocket", "user"}
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A kernel that was built."""
+    """A compiled kernel."""
 
-    folder: Path  # linux, npu.dtb, version
-    npu: Path  # the program that stands for the cores
+    folder: Path  # has the files linux, npu.dtb and version
+    npu: Path  # the program that simulates the cores
 
     @property
     def version(self) -> str:
-        """Debian's version of the source."""
+        """Return Debian's version of the source."""
         return (self.folder / "version").read_text().strip()
 
 
 def make(series: str) -> Kernel:
-    """Return the kernel of a *series* ("7.2"), built when it is not there.
+    """Return the kernel of a *series* ("7.2"); build it if it is missing.
 
     Raises:
-        MissingError: What it is built from or with cannot be had here.
+        MissingError: A source or a tool cannot be installed here.
         BuildError: It does not compile.
     """
     cache = Path(os.environ.get("NPURT_KERNEL_CACHE") or build.ROOT / "build/kernel")
@@ -75,7 +75,7 @@ def _build(series: str, folder: Path) -> None:
         _check_configuration(tree)
         run(*arch, f"-j{os.cpu_count()}", "linux", log=log)
         run("dtc", "-q", "-I", "dts", "-O", "dtb", PARTS / "npu.dts", "-o", partial / "npu.dtb")
-    except MissingError as error:  # everything is there: it is ours to mend
+    except MissingError as error:  # nothing is missing, so this is an error of this project
         raise build.BuildError(f"linux-source {version}: {error}") from error
     shutil.copy2(tree / "linux", partial / "linux")
     (partial / "version").write_text(f"{version}\n")
@@ -85,13 +85,15 @@ def _build(series: str, folder: Path) -> None:
 
 
 def _add_hardware(tree: Path) -> None:
-    """Put the NPU's registers beside its driver, of which nothing is changed."""
+    """Add the NPU's registers to the source of Linux, beside the unchanged driver."""
     rocket = tree / "drivers/accel/rocket"
     for name in ("npuhw.c", "npuhw.h"):
         shutil.copy2(PARTS / name, rocket / name)
     with (rocket / "Makefile").open("a") as file:
         file.write("\nobj-$(CONFIG_DRM_ACCEL_ROCKET) += npuhw.o\n")
-    with (rocket / "Kconfig").open("a") as file:  # IRQ_SIM has no prompt: something must select it
+    with (rocket / "Kconfig").open(
+        "a"
+    ) as file:  # IRQ_SIM has no prompt, so another option must select it
         file.write("\nconfig NPUHW\n\tdef_bool DRM_ACCEL_ROCKET\n\tselect IRQ_SIM\n")
 
 

@@ -1,7 +1,7 @@
-"""Fetch Debian's source of Linux, and what it takes to build it, through apt.
+"""Fetch Debian's source of Linux, and the tools to build it, through apt.
 
-The kernel that this machine runs on does not matter, nor does its release of Debian: the mirror is
-the one that apt uses here, with the suites that have new kernels, in a private list.
+The source does not depend on this machine's kernel or release of Debian: a private list of sources
+has the mirror of this machine's apt, with the suites of new kernels.
 """
 
 import os
@@ -25,11 +25,11 @@ TOOLS = {  # program -> Debian's package
 
 
 class MissingError(Exception):
-    """The kernel cannot be had or run here; the message says why in one line."""
+    """The kernel cannot be fetched or run here; the message has the reason, in one line."""
 
 
 def run(*command: str | Path, cwd: Path | None = None, log: Path | None = None) -> str:
-    """Run a command; return what it printed, or append that to *log*.
+    """Run a command; return its output, or append it to *log*.
 
     Raises:
         MissingError: It fails; its last line is in the message.
@@ -52,10 +52,10 @@ def run(*command: str | Path, cwd: Path | None = None, log: Path | None = None) 
 
 
 def need_tools() -> None:
-    """Install what the build of a kernel needs, as root on Debian and Ubuntu.
+    """Install the tools to build a kernel, as root on Debian and Ubuntu.
 
     Raises:
-        MissingError: Something is not here, and cannot be installed; the command is in the message.
+        MissingError: A tool is missing and cannot be installed; the message has the command.
     """
     packages = [package for program, package in TOOLS.items() if not shutil.which(program)]
     if not packages:
@@ -79,7 +79,7 @@ def fetch(series: str, folder: Path) -> str:
     policy = run("apt-cache", *options, "madison", package).splitlines()
     if not policy:
         raise MissingError(f"{' and '.join(SUITES)} have no {package}")
-    version = policy[0].split("|")[1].strip()  # the newest
+    version = policy[0].split("|")[1].strip()  # the newest version
     run("apt-get", *options, "download", f"{package}={version}", cwd=folder)
     (archive,) = folder.glob(f"{package}_*.deb")
     run("dpkg-deb", "-x", archive, folder / "package")
@@ -93,7 +93,7 @@ def fetch(series: str, folder: Path) -> str:
 
 
 def _private_list(folder: Path) -> Sequence[str]:
-    """Return the options with which apt reads a list of its own, in *folder*."""
+    """Return the options with which apt reads a private list of sources in *folder*."""
     if not shutil.which("apt-get"):
         raise MissingError("there is no apt-get to fetch Debian's source of Linux with")
     mirrors = run(

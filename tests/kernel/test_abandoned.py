@@ -1,8 +1,8 @@
-"""Clients that go away while their jobs run.
+"""Test clients that close their file, or end, while their jobs run.
 
-Each of these has a kernel for itself: Linux 7.2 and 7.3 free what belonged to the file when it is
-closed, and use it once more when its last job ends (rocket_gem_bo_free).  What that does depends on
-who has the memory by then, and it may be the end of the kernel.
+Each test has a separate kernel: Linux 7.2 and 7.3 free the memory of the file when it is closed,
+and use it again when its last job ends (rocket_gem_bo_free).  If the memory has another owner by
+then, the kernel may crash.
 """
 
 import signal
@@ -19,7 +19,7 @@ from tests.sim_rknpu.lists import Task
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("cores")]
 
-LARGE = Task(128, 1024, 512)  # the model takes a millisecond for it
+LARGE = Task(128, 1024, 512)  # a job that takes a millisecond in the model
 
 
 def check_the_next_client(system):

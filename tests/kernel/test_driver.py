@@ -1,6 +1,6 @@
-"""Linux's own rocket driver with the simulator's cores behind it, and clients that wait for jobs.
+"""Test Linux's rocket driver on the simulator's cores, with clients that wait for their jobs.
 
-These run inside the kernel: `make kernel`.
+These tests run inside the kernel: `make kernel`.
 """
 
 import os
@@ -18,11 +18,11 @@ pytestmark = pytest.mark.kernel
 
 VERSION = os.environ.get("NPURT_KERNEL_VERSION", "").partition("-")[0]
 TASK = Task(4, 64, 64)
-LARGE = Task(128, 1024, 512)  # the model takes a millisecond for it
+LARGE = Task(128, 1024, 512)  # a job that takes a millisecond in the model
 
 
 def settle():
-    """Wait until the driver has let go of the last job's buffers: see protocol.DRIVER_FREES_S."""
+    """Wait until the driver has released the last job's buffers: see protocol.DRIVER_FREES_S."""
     time.sleep(protocol.DRIVER_FREES_S)
 
 
@@ -33,7 +33,7 @@ def right(bench, task=TASK):
 @pytest.mark.usefixtures("cores")
 @pytest.mark.parametrize("name", protocol.CASES)
 def test_the_driver_answers_as_recorded(system, name):
-    """A difference is a change of the driver: record it anew, and look at it."""
+    """A difference is a change of the driver: examine it, and record the answers again."""
     recorded = protocol.recorded()
     assert f"linux-{VERSION}" in recorded, "record it: tests/data/rocket"
 
@@ -50,7 +50,9 @@ def test_a_core_that_is_silent_is_reset_and_runs_again(hardware, system, log):
             bench.start()
             bench.c.prep(10)
             assert bench.untouched()
-            assert 0.5 <= time.monotonic() - start < 1  # of the kernel's clock, which is simulated
+            assert (
+                0.5 <= time.monotonic() - start < 1
+            )  # seconds of the kernel's clock, which is simulated
             assert right(bench)
         settle()
 

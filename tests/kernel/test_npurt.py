@@ -1,4 +1,4 @@
-"""npurt on Linux's own rocket driver: what it finds, computes and writes.  See test_driver.py."""
+"""Test npurt on Linux's rocket driver: detection, products and texts.  See test_driver.py."""
 
 import json
 import os
@@ -16,7 +16,7 @@ MODEL = ROOT / "tests/data/models/llama3/llama3-q8_0.gguf"
 
 
 def python(*words):
-    """Run Python in a process of its own, which has the NPU for itself; return what it printed."""
+    """Run Python in a separate process, the only user of the NPU; return its output."""
     env = os.environ | {"NPURT_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, *words], capture_output=True, text=True, timeout=200, env=env
@@ -53,7 +53,7 @@ def test_products_of_integers_are_exact(hardware):
 
 
 def test_a_job_that_hangs_costs_no_product(hardware, log):
-    """npurt repeats what the driver gave up."""
+    """npurt repeats a job that the driver ended."""
     with hardware("fault=timeout@submit:2"):
         assert "0 wrong" in python("-c", PRODUCTS)
 
