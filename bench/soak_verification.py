@@ -79,8 +79,8 @@ class Tally:
 def magnitudes(rng, shape, low=-149, high=128):
     """Return log-uniform magnitudes in a random part of 2^low..2^high, float64."""
     first, last = np.sort(rng.uniform(low, high, 2))
-    most = GREATEST if high == 128 else np.inf
-    return np.minimum(np.exp2(rng.uniform(first, last, shape)), most)
+    maximum = GREATEST if high == 128 else np.inf
+    return np.minimum(np.exp2(rng.uniform(first, last, shape)), maximum)
 
 
 def numbers(rng, shape, low=-149, high=128):
@@ -104,8 +104,8 @@ def weight(rng, fmt, n, k):
     """Return a tensor ``[n, k]`` with random finite block scales or values."""
     if fmt in FLOAT_RANGES:
         values = numbers(rng, (n, k), *FLOAT_RANGES[fmt])
-        most = {"f16": 65504.0, "bf16": 3.38e38}.get(fmt, GREATEST)
-        return QTensor.quantize(np.clip(values, -most, most), fmt)
+        maximum = {"f16": 65504.0, "bf16": 3.38e38}.get(fmt, GREATEST)
+        return QTensor.quantize(np.clip(values, -maximum, maximum), fmt)
     kind = BY_NAME[fmt]
     tensor = QTensor.from_bytes(bytearray(rng.bytes(n * kind.row_bytes(k))), kind, (n, k))
     for name in tensor.blocks.dtype.names:
@@ -210,9 +210,9 @@ def add_armed(rng, program, tensor, x, *, spoilt):
     s = probe.s.copy()
     if spoilt and len(x):
         row, column = np.unravel_index(np.argmax(abs(x)), x.shape)
-        least = 2.1 * (probe.bound * np.linalg.norm(x[row].astype(np.float64)) + probe.floor)
+        minimum = 2.1 * (probe.bound * np.linalg.norm(x[row].astype(np.float64)) + probe.floor)
         if x[row, column]:
-            s[column] += least / abs(float(x[row, column]))
+            s[column] += minimum / abs(float(x[row, column]))
             program.ends = at
     w.check_s = program._address(s, "double *")
     w.check_bound, w.check_floor = probe.bound, probe.floor
@@ -249,12 +249,12 @@ def spoil(rng, y, probe, packed, x, size) -> tuple[np.ndarray, bool]:
     if rng.random() < 0.2:
         wrong[i, j] = rng.choice([np.nan, np.inf, -np.inf])
         return wrong.astype(np.float32), not beyond
-    least = 2.001 * (probe.bound * size[i] + probe.floor) / abs(probe.r[j])
-    wrong[i, j] += rng.choice([-1, 1]) * least * np.exp2(rng.choice([0.01, 1, 10, 40]))
+    minimum = 2.001 * (probe.bound * size[i] + probe.floor) / abs(probe.r[j])
+    wrong[i, j] += rng.choice([-1, 1]) * minimum * np.exp2(rng.choice([0.01, 1, 10, 40]))
     with np.errstate(over="ignore"):
         spoilt = wrong.astype(np.float32)
     off = abs(float(spoilt[i, j]) - float(y[i, j]))
-    return spoilt, bool(finite and np.isfinite(off) and off > least)
+    return spoilt, bool(finite and np.isfinite(off) and off > minimum)
 
 
 def check_product(rng, packed, x, y, size) -> Tally:

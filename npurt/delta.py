@@ -53,7 +53,7 @@ class DeltaError:
     # Standard error of a product with a row of the state, relative to the product of both norms.
     # Any other value has the same standard error, relative to itself.
     relative: float
-    least: float  # absolute error of each element of k and q
+    absolute: float  # error of each element of k and q
 
 
 @runtime_checkable

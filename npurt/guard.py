@@ -84,18 +84,18 @@ class Guard:
             LayoutError: As in `begin_read`, or *values* have a wrong shape or dtype.
         """
         self._require_state(state, sequence)
-        most, given = self._limits.positions, values.shape
+        maximum, given = self._limits.positions, values.shape
         integers = values.dtype == np.int32 and len(given) == 3 and POSITIONS not in state.shape
         if integers:  # see `npurt.delta.STATE_INTEGERS`
             given = (*given[:-1], given[-1] - 2)
         shape = [
-            min(size, most) if dim == POSITIONS else dim.size
+            min(size, maximum) if dim == POSITIONS else dim.size
             for dim, size in zip(state.shape, given, strict=False)
         ]
         wrong_shape = len(state.shape) != values.ndim or tuple(shape) != given
         if wrong_shape or (values.dtype.kind != "f" and not integers):
             raise LayoutError(
-                f"{values.dtype} {values.shape} is not {state} with {most} positions at most",
+                f"{values.dtype} {values.shape} is not {state} with {maximum} positions at most",
                 remedy="write an array that read() returned, or compile with more positions",
             )
         length = self._lengths.get(sequence, 0)
@@ -130,10 +130,10 @@ class Guard:
     def _require_room(self, sequences: Iterable[int]) -> None:
         if self.closed:
             raise LayoutError(f"{self._part.name} was closed", remedy="compile the part again")
-        count, most = len(self._lengths.keys() | set(sequences)), self._limits.sequences
-        if count > most:
+        count, maximum = len(self._lengths.keys() | set(sequences)), self._limits.sequences
+        if count > maximum:
             raise LayoutError(
-                f"{count} sequences do not fit a segment for {most}",
+                f"{count} sequences do not fit a segment for {maximum}",
                 remedy="call forget() for a sequence first, or compile with larger limits",
             )
 

@@ -306,10 +306,10 @@ class Explorer:
         self, state: State, thread: int, place: int, order: str
     ) -> Iterator[tuple[int, Message]]:
         messages, ordered = state.atomics[place]
-        least = self._newest(state.views[thread], place)
+        minimum = self._newest(state.views[thread], place)
         if order == SEQ_CST:
-            least = max(least, ordered)
-        return ((i, messages[i]) for i in range(least, len(messages)))
+            minimum = max(minimum, ordered)
+        return ((i, messages[i]) for i in range(minimum, len(messages)))
 
     def _load(self, state: State, thread: int, place: int, index: int, order: str) -> State:
         view = state.views[thread] | self._up_to(place, index)
@@ -337,17 +337,17 @@ class Explorer:
     def _forget(self, state: State, place: int) -> State:
         """Drop the values of *place* that no thread can see any more."""
         messages, ordered = state.atomics[place]
-        least = len(messages) - 1
+        minimum = len(messages) - 1
         if self._weak:
             known = [self._newest(state.views[t], place) for t in self._alive(state)]
-            least = min(known, default=least)
-        if not least:
+            minimum = min(known, default=minimum)
+        if not minimum:
             return state
         here = self._up_to(place, MOST)
         state = self._rewrite(
-            state, here, lambda view: view & ~here | (view & here) >> least & here
+            state, here, lambda view: view & ~here | (view & here) >> minimum & here
         )
-        kept = Place(state.atomics[place].messages[least:], max(ordered - least, 0))
+        kept = Place(state.atomics[place].messages[minimum:], max(ordered - minimum, 0))
         return state._replace(atomics=_put(state.atomics, place, kept))
 
 

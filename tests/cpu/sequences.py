@@ -45,8 +45,8 @@ def page_bytes(path):
 class Schedule:
     """Drawn runs, forks, rewinds and ends of sequences; remembers the logits of every row."""
 
-    def __init__(self, draw, segment, most, vocabulary):
-        self.draw, self.segment, self.most, self.vocabulary = draw, segment, most, vocabulary
+    def __init__(self, draw, segment, maximum, vocabulary):
+        self.draw, self.segment, self.maximum, self.vocabulary = draw, segment, maximum, vocabulary
         self.texts = {}  # tokens of each sequence
         self.seen = {}  # tokens up to a row: its logits
         self.next, self.out_of_pages = 0, 0
@@ -62,14 +62,14 @@ class Schedule:
 
     def begin(self):
         """Return the number of a new sequence; another one ends when there are too many."""
-        if len(self.texts) == self.most:
+        if len(self.texts) == self.maximum:
             self.forget()
         self.next += 1
         return self.next - 1
 
     def run(self):
         """Run some rows of some sequences, in any order that keeps each sequence's own."""
-        while len(self.texts) < self.draw(st.integers(1, self.most)):
+        while len(self.texts) < self.draw(st.integers(1, self.maximum)):
             self.texts[self.begin()] = []
         spans, left = [], ROWS
         for sequence in self.draw(st.permutations(sorted(self.texts))):

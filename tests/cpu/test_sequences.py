@@ -25,11 +25,11 @@ def path(name):
 @given(data=st.data())
 @settings(max_examples=8, deadline=None)
 def test_any_schedule_gives_the_bits_of_each_sequence_alone(name, data):
-    most = data.draw(st.integers(2, 8))
+    maximum = data.draw(st.integers(2, 8))
     pages = data.draw(st.sampled_from([None, 4, 9]))
-    sizes = limits(most, pages and pages * page_bytes(path(name)))
+    sizes = limits(maximum, pages and pages * page_bytes(path(name)))
     with CpuDevice(2) as cpu, compiled(path(name), cpu, sizes) as segment:
-        schedule = Schedule(data.draw, segment, most, 200)
+        schedule = Schedule(data.draw, segment, maximum, 200)
         for _ in range(data.draw(st.integers(1, 10))):
             schedule.step()
             room = segment.room()
@@ -117,12 +117,12 @@ def test_what_does_not_fit_the_pages_is_refused_and_changes_nothing():
 
 
 def test_fewer_bytes_than_a_page_are_refused():
-    least = page_bytes(path("llama3"))
+    minimum = page_bytes(path("llama3"))
     with CpuDevice(1) as cpu:
-        few = compiled(path("llama3"), cpu, limits(2, least - 1))
-        with pytest.raises(SettingError, match=f"use kv_bytes={least} or more"):
+        few = compiled(path("llama3"), cpu, limits(2, minimum - 1))
+        with pytest.raises(SettingError, match=f"use kv_bytes={minimum} or more"):
             few.__enter__()
-        with compiled(path("llama3"), cpu, limits(2, 2 * least + 1)) as segment:
+        with compiled(path("llama3"), cpu, limits(2, 2 * minimum + 1)) as segment:
             assert segment.room().total == 2
 
 

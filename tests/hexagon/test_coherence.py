@@ -165,17 +165,19 @@ def layer(simulator):
         yield run_layer
 
 
-@pytest.mark.parametrize(("rows", "most"), [(1, 512), (2, 512), (9, 512), (100, 512), (150, 100)])
-def test_bytes_synchronised_are_those_read_and_written(rows, most, layer, monkeypatch):
+@pytest.mark.parametrize(
+    ("rows", "maximum"), [(1, 512), (2, 512), (9, 512), (100, 512), (150, 100)]
+)
+def test_bytes_synchronised_are_those_read_and_written(rows, maximum, layer, monkeypatch):
     """x once before and the results once after a call: at most 1.1 times their pages.
 
     From a hundred rows on also 1.1 times the bytes themselves: x of one row is half a page.
-    More rows than *most* are two calls for half of them each.
+    More rows than *maximum* are two calls for half of them each.
     """
-    monkeypatch.setattr(batch, "MOST_ROWS", most)
+    monkeypatch.setattr(batch, "MOST_ROWS", maximum)
     calls, nbytes = synchronised(lambda: layer(rows))
 
-    parts = [rows] if rows <= most else [rows // 2, rows // 2]
+    parts = [rows] if rows <= maximum else [rows // 2, rows // 2]
     sizes = [4 * m * n for k, widths in LAYER for m in parts for n in (k, sum(widths))]
     assert calls == len(sizes)
     assert sum(sizes) <= nbytes <= 1.1 * sum(map(pages, sizes))

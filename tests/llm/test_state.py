@@ -174,7 +174,7 @@ def test_states_are_replayed_in_runs_that_the_buffers_hold(n_batch, monkeypatch)
 )
 @example([(30, 0), (60, 30), (1, 10)], 40)  # a copy whose inputs others have overwritten since
 @example([(2, 0), (20, 15), *[(1, 0)] * 20, (1, 5)], 40)  # a copy of tokens that were taken back
-def test_copies_reach_back_as_far_as_they_should(sequence, most):
+def test_copies_reach_back_as_far_as_they_should(sequence, maximum):
     """At least to the start of the last batch, or SPACING tokens; and what they reach is there.
 
     Each token has a number of its own, also where another was taken back; a state is the number of
@@ -187,7 +187,7 @@ def test_copies_reach_back_as_far_as_they_should(sequence, most):
 
     def replay(count, first):
         start, saved, _ = control.tolist()
-        assert (saved, count <= most) == (-1, True)
+        assert (saved, count <= maximum) == (-1, True)
         assert slots[start, 0] == history[first], "the copy is of other tokens"
         needed = np.arange(max(0, first - 3), first + count)
         np.testing.assert_array_equal(kept[needed % len(kept), 0], np.array(history)[needed + 1])
@@ -211,7 +211,7 @@ def test_copies_reach_back_as_far_as_they_should(sequence, most):
         sure = max(min(rows, SPACING), min(singles, SPACING))
         assert states.reach(position - sure) == position - sure
         target = states.reach(max(0, position - back))
-        states.rewind(target, replay, most)
+        states.rewind(target, replay, maximum)
         assert slots[0, 0] == history[target]
         singles = singles if target == position else 0
         del history[target + 1 :]

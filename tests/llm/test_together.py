@@ -64,9 +64,9 @@ class Contexts(RuleBasedStateMachine):
         chosen = data.draw(st.lists(st.sampled_from(self.open), min_size=1, unique=True))
         pieces = []
         for context in chosen:
-            most = min(ROWS - sum(len(p.ids) for p in pieces), POSITIONS - context.n_tokens)
-            if most:
-                ids = data.draw(st.lists(TOKENS, min_size=1, max_size=min(most, 20)))
+            maximum = min(ROWS - sum(len(p.ids) for p in pieces), POSITIONS - context.n_tokens)
+            if maximum:
+                ids = data.draw(st.lists(TOKENS, min_size=1, max_size=min(maximum, 20)))
                 pieces.append(Piece(context, ids, data.draw(st.integers(0, len(ids)))))
         if any(piece.wanted for piece in pieces):
             made = evaluated(self.llm, pieces)

@@ -72,7 +72,7 @@ def test_the_most_rows_of_a_task(name):
 def test_the_most_rows_fit_and_one_panel_more_does_not(name, layout, steps):
     number_form = number_format(name)
     k = steps * number_form.k_step
-    most = max_rows(number_form, k, layout)
+    maximum = max_rows(number_form, k, layout)
 
     def fits(rows):
         width = rows if layout is Layout.NATIVE_W else layout.panel_rows
@@ -82,8 +82,8 @@ def test_the_most_rows_fit_and_one_panel_more_does_not(name, layout, steps):
             return False
         return width <= 2047 and rows // width + 1 < 1 << 10
 
-    assert most == 0 or fits(most)
-    assert not fits(most + layout.panel_rows)
+    assert maximum == 0 or fits(maximum)
+    assert not fits(maximum + layout.panel_rows)
 
 
 @pytest.mark.parametrize(("k", "entries"), [(32, 2), (64, 4), (96, 8), (128, 8), (160, 10)])
@@ -178,15 +178,15 @@ def test_every_task_of_a_plan_fits_the_registers(case, layout):
         template(task, Profile.FULL)
 
 
-@pytest.mark.parametrize(("layout", "most"), [(Layout.PANEL8, 4096), (Layout.PANEL16, 2048)])
-def test_a_line_of_panels_has_as_many_columns_as_the_notch_can_skip(layout, most):
+@pytest.mark.parametrize(("layout", "maximum"), [(Layout.PANEL8, 4096), (Layout.PANEL16, 2048)])
+def test_a_line_of_panels_has_as_many_columns_as_the_notch_can_skip(layout, maximum):
     """A panel's notch is (N / 4 - 1) atoms of each of its rows, in 13 bits."""
     int8 = number_format("int8")
     product = plan(plan_weights(int8, 4096, 64, cores=1), 16, layout, max_n=8192)
 
-    assert {tile.task.n for tile in product.tiles[0]} == {most}
-    with pytest.raises(LayoutError, match=rf"N = {most + 32} is more than {most}"):
-        Task(int8, layout, 16, 64, most + 32, 16, 64)
+    assert {tile.task.n for tile in product.tiles[0]} == {maximum}
+    with pytest.raises(LayoutError, match=rf"N = {maximum + 32} is more than {maximum}"):
+        Task(int8, layout, 16, 64, maximum + 32, 16, 64)
 
 
 @given(products())

@@ -38,7 +38,7 @@ class SmallDevice(FakeDevice):
     def __init__(self, cpu, room, saves=lambda rows, n, k: 1.0):
         super().__init__(cpu)
         self.room, self.saves = room, saves
-        self.held, self.most, self.reserved = 0, 0, None
+        self.held, self.maximum, self.reserved = 0, 0, None
 
     def reserve(self, uses):
         self.reserved = list(uses)
@@ -67,7 +67,7 @@ class Held(FakePacked):
     def __init__(self, device, inner):
         super().__init__(device, inner)
         device.held += self.tensor.nbytes
-        device.most = max(device.most, device.held)
+        device.maximum = max(device.maximum, device.held)
 
     def __del__(self):
         self.device.held -= self.tensor.nbytes
@@ -129,7 +129,7 @@ def test_half_a_unit_is_taken_back(cpu):
     assert where(place(wanted, device, cpu)) == dict.fromkeys(
         ("a0", "a1", "a2", "b0", "b1", "b2"), HERE
     ) | {"c": THERE}
-    assert device.most == 2 * SIZE
+    assert device.maximum == 2 * SIZE
 
 
 def test_a_prompt_and_an_answer_say_what_a_weight_is_worth(cpu):

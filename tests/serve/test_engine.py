@@ -110,9 +110,9 @@ def test_who_waits_no_more_for_counts_is_forgotten():
     asyncio.run(run())
 
 
-async def kill_at_random(engine, seed, most=20):
+async def kill_at_random(engine, seed, maximum=20):
     chance = random.Random(seed)
-    for _ in range(most):
+    for _ in range(maximum):
         while engine._steps < 4:  # another test covers an engine that dies before any work
             await asyncio.sleep(0.001)
         await asyncio.sleep(chance.uniform(0.0, 0.1))

@@ -236,9 +236,9 @@ def test_an_operand_is_combined_with_each_sum_in_float32(which, height, channels
 # --- the LUT ---------------------------------------------------------------------------------
 
 
-def q15(values, least=0):
+def q15(values, minimum=0):
     """Return values of 0 to 1 as entries, as rocket-userspace rounds them."""
-    return np.clip(np.floor(np.abs(values) * 32768 + 0.5), least, 32767).astype(np.uint16)
+    return np.clip(np.floor(np.abs(values) * 32768 + 0.5), minimum, 32767).astype(np.uint16)
 
 
 def unit_lut(f):

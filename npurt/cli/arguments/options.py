@@ -344,35 +344,35 @@ def seconds(text: str) -> float:
     raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds up to {MOST_SECONDS:g}")
 
 
-def bytes_of(path: str | Path, most: int = MOST_BYTES) -> bytes:
+def bytes_of(path: str | Path, maximum: int = MOST_BYTES) -> bytes:
     """Return the content of a file.
 
     Raises:
-        NpurtError: The file cannot be read, or has more than *most* bytes.
+        NpurtError: The file cannot be read, or has more than *maximum* bytes.
     """
     try:
         with open(path, "rb") as file:
-            data = file.read(most + 1)
+            data = file.read(maximum + 1)
     except OSError as error:
         raise NpurtError(
             f"cannot read {path}: {error.strerror}", remedy="check the path"
         ) from error
     except ValueError as error:  # the path has a null character, or one the locale cannot encode
         raise NpurtError(f"cannot read {path}: {error}", remedy="check the path") from error
-    if len(data) > most:
-        raise NpurtError(f"{path} has more than {most} bytes", remedy="give a smaller file")
+    if len(data) > maximum:
+        raise NpurtError(f"{path} has more than {maximum} bytes", remedy="give a smaller file")
     return data
 
 
-def standard_input(most: int = MOST_BYTES) -> bytes:
+def standard_input(maximum: int = MOST_BYTES) -> bytes:
     """Return the bytes of standard input.
 
     Raises:
-        NpurtError: Standard input has more than *most* bytes.
+        NpurtError: Standard input has more than *maximum* bytes.
     """
-    data: bytes = sys.stdin.buffer.read(most + 1)
-    if len(data) > most:
-        raise NpurtError(f"standard input has more than {most} bytes", remedy="give it less")
+    data: bytes = sys.stdin.buffer.read(maximum + 1)
+    if len(data) > maximum:
+        raise NpurtError(f"standard input has more than {maximum} bytes", remedy="give it less")
     return data
 
 

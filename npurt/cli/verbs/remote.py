@@ -262,11 +262,11 @@ class Remote:
         return RemoteError(f"the connection broke: {what}",
                            remedy="use /regen, or send the message again")  # fmt: skip
 
-    def _shown(self, text: str, most: int) -> str:
-        """Return up to *most* characters of *text*; mask the API key and control characters."""
+    def _shown(self, text: str, maximum: int) -> str:
+        """Return up to *maximum* characters of *text*; mask the API key and control characters."""
         if self._key:
             text = text.replace(self._key, "[key]")
-        return "".join(c if c.isprintable() else " " for c in text[:most])
+        return "".join(c if c.isprintable() else " " for c in text[:maximum])
 
 
 def add(parser: argparse.ArgumentParser) -> None:

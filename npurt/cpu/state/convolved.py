@@ -70,12 +70,12 @@ class Convolved:
         oldest = max(self._oldest, self._seen - KEPT)
         return length if length == self.at or length >= oldest else 0
 
-    def rewind(self, length: int, replay: Replay, most: int) -> None:
+    def rewind(self, length: int, replay: Replay, maximum: int) -> None:
         """Roll back to the first *length* tokens, a number that `reach` returned.
 
-        The stored inputs need no replay; *replay* and *most* are unused.
+        The stored inputs need no replay; *replay* and *maximum* are unused.
         """
-        del replay, most
+        del replay, maximum
         if length == 0:
             self.restored(0)
         self.at = length

@@ -106,12 +106,12 @@ class PageList:
     """The pages of one sequence, from position 0 on.
 
     Args:
-        most: The maximum number of positions of a sequence.
+        maximum: The maximum number of positions of a sequence.
     """
 
-    def __init__(self, pages: Pages, most: int) -> None:
+    def __init__(self, pages: Pages, maximum: int) -> None:
         self._pages = pages
-        self._numbers = np.zeros(pages.count(most), np.int32)
+        self._numbers = np.zeros(pages.count(maximum), np.int32)
         self._count = 0
         pages.follow(self)
 

@@ -138,8 +138,8 @@ class Recurrent:
         ]
         return max(usable)[1] if usable else None
 
-    def rewind(self, length: int, replay: Replay, most: int) -> None:
-        """Roll back to the first *length* tokens, in replays of at most *most* tokens.
+    def rewind(self, length: int, replay: Replay, maximum: int) -> None:
+        """Roll back to the first *length* tokens, in replays of at most *maximum* tokens.
 
         *length* is a number that `reach` returned.
         """
@@ -155,9 +155,9 @@ class Recurrent:
         if length == position:
             for states in self.states.values():
                 states.restore_checkpoint(slot)
-        for start in range(position, length, most):
+        for start in range(position, length, maximum):
             self._control[:] = slot if start == position else 0, -1, 0
-            replay(min(most, length - start), start)
+            replay(min(maximum, length - start), start)
         self.at = length
         self._copies = [c if c is not None and c <= length else None for c in self._copies]
 

@@ -25,7 +25,7 @@ class Admission:
 
     Args:
         running: The list of running sequences, in order.
-        most: The largest number of running sequences.
+        maximum: The largest number of running sequences.
         pages: The pages of the model.
         reuse: Finds cached prefixes of sequences.
         counts: The engine's counts.
@@ -36,11 +36,11 @@ class Admission:
     """
 
     def __init__(
-        self, running: list[Sequence], most: int, pages: Pages, reuse: Reuse, counts: Counts
+        self, running: list[Sequence], maximum: int, pages: Pages, reuse: Reuse, counts: Counts
     ) -> None:
         self.waiting: list[Sequence] = []
         self.running = running
-        self._most = most
+        self._most = maximum
         self._pages = pages
         self._reuse = reuse
         self._counts = counts

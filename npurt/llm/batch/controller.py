@@ -67,12 +67,12 @@ class BatchController(Controller):
     Args:
         step: The costs of the present step.
         drafter: Drafts tokens of the sequence.
-        most: The largest number of draft tokens in a step.
+        maximum: The largest number of draft tokens in a step.
         limit: The largest number of tokens to generate; None if unknown.
     """
 
-    def __init__(self, step: StepCost, drafter: Drafter, most: int, limit: int | None) -> None:
-        super().__init__(most, at_once=drafter.at_once, share=drafter.share)
+    def __init__(self, step: StepCost, drafter: Drafter, maximum: int, limit: int | None) -> None:
+        super().__init__(maximum, at_once=drafter.at_once, share=drafter.share)
         self._step = step
         self._draft, self._read = step.draft, step.read
         self._limit = USUAL if limit is None else limit

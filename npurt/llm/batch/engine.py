@@ -82,14 +82,14 @@ class Engine:
             "draft_device": draft_device,
         }
         wanted = optional_integer("max_sequences", max_sequences, 1)
-        most = USUAL_SEQUENCES if wanted is None else wanted
+        maximum = USUAL_SEQUENCES if wanted is None else wanted
         kept = integer("prefixes", prefixes, 0)
         snapshots = optional_integer("snapshot_bytes", snapshot_bytes, 0)
         with contextlib.ExitStack() as opened:
             if isinstance(model, Llama):
                 self.llm = model
                 count = model.model.setup.limits.sequences
-                running = min(most, count - SPARE)
+                running = min(maximum, count - SPARE)
                 own = (*options.values(), kv_bytes, draft_max, draft_device)
                 if running < 1 or any(value is not None for value in own):
                     raise SettingError(
@@ -100,7 +100,7 @@ class Engine:
                 kept = min(kept, count - SPARE - running)
                 model.reset()
             else:
-                running, budget = most, kv_budget(kv_bytes)
+                running, budget = maximum, kv_budget(kv_bytes)
                 snapshots = budget // 2 if snapshots is None else snapshots
                 self.llm = opened.enter_context(
                     Llama(
@@ -261,7 +261,7 @@ def _drafts(
     model = llm.model
     if runs_graphs(llm.device) or not llm.config.causal or model.setup.limits.rows < 2:
         return None
-    return open_drafts("lookup", None, model, opened, most=draft_max, device=draft_device)
+    return open_drafts("lookup", None, model, opened, maximum=draft_max, device=draft_device)
 
 
 def _sizes(llm: Llama, running: int, kept: int) -> str:

@@ -80,7 +80,7 @@ class Reuse:
             self._counts.hits += bool(length)
             self._counts.misses += not length
             self._counts.cached += sequence.cached
-        if self.recurrent and self.prefixes.most:
+        if self.recurrent and self.prefixes.maximum:
             diverged = equal if equal - length >= LEAST_COPIED else 0
             marks = {diverged, sequence.reusable // PAGE * PAGE, sequence.prompt}
             for other in self._running:  # new sequences with a common prefix

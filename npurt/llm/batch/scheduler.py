@@ -209,11 +209,11 @@ class Scheduler:
         if not self._drafts:
             return drafts
         self._step_cost.begin(len(sequences))
-        most = self._rows - any(
+        maximum = self._rows - any(
             sequence.reading for sequence in self._running
         )  # at least one row is left for prompts
         for sequence in sequences:
-            room = min(self.longest - len(sequence.history), most - self._step_cost.rows)
+            room = min(self.longest - len(sequence.history), maximum - self._step_cost.rows)
             draft = sequence.draft(room)
             more = self._pages.growth(sequence, 1 + len(draft)) - self._pages.growth(sequence, 1)
             if draft and more <= self._pages.free():
@@ -233,15 +233,15 @@ class Scheduler:
         reading = [sequence for sequence in self._running if sequence.reading]
         if not reading:
             return []
-        most = self._rows
+        maximum = self._rows
         if sequences:
-            most = self._costs.rows_within(SLOWDOWN * self._costs.seconds(rows), rows + 1)
-        short, half = self._short(reading), rows + (most - rows) // 2
+            maximum = self._costs.rows_within(SLOWDOWN * self._costs.seconds(rows), rows + 1)
+        short, half = self._short(reading), rows + (maximum - rows) // 2
         order = short + [sequence for sequence in reading if sequence not in short]
         found: Prompts = []
         scored = 0
         for sequence in order:
-            end = half if sequence in short else most
+            end = half if sequence in short else maximum
             if rows >= end or not sequence.context:
                 continue
             if not sequence.context.n_tokens:

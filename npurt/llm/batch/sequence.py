@@ -124,15 +124,15 @@ class Sequence(GeneratedSequence):
             except (NpurtError, MemoryError) as error:
                 self._go_on_without(error)
 
-    def _control(self, step: StepCost, drafter: Drafter, most: int) -> BatchController:
+    def _control(self, step: StepCost, drafter: Drafter, maximum: int) -> BatchController:
         if self._controller is None:  # after a preemption, the earlier controller is used
-            self._controller = BatchController(step, drafter, most, self.limit)
+            self._controller = BatchController(step, drafter, maximum, self.limit)
         return self._controller
 
-    def draft(self, most: int) -> list[int]:
+    def draft(self, maximum: int) -> list[int]:
         """Do as `GeneratedSequence.draft`; if drafting fails, continue without drafts."""
         try:
-            return super().draft(most)
+            return super().draft(maximum)
         except Exception as error:  # noqa: BLE001  `advance` raises errors of the grammar again
             self._go_on_without(error)
             return []

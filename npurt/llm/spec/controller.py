@@ -85,8 +85,8 @@ class Controller:
     """Decides at each step whether to draft, and how many tokens at most.
 
     Args:
-        most: The largest number of draft tokens in a step.
-        fixed: Draft *most* tokens at each step without regard to cost; for measurements.
+        maximum: The largest number of draft tokens in a step.
+        fixed: Draft *maximum* tokens at each step without regard to cost; for measurements.
         at_once: Whether drafting several tokens takes as long as drafting one.
         share: The assumed time to draft a token, as a fraction of a plain step, until it is
             measured.
@@ -97,11 +97,11 @@ class Controller:
     """
 
     def __init__(
-        self, most: int, *, fixed: bool = False, at_once: bool = False, share: float = 0.0
+        self, maximum: int, *, fixed: bool = False, at_once: bool = False, share: float = 0.0
     ) -> None:
         self.speculation = Speculation()
         self.text = Speculation()
-        self._most = most
+        self._most = maximum
         self._fixed = fixed
         self._at_once = at_once
         self._share = share
@@ -109,7 +109,7 @@ class Controller:
             PRIOR_RIGHT, PATIENCE, BELIEF
         )  # acceptance rate, until draft tokens were verified
         self._verify = [
-            Mean(0.0) for _ in range(most + 1)
+            Mean(0.0) for _ in range(maximum + 1)
         ]  # seconds of a pass, by number of draft tokens
         self._draft = Mean(0.0)  # seconds per draft token, or per draft with *at_once*
         self._read = Mean(0.0)  # seconds in which the drafter evaluates a token

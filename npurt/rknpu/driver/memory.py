@@ -250,12 +250,12 @@ class Space(abc.ABC):
 
     def _chunk(self, nbytes: int, role: Role, name: str, step: int) -> tuple[Buffer, Ranges]:
         """Allocate a chunk of twice the last size; if that fails, only *nbytes*."""
-        least = -(-nbytes // PAGE) * PAGE
+        minimum = -(-nbytes // PAGE) * PAGE
         usual = min(LEAST_CHUNK << len(self._chunks[role]), MOST_CHUNK)
         try:
-            buffer = self.alloc(max(usual, least), role, name)
+            buffer = self.alloc(max(usual, minimum), role, name)
         except DeviceFull:
-            buffer = self.alloc(least, role, name)
+            buffer = self.alloc(minimum, role, name)
         return buffer, Ranges(buffer.nbytes, step)
 
     @property

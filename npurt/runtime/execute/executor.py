@@ -267,8 +267,8 @@ class Executor:
 
     def reach(self, sequence: int, length: int) -> int:
         """Return the largest number of positions, at most *length*, that `rewind` can keep."""
-        while (least := min(part.reach(sequence, length) for part in self._parts)) < length:
-            length = least
+        while (minimum := min(part.reach(sequence, length) for part in self._parts)) < length:
+            length = minimum
         return length
 
     def rewind(self, sequence: int, length: int) -> int:

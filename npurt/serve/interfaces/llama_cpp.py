@@ -169,10 +169,10 @@ class Completion:
 def settings(front: Front, wanted: Wanted) -> dict[str, Any]:
     """Return the generation settings of a request in llama.cpp's form."""
     sampling = {**front.settings.sampling, **wanted.sampling}
-    most = front.settings.max_tokens if wanted.max_tokens is None else wanted.max_tokens
+    maximum = front.settings.max_tokens if wanted.max_tokens is None else wanted.max_tokens
     return {
         **{name: value for name, value in sampling.items() if name != "logit_bias"},
-        "n_predict": -1 if most is None else most,
+        "n_predict": -1 if maximum is None else maximum,
         "stop": [*wanted.stops, *wanted.stop_ids],
         "ignore_eos": wanted.ignore_eos,
     }

@@ -192,13 +192,13 @@ class Front:
         Raises:
             HttpError: The queue is full.
         """
-        most = self.ready().sequences * (1 + limits.QUEUE)
+        maximum = self.ready().sequences * (1 + limits.QUEUE)
         if self.settings.embeddings:
-            most = limits.EMBEDDINGS
-        if self.active + choices > most and self.active:
+            maximum = limits.EMBEDDINGS
+        if self.active + choices > maximum and self.active:
             self.counts.refused += 1
             raise HttpError(
-                429, f"the queue is full: {self.active} sequences run or wait, at most {most}",
+                429, f"the queue is full: {self.active} sequences run or wait, at most {maximum}",
                 remedy="ask again later", code="queue_full",
                 headers={"Retry-After": str(self.retry_after())},
             )  # fmt: skip

@@ -328,15 +328,15 @@ class Client:
             self.queue_of(place), flags, count, given, nbytes, message.raw, MOST_US
         )
 
-    def read(self, place, most_buffers, most):
+    def read(self, place, most_buffers, maximum):
         flags, count, nbytes = c.c_uint32(), c.c_uint32(), c.c_uint32()
         buffers, message = (QueueBuffer * 64)(), c.create_string_buffer(65536 + EDGE)
         c.memset(message, FILL, len(message))
         code = self.rpc.dspqueue_read(
-            self.queue_of(place), c.byref(flags), most_buffers, c.byref(count), buffers, most,
+            self.queue_of(place), c.byref(flags), most_buffers, c.byref(count), buffers, maximum,
             c.byref(nbytes), message, MOST_US,
         )  # fmt: skip
-        assert message.raw[most:] == bytes([FILL]) * (65536 + EDGE - most), "beyond the room"
+        assert message.raw[maximum:] == bytes([FILL]) * (65536 + EDGE - maximum), "beyond the room"
         return code
 
     def peek(self, place):

@@ -225,8 +225,8 @@ def fit(recipe):
 
 def afford(recipe):
     """Evaluate no more tokens than there is time for."""
-    most = MOST_MACS * (1 if recipe["isa"] is None else 0.05)
-    recipe["tokens"] = int(max(1, min(recipe["tokens"], most // max(1, macs(recipe)))))
+    maximum = MOST_MACS * (1 if recipe["isa"] is None else 0.05)
+    recipe["tokens"] = int(max(1, min(recipe["tokens"], maximum // max(1, macs(recipe)))))
 
 
 # --- Files --------------------------------------------------------------------------------------
