@@ -89,8 +89,8 @@ def soak(model: Path, requests: int) -> dict[str, Any]:
                 if last:
                     memory.append(resident())
             stats = engine.stats()
-        room = llm.model.executor.room()
-        left = room.total - room.free if room else 0
+        capacity = llm.model.executor.capacity()
+        left = capacity.total - capacity.free if capacity else 0
     return {
         "model": model.name, "requests": requests, "finishes": finishes,
         "rss": memory, "growth": memory[-1] / memory[0] - 1,

@@ -118,12 +118,12 @@ def weight(rng, fmt, n, k):
     return tensor
 
 
-def shape_of(rng, fmt, most_rows):
+def shape_of(rng, fmt, max_rows):
     """Return random M (rows of x), N and K of a product."""
     block = 1 if fmt in FLOAT_RANGES else BY_NAME[fmt].block
     step = max(block, 32) if block > 1 else int(rng.choice([1, 7, 32]))
     k = step * int(rng.integers(1, max(2, 1024 // step)))
-    return int(rng.integers(1, most_rows + 1)), int(rng.integers(1, 97)), k
+    return int(rng.integers(1, max_rows + 1)), int(rng.integers(1, 97)), k
 
 
 # --- products on the CPU --------------------------------------------------------------------------

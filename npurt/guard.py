@@ -42,7 +42,7 @@ class Guard:
             LayoutError: *values* or *rows* do not fit the segment.
         """
         spans = rows.by_sequence()
-        self._require_room([span.sequence for span in spans])
+        self._require_slots([span.sequence for span in spans])
         self._require_rows(rows, spans)
         for span in spans:
             length = self._lengths.get(span.sequence, 0)
@@ -109,7 +109,7 @@ class Guard:
         """
         have = self._lengths.get(source, 0) if self._has_positions else length
         require_fork(source, target, length, have)
-        self._require_room([target])
+        self._require_slots([target])
 
     def end_fork(self, target: int, length: int) -> None:
         """Record that a sequence was forked."""
@@ -127,7 +127,7 @@ class Guard:
         """Record that the states of a sequence are dropped."""
         self._lengths.pop(sequence, None)
 
-    def _require_room(self, sequences: Iterable[int]) -> None:
+    def _require_slots(self, sequences: Iterable[int]) -> None:
         if self.closed:
             raise LayoutError(f"{self._part.name} was closed", remedy="compile the part again")
         count, maximum = len(self._lengths.keys() | set(sequences)), self._limits.sequences
@@ -138,7 +138,7 @@ class Guard:
             )
 
     def _require_state(self, state: Tensor, sequence: int) -> None:
-        self._require_room([sequence])
+        self._require_slots([sequence])
         if state not in self._states:
             raise LayoutError(
                 f"{state.name} is no state of {self._part.name}",

@@ -40,7 +40,7 @@ class Limits:
         sequences: Sequences that have states at the same time.
         kv_dtype: Element type of cached keys and values, one of `KV_DTYPES`.
         kv_bytes: Bytes of keys and values for all sequences and layers of a segment with pages (see
-            `Room`); None means enough for *sequences* times *positions*.
+            `Capacity`); None means enough for *sequences* times *positions*.
 
     Raises:
         SettingError: A size is below 1, or there is no such element type.
@@ -68,7 +68,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class Capacity:
     """Counts of KV-cache pages, which sequences allocate as they grow and share after a fork.
 
     Attributes:
@@ -175,7 +175,7 @@ class Segment(abc.ABC):
 
         Raises:
             LayoutError: *values* or *rows* do not fit the segment; nothing has changed.
-            OutOfPages: The rows need more pages than are free (`room`); nothing has changed.
+            OutOfPages: The rows need more pages than are free (`capacity`); nothing has changed.
             DriverError: The device failed; the states of the sequences in *rows* are lost.
         """
 
@@ -266,7 +266,7 @@ class Segment(abc.ABC):
         if moving is not None:
             self.restore(target, moving)
 
-    def room(self, without: Collection[int] = ()) -> Room | None:
+    def capacity(self, without: Collection[int] = ()) -> Capacity | None:
         """Return the counts of pages, or None if the memory of each sequence is fixed.
 
         Args:

@@ -81,7 +81,7 @@ class CpuDevice(Device, DeltaNets):
         All images are in one allocation, and one run packs many weights: see `batches`.
         """
         sizes = [self._image_bytes(tensor) for tensor in tensors]
-        arena = Arena(sum(map(Arena.room, sizes)))
+        arena = Arena(sum(map(Arena.padded, sizes)))
         packed = []
         for batch in batches(sizes):
             program = Program(self.engine)

@@ -73,8 +73,8 @@ class Schedule:
             self.texts[self.begin()] = []
         spans, left = [], ROWS
         for sequence in self.draw(st.permutations(sorted(self.texts))):
-            room = min(left, POSITIONS - len(self.texts[sequence]))
-            count = min(room, self.draw(st.sampled_from([0, 1, 1, 2, 7, 40])))
+            available = min(left, POSITIONS - len(self.texts[sequence]))
+            count = min(available, self.draw(st.sampled_from([0, 1, 1, 2, 7, 40])))
             left -= count
             if count:
                 tokens = st.lists(st.integers(0, self.vocabulary - 1), min_size=count,

@@ -254,14 +254,14 @@ def fresh(seed=0, runs=None, seconds=None):
         yield {"seed": seed + i}
 
 
-def campaign(name, asked, *, jobs=1, plant="", most_failures=3):
+def campaign(name, asked, *, jobs=1, plant="", max_failures=3):
     """Try all inputs of the iterator *asked* in *jobs* workers; return the `Campaign`."""
     result, lock, start = Campaign(name), threading.Lock(), time.monotonic()
 
     def work():
         worker = None
         try:
-            while len(result.failures) < most_failures:
+            while len(result.failures) < max_failures:
                 with lock:
                     one = next(asked, None)
                 if one is None:

@@ -68,7 +68,7 @@ def shifted(a, by):
     return np.where(by >= 0, a >> np.maximum(by, 0), a << np.maximum(-by, 0))
 
 
-def room(a):
+def headroom(a):
     """Return how many bits a number can be shifted left within 32 bits; 0 for the number 0."""
     magnitude = np.where(a < 0, -1 - a, a).astype(np.float64)
     return np.where(a == 0, 0, 31 - np.frexp(magnitude)[1])
@@ -103,7 +103,7 @@ def half_difference(a, b):
 def to_float(mantissa, exponent):
     """Round to float32, halves away from zero; infinite or 0 beyond the range of float32."""
     magnitude = abs(mantissa)
-    shift = room(magnitude)
+    shift = headroom(magnitude)
     rounded = ((magnitude << shift) + 64 >> 7).astype(np.float64)
     value = np.ldexp(rounded, np.clip(exponent - shift + 7, -4000, 4000))
     value[value >= 2.0**128] = np.inf
@@ -126,7 +126,7 @@ def decayed(gain, decay):
     for coefficient in POWER[-2::-1]:
         power = mul(power, part) + coefficient
     wide = mul(gain, mul(power, part) + (1 << 30))
-    return wide << room(wide), room(wide) - whole - 1
+    return wide << headroom(wide), headroom(wide) - whole - 1
 
 
 def inverse(gain):
@@ -209,7 +209,7 @@ def unit_of(h, exponents, change):
     maximum = np.maximum(h.max(axis=0), ~h.min(axis=0)) << 16 | 0xFFFF
     size, unit = abs(change[0]) | 1, change[1] + 14
     both = half_sum((maximum, exponents), (size, unit))
-    return np.maximum(both[1] - 1 - room(both[0] + 2), unit - room(size)) + 2
+    return np.maximum(both[1] - 1 - headroom(both[0] + 2), unit - headroom(size)) + 2
 
 
 # --- nets ----------------------------------------------------------------------------------------

@@ -178,8 +178,8 @@ def test_requests_leave_nothing_behind(model):
                 one_round(engine, prompts)
             more, after = objects()
             assert engine.stats().running == engine.stats().waiting == 0
-        room = llm.model.executor.room()
-        assert room.free == room.total
+        capacity = llm.model.executor.capacity()
+        assert capacity.free == capacity.total
 
     # Python keeps some small objects for later use, fewer than one a request.
     assert more - blocks < len(ends) * ROUNDS

@@ -24,7 +24,7 @@ def test_a_text_begins_without_a_prefix_when_no_page_is_free_for_the_copy(opened
         steps.step()  # the first text has all rows
     assert second.context is not None
     assert second.context.n_tokens == 0
-    llm.eval([7] * (64 * llm.model.executor.room().free))  # another context takes all pages
+    llm.eval([7] * (64 * llm.model.executor.capacity().free))  # another context takes all pages
     steps.step()
     llm.reset()
     steps.finish()
@@ -46,7 +46,7 @@ def test_a_text_that_loses_its_pages_needs_none_for_the_step(opened):
     urgent = steps.add(3, prompt, 3, priority=1)
     steps.step()  # of its 5 pages, 3; the youngest text has evaluated 64 tokens
     assert (urgent.context.n_tokens, youngest.context.n_tokens) == (190, 64)
-    llm.eval([7] * (64 * (llm.model.executor.room().free - 1)))
+    llm.eval([7] * (64 * (llm.model.executor.capacity().free - 1)))
     steps.step()
 
     assert urgent.context.n_tokens == 300

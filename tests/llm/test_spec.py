@@ -382,18 +382,18 @@ def test_numbers_of_draft_tokens_that_make_no_sense_are_refused(maximum):
     assert "1 to 63" in caught.value.remedy
 
 
-@pytest.mark.parametrize("room", [{"n_batch": 2}, {"n_ctx": 2}])
-def test_draft_tokens_are_no_more_than_a_batch_holds_unless_that_is_asked_for(room):
-    options = {"n_ctx": 64, "progress": False, "draft": "lookup"} | room
+@pytest.mark.parametrize("limits", [{"n_batch": 2}, {"n_ctx": 2}])
+def test_draft_tokens_are_no_more_than_a_batch_holds_unless_that_is_asked_for(limits):
+    options = {"n_ctx": 64, "progress": False, "draft": "lookup"} | limits
     with npurt.Llama(tiny.path(), **options) as llm:
         assert llm.speculator is not None
     with pytest.raises(SettingError, match="2 tokens cannot be drafted at once"):
         npurt.Llama(tiny.path(), draft_max=2, **options)
 
 
-@pytest.mark.parametrize("room", [{"n_batch": 1}, {"n_ctx": 1}])
-def test_a_draft_for_a_model_that_takes_one_token_at_a_time_is_refused(room):
-    options = {"n_ctx": 64, "progress": False, "draft": "lookup"} | room
+@pytest.mark.parametrize("limits", [{"n_batch": 1}, {"n_ctx": 1}])
+def test_a_draft_for_a_model_that_takes_one_token_at_a_time_is_refused(limits):
+    options = {"n_ctx": 64, "progress": False, "draft": "lookup"} | limits
     with pytest.raises(SettingError, match="one token in a run"):
         npurt.Llama(tiny.path(), **options)
 

@@ -112,9 +112,9 @@ def test_contexts_of_a_model_do_not_know_of_each_other(llm):
     kind = type("Here", (Contexts,), {"llm": llm})
     run_state_machine_as_test(kind, settings=settings(max_examples=10, stateful_step_count=14))
 
-    room = llm.model.executor.room()
+    capacity = llm.model.executor.capacity()
     llm.reset()
-    assert room is None or llm.model.executor.room().free == room.total
+    assert capacity is None or llm.model.executor.capacity().free == capacity.total
 
 
 def test_there_is_room_for_as_many_contexts_as_were_asked_for():

@@ -31,13 +31,13 @@ class SmallDevice(FakeDevice):
     """Has room for so many bytes of weights.
 
     Args:
-        room: Bytes; when there are fewer than it holds, products fail.
+        capacity: Bytes; when there are fewer than it holds, products fail.
         saves: Seconds that a product saves, by its rows, N and K.
     """
 
-    def __init__(self, cpu, room, saves=lambda rows, n, k: 1.0):
+    def __init__(self, cpu, capacity, saves=lambda rows, n, k: 1.0):
         super().__init__(cpu)
-        self.room, self.saves = room, saves
+        self.capacity, self.saves = capacity, saves
         self.held, self.maximum, self.reserved = 0, 0, None
 
     def reserve(self, uses):
@@ -47,7 +47,7 @@ class SmallDevice(FakeDevice):
         return Saving(self.saves(op.m, op.n, op.k), op.n * op.k // 32 * 34)
 
     def pack(self, tensor, *, int16=False):
-        if self.held + tensor.nbytes > self.room:
+        if self.held + tensor.nbytes > self.capacity:
             raise self.full(tensor.nbytes)
         return Held(self, self.cpu.pack(tensor))
 
@@ -56,7 +56,7 @@ class SmallDevice(FakeDevice):
         return DeviceFull(what, remedy="use less", call="pack", code=0)
 
     def matmul(self, x, w, out):
-        if self.held > self.room:
+        if self.held > self.capacity:
             raise self.full(len(x))
         super().matmul(x, w, out)
 
@@ -204,8 +204,8 @@ def test_a_model_counts_what_had_no_room_as_planned_and_says_it_once(monkeypatch
 class Work:
     """Four weights of one input, in the order of their worth, and what their products are."""
 
-    def __init__(self, cpu, room=1 << 30, strict=False):
-        self.device = SmallDevice(cpu, room, lambda rows, n, k: -float(n))
+    def __init__(self, cpu, capacity=1 << 30, strict=False):
+        self.device = SmallDevice(cpu, capacity, lambda rows, n, k: -float(n))
         self.ledger = Ledger("test", strict)
         wanted = [weight(f"w{i}", n=8 + i, seed=i) for i in range(4)]
         self.placed = place(wanted, self.device, cpu)
@@ -228,12 +228,12 @@ class Work:
 def test_memory_that_runs_out_costs_the_weights_that_are_worth_least(cpu):
     work = Work(cpu)
     wanted = work.run()
-    for room, kept in ((3, ["w0", "w1", "w2"]), (3, ["w0", "w1", "w2"]), (1, ["w0"])):
-        work.device.room = sum(34 * (8 + i) for i in range(room))
+    for capacity, kept in ((3, ["w0", "w1", "w2"]), (3, ["w0", "w1", "w2"]), (1, ["w0"])):
+        work.device.capacity = sum(34 * (8 + i) for i in range(capacity))
 
         np.testing.assert_array_equal(work.run(), wanted)
         assert work.there() == kept
-        assert work.device.held <= work.device.room
+        assert work.device.held <= work.device.capacity
 
     report = work.ledger.report()
     assert report.fallbacks() == [
@@ -249,7 +249,7 @@ def test_memory_that_runs_out_costs_the_weights_that_are_worth_least(cpu):
 def test_when_nothing_is_left_to_give_up_the_cpu_goes_on(cpu):
     work = Work(cpu)
     wanted = work.run()
-    work.device.room = -1
+    work.device.capacity = -1
 
     np.testing.assert_array_equal(work.run(), wanted)
     assert work.there() == []
@@ -258,7 +258,7 @@ def test_when_nothing_is_left_to_give_up_the_cpu_goes_on(cpu):
 
 def test_in_strict_mode_it_is_an_error(cpu):
     work = Work(cpu, strict=True)
-    work.device.room = 0
+    work.device.capacity = 0
 
     with pytest.raises(NotOffloaded, match="ran out of memory"):
         work.run()

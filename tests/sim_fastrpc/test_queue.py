@@ -54,11 +54,11 @@ class Queue:
             self.handle, 0, len(buffers), given, len(message), message, timeout
         )
 
-    def read(self, timeout=SECOND, maximum=65536, most_buffers=64):
+    def read(self, timeout=SECOND, maximum=65536, max_buffers=64):
         flags, count, nbytes = c.c_uint32(), c.c_uint32(), c.c_uint32()
         buffers, message = (QueueBuffer * 64)(), c.create_string_buffer(65536)
         code = self.rpc.dspqueue_read(
-            self.handle, c.byref(flags), most_buffers, c.byref(count), buffers, maximum,
+            self.handle, c.byref(flags), max_buffers, c.byref(count), buffers, maximum,
             c.byref(nbytes), message, timeout,
         )  # fmt: skip
         return code, flags.value, list(buffers[: count.value]), message.raw[: nbytes.value]

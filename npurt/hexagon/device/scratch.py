@@ -73,13 +73,13 @@ class Scratch:
         keys = (x_size, 0), (y_size, int(x_size == y_size))
         for key in keys:
             if key not in self._entries:
-                self._make_room(key[0], keys)
+                self._make_space(key[0], keys)
                 self._allocate(key, keys)
             self._entries.move_to_end(key)
             self._entries[key].users.add(user)
         return self._entries[keys[0]].block, self._entries[keys[1]].block
 
-    def _make_room(self, size: int, keep: tuple[tuple[int, int], ...]) -> None:
+    def _make_space(self, size: int, keep: tuple[tuple[int, int], ...]) -> None:
         for key in [key for key in self._entries if key not in keep]:
             total = sum(block.nbytes for block in self.blocks)
             if len(self._entries) < MOST_BLOCKS and total + size <= MOST_BYTES:

@@ -56,7 +56,7 @@ class Param:
     def sent(self) -> list[Part]:
         """Return the parts of the parameter in the block that is sent to the DSP."""
         parts = [self.type.given] if self.goes_in else []
-        return parts + ([self.type.room] if self.comes_out else [])
+        return parts + ([self.type.capacity] if self.comes_out else [])
 
 
 class Method:
@@ -114,7 +114,7 @@ class Call:
                 remedy=f"pass {', '.join(p.name for p in passed) or 'none'}",
             )
         self.method = method
-        self._rooms: dict[str, Any] = {}
+        self._capacities: dict[str, Any] = {}
         self._spans: dict[str, slice] = {}  # the cells of each parameter in `_cells`
         self._cells: Cells = [method.id] if method.escaped else []
         self._block = bytearray(method.sent_struct.size)
@@ -147,20 +147,20 @@ class Call:
             handles[param.mode].append(param.type.handle(arg, where))
             return
         start = len(self._cells)
-        value = room = arg
+        value = capacity = arg
         if param.mode == "inrout" and not param.type.fixed:
-            value, room = _pair(arg, where)
+            value, capacity = _pair(arg, where)
         if param.goes_in:
             self._cells += param.type.give(value, where, inputs)
         if param.comes_out and not param.type.fixed:
-            count = param.type.reserve(room, where, inputs, outputs)
+            count = param.type.reserve(capacity, where, inputs, outputs)
             if param.mode == "inrout" and count[0] < self._cells[-1]:
                 raise LayoutError(
                     f"{where}: {self._cells[-1]} elements go in, and there is room for {count[0]}",
                     remedy="pass room for at least as many elements as go in",
                 )
             self._cells += count
-            self._rooms[param.name] = room
+            self._capacities[param.name] = capacity
         self._spans[param.name] = slice(start, len(self._cells))
 
     def _check_counts(self) -> None:
@@ -224,7 +224,7 @@ class Call:
         cells: Iterator[Any] = iter(self.method.answer_struct.unpack(self._answer))
         outputs = iter(self.outputs[1:] if self._answer else self.outputs)
         return tuple(
-            p.type.take(self._rooms.get(p.name), cells, outputs)
+            p.type.take(self._capacities.get(p.name), cells, outputs)
             for p in self.method.params
             if p.comes_out
         )

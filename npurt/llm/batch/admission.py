@@ -40,7 +40,7 @@ class Admission:
     ) -> None:
         self.waiting: list[Sequence] = []
         self.running = running
-        self._most = maximum
+        self._limit = maximum
         self._pages = pages
         self._reuse = reuse
         self._counts = counts
@@ -60,7 +60,7 @@ class Admission:
         """
         failed = []
         for sequence in [sequence for sequence in self.waiting if sequence.ready]:
-            if len(self.running) == self._most or (self.running and not self._fits(sequence)):
+            if len(self.running) == self._limit or (self.running and not self._fits(sequence)):
                 break
             try:
                 context = self._reuse.new_context()
@@ -69,7 +69,7 @@ class Admission:
                     break
                 failed.append((sequence, error))
                 continue
-            self._make_room(sequence)
+            self._make_space(sequence)
             sequence.begin(context, drafts, cost)
             self.waiting.remove(sequence)
             bisect.insort(self.running, sequence, key=by_order)
@@ -84,7 +84,7 @@ class Admission:
         others = [each for each in kept if each is not entry]
         return needed - shared <= self._pages.free(others) or needed <= self._pages.free(kept)
 
-    def _make_room(self, sequence: Sequence) -> None:
+    def _make_space(self, sequence: Sequence) -> None:
         """Evict cached prefixes until *sequence* can be admitted, its own prefix last."""
         while True:
             needed, shared, entry = self._needed(sequence)

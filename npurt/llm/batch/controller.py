@@ -87,7 +87,7 @@ class BatchController(Controller):
         if math.isinf(row):  # no run was measured yet
             return 0
         gain, count, chance, won = 0.0, 0, 1.0, 0.0
-        for n in range(1, self._most + 1):
+        for n in range(1, self._maximum + 1):
             chance *= self._right.value
             won += chance - row - (0.0 if n > 1 and self._at_once else draft)
             if won > gain:

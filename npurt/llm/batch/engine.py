@@ -266,11 +266,11 @@ def _drafts(
 
 def _sizes(llm: Llama, running: int, kept: int) -> str:
     """Return a line with the numbers of sequences and prefixes, and the size of the KV cache."""
-    room, memory = llm.model.executor.room(), "separate for each sequence"
-    if room:
+    capacity, memory = llm.model.executor.capacity(), "separate for each sequence"
+    if capacity:
         memory = (
-            f"{room.total} pages of {room.page} positions for keys and values, "
-            f"{room.nbytes} bytes ({room.nbytes / 2**20:.1f} MiB)"
+            f"{capacity.total} pages of {capacity.page} positions for keys and values, "
+            f"{capacity.nbytes} bytes ({capacity.nbytes / 2**20:.1f} MiB)"
         )
     return f"engine: {running} sequences at a time, {kept} cached prefixes; memory: {memory}"
 

@@ -55,8 +55,8 @@ class Scheduler:
         self, model: Model, *, sequences: int, prefixes: int, drafts: Drafts | None = None
     ) -> None:
         self._pages = Pages(model)
-        room = self._pages.room()
-        self.longest = min(model.n_ctx, room.page * room.total if room else model.n_ctx)
+        capacity = self._pages.capacity()
+        self.longest = min(model.n_ctx, capacity.page * capacity.total if capacity else model.n_ctx)
         self.counts = Counts()
         self._running: list[Sequence] = []  # by priority and arrival
         self.prefixes = Prefixes(prefixes, recurrent=model.executor.recurrent)
@@ -111,13 +111,13 @@ class Scheduler:
 
     def stats(self) -> Stats:
         """Return the present state of the engine."""
-        room = self._pages.room()
+        capacity = self._pages.capacity()
         return Stats(
             running=len(self._running),
             waiting=len(self.admission.waiting),
-            page=room.page if room else 0,
-            pages=room.total if room else 0,
-            used=room.total - room.free if room else 0,
+            page=capacity.page if capacity else 0,
+            pages=capacity.total if capacity else 0,
+            used=capacity.total - capacity.free if capacity else 0,
             prefixes=len(self.prefixes),
             counts=replace(self.counts),
         )
@@ -213,8 +213,8 @@ class Scheduler:
             sequence.reading for sequence in self._running
         )  # at least one row is left for prompts
         for sequence in sequences:
-            room = min(self.longest - len(sequence.history), maximum - self._step_cost.rows)
-            draft = sequence.draft(room)
+            available = min(self.longest - len(sequence.history), maximum - self._step_cost.rows)
+            draft = sequence.draft(available)
             more = self._pages.growth(sequence, 1 + len(draft)) - self._pages.growth(sequence, 1)
             if draft and more <= self._pages.free():
                 self._pages.claimed[sequence] += more

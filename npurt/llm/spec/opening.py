@@ -107,30 +107,30 @@ def open_drafts(
         SettingError: *maximum* or *device* is invalid.
     """
     target.setup.description.require_decoder()
-    maximum = _most_drafted(target, maximum)
+    maximum = _draft_limit(target, maximum)
     drafts = Drafts(_maker(draft, network, target, opened, device or "cpu"), maximum)
     target.ledger.add_status_note(drafts.speculation.line)
     return drafts
 
 
-def _most_drafted(target: Model, wanted: int | None) -> int:
+def _draft_limit(target: Model, wanted: int | None) -> int:
     """Return the largest number of draft tokens in a pass.
 
     It is limited so that a rollback never needs to evaluate tokens again.
     """
-    room = target.setup.limits.rows - 1
+    limit = target.setup.limits.rows - 1
     if not target.executor.shifts:
-        room = min(room, SPACING)
-    if room < 1:
+        limit = min(limit, SPACING)
+    if limit < 1:
         raise SettingError(
             "a model that evaluates one token in a run cannot verify draft tokens",
             remedy="use an n_batch (-b) and an n_ctx (-c) of 2 or more, or no draft",
         )
-    maximum = min(USUAL_DRAFT, room) if wanted is None else wanted
-    if not 1 <= maximum <= room:
+    maximum = min(USUAL_DRAFT, limit) if wanted is None else wanted
+    if not 1 <= maximum <= limit:
         raise SettingError(
             f"{brief(maximum)} tokens cannot be drafted at once",
-            remedy=f"use a draft_max of 1 to {room}",
+            remedy=f"use a draft_max of 1 to {limit}",
         )
     return maximum
 
@@ -164,10 +164,9 @@ def _draft_model(
         file = opened.enter_context(GGUF(path))
         describe(file).require_decoder()
         require_same_vocabulary(file, target.file)
-        room = target.setup.limits
         setup = set_up(
-            file, target.n_ctx, limits().rows, "f16", sequences=room.sequences,
-            kv_bytes=room.kv_bytes,
+            file, target.n_ctx, limits().rows, "f16", sequences=target.setup.limits.sequences,
+            kv_bytes=target.setup.limits.kv_bytes,
         )  # fmt: skip
         devices = opened.enter_context(Devices(device, target.devices.threads))
         if runs_graphs(devices.device):

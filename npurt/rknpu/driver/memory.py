@@ -216,16 +216,16 @@ class Space(abc.ABC):
         role: Role,
         name: str,
         step: int,
-        make_room: Callable[[], bool],
+        make_space: Callable[[], bool],
     ) -> Suballocation:
         """Allocate *nbytes* in a chunk, a buffer that is divided among users with one *role*.
 
         Args:
             step: The start is a multiple of this.
-            make_room: Called if memory is used up; frees memory, or returns False if it cannot.
+            make_space: Called if memory is used up; frees memory, or returns False if it cannot.
 
         Raises:
-            DeviceFull: Memory is used up, and *make_room* returned False.
+            DeviceFull: Memory is used up, and *make_space* returned False.
             DriverError: The driver refuses the request.
         """
         chunks = self._chunks.setdefault(role, [])
@@ -237,7 +237,7 @@ class Space(abc.ABC):
             try:
                 chunks.append(self._chunk(nbytes, role, name, step))
             except DeviceFull:
-                if not make_room():
+                if not make_space():
                     raise
 
     def trim(self) -> None:

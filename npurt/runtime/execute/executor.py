@@ -22,7 +22,17 @@ from npurt.graph.tensor import Kind
 from npurt.products import ProductDevice
 from npurt.runtime.execute.offload import Offload
 from npurt.runtime.report.ledger import Ledger, Row, row_of
-from npurt.segment import Array, Compiler, Limits, Room, Segment, Shifts, Weights, recurrent, split
+from npurt.segment import (
+    Array,
+    Capacity,
+    Compiler,
+    Limits,
+    Segment,
+    Shifts,
+    Weights,
+    recurrent,
+    split,
+)
 from npurt.verify import Sampler
 
 CHECKPOINTS = 4  # recent copies of a sequence's recurrent states, each made before a run
@@ -164,10 +174,10 @@ class Executor:
         except BaseException:
             self.close()
             raise
-        kept_weakly = weakref.ref(self)  # avoids a cycle: the segments refer to the ledger
+        weak_self = weakref.ref(self)  # avoids a cycle: the segments refer to the ledger
 
         def rows() -> Iterator[Row]:
-            alive = kept_weakly()
+            alive = weak_self()
             return (row for part in (alive.parts if alive else ()) for row in part.rows())
 
         ledger.follow(rows)
@@ -342,14 +352,14 @@ class Executor:
             raise
         return True
 
-    def room(self, without: Collection[int] = ()) -> Room | None:
+    def capacity(self, without: Collection[int] = ()) -> Capacity | None:
         """Return the page counts of the segment with the fewest free pages, or None without pages.
 
         Args:
-            without: As in `Segment.room`.
+            without: As in `Segment.capacity`.
         """
-        rooms = [room for part in self._parts if (room := part.segment.room(without))]
-        return min(rooms, key=lambda room: room.free, default=None)
+        found = [each for part in self._parts if (each := part.segment.capacity(without))]
+        return min(found, key=lambda capacity: capacity.free, default=None)
 
     def read(self, sequence: int) -> dict[str, Array]:
         """Return exact copies of all states by name; see `Segment.read_exact`.

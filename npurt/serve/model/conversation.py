@@ -67,7 +67,7 @@ class Conversation:
             HttpError: The queue is full, or the request is invalid.
         """
         tools = tools or Tools()
-        front.require_room(wanted.choices)  # before rendering and tokenizing
+        front.require_capacity(wanted.choices)  # before rendering and tokenizing
 
         def prepared() -> tuple[str, list[int]]:
             prompt = front.model.prompt(messages, tools=tools.listed, variables=variables) + before

@@ -186,7 +186,7 @@ class Front:
         for texts in self._under_way:
             texts.fail(error)
 
-    def require_room(self, choices: int) -> None:
+    def require_capacity(self, choices: int) -> None:
         """Check that the queue has space for *choices* more sequences.
 
         Raises:
@@ -227,7 +227,7 @@ class Front:
         submits = [
             submit for prompt in prompts for submit in self._submits(prompt, wanted)
         ]  # fmt: skip
-        self.require_room(len(submits))
+        self.require_capacity(len(submits))
         if self._on_demand is not None:
             self._on_demand.start()
         choices = [

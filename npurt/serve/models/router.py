@@ -179,7 +179,7 @@ class Router:
         assert front is not None
         try:
             async with self._one_loads:
-                await self._make_room(instance)
+                await self._make_space(instance)
                 if not instance.busy:  # all clients disconnected
                     instance.loading = None
                     return
@@ -198,7 +198,7 @@ class Router:
             if instance in self._held:
                 self._held.remove(instance)
 
-    async def _make_room(self, instance: Instance) -> None:
+    async def _make_space(self, instance: Instance) -> None:
         """Unload other models until *instance* fits; wait for their active sequences to end.
 
         Raises:

@@ -27,7 +27,7 @@ DOMAINS = (3, 3, 3, 3, 11, 19, 27, -1, 0, 4, 35, 1 << 30)
 SESSIONS = (3, 11, 19, 27)
 FLAGS = (3, 3, 2, 0, 16, 1, 4, 1 << 31)
 MOST_BYTES = 1 << 20  # of a buffer
-ROOM = 1 << 16  # bytes of the program's own memory
+OWN_BYTES = 1 << 16  # bytes of the program's own memory
 EDGE = 64  # bytes on each side that nobody may write to
 FILL = 0x5C
 MOST_US = 2000  # that a call may sleep or wait
@@ -64,7 +64,7 @@ def buffer(rng):
     """Return one argument of a call: of the program's own memory, of a block, or none."""
     kind = rng.choice(("own", "own", "own", "block", "block", "address"))
     if kind == "own":
-        return ["own", rng.randrange(ROOM), size(rng)]
+        return ["own", rng.randrange(OWN_BYTES), size(rng)]
     if kind == "block":
         return ["block", rng.randrange(4), rng.choice((0, 128, 4095)), size(rng)]
     return ["address", rng.choice((0, 0x10, 1 << 47, (1 << 64) - 1)), size(rng)]
@@ -136,7 +136,7 @@ class Client:
     def __init__(self):
         self.rpc = library()
         self.handles, self.blocks, self.queues = [], [], []
-        self.own = (c.c_uint8 * (ROOM + MOST_BYTES))()
+        self.own = (c.c_uint8 * (OWN_BYTES + MOST_BYTES))()
         self.accepted = 0
         self.lingering = set()  # sessions that were started for what failed then, and stay
         self.crashing = set()  # sessions in which another queue ends the process
@@ -215,23 +215,25 @@ class Client:
     def invert(self, place, nbytes, gives, takes):
         """Have the probe invert bytes, and look what it wrote."""
         probes = [handle for handle, name in self.handles if name == "probe"]
-        if not probes or nbytes + 2 * EDGE > ROOM // 2:
+        if not probes or nbytes + 2 * EDGE > OWN_BYTES // 2:
             return -1
         data = bytes((i * 7 + place) & 255 for i in range(nbytes))
         given = c.create_string_buffer(data, max(1, nbytes))
-        room = c.create_string_buffer(bytes([FILL]) * (nbytes + 2 * EDGE), nbytes + 2 * EDGE)
-        source, target = c.addressof(given), c.addressof(room) + EDGE
+        result = c.create_string_buffer(bytes([FILL]) * (nbytes + 2 * EDGE), nbytes + 2 * EDGE)
+        source, target = c.addressof(given), c.addressof(result) + EDGE
         arguments = (RemoteArg * 2)()
         arguments[0].buffer = libcdsprpc.RemoteBuffer(source, nbytes)
         arguments[1].buffer = libcdsprpc.RemoteBuffer(target, nbytes)
         scalars = INVERT << 24 | 1 << 16 | 1 << 8
         code = self.rpc.remote_handle64_invoke(probes[place % len(probes)], scalars, arguments)
         edge = bytes([FILL]) * EDGE
-        assert room.raw[:EDGE] == room.raw[nbytes + EDGE :] == edge, "it wrote beside the result"
+        assert result.raw[:EDGE] == result.raw[nbytes + EDGE :] == edge, (
+            "it wrote beside the result"
+        )
         assert given.raw[:nbytes] == data, "it wrote to what it was given"
         if code == 0:
             inverted = bytes(255 - byte for byte in data)
-            assert room.raw[EDGE : nbytes + EDGE] == inverted, "a wrong result"
+            assert result.raw[EDGE : nbytes + EDGE] == inverted, "a wrong result"
         return code
 
     def invoke(self, asked, scalars, parts, words):
@@ -328,12 +330,12 @@ class Client:
             self.queue_of(place), flags, count, given, nbytes, message.raw, MOST_US
         )
 
-    def read(self, place, most_buffers, maximum):
+    def read(self, place, max_buffers, maximum):
         flags, count, nbytes = c.c_uint32(), c.c_uint32(), c.c_uint32()
         buffers, message = (QueueBuffer * 64)(), c.create_string_buffer(65536 + EDGE)
         c.memset(message, FILL, len(message))
         code = self.rpc.dspqueue_read(
-            self.queue_of(place), c.byref(flags), most_buffers, c.byref(count), buffers, maximum,
+            self.queue_of(place), c.byref(flags), max_buffers, c.byref(count), buffers, maximum,
             c.byref(nbytes), message, MOST_US,
         )  # fmt: skip
         assert message.raw[maximum:] == bytes([FILL]) * (65536 + EDGE - maximum), "beyond the room"

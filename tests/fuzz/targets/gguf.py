@@ -138,10 +138,10 @@ def fill(rng, recipe, sides):
     for name in chosen[1:]:
         changed[name] = SMALLER.get(name, 1) * int(2 ** rng.uniform(0, 10))
     for name in chosen[:1]:
-        room, step = rng.uniform(0.3, 0.9) * MOST_BYTES, SMALLER.get(name, 1)
+        target, step = rng.uniform(0.3, 0.9) * MOST_BYTES, SMALLER.get(name, 1)
         for bit in reversed(range(16)):  # the largest number for which there is room
             changed[name] = changed.get(name, 0) + (step << bit)
-            changed[name] -= (step << bit) if file_bytes(recipe) > room else 0
+            changed[name] -= (step << bit) if file_bytes(recipe) > target else 0
 
 
 def derive(recipe, keep=()):
