@@ -257,11 +257,11 @@ class Segment(abc.ABC):
                 changed.
             DriverError: The device failed.
         """
-        kept = {t: self.read(t, source) for t in positional(self.part)}
-        require_fork(source, target, length, min(map(len, kept.values()), default=length))
+        saved = {t: self.read(t, source) for t in positional(self.part)}
+        require_fork(source, target, length, min(map(len, saved.values()), default=length))
         moving = self.checkpoint(source) if recurrent(self.part) else None
         self.forget(target)
-        for state, values in kept.items():
+        for state, values in saved.items():
             self.write(state, target, values[:length])
         if moving is not None:
             self.restore(target, moving)
@@ -352,7 +352,7 @@ def positional(part: Graph) -> list[Tensor]:
 
 
 def split(
-    graph: Graph, owner: Callable[[Op], Any], kept: Iterable[str] = ()
+    graph: Graph, owner: Callable[[Op], Any], extra_outputs: Iterable[str] = ()
 ) -> list[tuple[Any, Graph]]:
     """Split *graph* into as few parts as possible, each with one owner.
 
@@ -362,7 +362,7 @@ def split(
 
     Args:
         owner: Returns the owner of an op, such as a device.
-        kept: Names of tensors that the caller needs besides the graph's outputs.
+        extra_outputs: Names of tensors that the caller needs besides the graph's outputs.
 
     Returns:
         Pairs of an owner and a part, in the order of execution.
@@ -380,7 +380,7 @@ def split(
                 later.append((op, whose))
         runs.append((who, listed))
         left = later
-    wanted = set(kept) | {tensor.name for tensor in graph.tensors(Kind.OUTPUT)}
+    wanted = set(extra_outputs) | {tensor.name for tensor in graph.tensors(Kind.OUTPUT)}
     parts = []
     for i, (who, listed) in enumerate(runs):
         made = {t.name for op in listed for t in op.writes}

@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import npurt
-from npurt.cpu.state.recurrent import KEPT, SPACING, Recurrent, recurrences
+from npurt.cpu.state.recurrent import SPACING, STORED_TOKENS, Recurrent, recurrences
 from npurt.errors import ContextFull, LayoutError, SettingError
 from npurt.graph import ops
 from npurt.graph.tensor import Dim, Kind, Tensor
@@ -182,7 +182,7 @@ def test_copies_reach_back_as_far_as_they_should(sequence, maximum):
     """
     nets = recurrences([delta_net(width=16, kernel_size=4)], 2)
     states, control = Recurrent(nets, 1), nets["net"].control[1]
-    slots, kept = nets["net"].array[1].reshape(3, -1), states.kept["net"]
+    slots, kept = nets["net"].array[1].reshape(3, -1), states.stored_inputs["net"]
     history, singles, number = [0], 0, 0  # the number of no token, then one of each
 
     def replay(count, first):
@@ -232,7 +232,7 @@ def delta_net(width, kernel_size):
 
 
 def test_inputs_are_kept_for_as_long_as_copies_need_them():
-    assert KEPT == 2 * SPACING
+    assert STORED_TOKENS == 2 * SPACING
 
 
 @pytest.mark.parametrize("n_ctx", [-5, (1 << 22) + 1])

@@ -108,16 +108,16 @@ def _begun(tag: str, text: str) -> int:
 
 
 @contextlib.contextmanager
-def history(*, kept: bool) -> Iterator[None]:
-    """Enable line editing and history in `input`, if *kept* is true and stdin is a terminal.
+def history(*, enabled: bool) -> Iterator[None]:
+    """Enable line editing and history in `input`, if *enabled* is true and stdin is a terminal.
 
     The history includes earlier chats.  Errors in accessing the history file are ignored.
     """
     try:
         import readline
     except ImportError:  # a Python without readline
-        kept = False
-    if not (kept and sys.stdin.isatty()):
+        enabled = False
+    if not (enabled and sys.stdin.isatty()):
         yield
         return
     with contextlib.suppress(OSError):

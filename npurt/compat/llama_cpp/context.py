@@ -379,9 +379,9 @@ class OpenModel:
         """Load a cached state if it shares a longer prefix with *prompt* than the context does."""
         if self.cache is not None and prompt in self.cache:
             state = self.cache[prompt]
-            kept, seed = state.llama_state, self._seed
-            more = shared(kept.tokens, prompt) > shared(self._llm.history, prompt)
-            if more and kept.model == self._llm.model.identity:
+            llama_state, seed = state.llama_state, self._seed
+            more = shared(llama_state.tokens, prompt) > shared(self._llm.history, prompt)
+            if more and llama_state.model == self._llm.model.identity:
                 self.load_state(state)
                 self._seed = seed
 

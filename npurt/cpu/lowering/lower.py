@@ -362,7 +362,7 @@ class Lowering:
             weight=np.ascontiguousarray(self._vector(conv.weight).T),
             rate=self._vector(gates.rate),
             bias=self._vector(gates.bias),
-            kept=self._bound.recurrent[net.name].inputs,
+            stored_inputs=self._bound.recurrent[net.name].inputs,
             out=out,
             out_gates=out_gates,
             heads=net.heads,

@@ -80,9 +80,9 @@ class Admission:
         needed, shared, entry = self._needed(sequence)
         if needed - shared <= self._pages.free():
             return True
-        kept = self._reuse.prefixes
-        others = [each for each in kept if each is not entry]
-        return needed - shared <= self._pages.free(others) or needed <= self._pages.free(kept)
+        prefixes = self._reuse.prefixes
+        others = [each for each in prefixes if each is not entry]
+        return needed - shared <= self._pages.free(others) or needed <= self._pages.free(prefixes)
 
     def _make_space(self, sequence: Sequence) -> None:
         """Evict cached prefixes until *sequence* can be admitted, its own prefix last."""

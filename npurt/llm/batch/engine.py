@@ -83,7 +83,7 @@ class Engine:
         }
         wanted = optional_integer("max_sequences", max_sequences, 1)
         maximum = USUAL_SEQUENCES if wanted is None else wanted
-        kept = integer("prefixes", prefixes, 0)
+        cached = integer("prefixes", prefixes, 0)
         snapshots = optional_integer("snapshot_bytes", snapshot_bytes, 0)
         with contextlib.ExitStack() as opened:
             if isinstance(model, Llama):
@@ -97,14 +97,14 @@ class Engine:
                         remedy="open it with max_sequences=40 or more and all other options, or "
                         "pass its path",
                     )
-                kept = min(kept, count - SPARE - running)
+                cached = min(cached, count - SPARE - running)
                 model.reset()
             else:
                 running, budget = maximum, kv_budget(kv_bytes)
                 snapshots = budget // 2 if snapshots is None else snapshots
                 self.llm = opened.enter_context(
                     Llama(
-                        model, device, max_sequences=running + kept + SPARE,
+                        model, device, max_sequences=running + cached + SPARE,
                         kv_bytes=budget, **({} if draft == "lookup" else drafting), **options,
                     )
                 )  # fmt: skip
@@ -115,11 +115,11 @@ class Engine:
                 )
             each = self.llm.model.executor.recurrent_bytes
             if each and snapshots is not None:
-                kept = min(kept, snapshots // each)
-            self.sizes = _sizes(self.llm, running, kept)
+                cached = min(cached, snapshots // each)
+            self.sizes = _sizes(self.llm, running, cached)
             self.llm.model.ledger.notes.append(self.sizes)
             drafts = None if draft is None else _drafts(self.llm, opened, **drafting)
-            scheduler = Scheduler(self.llm.model, sequences=running, prefixes=kept, drafts=drafts)
+            scheduler = Scheduler(self.llm.model, sequences=running, prefixes=cached, drafts=drafts)
             self._loop = Loop(scheduler, self.llm.lock, on_step)
             self._loop.start(opened.pop_all())
         self._close = weakref.finalize(self, Loop.close, self._loop)
@@ -264,7 +264,7 @@ def _drafts(
     return open_drafts("lookup", None, model, opened, maximum=draft_max, device=draft_device)
 
 
-def _sizes(llm: Llama, running: int, kept: int) -> str:
+def _sizes(llm: Llama, running: int, cached: int) -> str:
     """Return a line with the numbers of sequences and prefixes, and the size of the KV cache."""
     capacity, memory = llm.model.executor.capacity(), "separate for each sequence"
     if capacity:
@@ -272,7 +272,7 @@ def _sizes(llm: Llama, running: int, kept: int) -> str:
             f"{capacity.total} pages of {capacity.page} positions for keys and values, "
             f"{capacity.nbytes} bytes ({capacity.nbytes / 2**20:.1f} MiB)"
         )
-    return f"engine: {running} sequences at a time, {kept} cached prefixes; memory: {memory}"
+    return f"engine: {running} sequences at a time, {cached} cached prefixes; memory: {memory}"
 
 
 def _settings(given: Sampling | Mapping[str, Any] | None) -> dict[str, Any]:

@@ -67,17 +67,17 @@ class Part:
         """Copy the recurrent states, which include *position* positions, if `keeps_checkpoints`."""
         if not self.keeps_checkpoints or not position:
             return
-        kept = self.checkpoints.setdefault(sequence, OrderedDict())
-        if position not in kept:
-            kept[position] = self.segment.checkpoint(sequence)
-            while len(kept) > CHECKPOINTS:
-                kept.popitem(last=False)
+        saved = self.checkpoints.setdefault(sequence, OrderedDict())
+        if position not in saved:
+            saved[position] = self.segment.checkpoint(sequence)
+            while len(saved) > CHECKPOINTS:
+                saved.popitem(last=False)
 
     def reach(self, sequence: int, length: int) -> int:
         """Return the largest number of positions, at most *length*, that `rewind` can keep."""
         if self.keeps_checkpoints:
-            kept = self.checkpoints.get(sequence, ())
-            return max((at for at in kept if at <= length), default=0)
+            saved = self.checkpoints.get(sequence, ())
+            return max((at for at in saved if at <= length), default=0)
         return self.segment.reach(sequence, length)
 
     def rewind(self, sequence: int, length: int) -> None:
@@ -88,10 +88,10 @@ class Part:
         if not self.keeps_checkpoints:
             self.segment.rewind(sequence, length)
             return
-        kept = self.checkpoints[sequence]
-        self.segment.restore(sequence, kept[length])
-        for at in [at for at in kept if at > length]:
-            del kept[at]
+        saved = self.checkpoints[sequence]
+        self.segment.restore(sequence, saved[length])
+        for at in [at for at in saved if at > length]:
+            del saved[at]
 
     def forget(self, sequence: int) -> None:
         """Drop all states of a sequence."""
@@ -124,7 +124,7 @@ class Executor:
 
     Args:
         graph: A graph that passes `Graph.check`.
-        kept: Names of tensors that runs return besides the graph's outputs.
+        extra_outputs: Names of tensors that runs return besides the graph's outputs.
         checks: Chooses the products to verify in segments that can verify; by default none.
 
     Attributes:
@@ -145,7 +145,7 @@ class Executor:
         weights: Weights,
         limits: Limits,
         ledger: Ledger,
-        kept: Iterable[str] = (),
+        extra_outputs: Iterable[str] = (),
         checks: Sampler | None = None,
     ) -> None:
         self.losses = 0
@@ -168,7 +168,7 @@ class Executor:
 
         self._parts: list[Part] = []
         try:
-            for who, part in split(graph, owner, kept):
+            for who, part in split(graph, owner, extra_outputs):
                 why = "; ".join(dict.fromkeys(filter(None, (reasons[op.name] for op in part.ops))))
                 self._parts.append(self._place(who, part, why))
         except BaseException:
