@@ -379,14 +379,14 @@ def delta_of_model(rng) -> Tally:
     delta.unpack_state(words, shape, before)
     with np.errstate(over="ignore"):
         out, states = delta_model.run(net, words)
-    units = [np.exp2(np.minimum(s.exponents, delta.MOST_EXPONENT) + 0.0) for s in states]
+    units = [np.exp2(np.minimum(s.exponents, delta.MAX_EXPONENT) + 0.0) for s in states]
     values = [
         s.integers * (s.gain[:, None] / 2**31) * u for s, u in zip(states, units, strict=True)
     ]
     net = replace(net, out=np.ascontiguousarray(delta.results(out, shape)))
     with np.errstate(over="ignore"):
         after = np.stack([v[:16, :16].T for v in values]).astype(np.float32)
-    error = DeltaError(delta.ERROR, delta.LEAST)
+    error = DeltaError(delta.ERROR, delta.ABSOLUTE_ERROR)
     return check_net(rng, net, before, after.reshape(net.state.shape), error)
 
 

@@ -124,7 +124,7 @@ class Point:
     after: dict[Any, int] = field(default_factory=dict)
 
 
-MOST = 16  # values of a place that can be seen at once
+MAX_VALUES = 16  # values of a place that can be seen at once
 
 
 class Explorer:
@@ -296,11 +296,11 @@ class Explorer:
 
     def _newest(self, view: View, place: int) -> int:
         """Return the index of the newest value of *place* that is known of."""
-        return (view >> self._first_bit + place * MOST & (1 << MOST) - 1).bit_length()
+        return (view >> self._first_bit + place * MAX_VALUES & (1 << MAX_VALUES) - 1).bit_length()
 
     def _up_to(self, place: int, index: int) -> View:
         """Return the knowledge of the value of this index, and those before."""
-        return (1 << index) - 1 << self._first_bit + place * MOST
+        return (1 << index) - 1 << self._first_bit + place * MAX_VALUES
 
     def _visible(
         self, state: State, thread: int, place: int, order: str
@@ -322,7 +322,7 @@ class Explorer:
     ) -> State:
         messages, ordered = state.atomics[place]
         index = len(messages)
-        assert index <= MOST, "too many values of one place"
+        assert index <= MAX_VALUES, "too many values of one place"
         news = self._up_to(place, index)
         known = Message(value, told | news)
         changed = Place((*messages, known), index if order == SEQ_CST else ordered)
@@ -343,7 +343,7 @@ class Explorer:
             minimum = min(known, default=minimum)
         if not minimum:
             return state
-        here = self._up_to(place, MOST)
+        here = self._up_to(place, MAX_VALUES)
         state = self._rewrite(
             state, here, lambda view: view & ~here | (view & here) >> minimum & here
         )

@@ -50,7 +50,7 @@ SHARES = 4
 SECONDS = 30  # CPU time of one input
 STANDSTILL = 300  # seconds by the clock, for what waits without working
 MEMORY = 512 << 20  # bytes
-MOST_MEMORY = 6 << 30  # bytes of a worker; beyond that it is killed at once, to save the machine
+MAX_MEMORY = 6 << 30  # bytes of a worker; beyond that it is killed at once, to save the machine
 LOOK_EVERY = 0.1  # seconds between two looks at a worker that is busy
 REPORT = 6000  # characters of what a worker said last
 
@@ -149,8 +149,8 @@ class Worker:
                 return "failed", self._end(f"it took more than {self._seconds} s of CPU time")
             elif time.monotonic() - clock > STANDSTILL:
                 return "failed", self._end(f"it stood still for {STANDSTILL} s")
-            elif self._resident() > MOST_MEMORY:
-                return "failed", self._end(f"it took more than {MOST_MEMORY >> 20} MiB")
+            elif self._resident() > MAX_MEMORY:
+                return "failed", self._end(f"it took more than {MAX_MEMORY >> 20} MiB")
         line, _, self._left = self._left.partition(b"\n")
         word, why = json.loads(line)
         if word == "failed":

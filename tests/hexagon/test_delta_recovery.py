@@ -41,7 +41,7 @@ def test_a_net_that_fails_half_way_leaves_the_state(tokens, shared):
 
 
 def test_a_part_of_a_net_that_was_done_is_undone_with_the_rest(monkeypatch):
-    monkeypatch.setattr(delta_memory, "MOST_TOKENS", 4)
+    monkeypatch.setattr(delta_memory, "MAX_TOKENS", 4)
     net = own(net_of({"heads": 2, "width": 32, "tokens": 11}))
     with npurt.open_device("hexagon:sim") as device:
         state = after(device, net, 2)

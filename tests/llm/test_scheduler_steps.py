@@ -3,7 +3,7 @@
 import pytest
 
 from npurt.errors import GrammarError, LayoutError, OutOfPages
-from npurt.llm.batch.reuse import LEAST_COPIED
+from npurt.llm.batch.reuse import MIN_COPIED
 from npurt.llm.batch.scheduler import Scheduler
 from tests.llm import tiny
 from tests.llm.stepping import CYCLE, DENSE, HYBRID, LOOKUP, Steps, alone, cycle, with_times
@@ -144,7 +144,7 @@ def test_prompts_that_begin_alike_at_the_same_time_are_read_once(opened, model, 
     steps.finish()
     counts = steps.scheduler.counts
     own = 1 if same == 100 else 100 - same
-    slack = 0 if model == HYBRID else LEAST_COPIED  # of a part that others read meanwhile
+    slack = 0 if model == HYBRID else MIN_COPIED  # of a part that others read meanwhile
     assert 100 + 3 * own + 4 * 4 <= counts.rows <= 100 + 3 * (own + slack) + 4 * 4
     assert counts.cached == 100 + 3 * 100 + 4 * 4 - counts.rows
     assert [steps.tokens(i) for i in range(4)] == [alone(p, 5, model) for p in prompts]

@@ -21,7 +21,7 @@ from tests.runtime.test_execute import Partial
 
 DEVICES = ("cpu", "hexagon:sim", "rknpu:sim")
 MODELS = (("llama3", "q8_0"), ("qwen3moe", "q8_0"), ("qwen35", "q8_0"))
-ROWS, POSITIONS, MOST = 48, 160, 8
+ROWS, POSITIONS, MAX_CONTEXTS = 48, 160, 8
 TOKENS = st.integers(0, 599)
 
 
@@ -30,7 +30,7 @@ def llm(request):
     device, model = request.param
     with npurt.Llama(
         tiny.path(*model), device, n_ctx=POSITIONS, n_batch=ROWS, n_threads=2, progress=False,
-        max_sequences=MOST + 1,
+        max_sequences=MAX_CONTEXTS + 1,
     ) as made:  # fmt: skip
         yield made
 
@@ -53,7 +53,7 @@ class Contexts(RuleBasedStateMachine):
         self.open = []
         self.last = None  # a context and the logits of its last token
 
-    @precondition(lambda self: len(self.open) < MOST - 1)
+    @precondition(lambda self: len(self.open) < MAX_CONTEXTS - 1)
     @rule()
     def add(self):
         self.open.append(Context(self.llm.model))
@@ -79,7 +79,7 @@ class Contexts(RuleBasedStateMachine):
         context = data.draw(st.sampled_from(self.open))
         context.rollback(min(count, context.n_tokens))
 
-    @precondition(lambda self: self.open and len(self.open) < MOST - 1)
+    @precondition(lambda self: self.open and len(self.open) < MAX_CONTEXTS - 1)
     @rule(data=st.data())
     def fork(self, data):
         source = data.draw(st.sampled_from(self.open))

@@ -22,8 +22,8 @@ INTERRUPTED = 130  # exit status after Ctrl-C
 TRAINED = "the model's trained context, at most 4096"
 KV_TYPES = ("f16", "f32")  # the first is the default
 GOES_ON = "{} is not complete; run the same command again to resume the download"
-MOST_SECONDS = 1e8  # upper bound on a timeout; the system's limit is slightly higher
-MOST_BYTES = 256 << 20  # upper bound on a file that is read into memory (not a model)
+MAX_SECONDS = 1e8  # upper bound on a timeout; the system's limit is slightly higher
+MAX_BYTES = 256 << 20  # upper bound on a file that is read into memory (not a model)
 
 
 class Notice(argparse.Action):
@@ -337,14 +337,14 @@ def number(text: str) -> int | None:
 
 
 def seconds(text: str) -> float:
-    """Parse a time in seconds, from 0 to `MOST_SECONDS`."""
+    """Parse a time in seconds, from 0 to `MAX_SECONDS`."""
     with contextlib.suppress(ValueError):
-        if 0 <= (value := float(text)) <= MOST_SECONDS:
+        if 0 <= (value := float(text)) <= MAX_SECONDS:
             return value
-    raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds up to {MOST_SECONDS:g}")
+    raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds up to {MAX_SECONDS:g}")
 
 
-def bytes_of(path: str | Path, maximum: int = MOST_BYTES) -> bytes:
+def bytes_of(path: str | Path, maximum: int = MAX_BYTES) -> bytes:
     """Return the content of a file.
 
     Raises:
@@ -364,7 +364,7 @@ def bytes_of(path: str | Path, maximum: int = MOST_BYTES) -> bytes:
     return data
 
 
-def standard_input(maximum: int = MOST_BYTES) -> bytes:
+def standard_input(maximum: int = MAX_BYTES) -> bytes:
     """Return the bytes of standard input.
 
     Raises:

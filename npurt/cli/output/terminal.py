@@ -12,7 +12,7 @@ BEGIN, END = "<think>", "</think>"  # tags around a thought
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 # Control characters except tab and newline, line separators, direction marks and surrogates.
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-HISTORY, MOST_LINES = "chat_history", 1000
+HISTORY, MAX_LINES = "chat_history", 1000
 
 
 def has_styles() -> bool:
@@ -129,5 +129,5 @@ def history(*, enabled: bool) -> Iterator[None]:
             path = settings.state_folder() / HISTORY
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch(mode=0o600)
-            readline.set_history_length(MOST_LINES)
+            readline.set_history_length(MAX_LINES)
             readline.write_history_file(path)

@@ -20,7 +20,7 @@ from npurt.hexagon.device.delta_memory import DeltaMemory, StateVersion
 from npurt.hexagon.device.session_memory import SessionMemory
 from npurt.hexagon.layout import delta
 
-MOST_ROWS = 32  # kept before the host copies the state again; about half the size of a state
+MAX_ROWS = 32  # kept before the host copies the state again; about half the size of a state
 
 OnSession = Callable[[Callable[[SessionMemory], None]], None]
 
@@ -135,6 +135,6 @@ class HexagonState(DeltaState):
 def _after(version: StateVersion, rows: F32, memory: DeltaMemory) -> StateVersion:
     """Return *version* advanced by *rows*; *memory* already holds the result."""
     count = version.count + rows.shape[0] * rows.shape[1]
-    if count > MOST_ROWS:
+    if count > MAX_ROWS:
         return StateVersion(memory.copy())
     return StateVersion(version.start, (*version.rows, rows), count)

@@ -15,8 +15,8 @@ from npurt.hexagon.session.transport import Transport
 
 BATCH_BYTES = 32 << 20  # maximum bytes of activations and results in one batch
 RESERVED_BYTES = 35 << 20  # blocks of such a batch: at most BATCH_BYTES * 17 / 16 and two pages
-MOST_BYTES = 128 << 20  # limit for all blocks; enough for the four kinds of batches of a layer
-MOST_BLOCKS = 48
+MAX_BYTES = 128 << 20  # limit for all blocks; enough for the four kinds of batches of a layer
+MAX_BLOCKS = 48
 
 
 class User(Protocol):
@@ -82,7 +82,7 @@ class Scratch:
     def _make_space(self, size: int, keep: tuple[tuple[int, int], ...]) -> None:
         for key in [key for key in self._entries if key not in keep]:
             total = sum(block.nbytes for block in self.blocks)
-            if len(self._entries) < MOST_BLOCKS and total + size <= MOST_BYTES:
+            if len(self._entries) < MAX_BLOCKS and total + size <= MAX_BYTES:
                 return
             self._evict(key)
 

@@ -26,8 +26,8 @@ from npurt.hexagon.idl.types import (
 
 FIRST = 2  # id of the first method; 0 and 1 are open and close; source: inc/remote.idl
 ESCAPE = 31  # in the scalars: the id is 31 or more, and is in the first word of the first buffer
-MOST_BUFFERS = 254  # in one call, for each direction
-MOST_HANDLES = 15
+MAX_BUFFERS = 254  # in one call, for each direction
+MAX_HANDLES = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +166,10 @@ class Call:
     def _check_counts(self) -> None:
         buffers = max(len(self.inputs), len(self.outputs))
         handles = max(len(self.handles_in), len(self.handles_out))
-        if buffers > MOST_BUFFERS or handles > MOST_HANDLES:
+        if buffers > MAX_BUFFERS or handles > MAX_HANDLES:
             raise LayoutError(
                 f"{self.method.name}: {buffers} buffers and {handles} handles in one direction; "
-                f"FastRPC takes {MOST_BUFFERS} and {MOST_HANDLES}",
+                f"FastRPC takes {MAX_BUFFERS} and {MAX_HANDLES}",
                 remedy="pass fewer elements in one call",
             )
 
@@ -274,11 +274,11 @@ def refusal(params: tuple[Param, ...]) -> str | None:
     """Return the reason why these parameters cannot be passed in one call, or None."""
     fixed_in = sum(not p.type.fixed for p in params if p.goes_in) + 1
     fixed_out = sum(not p.type.fixed for p in params if p.comes_out) + 1
-    if max(fixed_in, fixed_out) > MOST_BUFFERS:
-        return f"at most {MOST_BUFFERS - 1} sequences and strings in one direction"
+    if max(fixed_in, fixed_out) > MAX_BUFFERS:
+        return f"at most {MAX_BUFFERS - 1} sequences and strings in one direction"
     for mode in ("in", "rout"):
-        if sum(isinstance(p.type, Dma) and p.mode == mode for p in params) > MOST_HANDLES:
-            return f"at most {MOST_HANDLES} dmahandles in one direction"
+        if sum(isinstance(p.type, Dma) and p.mode == mode for p in params) > MAX_HANDLES:
+            return f"at most {MAX_HANDLES} dmahandles in one direction"
     for param in params:
         sequence = isinstance(param.type, Sequence) and param.type.nesting == 1
         simple = sequence or (param.type.fixed and not isinstance(param.type, Dma))

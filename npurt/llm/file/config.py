@@ -20,7 +20,7 @@ from npurt.llm.file.metadata import (
     require,
 )
 
-MOST_LAYERS = 1024  # limit; the deepest models have some 130 layers
+MAX_LAYERS = 1024  # limit; the deepest models have some 130 layers
 
 SOFTMAX = 1  # llama.cpp's LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX
 
@@ -138,7 +138,7 @@ def read_config(metadata: Metadata, n_vocab: int, *, encoder: bool = False) -> C
     mixed = f"{arch}.expert_count" in metadata and number("expert_count", 0, limits().experts) > 0
     n_ff = number("feed_forward_length", 0 if mixed else None)
     n_blocks, n_ahead = (
-        number("block_count", maximum=MOST_LAYERS),
+        number("block_count", maximum=MAX_LAYERS),
         number("nextn_predict_layers", 0),
     )
     if n_ahead >= n_blocks:

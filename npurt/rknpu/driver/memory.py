@@ -19,7 +19,7 @@ from npurt.rknpu.driver.system import System
 from npurt.rknpu.plan.proof import Role, Span
 
 SPACE_END = 1 << 32  # registers have 32 bits for an address
-LEAST_CHUNK, MOST_CHUNK = 1 << 16, 1 << 20  # bytes; rocket always cleans whole chunks
+MIN_CHUNK, MAX_CHUNK = 1 << 16, 1 << 20  # bytes; rocket always cleans whole chunks
 PAGE = 4096  # bytes
 _NO_SPACE = (errno.ENOMEM, errno.ENOSPC, errno.EFAULT)  # EFAULT: rknpu, for memory beyond 4 GiB
 
@@ -251,7 +251,7 @@ class Space(abc.ABC):
     def _chunk(self, nbytes: int, role: Role, name: str, step: int) -> tuple[Buffer, Ranges]:
         """Allocate a chunk of twice the last size; if that fails, only *nbytes*."""
         minimum = -(-nbytes // PAGE) * PAGE
-        usual = min(LEAST_CHUNK << len(self._chunks[role]), MOST_CHUNK)
+        usual = min(MIN_CHUNK << len(self._chunks[role]), MAX_CHUNK)
         try:
             buffer = self.alloc(max(usual, minimum), role, name)
         except DeviceFull:

@@ -10,7 +10,7 @@ from npurt.serve.http.fields import Fields
 from npurt.serve.interfaces.openai_common import is_id, known
 from npurt.serve.model.front import Front, Wanted
 
-MOST_TEXTS = 2048
+MAX_TEXTS = 2048
 
 
 async def embeddings(front: Front, request: Request) -> Answer:
@@ -59,8 +59,8 @@ def _texts(front: Front, fields: Fields) -> list[list[int]]:
     given = fields.values.get(name)
     several = isinstance(given, list) and not all(is_id(each) for each in given)
     found = given if several and isinstance(given, list) else [given]
-    if len(found) > MOST_TEXTS:
-        raise wrong(f"{name} has {len(found)} texts", f"send {MOST_TEXTS} at most", name)
+    if len(found) > MAX_TEXTS:
+        raise wrong(f"{name} has {len(found)} texts", f"send {MAX_TEXTS} at most", name)
     ids = []
     for each in found:
         if isinstance(each, str) and each:

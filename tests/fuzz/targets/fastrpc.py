@@ -26,11 +26,11 @@ NAMES = ("probe", "probe", "probe", "packets", "stranger", "missing", "")
 DOMAINS = (3, 3, 3, 3, 11, 19, 27, -1, 0, 4, 35, 1 << 30)
 SESSIONS = (3, 11, 19, 27)
 FLAGS = (3, 3, 2, 0, 16, 1, 4, 1 << 31)
-MOST_BYTES = 1 << 20  # of a buffer
+MAX_BYTES = 1 << 20  # of a buffer
 OWN_BYTES = 1 << 16  # bytes of the program's own memory
 EDGE = 64  # bytes on each side that nobody may write to
 FILL = 0x5C
-MOST_US = 2000  # that a call may sleep or wait
+MAX_US = 2000  # that a call may sleep or wait
 
 
 # --- Making inputs --------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ class Client:
     def __init__(self):
         self.rpc = library()
         self.handles, self.blocks, self.queues = [], [], []
-        self.own = (c.c_uint8 * (OWN_BYTES + MOST_BYTES))()
+        self.own = (c.c_uint8 * (OWN_BYTES + MAX_BYTES))()
         self.accepted = 0
         self.lingering = set()  # sessions that were started for what failed then, and stay
         self.crashing = set()  # sessions in which another queue ends the process
@@ -188,7 +188,7 @@ class Client:
         """
         kind, *where = part
         if kind == "own":
-            return c.addressof(self.own) + where[0], min(where[1], MOST_BYTES)
+            return c.addressof(self.own) + where[0], min(where[1], MAX_BYTES)
         if kind == "block" and self.blocks:
             block = self.blocks[where[0] % len(self.blocks)]
             return block.at + where[1] % block.nbytes, where[2]
@@ -238,7 +238,7 @@ class Client:
 
     def invoke(self, asked, scalars, parts, words):
         if scalars >> 24 & 31 in (SLEEP, WORK) or len(self.names(asked) - {"probe"}):
-            words = [word % MOST_US for word in words]
+            words = [word % MAX_US for word in words]
         # The struct has room for all arguments that the scalars may speak of.
         arguments = (RemoteArg * 600)()
         for argument, part in zip(arguments, parts, strict=False):
@@ -252,11 +252,11 @@ class Client:
         return {name for handle, name in self.handles if handle == self.handle(asked)}
 
     def alloc(self, heap, flags, nbytes):
-        at = self.rpc.rpcmem_alloc(heap, flags, min(nbytes, MOST_BYTES))
+        at = self.rpc.rpcmem_alloc(heap, flags, min(nbytes, MAX_BYTES))
         if at in (None, 0):
             return -1
         block = Block.__new__(Block)
-        block.rpc, block.at, block.nbytes = self.rpc, at, min(nbytes, MOST_BYTES)
+        block.rpc, block.at, block.nbytes = self.rpc, at, min(nbytes, MAX_BYTES)
         block.fd = self.rpc.rpcmem_to_fd(at)
         self.blocks.append(block)
         return 0
@@ -327,7 +327,7 @@ class Client:
             one.fd, one.size, one.offset, one.flags = chosen.fd, size, 0, flags % 32
         message = c.create_string_buffer(nbytes + 1)
         return self.rpc.dspqueue_write(
-            self.queue_of(place), flags, count, given, nbytes, message.raw, MOST_US
+            self.queue_of(place), flags, count, given, nbytes, message.raw, MAX_US
         )
 
     def read(self, place, max_buffers, maximum):
@@ -336,14 +336,14 @@ class Client:
         c.memset(message, FILL, len(message))
         code = self.rpc.dspqueue_read(
             self.queue_of(place), c.byref(flags), max_buffers, c.byref(count), buffers, maximum,
-            c.byref(nbytes), message, MOST_US,
+            c.byref(nbytes), message, MAX_US,
         )  # fmt: skip
         assert message.raw[maximum:] == bytes([FILL]) * (65536 + EDGE - maximum), "beyond the room"
         return code
 
     def peek(self, place):
         out = [c.c_uint32() for _ in range(3)]
-        return self.rpc.dspqueue_peek(self.queue_of(place), *map(c.byref, out), MOST_US)
+        return self.rpc.dspqueue_peek(self.queue_of(place), *map(c.byref, out), MAX_US)
 
     def close_queue(self, place):
         queue = self.queue_of(place)

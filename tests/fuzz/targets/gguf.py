@@ -27,10 +27,10 @@ NATIVE = True
 RUNS = 200
 SHARES = 20
 SECONDS = 60
-MOST_BYTES = 40 << 20  # of a file
-MOST_MACS = 4e10  # of a run, by the best kernels; a twentieth by others
+MAX_BYTES = 40 << 20  # of a file
+MAX_MACS = 4e10  # of a run, by the best kernels; a twentieth by others
 ROWS = 512  # that a run takes at most
-MOST_EXPERTS = 4096  # that a token may go to
+MAX_EXPERTS = 4096  # that a token may go to
 
 # Sizes that follow from others, unless they are fuzzed themselves.
 DERIVED = {
@@ -138,7 +138,7 @@ def fill(rng, recipe, sides):
     for name in chosen[1:]:
         changed[name] = SMALLER.get(name, 1) * int(2 ** rng.uniform(0, 10))
     for name in chosen[:1]:
-        target, step = rng.uniform(0.3, 0.9) * MOST_BYTES, SMALLER.get(name, 1)
+        target, step = rng.uniform(0.3, 0.9) * MAX_BYTES, SMALLER.get(name, 1)
         for bit in reversed(range(16)):  # the largest number for which there is room
             changed[name] = changed.get(name, 0) + (step << bit)
             changed[name] -= (step << bit) if file_bytes(recipe) > target else 0
@@ -212,12 +212,12 @@ def fit(recipe):
     usual, changed = models.ARCHITECTURES[recipe["kind"]], recipe["sizes"]
     for name, small in SMALLER.items():
         as_usual = name in usual and changed.get(name, usual[name]) == usual[name]
-        if as_usual and file_bytes(recipe) > MOST_BYTES:
+        if as_usual and file_bytes(recipe) > MAX_BYTES:
             changed[name] = small
             derive(recipe)
-    if file_bytes(recipe) > MOST_BYTES and recipe["type"] in models.FLOATS:
+    if file_bytes(recipe) > MAX_BYTES and recipe["type"] in models.FLOATS:
         recipe["type"] = 2
-    while file_bytes(recipe) > MOST_BYTES:
+    while file_bytes(recipe) > MAX_BYTES:
         largest = max((name for name in usual if name not in DERIVED), key=all_sizes(recipe).get)
         changed[largest] = all_sizes(recipe)[largest] // 32 * 16
         derive(recipe)
@@ -225,7 +225,7 @@ def fit(recipe):
 
 def afford(recipe):
     """Evaluate no more tokens than there is time for."""
-    maximum = MOST_MACS * (1 if recipe["isa"] is None else 0.05)
+    maximum = MAX_MACS * (1 if recipe["isa"] is None else 0.05)
     recipe["tokens"] = int(max(1, min(recipe["tokens"], maximum // max(1, macs(recipe)))))
 
 
@@ -246,7 +246,7 @@ def build(recipe):
 
 
 def write(recipe, path):
-    """Write the file, at most `MOST_BYTES` of data."""
+    """Write the file, at most `MAX_BYTES` of data."""
     file, placed = build(recipe)
     rng, header = np.random.default_rng(recipe["seed"]), bytearray(file.header())
     for kind, *change in recipe["edits"]:
@@ -259,7 +259,7 @@ def write(recipe, path):
     with path.open("wb") as out:
         out.write(header)
         for at, name, shape, kind in placed:
-            if at + models.nbytes(shape, kind) > 2 * MOST_BYTES:
+            if at + models.nbytes(shape, kind) > 2 * MAX_BYTES:
                 break
             out.seek(len(header) + at)
             out.write(models.content(rng, name, shape, kind))
@@ -283,9 +283,9 @@ def memory(recipe):
     columns = 0
     for _, shape, _ in shapes(recipe, 2):
         experts = len(shape) == 3
-        used = min(values.get("expert_used_count", 1), MOST_EXPERTS) if experts else 1
+        used = min(values.get("expert_used_count", 1), MAX_EXPERTS) if experts else 1
         columns += used * min(sum(shape[-2:]), 1 << 20)
-    return (256 << 20) + 8 * min(file_bytes(recipe), 2 * MOST_BYTES) + 3 * 4 * ROWS * columns
+    return (256 << 20) + 8 * min(file_bytes(recipe), 2 * MAX_BYTES) + 3 * 4 * ROWS * columns
 
 
 def run(recipe):
