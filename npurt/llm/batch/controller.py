@@ -33,7 +33,7 @@ class StepCost:
     Attributes:
         costs: As in the arguments.
         rows: Rows of the step so far.
-        texts: The number of sequences that the step decodes.
+        sequences: The number of sequences that the step decodes.
         second: Tokens per second of the step without drafts, times `MARGIN`.
         row: Seconds of one more row.
         spare: Seconds of the step that drafters may still spend on evaluating prompts.
@@ -47,17 +47,17 @@ class StepCost:
         self.read = Mean(0.0)
         self.begin(1)
 
-    def begin(self, texts: int) -> None:
-        """Begin a step that decodes *texts* sequences."""
-        self.rows, self.texts = 0, texts
-        self.spare = self.costs.seconds(texts)
-        self.add(texts)
+    def begin(self, sequences: int) -> None:
+        """Begin a step that decodes *sequences* sequences."""
+        self.rows, self.sequences = 0, sequences
+        self.spare = self.costs.seconds(sequences)
+        self.add(sequences)
 
     def add(self, rows: int) -> None:
         """Add *rows* to the step, and update the costs."""
         self.rows += rows
         seconds = self.costs.seconds(self.rows)
-        self.second = MARGIN * self.texts / seconds if seconds else math.inf
+        self.second = MARGIN * self.sequences / seconds if seconds else math.inf
         self.row = self.costs.row(self.rows)
 
 
@@ -126,7 +126,7 @@ class BatchController(Controller):
         The number is limited because the other sequences wait meanwhile.
         """
         each = self._reading()
-        if self._step.texts == 1 or not each:
+        if self._step.sequences == 1 or not each:
             return behind
         if self._step.spare <= 0:
             return 0

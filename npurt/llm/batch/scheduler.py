@@ -283,7 +283,7 @@ class Scheduler:
         row = 0
         for sequence, draft in drafts.items():
             rows = self._out[row : row + 1 + len(draft)]
-            event = sequence.go_on(rows, draft, self.longest, self._seconds)
+            event = sequence.sample(rows, draft, self.longest, self._seconds)
             row += 1 + len(draft)
             self.counts.drafted += len(draft)
             self.counts.accepted += sequence.right
@@ -298,7 +298,7 @@ class Scheduler:
             if piece.context.n_tokens < len(sequence.history):
                 yield sequence.progress()
                 continue
-            event = sequence.go_on(rows[-1:], [], self.longest)
+            event = sequence.sample(rows[-1:], [], self.longest)
             yield self._advanced(sequence, event)
 
     def _advanced(self, sequence: Sequence, event: Event) -> Event:

@@ -18,7 +18,7 @@ async def embeddings(front: Front, request: Request) -> Answer:
     fields = request.fields
     fields.text("model")  # the model was chosen by this field
     form = fields.text("encoding_format", "float")
-    texts = await request.aside(lambda: _texts(front, fields))
+    texts = await request.in_thread(lambda: _texts(front, fields))
     vectors, tokens = await _vectors(front, texts, request.salt)
     size = fields.integer("dimensions")
     if size is not None and any(len(vector) != size for vector in vectors):
@@ -42,7 +42,7 @@ async def embed(front: Front, request: Request) -> Answer:
     """Embed one or more texts, with a response in Ollama's form."""
     fields, began = request.fields, time.perf_counter_ns()
     fields.text("model")
-    texts = await request.aside(lambda: _texts(front, fields))
+    texts = await request.in_thread(lambda: _texts(front, fields))
     vectors, tokens = await _vectors(front, texts, request.salt)
     return {
         "model": front.model.name,

@@ -23,7 +23,7 @@ STOP_TYPES = {"end": "eos", "length": "limit", "context": "limit", "stop": "word
 async def completion(front: Front, request: Request) -> Answer:
     """Complete a prompt."""
     given = request.fields.values.get("prompt")
-    ids = await request.aside(lambda: prompt_of(front.model, given))
+    ids = await request.in_thread(lambda: prompt_of(front.model, given))
     return await _answer(front, request, ids)
 
 
@@ -36,7 +36,7 @@ async def infill(front: Front, request: Request) -> Answer:
         for each in fields.objects("input_extra")
     ]
     before = "".join(others) + before + (fields.text("prompt", "") or "")
-    ids = await request.aside(lambda: front.model.around(before, after))
+    ids = await request.in_thread(lambda: front.model.around(before, after))
     return await _answer(front, request, ids)
 
 

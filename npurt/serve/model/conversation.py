@@ -73,7 +73,7 @@ class Conversation:
             prompt = front.model.prompt(messages, tools=tools.listed, variables=variables) + before
             return prompt, front.model.encode_prompt(prompt)
 
-        prompt, ids = await request.aside(prepared)
+        prompt, ids = await request.in_thread(prepared)
         if tools.strict and not (wanted.grammar or wanted.response_format):
             thinks = apart and not before and front.model.thinks
             wanted.lark = await asyncio.to_thread(  # compiling the grammar may take a second
