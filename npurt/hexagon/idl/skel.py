@@ -22,7 +22,7 @@ enum {{
     AEE_ESTUBSKELVERMISMATCH = (int) 0x80000594,
 }};
 
-#define MAX_STACK 8192u /* bytes of an array of elements that are not of fixed size */
+#define MOST_STACK 8192u /* bytes of an array of elements that are not of fixed size */
 #define HELPER static inline __attribute__((unused))
 
 typedef struct {{
@@ -105,7 +105,7 @@ HELPER void *in_place(walk *w, const void *from, int n, void *to, int room, size
 HELPER int elements(walk *w, const uint8_t *at, size_t size)
 {{
     const int n = count_at(w, at);
-    if ((uint64_t) n * size > MAX_STACK)
+    if ((uint64_t) n * size > MOST_STACK)
         fail(w, AEE_ENOMEMORY);
     return w->error ? 0 : n;
 }}
