@@ -52,8 +52,8 @@ for line in sys.stdin:
 
 def environment(tree: Path) -> dict[str, str]:
     """Return the environment of a process that imports npurt from *tree* and writes bytecode."""
-    kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    return {**kept, "PYTHONPATH": str(tree)}
+    variables = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    return {**variables, "PYTHONPATH": str(tree)}
 
 
 def ratios(new: list[float], old: list[float]) -> dict[str, float]:

@@ -52,8 +52,8 @@ def known_prefix(engine, count, rounds):
 def beside_a_prompt(engine, steps, count):
     """Return percentiles of the time between tokens during and before a prompt's prefill."""
     steps.clear()
-    room = engine.llm.n_ctx - 3
-    requests = [engine.submit([1 + i] * 3, GREEDY, max_tokens=room) for i in range(TEXTS)]
+    tokens = engine.llm.n_ctx - 3
+    requests = [engine.submit([1 + i] * 3, GREEDY, max_tokens=tokens) for i in range(TEXTS)]
     numbers = {request.id for request in requests}
     while sum(having >= numbers for _, having in steps) <= GAPS:
         time.sleep(0.01)

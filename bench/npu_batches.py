@@ -75,13 +75,13 @@ def steps(
 
     The first step of each number prepares its products and is not counted.
     """
-    most = max(numbers)
+    maximum = max(numbers)
     with npurt.Llama(
-        path, device, n_ctx=N_CTX, n_batch=max(most, 16), max_sequences=most + 1, verify="off",
-        progress=False,
+        path, device, n_ctx=N_CTX, n_batch=max(maximum, 16), max_sequences=maximum + 1,
+        verify="off", progress=False,
     ) as llm:  # fmt: skip
-        out = np.empty((most, llm.config.n_vocab), np.float32)
-        texts = [Context(llm.model) for _ in range(most)]
+        out = np.empty((maximum, llm.config.n_vocab), np.float32)
+        texts = [Context(llm.model) for _ in range(maximum)]
         counts = counter(llm)
         for number in numbers:
             for token in (100, 200):

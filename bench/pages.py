@@ -80,8 +80,8 @@ class Worker:
 
 def together(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Return milliseconds per run and relative tokens per second, by number of sequences."""
-    most = max(args.sequences)
-    worker = Worker(str(path), args.threads, args.depth + 64, most)
+    maximum = max(args.sequences)
+    worker = Worker(str(path), args.threads, args.depth + 64, maximum)
     times: dict[int, list[float]] = {n: [] for n in args.sequences}
     for n in args.sequences:
         worker.seconds(n, 1, args.depth, 2)

@@ -178,13 +178,13 @@ def measure(path: Path, device: str, tokens: int) -> dict[str, Any]:
         jobs = requests.jobs()
         checked = check(jobs)
         requests.leave_out()
-        least, accounts = alone(llm, clock)
+        minimum, accounts = alone(llm, clock)
     return {
         "model": path.name,
         "device": device,
         "jobs": len(jobs),
         "beside_ms": {"median": statistics.median(samples), "least": min(samples)},
-        "alone_ms": least,
+        "alone_ms": minimum,
         "accounts_ms": accounts,
         "proof_ms": proof,
         "check_ms": checked,

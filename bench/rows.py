@@ -32,21 +32,21 @@ def measure(
     """Return milliseconds by op class, and milliseconds of all whole passes, by number of rows."""
     with npurt.Llama(path, n_ctx=1024, n_threads=threads, verify="off") as llm:
         llm.eval_last([100 + i for i in range(CONTEXT)])
-        least: dict[int, list[float]] = {}
+        minimum: dict[int, list[float]] = {}
         passes: dict[str, list[float]] = {str(size): [] for size in sizes}
         for _ in range(rounds):
             for size in sizes:
                 before = seconds(llm)
                 llm.eval([200 + i for i in range(size)])
                 took = [b - a for a, b in zip(before, seconds(llm), strict=True)]
-                least[size] = list(map(min, least.get(size, took), took))
+                minimum[size] = list(map(min, minimum.get(size, took), took))
                 passes[str(size)].append(1e3 * sum(took))
                 llm.rewind(CONTEXT)
         ops = [row.op for row in llm.report().rows]
     table = {
         str(size): {op: 1e3 * sum(t for o, t in zip(ops, times, strict=True) if o == op)
                     for op in dict.fromkeys(ops)}
-        for size, times in least.items()
+        for size, times in minimum.items()
     }  # fmt: skip
     return table, passes
 

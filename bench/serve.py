@@ -261,11 +261,11 @@ async def connections(server: Server, count: int) -> dict[str, float]:
         for _ in range(count):
             idle.append(await stack.enter_async_context(Connection(server.port)))
             (await idle[-1].ask("GET", "/health")).json()
-        memory, most = server.pss() - before, server.descriptors()
+        memory, maximum = server.pss() - before, server.descriptors()
     await closed(server, opened)
     return {
         f"PSS of {count} idle connections, MB": memory / 1e6,
-        "descriptors before": opened, "with them": most, "after": server.descriptors(),
+        "descriptors before": opened, "with them": maximum, "after": server.descriptors(),
     }  # fmt: skip
 
 
@@ -312,9 +312,9 @@ class Agent:
     evaluated: int = 0
     new: int = 0
 
-    async def say(self, messages: list[dict[str, str]], most: int) -> str:
+    async def say(self, messages: list[dict[str, str]], maximum: int) -> str:
         """Return the answer to *messages*."""
-        body = {"messages": messages, "max_tokens": most, "temperature": 0}
+        body = {"messages": messages, "max_tokens": maximum, "temperature": 0}
         told = await self._post("/v1/chat/completions", body)
         answer = told["choices"][0]["message"]["content"] or ""
         usage = told["usage"]

@@ -26,7 +26,7 @@ from npurt.llm.batch.request import Request
 TINY = Path(__file__).resolve().parents[1] / "tests/data/models/llama3/llama3-q8_0.gguf"
 TENTHS = 10  # parts of the requests; the memory is measured after each
 AT_A_TIME = 12  # open requests, more than the engine's sequences
-SEQUENCES, KEPT = 8, 16
+SEQUENCES, PREFIXES = 8, 16
 POSITIONS = 256
 BEGINNINGS = 20  # number of different prefixes of prompts
 
@@ -76,9 +76,9 @@ def soak(model: Path, requests: int) -> dict[str, Any]:
     memory: list[int] = []
     finishes: dict[str, int] = {}
     with npurt.Llama(
-        model, "cpu", n_ctx=POSITIONS, max_sequences=SEQUENCES + KEPT + 2, progress=False
+        model, "cpu", n_ctx=POSITIONS, max_sequences=SEQUENCES + PREFIXES + 2, progress=False
     ) as llm:
-        with Engine(llm, max_sequences=SEQUENCES, prefixes=KEPT) as engine:
+        with Engine(llm, max_sequences=SEQUENCES, prefixes=PREFIXES) as engine:
             under_way: deque[Request] = deque()
             for number in tqdm(range(1, requests + 1), "requests", leave=False):
                 under_way.append(submit(engine, chance))
@@ -89,8 +89,8 @@ def soak(model: Path, requests: int) -> dict[str, Any]:
                 if last:
                     memory.append(resident())
             stats = engine.stats()
-        room = llm.model.executor.room()
-        left = room.total - room.free if room else 0
+        capacity = llm.model.executor.capacity()
+        left = capacity.total - capacity.free if capacity else 0
     return {
         "model": model.name, "requests": requests, "finishes": finishes,
         "rss": memory, "growth": memory[-1] / memory[0] - 1,

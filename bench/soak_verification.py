@@ -79,8 +79,8 @@ class Tally:
 def magnitudes(rng, shape, low=-149, high=128):
     """Return log-uniform magnitudes in a random part of 2^low..2^high, float64."""
     first, last = np.sort(rng.uniform(low, high, 2))
-    most = GREATEST if high == 128 else np.inf
-    return np.minimum(np.exp2(rng.uniform(first, last, shape)), most)
+    maximum = GREATEST if high == 128 else np.inf
+    return np.minimum(np.exp2(rng.uniform(first, last, shape)), maximum)
 
 
 def numbers(rng, shape, low=-149, high=128):
@@ -104,8 +104,8 @@ def weight(rng, fmt, n, k):
     """Return a tensor ``[n, k]`` with random finite block scales or values."""
     if fmt in FLOAT_RANGES:
         values = numbers(rng, (n, k), *FLOAT_RANGES[fmt])
-        most = {"f16": 65504.0, "bf16": 3.38e38}.get(fmt, GREATEST)
-        return QTensor.quantize(np.clip(values, -most, most), fmt)
+        maximum = {"f16": 65504.0, "bf16": 3.38e38}.get(fmt, GREATEST)
+        return QTensor.quantize(np.clip(values, -maximum, maximum), fmt)
     kind = BY_NAME[fmt]
     tensor = QTensor.from_bytes(bytearray(rng.bytes(n * kind.row_bytes(k))), kind, (n, k))
     for name in tensor.blocks.dtype.names:
@@ -118,12 +118,12 @@ def weight(rng, fmt, n, k):
     return tensor
 
 
-def shape_of(rng, fmt, most_rows):
+def shape_of(rng, fmt, max_rows):
     """Return random M (rows of x), N and K of a product."""
     block = 1 if fmt in FLOAT_RANGES else BY_NAME[fmt].block
     step = max(block, 32) if block > 1 else int(rng.choice([1, 7, 32]))
     k = step * int(rng.integers(1, max(2, 1024 // step)))
-    return int(rng.integers(1, most_rows + 1)), int(rng.integers(1, 97)), k
+    return int(rng.integers(1, max_rows + 1)), int(rng.integers(1, 97)), k
 
 
 # --- products on the CPU --------------------------------------------------------------------------
@@ -210,9 +210,9 @@ def add_armed(rng, program, tensor, x, *, spoilt):
     s = probe.s.copy()
     if spoilt and len(x):
         row, column = np.unravel_index(np.argmax(abs(x)), x.shape)
-        least = 2.1 * (probe.bound * np.linalg.norm(x[row].astype(np.float64)) + probe.floor)
+        minimum = 2.1 * (probe.bound * np.linalg.norm(x[row].astype(np.float64)) + probe.floor)
         if x[row, column]:
-            s[column] += least / abs(float(x[row, column]))
+            s[column] += minimum / abs(float(x[row, column]))
             program.ends = at
     w.check_s = program._address(s, "double *")
     w.check_bound, w.check_floor = probe.bound, probe.floor
@@ -249,12 +249,12 @@ def spoil(rng, y, probe, packed, x, size) -> tuple[np.ndarray, bool]:
     if rng.random() < 0.2:
         wrong[i, j] = rng.choice([np.nan, np.inf, -np.inf])
         return wrong.astype(np.float32), not beyond
-    least = 2.001 * (probe.bound * size[i] + probe.floor) / abs(probe.r[j])
-    wrong[i, j] += rng.choice([-1, 1]) * least * np.exp2(rng.choice([0.01, 1, 10, 40]))
+    minimum = 2.001 * (probe.bound * size[i] + probe.floor) / abs(probe.r[j])
+    wrong[i, j] += rng.choice([-1, 1]) * minimum * np.exp2(rng.choice([0.01, 1, 10, 40]))
     with np.errstate(over="ignore"):
         spoilt = wrong.astype(np.float32)
     off = abs(float(spoilt[i, j]) - float(y[i, j]))
-    return spoilt, bool(finite and np.isfinite(off) and off > least)
+    return spoilt, bool(finite and np.isfinite(off) and off > minimum)
 
 
 def check_product(rng, packed, x, y, size) -> Tally:
@@ -379,14 +379,14 @@ def delta_of_model(rng) -> Tally:
     delta.unpack_state(words, shape, before)
     with np.errstate(over="ignore"):
         out, states = delta_model.run(net, words)
-    units = [np.exp2(np.minimum(s.exponents, delta.MOST_EXPONENT) + 0.0) for s in states]
+    units = [np.exp2(np.minimum(s.exponents, delta.MAX_EXPONENT) + 0.0) for s in states]
     values = [
         s.integers * (s.gain[:, None] / 2**31) * u for s, u in zip(states, units, strict=True)
     ]
     net = replace(net, out=np.ascontiguousarray(delta.results(out, shape)))
     with np.errstate(over="ignore"):
         after = np.stack([v[:16, :16].T for v in values]).astype(np.float32)
-    error = DeltaError(delta.ERROR, delta.LEAST)
+    error = DeltaError(delta.ERROR, delta.ABSOLUTE_ERROR)
     return check_net(rng, net, before, after.reshape(net.state.shape), error)
 
 

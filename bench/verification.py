@@ -41,15 +41,15 @@ def token(llm: npurt.Llama) -> tuple[list[float], float]:
 
 def measure(llms: dict[str, npurt.Llama], rounds: int) -> dict[str, float]:
     """Return what `sample` mode adds, in percent of a token's time in C when it is off."""
-    least: dict[str, list[float]] = {}
+    minimum: dict[str, list[float]] = {}
     outside: dict[str, list[float]] = {mode: [] for mode in llms}
     for _ in range(rounds):
         for mode, llm in llms.items():
             inside, rest = token(llm)
-            least[mode] = list(map(min, least.get(mode, inside), inside))
+            minimum[mode] = list(map(min, minimum.get(mode, inside), inside))
             outside[mode].append(rest)
-    step = sum(least["off"])
-    checks = SAMPLE * (sum(least["always"]) - step)
+    step = sum(minimum["off"])
+    checks = SAMPLE * (sum(minimum["always"]) - step)
     pairs = zip(outside["sample"], outside["off"], strict=True)
     choosing = statistics.median(sample - off for sample, off in pairs)
     return {"checks": 100 * checks / step, "choosing": 100 * choosing / step}
@@ -89,12 +89,12 @@ def matmul_row(m: int, k: int, n: int, kind: str, device: str, rounds: int) -> d
     packing = time.perf_counter() - start
     seconds_of(x, w, "off")
     first = seconds_of(x, w, "sample")
-    least = {how: min(seconds_of(x, w, how) for _ in range(3)) for how in ("off", "always")}
+    minimum = {how: min(seconds_of(x, w, how) for _ in range(3)) for how in ("off", "always")}
     for _ in range(rounds):
-        for how in least:
-            least[how] = min(least[how], seconds_of(x, w, how))
-    least["sample"] = least["off"] + SAMPLE * (least["always"] - least["off"])
-    times = {"pack": packing, "first": first, **least}
+        for how in minimum:
+            minimum[how] = min(minimum[how], seconds_of(x, w, how))
+    minimum["sample"] = minimum["off"] + SAMPLE * (minimum["always"] - minimum["off"])
+    times = {"pack": packing, "first": first, **minimum}
     return {"m": m, "k": k, "n": n, "type": kind} | {key: 1e3 * s for key, s in times.items()}
 
 

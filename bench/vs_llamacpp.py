@@ -94,8 +94,10 @@ class LlamaCpp:
     def parallel(
         self, model: Path, threads: int, texts: list[int], prompt: int, tokens: int
     ) -> list[str]:
-        room, counts = max(texts) * (prompt + tokens), ",".join(map(str, texts))
-        flags = f"-t {threads} -c {room} -npp {prompt} -ntg {tokens} -npl {counts} {self.flags}"
+        positions, counts = max(texts) * (prompt + tokens), ",".join(map(str, texts))
+        flags = (
+            f"-t {threads} -c {positions} -npp {prompt} -ntg {tokens} -npl {counts} {self.flags}"
+        )
         bench = [str(self.folder / "llama-batched-bench"), "-m", str(model)]
         return [*bench, *flags.split(), "--output-format", "jsonl"]
 

@@ -53,7 +53,7 @@ class DeltaError:
     # Standard error of a product with a row of the state, relative to the product of both norms.
     # Any other value has the same standard error, relative to itself.
     relative: float
-    least: float  # absolute error of each element of k and q
+    absolute: float  # error of each element of k and q
 
 
 @runtime_checkable
@@ -187,25 +187,25 @@ class DeltaState:
         """Return an exact copy of the state, in the device's format, for `restore_checkpoint`."""
         return self._values.copy()
 
-    def restore_checkpoint(self, kept: Any) -> None:
-        """Set the state to *kept*, which `checkpoint` returned."""
-        self._values[...] = kept
+    def restore_checkpoint(self, checkpoint: Any) -> None:
+        """Set the state to *checkpoint*, which `checkpoint` returned."""
+        self._values[...] = checkpoint
 
-    def to_float32(self, kept: Any, heads: slice = ALL) -> F32:
-        """Return *heads* of *kept*, which `checkpoint` returned, as float32 ``[N, H, W, W]``.
+    def to_float32(self, checkpoint: Any, heads: slice = ALL) -> F32:
+        """Return *heads* of *checkpoint*, which `checkpoint` returned, as float32 ``[N, H, W, W]``.
 
         The caller must not write to the result.  This method works after the device was lost.
         """
-        values: F32 = kept[:, heads]
+        values: F32 = checkpoint[:, heads]
         return values
 
-    def history(self, kept: Any) -> "tuple[npt.NDArray[Any], tuple[DeltaNet, ...]]":
-        """Convert *kept*, which `checkpoint` returned, to an exact state and the tokens after it.
+    def history(self, checkpoint: Any) -> "tuple[npt.NDArray[Any], tuple[DeltaNet, ...]]":
+        """Convert *checkpoint*, from `checkpoint`, to an exact state and the tokens after it.
 
         This method needs no device.  To continue, another kind of state restores the exact state
         and advances by these tokens.
         """
-        return kept, ()
+        return checkpoint, ()
 
     keep = moved.attribute("checkpoint")
     resume = moved.attribute("restore_checkpoint")

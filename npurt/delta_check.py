@@ -80,16 +80,16 @@ def recompute(
     beta = net.beta.astype(np.float64)
     s = net.state[:, 0].astype(np.float64)
     root = math.sqrt(s.shape[-1])
-    g, scale = error.least * root, abs(net.scale)
+    g, scale = error.absolute * root, abs(net.scale)
     size = _norm(s)
     e = eps * size + FLUSHED * root
     out, bound = np.empty_like(v), np.empty_like(v)
     for t in range(v.shape[1]):
         a, kt, qt = np.exp(decay[:, t])[:, None], k[:, t], q[:, t]
         b, k_size, q_size = abs(beta[:, t]), _norm(kt)[:, None], _norm(qt)[:, None]
-        most = a.max(axis=-1)
-        row = np.maximum(most, 1) * (size + e)  # the larger of the norms of s and a s
-        have = most * (size + e)
+        maximum = a.max(axis=-1)
+        row = np.maximum(maximum, 1) * (size + e)  # the larger of the norms of s and a s
+        have = maximum * (size + e)
         s = s * a
         d = beta[:, t] * (v[:, t] - np.einsum("nvk,nk->nv", s, kt))
         d_size, v_size = abs(d), abs(v[:, t])
@@ -99,12 +99,12 @@ def recompute(
         s = s + d[:, :, None] * kt[:, None]
         size = _norm(s)
         out[:, t] = np.einsum("nvk,nk->nv", s, qt) * net.scale
-        grown = e * most * np.maximum(1, abs(1 - beta[:, t] * k_size**2))
+        grown = e * maximum * np.maximum(1, abs(1 - beta[:, t] * k_size**2))
         of_d = (d_off + eps * d_size) * k_size + d_size * g
         grown += of_d + FLUSHED * (4 * root + row + d_size + k_size)
         e = grown + eps * size
         made = np.maximum(have * np.maximum(1, k_size), b * parts)
-        made = np.maximum(made, np.maximum(d_size * k_size, most))
+        made = np.maximum(made, np.maximum(d_size * k_size, maximum))
         over = ~(np.maximum(made, size) + e < OVERFLOW)
         e[over] = grown[over] = np.inf
         both = have + b * parts * k_size

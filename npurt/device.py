@@ -24,8 +24,8 @@ FLOAT = np.dtype(np.float32)
 UNIT = 2.0**-24  # half an ulp of float32, relative
 LAMBDA = 8.0  # largest accepted error of a result, in standard errors
 FLUSHED = 2.0**-126  # smallest normal float32; smaller numbers lose bits or count as 0
-MOST_CODES = 2.0**16  # more than twice the largest code of activations, 255 * 127 + 127
-MOST_SUM = 2.0**27  # upper bound of a group's sum: 32 products of a weight and an activation code
+MAX_CODES = 2.0**16  # more than twice the largest code of activations, 255 * 127 + 127
+MAX_SUM = 2.0**27  # upper bound of a group's sum: 32 products of a weight and an activation code
 MAX_ROWS = 512  # rows that a device multiplies at once: NPURT_MOST_ROWS of npurt_cpu.h
 MAX_EXACT_K = (1 << 31) // (128 * 128) - 1  # 131071: the largest sums of int8 products fit int32
 
@@ -147,7 +147,7 @@ class Packed(abc.ABC):
         This implementation returns the error of float32 kernels from numbers below 2^-126.
         """
         canonical = self.tensor[rows].canonical()
-        sums, codes = (MOST_SUM, MOST_CODES) if canonical.group > 1 else (2.0, 1.0)
+        sums, codes = (MAX_SUM, MAX_CODES) if canonical.group > 1 else (2.0, 1.0)
         norms = np.sqrt((canonical.sizes() ** 2).sum(axis=1))
         lost: F64 = FLUSHED * (sums * self.k / canonical.group + codes * math.sqrt(self.k) * norms)
         return lost

@@ -131,13 +131,13 @@ class DownloadError(NpurtError, OSError):
     """A model file could not be fetched, or the fetched file is damaged."""
 
 
-def brief(value: object, most: int = 60) -> str:
-    """Return *value* for an error message: the first *most* characters of its repr.
+def brief(value: object, maximum: int = 60) -> str:
+    """Return *value* for an error message: the first *maximum* characters of its repr.
 
     If the repr fails, as for an integer of more than 4300 digits, return the type.
     """
     try:
-        return f"{value!r:.{most}}"
+        return f"{value!r:.{maximum}}"
     except Exception:  # noqa: BLE001  # a class of the caller may define the repr
         digits = f" of {value.bit_length()} bits" if isinstance(value, int) else ""
         return f"<{type(value).__name__}{digits}>"

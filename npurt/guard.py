@@ -42,7 +42,7 @@ class Guard:
             LayoutError: *values* or *rows* do not fit the segment.
         """
         spans = rows.by_sequence()
-        self._require_room([span.sequence for span in spans])
+        self._require_slots([span.sequence for span in spans])
         self._require_rows(rows, spans)
         for span in spans:
             length = self._lengths.get(span.sequence, 0)
@@ -84,18 +84,18 @@ class Guard:
             LayoutError: As in `begin_read`, or *values* have a wrong shape or dtype.
         """
         self._require_state(state, sequence)
-        most, given = self._limits.positions, values.shape
+        maximum, given = self._limits.positions, values.shape
         integers = values.dtype == np.int32 and len(given) == 3 and POSITIONS not in state.shape
         if integers:  # see `npurt.delta.STATE_INTEGERS`
             given = (*given[:-1], given[-1] - 2)
         shape = [
-            min(size, most) if dim == POSITIONS else dim.size
+            min(size, maximum) if dim == POSITIONS else dim.size
             for dim, size in zip(state.shape, given, strict=False)
         ]
         wrong_shape = len(state.shape) != values.ndim or tuple(shape) != given
         if wrong_shape or (values.dtype.kind != "f" and not integers):
             raise LayoutError(
-                f"{values.dtype} {values.shape} is not {state} with {most} positions at most",
+                f"{values.dtype} {values.shape} is not {state} with {maximum} positions at most",
                 remedy="write an array that read() returned, or compile with more positions",
             )
         length = self._lengths.get(sequence, 0)
@@ -109,7 +109,7 @@ class Guard:
         """
         have = self._lengths.get(source, 0) if self._has_positions else length
         require_fork(source, target, length, have)
-        self._require_room([target])
+        self._require_slots([target])
 
     def end_fork(self, target: int, length: int) -> None:
         """Record that a sequence was forked."""
@@ -127,18 +127,18 @@ class Guard:
         """Record that the states of a sequence are dropped."""
         self._lengths.pop(sequence, None)
 
-    def _require_room(self, sequences: Iterable[int]) -> None:
+    def _require_slots(self, sequences: Iterable[int]) -> None:
         if self.closed:
             raise LayoutError(f"{self._part.name} was closed", remedy="compile the part again")
-        count, most = len(self._lengths.keys() | set(sequences)), self._limits.sequences
-        if count > most:
+        count, maximum = len(self._lengths.keys() | set(sequences)), self._limits.sequences
+        if count > maximum:
             raise LayoutError(
-                f"{count} sequences do not fit a segment for {most}",
+                f"{count} sequences do not fit a segment for {maximum}",
                 remedy="call forget() for a sequence first, or compile with larger limits",
             )
 
     def _require_state(self, state: Tensor, sequence: int) -> None:
-        self._require_room([sequence])
+        self._require_slots([sequence])
         if state not in self._states:
             raise LayoutError(
                 f"{state.name} is no state of {self._part.name}",

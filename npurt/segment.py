@@ -40,7 +40,7 @@ class Limits:
         sequences: Sequences that have states at the same time.
         kv_dtype: Element type of cached keys and values, one of `KV_DTYPES`.
         kv_bytes: Bytes of keys and values for all sequences and layers of a segment with pages (see
-            `Room`); None means enough for *sequences* times *positions*.
+            `Capacity`); None means enough for *sequences* times *positions*.
 
     Raises:
         SettingError: A size is below 1, or there is no such element type.
@@ -68,7 +68,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class Capacity:
     """Counts of KV-cache pages, which sequences allocate as they grow and share after a fork.
 
     Attributes:
@@ -175,7 +175,7 @@ class Segment(abc.ABC):
 
         Raises:
             LayoutError: *values* or *rows* do not fit the segment; nothing has changed.
-            OutOfPages: The rows need more pages than are free (`room`); nothing has changed.
+            OutOfPages: The rows need more pages than are free (`capacity`); nothing has changed.
             DriverError: The device failed; the states of the sequences in *rows* are lost.
         """
 
@@ -257,16 +257,16 @@ class Segment(abc.ABC):
                 changed.
             DriverError: The device failed.
         """
-        kept = {t: self.read(t, source) for t in positional(self.part)}
-        require_fork(source, target, length, min(map(len, kept.values()), default=length))
+        saved = {t: self.read(t, source) for t in positional(self.part)}
+        require_fork(source, target, length, min(map(len, saved.values()), default=length))
         moving = self.checkpoint(source) if recurrent(self.part) else None
         self.forget(target)
-        for state, values in kept.items():
+        for state, values in saved.items():
             self.write(state, target, values[:length])
         if moving is not None:
             self.restore(target, moving)
 
-    def room(self, without: Collection[int] = ()) -> Room | None:
+    def capacity(self, without: Collection[int] = ()) -> Capacity | None:
         """Return the counts of pages, or None if the memory of each sequence is fixed.
 
         Args:
@@ -352,7 +352,7 @@ def positional(part: Graph) -> list[Tensor]:
 
 
 def split(
-    graph: Graph, owner: Callable[[Op], Any], kept: Iterable[str] = ()
+    graph: Graph, owner: Callable[[Op], Any], extra_outputs: Iterable[str] = ()
 ) -> list[tuple[Any, Graph]]:
     """Split *graph* into as few parts as possible, each with one owner.
 
@@ -362,7 +362,7 @@ def split(
 
     Args:
         owner: Returns the owner of an op, such as a device.
-        kept: Names of tensors that the caller needs besides the graph's outputs.
+        extra_outputs: Names of tensors that the caller needs besides the graph's outputs.
 
     Returns:
         Pairs of an owner and a part, in the order of execution.
@@ -380,7 +380,7 @@ def split(
                 later.append((op, whose))
         runs.append((who, listed))
         left = later
-    wanted = set(kept) | {tensor.name for tensor in graph.tensors(Kind.OUTPUT)}
+    wanted = set(extra_outputs) | {tensor.name for tensor in graph.tensors(Kind.OUTPUT)}
     parts = []
     for i, (who, listed) in enumerate(runs):
         made = {t.name for op in listed for t in op.writes}

@@ -271,22 +271,22 @@ class DeviceSuite(abc.ABC):
                     assert np.array_equal(segment.read(tensor, i), values)
 
     def test_pages_are_taken_when_they_are_needed_and_given_back(self) -> None:
-        """`room` counts free pages; it returns None if each sequence has fixed memory."""
+        """`capacity` counts free pages; it returns None if each sequence has fixed memory."""
         with self.segments() as (segments, _, _):
-            for room in (segment.room() for segment in segments):
-                assert room is None or (room.page > 0 and room.free == room.total)
+            for capacity in (segment.capacity() for segment in segments):
+                assert capacity is None or (capacity.page > 0 and capacity.free == capacity.total)
             evaluate(segments, np.arange(20))
             evaluate(segments, np.arange(3), sequence=1)
             for segment in segments:
-                if room := segment.room():
-                    assert room.total - room.free == room.pages(20) + room.pages(3)
-                    assert (left := segment.room(without=[1])) is not None
-                    assert left.free == room.free + room.pages(3)
+                if capacity := segment.capacity():
+                    assert capacity.total - capacity.free == capacity.pages(20) + capacity.pages(3)
+                    assert (left := segment.capacity(without=[1])) is not None
+                    assert left.free == capacity.free + capacity.pages(3)
                 segment.rewind(0, segment.reach(0, 1))
                 segment.forget(1)
-                assert not (room := segment.room()) or room.total - room.free <= room.pages(1)
+                assert not (left := segment.capacity()) or left.total - left.free <= left.pages(1)
                 segment.forget(0)
-                assert (room := segment.room()) is None or room.free == room.total
+                assert (capacity := segment.capacity()) is None or capacity.free == capacity.total
 
     def test_counters_count(self) -> None:
         """The counters add up to the multiply-adds of all products that ran."""

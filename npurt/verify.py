@@ -49,7 +49,7 @@ from enum import Enum
 
 import numpy as np
 
-from npurt.device import F32, F64, FLUSHED, LAMBDA, MOST_CODES, MOST_SUM, UNIT, Packed
+from npurt.device import F32, F64, FLUSHED, LAMBDA, MAX_CODES, MAX_SUM, UNIT, Packed
 from npurt.errors import NumericsError, SettingError, brief
 from npurt.settings import VERIFY, read
 
@@ -115,7 +115,7 @@ def make_probe(
     n, k = len(r), len(s)
     norm = math.sqrt(squares)
     roundings = PROBE_ROUNDINGS + 2 + (k if group == 1 else 5 * k / group)
-    sums, codes = (2.0, 1.0) if group == 1 else (MOST_SUM, MOST_CODES)
+    sums, codes = (2.0, 1.0) if group == 1 else (MAX_SUM, MAX_CODES)
     small = 2 * n * (sums * k / group) + codes * math.sqrt(n * k) * norm  # |r_n| < 2
     biases = 0.0
     if bias is not None:

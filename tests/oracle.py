@@ -61,7 +61,7 @@ def product_of_codes(codes, scales, w):
     each weight that has an offset once more, in the reference; one more pays for float64.  Dot
     products of int8 codes are exact in float32; those of wider integers round once more.
     """
-    most = int(abs(codes.astype(np.int32)).max(initial=127))
+    maximum = int(abs(codes.astype(np.int32)).max(initial=127))
     m, k = codes.shape
     xs = (codes.reshape(m, -1, 32) * scales.astype(np.float64)[..., None]).reshape(m, k)
     ws = w.dequantize().astype(np.float64)
@@ -71,8 +71,8 @@ def product_of_codes(codes, scales, w):
     )
     spread = canonical.group
     size = abs(integers * np.repeat(canonical.scales.astype(np.float64), spread, -1))
-    lost = 128 * most * k  # each code product, where the product of the scales is subnormal
-    roundings = k // spread + 2 + (most > 127)
+    lost = 128 * maximum * k  # each code product, where the product of the scales is subnormal
+    roundings = k // spread + 2 + (maximum > 127)
     if canonical.offsets is not None:
         offsets = abs(np.repeat(canonical.offsets.astype(np.float64), spread, -1))
         size += offsets

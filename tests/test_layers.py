@@ -1,4 +1,4 @@
-"""Imports point down, from layer to layer and, in a package that has rooms, from room to room."""
+"""Imports point down, from layer to layer and from subpackage to subpackage of a package."""
 
 import ast
 import re
@@ -41,8 +41,8 @@ LAYERS = [  # lowest first; two names in one layer never import each other
     {"cli"},
     {"__init__", "__main__"},
 ]
-# The rooms of a package: subpackages with one job each, lowest first, as in LAYERS.
-ROOMS: dict[str, list[set[str]]] = {
+# The subpackages of a package, each with one job, lowest first, as in LAYERS.
+SUBPACKAGES: dict[str, list[set[str]]] = {
     "cli": [{"signals"}, {"arguments", "output"}, {"verbs"}],
     "cpu": [{"kernels"}, {"pool"}, {"state"}, {"lowering"}, {"device"}],
     "hexagon": [
@@ -117,22 +117,22 @@ def wrong_imports(here: str, source: str) -> list[tuple[int, str]]:
     return wrong
 
 
-def wrong_rooms(here: str, source: str, rooms: list[set[str]]) -> list[tuple[int, str]]:
-    """Return (line, module) of each import in *source* that its room may not make.
+def wrong_subpackages(here: str, source: str, subpackages: list[set[str]]) -> list[tuple[int, str]]:
+    """Return (line, module) of each import in *source* that its subpackage may not make.
 
     Args:
-        here: The module that *source* is, as "npurt.package.room.module".
+        here: The module that *source* is, as "npurt.package.subpackage.module".
         source: Its text.
-        rooms: The rooms of its package, lowest first.
+        subpackages: The subpackages of its package, lowest first.
     """
-    rank = {name: i for i, names in enumerate(rooms) for name in names}
-    _, package, room, *_ = here.split(".")
+    rank = {name: i for i, names in enumerate(subpackages) for name in names}
+    _, package, subpackage, *_ = here.split(".")
     wrong = []
     for node in ast.walk(ast.parse(source)):
         for name in targets(node):
             if name.startswith(f"npurt.{package}."):
                 there = name.split(".")[2]
-                if there != room and rank.get(there, len(rooms)) >= rank[room]:
+                if there != subpackage and rank.get(there, len(subpackages)) >= rank[subpackage]:
                     wrong.append((node.lineno, name))
     return wrong
 
@@ -220,25 +220,30 @@ def test_texts_and_the_server_need_no_arrays(path):
     assert "numpy" not in {name.partition(".")[0] for name in names}
 
 
-ROOMED = [(package, name) for package in ROOMS for name in modules(package)]
+MODULES = [(package, name) for package in SUBPACKAGES for name in modules(package)]
 
 
-@pytest.mark.parametrize(("package", "name"), ROOMED)
+@pytest.mark.parametrize(("package", "name"), MODULES)
 def test_imports_between_rooms_point_down(package, name):
-    room = name.split(".")[2:3]
-    known = set().union(*ROOMS[package])
+    subpackage = name.split(".")[2:3]
+    known = set().union(*SUBPACKAGES[package])
 
-    assert set(room) <= known, f"{name} is in no room: move it into one of {sorted(known)}"
-    assert not room or wrong_rooms(name, modules(package)[name], ROOMS[package]) == []
+    assert set(subpackage) <= known, (
+        f"{name} is in no subpackage: move it into one of {sorted(known)}"
+    )
+    assert (
+        not subpackage
+        or wrong_subpackages(name, modules(package)[name], SUBPACKAGES[package]) == []
+    )
 
 
-@pytest.mark.parametrize("package", ROOMS)
+@pytest.mark.parametrize("package", SUBPACKAGES)
 def test_a_room_says_what_it_is_for(package):
-    for room in set().union(*ROOMS[package]):
-        doc = ast.get_docstring(ast.parse(modules(package)[f"npurt.{package}.{room}"]))
-        assert doc, f"npurt.{package}.{room} has no docstring"
+    for subpackage in set().union(*SUBPACKAGES[package]):
+        doc = ast.get_docstring(ast.parse(modules(package)[f"npurt.{package}.{subpackage}"]))
+        assert doc, f"npurt.{package}.{subpackage} has no docstring"
         assert "import" in doc, (
-            f"the docstring of npurt.{package}.{room} has to say what it imports"
+            f"the docstring of npurt.{package}.{subpackage} has to say what it imports"
         )
 
 
@@ -265,13 +270,13 @@ EXAMPLE = [{"low", "beside"}, {"high"}]
     ],
 )
 def test_an_import_of_a_higher_room_is_seen(here, source):
-    assert len(wrong_rooms(here, source, EXAMPLE)) == 1
+    assert len(wrong_subpackages(here, source, EXAMPLE)) == 1
 
 
 def test_an_import_of_a_lower_room_or_the_same_is_let_through():
     source = "from npurt.x.low.a import b\nfrom npurt.x.high import c\nfrom npurt.y import d\n"
 
-    assert wrong_rooms("npurt.x.high.a", source, EXAMPLE) == []
+    assert wrong_subpackages("npurt.x.high.a", source, EXAMPLE) == []
 
 
 def test_a_circle_of_imports_is_found():

@@ -45,11 +45,11 @@ def spawn(tmp_path):
     assert list(folder.iterdir()) == []
 
 
-def assert_nothing_left(done, least):
-    """Make sure that *least* things or more were tried, and nothing is left of any."""
+def assert_nothing_left(done, minimum):
+    """Make sure that *minimum* things or more were tried, and nothing is left of any."""
     assert done.stderr == ""
     told = json.loads(done.stdout)
-    assert len(told) >= least
+    assert len(told) >= minimum
     assert {name: left for name, left in told.items() if left} == {}
 
 

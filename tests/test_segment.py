@@ -13,7 +13,7 @@ from npurt.llm.arch.reading import describe
 from npurt.llm.arch.weights import FileWeights
 from npurt.llm.file.gguf import GGUF
 from npurt.reference.device import ReferenceDevice
-from npurt.segment import Limits, Room, split
+from npurt.segment import Capacity, Limits, split
 from tests.llm import tiny
 
 
@@ -46,7 +46,7 @@ def test_rows_of_other_shapes_or_types_are_refused(name, arrays):
 
 @pytest.mark.parametrize("length", [0, 1, 64, 65, 128])
 def test_a_length_takes_pages_for_all_its_positions(length):
-    pages = Room(page=64, free=2, total=3).pages(length)
+    pages = Capacity(page=64, free=2, total=3).pages(length)
 
     assert 64 * pages >= length > 64 * (pages - 1)
 
@@ -189,4 +189,4 @@ def test_sequences_whose_first_run_broke_off_take_no_memory(monkeypatch):
                     segment.run({"tokens": np.arange(2)}, Rows.of(2, sequence=sequence))
 
         assert not segment._sequences
-        assert segment.room().free == segment.room().total
+        assert segment.capacity().free == segment.capacity().total

@@ -106,7 +106,7 @@ class ToyDevice(Device):
     def allocate(self, nbytes, what):
         if self.used + nbytes > self.memory:
             raise DeviceFull(
-                f"no room for {nbytes} bytes of {what} beside {self.used} of {self.memory}",
+                f"no space for {nbytes} bytes of {what} beside {self.used} of {self.memory}",
                 remedy="give it more with toy:memory=4G",
                 call="alloc",
                 code=errno.ENOMEM,

@@ -62,9 +62,9 @@ class CpuDevice(Device, DeltaNets):
             return f"there is no kernel for {op.format}"
         if op.k % fmt.block:
             return f"{op.format} needs K % {fmt.block} == 0"
-        most = abi.limits().columns
-        if max(op.n, op.k) > most:
-            return f"N or K is more than {most}"
+        maximum = abi.limits().columns
+        if max(op.n, op.k) > maximum:
+            return f"N or K is more than {maximum}"
         return None
 
     def pack(self, tensor: QTensor, *, int16: bool | None = False) -> CpuPacked:
@@ -81,7 +81,7 @@ class CpuDevice(Device, DeltaNets):
         All images are in one allocation, and one run packs many weights: see `batches`.
         """
         sizes = [self._image_bytes(tensor) for tensor in tensors]
-        arena = Arena(sum(map(Arena.room, sizes)))
+        arena = Arena(sum(map(Arena.padded, sizes)))
         packed = []
         for batch in batches(sizes):
             program = Program(self.engine)
@@ -119,9 +119,9 @@ class CpuDevice(Device, DeltaNets):
         """Write ``x @ w.T`` to *out*, in runs of at most ``abi.limits().rows`` rows."""
         check_product(self, x, [w], [out])
         assert isinstance(w, CpuPacked)
-        most = abi.limits().rows
-        for start in range(0, len(x), most):
-            rows = slice(start, start + most)
+        maximum = abi.limits().rows
+        for start in range(0, len(x), maximum):
+            rows = slice(start, start + maximum)
             w.multiply(x[rows], out[rows])
 
     def matmul_i8(self, a: npt.NDArray[np.int8], b: npt.NDArray[np.int8]) -> npt.NDArray[np.int32]:
@@ -139,9 +139,9 @@ class CpuDevice(Device, DeltaNets):
         program = Program(self.engine)
         program.pack_i8(b, quads, image)
         program.run()
-        most = abi.limits().rows
-        for start in range(0, m, most):
-            rows = slice(start, start + most)
+        maximum = abi.limits().rows
+        for start in range(0, m, maximum):
+            rows = slice(start, start + maximum)
             program = Program(self.engine)
             program.multiply_i8(x[rows], minus[rows], image, n, y[rows])
             program.run(RowTable.of(len(x[rows])))
@@ -175,9 +175,9 @@ class CpuDevice(Device, DeltaNets):
     def delta_net(self, net: DeltaNet) -> None:
         """Run *net* on the thread pool, in runs of at most ``abi.limits().rows`` tokens."""
         require_delta(self, net)
-        most = abi.limits().rows
-        for start in range(0, net.v.shape[1], most):
-            part = net.after(start).first(most)
+        maximum = abi.limits().rows
+        for start in range(0, net.v.shape[1], maximum):
+            part = net.after(start).first(maximum)
             program = Program(self.engine)
             program.delta(part)
             program.run(RowTable.of(part.v.shape[1]))
@@ -203,19 +203,19 @@ class CpuDevice(Device, DeltaNets):
             if isinstance(op, ops.ExpertMatMul) and n % layout.ROWS:
                 return f"the matrices of a stack need N % {layout.ROWS} == 0"
             return self.why_not(MatMul(limits.rows, k, n, op.weight.dtype))
-        most = abi.limits()
+        maximum = abi.limits()
         widest = max((t.columns for t in (*op.reads, *op.writes) if t.kind in WRITTEN), default=0)
-        if widest > most.columns:
-            return f"{widest} columns are more than {most.columns}"
+        if widest > maximum.columns:
+            return f"{widest} columns are more than {maximum.columns}"
         if isinstance(op, ops.Attention | ops.EncoderAttention):
-            return _why_not_width(op.q.columns // op.heads, most.head)
+            return _why_not_width(op.q.columns // op.heads, maximum.head)
         if isinstance(op, ops.GatedDeltaNet):
-            return _why_not_width(op.v.columns // op.heads, most.delta)
-        if isinstance(op, ops.ShortConv) and op.weight.columns > most.kernel_size:
+            return _why_not_width(op.v.columns // op.heads, maximum.delta)
+        if isinstance(op, ops.ShortConv) and op.weight.columns > maximum.kernel_size:
             size = op.weight.columns
-            return f"a convolution has a kernel size of {size}, more than {most.kernel_size}"
-        if isinstance(op, ops.Route) and op.scores.columns > most.experts:
-            return f"{op.scores.columns} experts are more than {most.experts}"
+            return f"a convolution has a kernel size of {size}, more than {maximum.kernel_size}"
+        if isinstance(op, ops.Route) and op.scores.columns > maximum.experts:
+            return f"{op.scores.columns} experts are more than {maximum.experts}"
         return None
 
     def compile(self, part: Graph, weights: Weights, limits: Limits) -> Segment:
@@ -239,13 +239,13 @@ class CpuDevice(Device, DeltaNets):
 
 def _why_not_rows(limits: Limits) -> str | None:
     """Return None, or the reason if *limits* allow more rows in a run than the kernels."""
-    most = abi.limits().rows
-    return f"a run of {limits.rows} rows has more than {most}" if limits.rows > most else None
+    maximum = abi.limits().rows
+    return f"a run of {limits.rows} rows has more than {maximum}" if limits.rows > maximum else None
 
 
-def _why_not_width(width: int, most: int) -> str | None:
+def _why_not_width(width: int, maximum: int) -> str | None:
     """Return None, or the reason if no kernel supports heads of *width* columns."""
     step = abi.limits().head_step
-    if width % step or not 0 < width <= most:
-        return f"heads are {width} wide, not a multiple of {step} up to {most}"
+    if width % step or not 0 < width <= maximum:
+        return f"heads are {width} wide, not a multiple of {step} up to {maximum}"
     return None

@@ -30,8 +30,8 @@ files before you send this bundle.
     npurt doctor --from THIS_FILE
 """
 MEMBERS = ("README.txt", "report.txt", "evidence.json")
-MOST_PACKED = 4 << 20  # bytes of a bundle; 10 KiB is usual
-MOST_BYTES = 16 << 20  # bytes of an unpacked bundle
+MAX_PACKED = 4 << 20  # bytes of a bundle; 10 KiB is usual
+MAX_BYTES = 16 << 20  # bytes of an unpacked bundle
 _GZIP = 31  # zlib's wbits for data with a gzip header
 
 
@@ -75,13 +75,13 @@ def read(path: Path) -> Evidence:
     """
     try:
         with path.open("rb") as file:
-            packed = file.read(MOST_PACKED + 1)
+            packed = file.read(MAX_PACKED + 1)
     except OSError as error:
         raise NpurtError(
             f"cannot read {path}: {error.strerror}", remedy="give the path of a bundle"
         ) from error
-    if len(packed) > MOST_PACKED:
-        raise _refused(path, f"it has more than {MOST_PACKED} bytes")
+    if len(packed) > MAX_PACKED:
+        raise _refused(path, f"it has more than {MAX_PACKED} bytes")
     told = _json(path, _member(path, _unpacked(path, packed)))
     if not isinstance(told, dict) or told.get("format") != FORMAT:
         raise _refused(path, f"its evidence is not of format {FORMAT}")
@@ -103,11 +103,11 @@ def _refused(path: Path, reason: str) -> NpurtError:
 def _unpacked(path: Path, packed: bytes) -> bytes:
     unpacker = zlib.decompressobj(_GZIP)
     try:
-        data = unpacker.decompress(packed, MOST_BYTES)
+        data = unpacker.decompress(packed, MAX_BYTES)
     except zlib.error as error:
         raise _refused(path, f"it is not packed with gzip, or damaged ({error})") from error
     if unpacker.unconsumed_tail:
-        raise _refused(path, f"it unpacks to more than {MOST_BYTES} bytes")
+        raise _refused(path, f"it unpacks to more than {MAX_BYTES} bytes")
     if not unpacker.eof:
         raise _refused(path, "its end is missing")
     return data
@@ -124,7 +124,7 @@ def _member(path: Path, data: bytes) -> bytes:
                     raise _refused(path, f"nothing is known of {member.name[:60]!r} in it")
                 file = tar.extractfile(member)
                 if name == MEMBERS[-1] and file:
-                    found = file.read(MOST_BYTES)
+                    found = file.read(MAX_BYTES)
     except (tarfile.TarError, ValueError, OverflowError, OSError) as error:
         raise _refused(path, f"its archive is damaged ({error})") from error
     if found is None:

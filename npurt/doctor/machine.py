@@ -20,11 +20,11 @@ from typing import Any
 from npurt.doctor.system import KINDS, Answer, System
 from npurt.settings import variable
 
-MOST_TEXT = 1 << 16  # bytes read of a small file
-MOST_BYTES = 1 << 26  # bytes searched of a file; firmware has a few MiB
-MOST_FOUND = 64  # matches or lines returned
-MOST_NAMES = 4096  # names returned of a folder
-MOST_RECORDS = 1 << 17  # records read of the kernel's log
+MAX_TEXT = 1 << 16  # bytes read of a small file
+MAX_BYTES = 1 << 26  # bytes searched of a file; firmware has a few MiB
+MAX_FOUND = 64  # matches or lines returned
+MAX_NAMES = 4096  # names returned of a folder
+MAX_RECORDS = 1 << 17  # records read of the kernel's log
 UNPACK_SECONDS = 20
 PEOPLE = 1000  # first user id of a person; Debian, Fedora: adduser.conf, login.defs
 
@@ -78,11 +78,11 @@ class Machine(System):
 
     def _text(self, path: str) -> str:
         with self._path(path).open("rb") as file:
-            data = file.read(MOST_TEXT)
+            data = file.read(MAX_TEXT)
         return data.decode(errors="replace").replace("\0", "\n").strip()
 
     def _names(self, path: str) -> list[str]:
-        return sorted(os.listdir(self._path(path)))[:MOST_NAMES]
+        return sorted(os.listdir(self._path(path)))[:MAX_NAMES]
 
     def _node(self, path: str) -> dict[str, Any]:
         here = self._path(path)
@@ -101,7 +101,7 @@ class Machine(System):
         with _content(self._path(path)) as data:
             for match in expression.finditer(data):
                 found.add(match.group().decode(errors="replace"))
-                if len(found) == MOST_FOUND:
+                if len(found) == MAX_FOUND:
                     break
         return sorted(found)
 
@@ -114,7 +114,7 @@ class Machine(System):
     def _log(self, pattern: str) -> list[str]:
         expression = re.compile(pattern)
         lines = (line for line in _kernel_log(self._path("/dev/kmsg")) if expression.search(line))
-        return list(lines)[-MOST_FOUND:]
+        return list(lines)[-MAX_FOUND:]
 
 
 def _name(look_up: Callable[[int], Any], number: int) -> str:
@@ -133,20 +133,20 @@ def _content(path: Path) -> Iterator[Any]:
     if path.suffix == ".xz":
         with lzma.open(path) as file:
             try:
-                yield file.read(MOST_BYTES)
+                yield file.read(MAX_BYTES)
             except (lzma.LZMAError, EOFError) as error:
                 raise OSError(f"{path} is damaged") from error
     elif path.suffix == ".gz":
         with gzip.open(path) as packed:
             try:
-                yield packed.read(MOST_BYTES)
+                yield packed.read(MAX_BYTES)
             except (EOFError, zlib.error) as error:  # gzip reports other damage as OSError
                 raise OSError(f"{path} is damaged") from error
     elif path.suffix == ".zst":
         yield _unzstd(path)
     elif path.stat().st_size:
         with path.open("rb") as file:
-            size = min(path.stat().st_size, MOST_BYTES)
+            size = min(path.stat().st_size, MAX_BYTES)
             with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as data:
                 yield data
     else:
@@ -164,7 +164,7 @@ def _unzstd(path: Path) -> bytes:
         )
     except subprocess.SubprocessError as error:
         raise OSError(f"zstd could not unpack {path}") from error
-    return done.stdout[:MOST_BYTES]
+    return done.stdout[:MAX_BYTES]
 
 
 def _kernel_log(path: Path) -> Iterator[str]:
@@ -178,7 +178,7 @@ def _kernel_log(path: Path) -> Iterator[str]:
     except OSError:
         return
     with contextlib.closing(os.fdopen(fd, "rb", buffering=0)) as file:
-        for _ in range(MOST_RECORDS):
+        for _ in range(MAX_RECORDS):
             try:
                 records = file.read(1 << 20)  # /dev/kmsg returns one record a read
             except BrokenPipeError:  # the kernel overwrote the record

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MAGIC = b"GGUF"
 CHUNK = 1 << 20  # bytes copied at a time
 PROGRESS = 1 << 20  # bytes after which failed requests are counted anew
-KEPT = "run the same command again to continue the download"
+RESUME = "run the same command again to continue the download"
 
 
 def download(remote: Remote, target: Path, bar: "tqdm[NoReturn]", *, secure: bool = True) -> None:
@@ -51,7 +51,7 @@ def download(remote: Remote, target: Path, bar: "tqdm[NoReturn]", *, secure: boo
     except OSError as error:
         raise DownloadError(
             f"cannot write {target}: {error.strerror or error}",
-            remedy=f"free space, or choose another folder; {KEPT}",
+            remedy=f"free space, or choose another folder; {RESUME}",
         ) from error
 
 
@@ -140,7 +140,7 @@ def _fill(remote: Remote, partial: Path, tag: Path, bar: "tqdm[NoReturn]", secur
 
     what = f"cannot download {remote.name}"
     before = _size(partial)
-    while not patiently(is_complete, what, KEPT, tell=bar.set_description):
+    while not patiently(is_complete, what, RESUME, tell=bar.set_description):
         before = _size(partial)
 
 

@@ -23,7 +23,7 @@ TRIES = 5  # failed requests in a row, with less than PROGRESS bytes in total
 LARGEST = 1 << 50  # bytes; a larger file size counts as an error of the server
 WAIT_S = 1.0  # wait before the second try; doubled for each further try
 LONG_WAIT_S = 5.0  # longer waits are shown to the user
-MOST_WAIT_S = 120.0  # longest wait that a server may request
+MAX_WAIT_S = 120.0  # longest wait that a server may request
 TOO_MANY = 429  # status: too many requests
 BUSY = (408, 425, TOO_MANY, 500, 502, 503, 504)  # statuses after which a retry may succeed
 REDIRECTS = 10
@@ -171,7 +171,7 @@ def patiently(
             return request()
         except Busy as error:
             wait = WAIT_S * 2 ** (tried - 1) if error.wait is None else error.wait
-            if wait > MOST_WAIT_S:
+            if wait > MAX_WAIT_S:
                 raise DownloadError(
                     f"{what}: {error}; the server asks to wait {wait:.0f} seconds",
                     remedy=f"try again after that time; {remedy}",

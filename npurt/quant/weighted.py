@@ -61,17 +61,17 @@ def quantize_weighted(x: npt.ArrayLike, fmt: Format, importance: npt.ArrayLike) 
 
 def _relative(weights: F32) -> F32:
     """Return *weights* scaled so that the largest of each block is 1; a block of zeros gets 1s."""
-    most = weights.max(axis=-1, keepdims=True)
-    return np.where(most > 0, weights / np.where(most > 0, most, 1), np.float32(1))
+    maximum = weights.max(axis=-1, keepdims=True)
+    return np.where(maximum > 0, weights / np.where(maximum > 0, maximum, 1), np.float32(1))
 
 
 def _best(x: F32, w: F32, plain: Blocks, fmt: Format) -> Blocks:
     """Return the candidate with the smallest weighted error for each block."""
-    best, least = plain.copy(), _error(x, w, plain, fmt)
+    best, lowest = plain.copy(), _error(x, w, plain, fmt)
     for blocks in _SEARCHES[fmt.name](x, w):
         error = _error(x, w, blocks, fmt)
-        better = error < least  # False for NaN
-        best[better], least[better] = blocks[better], error[better]
+        better = error < lowest  # False for NaN
+        best[better], lowest[better] = blocks[better], error[better]
     return best
 
 
@@ -149,12 +149,12 @@ def _least(
     x: F32, w: F32, scales: Iterator[npt.NDArray[np.float32]], levels: Callable[[F32], F32]
 ) -> npt.NDArray[np.float32]:
     """Return the scale with the smallest weighted error for each block."""
-    best, least = np.zeros(len(x), np.float32), np.full(len(x), np.inf)
+    best, lowest = np.zeros(len(x), np.float32), np.full(len(x), np.inf)
     for d in scales:
         apart = x - d[:, None] * levels(_over(x, d[:, None]))
         error = (w * apart * apart).sum(axis=-1)
-        better = error < least
-        best[better], least[better] = d[better], error[better]
+        better = error < lowest
+        best[better], lowest[better] = d[better], error[better]
     return best
 
 
@@ -203,13 +203,13 @@ def _minmax_k(name: str, top: int) -> Search:
     def search(x: F32, w: F32) -> Iterator[Blocks]:
         sub, weight = x.reshape(-1, 32), w.reshape(-1, 32)
         slope, floor = np.zeros((2, len(sub)), np.float32)
-        least = np.full(len(sub), np.inf)
+        lowest = np.full(len(sub), np.inf)
         for d, start in _lines(sub, weight, top, below=True):
             codes = np.clip(np.rint(_over(sub - start[:, None], d[:, None])), 0, top)
             apart = sub - start[:, None] - d[:, None] * codes
             error = (weight * apart * apart).sum(axis=-1)
-            better = error < least
-            slope[better], floor[better], least[better] = d[better], -start[better], error[better]
+            better = error < lowest
+            slope[better], floor[better], lowest[better] = d[better], -start[better], error[better]
         d, scales = _of_six_bits(slope)
         dmin, mins = _of_six_bits(floor)
         steps = d.astype(np.float32)[:, None] * scales

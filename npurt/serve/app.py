@@ -28,7 +28,7 @@ from npurt.serve.interfaces.openai_models import model, models
 from npurt.serve.interfaces.openai_responses import respond
 from npurt.serve.interfaces.openai_text import completions
 from npurt.serve.model.front import Front
-from npurt.serve.model.offer import Offers, Only, by_model
+from npurt.serve.model.offer import ModelPool, Only, by_model
 from npurt.serve.page import FILES, STATE, state
 from npurt.serve.page import routes as page_routes
 from npurt.serve.status.health import health
@@ -57,7 +57,7 @@ OLLAMA: dict[str, Handler[Front]] = {
     "/api/show": ollama_models.show,
     "/api/embed": embed,
 }
-READ: dict[str, Handler[Offers]] = {
+READ: dict[str, Handler[ModelPool]] = {
     "/v1/models": models,
     "/models": models,
     "/v1/models/{name:path}": model,
@@ -73,7 +73,7 @@ PUBLIC = {"/health", "/v1/health", PATH, *FILES}  # paths that need no key
 
 
 def application(
-    served: Front | Offers,
+    served: Front | ModelPool,
     *,
     keys: Sequence[str] = (),
     hosts: Sequence[str] = (),
@@ -83,7 +83,7 @@ def application(
     """Return the ASGI application of a server.
 
     Args:
-        served: The front of the only model, or the `Offers` of several models.
+        served: The front of the only model, or the `ModelPool` of several models.
         keys, hosts, origins: See `Guard`.
         page: Serve the chat page at `/`.
     """

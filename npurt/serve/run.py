@@ -24,7 +24,7 @@ from npurt.serve.engine.protocol import VERSION, Open
 from npurt.serve.http import limits
 from npurt.serve.http.address import Address
 from npurt.serve.model.front import DRAIN_SECONDS, Front, Settings
-from npurt.serve.model.offer import Offers, Only
+from npurt.serve.model.offer import ModelPool, Only
 from npurt.serve.model.served_model import ServedModel
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class Server(uvicorn.Server):
         status: The exit status: 128 plus the number of the signal; 0 before a signal.
     """
 
-    def __init__(self, app: ASGIApp, offers: Offers) -> None:
+    def __init__(self, app: ASGIApp, offers: ModelPool) -> None:
         super().__init__(uvicorn.Config(
             app, http=Protocol, ws="none", lifespan="off", log_config=None, access_log=False,
             server_header=False, timeout_keep_alive=IDLE_SECONDS, timeout_graceful_shutdown=5,
@@ -215,7 +215,7 @@ def run(start: Start) -> int:
 
 async def _serve(start: Start, listening: socket.socket) -> int:
     address, engine = start.address, None
-    offers: Offers
+    offers: ModelPool
     if isinstance(start.model, ServedModel):
         opening = Open(VERSION, str(start.model.path), start.options)
         engine = Engine(start.command, opening, stuck=start.stuck)

@@ -70,12 +70,12 @@ def test_what_speed_to_expect_is_a_range_by_driver_and_clock(npurt):
     assert (hexagon["arch"], hexagon["threads"]) == (68, 2)
     assert "Hexagon v68 of a Radxa Dragon Q6A" in lines[-1]
     for each, line in zip([*rates, hexagon], lines[-4:], strict=True):
-        for least, expected, most in (each["prompt"], each["decode"]):
-            assert 0 < least < expected < most
+        for minimum, expected, maximum in (each["prompt"], each["decode"]):
+            assert 0 < minimum < expected < maximum
         assert each["decode"][1] < each["prompt"][1]
         assert f" at {each['mhz']:.0f} MHz" in line
-        least, expected, most = each["decode"]
-        assert line.endswith(f"decoding {expected:.3g} ({least:.3g} to {most:.3g})")
+        minimum, expected, maximum = each["decode"]
+        assert line.endswith(f"decoding {expected:.3g} ({minimum:.3g} to {maximum:.3g})")
     assert rates[1]["decode"][1] < rates[2]["decode"][1] < rates[0]["decode"][1]
     assert "never timed" in lines[-5]
 

@@ -181,7 +181,7 @@ def test_a_file_that_changes_is_refused(real, monkeypatch):
 
 def test_a_header_without_end_is_not_read(hub, monkeypatch):
     monkeypatch.setattr(remote, "FIRST", 64)
-    monkeypatch.setattr(remote, "MOST", 1000)
+    monkeypatch.setattr(remote, "MAX_BYTES", 1000)
     hub.pages[PAGE] = MODEL
     with pytest.raises(ModelFormatError, match="more than 1000 bytes"):
         RemoteGGUF(look_up(hub.url + PAGE))

@@ -317,12 +317,12 @@ def test_a_text_has_the_least_number_of_tokens(llm):
     end = llm.token_eos()
     wish = {end: 1000.0}
 
-    for least in (0, 4):
-        processors = LogitsProcessorList([MinTokensLogitsProcessor(least, end)])
+    for minimum in (0, 4):
+        processors = LogitsProcessorList([MinTokensLogitsProcessor(minimum, end)])
         result = llm(PROMPT, logit_bias=wish, logits_processor=processors, max_tokens=9)
         assert result["choices"][0]["finish_reason"] == "stop"
         # A bias is added after the caller's processors, so -inf stays -inf.
-        assert result["usage"]["completion_tokens"] == least
+        assert result["usage"]["completion_tokens"] == minimum
 
 
 def test_stopping_criteria_end_a_text_before_the_next_token(llm, own):
@@ -420,14 +420,14 @@ def test_long_texts_are_cut_or_refused():
 
 def test_drafts_are_what_followed_the_end_before():
     find = LlamaPromptLookupDecoding.find_candidate_pred_tokens
-    for ids, most, draft in (
+    for ids, maximum, draft in (
         ([7, 8, 9, 7, 8, 9, 7, 8], 3, [9, 7, 8]),
         ([5, 8, 1, 2, 8], 2, [1, 2]),
         ([5, 8, 8], 9, [8]),
         ([1, 2, 3], 2, []),
         ([1], 2, []),
     ):
-        assert find(np.array(ids), max_ngram_size=2, num_pred_tokens=most).tolist() == draft
+        assert find(np.array(ids), max_ngram_size=2, num_pred_tokens=maximum).tolist() == draft
     drafter = LlamaPromptLookupDecoding(num_pred_tokens=1)
     assert isinstance(drafter, LlamaDraftModel)
     assert drafter(np.array([5, 8, 1, 2, 8])).tolist() == [1]

@@ -177,13 +177,13 @@ def unit(program, gate_up, unit=SILU):
     return [out.values, *arrays(out)]
 
 
-def shortconv(program, x, weight, kept, position=0):
+def shortconv(program, x, weight, stored_inputs, position=0):
     """Convolve between two gates, on a copy of the state: return the result and the new state."""
     program.rows, program.position = len(x), position
-    kept = kept.copy()
-    out = Input(len(x), kept.shape[1], quantised=kept.shape[1] % 32 == 0)
-    program.shortconv(x, weight, kept[None], out)
-    return [out.values, *arrays(out), kept]
+    stored_inputs = stored_inputs.copy()
+    out = Input(len(x), stored_inputs.shape[1], quantised=stored_inputs.shape[1] % 32 == 0)
+    program.shortconv(x, weight, stored_inputs[None], out)
+    return [out.values, *arrays(out), stored_inputs]
 
 
 def heads(rng, rows, position, *, n_heads, kv_heads, width, rotated, halves, dtype, gated=False,
@@ -327,11 +327,11 @@ def _units(kind, k):
 def _shortconv(rows, k, kernel_size, position):
     def case(program):
         rng = rng_of(rows, k, kernel_size, position)
-        x, weight, kept = (
+        x, weight, stored_inputs = (
             rng.standard_normal(shape, dtype=np.float32)
             for shape in ((rows, 3 * k), (kernel_size, k), (9, k))
         )
-        return shortconv(program, x, weight, kept, position)
+        return shortconv(program, x, weight, stored_inputs, position)
 
     return case
 

@@ -67,19 +67,19 @@ def run_delta(program, net, slots=None, control=(0, -1, 0)):
 def convolution(rng, *, rows, heads=6, k_heads=2, width=32, kernel_size=4, capacity=9, position=0):
     """Return a convolution of random inputs; its state has the last of *position* earlier tokens.
 
-    It has one sequence: `kept` has no axis of slots.
+    It has one sequence: `stored_inputs` has no axis of slots.
     """
     channels = (2 * k_heads + heads) * width
-    kept = np.zeros((capacity, channels + 2 * heads), np.float32)
+    stored_inputs = np.zeros((capacity, channels + 2 * heads), np.float32)
     for at in range(max(0, position - capacity), position):
-        kept[at % capacity] = floats(rng, channels + 2 * heads)
+        stored_inputs[at % capacity] = floats(rng, channels + 2 * heads)
     return Convolution(
         x=floats(rng, rows, channels + 5),
         gates=3 * floats(rng, rows, 2 * heads),
         weight=floats(rng, kernel_size, channels),
         rate=-np.exp(floats(rng, heads)),
         bias=floats(rng, heads),
-        kept=kept,
+        stored_inputs=stored_inputs,
         out=np.zeros((rows, channels), np.float32),
         out_gates=np.zeros((rows, 2 * heads), np.float32),
         heads=heads,
@@ -92,10 +92,15 @@ def convolution(rng, *, rows, heads=6, k_heads=2, width=32, kernel_size=4, capac
 def convolve(program, c, position=0, *, replay=False):
     """Run *c* on a copy of its state: return both results and the new state."""
     program.rows, program.position = len(c.x), position
-    kept = c.kept.copy()
-    c = replace(c, kept=kept[None], out=np.zeros_like(c.out), out_gates=np.zeros_like(c.out_gates))
+    stored_inputs = c.stored_inputs.copy()
+    c = replace(
+        c,
+        stored_inputs=stored_inputs[None],
+        out=np.zeros_like(c.out),
+        out_gates=np.zeros_like(c.out_gates),
+    )
     program.conv(c, replay=replay)
-    return [c.out, c.out_gates, kept]
+    return [c.out, c.out_gates, stored_inputs]
 
 
 def gate(program, x, z, weight, eps=1e-6):

@@ -104,13 +104,13 @@ def delta(net):
     for t in range(v.shape[1]):
         a, kt, qt = np.exp(decay[:, t])[:, :, None, :], k[:, t], q[:, t]
         b, k_size, q_size = (z[..., None] for z in (beta[:, t], norm(kt), norm(qt)))
-        most = a.max(axis=-1)
-        size = most * (norm(s) + e)
+        maximum = a.max(axis=-1)
+        size = maximum * (norm(s) + e)
         p = (n + x) * size
         before = np.einsum("nhvk,nhk->nhv", s * a, kt)
         d = b * (v[:, t] - before)
         d_off = b * (p * k_size + 3 * U * (abs(v[:, t]) + size * k_size)) + 3 * U * abs(d)
-        grown = e * most * np.maximum(1, abs(1 - b * k_size**2))
+        grown = e * maximum * np.maximum(1, abs(1 - b * k_size**2))
         s = s * a + d[..., None] * kt[:, :, None, :]
         out[:, t] = np.einsum("nhvk,nhk->nhv", s, qt) * net.scale
         kq = k_size * q_size

@@ -126,7 +126,7 @@ class Point:
     after: dict[Any, int] = field(default_factory=dict)
 
 
-MOST = 16  # values of a place that can be seen at once
+MAX_VALUES = 16  # values of a place that can be seen at once
 
 
 class Explorer:
@@ -298,20 +298,20 @@ class Explorer:
 
     def _newest(self, view: View, place: int) -> int:
         """Return the index of the newest value of *place* that *view* includes."""
-        return (view >> self._first_bit + place * MOST & (1 << MOST) - 1).bit_length()
+        return (view >> self._first_bit + place * MAX_VALUES & (1 << MAX_VALUES) - 1).bit_length()
 
     def _up_to(self, place: int, index: int) -> View:
         """Return the knowledge of the value at *index* and of the values before it."""
-        return (1 << index) - 1 << self._first_bit + place * MOST
+        return (1 << index) - 1 << self._first_bit + place * MAX_VALUES
 
     def _visible(
         self, state: State, thread: int, place: int, order: str
     ) -> Iterator[tuple[int, Message]]:
         messages, ordered = state.atomics[place]
-        least = self._newest(state.views[thread], place)
+        minimum = self._newest(state.views[thread], place)
         if order == SEQ_CST:
-            least = max(least, ordered)
-        return ((i, messages[i]) for i in range(least, len(messages)))
+            minimum = max(minimum, ordered)
+        return ((i, messages[i]) for i in range(minimum, len(messages)))
 
     def _load(self, state: State, thread: int, place: int, index: int, order: str) -> State:
         view = state.views[thread] | self._up_to(place, index)
@@ -324,7 +324,7 @@ class Explorer:
     ) -> State:
         messages, ordered = state.atomics[place]
         index = len(messages)
-        assert index <= MOST, "too many values of one place"
+        assert index <= MAX_VALUES, "too many values of one place"
         news = self._up_to(place, index)
         known = Message(value, told | news)
         changed = Place((*messages, known), index if order == SEQ_CST else ordered)
@@ -339,17 +339,17 @@ class Explorer:
     def _forget(self, state: State, place: int) -> State:
         """Drop the values of *place* that no thread can see any more."""
         messages, ordered = state.atomics[place]
-        least = len(messages) - 1
+        minimum = len(messages) - 1
         if self._weak:
             known = [self._newest(state.views[t], place) for t in self._alive(state)]
-            least = min(known, default=least)
-        if not least:
+            minimum = min(known, default=minimum)
+        if not minimum:
             return state
-        here = self._up_to(place, MOST)
+        here = self._up_to(place, MAX_VALUES)
         state = self._rewrite(
-            state, here, lambda view: view & ~here | (view & here) >> least & here
+            state, here, lambda view: view & ~here | (view & here) >> minimum & here
         )
-        kept = Place(state.atomics[place].messages[least:], max(ordered - least, 0))
+        kept = Place(state.atomics[place].messages[minimum:], max(ordered - minimum, 0))
         return state._replace(atomics=_put(state.atomics, place, kept))
 
 

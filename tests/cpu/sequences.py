@@ -45,8 +45,8 @@ def page_bytes(path):
 class Schedule:
     """Random runs, forks, rewinds and ends of sequences; stores the logits of every wanted row."""
 
-    def __init__(self, draw, segment, most, vocabulary):
-        self.draw, self.segment, self.most, self.vocabulary = draw, segment, most, vocabulary
+    def __init__(self, draw, segment, maximum, vocabulary):
+        self.draw, self.segment, self.maximum, self.vocabulary = draw, segment, maximum, vocabulary
         self.texts = {}  # tokens of each sequence
         self.seen = {}  # tokens up to a row -> logits of the row
         self.next, self.out_of_pages = 0, 0
@@ -62,19 +62,19 @@ class Schedule:
 
     def begin(self):
         """Return the number of a new sequence; end another sequence if there are too many."""
-        if len(self.texts) == self.most:
+        if len(self.texts) == self.maximum:
             self.forget()
         self.next += 1
         return self.next - 1
 
     def run(self):
         """Run rows of some sequences; the positions of each sequence ascend."""
-        while len(self.texts) < self.draw(st.integers(1, self.most)):
+        while len(self.texts) < self.draw(st.integers(1, self.maximum)):
             self.texts[self.begin()] = []
         spans, left = [], ROWS
         for sequence in self.draw(st.permutations(sorted(self.texts))):
-            room = min(left, POSITIONS - len(self.texts[sequence]))
-            count = min(room, self.draw(st.sampled_from([0, 1, 1, 2, 7, 40])))
+            available = min(left, POSITIONS - len(self.texts[sequence]))
+            count = min(available, self.draw(st.sampled_from([0, 1, 1, 2, 7, 40])))
             left -= count
             if count:
                 tokens = st.lists(st.integers(0, self.vocabulary - 1), min_size=count,

@@ -200,7 +200,7 @@ def seen_by(c, position):
     """
     channels, context = c.weight.shape[1], len(c.weight) - 1
     at = np.arange(position - context, position)
-    before = np.where(at[:, None] < 0, 0, c.kept[at % len(c.kept), :channels])
+    before = np.where(at[:, None] < 0, 0, c.stored_inputs[at % len(c.stored_inputs), :channels])
     return np.concatenate([before, c.x[:, :channels]])
 
 
@@ -238,9 +238,9 @@ def test_it_keeps_what_it_read_and_a_replay_of_that_gives_the_same(run, shape, p
     same(kept[at, :channels], c.x[:, :channels])
     same(kept[at, channels:], c.gates)
     other = np.setdiff1d(np.arange(len(kept)), at)
-    same(kept[other], c.kept[other])
+    same(kept[other], c.stored_inputs[other])
     nothing = replace(
-        c, x=np.full_like(c.x, np.nan), gates=np.full_like(c.gates, np.nan), kept=kept
+        c, x=np.full_like(c.x, np.nan), gates=np.full_like(c.gates, np.nan), stored_inputs=kept
     )
     if position + rows <= len(kept):
         again = run(lambda p: delta_cases.convolve(p, nothing, position, replay=True))
@@ -256,9 +256,9 @@ def test_rows_of_two_runs_are_those_of_one(run, shape, position, seed, first):
 
     def part(rows, ring):
         return replace(c, x=c.x[rows], gates=c.gates[rows], out=c.out[rows],
-                       out_gates=c.out_gates[rows], kept=ring)  # fmt: skip
+                       out_gates=c.out_gates[rows], stored_inputs=ring)  # fmt: skip
 
-    one = run(lambda p: delta_cases.convolve(p, part(np.s_[:first], c.kept), position))
+    one = run(lambda p: delta_cases.convolve(p, part(np.s_[:first], c.stored_inputs), position))
     results = [one]
     if first < len(c.x):
         rest = part(np.s_[first:], one[2])

@@ -16,7 +16,7 @@ from npurt.quant.tensor import QTensor
 from tests.cpu import cases, delta_cases
 from tests.cpu.foreign import Recorded, same
 
-MOST = abi.limits()
+LIMITS = abi.limits()
 CASES = cases.every_case() | delta_cases.every_case()
 
 
@@ -51,7 +51,7 @@ def field_of(op, path):
 # Kind, field, a value that the kernels do not support, and the error message.
 REFUSED = [
     ("NORM", "norm.out.k", 0, "columns of an input: 0, must be 1 to 16777216"),
-    ("NORM", "norm.out.k", MOST.columns + 1, "columns of an input: 16777217"),
+    ("NORM", "norm.out.k", LIMITS.columns + 1, "columns of an input: 16777217"),
     ("QUANT", "quant.out.k", 33, "not whole blocks"),
     ("QUANT", "quant.out.codes", None, "codes"),
     ("UNIT", "unit.out.k", -32, "columns of an input: -32"),
@@ -64,12 +64,12 @@ REFUSED = [
     ("MATMUL", "matmul.w[0].column", 1, "first column of a result: 1, must be 0 to 0"),
     ("MATMUL", "matmul.w[0].column", -1, "first column of a result: -1"),
     ("MATMUL", "matmul.in.codes", None, "remainders without codes|no codes"),
-    ("MATMUL", "matmul.matrices", MOST.experts + 1, "matrices: 4097"),
-    ("ROPE", "attention.width", MOST.head + 16, "width of a head: 272, must be 1 to 256"),
+    ("MATMUL", "matmul.matrices", LIMITS.experts + 1, "matrices: 4097"),
+    ("ROPE", "attention.width", LIMITS.head + 16, "width of a head: 272, must be 1 to 256"),
     ("ROPE", "attention.width", 40, "whole vectors"),
     ("ROPE", "attention.rotated", 65, "rotated elements of a head: 65, must be 0 to 64"),
     ("ROPE", "attention.rotated", 63, "whole pairs"),
-    ("ATTEND", "attention.width", MOST.head + 16, "width of a head: 272"),
+    ("ATTEND", "attention.width", LIMITS.head + 16, "width of a head: 272"),
     ("ATTEND", "attention.heads", 7, "evenly"),
     ("ATTEND", "attention.heads", 1 << 20, "columns of q, k and v"),
     ("ATTEND", "attention.kv_heads", 0, "key heads: 0"),
@@ -93,16 +93,21 @@ REFUSED = [
     (
         "SHORTCONV",
         "shortconv.kernel_size",
-        MOST.kernel_size + 1,
+        LIMITS.kernel_size + 1,
         "kernel size of a convolution: 9, must be 1 to 8",
     ),
     ("SHORTCONV", "shortconv.capacity", 0, "stored tokens of a convolution: 0"),
-    ("SHORTCONV", "shortconv.out.k", MOST.columns // 2, "columns of a gated convolution: 25165824"),
-    ("CONV", "conv.width", MOST.delta + 16, "width of a head: 144, must be 1 to 128"),
+    (
+        "SHORTCONV",
+        "shortconv.out.k",
+        LIMITS.columns // 2,
+        "columns of a gated convolution: 25165824",
+    ),
+    ("CONV", "conv.width", LIMITS.delta + 16, "width of a head: 144, must be 1 to 128"),
     (
         "CONV",
         "conv.kernel_size",
-        MOST.kernel_size + 1,
+        LIMITS.kernel_size + 1,
         "kernel size of a convolution: 9, must be 1 to 8",
     ),
     ("CONV", "conv.kernel_size", 0, "kernel size of a convolution: 0"),
@@ -112,14 +117,14 @@ REFUSED = [
     ("SHORTCONV", "shortconv.slots", 0, "slots of sequences: 1, must be 0 to 0"),
     ("DELTA", "delta.slots", 0, "slots of sequences: 1, must be 0 to 0"),
     ("DELTA", "delta.slots", -1, "slots of sequences: -1"),
-    ("DELTA", "delta.width", MOST.delta + 16, "width of a head: 144"),
+    ("DELTA", "delta.width", LIMITS.delta + 16, "width of a head: 144"),
     ("DELTA", "delta.k_heads", 0, "key heads: 0"),
     ("DELTA", "delta.heads", 1 << 24, "values of a token"),
     ("DELTA", "delta.gates", 2, "decays of a head"),
     ("DELTA", "delta.sequences", 0, "sequences: 0"),
     ("GATE", "gate.width", 24, "whole vectors"),
     ("GATE", "gate.width", 1 << 10, "whole heads"),
-    ("ROUTE", "route.experts", MOST.experts + 1, "experts: 4097, must be 1 to 4096"),
+    ("ROUTE", "route.experts", LIMITS.experts + 1, "experts: 4097, must be 1 to 4096"),
     ("ROUTE", "route.top_k", 0, "experts of a row: 0"),
     ("ROUTE", "route.top_k", 1 << 10, "experts of a row: 1024"),
     ("ROUTE", "route.stride", 1, "columns of scores: 1"),
@@ -133,7 +138,7 @@ REFUSED = [
     (
         "I8",
         "integers.k",
-        MOST.exact + 4,
+        LIMITS.exact + 4,
         "columns of an exact product: 131076, must be 1 to 131072",
     ),
     ("I8", "integers.n", 0, "results of an exact product: 0"),
@@ -194,7 +199,7 @@ def quant_of(engine, rows):
 @pytest.mark.parametrize(
     ("rows", "position", "selected", "match"),
     [
-        (MOST.rows + 1, 0, [], "rows of a run: 513, must be 0 to 512"),
+        (LIMITS.rows + 1, 0, [], "rows of a run: 513, must be 0 to 512"),
         (2, 0, [0, 1, 2], "selected rows: 3, must be 0 to 2"),
         (2, 0, [-1], "selected row: -1, must be 0 to 1"),
         (2, 0, [0, 2], "selected row: 2, must be 1 to 1"),
@@ -205,25 +210,25 @@ def quant_of(engine, rows):
     ],
 )
 def test_a_run_of_a_size_that_cannot_be_is_refused(engine, rows, position, selected, match):
-    program, _ = quant_of(engine, MOST.rows + 1)
+    program, _ = quant_of(engine, LIMITS.rows + 1)
 
     with pytest.raises(UnsupportedOp, match=match):
         program.run(RowTable([Span(rows, position)], np.array(selected, np.int32)))
 
 
 def test_an_op_is_looked_at_again_for_more_rows_and_each_time_for_positions(engine):
-    x = np.ones((MOST.rows, 32), np.float32)
+    x = np.ones((LIMITS.rows, 32), np.float32)
     w = QTensor.quantize(np.ones((4, 32)), "q8_0")
     program = Recorded(engine)
     cases.matmul(program, w, x)
-    assert program.run(RowTable.of(MOST.rows)) == len(program)
-    assert [program.ops[i].checked for i in range(len(program))] == [MOST.rows + 1] * len(program)
+    assert program.run(RowTable.of(LIMITS.rows)) == len(program)
+    assert [program.ops[i].checked for i in range(len(program))] == [LIMITS.rows + 1] * len(program)
     program.ops[len(program) - 1].row_multiplier = 2
 
     # Sizes that were checked before are not checked again.
     assert program.run(RowTable.of(1)) == len(program)
     with pytest.raises(UnsupportedOp, match="rows of a run"):
-        program.run(RowTable.of(MOST.rows + 1))
+        program.run(RowTable.of(LIMITS.rows + 1))
 
     rng = cases.rng_of("positions")
     layer = cases.heads(
@@ -245,12 +250,12 @@ def test_an_op_is_looked_at_again_for_more_rows_and_each_time_for_positions(engi
 
 def test_the_widest_heads_and_the_most_rows_work(engine):
     """Heads of the largest width, half zeros, give the results of heads of half the width."""
-    rng, rows = cases.rng_of("widest"), MOST.rows
+    rng, rows = cases.rng_of("widest"), LIMITS.rows
     shape = {"n_heads": 2, "kv_heads": 1, "rotated": 32, "halves": False, "dtype": np.float32}
-    narrow = cases.heads(rng, rows, 0, width=MOST.head // 2, **shape)
-    wide = cases.heads(rng, rows, 0, width=MOST.head, **shape)
+    narrow = cases.heads(rng, rows, 0, width=LIMITS.head // 2, **shape)
+    wide = cases.heads(rng, rows, 0, width=LIMITS.head, **shape)
     wide.qkv[:] = 0
-    wide.qkv.reshape(rows, 4, -1)[:, :, : MOST.head // 2] = narrow.qkv.reshape(rows, 4, -1)
+    wide.qkv.reshape(rows, 4, -1)[:, :, : LIMITS.head // 2] = narrow.qkv.reshape(rows, 4, -1)
     wide.cos[:], wide.sin[:] = narrow.cos, narrow.sin
     results = []
     for layer in (narrow, wide):
@@ -259,16 +264,16 @@ def test_the_widest_heads_and_the_most_rows_work(engine):
         (out,) = cases.attend(program, layer, 0)
         program.ops[1].u.attention.scale = 0.1
         assert program.run() == len(program)
-        results.append(out.reshape(rows, 2, -1)[:, :, : MOST.head // 2])
+        results.append(out.reshape(rows, 2, -1)[:, :, : LIMITS.head // 2])
 
     same(results[1], results[0])
 
 
 def test_the_most_experts_work(engine):
     rng = cases.rng_of("experts")
-    scores = rng.standard_normal((2, MOST.experts), dtype=np.float32)
+    scores = rng.standard_normal((2, LIMITS.experts), dtype=np.float32)
     program = Recorded(engine)
-    expert_weights, scatter, gather, groups = delta_cases.route(program, scores, MOST.experts, 3)
+    expert_weights, scatter, gather, groups = delta_cases.route(program, scores, LIMITS.experts, 3)
     assert program.run(RowTable.of(2)) == len(program)
 
     assert expert_weights.shape == (2, 3)
@@ -280,7 +285,7 @@ def test_the_most_experts_work(engine):
 
 def test_a_product_wider_than_a_threads_memory_goes_through_it_in_pieces():
     """A chunk is a 256th of 70000 columns times 512 rows: 560 KB, more than a thread's 512 KB."""
-    x = np.arange(MOST.rows, dtype=np.float32)[:, None]
+    x = np.arange(LIMITS.rows, dtype=np.float32)[:, None]
     w = np.arange(70000, dtype=np.float32)[:, None]
     with CpuDevice(threads=2) as device:
         packed = device.pack(QTensor.quantize(w, "f32"))

@@ -399,12 +399,12 @@ def test_spread_is_the_transposed_product(run, fmt, n):
     if fmt in cases.DENSE:
         w = cases.QTensor.quantize(rng.standard_normal((n, k)), fmt)
     r = rng.standard_normal(n, dtype=np.float32).astype(np.float64)
-    reference, bound, least = oracle.transposed_matvec(w, r)
+    reference, bound, minimum = oracle.transposed_matvec(w, r)
 
     s, squares = run(lambda program: cases.transposed_matvec(program, w, r))
 
     oracle.assert_within(s, reference, bound)
-    records = least.reshape(-1, 256).sum(axis=1)
+    records = minimum.reshape(-1, 256).sum(axis=1)
     oracle.assert_within(squares, records, oracle.gamma(2 * 32 + 5 + 6) * records)
 
 

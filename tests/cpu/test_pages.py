@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from npurt.cpu.state.pages import PageList, Pages
 from npurt.errors import OutOfPages
 
-SIZE, MOST = 64, 300  # positions of a page, and of a sequence
+SIZE, MAX_POSITIONS = 64, 300  # positions of a page, and of a sequence
 
 
 class Sequences(RuleBasedStateMachine):
@@ -34,7 +34,7 @@ class Sequences(RuleBasedStateMachine):
 
     @rule()
     def add(self):
-        self.lists[self.next] = PageList(self.pages, MOST)
+        self.lists[self.next] = PageList(self.pages, MAX_POSITIONS)
         self.written[self.next] = []
         self.next += 1
 
@@ -58,7 +58,7 @@ class Sequences(RuleBasedStateMachine):
         """Write from any position up to the length on; later positions are lost."""
         sequence = data.draw(self.sequences())
         start = data.draw(st.integers(0, len(self.written[sequence])))
-        end = min(start + count, MOST)
+        end = min(start + count, MAX_POSITIONS)
         if start == end:
             return
         held = self.lists[sequence].numbers.tolist()
@@ -100,7 +100,7 @@ class Sequences(RuleBasedStateMachine):
             with pytest.raises(OutOfPages):
                 self.pages.require(1)
             return
-        self.lists[self.next] = PageList(self.pages, MOST)
+        self.lists[self.next] = PageList(self.pages, MAX_POSITIONS)
         self.lists[self.next].begin_with(self.lists[source], length)
         self.written[self.next] = self.written[source][:length]
         shared = set(self.lists[source].numbers.tolist()) & set(self.lists[self.next].numbers)
@@ -144,7 +144,7 @@ TestSequences = Sequences.TestCase
 
 def test_pages_that_were_used_are_taken_before_those_that_never_were():
     pages = Pages(10, lambda *_: None)
-    one, two = PageList(pages, MOST), PageList(pages, MOST)
+    one, two = PageList(pages, MAX_POSITIONS), PageList(pages, MAX_POSITIONS)
     one.reserve(0, 129)
     assert one.numbers.tolist() == [0, 1, 2]
     one.truncate(0)
@@ -155,7 +155,7 @@ def test_pages_that_were_used_are_taken_before_those_that_never_were():
 
 def test_pages_that_an_interruption_left_to_nobody_are_found_again(monkeypatch):
     pages = Pages(3, lambda *_: None)
-    one, two = PageList(pages, MOST), PageList(pages, MOST)
+    one, two = PageList(pages, MAX_POSITIONS), PageList(pages, MAX_POSITIONS)
     one.reserve(0, 100)
     two.reserve(0, 10)
     with monkeypatch.context() as patch:

@@ -40,7 +40,9 @@ class Program:
         values = rng.standard_normal((1, PAGES, *layer.v_cache.shape[2:])).astype(np.float16)
         self.layer = replace(layer, k_cache=keys, v_cache=values)
         self.conv = delta_cases.convolution(rng, rows=ROWS, heads=2, k_heads=1, width=16)
-        self.conv = replace(self.conv, kept=delta_cases.floats(rng, SLOTS, *self.conv.kept.shape))
+        self.conv = replace(
+            self.conv, stored_inputs=delta_cases.floats(rng, SLOTS, *self.conv.stored_inputs.shape)
+        )
         self.net = delta_cases.delta(rng, heads=1, width=16, tokens=ROWS, repeat=2)
         self.states = delta_cases.floats(rng, SLOTS, 2, *self.net.state.shape)
         self.gated = delta_cases.floats(rng, ROWS, 3 * 32)
@@ -171,7 +173,7 @@ def test_every_sequence_gets_the_bits_that_it_gets_alone(engine, drawn):
         first += span.rows
     for name in ("states", "ring"):
         same(getattr(together, name), getattr(alone, name))
-    same(together.conv.kept, alone.conv.kept)
+    same(together.conv.stored_inputs, alone.conv.stored_inputs)
     for cache in ("k_cache", "v_cache"):
         same(getattr(together.layer, cache), getattr(alone.layer, cache))
 

@@ -253,16 +253,16 @@ def test_positions_before_0_are_refused(small):
 
 def test_more_rows_than_kernels_take_are_refused_when_it_is_compiled(small):
     _, graph, weights = small
-    most = abi.limits().rows
+    maximum = abi.limits().rows
     with CpuDevice(2) as cpu:
-        for rows in (most, most + 1):
+        for rows in (maximum, maximum + 1):
             limits = replace(LIMITS, rows=rows)
             reasons = {cpu.why_not_op(op, limits) for op in graph.ops}
-            assert all(reasons) == (rows > most), reasons
-        with pytest.raises(npurt.UnsupportedOp, match=f"{most + 1} rows"):
+            assert all(reasons) == (rows > maximum), reasons
+        with pytest.raises(npurt.UnsupportedOp, match=f"{maximum + 1} rows"):
             cpu.compile(graph, weights, limits)
-        fits = cpu.compile(graph, weights, replace(limits, rows=most, positions=most))
-        assert len(fits.run({"tokens": np.zeros(most, int)}, Rows.of(most))["y"]) == most
+        fits = cpu.compile(graph, weights, replace(limits, rows=maximum, positions=maximum))
+        assert len(fits.run({"tokens": np.zeros(maximum, int)}, Rows.of(maximum))["y"]) == maximum
 
 
 def test_a_sequence_too_many_is_refused_and_one_that_was_forgotten_makes_room():

@@ -25,19 +25,19 @@ def path(name):
 @given(data=st.data())
 @settings(max_examples=8, deadline=None)
 def test_any_schedule_gives_the_bits_of_each_sequence_alone(name, data):
-    most = data.draw(st.integers(2, 8))
+    maximum = data.draw(st.integers(2, 8))
     pages = data.draw(st.sampled_from([None, 4, 9]))
-    sizes = limits(most, pages and pages * page_bytes(path(name)))
+    sizes = limits(maximum, pages and pages * page_bytes(path(name)))
     with CpuDevice(2) as cpu, compiled(path(name), cpu, sizes) as segment:
-        schedule = Schedule(data.draw, segment, most, 200)
+        schedule = Schedule(data.draw, segment, maximum, 200)
         for _ in range(data.draw(st.integers(1, 10))):
             schedule.step()
-            room = segment.room()
-            used = sum(room.pages(len(text)) for text in schedule.texts.values())
-            assert room.total - room.free <= used
+            capacity = segment.capacity()
+            used = sum(capacity.pages(len(text)) for text in schedule.texts.values())
+            assert capacity.total - capacity.free <= used
         for sequence in schedule.texts:
             segment.forget(sequence)
-        assert segment.room().free == room.total
+        assert segment.capacity().free == capacity.total
         check_alone(schedule.seen, segment)
 
 
@@ -60,9 +60,11 @@ def run(segment, tokens, start=0, sequence=0):
 def test_a_fork_shares_whole_pages_and_is_exact(two):
     segment, ids = two
     run(segment, ids[:130])
-    assert segment.room().total - segment.room().free == 3
+    assert segment.capacity().total - segment.capacity().free == 3
     segment.fork(0, 1, 130)
-    assert segment.room().total - segment.room().free == 4  # two are shared, the third is copied
+    assert (
+        segment.capacity().total - segment.capacity().free == 4
+    )  # two are shared, the third is copied
 
     other = run(segment, ids[:15], 130, 1)
     then = run(segment, ids[130:145], 130)
@@ -93,7 +95,7 @@ def test_a_page_of_two_owners_is_not_written_when_one_goes_back_into_it(two):
 def test_what_does_not_fit_the_pages_is_refused_and_changes_nothing():
     name, ids = path("qwen35"), TOKENS
     with CpuDevice(2) as cpu, compiled(name, cpu, limits(3, 3 * page_bytes(name))) as segment:
-        assert segment.room().total == 3
+        assert segment.capacity().total == 3
         run(segment, ids[:60])
         run(segment, ids[:70], sequence=1)
         states, keys = segment.part.tensors(Kind.STATE), positional(segment.part)[0]
@@ -117,15 +119,15 @@ def test_what_does_not_fit_the_pages_is_refused_and_changes_nothing():
 
 
 def test_fewer_bytes_than_a_page_are_refused():
-    least = page_bytes(path("llama3"))
+    minimum = page_bytes(path("llama3"))
     with CpuDevice(1) as cpu:
-        few = compiled(path("llama3"), cpu, limits(2, least - 1))
-        with pytest.raises(SettingError, match=f"use kv_bytes={least} or more"):
+        few = compiled(path("llama3"), cpu, limits(2, minimum - 1))
+        with pytest.raises(SettingError, match=f"use kv_bytes={minimum} or more"):
             few.__enter__()
-        with compiled(path("llama3"), cpu, limits(2, 2 * least + 1)) as segment:
-            assert segment.room().total == 2
+        with compiled(path("llama3"), cpu, limits(2, 2 * minimum + 1)) as segment:
+            assert segment.capacity().total == 2
 
 
 def test_pages_are_for_all_sequences_without_a_budget():
     with CpuDevice(1) as cpu, compiled(path("llama3"), cpu, limits(3)) as segment:
-        assert segment.room().total == 3 * POSITIONS // 64
+        assert segment.capacity().total == 3 * POSITIONS // 64

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from npurt.doctor.machine import MOST_FOUND, MOST_TEXT, Machine
+from npurt.doctor.machine import MAX_FOUND, MAX_TEXT, Machine
 from npurt.doctor.system import Node
 
 
@@ -31,10 +31,10 @@ def test_text_is_stripped_and_its_nuls_are_line_ends(machine, tmp_path):
 
 def test_text_is_of_any_bytes_and_no_longer_than_the_limit(machine, tmp_path):
     put(tmp_path, "bad", b"\xff\xfe")
-    put(tmp_path, "long", b"x" * (MOST_TEXT + 5))
+    put(tmp_path, "long", b"x" * (MAX_TEXT + 5))
 
     assert machine.text("/bad") == "\ufffd\ufffd"
-    assert len(machine.text("/long")) == MOST_TEXT
+    assert len(machine.text("/long")) == MAX_TEXT
 
 
 def test_what_is_not_there_is_no_error(machine, tmp_path):
@@ -91,7 +91,7 @@ def test_matches_of_an_empty_file_are_none_and_there_is_a_limit(machine, tmp_pat
     put(tmp_path, "many", b" ".join(b"%d" % i for i in range(1000)))
 
     assert machine.matches("/empty", "x") == []
-    assert len(machine.matches("/many", r"\d+")) == MOST_FOUND
+    assert len(machine.matches("/many", r"\d+")) == MAX_FOUND
 
 
 def test_zstd_is_unpacked_by_the_program_or_not_at_all(tmp_path, monkeypatch):

@@ -119,9 +119,9 @@ def test_the_chip_must_be_of_the_rk3588s_family(chip, state, tmp_path):
 
 def test_a_governor_that_keeps_full_speed_is_none_to_mend(tmp_path):
     tree = rockchip.Tree("vendor", tmp_path)
-    for folder, most in (("fdab0000.npu", "1000000000"), ("dmc", "2112000000")):
+    for folder, maximum in (("fdab0000.npu", "1000000000"), ("dmc", "2112000000")):
         tree.write(tmp_path, f"/sys/class/devfreq/{folder}/governor", "userspace")
-        tree.write(tmp_path, f"/sys/class/devfreq/{folder}/cur_freq", most)
+        tree.write(tmp_path, f"/sys/class/devfreq/{folder}/cur_freq", maximum)
 
     assert {result.state for result in results(examine(tree)[0]).values()} == {"ok"}
 

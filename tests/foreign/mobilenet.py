@@ -99,7 +99,7 @@ def mobilenet(rng):
         shape = (width, kernel, kernel, channels)
         if kind == "depthwise":
             shape = (1, kernel, kernel, channels)
-        # 74 is the standard deviation of uniform bytes; outputs of all layers then spread over 0 to 6.
+        # 74: standard deviation of uniform bytes; the outputs of all layers then spread over 0 to 6
         weight_zero = int(rng.integers(126, 131))
         weight_scale = (1 if i else 4) / (74 * fan_in**0.5)
         weights = rng.integers(0, 256, shape).astype(np.uint8)

@@ -15,7 +15,7 @@ FLAGS = ("-g0", "-w", "-std=gnu11", "-D_GNU_SOURCE", "-fno-sanitize=all")
 def build(source: Path, library: Sequence[Job], mains: Sequence[Job]) -> Path:
     """Build a program of each file of *mains*, with all files of *library*; return their folder.
 
-    A program whose sources are unchanged is not built again.  *source* is the folder of all sources.
+    A program with unchanged sources is not built again.  *source* is the folder of all sources.
 
     Raises:
         BuildError: It does not compile.

@@ -47,7 +47,7 @@ def main():
     failed = False
     for name in names:
         result = frame.campaign(
-            name, asked(args, name), jobs=args.jobs, plant=args.plant, most_failures=args.most
+            name, asked(args, name), jobs=args.jobs, plant=args.plant, max_failures=args.most
         )
         print(result.line(), flush=True)
         for why, count in (+result.refusals).most_common() if args.verbose else ():

@@ -51,7 +51,7 @@ SHARES = 4
 SECONDS = 30  # CPU time of one input
 STANDSTILL = 300  # elapsed seconds, for an input that waits without using the CPU
 MEMORY = 512 << 20  # bytes
-MOST_MEMORY = 6 << 30  # bytes of a worker, above which it is killed to protect the machine
+MAX_MEMORY = 6 << 30  # bytes of a worker, above which it is killed to protect the machine
 LOOK_EVERY = 0.1  # seconds between two checks of a busy worker
 REPORT = 6000  # characters of a worker's last output
 
@@ -150,8 +150,8 @@ class Worker:
                 return "failed", self._end(f"it took more than {self._seconds} s of CPU time")
             elif time.monotonic() - clock > STANDSTILL:
                 return "failed", self._end(f"it stood still for {STANDSTILL} s")
-            elif self._resident() > MOST_MEMORY:
-                return "failed", self._end(f"it took more than {MOST_MEMORY >> 20} MiB")
+            elif self._resident() > MAX_MEMORY:
+                return "failed", self._end(f"it took more than {MAX_MEMORY >> 20} MiB")
         line, _, self._left = self._left.partition(b"\n")
         word, why = json.loads(line)
         if word == "failed":
@@ -255,14 +255,14 @@ def fresh(seed=0, runs=None, seconds=None):
         yield {"seed": seed + i}
 
 
-def campaign(name, asked, *, jobs=1, plant="", most_failures=3):
+def campaign(name, asked, *, jobs=1, plant="", max_failures=3):
     """Try all inputs of the iterator *asked* in *jobs* workers; return the `Campaign`."""
     result, lock, start = Campaign(name), threading.Lock(), time.monotonic()
 
     def work():
         worker = None
         try:
-            while len(result.failures) < most_failures:
+            while len(result.failures) < max_failures:
                 with lock:
                     one = next(asked, None)
                 if one is None:

@@ -13,16 +13,16 @@ def near(rng, value):
     return max(0, rng.choice((value - step, value - 1, value, value, value + 1, value + step)))
 
 
-def limit(rng, most_bits=20):
-    """Return a number of at most *most_bits* bits near a power of two, or near three times one."""
-    bits = rng.randrange(most_bits + 1)
+def limit(rng, max_bits=20):
+    """Return a number of at most *max_bits* bits near a power of two, or near three times one."""
+    bits = rng.randrange(max_bits + 1)
     return near(rng, rng.choice((1, 1, 1, 3)) << bits >> rng.choice((0, 0, 1)))
 
 
-def multiple(rng, most_bits=20):
+def multiple(rng, max_bits=20):
     """Return a multiple of a block's size."""
     step = rng.choice(STEPS)
-    return step * max(1, limit(rng, max(1, most_bits - step.bit_length())))
+    return step * max(1, limit(rng, max(1, max_bits - step.bit_length())))
 
 
 def large(rng):

@@ -16,7 +16,7 @@ PLANTED = [(name, defect) for name in frame.NAMES for defect in frame.planted(na
 
 def found(name, asked, plant=""):
     """Return the failures of the inputs of *asked*, as text."""
-    result = frame.campaign(name, asked, plant=plant, most_failures=1)
+    result = frame.campaign(name, asked, plant=plant, max_failures=1)
     assert result.runs
     return "\n".join(f"{failure.command}\n{failure.why}" for failure in result.failures)
 

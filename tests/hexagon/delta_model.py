@@ -68,7 +68,7 @@ def shifted(a, by):
     return np.where(by >= 0, a >> np.maximum(by, 0), a << np.maximum(-by, 0))
 
 
-def room(a):
+def headroom(a):
     """Return how many bits a number can be shifted left within 32 bits; 0 for the number 0."""
     magnitude = np.where(a < 0, -1 - a, a).astype(np.float64)
     return np.where(a == 0, 0, 31 - np.frexp(magnitude)[1])
@@ -103,7 +103,7 @@ def half_difference(a, b):
 def to_float(mantissa, exponent):
     """Round to float32, halves away from zero; infinite or 0 beyond the range of float32."""
     magnitude = abs(mantissa)
-    shift = room(magnitude)
+    shift = headroom(magnitude)
     rounded = ((magnitude << shift) + 64 >> 7).astype(np.float64)
     value = np.ldexp(rounded, np.clip(exponent - shift + 7, -4000, 4000))
     value[value >= 2.0**128] = np.inf
@@ -126,7 +126,7 @@ def decayed(gain, decay):
     for coefficient in POWER[-2::-1]:
         power = mul(power, part) + coefficient
     wide = mul(gain, mul(power, part) + (1 << 30))
-    return wide << room(wide), room(wide) - whole - 1
+    return wide << headroom(wide), headroom(wide) - whole - 1
 
 
 def inverse(gain):
@@ -143,8 +143,8 @@ def operand(sign, size, exponent):
     top = max(int(exponent.max()), 40 - 150)
     size = size >> np.minimum(top - exponent, 31)
     pairs = size.reshape(-1, 2, 32).sum(axis=1).max(axis=0)  # rows 64 p + j and 64 p + 32 + j
-    most = max(int(pairs[:16].sum()), int(pairs[16:].sum()))
-    shift = max((most + (most >> 12) + 1).bit_length() - 17, 10)
+    maximum = max(int(pairs[:16].sum()), int(pairs[16:].sum()))
+    shift = max((maximum + (maximum >> 12) + 1).bit_length() - 17, 10)
     integers = sign * (size + (1 << shift - 1) >> shift)
     assert abs(integers).max() <= 1 << 14
     assert abs(integers).reshape(-1, 2, 2, 16).sum(axis=(1, 3)).max() < 1 << 17
@@ -167,9 +167,9 @@ def advance(state, q, k, v, decay, beta, scale):
     """Advance *state* by a token; return out, float32 [Wv].  All are padded with zeros."""
     gates = len(state.gain) > 1
     state.gain, step = decayed(state.gain, decay)
-    least = step.min()
-    rows = shifted(state.integers, (step - least)[:, None])
-    exponents = state.exponents - least
+    minimum = step.min()
+    rows = shifted(state.integers, (step - minimum)[:, None])
+    exponents = state.exponents - minimum
     sign, size, exponent = split(k)
     gain = state.gain if gates else np.array([1 << 30])
     at_k = operand(sign, mul(size, gain) if gates else size, exponent)
@@ -206,10 +206,10 @@ def advance(state, q, k, v, decay, beta, scale):
 
 def unit_of(h, exponents, change):
     """Return exponents in which both the rows and their updates fit."""
-    most = np.maximum(h.max(axis=0), ~h.min(axis=0)) << 16 | 0xFFFF
+    maximum = np.maximum(h.max(axis=0), ~h.min(axis=0)) << 16 | 0xFFFF
     size, unit = abs(change[0]) | 1, change[1] + 14
-    both = half_sum((most, exponents), (size, unit))
-    return np.maximum(both[1] - 1 - room(both[0] + 2), unit - room(size)) + 2
+    both = half_sum((maximum, exponents), (size, unit))
+    return np.maximum(both[1] - 1 - headroom(both[0] + 2), unit - headroom(size)) + 2
 
 
 # --- nets ----------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from tests.hexagon.simulator import kill
 
 OPTIONS = {"n_ctx": 160, "n_threads": 2, "progress": False}
 SHAPES = shapes(tokens=[1, 3, 5, 20], heads=5, sequences=3, repeat=2)
-KEPT = delta_state.MOST_ROWS  # the most tokens that can be repeated
+MAX_REPLAYED = delta_state.MAX_ROWS  # the most tokens that can be repeated
 
 
 def own(net):

@@ -44,7 +44,7 @@ DAMAGE = {
     "rather deep": '{"a board": {"capacity": %s}}' % ("[" * 900 + "]" * 900),
     "many digits": '{"a board": {"capacity": %s}}' % ("9" * 5000),
     "not a value": '{"a board": {"capacity": {"a": 1}}}',
-    "large": '{"a board": {"capacity": 7}, "": {"": "%s"}}' % ("x" * measurements.MOST_BYTES),
+    "large": '{"a board": {"capacity": 7}, "": {"": "%s"}}' % ("x" * measurements.MAX_BYTES),
 }
 
 

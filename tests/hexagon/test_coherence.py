@@ -17,7 +17,7 @@ import npurt
 from npurt.errors import DeviceFull, DeviceLost
 from npurt.hexagon.device import batch, delta_state, scratch
 from npurt.hexagon.device.device import HexagonDevice
-from npurt.hexagon.device.scratch import MOST_BLOCKS, MOST_BYTES, Scratch, block_bytes
+from npurt.hexagon.device.scratch import MAX_BLOCKS, MAX_BYTES, Scratch, block_bytes
 from npurt.hexagon.fastrpc import lib
 from npurt.hexagon.fastrpc.rpcmem import Block
 from tests.cpu.delta_nets import net_of
@@ -92,7 +92,7 @@ def test_weights_that_take_each_others_place_arrive(incoherent):
 @pytest.mark.parametrize("worker", [False, True])
 def test_states_of_delta_nets_arrive(worker, incoherent):
     """Written, advanced, copied, read back, taken back and written again: to the bit."""
-    net = own(net_of({"heads": 2, "width": 32, "tokens": delta_state.MOST_ROWS + 8}))
+    net = own(net_of({"heads": 2, "width": 32, "tokens": delta_state.MAX_ROWS + 8}))
     with npurt.open_device("hexagon:sim") as coherent:
         wanted = run(coherent, net)
         begun = run(coherent, net.first(4))
@@ -165,17 +165,19 @@ def layer(simulator):
         yield run_layer
 
 
-@pytest.mark.parametrize(("rows", "most"), [(1, 512), (2, 512), (9, 512), (100, 512), (150, 100)])
-def test_bytes_synchronised_are_those_read_and_written(rows, most, layer, monkeypatch):
+@pytest.mark.parametrize(
+    ("rows", "maximum"), [(1, 512), (2, 512), (9, 512), (100, 512), (150, 100)]
+)
+def test_bytes_synchronised_are_those_read_and_written(rows, maximum, layer, monkeypatch):
     """x once before and the results once after a call: at most 1.1 times their pages.
 
     From a hundred rows on also 1.1 times the bytes themselves: x of one row is half a page.
-    More rows than *most* are two calls for half of them each.
+    More rows than *maximum* are two calls for half of them each.
     """
-    monkeypatch.setattr(batch, "MOST_ROWS", most)
+    monkeypatch.setattr(batch, "RUN_ROWS", maximum)
     calls, nbytes = synchronised(lambda: layer(rows))
 
-    parts = [rows] if rows <= most else [rows // 2, rows // 2]
+    parts = [rows] if rows <= maximum else [rows // 2, rows // 2]
     sizes = [4 * m * n for k, widths in LAYER for m in parts for n in (k, sum(widths))]
     assert calls == len(sizes)
     assert sum(sizes) <= nbytes <= 1.1 * sum(map(pages, sizes))
@@ -306,8 +308,8 @@ def test_blocks_are_shared_and_no_more_than_there_may_be(sizes):
         assert (x.nbytes, y.nbytes) == (block_bytes(x_bytes), block_bytes(y_bytes))
         assert x is not y
         there = {block.fd for block in shared.blocks}
-        assert sum(block.nbytes for block in shared.blocks) <= MOST_BYTES
-        assert len(there) == len(shared.blocks) <= MOST_BLOCKS
+        assert sum(block.nbytes for block in shared.blocks) <= MAX_BYTES
+        assert len(there) == len(shared.blocks) <= MAX_BLOCKS
         assert {block.fd for other in users for block in other.blocks} <= there
         assert shared.pair(x_bytes, y_bytes, user) == (x, y)
     assert memory.left == (1 << 40) - sum(block.nbytes for block in shared.blocks)
@@ -334,7 +336,7 @@ def test_without_memory_for_one_batch_there_is_no_scratch():
 
 def test_products_of_many_sizes_go_on_when_their_memory_is_taken(simulator, monkeypatch):
     """Four blocks at most: each number of rows takes those of another one."""
-    monkeypatch.setattr(scratch, "MOST_BLOCKS", 4)
+    monkeypatch.setattr(scratch, "MAX_BLOCKS", 4)
     tell("coherent=0")
     with HexagonDevice("hexagon:test", connection()) as device:
         packed = [device.pack(tensor(n, 1024, seed=n)) for n in (48, 2048)]

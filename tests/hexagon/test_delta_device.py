@@ -73,7 +73,7 @@ def test_tokens_in_one_call_or_many_give_the_same_bits(shared):
 def test_more_tokens_than_a_batch_takes_are_done_in_parts(shared, monkeypatch):
     net = net_of({"heads": 2, "width": 32, "tokens": 23, "sequences": 2})
     whole = run(shared, net)
-    monkeypatch.setattr(delta_memory, "MOST_TOKENS", 14)
+    monkeypatch.setattr(delta_memory, "MAX_TOKENS", 14)
 
     with npurt.open_device("hexagon:sim") as device:
         parts = run(device, net)

@@ -11,7 +11,7 @@ from npurt.hexagon.device import delta_memory
 from npurt.hexagon.device.delta_memory import DeltaMemory
 from tests.cpu.delta_nets import UPSTREAM, net_of
 from tests.hexagon.delta_nets import (
-    KEPT,
+    MAX_REPLAYED,
     after,
     kill_dsp_of,
     one_by_one,
@@ -22,7 +22,7 @@ from tests.hexagon.simulator import tell
 from tests.llm.reference import nmse
 
 
-@pytest.mark.parametrize("tokens", [0, 2, KEPT, KEPT + 1])
+@pytest.mark.parametrize("tokens", [0, 2, MAX_REPLAYED, MAX_REPLAYED + 1])
 def test_a_net_that_fails_half_way_leaves_the_state(tokens, shared):
     """The DSP's own form has gone through tokens that do not count."""
     net = own(net_of({"heads": 2, "width": 32, "tokens": tokens + 3}))
@@ -41,7 +41,7 @@ def test_a_net_that_fails_half_way_leaves_the_state(tokens, shared):
 
 
 def test_a_part_of_a_net_that_was_done_is_undone_with_the_rest(monkeypatch):
-    monkeypatch.setattr(delta_memory, "MOST_TOKENS", 4)
+    monkeypatch.setattr(delta_memory, "MAX_TOKENS", 4)
     net = own(net_of({"heads": 2, "width": 32, "tokens": 11}))
     with npurt.open_device("hexagon:sim") as device:
         state = after(device, net, 2)
@@ -57,7 +57,7 @@ def test_a_part_of_a_net_that_was_done_is_undone_with_the_rest(monkeypatch):
 
 
 @pytest.mark.parametrize("fault", ["crash=1", "invoke=1", "ssr=1:300"])
-@pytest.mark.parametrize("tokens", [1, 5, KEPT, KEPT + 2])
+@pytest.mark.parametrize("tokens", [1, 5, MAX_REPLAYED, MAX_REPLAYED + 2])
 def test_a_net_over_which_the_dsp_dies_gives_the_bits_it_would_have(fault, tokens, fresh):
     net = own(net_of({"heads": 2, "width": 64, "tokens": tokens + 3}))
     wanted = run(fresh, net)
@@ -165,7 +165,7 @@ def test_a_net_whose_results_do_not_arrive_with_the_reply_is_repeated(width, fre
     np.testing.assert_array_equal(state.read(), wanted.state)
 
 
-@pytest.mark.parametrize("tokens", [0, 1, 20, KEPT + 2])
+@pytest.mark.parametrize("tokens", [0, 1, 20, MAX_REPLAYED + 2])
 def test_the_state_of_a_device_that_is_given_up_can_be_read(tokens, fresh, monkeypatch):
     """The tokens since the last copy are done in double: closer to it the kernel is not either."""
     monkeypatch.setattr("npurt.hexagon.device.sessions.RESTART_SECONDS", 0.2)
@@ -180,7 +180,7 @@ def test_the_state_of_a_device_that_is_given_up_can_be_read(tokens, fresh, monke
     assert nmse(state.read(), wanted.state) <= UPSTREAM
 
 
-@pytest.mark.parametrize("tokens", [0, 1, 20, KEPT + 2])
+@pytest.mark.parametrize("tokens", [0, 1, 20, MAX_REPLAYED + 2])
 def test_the_cpu_continues_from_a_device_that_is_given_up_with_its_bits(tokens, fresh, monkeypatch):
     """From the state, and from a checkpoint of it."""
     monkeypatch.setattr("npurt.hexagon.device.sessions.RESTART_SECONDS", 0.2)

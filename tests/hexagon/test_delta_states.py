@@ -14,7 +14,7 @@ from npurt.hexagon.layout import delta
 from tests.cpu import delta_oracle
 from tests.cpu.delta_nets import net_of
 from tests.hexagon.delta_nets import (
-    KEPT,
+    MAX_REPLAYED,
     SHAPES,
     after,
     kill_dsp_of,
@@ -116,11 +116,11 @@ def test_states_do_not_know_of_each_other(shared):
 
 
 def test_what_a_state_is_made_again_from_does_not_grow(shared):
-    net = own(net_of({"heads": 1, "width": 16, "tokens": 3 * KEPT}))
+    net = own(net_of({"heads": 1, "width": 16, "tokens": 3 * MAX_REPLAYED}))
     state = shared.delta_state(net)
-    for token in range(3 * KEPT):
+    for token in range(3 * MAX_REPLAYED):
         state.advance(net.after(token).first(1))
-        assert len(state._version.rows) <= KEPT
+        assert len(state._version.rows) <= MAX_REPLAYED
     state.advance(net)
     assert not state._version.rows
 
@@ -201,7 +201,7 @@ def test_known_integers_of_a_state(shared):
     assert integers[3, 5] * 0.5 * 2.0 ** exponents[3] == 1.5
 
 
-@pytest.mark.parametrize("tokens", [0, 3, KEPT + 2])
+@pytest.mark.parametrize("tokens", [0, 3, MAX_REPLAYED + 2])
 def test_a_snapshot_of_a_dsp_that_has_died_is_exact(tokens, fresh):
     """What it held is done again."""
     net = own(net_of({"heads": 2, "width": 64, "tokens": tokens + 1}))

@@ -150,7 +150,7 @@ def test_results_may_go_to_parts_of_rows(shared):
 
 
 def test_more_rows_than_the_scratch_memory_holds_are_done_in_parts(shared, monkeypatch):
-    monkeypatch.setattr("npurt.hexagon.device.batch.MOST_ROWS", 16)
+    monkeypatch.setattr("npurt.hexagon.device.batch.RUN_ROWS", 16)
     packed = shared.pack(tensor(40, 64))
     x = inputs(37, 64)
 

@@ -64,14 +64,14 @@ def values(kind):
     return numbers(kind.given.format)
 
 
-def room_for(kind, value):
+def capacity_of(kind, value):
     """Return the space that *value* needs."""
     if isinstance(kind, String):
         return len(value.encode()) + 1
     if isinstance(kind, Sequence):
-        return [room_for(kind.element, v) for v in value] if kind.nesting > 1 else len(value)
+        return [capacity_of(kind.element, v) for v in value] if kind.nesting > 1 else len(value)
     if isinstance(kind, Struct):
-        return {n: room_for(m, value[n]) for n, m in kind.members.items() if not m.fixed}
+        return {n: capacity_of(m, value[n]) for n, m in kind.members.items() if not m.fixed}
     return None
 
 
@@ -104,7 +104,7 @@ def test_what_goes_in_comes_back(name, t, lib, data):
             back.append(sent[p.name])
         else:
             back.append(next(sources))
-            args += [] if p.type.fixed else [room_for(p.type, back[-1])]
+            args += [] if p.type.fixed else [capacity_of(p.type, back[-1])]
 
     call = method.pack(*args)
     code = host.invoke(lib, call)
@@ -321,8 +321,8 @@ def good_call(method, rng):
         elif p.is_passed:
             value = arguments(p.type, rng)
             both = p.mode == "inrout" and not p.type.fixed
-            room = room_for(p.type, value)
-            args.append((value, room) if both else value if p.goes_in else room)
+            capacity = capacity_of(p.type, value)
+            args.append((value, capacity) if both else value if p.goes_in else capacity)
     return raw(method.pack(*args))
 
 

@@ -117,13 +117,13 @@ def test_a_buffer_of_something_else_is_refused(t, buffer):
 
 
 def test_room_may_be_a_buffer_of_the_caller(t):
-    room = np.zeros(3, np.uint32)
+    memory = np.zeros(3, np.uint32)
 
-    call = t.method("seqs").pack([1], room, ([], 0), 0)
+    call = t.method("seqs").pack([1], memory, ([], 0), 0)
     call.outputs[0][4:8] = b"\7\0\0\0"
 
-    assert address(call.outputs[0]) == room.ctypes.data
-    assert room.tolist() == [0, 7, 0]
+    assert address(call.outputs[0]) == memory.ctypes.data
+    assert memory.tolist() == [0, 7, 0]
     assert call.unpack()[0].tolist() == [0, 7, 0]
 
 

@@ -323,7 +323,7 @@ print(*paths, sep="\\n")
     assert not os.path.exists(own)
 
 
-NO_ROOM = {
+NO_SPACE = {
     "full": "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))",
     "gone": "shutil.rmtree(skel._private())",
     "a file": "shutil.rmtree(skel._private()); skel._private().touch()",
@@ -344,7 +344,7 @@ for use in (lambda: skel.publish(skel.choose(68)), lambda: npurt.open_device("he
 """
 
 
-@pytest.mark.parametrize("trouble", NO_ROOM.values(), ids=NO_ROOM)
+@pytest.mark.parametrize("trouble", NO_SPACE.values(), ids=NO_SPACE)
 def test_where_there_is_no_room_for_a_copy_a_remedy_is_given_and_nothing_left(tmp_path, trouble):
     done = in_a_process(PUBLISH_NOWHERE.format(trouble=trouble), TMPDIR=str(tmp_path))
 

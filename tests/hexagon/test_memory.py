@@ -21,7 +21,7 @@ def device(simulator):
 
 
 def test_memory_of_a_weight_is_used_again_when_it_goes(device, monkeypatch):
-    monkeypatch.setattr(session_memory, "LEAST_BYTES", 1 << 16)
+    monkeypatch.setattr(session_memory, "MIN_BYTES", 1 << 16)
     weight = tensor(64, 256)
     for _ in range(12):
         packed = device.pack(weight)
@@ -51,8 +51,8 @@ def test_what_the_host_writes_gets_past_the_caches_of_the_dsp(simulator):
 
 
 def test_blocks_grow_with_the_weights(device, monkeypatch):
-    monkeypatch.setattr(session_memory, "LEAST_BYTES", 1 << 16)
-    monkeypatch.setattr(session_memory, "MOST_BYTES", 1 << 18)
+    monkeypatch.setattr(session_memory, "MIN_BYTES", 1 << 16)
+    monkeypatch.setattr(session_memory, "MAX_BYTES", 1 << 18)
     kept = [device.pack(tensor(64, 256, seed=i)) for i in range(40)]
     sizes = [arena.block.nbytes for arena in device._sessions.opened[0]._arenas]
 
@@ -65,8 +65,8 @@ def test_blocks_grow_with_the_weights(device, monkeypatch):
 
 def test_a_model_that_does_not_fit_one_session_is_spread_over_several(device, monkeypatch):
     """Three products of one input over two sessions equal those of one."""
-    monkeypatch.setattr(session_memory, "LEAST_BYTES", 1 << 17)
-    monkeypatch.setattr(session_memory, "MOST_BYTES", 1 << 17)
+    monkeypatch.setattr(session_memory, "MIN_BYTES", 1 << 17)
+    monkeypatch.setattr(session_memory, "MAX_BYTES", 1 << 17)
     monkeypatch.setattr(session_memory, "PROVEN_BYTES", 0)
     monkeypatch.setattr(probe, "capacity", lambda connection: scratch.RESERVED_BYTES + (1 << 17))
     weights, x = [], inputs(2, 256)
@@ -101,7 +101,7 @@ def test_one_session_that_was_asked_for_stays_the_only_one(worker, simulator, mo
 
 @pytest.mark.parametrize("fault", ["no_memory=1+", "bad_memory=1+", "map=1+"])
 def test_no_memory_for_weights_is_said_so_and_the_device_goes_on(device, fault, monkeypatch):
-    monkeypatch.setattr(session_memory, "LEAST_BYTES", 1 << 14)
+    monkeypatch.setattr(session_memory, "MIN_BYTES", 1 << 14)
     kept, large = device.pack(tensor(32, 64)), tensor(256, 256)
     tell(fault)
     with pytest.raises(DeviceFull):
@@ -113,8 +113,8 @@ def test_no_memory_for_weights_is_said_so_and_the_device_goes_on(device, fault, 
 
 
 def test_too_many_blocks_are_not_mapped(device, monkeypatch):
-    monkeypatch.setattr(session_memory, "LEAST_BYTES", 4096)
-    monkeypatch.setattr(session_memory, "MOST_BYTES", 4096)
+    monkeypatch.setattr(session_memory, "MIN_BYTES", 4096)
+    monkeypatch.setattr(session_memory, "MAX_BYTES", 4096)
     transport = device._sessions.opened[0].transport
     monkeypatch.setattr(transport, "info", transport.info._replace(max_maps=4))
     weights = [device.pack(tensor(32, 96, seed=i)) for i in range(3)]

@@ -168,7 +168,7 @@ def test_a_dsp_that_does_not_come_back_ends_in_an_error(fault, simulator, monkey
 
 def test_an_upload_over_which_the_dsp_dies_is_repeated(simulator, monkeypatch):
     """A weight that needs a block of its own: the DSP dies when it is to map it."""
-    monkeypatch.setattr(session_memory, "LEAST_BYTES", 1 << 15)
+    monkeypatch.setattr(session_memory, "MIN_BYTES", 1 << 15)
     with at_work() as hexagon:
         work = Work(hexagon)
         tell("crash=1")

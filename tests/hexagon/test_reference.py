@@ -41,9 +41,11 @@ CASES = {
 }
 
 
-def powers(rng, shape, least, most):
+def powers(rng, shape, minimum, maximum):
     """An exponent for each row: the first has the greatest."""
-    return np.append(most - 1, rng.integers(least, most, shape[0] - 1))[:, None].astype(float)
+    return np.append(maximum - 1, rng.integers(minimum, maximum, shape[0] - 1))[:, None].astype(
+        float
+    )
 
 
 def finite(bits):

@@ -37,9 +37,9 @@ def hybrid():
         yield llm
 
 
-def drafted(drafter, history, most):
+def drafted(drafter, history, maximum):
     """Return the tokens that *drafter* proposes."""
-    return [token for token, _ in drafter.draft(history, most)]
+    return [token for token, _ in drafter.draft(history, maximum)]
 
 
 def fresh(llm, prompt=PROMPT, **options):

@@ -27,7 +27,7 @@ def tokenizer_of(name):
         return Tokenizer.from_gguf(file.metadata)
 
 
-def written(tokenizer, grammar, seed, most=400, **options):
+def written(tokenizer, grammar, seed, maximum=400, **options):
     """Generate a text with random logits; return it and whether it is complete."""
     random = np.random.default_rng(seed)
     sampler = Sampler(
@@ -37,7 +37,7 @@ def written(tokenizer, grammar, seed, most=400, **options):
     )
     history, stream = list(PROMPT), tokenizer.stream(special=True, continued=True)
     text = ""
-    for _ in range(most):
+    for _ in range(maximum):
         # 3 more logits than tokens
         logits = random.standard_normal(tokenizer.n_vocab + 3).astype(np.float32)
         token = sampler.sample(logits, history)
@@ -87,8 +87,8 @@ def literal(text):
     return Node(re.escape(text), quoted, quoted)
 
 
-def repeated(node, least, more):
-    end = f"{{{least},{least + more}}}"
+def repeated(node, minimum, more):
+    end = f"{{{minimum},{minimum + more}}}"
     return Node(*(f"({each}){end}" for each in (node.regex, node.gbnf, node.lark)))
 
 

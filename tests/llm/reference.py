@@ -195,8 +195,8 @@ class Decoder:
         likely = np.exp(scores - scores.max(axis=-1, keepdims=True))
         likely /= likely.sum(axis=-1, keepdims=True)
         used = self.key("expert_used_count")
-        least = np.sort(likely, axis=-1)[:, -used, None]
-        shares = np.where(likely >= least, likely, 0)
+        minimum = np.sort(likely, axis=-1)[:, -used, None]
+        shares = np.where(likely >= minimum, likely, 0)
         if self.key("expert_weights_norm", self.arch != "qwen2moe"):
             shares /= shares.sum(axis=-1, keepdims=True)
         out = np.zeros_like(h)

@@ -72,20 +72,20 @@ def opened():
     llms = []
 
     def make(pages=None, model=DENSE, **options):
-        path, room = tiny.path(*model), {}
+        path, budget = tiny.path(*model), {}
         if pages:
             with npurt.Llama(path, "cpu", **OPTIONS) as llm:
-                room = {"kv_bytes": pages * page_bytes(llm)}
-        llm = npurt.Llama(path, "cpu", max_sequences=12, **(OPTIONS | options), **room)
+                budget = {"kv_bytes": pages * page_bytes(llm)}
+        llm = npurt.Llama(path, "cpu", max_sequences=12, **(OPTIONS | options), **budget)
         llms.append(llm)
         return llm
 
     yield make
     for llm in llms:
-        room = llm.model.executor.room()
+        capacity = llm.model.executor.capacity()
         llm.reset()
-        room = llm.model.executor.room()
-        assert room.free == room.total
+        capacity = llm.model.executor.capacity()
+        assert capacity.free == capacity.total
         llm.close()
 
 

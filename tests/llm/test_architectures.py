@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import npurt
 from npurt.cpu.kernels import abi
-from npurt.cpu.state.convolved import KEPT
+from npurt.cpu.state.convolved import ROLLBACK_TOKENS
 from npurt.graph import ops
 from npurt.graph.interpreter import Interpreter
 from npurt.graph.meaning import MEANING
@@ -148,14 +148,14 @@ def test_lookup_writes_what_plain_decoding_writes(pair):
 
 
 def test_more_than_is_kept_of_a_convolution_is_evaluated_again():
-    ids = (tiny.ids("lfm2") * 4)[: KEPT + 50]
+    ids = (tiny.ids("lfm2") * 4)[: ROLLBACK_TOKENS + 50]
     with open_tiny(path("lfm2"), n_ctx=128) as llm:
         whole = llm.eval(ids)
-        llm.rollback(KEPT + 20)
+        llm.rollback(ROLLBACK_TOKENS + 20)
         np.testing.assert_array_equal(llm.eval(ids[30:]), whole[30:])
-        llm.rollback(KEPT)
+        llm.rollback(ROLLBACK_TOKENS)
 
-        np.testing.assert_array_equal(llm.eval(ids[-KEPT:]), whole[-KEPT:])
+        np.testing.assert_array_equal(llm.eval(ids[-ROLLBACK_TOKENS:]), whole[-ROLLBACK_TOKENS:])
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -13,8 +13,8 @@ from npurt.llm.spec.drafter import Drafter
 MEASURED = {1: 26.4, 5: 34.3, 9: 58.3, 17: 107.1, 32: 200.0}
 
 
-def measured(times=MEASURED, most=512):
-    costs = RowCosts(most)
+def measured(times=MEASURED, maximum=512):
+    costs = RowCosts(maximum)
     for rows, milliseconds in times.items():
         for _ in range(3):
             costs.add(rows, milliseconds / 1000)
@@ -82,15 +82,15 @@ class Free(Drafter):
     def __init__(self, share=0.0):
         self.share = share
 
-    def draft(self, history, most):
+    def draft(self, history, maximum):
         yield from ()
 
 
-def controller(costs, texts=1, share=0.0, most=4, limit=None):
+def controller(costs, texts=1, share=0.0, maximum=4, limit=None):
     """Return the controller of a sequence in a step with a given number of sequences."""
     step = StepCost(costs)
     step.begin(texts)
-    return BatchController(step, Free(share), most, limit)
+    return BatchController(step, Free(share), maximum, limit)
 
 
 def flat(row):
@@ -117,7 +117,7 @@ def test_a_row_is_worth_a_chance_above_its_price():
 
     The price is 1.05 * 4 sequences * 0.1 / (1 + 0.4) = 0.3.
     """
-    assert controller(flat(0.1), texts=4, most=8).choose() == 3
+    assert controller(flat(0.1), texts=4, maximum=8).choose() == 3
 
 
 def test_a_drafters_own_time_counts_for_all_texts_that_wait():
@@ -167,7 +167,7 @@ def test_a_slow_first_draft_of_a_process_is_not_the_last():
 
 
 def test_right_drafts_become_longer():
-    text = controller(flat(0.1), texts=4, most=8)
+    text = controller(flat(0.1), texts=4, maximum=8)
     before = text.choose()
     for _ in range(50):
         text.observe(4, 4, 0.0, 1.0)
@@ -187,4 +187,4 @@ def test_where_a_row_costs_nothing_all_are_drafted():
     for rows in (1, 2, 16):
         for _ in range(3):
             costs.add(rows, 1.0)
-    assert controller(costs, texts=8, most=6).choose() == 6
+    assert controller(costs, texts=8, maximum=6).choose() == 6

@@ -44,12 +44,12 @@ def hybrid():
         yield llm
 
 
-def text(llm, count=40, *, most=None, prompt=PROMPT, **options):
-    """Return the ids of prompt and text, with *most* draft tokens at once; None: no drafts."""
+def text(llm, count=40, *, maximum=None, prompt=PROMPT, **options):
+    """Return the ids of prompt and text, with *maximum* draft tokens at once; None: no drafts."""
     speculator = llm.speculator
-    speculator.controller = Controller(most or 1, fixed=True, at_once=True)
+    speculator.controller = Controller(maximum or 1, fixed=True, at_once=True)
     llm.reset()
-    llm.speculator = speculator if most else None
+    llm.speculator = speculator if maximum else None
     try:
         llm.generate(prompt, max_tokens=count, **({"temperature": 0} | options))
     finally:
@@ -117,22 +117,22 @@ def test_they_are_the_same_whatever_was_drafted_and_taken_back_before(pair, cuts
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.9, "seed": 3}])
-@pytest.mark.parametrize("most", [1, 4, 7])
+@pytest.mark.parametrize("maximum", [1, 4, 7])
 @pytest.mark.parametrize("name", ["pair", "hybrid"])
-def test_the_text_is_that_of_plain_decoding(request, name, most, options):
+def test_the_text_is_that_of_plain_decoding(request, name, maximum, options):
     llm = request.getfixturevalue(name)
 
-    assert text(llm, most=most, **options) == text(llm, **options)
+    assert text(llm, maximum=maximum, **options) == text(llm, **options)
 
 
 @pytest.mark.parametrize("prompt", [tiny.ids("qwen3", 3), tiny.ids("qwen3", 90)])
 def test_other_prompts_give_the_text_of_plain_decoding(pair, prompt):
-    assert text(pair, most=7, prompt=prompt) == text(pair, prompt=prompt)
+    assert text(pair, maximum=7, prompt=prompt) == text(pair, prompt=prompt)
 
 
 def test_a_draft_that_was_trained_for_the_target_drafts_right(pair):
     """The prompt is training text, after which llama.cpp accepts 62 of 65 draft tokens."""
-    text(pair, most=7, count=41)
+    text(pair, maximum=7, count=41)
 
     said = pair.speculator.controller.speculation
     assert said.accepted >= 0.9 * said.drafted
@@ -143,7 +143,7 @@ def test_a_draft_that_was_trained_for_the_target_drafts_right(pair):
 @pytest.mark.parametrize("target", [SMALL_TARGET, HYBRID])
 def test_quantised_pairs_write_the_same_on_every_device(device, target):
     with open_pair(target, SMALL_DRAFT, device=device, verify="always") as llm:
-        assert text(llm, 12, most=7) == text(llm, 12)
+        assert text(llm, 12, maximum=7) == text(llm, 12)
         labels = {row.op: row for row in llm.report().rows}
 
     assert labels["draft_output"].actual == device
@@ -171,7 +171,7 @@ def test_what_the_network_computes_is_in_the_report():
 
 def test_a_text_that_fills_the_context_is_that_of_plain_decoding():
     with open_pair(n_ctx=70) as llm:
-        assert text(llm, None, most=7) == text(llm, None)
+        assert text(llm, None, maximum=7) == text(llm, None)
         assert llm.n_tokens == 70
 
 
@@ -324,7 +324,7 @@ def test_a_draft_that_says_it_is_not_causal_is_taken(tmp_path):
     file = tiny.read(DRAFT).with_key("dflash.attention.causal", raw.BOOL, 0)
 
     with open_pair(draft=tiny.write(file, tmp_path)) as llm:
-        assert text(llm, 8, most=4) == text(llm, 8)
+        assert text(llm, 8, maximum=4) == text(llm, 8)
 
 
 @settings(max_examples=40, deadline=None)
@@ -351,12 +351,12 @@ def test_a_draft_with_a_changed_byte_is_refused_or_changes_nothing(tmp_path_fact
     except ModelFormatError:
         return
     with llm:
-        assert text(llm, 6, most=4) == text(llm, 6)
+        assert text(llm, 6, maximum=4) == text(llm, 6)
 
 
 def test_features_that_are_not_finite_give_no_draft(tmp_path):
     file = tensor("enc.output_norm.weight", 128, fill=1e38)(tiny.read(DRAFT))
 
     with open_pair(draft=tiny.write(file, tmp_path)) as llm:
-        assert text(llm, 8, most=4) == text(llm, 8)
+        assert text(llm, 8, maximum=4) == text(llm, 8)
         assert drafted(llm.speculator.drafter, [*llm.history, 1], 4) == []

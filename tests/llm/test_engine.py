@@ -370,7 +370,7 @@ def test_the_memory_for_keys_and_values_is_said():
         c = llm.config
         page = 2 * c.n_layers * c.n_kv_heads * c.head_width * 64 * 2
     with open_engine(kv_bytes=5 * page + 7) as engine:
-        assert engine.llm.model.executor.room().nbytes == 5 * page
+        assert engine.llm.model.executor.capacity().nbytes == 5 * page
         said = f"5 pages of 64 positions for keys and values, {5 * page} bytes"
         assert said in engine.sizes
         assert engine.sizes in str(engine.llm.report())

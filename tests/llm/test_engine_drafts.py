@@ -188,7 +188,7 @@ def test_a_text_whose_draft_fails_goes_on_without(llm, alone, monkeypatch):
         scheduler.step()
     done = {text.id: text.generated for text in texts}
 
-    def fail(history, most):
+    def fail(history, maximum):
         raise OutOfPages("no page is free", remedy="none")
 
     monkeypatch.setattr(texts[0].speculator.drafter, "draft", fail)

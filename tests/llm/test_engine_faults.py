@@ -210,13 +210,13 @@ def test_an_error_of_a_step_ends_its_texts_and_no_others(monkeypatch):
         rest = []
         while scheduler.sequences:
             rest += scheduler.step()
-        room = llm.model.executor.room()
+        capacity = llm.model.executor.capacity()
 
     assert [(event.id, event.finish) for event in ended] == [(0, "error"), (1, "error")]
     assert isinstance(ended[0].error, VerificationFailed)
     assert {event.id for event in rest} == {2}
     assert rest[-1].finish == "length"
-    assert room is None or room.free == room.total
+    assert capacity is None or capacity.free == capacity.total
 
 
 @pytest.mark.parametrize("model", [DENSE, HYBRID], ids="-".join)

@@ -18,7 +18,7 @@ from npurt.llm.batch.request import Request
 from tests.llm import tiny
 
 WARM, ROUNDS = 22, 16
-KEPT, SEQUENCES = 3, 4
+PREFIXES, SEQUENCES = 3, 4
 POSITIONS = 64
 
 
@@ -171,9 +171,9 @@ def test_requests_leave_nothing_behind(model):
     prompts = [ids[i : i + 5 + i] for i in range(3)]
     with npurt.Llama(
         tiny.path(model, "q8_0"), n_ctx=POSITIONS, n_batch=16, n_threads=2, progress=False,
-        max_sequences=SEQUENCES + KEPT + 2,
+        max_sequences=SEQUENCES + PREFIXES + 2,
     ) as llm:  # fmt: skip
-        with Engine(llm, max_sequences=SEQUENCES, prefixes=KEPT) as engine:
+        with Engine(llm, max_sequences=SEQUENCES, prefixes=PREFIXES) as engine:
             for _ in range(WARM):
                 ends = one_round(engine, prompts)
             blocks, before = objects()
@@ -181,8 +181,8 @@ def test_requests_leave_nothing_behind(model):
                 one_round(engine, prompts)
             more, after = objects()
             assert engine.stats().running == engine.stats().waiting == 0
-        room = llm.model.executor.room()
-        assert room.free == room.total
+        capacity = llm.model.executor.capacity()
+        assert capacity.free == capacity.total
 
     # Python caches some small objects, fewer than one per request.
     assert more - blocks < len(ends) * ROUNDS

@@ -74,7 +74,7 @@ def test_a_grammar_gives_the_text_that_it_gives_alone(model, eager):  # noqa: F8
     sampled = [WILD | {"seed": seed % 3, "grammar": grammar} for seed in range(len(prompts))]
     wanted = []
     with npurt.Llama(path, **OPTIONS) as llm:
-        room = 6 * page_bytes(llm)
+        budget = 6 * page_bytes(llm)
         for prompt, asked in zip(prompts, sampled, strict=True):
             llm.reset()
             wanted.append((llm.generate(prompt, **asked), llm.timing.finish))
@@ -89,7 +89,7 @@ def test_a_grammar_gives_the_text_that_it_gives_alone(model, eager):  # noqa: F8
 
     engines = []
     with npurt.Engine(
-        path, "cpu", max_sequences=4, kv_bytes=room, prefixes=3, snapshot_bytes=1 << 24,
+        path, "cpu", max_sequences=4, kv_bytes=budget, prefixes=3, snapshot_bytes=1 << 24,
         on_step=preempt, **OPTIONS,
     ) as engine:  # fmt: skip
         engines.append(engine)
@@ -110,7 +110,7 @@ def test_a_grammar_gives_the_text_that_it_gives_alone(model, eager):  # noqa: F8
 
 
 @pytest.fixture(scope="module")
-def roomy():
+def ample():
     with npurt.Llama(tiny.path(*DENSE), max_sequences=12, **OPTIONS, verify="off") as llm:
         yield llm
 
@@ -120,14 +120,14 @@ def roomy():
     cost=st.sampled_from([0.0, 0.03, 1.0]),
 )
 @settings(max_examples=15)
-def test_no_text_waits_for_more_than_two_steps_while_others_decode(roomy, arrivals, cost):
+def test_no_text_waits_for_more_than_two_steps_while_others_decode(ample, arrivals, cost):
     """A step yields a token of every decoding sequence and evaluates a part of the oldest prompt.
 
     A sequence waits only while the maximum number of sequences runs.  A prompt waits only for
     older prompts.
     """
     ids = tiny.ids("llama3")
-    steps = Steps(roomy, sequences=5, drafts=LOOKUP)
+    steps = Steps(ample, sequences=5, drafts=LOOKUP)
     with_times(steps.scheduler, lambda rows: 1 + cost * rows)
     texts, waited = [], {}
     for number, (pause, length) in enumerate([*arrivals, (60, 1)]):

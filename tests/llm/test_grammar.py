@@ -122,8 +122,8 @@ def numbers(bounds):
     return {"type": "integer", "minimum": min(bounds), "maximum": max(bounds)}
 
 
-def sized(kind, least, more):
-    return {"type": "string", f"min{kind}": least, f"max{kind}": least + more}
+def sized(kind, minimum, more):
+    return {"type": "string", f"min{kind}": minimum, f"max{kind}": minimum + more}
 
 
 def objects(inner):
@@ -150,8 +150,8 @@ SCHEMAS = st.recursive(
     lambda inner: st.one_of(
         objects(inner),
         st.builds(
-            lambda items, least, more: {
-                "type": "array", "items": items, "minItems": least, "maxItems": least + more,
+            lambda items, minimum, more: {
+                "type": "array", "items": items, "minItems": minimum, "maxItems": minimum + more,
             },
             inner, st.integers(0, 2), st.integers(0, 2),
         ),
@@ -164,7 +164,9 @@ SCHEMAS = st.recursive(
 @settings(max_examples=60, deadline=None)
 @given(SCHEMAS, st.sampled_from(NAMES), st.integers(0, 2**32))
 def test_what_is_written_is_of_the_schema(schema, name, seed):
-    text, complete = written(tokenizer_of(name), Grammar.from_json_schema(schema), seed, most=1500)
+    text, complete = written(
+        tokenizer_of(name), Grammar.from_json_schema(schema), seed, maximum=1500
+    )
 
     assert complete
     jsonschema.validate(json.loads(text), schema)
@@ -175,7 +177,7 @@ def test_a_json_object_parses_whatever_it_has(name):
     """Every object that ends parses; unbounded objects often do not end within 60 tokens."""
     ended = 0
     for seed in range(12):
-        text, complete = written(tokenizer_of(name), Grammar.json_object(), seed, most=60)
+        text, complete = written(tokenizer_of(name), Grammar.json_object(), seed, maximum=60)
         ended += complete
         if complete:
             assert isinstance(json.loads(text), dict)

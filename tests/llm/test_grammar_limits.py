@@ -139,7 +139,7 @@ def test_a_grammar_of_no_text_ends_in_an_error():
 
 def test_a_grammar_without_an_end_goes_on():
     endless = Grammar.from_lark('start: "x" a\na: "y" a')
-    text, complete = written(tokenizer_of("qwen2"), endless, 0, most=30)
+    text, complete = written(tokenizer_of("qwen2"), endless, 0, maximum=30)
 
     assert re.fullmatch("xy*", text)
     assert not complete
@@ -169,7 +169,7 @@ def test_a_grammar_of_one_huge_text_takes_little_memory(name):
         with pytest.raises(GrammarError, match="too big"):
             HUGE[name]()
     else:
-        text, complete = written(tokenizer_of("qwen2"), HUGE[name](), 0, most=20)
+        text, complete = written(tokenizer_of("qwen2"), HUGE[name](), 0, maximum=20)
         assert text
         assert not complete
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10  # KiB

@@ -152,11 +152,11 @@ LIMITS = {
 @pytest.mark.parametrize("case", LIMITS.values(), ids=LIMITS)
 def test_what_no_tokenizer_has_is_refused(case, monkeypatch):
     """One more than the limit; and what is just within is taken."""
-    module, name, most, given, says = case
-    monkeypatch.setattr(module, name, most + 1)
+    module, name, maximum, given, says = case
+    monkeypatch.setattr(module, name, maximum + 1)
     Tokenizer.from_gguf(given)
 
-    monkeypatch.setattr(module, name, most)
+    monkeypatch.setattr(module, name, maximum)
     with pytest.raises(ModelFormatError) as caught:
         Tokenizer.from_gguf(given)
     assert says in caught.value.what

@@ -302,15 +302,15 @@ def test_a_small_multiplier_counts_each_token_of_a_repetition():
 
 
 @given(st.lists(st.integers(0, 1), min_size=1, max_size=40), st.integers(1, 4), st.integers(4, 40))
-def test_lengths_of_repetitions_are_those_that_are_counted_one_by_one(tokens, least, most):
+def test_lengths_of_repetitions_are_those_that_are_counted_one_by_one(tokens, minimum, maximum):
     wanted = []
     for end in range(1, len(tokens)):
         size = 0
-        while size < min(end, most) and tokens[end - 1 - size] == tokens[-1 - size]:
+        while size < min(end, maximum) and tokens[end - 1 - size] == tokens[-1 - size]:
             size += 1
-        wanted.append(size if size >= least else 0)
+        wanted.append(size if size >= minimum else 0)
 
-    assert repeated(np.array(tokens), least, most).tolist() == wanted
+    assert repeated(np.array(tokens), minimum, maximum).tolist() == wanted
 
 
 @given(logits_of, st.dictionaries(st.integers(0, 29), st.integers(-50, 50), max_size=5))

@@ -69,10 +69,10 @@ def pair(request):
     (device, pages), model = request.param
     path = tiny.path(*model)
     alone = Alone(path, device)
-    room = {"kv_bytes": pages * page_bytes(alone.llm)} if pages else {}
-    with npurt.Llama(path, device, max_sequences=TEXTS + 14, **room, **OPTIONS) as llm:
+    budget = {"kv_bytes": pages * page_bytes(alone.llm)} if pages else {}
+    with npurt.Llama(path, device, max_sequences=TEXTS + 14, **budget, **OPTIONS) as llm:
         if pages:
-            assert llm.model.executor.room().total == pages
+            assert llm.model.executor.capacity().total == pages
         yield llm, alone, pool(model[0])
     alone.llm.close()
 
@@ -161,8 +161,8 @@ class Schedules(RuleBasedStateMachine):
         self.tokens_are_those_of_the_text_alone()
         assert not self.asked
         self.scheduler.close()
-        room = self.llm.model.executor.room()
-        assert room is None or room.free == room.total
+        capacity = self.llm.model.executor.capacity()
+        assert capacity is None or capacity.free == capacity.total
 
 
 def test_any_schedule_gives_each_text_its_own_tokens(pair):

@@ -3,7 +3,7 @@
 import pytest
 
 from npurt.errors import GrammarError, LayoutError, OutOfPages
-from npurt.llm.batch.reuse import LEAST_COPIED
+from npurt.llm.batch.reuse import MIN_COPIED
 from npurt.llm.batch.scheduler import Scheduler
 from tests.llm import tiny
 from tests.llm.stepping import CYCLE, DENSE, HYBRID, LOOKUP, Steps, alone, cycle, with_times
@@ -24,7 +24,7 @@ def test_a_text_begins_without_a_prefix_when_no_page_is_free_for_the_copy(opened
         steps.step()  # the first text has all rows
     assert second.context is not None
     assert second.context.n_tokens == 0
-    llm.eval([7] * (64 * llm.model.executor.room().free))  # another context takes all pages
+    llm.eval([7] * (64 * llm.model.executor.capacity().free))  # another context takes all pages
     steps.step()
     llm.reset()
     steps.finish()
@@ -46,7 +46,7 @@ def test_a_text_that_loses_its_pages_needs_none_for_the_step(opened):
     urgent = steps.add(3, prompt, 3, priority=1)
     steps.step()  # of its 5 pages, 3; the youngest text has evaluated 64 tokens
     assert (urgent.context.n_tokens, youngest.context.n_tokens) == (190, 64)
-    llm.eval([7] * (64 * (llm.model.executor.room().free - 1)))
+    llm.eval([7] * (64 * (llm.model.executor.capacity().free - 1)))
     steps.step()
 
     assert urgent.context.n_tokens == 300
@@ -144,7 +144,7 @@ def test_prompts_that_begin_alike_at_the_same_time_are_read_once(opened, model, 
     steps.finish()
     counts = steps.scheduler.counts
     own = 1 if same == 100 else 100 - same
-    slack = 0 if model == HYBRID else LEAST_COPIED  # of a part that others read meanwhile
+    slack = 0 if model == HYBRID else MIN_COPIED  # of a part that others read meanwhile
     assert 100 + 3 * own + 4 * 4 <= counts.rows <= 100 + 3 * (own + slack) + 4 * 4
     assert counts.cached == 100 + 3 * 100 + 4 * 4 - counts.rows
     assert [steps.tokens(i) for i in range(4)] == [alone(p, 5, model) for p in prompts]

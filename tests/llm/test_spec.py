@@ -30,8 +30,8 @@ class Oracle(Drafter):
     def __init__(self, text, wrong=lambda position: False):
         self._text, self._wrong = text, wrong
 
-    def draft(self, history, most):
-        after = self._text[len(history) : len(history) + most]
+    def draft(self, history, maximum):
+        after = self._text[len(history) : len(history) + maximum]
         for i, token in enumerate(after):
             yield ((token + 1) % 600 if self._wrong(len(history) + i) else token), 1.0
 
@@ -53,11 +53,11 @@ def tokens(llm, prompt=PROMPT, *, speculator=None, count=40, temperature=0.0, se
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @settings(max_examples=15)
-@given(most=st.integers(1, 8), wrong=st.sets(st.integers(12, 60)), count=st.integers(1, 40))
-def test_the_text_is_that_of_plain_decoding_with_any_draft(llm, temperature, most, wrong, count):
+@given(maximum=st.integers(1, 8), wrong=st.sets(st.integers(12, 60)), count=st.integers(1, 40))
+def test_the_text_is_that_of_plain_decoding_with_any_draft(llm, temperature, maximum, wrong, count):
     plain = tokens(llm, temperature=temperature, count=count)
     text = tokens(llm, temperature=temperature, count=48)
-    speculator = Speculator(Oracle(text, wrong.__contains__), most, fixed=True)
+    speculator = Speculator(Oracle(text, wrong.__contains__), maximum, fixed=True)
 
     again = tokens(llm, temperature=temperature, count=count, speculator=speculator)
 
@@ -65,7 +65,7 @@ def test_the_text_is_that_of_plain_decoding_with_any_draft(llm, temperature, mos
 
 
 @pytest.mark.parametrize(
-    ("chances", "most", "made", "asked"),
+    ("chances", "maximum", "made", "asked"),
     [
         ([1, 1, 1, 1], 3, 3, 3),
         ([0.9, 0.9, 0.9], 8, 2, 2),  # 0.81 is too little to go on
@@ -76,20 +76,20 @@ def test_the_text_is_that_of_plain_decoding_with_any_draft(llm, temperature, mos
         ([], 8, 0, 0),
     ],
 )
-def test_draft_tokens_end_where_they_are_not_worth_their_time(chances, most, made, asked):
+def test_draft_tokens_end_where_they_are_not_worth_their_time(chances, maximum, made, asked):
     """Another is drawn from 0.85 on, one that was drawn is checked from 0.25 on."""
     seen = []
 
     class Certain(Oracle):
-        def draft(self, history, most):
-            for token, chance in enumerate(chances[:most]):
+        def draft(self, history, maximum):
+            for token, chance in enumerate(chances[:maximum]):
                 seen.append(token)
                 yield token, chance
 
     speculator = Speculator(Certain([]), 8)
     speculator.controller = SimpleNamespace(thresholds=Thresholds(draft=0.85, verify=0.25))
 
-    assert speculator._draft([1], most, None) == (list(range(made)), asked)
+    assert speculator._draft([1], maximum, None) == (list(range(made)), asked)
     assert len(seen) == asked
 
 
@@ -98,7 +98,7 @@ def test_a_draft_token_that_was_drawn_in_vain_is_accounted_for(llm):
     heard = []
 
     class Doubtful(Oracle):
-        def draft(self, history, most):
+        def draft(self, history, maximum):
             yield 5, 0.1
 
     class Listening(Controller):
@@ -194,7 +194,7 @@ def distribution(llm, prompt, kept):
 # --- Drafters ---------------------------------------------------------------------------------
 
 
-def naive(history, longest, shortest, most):
+def naive(history, longest, shortest, maximum):
     """Draft the tokens after the latest earlier occurrence of the longest suffix.
 
     Draft as many tokens as the occurrence has equal tokens.
@@ -205,21 +205,21 @@ def naive(history, longest, shortest, most):
         for end in range(len(history) - 1, length - 1, -1):
             if history[end - length : end] == history[-length:]:
                 equal = [n for n in range(1, end + 1) if history[end - n : end] == history[-n:]]
-                return history[end : end + min(most, max(equal))]
+                return history[end : end + min(maximum, max(equal))]
     return []
 
 
 @given(
     history=st.lists(st.integers(0, 3), min_size=1, max_size=40),
     grow=st.lists(st.integers(1, 5), min_size=1, max_size=5),
-    most=st.integers(1, 6),
+    maximum=st.integers(1, 6),
 )
-def test_lookup_finds_what_a_search_finds(history, grow, most):
+def test_lookup_finds_what_a_search_finds(history, grow, maximum):
     lookup = Lookup(3, 1)
     for start in np.cumsum(grow).tolist():
         part = history[:start]
 
-        assert drafted(lookup, part, most) == naive(part, 3, 1, most)
+        assert drafted(lookup, part, maximum) == naive(part, 3, 1, maximum)
 
 
 def test_lookup_forgets_a_text_that_is_gone():
@@ -375,25 +375,25 @@ def test_a_draft_model_with_other_tokens_is_refused(llm, tmp_path):
         npurt.Llama(tiny.path(), n_ctx=64, progress=False, draft=wrong)
 
 
-@pytest.mark.parametrize("most", [0, -1, 64, 512])
-def test_numbers_of_draft_tokens_that_make_no_sense_are_refused(most):
+@pytest.mark.parametrize("maximum", [0, -1, 64, 512])
+def test_numbers_of_draft_tokens_that_make_no_sense_are_refused(maximum):
     with pytest.raises(SettingError, match="drafted at once") as caught:
-        npurt.Llama(tiny.path(), n_ctx=64, progress=False, draft="lookup", draft_max=most)
+        npurt.Llama(tiny.path(), n_ctx=64, progress=False, draft="lookup", draft_max=maximum)
     assert "1 to 63" in caught.value.remedy
 
 
-@pytest.mark.parametrize("room", [{"n_batch": 2}, {"n_ctx": 2}])
-def test_draft_tokens_are_no_more_than_a_batch_holds_unless_that_is_asked_for(room):
-    options = {"n_ctx": 64, "progress": False, "draft": "lookup"} | room
+@pytest.mark.parametrize("limits", [{"n_batch": 2}, {"n_ctx": 2}])
+def test_draft_tokens_are_no_more_than_a_batch_holds_unless_that_is_asked_for(limits):
+    options = {"n_ctx": 64, "progress": False, "draft": "lookup"} | limits
     with npurt.Llama(tiny.path(), **options) as llm:
         assert llm.speculator is not None
     with pytest.raises(SettingError, match="2 tokens cannot be drafted at once"):
         npurt.Llama(tiny.path(), draft_max=2, **options)
 
 
-@pytest.mark.parametrize("room", [{"n_batch": 1}, {"n_ctx": 1}])
-def test_a_draft_for_a_model_that_takes_one_token_at_a_time_is_refused(room):
-    options = {"n_ctx": 64, "progress": False, "draft": "lookup"} | room
+@pytest.mark.parametrize("limits", [{"n_batch": 1}, {"n_ctx": 1}])
+def test_a_draft_for_a_model_that_takes_one_token_at_a_time_is_refused(limits):
+    options = {"n_ctx": 64, "progress": False, "draft": "lookup"} | limits
     with pytest.raises(SettingError, match="one token in a run"):
         npurt.Llama(tiny.path(), **options)
 

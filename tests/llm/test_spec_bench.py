@@ -56,7 +56,7 @@ def test_each_run_reads_the_prompt_anew(monkeypatch):
     monkeypatch.setattr(
         Assistant,
         "prepare",
-        lambda self, ids, most: (read.append(len(ids)), prepare(self, ids, most)),
+        lambda self, ids, maximum: (read.append(len(ids)), prepare(self, ids, maximum)),
     )
     long = ITSELF | {"prompts": {"one": "a b c d e f g h i j k l m n o p"}}
     _, one, three, _ = bench_spec(MODEL, MODEL, **long, **OPTIONS)

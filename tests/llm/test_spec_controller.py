@@ -19,21 +19,21 @@ PROMPT = 0.2  # of a step, a token of its prompt: prefill
 READ = 0.34 * PROMPT  # a token that the 0.5B reads
 
 
-def drafted(controller, most, certainty):
+def drafted(controller, maximum, certainty):
     """Return how many tokens are drafted if each has that probability."""
     count, sure = 0, 1.0
-    while count < most and (count == 0 or sure >= controller.thresholds.draft):
+    while count < maximum and (count == 0 or sure >= controller.thresholds.draft):
         count += 1
         sure *= certainty
     return count
 
 
-def begun(tokens, token_seconds=0.0, *, most=4, sure=None):
+def begun(tokens, token_seconds=0.0, *, maximum=4, sure=None):
     """Return a controller of a draft that costs 0.3, after four plain steps of a text of *tokens*.
 
     A step took 1, a token of the prompt *token_seconds*; the model was *sure* of its tokens.
     """
-    controller = Controller(most, share=0.3)
+    controller = Controller(maximum, share=0.3)
     controller.begin(tokens, token_seconds)
     for _ in range(4):
         controller.observe(0, 0, 0.0, 1.0)
@@ -186,7 +186,7 @@ def test_what_was_won_may_not_be_lost_again():
 
 def test_one_wrong_draft_is_not_the_last():
     """It may cost half of what may be lost in the text, and again half of what is left then."""
-    controller = begun(64, most=8)
+    controller = begun(64, maximum=8)
     for _ in range(6):
         controller.observe(1, 1, 0.3, 1.1)
 
@@ -198,7 +198,7 @@ def test_one_wrong_draft_is_not_the_last():
 
 def test_what_did_not_pay_is_believed_after_a_few_good_passes():
     """However long it has not: a draft token saves a step and costs 0.4."""
-    controller = begun(10000, most=8)
+    controller = begun(10000, maximum=8)
     for _ in range(20):
         controller.observe(1, 0, 0.3, 1.1)
     assert controller.choose() <= 1

@@ -24,10 +24,10 @@ def llm(request):
         yield llm
 
 
-def write(llm, drafter=None, most=4, count=LONG, **options):
+def write(llm, drafter=None, maximum=4, count=LONG, **options):
     """Return prompt and text as ids, the state after them, and the counts of drafts."""
     llm.reset()
-    llm.speculator = speculator = Speculator(drafter, most, fixed=True) if drafter else None
+    llm.speculator = speculator = Speculator(drafter, maximum, fixed=True) if drafter else None
     llm.generate(PROMPT, max_tokens=count, **({"temperature": 0} | options))
     llm.speculator = None
     said = speculator.controller.speculation if speculator else None
@@ -47,9 +47,9 @@ def assert_same(one, other):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("most", [1, 4, 8])
-def test_lookup_changes_neither_text_nor_states(llm, plain, most):
-    drafted = write(llm, Lookup(2, 1), most)
+@pytest.mark.parametrize("maximum", [1, 4, 8])
+def test_lookup_changes_neither_text_nor_states(llm, plain, maximum):
+    drafted = write(llm, Lookup(2, 1), maximum)
 
     assert_same(drafted, plain)
     assert drafted[2].drafted > 0
@@ -71,17 +71,17 @@ def test_wrong_draft_tokens_are_all_taken_back(llm, plain):
 
 @settings(max_examples=15)
 @given(
-    most=st.integers(1, 40),
+    maximum=st.integers(1, 40),
     wrong=st.sets(st.integers(len(PROMPT), len(PROMPT) + LONG), max_size=60),
     count=st.integers(1, LONG),
     temperature=st.sampled_from([0.0, 0.9]),
 )
-def test_whatever_is_drafted_text_and_states_stay(llm, most, wrong, count, temperature):
+def test_whatever_is_drafted_text_and_states_stay(llm, maximum, wrong, count, temperature):
     options = {"temperature": temperature, "seed": 1}
     whole = write(llm, **options)
     expected = write(llm, count=count, **options)
 
-    drafted = write(llm, Oracle(whole[0], wrong.__contains__), most, count, **options)
+    drafted = write(llm, Oracle(whole[0], wrong.__contains__), maximum, count, **options)
 
     assert_same(drafted, expected)
 
@@ -95,15 +95,15 @@ def test_the_most_draft_tokens_are_taken_back_without_another_pass():
     options = {"n_ctx": 256, "verify": "off", "progress": False, "draft": "lookup"}
     with pytest.raises(SettingError, match="drafted at once") as caught:
         npurt.Llama(tiny.path("qwen35", "f32"), draft_max=200, **options)
-    most = int(caught.value.remedy.split()[-1])
-    with npurt.Llama(tiny.path("qwen35", "f32"), draft_max=most, **options) as llm:
+    maximum = int(caught.value.remedy.split()[-1])
+    with npurt.Llama(tiny.path("qwen35", "f32"), draft_max=maximum, **options) as llm:
         llm.eval(PROMPT * 5)
         before = rows_evaluated(llm)
         for token in range(3):
-            llm.eval([token] * (1 + most))
-            llm.rollback(most)
+            llm.eval([token] * (1 + maximum))
+            llm.rollback(maximum)
 
-        assert rows_evaluated(llm) - before == 3 * (1 + most)
+        assert rows_evaluated(llm) - before == 3 * (1 + maximum)
 
 
 def test_what_follows_is_the_same(llm, plain):

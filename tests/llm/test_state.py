@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import npurt
-from npurt.cpu.state.recurrent import KEPT, SPACING, Recurrent, recurrences
+from npurt.cpu.state.recurrent import SPACING, STORED_TOKENS, Recurrent, recurrences
 from npurt.errors import ContextFull, LayoutError, SettingError
 from npurt.graph import ops
 from npurt.graph.tensor import Dim, Kind, Tensor
@@ -174,7 +174,7 @@ def test_states_are_replayed_in_runs_that_the_buffers_hold(n_batch, monkeypatch)
 )
 @example([(30, 0), (60, 30), (1, 10)], 40)  # a copy whose inputs others have overwritten since
 @example([(2, 0), (20, 15), *[(1, 0)] * 20, (1, 5)], 40)  # a copy of tokens that were taken back
-def test_copies_reach_back_as_far_as_they_should(sequence, most):
+def test_copies_reach_back_as_far_as_they_should(sequence, maximum):
     """At least to the start of the last batch, or SPACING tokens; and what they reach is there.
 
     Each token has a number of its own, also where another was taken back; a state is the number of
@@ -182,12 +182,12 @@ def test_copies_reach_back_as_far_as_they_should(sequence, most):
     """
     nets = recurrences([delta_net(width=16, kernel_size=4)], 2)
     states, control = Recurrent(nets, 1), nets["net"].control[1]
-    slots, kept = nets["net"].array[1].reshape(3, -1), states.kept["net"]
+    slots, kept = nets["net"].array[1].reshape(3, -1), states.stored_inputs["net"]
     history, singles, number = [0], 0, 0  # the number of no token, then one of each
 
     def replay(count, first):
         start, saved, _ = control.tolist()
-        assert (saved, count <= most) == (-1, True)
+        assert (saved, count <= maximum) == (-1, True)
         assert slots[start, 0] == history[first], "the copy is of other tokens"
         needed = np.arange(max(0, first - 3), first + count)
         np.testing.assert_array_equal(kept[needed % len(kept), 0], np.array(history)[needed + 1])
@@ -211,7 +211,7 @@ def test_copies_reach_back_as_far_as_they_should(sequence, most):
         sure = max(min(rows, SPACING), min(singles, SPACING))
         assert states.reach(position - sure) == position - sure
         target = states.reach(max(0, position - back))
-        states.rewind(target, replay, most)
+        states.rewind(target, replay, maximum)
         assert slots[0, 0] == history[target]
         singles = singles if target == position else 0
         del history[target + 1 :]
@@ -232,7 +232,7 @@ def delta_net(width, kernel_size):
 
 
 def test_inputs_are_kept_for_as_long_as_copies_need_them():
-    assert KEPT == 2 * SPACING
+    assert STORED_TOKENS == 2 * SPACING
 
 
 @pytest.mark.parametrize("n_ctx", [-5, (1 << 22) + 1])

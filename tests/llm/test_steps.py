@@ -30,12 +30,12 @@ def alone():
 def llm(alone):
     size = PAGES * page_bytes(alone)
     with npurt.Llama(PATH, max_sequences=20, kv_bytes=size, **OPTIONS) as made:
-        assert made.model.executor.room().total == PAGES
+        assert made.model.executor.capacity().total == PAGES
         yield made
 
 
 @pytest.fixture(scope="module")
-def roomy():
+def ample():
     with npurt.Llama(PATH, max_sequences=20, **OPTIONS) as made:
         yield made
 
@@ -82,35 +82,35 @@ def rows_of_step(scheduler, monkeypatch):
 # --- Rows -----------------------------------------------------------------------------------------
 
 
-def test_a_lone_prompt_has_all_rows_of_a_run(roomy, monkeypatch):
-    scheduler = begin(roomy)
-    scheduler.submit(text(roomy, 1, IDS[:100]))
+def test_a_lone_prompt_has_all_rows_of_a_run(ample, monkeypatch):
+    scheduler = begin(ample)
+    scheduler.submit(text(ample, 1, IDS[:100]))
     assert [sum(rows_of_step(scheduler, monkeypatch).values()) for _ in range(4)] == [48, 48, 4, 1]
     scheduler.close()
 
 
-def test_short_prompts_share_a_step(roomy, monkeypatch):
-    scheduler = begin(roomy)
+def test_short_prompts_share_a_step(ample, monkeypatch):
+    scheduler = begin(ample)
     for number in range(3):
-        scheduler.submit(text(roomy, number, IDS[number : number + 10]))
+        scheduler.submit(text(ample, number, IDS[number : number + 10]))
     assert sorted(rows_of_step(scheduler, monkeypatch).values()) == [10, 10, 10]
     assert sorted(rows_of_step(scheduler, monkeypatch).values()) == [1, 1, 1]
     scheduler.close()
 
 
-def test_a_prompt_slows_a_step_down_by_2_5_at_most(roomy, monkeypatch):
+def test_a_prompt_slows_a_step_down_by_2_5_at_most(ample, monkeypatch):
     """Where a row costs 1 beside 6 of the step: 8 for 2 texts, and 20 of 2.5 times that."""
     costs = RowCosts(48)
     for rows in (1, 2, 3, 4, 8, 16, 32, 48):
         for _ in range(3):
             costs.add(rows, 6 + rows)
     monkeypatch.setattr(costs, "add", lambda rows, seconds: None)
-    scheduler = begin(roomy)
+    scheduler = begin(ample)
     scheduler._costs = costs
     for number in range(2):
-        scheduler.submit(text(roomy, number, [1 + number], 60))
+        scheduler.submit(text(ample, number, [1 + number], 60))
     rows_of_step(scheduler, monkeypatch)
-    scheduler.submit(text(roomy, 2, IDS[:120]))
+    scheduler.submit(text(ample, 2, IDS[:120]))
 
     rows = [sorted(rows_of_step(scheduler, monkeypatch).values()) for _ in range(3)]
 
@@ -120,12 +120,12 @@ def test_a_prompt_slows_a_step_down_by_2_5_at_most(roomy, monkeypatch):
     scheduler.close()
 
 
-def test_no_text_waits_while_others_go_on(roomy):
+def test_no_text_waits_while_others_go_on(ample):
     """Each has a token in each step, from its first one on, while long prompts are read."""
-    scheduler = begin(roomy, drafts=LOOKUP)
+    scheduler = begin(ample, drafts=LOOKUP)
     seen, steps = {}, 0
     for number in range(8):
-        scheduler.submit(text(roomy, number, IDS[number : number + 150 * (number % 2) + 4], 30))
+        scheduler.submit(text(ample, number, IDS[number : number + 150 * (number % 2) + 4], 30))
     while scheduler.sequences:
         steps += 1
         for event in scheduler.step():
@@ -161,7 +161,7 @@ def test_when_pages_run_out_the_youngest_gives_way_and_nothing_shows(llm, alone)
     for number, prompt in enumerate(prompts):
         assert tokens[number][:-1] == wanted(alone, prompt, 75)[: len(tokens[number]) - 1]
         assert len(tokens[number]) == 75
-    assert llm.model.executor.room().free == PAGES
+    assert llm.model.executor.capacity().free == PAGES
 
 
 def test_a_text_begins_when_its_pages_and_one_more_are_free(llm):
@@ -176,14 +176,14 @@ def test_a_text_begins_when_its_pages_and_one_more_are_free(llm):
 
 
 def test_cancelling_frees_pages_at_once(llm):
-    scheduler, room = begin(llm), llm.model.executor.room
+    scheduler, capacity = begin(llm), llm.model.executor.capacity
     long = text(llm, 1, IDS[:130], 50)
     scheduler.submit(long)
     for _ in range(4):
         scheduler.step()
-    assert room().free == PAGES - 3
+    assert capacity().free == PAGES - 3
     event = scheduler.cancel(long)
-    assert (room().free, event.finish) == (PAGES, "cancelled")
+    assert (capacity().free, event.finish) == (PAGES, "cancelled")
     assert scheduler.cancel(long) is None
     assert scheduler.step() == []
 
@@ -198,7 +198,7 @@ def test_kept_texts_give_way_to_running_ones(llm):
     finished(scheduler)
     assert scheduler.stats().prefixes == 1
     scheduler.close()
-    assert llm.model.executor.room().free == PAGES
+    assert llm.model.executor.capacity().free == PAGES
 
 
 def test_texts_that_begin_alike_share_pages(llm, alone):
@@ -249,7 +249,7 @@ def test_a_deadline_ends_a_text_that_waits_or_runs(llm):
     ended = [(event.id, event.finish) for event in scheduler.step()]
     assert ended == [(0, "deadline"), (1, "deadline")]
     assert not scheduler.sequences
-    assert llm.model.executor.room().free == PAGES
+    assert llm.model.executor.capacity().free == PAGES
 
 
 def test_a_text_that_cannot_have_a_page_ends_with_an_error(llm):
@@ -267,4 +267,4 @@ def test_a_text_that_cannot_have_a_page_ends_with_an_error(llm):
         (2, "length"),
     ]
     assert next(event.error for event in events if event.error).remedy
-    assert llm.model.executor.room().free == PAGES
+    assert llm.model.executor.capacity().free == PAGES

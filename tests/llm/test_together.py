@@ -21,7 +21,7 @@ from tests.runtime.test_execute import Partial
 
 DEVICES = ("cpu", "hexagon:sim", "rknpu:sim")
 MODELS = (("llama3", "q8_0"), ("qwen3moe", "q8_0"), ("qwen35", "q8_0"))
-ROWS, POSITIONS, MOST = 48, 160, 8
+ROWS, POSITIONS, MAX_CONTEXTS = 48, 160, 8
 TOKENS = st.integers(0, 599)
 
 
@@ -30,7 +30,7 @@ def llm(request):
     device, model = request.param
     with npurt.Llama(
         tiny.path(*model), device, n_ctx=POSITIONS, n_batch=ROWS, n_threads=2, progress=False,
-        max_sequences=MOST + 1,
+        max_sequences=MAX_CONTEXTS + 1,
     ) as made:  # fmt: skip
         yield made
 
@@ -53,7 +53,7 @@ class Contexts(RuleBasedStateMachine):
         self.open = []
         self.last = None  # a context and the logits of its last token
 
-    @precondition(lambda self: len(self.open) < MOST - 1)
+    @precondition(lambda self: len(self.open) < MAX_CONTEXTS - 1)
     @rule()
     def add(self):
         self.open.append(Context(self.llm.model))
@@ -64,9 +64,9 @@ class Contexts(RuleBasedStateMachine):
         chosen = data.draw(st.lists(st.sampled_from(self.open), min_size=1, unique=True))
         pieces = []
         for context in chosen:
-            most = min(ROWS - sum(len(p.ids) for p in pieces), POSITIONS - context.n_tokens)
-            if most:
-                ids = data.draw(st.lists(TOKENS, min_size=1, max_size=min(most, 20)))
+            maximum = min(ROWS - sum(len(p.ids) for p in pieces), POSITIONS - context.n_tokens)
+            if maximum:
+                ids = data.draw(st.lists(TOKENS, min_size=1, max_size=min(maximum, 20)))
                 pieces.append(Piece(context, ids, data.draw(st.integers(0, len(ids)))))
         if any(piece.wanted for piece in pieces):
             made = evaluated(self.llm, pieces)
@@ -79,7 +79,7 @@ class Contexts(RuleBasedStateMachine):
         context = data.draw(st.sampled_from(self.open))
         context.rollback(min(count, context.n_tokens))
 
-    @precondition(lambda self: self.open and len(self.open) < MOST - 1)
+    @precondition(lambda self: self.open and len(self.open) < MAX_CONTEXTS - 1)
     @rule(data=st.data())
     def fork(self, data):
         source = data.draw(st.sampled_from(self.open))
@@ -112,9 +112,9 @@ def test_contexts_of_a_model_do_not_know_of_each_other(llm):
     kind = type("Here", (Contexts,), {"llm": llm})
     run_state_machine_as_test(kind, settings=settings(max_examples=10, stateful_step_count=14))
 
-    room = llm.model.executor.room()
+    capacity = llm.model.executor.capacity()
     llm.reset()
-    assert room is None or llm.model.executor.room().free == room.total
+    assert capacity is None or llm.model.executor.capacity().free == capacity.total
 
 
 def test_there_is_room_for_as_many_contexts_as_were_asked_for():

@@ -37,9 +37,9 @@ def test_the_weighted_error_is_never_above_that_of_the_plain_encoder(
     found = quantize_weighted(x, fmt, w)
     assert found.dtype == plain.dtype
     assert np.isfinite(dequantize(found, fmt)).all()
-    most = error(x, w, plain, fmt)
+    maximum = error(x, w, plain, fmt)
     # The encoder rounds each weight and each difference to float32: 2^-23 of a square each.
-    assert (error(x, w, found, fmt) <= most * (1 + 2.0**-21)).all()
+    assert (error(x, w, found, fmt) <= maximum * (1 + 2.0**-21)).all()
 
 
 @pytest.mark.parametrize("name", SEARCHED)

@@ -235,10 +235,10 @@ def test_commands_of_many_jobs_share_buffers_and_make_room_for_each_other(driver
     space = driver.spaces[0]
     held = []
 
-    def take(make_room=lambda: False):
-        held.append(space.suballocate(24 << 10, Role.PROGRAM, "programs", 64, make_room))
+    def take(make_space=lambda: False):
+        held.append(space.suballocate(24 << 10, Role.PROGRAM, "programs", 64, make_space))
 
-    def make_room():
+    def make_space():
         held.pop(3).free()
         return True
 
@@ -247,7 +247,7 @@ def test_commands_of_many_jobs_share_buffers_and_make_room_for_each_other(driver
     simulator.set("fault=enomem@create:1+")
     with pytest.raises(DeviceFull):
         take()
-    take(make_room)
+    take(make_space)
     simulator.set("reload=1")
 
     assert len(held) == 7

@@ -192,13 +192,13 @@ def test_the_distance_of_groups_is_right_even_where_there_is_one():
         prove(words, tight(one), at=AT, chained=False)
 
 
-@pytest.mark.parametrize(("format", "most", "step"), [("int4", 480, 32), ("tf32", 4096, 16)])
-def test_sums_longer_than_a_result_may_hold_are_refused(format, most, step):
+@pytest.mark.parametrize(("format", "maximum", "step"), [("int4", 480, 32), ("tf32", 4096, 16)])
+def test_sums_longer_than_a_result_may_hold_are_refused(format, maximum, step):
     """int4 sums saturate at int16; there is no report that longer TF32 sums work."""
-    good, long = (whole(format, "row", 1, k, 64) for k in (most, most + step))
+    good, long = (whole(format, "row", 1, k, 64) for k in (maximum, maximum + step))
 
     prove(program(good), tight(good), at=AT, chained=False)
-    said = rf"CNA_FC_DATA_SIZE1 = {long.k:#x} is more .* {most}"
+    said = rf"CNA_FC_DATA_SIZE1 = {long.k:#x} is more .* {maximum}"
     with pytest.raises(LayoutError, match=said):
         prove(program(long), tight(long), at=AT, chained=False)
 

@@ -22,8 +22,8 @@ TARGETS = {  # [M] registers.xml, enum target, with bit 0 as in every published 
 
 def limits(field):
     """Return the least and the greatest value of a field."""
-    most = (1 << (field.width - field.signed)) - 1
-    return (-most - 1 if field.signed else 0), most
+    maximum = (1 << (field.width - field.signed)) - 1
+    return (-maximum - 1 if field.signed else 0), maximum
 
 
 def values(field):
@@ -97,9 +97,9 @@ def test_any_word_is_taken_apart_and_described_without_loss(word):
 @given(st.sampled_from([reg for reg in regs.REGISTERS if reg.fields]), st.data())
 def test_a_value_that_does_not_fit_is_refused_with_its_name(reg, data):
     name, field = data.draw(st.sampled_from(sorted(reg.fields.items())))
-    least, most = limits(field)
+    minimum, maximum = limits(field)
 
-    for value in (most + 1, least - 1):
+    for value in (maximum + 1, minimum - 1):
         with pytest.raises(LayoutError, match=f"{reg.name}.{name} = {value} does not fit"):
             reg(**{name: value})
 

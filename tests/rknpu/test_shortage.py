@@ -226,12 +226,12 @@ def test_a_lost_device_gets_its_domains_again(vendor, simulator, deep):
 
 
 @pytest.mark.parametrize(
-    ("version", "least", "domains"), [(907, 0, 0), (908, 1 << 28, 0), (908, 0, 15)]
+    ("version", "minimum", "domains"), [(907, 0, 0), (908, 1 << 28, 0), (908, 0, 15)]
 )
 def test_further_domains_are_opened_where_there_are_some_and_addresses_are_short(
-    simulator, monkeypatch, version, least, domains
+    simulator, monkeypatch, version, minimum, domains
 ):
-    monkeypatch.setattr(arena, "ADDRESSES", least)
+    monkeypatch.setattr(arena, "ADDRESSES", minimum)
     simulator.set(f"{FREE} version={version} space=48K")  # work 24, weights 12 each
     try:
         with open_rknpu("rknpu:sim-vendor") as device:

@@ -34,7 +34,7 @@ def check(y, a, b, format):
 def test_any_product_is_that_of_numpy(driver, data):
     format = FORMATS[data.draw(st.sampled_from(sorted(FORMATS)))]
     layout = data.draw(st.sampled_from(Layout))
-    m, k, n = (data.draw(st.integers(1, most)) for most in (40, 600, 300))
+    m, k, n = (data.draw(st.integers(1, maximum)) for maximum in (40, 600, 300))
     a, b = elements(format, (m, k), 0), elements(format, (n, k), 1)
     tile = {"max_n": data.draw(st.sampled_from([64, 128, 4096]))}
     if layout is not Layout.NATIVE_H:

@@ -23,7 +23,7 @@ CASES = load("cbuf_cases.json")["cases"]
 
 # Rows that fit at each K: what the rule gives by hand for one pixel a line.  happyme531 measured
 # 64 at 4096, 32 at 6144 and 16 at 8192 in int8; TF32 works at 4096 and hangs at 5120.
-MOST_ROWS = {
+MAX_ROWS = {
     "int8": {512: 704, 1024: 352, 2048: 160, 3072: 96, 4096: 64, 5120: 44, 6144: 32, 8192: 16,
              10240: 6, 11008: 2, 11264: 2, 11296: 0},
     "fp16": {512: 352, 1024: 176, 2048: 80, 4096: 32, 8192: 8, 11008: 1, 11264: 1, 11296: 0},
@@ -61,9 +61,9 @@ def test_the_buffer_rule_agrees_with_every_published_point(case):
     assert ("ok" if fits else "bad") == observed
 
 
-@pytest.mark.parametrize("name", MOST_ROWS)
+@pytest.mark.parametrize("name", MAX_ROWS)
 def test_the_most_rows_of_a_task(name):
-    assert {k: max_rows(number_format(name), k, Layout.ROW) for k in MOST_ROWS[name]} == MOST_ROWS[
+    assert {k: max_rows(number_format(name), k, Layout.ROW) for k in MAX_ROWS[name]} == MAX_ROWS[
         name
     ]
 
@@ -72,7 +72,7 @@ def test_the_most_rows_of_a_task(name):
 def test_the_most_rows_fit_and_one_panel_more_does_not(name, layout, steps):
     number_form = number_format(name)
     k = steps * number_form.k_step
-    most = max_rows(number_form, k, layout)
+    maximum = max_rows(number_form, k, layout)
 
     def fits(rows):
         width = rows if layout is Layout.NATIVE_W else layout.panel_rows
@@ -82,8 +82,8 @@ def test_the_most_rows_fit_and_one_panel_more_does_not(name, layout, steps):
             return False
         return width <= 2047 and rows // width + 1 < 1 << 10
 
-    assert most == 0 or fits(most)
-    assert not fits(most + layout.panel_rows)
+    assert maximum == 0 or fits(maximum)
+    assert not fits(maximum + layout.panel_rows)
 
 
 @pytest.mark.parametrize(("k", "entries"), [(32, 2), (64, 4), (96, 8), (128, 8), (160, 10)])
@@ -178,15 +178,15 @@ def test_every_task_of_a_plan_fits_the_registers(case, layout):
         template(task, Profile.FULL)
 
 
-@pytest.mark.parametrize(("layout", "most"), [(Layout.PANEL8, 4096), (Layout.PANEL16, 2048)])
-def test_a_line_of_panels_has_as_many_columns_as_the_notch_can_skip(layout, most):
+@pytest.mark.parametrize(("layout", "maximum"), [(Layout.PANEL8, 4096), (Layout.PANEL16, 2048)])
+def test_a_line_of_panels_has_as_many_columns_as_the_notch_can_skip(layout, maximum):
     """A panel's notch is (N / 4 - 1) atoms of each of its rows, in 13 bits."""
     int8 = number_format("int8")
     product = plan(plan_weights(int8, 4096, 64, cores=1), 16, layout, max_n=8192)
 
-    assert {tile.task.n for tile in product.tiles[0]} == {most}
-    with pytest.raises(LayoutError, match=rf"N = {most + 32} is more than {most}"):
-        Task(int8, layout, 16, 64, most + 32, 16, 64)
+    assert {tile.task.n for tile in product.tiles[0]} == {maximum}
+    with pytest.raises(LayoutError, match=rf"N = {maximum + 32} is more than {maximum}"):
+        Task(int8, layout, 16, 64, maximum + 32, 16, 64)
 
 
 @given(products())

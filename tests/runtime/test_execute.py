@@ -41,18 +41,18 @@ class FailingSegment(ReferenceSegment):
 class Partial(ReferenceDevice):
     """A device that refuses some ops, has memory for *room* parts, and fails in some runs."""
 
-    def __init__(self, refuses=(), room=99, failing=()):
+    def __init__(self, refuses=(), capacity=99, failing=()):
         super().__init__()
         self.caps = type(self.caps)("partial", "", True)
-        self.refuses, self.room, self.failing, self.runs = refuses, room, failing, 0
+        self.refuses, self.capacity, self.failing, self.runs = refuses, capacity, failing, 0
 
     def why_not_op(self, op, limits):
         return f"no {type(op).__name__}" if isinstance(op, self.refuses) else None
 
     def compile(self, part, weights, limits):
-        if self.room == 0:
+        if self.capacity == 0:
             raise DeviceFull("full", remedy="buy more", call="alloc", code=errno.ENOMEM)
-        self.room -= 1
+        self.capacity -= 1
         segment = FailingSegment(part, weights, limits)
         segment.device = self
         return segment
@@ -151,7 +151,7 @@ def test_a_part_without_states_goes_on_at_once():
 
 
 def test_what_has_no_room_runs_elsewhere():
-    made, ledger = executor("llama3", Partial((ops.Attention,), room=1))
+    made, ledger = executor("llama3", Partial((ops.Attention,), capacity=1))
     ids = tiny.ids("llama3", 5)
 
     assert nmse(run(made, ids), logits(tiny.path("llama3", "q8_0"), ids)) < FLOAT32

@@ -60,12 +60,12 @@ def test_int8_products_of_more_rows_than_one_run_takes_are_exact(rows):
     np.testing.assert_array_equal(npurt.matmul(a, b), a.astype(np.int64) @ b)
 
 
-@pytest.mark.parametrize("least", [-128, 127])
-def test_the_largest_int8_sums_are_exact_and_larger_ones_refused(least):
+@pytest.mark.parametrize("value", [-128, 127])
+def test_the_largest_int8_sums_are_exact_and_larger_ones_refused(value):
     k = 131071  # the largest whose sum, K * 128 * 128, is below 2^31
-    a, b = np.full((1, k), -128, np.int8), np.full((k, 1), least, np.int8)
+    a, b = np.full((1, k), -128, np.int8), np.full((k, 1), value, np.int8)
 
-    assert npurt.matmul(a, b) == k * -128 * least
+    assert npurt.matmul(a, b) == k * -128 * value
     with pytest.raises(UnsupportedOp, match="131072"):
         npurt.matmul(np.ones((1, k + 1), np.int8), np.ones((k + 1, 1), np.int8))
 

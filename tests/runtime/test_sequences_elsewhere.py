@@ -41,9 +41,9 @@ def segment_of(device, name, sequences):
 @given(data=st.data())
 @settings(max_examples=3, deadline=None)
 def test_any_schedule_gives_the_bits_of_each_sequence_alone(device, name, data):
-    most = data.draw(st.integers(2, 4))
-    with segment_of(device, name, most) as (segment, _):
-        schedule = Schedule(data.draw, segment, most, 200)
+    maximum = data.draw(st.integers(2, 4))
+    with segment_of(device, name, maximum) as (segment, _):
+        schedule = Schedule(data.draw, segment, maximum, 200)
         for _ in range(data.draw(st.integers(1, 5))):
             schedule.step()
         for sequence in schedule.texts:

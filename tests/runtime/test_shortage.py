@@ -31,14 +31,14 @@ class SmallDevice(FakeDevice):
     """A device with limited memory for weights.
 
     Args:
-        room: Bytes of memory; when the weights need more, products fail.
+        capacity: Bytes of memory; when the weights need more, products fail.
         saves: Returns the seconds that a product saves, given its rows, N and K.
     """
 
-    def __init__(self, cpu, room, saves=lambda rows, n, k: 1.0):
+    def __init__(self, cpu, capacity, saves=lambda rows, n, k: 1.0):
         super().__init__(cpu)
-        self.room, self.saves = room, saves
-        self.held, self.most, self.reserved = 0, 0, None
+        self.capacity, self.saves = capacity, saves
+        self.held, self.maximum, self.reserved = 0, 0, None
 
     def reserve(self, uses):
         self.reserved = list(uses)
@@ -47,7 +47,7 @@ class SmallDevice(FakeDevice):
         return Saving(self.saves(op.m, op.n, op.k), op.n * op.k // 32 * 34)
 
     def pack(self, tensor, *, int16=False):
-        if self.held + tensor.nbytes > self.room:
+        if self.held + tensor.nbytes > self.capacity:
             raise self.full(tensor.nbytes)
         return Held(self, self.cpu.pack(tensor))
 
@@ -56,7 +56,7 @@ class SmallDevice(FakeDevice):
         return DeviceFull(what, remedy="use less", call="pack", code=0)
 
     def matmul(self, x, w, out):
-        if self.held > self.room:
+        if self.held > self.capacity:
             raise self.full(len(x))
         super().matmul(x, w, out)
 
@@ -67,7 +67,7 @@ class Held(FakePacked):
     def __init__(self, device, inner):
         super().__init__(device, inner)
         device.held += self.tensor.nbytes
-        device.most = max(device.most, device.held)
+        device.maximum = max(device.maximum, device.held)
 
     def __del__(self):
         self.device.held -= self.tensor.nbytes
@@ -129,7 +129,7 @@ def test_half_a_unit_is_taken_back(cpu):
     assert where(place(wanted, device, cpu)) == dict.fromkeys(
         ("a0", "a1", "a2", "b0", "b1", "b2"), HERE
     ) | {"c": THERE}
-    assert device.most == 2 * SIZE
+    assert device.maximum == 2 * SIZE
 
 
 def test_a_prompt_and_an_answer_say_what_a_weight_is_worth(cpu):
@@ -204,8 +204,8 @@ def test_a_model_counts_what_had_no_room_as_planned_and_says_it_once(monkeypatch
 class Work:
     """A plan of four products of one input; the weights are in descending order of their worth."""
 
-    def __init__(self, cpu, room=1 << 30, strict=False):
-        self.device = SmallDevice(cpu, room, lambda rows, n, k: -float(n))
+    def __init__(self, cpu, capacity=1 << 30, strict=False):
+        self.device = SmallDevice(cpu, capacity, lambda rows, n, k: -float(n))
         self.ledger = Ledger("test", strict)
         wanted = [weight(f"w{i}", n=8 + i, seed=i) for i in range(4)]
         self.placed = place(wanted, self.device, cpu)
@@ -228,12 +228,12 @@ class Work:
 def test_memory_that_runs_out_costs_the_weights_that_are_worth_least(cpu):
     work = Work(cpu)
     wanted = work.run()
-    for room, kept in ((3, ["w0", "w1", "w2"]), (3, ["w0", "w1", "w2"]), (1, ["w0"])):
-        work.device.room = sum(34 * (8 + i) for i in range(room))
+    for capacity, kept in ((3, ["w0", "w1", "w2"]), (3, ["w0", "w1", "w2"]), (1, ["w0"])):
+        work.device.capacity = sum(34 * (8 + i) for i in range(capacity))
 
         np.testing.assert_array_equal(work.run(), wanted)
         assert work.there() == kept
-        assert work.device.held <= work.device.room
+        assert work.device.held <= work.device.capacity
 
     report = work.ledger.report()
     assert report.fallbacks() == [
@@ -249,7 +249,7 @@ def test_memory_that_runs_out_costs_the_weights_that_are_worth_least(cpu):
 def test_when_nothing_is_left_to_give_up_the_cpu_goes_on(cpu):
     work = Work(cpu)
     wanted = work.run()
-    work.device.room = -1
+    work.device.capacity = -1
 
     np.testing.assert_array_equal(work.run(), wanted)
     assert work.there() == []
@@ -258,7 +258,7 @@ def test_when_nothing_is_left_to_give_up_the_cpu_goes_on(cpu):
 
 def test_in_strict_mode_it_is_an_error(cpu):
     work = Work(cpu, strict=True)
-    work.device.room = 0
+    work.device.capacity = 0
 
     with pytest.raises(NotOffloaded, match="ran out of memory"):
         work.run()

@@ -59,12 +59,12 @@ def largest_hidden_error(tensor, x):
     canonical = tensor.canonical()
     values = tensor.dequantize().astype(np.float64)
     group = 1 if tensor.format.block == 1 else canonical.group
-    most = abs(values)
+    maximum = abs(values)
     if canonical.offsets is not None:
         offsets = np.repeat(canonical.offsets.astype(np.float64), group, axis=1)
-        most = abs(values - offsets) + abs(offsets)
+        maximum = abs(values - offsets) + abs(offsets)
     roundings = 2 * 64 + 2 + 2 + values.shape[1] * (1 if group == 1 else 5 / group)
-    squares = (4 * most**2 + 2.0**-149).sum()
+    squares = (4 * maximum**2 + 2.0**-149).sum()
     bound = 8 * 2.0**-24 * math.sqrt(roundings * squares)
     return 1.02 * 2 * bound * np.sqrt((x.astype(np.float64) ** 2).sum(axis=1))
 

@@ -13,7 +13,7 @@ import pytest
 import npurt
 from npurt.errors import NpurtError
 from npurt.serve.engine import client
-from npurt.serve.engine.client import MOST_DEATHS, MOST_OPENINGS, Engine, opening_seconds
+from npurt.serve.engine.client import MAX_DEATHS, MAX_OPENINGS, Engine, opening_seconds
 from npurt.serve.engine.protocol import Open, Submit
 from tests.limits import HANG_SECONDS
 from tests.llm import tiny
@@ -110,9 +110,9 @@ def test_who_waits_no_more_for_counts_is_forgotten():
     asyncio.run(run())
 
 
-async def kill_at_random(engine, seed, most=20):
+async def kill_at_random(engine, seed, maximum=20):
     chance = random.Random(seed)
-    for _ in range(most):
+    for _ in range(maximum):
         while engine._steps < 4:  # another test covers an engine that dies before any work
             await asyncio.sleep(0.001)
         await asyncio.sleep(chance.uniform(0.0, 0.1))
@@ -255,7 +255,7 @@ def test_texts_end_when_the_model_cannot_be_opened_again_and_it_is_tried_further
             engine.submit(submit(PROMPTS[0], max_tokens=200), text)
             while not text.tokens:
                 await asyncio.sleep(0.001)
-            stuck_opens(tmp_path, MOST_OPENINGS)
+            stuck_opens(tmp_path, MAX_OPENINGS)
             os.kill(engine.pid, signal.SIGKILL)
             await text.ended.wait()
             assert text.finish == "unavailable"
@@ -311,7 +311,7 @@ def test_a_sequence_that_kills_every_engine_ends():
         async with running(die_at=0) as engine:
             (text,) = await texts_of(engine, [submit(PROMPTS[0])])
             assert text.finish == "error"
-            assert text.events[-1].error[0].startswith(f"the engine died {MOST_DEATHS} times at")
+            assert text.events[-1].error[0].startswith(f"the engine died {MAX_DEATHS} times at")
 
     asyncio.run(run())
 
@@ -319,7 +319,7 @@ def test_a_sequence_that_kills_every_engine_ends():
 @pytest.mark.parametrize("kind", [signal.SIGSEGV, signal.SIGKILL, 0])
 @pytest.mark.parametrize("at", [0, 5])
 def test_of_many_sequences_only_that_ends_which_kills_every_engine(kind, at, monkeypatch):
-    monkeypatch.setattr(client, "MOST_KILLS", 4 if kind else 30)
+    monkeypatch.setattr(client, "MAX_KILLS", 4 if kind else 30)
     monkeypatch.setattr(client, "LINGER_SECONDS", 0.1)
 
     async def run():
@@ -343,7 +343,7 @@ def test_sequences_that_read_their_prompts_do_not_end_when_engines_are_killed():
             texts = [Text() for _ in asked]
             for each, text in zip(asked, texts, strict=True):
                 engine.submit(each, text)
-            for kills in range(1, MOST_DEATHS + 4):
+            for kills in range(1, MAX_DEATHS + 4):
                 while not engine._steps:
                     await asyncio.sleep(0.001)
                 os.kill(engine.pid, signal.SIGKILL)

@@ -77,9 +77,9 @@ async def streams(server, length, count, heard):
         return await asyncio.gather(*found)
 
 
-async def killing(server, seed, most, heard):
+async def killing(server, seed, maximum, heard):
     chance = random.Random(seed)
-    for _ in range(most):
+    for _ in range(maximum):
         before = len(heard)
         # streams make progress between two engine failures
         while len(heard) < before + len(PROMPTS):

@@ -8,7 +8,7 @@ import pytest
 
 from npurt.serve.engine.wire import EngineLost
 from npurt.serve.http import limits
-from npurt.serve.http.endpoint import Aside
+from npurt.serve.http.endpoint import WorkThreads
 from npurt.serve.model import front
 from npurt.serve.model.front import Settings
 from npurt.serve.model.served_model import ServedModel
@@ -297,15 +297,15 @@ async def test_a_small_request_waits_in_a_thread_for_what_a_large_one_holds():
         began.set()
         return go_on.wait(HANG_SECONDS)
 
-    main, aside = threading.current_thread(), Aside()
-    assert await aside.do(threading.current_thread, large=False) is main
-    large = asyncio.create_task(aside.do(hold, large=True))
+    main, threads = threading.current_thread(), WorkThreads()
+    assert await threads.do(threading.current_thread, large=False) is main
+    large = asyncio.create_task(threads.do(hold, large=True))
     while not began.is_set():
         await asyncio.sleep(0)
     large.cancel()  # the client disconnects, but the thread continues
     await asyncio.gather(large, return_exceptions=True)
-    assert await aside.do(threading.current_thread, large=False) is not main
+    assert await threads.do(threading.current_thread, large=False) is not main
     go_on.set()
-    while aside._under_way[0].running():
+    while threads._under_way[0].running():
         await asyncio.sleep(0)
-    assert await aside.do(threading.current_thread, large=False) is main
+    assert await threads.do(threading.current_thread, large=False) is main

@@ -48,23 +48,23 @@ async def test_echo_puts_the_prompt_before_the_text():
     assert events[-2]["choices"][0]["finish_reason"] == "stop"
 
 
-@pytest.mark.parametrize("most", [0, 9])
+@pytest.mark.parametrize("maximum", [0, 9])
 @pytest.mark.parametrize("chunk", [1, 3, 64])
 @asking
-async def test_echo_with_log_probabilities_scores_the_prompt(most, chunk):
+async def test_echo_with_log_probabilities_scores_the_prompt(maximum, chunk):
     """lm-eval-harness expects null for the first token and a log probability for each later one."""
     client = Client(" world", chunk=chunk)
     tokenizer = client.model.tokenizer
     ids = tokenizer.encode("Hello, you")
-    body = {"prompt": ids, "echo": True, "logprobs": 1, "max_tokens": most}
+    body = {"prompt": ids, "echo": True, "logprobs": 1, "max_tokens": maximum}
     choice = (await client(TEXT, body)).json["choices"][0]
     events = (await client(TEXT, body | {"stream": True})).events[:-1]
     pieces = [each["choices"][0] for each in events]
     found = choice["logprobs"]
-    rest = tokenizer.encode(" world", add_bos=False) if most else []
+    rest = tokenizer.encode(" world", add_bos=False) if maximum else []
 
-    assert choice["text"] == "Hello, you" + (" world" if most else "")
-    assert choice["finish_reason"] == ("stop" if most else "length")
+    assert choice["text"] == "Hello, you" + (" world" if maximum else "")
+    assert choice["finish_reason"] == ("stop" if maximum else "length")
     assert found["tokens"] == [tokenizer.piece(i).decode() for i in ids + rest]
     assert found["token_logprobs"] == [None, *(-i / 8 for i in ids[1:]), *(-0.5 for _ in rest)]
     assert found["top_logprobs"][0] is None

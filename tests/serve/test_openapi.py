@@ -125,8 +125,10 @@ def names_of(form):
 
 
 def test_the_fields_that_are_read_are_those_of_the_schemas():
-    rooms = ("interfaces", "model", "models", "tools")
-    files = [path for room in rooms for path in (PROJECT / "npurt/serve" / room).glob("*.py")]
+    packages = ("interfaces", "model", "models", "tools")
+    files = [
+        path for package in packages for path in (PROJECT / "npurt/serve" / package).glob("*.py")
+    ]
     source = "\n".join(path.read_text() for path in files).replace("'", '"')
     reads = "text|required_text|flag|integer|number|items|inner|objects|has|get"
     read = set(re.findall(rf'(?:fields|item|block|message|tool|choice|chosen|function|each|form)'

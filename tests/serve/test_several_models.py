@@ -217,7 +217,7 @@ async def test_no_model_is_unloaded_under_a_stream(folder):
 async def test_room_is_made_by_what_was_used_least_recently(tmp_path):
     names = ("a", "b", "c")
     async with several(
-        fill(tmp_path, dict.fromkeys(names, FILES["a"])), policy=Policy(most=2)
+        fill(tmp_path, dict.fromkeys(names, FILES["a"])), policy=Policy(maximum=2)
     ) as ask:
         await ask.text("a")
         await ask.text("b")
@@ -228,7 +228,7 @@ async def test_room_is_made_by_what_was_used_least_recently(tmp_path):
 
 @asking
 async def test_a_model_waits_for_streams_of_the_one_in_its_place(folder, caplog):
-    async with several(folder, policy=Policy(most=1), **SLOW) as ask:
+    async with several(folder, policy=Policy(maximum=1), **SLOW) as ask:
         alone = {name: await ask.text(name, tokens=60) for name in "ab"}
         first = asyncio.create_task(ask.text("a", tokens=60))
         await until(lambda: ask.status()["a"] == "loaded")
@@ -245,7 +245,7 @@ async def test_a_model_waits_for_streams_of_the_one_in_its_place(folder, caplog)
 
 @asking
 async def test_two_models_take_turns(folder):
-    async with several(folder, policy=Policy(most=1)) as ask:
+    async with several(folder, policy=Policy(maximum=1)) as ask:
         alone = {name: await ask.text(name) for name in "ab"}
         texts = await asyncio.gather(*(ask.text(name) for name in "abababab"))
         assert texts == [alone[name] for name in "abababab"]
@@ -289,7 +289,7 @@ async def test_without_memory_and_without_others_it_is_503(folder, monkeypatch):
 
 @asking
 async def test_what_nobody_waits_for_any_more_is_not_loaded(folder, caplog):
-    async with several(folder, policy=Policy(most=1), **SLOW) as ask:
+    async with several(folder, policy=Policy(maximum=1), **SLOW) as ask:
         first = asyncio.create_task(ask.text("a", tokens=60))
         await until(lambda: ask.status()["a"] == "loaded")
         gone = asyncio.Event()
@@ -325,7 +325,7 @@ async def test_an_engine_that_is_killed_leaves_the_others_alone(folder):
 
 @asking
 async def test_the_end_waits_for_the_texts_of_all_models(folder):
-    async with several(folder, policy=Policy(most=1), **SLOW) as ask:
+    async with several(folder, policy=Policy(maximum=1), **SLOW) as ask:
         alone = {name: await ask.text(name, tokens=60) for name in "ab"}
         streams = {"b": asyncio.create_task(ask.text("b", tokens=60))}
         await until(lambda: ask.router.offers()[1].front and ask.router.offers()[1].front.active)

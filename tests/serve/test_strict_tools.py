@@ -62,10 +62,10 @@ def accepted(kind, text, **options):
 TAG = b"</parameter>"
 
 
-def drawn(found, seed, most=600):
+def drawn(found, seed, maximum=600):
     """Return random bytes that the grammar accepts, preferring bytes that close an element."""
     draw, data = random.Random(seed), bytearray()
-    while len(data) < most:
+    while len(data) < maximum:
         mask = np.unpackbits(np.frombuffer(found.compute_bitmask(), np.uint8), bitorder="little")
         allowed = np.flatnonzero(mask[:257]).tolist()
         if found.is_accepting() and (256 in allowed or not allowed):

@@ -130,14 +130,14 @@ class Rpc:
     def close(self, handle):
         return self.remote_handle64_close(handle) & 0xFFFFFFFF
 
-    def call(self, handle, method, given=None, room=0):
-        """Return (code, the method's output of *room* bytes).
+    def call(self, handle, method, given=None, capacity=0):
+        """Return (code, the method's output of *capacity* bytes).
 
-        *given* and *room* may be (address, bytes), of memory to pass as it is.
+        *given* and *capacity* may be (address, bytes), of memory to pass as it is.
         """
         arguments = (RemoteArg * 2)()
         holders, counts = [], [0, 0]
-        for i, value in enumerate((given, room)):
+        for i, value in enumerate((given, capacity)):
             if not value:
                 continue
             if isinstance(value, tuple):
@@ -150,13 +150,13 @@ class Rpc:
             counts[i] = 1
         scalars = method << 24 | counts[0] << 16 | counts[1] << 8
         code = self.remote_handle64_invoke(handle, scalars, arguments) & 0xFFFFFFFF
-        returned = holders[-1].raw if room and not isinstance(room, tuple) else b""
+        returned = holders[-1].raw if capacity and not isinstance(capacity, tuple) else b""
         return code, returned
 
-    def call_words(self, handle, method, *given, room=0):
+    def call_words(self, handle, method, *given, capacity=0):
         """Return (code, words) for a method of words."""
-        code, returned = self.call(handle, method, words(*given), 4 * room)
-        return code, struct.unpack(f"<{room}I", returned)
+        code, returned = self.call(handle, method, words(*given), 4 * capacity)
+        return code, struct.unpack(f"<{capacity}I", returned)
 
     def error(self):
         text = c.create_string_buffer(2000)

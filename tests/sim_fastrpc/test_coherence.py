@@ -92,15 +92,15 @@ def test_the_dsp_sees_what_the_host_wrote_after_the_end_of_a_write(rpc, probe, b
 
 def seen(rpc, probe, block):
     """Return byte 4 as the DSP sees it; SUM_MAPPED inverts the first byte that it is given."""
-    code, (value,) = rpc.call_words(probe, SUM_MAPPED, block.fd, 1, 4, room=1)
+    code, (value,) = rpc.call_words(probe, SUM_MAPPED, block.fd, 1, 4, capacity=1)
     assert code == 0
-    rpc.call_words(probe, SUM_MAPPED, block.fd, 1, 4, room=1)  # and inverts it back
+    rpc.call_words(probe, SUM_MAPPED, block.fd, 1, 4, capacity=1)  # and inverts it back
     return value
 
 
 def test_the_host_sees_what_the_dsp_wrote_after_the_start_of_a_read(rpc, probe, block, coherent):
     block.map(DELAYED)
-    rpc.call_words(probe, SUM_MAPPED, block.fd, 1, 4, room=1)
+    rpc.call_words(probe, SUM_MAPPED, block.fd, 1, 4, capacity=1)
     assert block.view[4] == (255 if coherent else 0)
     for flags in (START | WRITE, END | READ):
         sync(rpc, block.fd, flags)
@@ -122,7 +122,7 @@ def test_mapping_and_unmapping_synchronise(rpc, probe, block, flags, method):
     block.view[0] = 9
     block.map(flags)
     words = (block.fd, 1, 0) if method == SUM_MAPPED else (block.fd, 1)
-    assert rpc.call_words(probe, method, *words, room=1) == (0, (9,))
+    assert rpc.call_words(probe, method, *words, capacity=1) == (0, (9,))
     block.unmap()
     assert block.view[0] == (255 - 9 if method == SUM_MAPPED else 9)
 

@@ -215,7 +215,7 @@ def test_maps_of_a_dead_pd_fail_and_its_memory_stays(rpc):
     rpc.close(handle)
     handle = rpc.opened("probe")
     assert block.map() == 0
-    assert rpc.call_words(handle, SUM_MAPPED, block.fd, 4096, 0, room=1) == (0, (5,))
+    assert rpc.call_words(handle, SUM_MAPPED, block.fd, 4096, 0, capacity=1) == (0, (5,))
     rpc.close(handle)
     block.free()
     other.free()

@@ -123,17 +123,17 @@ def test_damage_to_a_skel_is_refused_or_ends_its_pd_and_nothing_else(rpc, change
 def test_the_services_of_a_pd_answer(rpc):
     rpc.control("arch=v79")
     handle = rpc.opened("probe")
-    assert rpc.call_words(handle, MACHINE, room=1) == (0, (6 << 8,))  # contexts of 128 bytes
-    assert rpc.call_words(handle, HEAP, 64, 0, room=1) == (0, (0xA5,))
+    assert rpc.call_words(handle, MACHINE, capacity=1) == (0, (6 << 8,))  # contexts of 128 bytes
+    assert rpc.call_words(handle, HEAP, 64, 0, capacity=1) == (0, (0xA5,))
     rpc.close(handle)
 
 
 def test_text_is_formatted_as_in_c(rpc, probe):
     wanted = b"-7|   42|ab  |0000BEEF|text|z|-5000000000|3.142|0x10|%"
 
-    for room in (200, 10, 1):
-        code, answer = rpc.call(probe, PRINT, words(room), 208)
+    for capacity in (200, 10, 1):
+        code, answer = rpc.call(probe, PRINT, words(capacity), 208)
         assert code == 0
         assert int.from_bytes(answer[:4], "little") == len(wanted)
-        assert answer[4:].split(b"\0")[0] == wanted[: room - 1]
+        assert answer[4:].split(b"\0")[0] == wanted[: capacity - 1]
     assert f"[2] probe.c:1: printed {len(wanted)} bytes" in rpc.log()

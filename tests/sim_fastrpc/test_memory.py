@@ -87,33 +87,33 @@ def test_the_dsp_maps_what_the_host_announced(rpc, probe, block):
     block.view[:4] = b"\1\2\3\4"
     assert block.map(DELAYED) == 0
 
-    assert rpc.call_words(probe, SUM_MAPPED, block.fd, 100_000, 0, room=1) == (0, (10,))
+    assert rpc.call_words(probe, SUM_MAPPED, block.fd, 100_000, 0, capacity=1) == (0, (10,))
     assert block.view[0] == 254  # the DSP wrote into the same memory
-    assert rpc.call_words(probe, SUM_MAPPED, block.fd, 2, 2, room=1) == (0, (7,))
+    assert rpc.call_words(probe, SUM_MAPPED, block.fd, 2, 2, capacity=1) == (0, (7,))
     assert block.unmap() == 0
-    assert rpc.call_words(probe, SUM_MAPPED, block.fd, 4, 0, room=1)[0] == 1000
+    assert rpc.call_words(probe, SUM_MAPPED, block.fd, 4, 0, capacity=1)[0] == 1000
 
 
 def test_what_the_host_mapped_itself_the_dsp_gets_and_does_not_map(rpc, probe, block):
     block.view[0] = 9
     assert block.map(MAPPED) == 0
 
-    assert rpc.call_words(probe, SUM_GOT, block.fd, 10, room=1) == (0, (9,))
-    assert rpc.call_words(probe, SUM_MAPPED, block.fd, 10, 0, room=1)[0] == 1000
+    assert rpc.call_words(probe, SUM_GOT, block.fd, 10, capacity=1) == (0, (9,))
+    assert rpc.call_words(probe, SUM_MAPPED, block.fd, 10, 0, capacity=1)[0] == 1000
     assert "HAP_mmap_get" in rpc.log()
     assert block.unmap() == 0
 
 
 def test_what_is_only_announced_cannot_be_got(rpc, probe, block):
     block.map(DELAYED)
-    assert rpc.call_words(probe, SUM_GOT, block.fd, 10, room=1)[0] == 0x80000448
+    assert rpc.call_words(probe, SUM_GOT, block.fd, 10, capacity=1)[0] == 0x80000448
     block.unmap()
 
 
 def test_a_part_outside_the_block_cannot_be_mapped(rpc, probe, block):
     block.map(DELAYED)
     for nbytes, offset in ((100_001, 0), (1, 100_000), (0, 0), (0x7FFFFFFF, 1), (1, 0xFFFFFFFF)):
-        code, _ = rpc.call_words(probe, SUM_MAPPED, block.fd, nbytes, offset, room=1)
+        code, _ = rpc.call_words(probe, SUM_MAPPED, block.fd, nbytes, offset, capacity=1)
         assert code == 1000, (nbytes, offset)
     block.unmap()
 
@@ -145,7 +145,7 @@ def test_maps_end_with_the_session(rpc, block):
     rpc.close(handle)
     handle = rpc.opened("probe")
 
-    assert rpc.call_words(handle, SUM_MAPPED, block.fd, 4, 0, room=1)[0] == 1000
+    assert rpc.call_words(handle, SUM_MAPPED, block.fd, 4, 0, capacity=1)[0] == 1000
     assert block.map() == 0
     rpc.close(handle)
 
@@ -159,7 +159,7 @@ def test_descriptors_of_many_threads_are_not_mixed_up(rpc, probe):
         for _ in range(20):
             block.view[0], block.view[1] = 0, number  # the DSP inverts the first
             code = block.map()
-            seen = rpc.call_words(probe, SUM_MAPPED, block.fd, 4096, 0, room=1)
+            seen = rpc.call_words(probe, SUM_MAPPED, block.fd, 4096, 0, capacity=1)
             if (code, *seen, block.unmap()) != (0, 0, (number,), 0):
                 wrong.append((number, code, seen))
         block.free()
@@ -194,10 +194,10 @@ def test_a_pd_can_map_no_more_than_its_space(rpc):
 def test_memory_unmapped_under_a_skel_that_uses_it_ends_the_pd(rpc, probe, block):
     block.map()
     rpc.call_words(probe, KEEP, block.fd, 100_000)
-    assert rpc.call_words(probe, TOUCH_KEPT, 0, 1, NEITHER, NEITHER, room=1)[0] == 0
+    assert rpc.call_words(probe, TOUCH_KEPT, 0, 1, NEITHER, NEITHER, capacity=1)[0] == 0
     assert block.unmap() == 0
 
-    assert rpc.call_words(probe, TOUCH_KEPT, 0, 1, NEITHER, NEITHER, room=1)[0] in PD_GONE
+    assert rpc.call_words(probe, TOUCH_KEPT, 0, 1, NEITHER, NEITHER, capacity=1)[0] in PD_GONE
 
 
 def test_memory_freed_while_it_is_mapped_is_complained_of_and_stays(rpc, probe):
@@ -207,7 +207,7 @@ def test_memory_freed_while_it_is_mapped_is_complained_of_and_stays(rpc, probe):
     block.free()
 
     assert "call fastrpc_munmap first" in rpc.error()
-    assert rpc.call_words(probe, TOUCH_KEPT, 0, 1, NEITHER, NEITHER, room=1)[0] == 0
+    assert rpc.call_words(probe, TOUCH_KEPT, 0, 1, NEITHER, NEITHER, capacity=1)[0] == 0
 
 
 def test_arguments_give_way_when_there_is_no_room(rpc):
@@ -238,7 +238,7 @@ def shadowed(rpc, block):
     rpc.call_words(handle, KEEP, block.fd, 100_000)
 
     def touch(offset, value, before, after):
-        code, (seen,) = rpc.call_words(handle, TOUCH_KEPT, offset, value, before, after, room=1)
+        code, (seen,) = rpc.call_words(handle, TOUCH_KEPT, offset, value, before, after, capacity=1)
         assert code == 0
         return seen
 
@@ -296,23 +296,23 @@ def test_vtcm_is_granted_up_to_its_size(rpc):
     rpc.control("vtcm=1M")
     handle = rpc.opened("probe")
 
-    code, seen = rpc.call_words(handle, USE_VTCM, MIB // 2, 0, 0, room=5)
+    code, seen = rpc.call_words(handle, USE_VTCM, MIB // 2, 0, 0, capacity=5)
     assert (code, seen) == (0, (MIB, MIB, MIB // 2, MIB // 2, 0xA5A5A5A5))
-    code, seen = rpc.call_words(handle, USE_VTCM, 8 * MIB, MIB // 4, 0, room=5)
+    code, seen = rpc.call_words(handle, USE_VTCM, 8 * MIB, MIB // 4, 0, capacity=5)
     assert (code, seen[2]) == (0, MIB)
-    assert rpc.call_words(handle, USE_VTCM, 8 * MIB, 2 * MIB, 0, room=5)[0] == 1001
+    assert rpc.call_words(handle, USE_VTCM, 8 * MIB, 2 * MIB, 0, capacity=5)[0] == 1001
     rpc.close(handle)
 
 
 def test_a_machine_without_vtcm_grants_none(rpc):
     rpc.control("vtcm=0")
     handle = rpc.opened("probe")
-    assert rpc.call_words(handle, USE_VTCM, 4096, 0, 0, room=5)[0] == 1001
+    assert rpc.call_words(handle, USE_VTCM, 4096, 0, 0, capacity=5)[0] == 1001
     rpc.close(handle)
 
 
 def test_vtcm_that_was_given_back_may_not_be_touched(rpc, probe):
-    assert rpc.call_words(probe, USE_VTCM, 65536, 0, 1, room=5)[0] in PD_GONE
+    assert rpc.call_words(probe, USE_VTCM, 65536, 0, 1, capacity=5)[0] in PD_GONE
 
 
 # --- stack and heap -------------------------------------------------------------------------------
@@ -336,13 +336,13 @@ def test_the_stack_is_as_large_as_asked_for(rpc):
 
 @pytest.mark.parametrize("nbytes", [1, 100, 5000, 40_000, 3 * MIB])
 def test_the_heap_gives_memory_that_is_not_zero(rpc, probe, nbytes):
-    code, (first,) = rpc.call_words(probe, HEAP, nbytes, 0, room=1)
+    code, (first,) = rpc.call_words(probe, HEAP, nbytes, 0, capacity=1)
 
     assert code == 0
     assert first == (0xA5 if nbytes < 30_000 else 0)  # large ones come from the kernel
 
 
 def test_memory_freed_twice_ends_the_pd(rpc, probe):
-    assert rpc.call_words(probe, HEAP, 100, 1, room=1)[0] in PD_GONE
+    assert rpc.call_words(probe, HEAP, 100, 1, capacity=1)[0] in PD_GONE
     assert "freed twice" in rpc.error()
     assert rpc.call_words(probe, STATUS, 0)[0] == 0x27

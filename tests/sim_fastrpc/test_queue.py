@@ -54,11 +54,11 @@ class Queue:
             self.handle, 0, len(buffers), given, len(message), message, timeout
         )
 
-    def read(self, timeout=SECOND, most=65536, most_buffers=64):
+    def read(self, timeout=SECOND, maximum=65536, max_buffers=64):
         flags, count, nbytes = c.c_uint32(), c.c_uint32(), c.c_uint32()
         buffers, message = (QueueBuffer * 64)(), c.create_string_buffer(65536)
         code = self.rpc.dspqueue_read(
-            self.handle, c.byref(flags), most_buffers, c.byref(count), buffers, most,
+            self.handle, c.byref(flags), max_buffers, c.byref(count), buffers, maximum,
             c.byref(nbytes), message, timeout,
         )  # fmt: skip
         return code, flags.value, list(buffers[: count.value]), message.raw[: nbytes.value]
@@ -221,7 +221,7 @@ def test_a_reader_without_room_keeps_the_packet(rpc, skel):
         queue.write(b"hello")
         while queue.peek()[0] == LATE:
             pass
-        assert queue.read(most=4)[0] == BAD_PARAMETER
+        assert queue.read(maximum=4)[0] == BAD_PARAMETER
         assert queue.peek() == (0, 0x11, 0, 5)
         assert queue.read()[3] == b"ifmmp"
 

@@ -302,10 +302,10 @@ def test_three_more_sessions_can_be_reserved(simulator, skels, tmp_path):
 
 
 def test_a_uri_is_completed_with_domain_and_session(rpc):
-    room = c.create_string_buffer(100)
-    asked = GetUri(b"cdsp", 4, 2, b"file:///x?y", 11, c.addressof(room), 100)
+    buffer = c.create_string_buffer(100)
+    asked = GetUri(b"cdsp", 4, 2, b"file:///x?y", 11, c.addressof(buffer), 100)
     assert rpc.remote_session_control(15, c.byref(asked), 48) == 0
-    assert room.value == b"file:///x?y&_dom=cdsp&_session=2"
+    assert buffer.value == b"file:///x?y&_dom=cdsp&_session=2"
 
     asked.uri_bytes = 20
     assert rpc.remote_session_control(15, c.byref(asked), 48) == 0x4D

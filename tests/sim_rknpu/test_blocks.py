@@ -37,7 +37,7 @@ def run(driver, program, enable, out):
     out.prep()
 
 
-def room(driver, nbytes):
+def allocate(driver, nbytes):
     out = driver.create(nbytes)
     out.bytes[:] = SENTINEL
     out.fini()
@@ -50,7 +50,7 @@ def convolve(driver, conv, x, w):
     features = driver.buffer(pack_cube(x, kinds[0]).tobytes())
     weights = driver.buffer(conv.pack_weights(w).tobytes())
     height, width = conv.out_shape
-    out = room(driver, conv.n * height * width * np.dtype(kinds[1]).itemsize)
+    out = allocate(driver, conv.n * height * width * np.dtype(kinds[1]).itemsize)
     run(driver, conv.words(features.iova, weights.iova, out.iova), 0x1D, out)
     channels = conv.ic if conv.depthwise else conv.oc
     return unpack_cube(out.bytes, kinds[1], channels, height, width)
@@ -236,9 +236,9 @@ def test_an_operand_is_combined_with_each_sum_in_float32(which, height, channels
 # --- the LUT ---------------------------------------------------------------------------------
 
 
-def q15(values, least=0):
+def q15(values, minimum=0):
     """Return values of 0 to 1 as entries, as rocket-userspace rounds them."""
-    return np.clip(np.floor(np.abs(values) * 32768 + 0.5), least, 32767).astype(np.uint16)
+    return np.clip(np.floor(np.abs(values) * 32768 + 0.5), minimum, 32767).astype(np.uint16)
 
 
 def unit_lut(f):
@@ -260,7 +260,7 @@ def look_up(driver, lut, x):
     columns = -(-len(x) // 8)
     raw = np.zeros(8 * columns, np.float16)
     raw[: len(x)] = x
-    source, out = driver.buffer(raw.tobytes()), room(driver, raw.nbytes)
+    source, out = driver.buffer(raw.tobytes()), allocate(driver, raw.nbytes)
     run(driver, activation(lut, columns, source.iova, out.iova), 0x18, out)
     return out.bytes.view(np.float16)[: len(x)]
 
@@ -365,7 +365,7 @@ def test_a_convolution_may_end_in_the_lut():
     features, weights = (pack_cube(x, np.float16), conv.pack_weights(w))
     with Rocket() as driver:
         a, b = driver.buffer(features.tobytes()), driver.buffer(weights.tobytes())
-        out = room(driver, 32 * 35 * 2)
+        out = allocate(driver, 32 * 35 * 2)
         run(driver, lut.load(conv.words(a.iova, b.iova, out.iova)), 0x1D, out)
         got = unpack_cube(out.bytes, np.float16, 32, 5, 7)
 
@@ -400,7 +400,7 @@ def pooled(kind, pool, x):
     height, width = pool.out_shape
     with kind() as driver:
         source = driver.buffer(pack_cube(x, np.float16).tobytes())
-        out = room(driver, -(-pool.channels // 8) * 16 * height * width)
+        out = allocate(driver, -(-pool.channels // 8) * 16 * height * width)
         run(driver, pool.words(source.iova, out.iova), 0x60, out)
         return unpack_cube(out.bytes, np.float16, pool.channels, height, width).astype(np.float64)
 
@@ -451,7 +451,7 @@ def test_tables_of_another_program_do_not_count():
     lut = unit_lut(sigmoid)
     with Rocket() as driver:
         look_up(driver, lut, np.zeros(8, np.float16))
-        source, out = driver.buffer(bytes(16)), room(driver, 16)
+        source, out = driver.buffer(bytes(16)), allocate(driver, 16)
         program = activation(lut, 1, source.iova, out.iova)
         data = np.uint64(0x4104)
         keep = np.flatnonzero((program & np.uint64(0xFFFF)) == data)[-1]
@@ -480,7 +480,7 @@ def test_a_pooling_that_nobody_has_seen_work_is_refused(case):
     changes, reason = BAD_POOLINGS[case]
     pool = Pooling("max", 8, 6, 6, (2, 2), (2, 2), changes=changes)
     with Rocket() as driver, hangs(driver):
-        source, out = driver.buffer(bytes(6 * 6 * 16)), room(driver, 3 * 3 * 16)
+        source, out = driver.buffer(bytes(6 * 6 * 16)), allocate(driver, 3 * 3 * 16)
         run(driver, pool.words(source.iova, out.iova), 0x60, out)
         assert (out.bytes == SENTINEL).all()
 
@@ -490,7 +490,7 @@ def test_a_pooling_that_nobody_has_seen_work_is_refused(case):
 def test_a_register_of_a_stage_is_kept_in_the_list_of_what_must_be_written():
     conv = Convolution(32, 4, 4, 32, types=("int8", "int32"))
     with Rocket() as driver:
-        source, out = driver.buffer(bytes(4096)), room(driver, 32 * 16 * 4)
+        source, out = driver.buffer(bytes(4096)), allocate(driver, 32 * 16 * 4)
         program = conv.words(source.iova, source.iova, out.iova)
         offset = np.uint64(lists.word(0, 0x1068, 0))
         with hangs(driver):

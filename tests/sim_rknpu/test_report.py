@@ -46,12 +46,12 @@ def test_only_the_last_tasks_are_listed():
 
 def test_a_report_is_cut_to_its_room():
     ffi, lib, _ = client.simulator()
-    room = ffi.new("char[32]", b"." * 31)
+    text = ffi.new("char[32]", b"." * 31)
     whole = lib.rknpu_sim_report(ffi.NULL, 0)
 
-    assert lib.rknpu_sim_report(room, 8) == whole
-    assert ffi.string(room) == b'{"note"'
-    assert bytes(ffi.buffer(room, 32))[8:] == b"." * 23 + b"\0"
+    assert lib.rknpu_sim_report(text, 8) == whole
+    assert ffi.string(text) == b'{"note"'
+    assert bytes(ffi.buffer(text, 32))[8:] == b"." * 23 + b"\0"
 
 
 def test_a_refusal_is_text_that_json_can_hold(driver):

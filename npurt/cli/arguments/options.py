@@ -22,8 +22,8 @@ INTERRUPTED = 130  # exit status after Ctrl-C
 TRAINED = "the model's trained context, at most 4096"
 KV_TYPES = ("f16", "f32")  # the first is the default
 GOES_ON = "{} is not complete; run the same command again to resume the download"
-MOST_SECONDS = 1e8  # upper bound on a timeout; the system's limit is slightly higher
-MOST_BYTES = 256 << 20  # upper bound on a file that is read into memory (not a model)
+MAX_SECONDS = 1e8  # upper bound on a timeout; the system's limit is slightly higher
+MAX_BYTES = 256 << 20  # upper bound on a file that is read into memory (not a model)
 
 
 class Notice(argparse.Action):
@@ -337,42 +337,42 @@ def number(text: str) -> int | None:
 
 
 def seconds(text: str) -> float:
-    """Parse a time in seconds, from 0 to `MOST_SECONDS`."""
+    """Parse a time in seconds, from 0 to `MAX_SECONDS`."""
     with contextlib.suppress(ValueError):
-        if 0 <= (value := float(text)) <= MOST_SECONDS:
+        if 0 <= (value := float(text)) <= MAX_SECONDS:
             return value
-    raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds up to {MOST_SECONDS:g}")
+    raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds up to {MAX_SECONDS:g}")
 
 
-def bytes_of(path: str | Path, most: int = MOST_BYTES) -> bytes:
+def bytes_of(path: str | Path, maximum: int = MAX_BYTES) -> bytes:
     """Return the content of a file.
 
     Raises:
-        NpurtError: The file cannot be read, or has more than *most* bytes.
+        NpurtError: The file cannot be read, or has more than *maximum* bytes.
     """
     try:
         with open(path, "rb") as file:
-            data = file.read(most + 1)
+            data = file.read(maximum + 1)
     except OSError as error:
         raise NpurtError(
             f"cannot read {path}: {error.strerror}", remedy="check the path"
         ) from error
     except ValueError as error:  # the path has a null character, or one the locale cannot encode
         raise NpurtError(f"cannot read {path}: {error}", remedy="check the path") from error
-    if len(data) > most:
-        raise NpurtError(f"{path} has more than {most} bytes", remedy="give a smaller file")
+    if len(data) > maximum:
+        raise NpurtError(f"{path} has more than {maximum} bytes", remedy="give a smaller file")
     return data
 
 
-def standard_input(most: int = MOST_BYTES) -> bytes:
+def standard_input(maximum: int = MAX_BYTES) -> bytes:
     """Return the bytes of standard input.
 
     Raises:
-        NpurtError: Standard input has more than *most* bytes.
+        NpurtError: Standard input has more than *maximum* bytes.
     """
-    data: bytes = sys.stdin.buffer.read(most + 1)
-    if len(data) > most:
-        raise NpurtError(f"standard input has more than {most} bytes", remedy="give it less")
+    data: bytes = sys.stdin.buffer.read(maximum + 1)
+    if len(data) > maximum:
+        raise NpurtError(f"standard input has more than {maximum} bytes", remedy="give it less")
     return data
 
 

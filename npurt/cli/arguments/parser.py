@@ -9,7 +9,7 @@ from typing import Any
 CLOSE = 0.7  # minimum similarity of a suggested option; "color" and "lora" have 2/3
 CLOSE_CHOICE = 0.6  # minimum similarity of a suggested verb or value; "rnu" and "run" have 2/3
 OLLAMA = {"list": "models", "ls": "models", "pull": "models fetch"}  # Ollama's verb -> npurt's
-MOST_LINES = 6  # upper bound on the lines of the usage before an error message
+MAX_LINES = 6  # upper bound on the lines of the usage before an error message
 
 
 class Help(argparse.HelpFormatter):
@@ -51,7 +51,7 @@ class Parser(argparse.ArgumentParser):
     def print_usage(self, file: Any = None) -> None:
         """Print the usage before an error message, or a reference to ``--help`` if it is long."""
         usage = self.format_usage()
-        if usage.count("\n") > MOST_LINES:
+        if usage.count("\n") > MAX_LINES:
             usage = f"usage: {self.prog} [OPTION ...]; {self.prog} --help lists the options\n"
         self._print_message(usage, file)
 

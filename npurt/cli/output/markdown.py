@@ -113,9 +113,10 @@ class _Page:
         if not text.strip():
             return []
         tokens = PARSER.parse(text)
-        room = self._console.width // COLUMNS
+        max_columns = self._console.width // COLUMNS
         columns = sum(token.type == "th_open" for token in tokens)
-        if columns < room and max(token.level for token in tokens) < min(room, LEVELS) - 1:
+        max_level = min(max_columns, LEVELS) - 1
+        if columns < max_columns and max(token.level for token in tokens) < max_level:
             document = _Document("", code_theme="ansi_dark", hyperlinks=False)
             document.parsed = tokens
             lines = self._console.render_lines(document, pad=False)

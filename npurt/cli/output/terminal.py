@@ -12,7 +12,7 @@ BEGIN, END = "<think>", "</think>"  # tags around a thought
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 # Control characters except tab and newline, line separators, direction marks and surrogates.
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-HISTORY, MOST_LINES = "chat_history", 1000
+HISTORY, MAX_LINES = "chat_history", 1000
 
 
 def has_styles() -> bool:
@@ -108,16 +108,16 @@ def _begun(tag: str, text: str) -> int:
 
 
 @contextlib.contextmanager
-def history(*, kept: bool) -> Iterator[None]:
-    """Enable line editing and history in `input`, if *kept* is true and stdin is a terminal.
+def history(*, enabled: bool) -> Iterator[None]:
+    """Enable line editing and history in `input`, if *enabled* is true and stdin is a terminal.
 
     The history includes earlier chats.  Errors in accessing the history file are ignored.
     """
     try:
         import readline
     except ImportError:  # a Python without readline
-        kept = False
-    if not (kept and sys.stdin.isatty()):
+        enabled = False
+    if not (enabled and sys.stdin.isatty()):
         yield
         return
     with contextlib.suppress(OSError):
@@ -129,5 +129,5 @@ def history(*, kept: bool) -> Iterator[None]:
             path = settings.state_folder() / HISTORY
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch(mode=0o600)
-            readline.set_history_length(MOST_LINES)
+            readline.set_history_length(MAX_LINES)
             readline.write_history_file(path)

@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 def _talk(chat: "Chat") -> None:
     """Read and handle messages until the user leaves."""
     print(f"{chat.llm!r}\n{HELP}", file=sys.stderr)
-    with terminal.history(kept=chat.args.history):
+    with terminal.history(enabled=chat.args.history):
         while True:
             try:
                 if not chat.take(_message()):

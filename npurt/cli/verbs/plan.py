@@ -165,8 +165,8 @@ def _print_devices(plan: Plan) -> None:
 
 
 def _range(rates: tuple[float, float, float]) -> str:
-    least, expected, most = rates
-    return f"{expected:.3g} ({least:.3g} to {most:.3g})"
+    minimum, expected, maximum = rates
+    return f"{expected:.3g} ({minimum:.3g} to {maximum:.3g})"
 
 
 def _print_graph(args: argparse.Namespace, graph: "Graph") -> None:

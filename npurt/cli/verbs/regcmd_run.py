@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-MOST_PROGRAM_BYTES = 16 << 20  # upper bound on a program: enough for thousands of tasks
-MOST_BYTES = 1 << 30  # upper bound on one buffer
-MOST_DIGITS = 600  # upper bound on the digits of a number; Python's limit is at least 640
+MAX_PROGRAM_BYTES = 16 << 20  # upper bound on a program: enough for thousands of tasks
+MAX_BYTES = 1 << 30  # upper bound on one buffer
+MAX_DIGITS = 600  # upper bound on the digits of a number; Python's limit is at least 640
 DTYPES = ("int8", "uint8", "int16", "float16", "int32", "float32")
 INPUT = "ADDR=FILE.npy"
 OUTPUT = "ADDR=FILE.npy:DTYPE:SHAPE"
@@ -73,8 +73,8 @@ def words_of(file: Path) -> list[int]:
     from npurt.rknpu.isa import regcmd
 
     if str(file) == "-":
-        return regcmd.parse(options.standard_input(MOST_PROGRAM_BYTES))
-    return regcmd.parse(options.bytes_of(file, MOST_PROGRAM_BYTES))
+        return regcmd.parse(options.standard_input(MAX_PROGRAM_BYTES))
+    return regcmd.parse(options.bytes_of(file, MAX_PROGRAM_BYTES))
 
 
 def run_check(args: argparse.Namespace) -> int:
@@ -169,7 +169,7 @@ def _span(text: str, role: Any) -> "Span":
     """Return the buffer that an argument of `check` describes."""
     from npurt.rknpu.plan.proof import Role, Span
 
-    if re.fullmatch(rf"[^=]*=\d{{1,{MOST_DIGITS}}}", text):
+    if re.fullmatch(rf"[^=]*=\d{{1,{MAX_DIGITS}}}", text):
         address, value = _pair(text, "ADDR=BYTES")
         nbytes = int(value)
     elif role is Role.INPUT:
@@ -178,8 +178,8 @@ def _span(text: str, role: Any) -> "Span":
     else:
         address, (_, array) = _output(text)
         nbytes = array.nbytes
-    if not 0 < nbytes <= MOST_BYTES:
-        raise _usage(text, f"{nbytes} bytes are no buffer of 1 to {MOST_BYTES}")
+    if not 0 < nbytes <= MAX_BYTES:
+        raise _usage(text, f"{nbytes} bytes are no buffer of 1 to {MAX_BYTES}")
     return Span(address, address + nbytes, role, f"the {role.name.lower()} at {address:#x}")
 
 
@@ -200,7 +200,7 @@ def _input(text: str) -> "tuple[int, Array]":
     import numpy as np
 
     address, path = _pair(text, INPUT)
-    data = options.bytes_of(path, MOST_BYTES)
+    data = options.bytes_of(path, MAX_BYTES)
     try:
         array: Array = np.load(io.BytesIO(data), allow_pickle=False)
         if not isinstance(array, np.ndarray):
@@ -223,8 +223,8 @@ def _output(text: str) -> "tuple[int, tuple[Path, Array]]":
     sizes = [int(size) for size in shape.split("x")] if written else []
     if not path or dtype not in DTYPES or not sizes:
         raise _usage(text, f"it is not {OUTPUT} with a type of {', '.join(DTYPES)}")
-    if not 0 < math.prod(sizes) * np.dtype(dtype).itemsize <= MOST_BYTES:
-        raise _usage(text, f"a buffer has 1 to {MOST_BYTES} bytes")
+    if not 0 < math.prod(sizes) * np.dtype(dtype).itemsize <= MAX_BYTES:
+        raise _usage(text, f"a buffer has 1 to {MAX_BYTES} bytes")
     return address, (Path(path), np.empty(sizes, dtype))
 
 

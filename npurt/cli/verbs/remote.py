@@ -20,9 +20,9 @@ from npurt.cli.output import terminal
 from npurt.errors import ContextFull, NpurtError, SettingError
 
 SECONDS = 300.0  # timeout for a silent server; a server may send nothing during a long prefill
-MOST_LINE = 1 << 20  # upper bound on one event in bytes
-MOST_ANSWER = 16 << 20  # upper bound on a list of models in bytes
-MOST_KEY = 4096  # upper bound on a key file in bytes
+MAX_LINE = 1 << 20  # upper bound on one event in bytes
+MAX_ANSWER = 16 << 20  # upper bound on a list of models in bytes
+MAX_KEY = 4096  # upper bound on a key file in bytes
 TRY_URL = "check --url, which usually ends with /v1"
 LOCAL = {  # flag of a local model -> its attribute in the parsed arguments
     "-dev": "device", "-ngl": "gpu_layers", "-c": "ctx_size", "-b": "batch_size", "-t": "threads",
@@ -132,7 +132,7 @@ class Remote:
         """
         try:
             with self._asked("GET", "/models") as reply:
-                found = json.loads(reply.read(MOST_ANSWER))
+                found = json.loads(reply.read(MAX_ANSWER))
             names = [str(each["id"]) for each in found["data"]]
         except (OSError, http.client.HTTPException) as error:
             raise self._broken(error) from error
@@ -175,9 +175,9 @@ class Remote:
         Raises:
             RemoteError: The stream ends early or contains invalid events.
         """
-        while line := reply.readline(MOST_LINE + 1):
-            if len(line) > MOST_LINE:
-                raise RemoteError(f"{self._url} sends an event of more than {MOST_LINE} bytes",
+        while line := reply.readline(MAX_LINE + 1):
+            if len(line) > MAX_LINE:
+                raise RemoteError(f"{self._url} sends an event of more than {MAX_LINE} bytes",
                                   remedy="use another server")  # fmt: skip
             name, _, data = line.partition(b":")
             if name != b"data":
@@ -262,11 +262,11 @@ class Remote:
         return RemoteError(f"the connection broke: {what}",
                            remedy="use /regen, or send the message again")  # fmt: skip
 
-    def _shown(self, text: str, most: int) -> str:
-        """Return up to *most* characters of *text*; mask the API key and control characters."""
+    def _shown(self, text: str, maximum: int) -> str:
+        """Return up to *maximum* characters of *text*; mask the API key and control characters."""
         if self._key:
             text = text.replace(self._key, "[key]")
-        return "".join(c if c.isprintable() else " " for c in text[:most])
+        return "".join(c if c.isprintable() else " " for c in text[:maximum])
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -332,7 +332,7 @@ def read_key(path: Path) -> str:
         SettingError: The file contains no key.
         NpurtError: The file cannot be read.
     """
-    lines = options.bytes_of(path, MOST_KEY).decode("latin-1").splitlines()
+    lines = options.bytes_of(path, MAX_KEY).decode("latin-1").splitlines()
     keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     if not keys or not (keys[0].isascii() and keys[0].isprintable()):
         raise SettingError(f"{path} has no key", remedy="write the key into it, in one line")

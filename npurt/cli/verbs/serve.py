@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
     logging.basicConfig(level=logging.WARNING, format="npurt: %(message)s", stream=sys.stderr)
     defaults = sampling(args)
-    most = defaults.pop("max_tokens")
+    maximum = defaults.pop("max_tokens")
     for name in ("stop", "grammar", "ignore_eos"):
         if defaults.pop(name):
             args.usage_error(f"{name} cannot be a default of the server; set it in requests")
@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
     from npurt.serve.run import Start
     from npurt.serve.run import run as serve
 
-    settings = Settings(defaults, most, args.timeout, embeddings=args.embeddings)
+    settings = Settings(defaults, maximum, args.timeout, embeddings=args.embeddings)
     return serve(Start(
         model, address, engine_options(args), settings, args.engine_timeout,
         page=not args.no_page, policy=policy,

@@ -379,9 +379,9 @@ class OpenModel:
         """Load a cached state if it shares a longer prefix with *prompt* than the context does."""
         if self.cache is not None and prompt in self.cache:
             state = self.cache[prompt]
-            kept, seed = state.llama_state, self._seed
-            more = shared(kept.tokens, prompt) > shared(self._llm.history, prompt)
-            if more and kept.model == self._llm.model.identity:
+            llama_state, seed = state.llama_state, self._seed
+            more = shared(llama_state.tokens, prompt) > shared(self._llm.history, prompt)
+            if more and llama_state.model == self._llm.model.identity:
                 self.load_state(state)
                 self._seed = seed
 
@@ -416,17 +416,17 @@ class OpenModel:
             if values.dtype.kind not in "fiub":
                 raise TypeError(f"they are {values.dtype}")
             values = values.astype(np.float32)
-            most = values.max(axis=operator.index(axis), keepdims=True)
+            maximum = values.max(axis=operator.index(axis), keepdims=True)
         except (TypeError, ValueError, OverflowError) as error:
             raise LayoutError(
                 f"{brief(logits)} has no logits along axis {brief(axis, 40)}: {error}",
                 remedy="pass an array of numbers, such as Llama.eval_logits, and one of its axes",
             ) from error
-        if not np.isfinite(most).all():
+        if not np.isfinite(maximum).all():
             raise NumericsError(
-                f"the largest of the logits is {most.max()}", remedy="pass logits of a model"
+                f"the largest of the logits is {maximum.max()}", remedy="pass logits of a model"
             )
-        below = values - most
+        below = values - maximum
         logs: F32 = below - np.log(np.exp(below).sum(axis=axis, keepdims=True))
         return logs
 

@@ -170,8 +170,8 @@ class LlamaDiskCache(BaseLlamaCache):
         return states.get(_longest(states, key) or ())
 
 
-def _longest(kept: Iterable[tuple[int, ...]], key: Sequence[int]) -> tuple[int, ...] | None:
-    """Return the element of *kept* with the longest common prefix with *key*, or None."""
-    lengths = {tokens: shared(tokens, key) for tokens in kept}
+def _longest(keys: Iterable[tuple[int, ...]], key: Sequence[int]) -> tuple[int, ...] | None:
+    """Return the element of *keys* with the longest common prefix with *key*, or None."""
+    lengths = {tokens: shared(tokens, key) for tokens in keys}
     best = max(lengths, key=lengths.__getitem__, default=())
     return best if lengths.get(best) else None

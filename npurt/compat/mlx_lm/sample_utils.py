@@ -152,8 +152,8 @@ def apply_xtc(
         return logits
     chances = np.exp(np.asarray(logits - logits.max(axis=-1, keepdims=True), np.float64))
     chances /= chances.sum(axis=-1, keepdims=True)
-    least = np.where(chances > xtc_threshold, chances, np.inf).min(axis=-1, keepdims=True)
-    removed = chances > least
+    minimum = np.where(chances > xtc_threshold, chances, np.inf).min(axis=-1, keepdims=True)
+    removed = chances > minimum
     special = [integer("one of xtc_special_tokens", i, 0) for i in xtc_special_tokens]
     if max(special, default=0) >= logits.shape[-1]:
         raise LayoutError(

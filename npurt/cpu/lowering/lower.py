@@ -31,7 +31,7 @@ from npurt.graph.graph import Graph
 from npurt.graph.ops import Fused, Op, Pairing
 from npurt.graph.tensor import SELECTED, Kind, Tensor
 
-MOST_WEIGHTS = 3  # weights per matmul op: the length of npurt_matmul.w
+MAX_WEIGHTS = 3  # weights per matmul op: the length of npurt_matmul.w
 
 
 class Lowering:
@@ -169,8 +169,8 @@ class Lowering:
 
     def _products(self, op: Fused) -> None:
         first = op.parts[0]
-        for start in range(0, len(op.parts), MOST_WEIGHTS):
-            parts = op.parts[start : start + MOST_WEIGHTS]
+        for start in range(0, len(op.parts), MAX_WEIGHTS):
+            parts = op.parts[start : start + MAX_WEIGHTS]
             outs = [part.writes[0] for part in parts]
             weights = [self._bound.weights[part.reads[1].name] for part in parts]
             if isinstance(first, ops.ExpertMatMul):
@@ -362,7 +362,7 @@ class Lowering:
             weight=np.ascontiguousarray(self._vector(conv.weight).T),
             rate=self._vector(gates.rate),
             bias=self._vector(gates.bias),
-            kept=self._bound.recurrent[net.name].inputs,
+            stored_inputs=self._bound.recurrent[net.name].inputs,
             out=out,
             out_gates=out_gates,
             heads=net.heads,

@@ -18,7 +18,7 @@ from npurt.graph.graph import Graph
 from npurt.graph.rows import Rows, Span
 from npurt.graph.tensor import Tensor
 from npurt.guard import Guard
-from npurt.segment import Array, Counter, Limits, Room, Segment, Weights
+from npurt.segment import Array, Capacity, Counter, Limits, Segment, Weights
 from npurt.verify import Sampler
 
 
@@ -203,14 +203,14 @@ class CpuSegment(Segment):
             self._of(target).begin_as(states, length)
             self._guard.end_fork(target, length)
 
-    def room(self, without: Collection[int] = ()) -> Room | None:
-        """Return the numbers of pages, or None if the part has no attention; see `Segment.room`."""
+    def capacity(self, without: Collection[int] = ()) -> Capacity | None:
+        """Return the page counts, or None if the part has no attention; see `Segment.capacity`."""
         if self._opened is None or not self._opened.memory.kv:
             return None
         memory = self._opened.memory
         pages = memory.pages
         lists = [self._sequences[each].pages for each in without if each in self._sequences]
-        return Room(pages.size, pages.free_without(lists), pages.total, memory.kv_bytes)
+        return Capacity(pages.size, pages.free_without(lists), pages.total, memory.kv_bytes)
 
     def forget(self, sequence: int) -> None:
         """Drop all states of a sequence, and free its pages and its slot."""

@@ -166,12 +166,12 @@ class Engine:
             with self.locked() as pool:
                 abi.lib().npurt_pool_settle(pool)
 
-    def retire(self, kept: object) -> None:
-        """Keep *kept*, the memory of a dropped program, until no thread reads it.
+    def retire(self, retired: object) -> None:
+        """Keep *retired*, the memory of a dropped program, until no thread reads it.
 
         This does not wait for a run of another thread; that thread frees the memory after its run.
         """
-        self._retired.append(kept)
+        self._retired.append(retired)
         self._release()
 
     def _release(self) -> None:

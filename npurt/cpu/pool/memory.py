@@ -49,13 +49,13 @@ class Arena:
         self._used = 0
 
     @staticmethod
-    def room(nbytes: int) -> int:
+    def padded(nbytes: int) -> int:
         """Return *nbytes* rounded up to a multiple of ALIGN."""
         return -(-nbytes // ALIGN) * ALIGN
 
     def allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """Return the next *nbytes* bytes, or a new mapping if too few bytes are left."""
-        start, self._used = self._used, self._used + self.room(nbytes)
+        start, self._used = self._used, self._used + self.padded(nbytes)
         if self._used > self._memory.nbytes:
             return allocate(nbytes, huge=True)
         return self._memory[start : start + nbytes]

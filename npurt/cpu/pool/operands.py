@@ -82,7 +82,7 @@ class Convolution:
     weight: F32  # [kernel_size, channels]
     rate: F32  # [heads]: the logarithm of decay is rate * softplus(decay + bias)
     bias: F32  # [heads]
-    kept: F32  # [slots, capacity, channels + 2 * heads]: last inputs, token t in row t % capacity
+    stored_inputs: F32  # [slots, capacity, channels + 2 * heads], token t in row t % capacity
     out: F32  # [rows, channels]: heads of q and k are normalised to length 1
     out_gates: F32  # [rows, 2 * heads]: beta, then the logarithm of decay
     heads: int

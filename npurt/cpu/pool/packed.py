@@ -20,7 +20,7 @@ F64 = npt.NDArray[np.float64]
 # norm of |scale * code| + |offset| over row n.
 Sums = tuple[F64, F64]
 
-KEPT = 4  # cached programs of a packed weight, one per number of rows
+CACHED_PROGRAMS = 4  # cached programs of a packed weight, one per number of rows
 
 
 class CpuPacked(Packed):
@@ -34,13 +34,13 @@ class CpuPacked(Packed):
         self.engine = engine
         self.tensor = tensor
         self.image = image
-        self._ready: dict[int, tuple[Input, Program]] = {}  # by number of rows, at most KEPT
+        self._ready: dict[int, tuple[Input, Program]] = {}  # by number of rows
 
     def multiply(self, x: F32, out: F32) -> None:
         """Write ``x @ w.T`` to *out* in one run, and cache the program for the next call."""
         with self.engine.locked():
             if len(x) not in self._ready:
-                if len(self._ready) == KEPT:
+                if len(self._ready) == CACHED_PROGRAMS:
                     del self._ready[next(iter(self._ready))]
                 self._ready[len(x)] = self._program(len(x), out)
             source, program = self._ready[len(x)]

@@ -250,34 +250,34 @@ class Program:
         return len(self) - 1
 
     def conv(self, c: Convolution, *, replay: bool = False) -> int:
-        """Add a convolution that also stores its inputs in ``c.kept``.
+        """Add a convolution that also stores its inputs in ``c.stored_inputs``.
 
-        With *replay*, the op reads its inputs from ``c.kept`` instead.
+        With *replay*, the op reads its inputs from ``c.stored_inputs`` instead.
         """
         op = self._add("CONV").conv
         setattr(op, "in", self._address(c.x))
         op.gates, op.weight, op.rate, op.bias, op.kept, op.out, op.out_gates = map(
-            self._address, (c.gates, c.weight, c.rate, c.bias, c.kept, c.out, c.out_gates)
+            self._address, (c.gates, c.weight, c.rate, c.bias, c.stored_inputs, c.out, c.out_gates)
         )
-        op.slots, op.capacity, _ = c.kept.shape
+        op.slots, op.capacity, _ = c.stored_inputs.shape
         op.stride, op.kernel_size = c.x.shape[1], len(c.weight)
         op.heads, op.k_heads, op.width, op.eps = c.heads, c.k_heads, c.width, c.eps
         op.replay = replay
         return len(self) - 1
 
-    def shortconv(self, x: F32, weight: F32, kept: F32, out: Input) -> int:
+    def shortconv(self, x: F32, weight: F32, stored_inputs: F32, out: Input) -> int:
         """Add ``out = after * conv(before * value)``.
 
         Args:
             x: ``[rows, 3 * K]``: before, after and value, side by side.
             weight: ``[kernel_size, K]``; the last row is for the current token.
-            kept: ``[slots, capacity, K]``: the last inputs of the convolution, token t in row
-                t % capacity.
+            stored_inputs: ``[slots, capacity, K]``: the last inputs of the convolution,
+                token t in row t % capacity.
         """
         op = self._add("SHORTCONV").shortconv
         setattr(op, "in", self._address(x))
-        op.weight, op.kept = self._address(weight), self._address(kept)
-        op.slots, op.capacity, _ = kept.shape
+        op.weight, op.kept = self._address(weight), self._address(stored_inputs)
+        op.slots, op.capacity, _ = stored_inputs.shape
         op.kernel_size = len(weight)
         self._input(op.out, out)
         return len(self) - 1

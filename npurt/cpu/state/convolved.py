@@ -1,7 +1,7 @@
 """States of short convolutions: the inputs of the last tokens.
 
-A convolution reads the inputs of the last kernel_size - 1 tokens.  The inputs of KEPT
-more tokens are stored, so that a rollback of up to KEPT tokens is exact.
+A convolution reads the inputs of the last kernel_size - 1 tokens.  The inputs of ROLLBACK_TOKENS
+more tokens are stored, so that a rollback of up to ROLLBACK_TOKENS tokens is exact.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,18 +11,18 @@ from npurt.cpu.state.recurrent import Replay
 from npurt.device import F32
 from npurt.graph.ops import ShortConv
 
-KEPT = 64  # tokens that can be rolled back
+ROLLBACK_TOKENS = 64  # tokens that can be rolled back
 
 
 def convolutions(ops: Iterable[ShortConv], sequences: int) -> dict[str, F32]:
     """Return the memory of short convolutions by name.
 
-    Each array is ``[sequences, R, C]`` with R = KEPT + kernel_size - 1, and token t is in row
-    t % R.
+    Each array is ``[sequences, R, C]`` with R = ROLLBACK_TOKENS + kernel_size - 1, and token t is
+    in row t % R.
     """
     made = {}
     for op in ops:
-        rows, columns = KEPT + op.weight.columns - 1, op.x.columns
+        rows, columns = ROLLBACK_TOKENS + op.weight.columns - 1, op.x.columns
         made[op.name] = empty(sequences * rows, columns).reshape(sequences, rows, columns)
     return made
 
@@ -35,14 +35,16 @@ class Convolved:
         slot: The index of the sequence in that memory.
 
     Attributes:
-        kept: The sequence's inputs by name of the convolution.
+        stored_inputs: The sequence's inputs by name of the convolution.
         at: The number of tokens evaluated; None during a run and after an interrupted run.
     """
 
     def __init__(self, memory: Mapping[str, F32], slot: int) -> None:
-        self.kept = {name: kept[slot] for name, kept in memory.items()}
+        self.stored_inputs = {name: inputs[slot] for name, inputs in memory.items()}
         self.at: int | None = 0
-        self._seen = 0  # largest `at` so far; inputs of the KEPT tokens before it are stored
+        self._seen = (
+            0  # largest `at` so far; inputs of the ROLLBACK_TOKENS tokens before it are stored
+        )
         self._oldest = 0  # position of the last `restored`; a rollback cannot go below it
 
     def clear(self) -> None:
@@ -51,8 +53,8 @@ class Convolved:
 
     def begin_as(self, other: "Convolved") -> None:
         """Copy the stored inputs and positions of another sequence."""
-        for name, kept in self.kept.items():
-            kept[:] = other.kept[name]
+        for name, inputs in self.stored_inputs.items():
+            inputs[:] = other.stored_inputs[name]
         self.at, self._seen, self._oldest = other.at, other._seen, other._oldest
 
     def begin(self, position: int, rows: int) -> None:
@@ -67,15 +69,15 @@ class Convolved:
 
     def reach(self, length: int) -> int:
         """Return the largest number of tokens, at most *length*, that `rewind` can keep."""
-        oldest = max(self._oldest, self._seen - KEPT)
+        oldest = max(self._oldest, self._seen - ROLLBACK_TOKENS)
         return length if length == self.at or length >= oldest else 0
 
-    def rewind(self, length: int, replay: Replay, most: int) -> None:
+    def rewind(self, length: int, replay: Replay, maximum: int) -> None:
         """Roll back to the first *length* tokens, a number that `reach` returned.
 
-        The stored inputs need no replay; *replay* and *most* are unused.
+        The stored inputs need no replay; *replay* and *maximum* are unused.
         """
-        del replay, most
+        del replay, maximum
         if length == 0:
             self.restored(0)
         self.at = length

@@ -48,13 +48,13 @@ class IntegerState(DeltaState):
         """See `DeltaState.checkpoint`; the array is never written to."""
         return self._exact
 
-    def restore_checkpoint(self, kept: npt.NDArray[Any]) -> None:
+    def restore_checkpoint(self, checkpoint: npt.NDArray[Any]) -> None:
         """See `DeltaState.restore_checkpoint`."""
-        self._exact = kept
+        self._exact = checkpoint
 
-    def to_float32(self, kept: npt.NDArray[Any], heads: slice = ALL) -> F32:
+    def to_float32(self, checkpoint: npt.NDArray[Any], heads: slice = ALL) -> F32:
         """See `DeltaState.to_float32`."""
-        return state_values(kept[:, heads])
+        return state_values(checkpoint[:, heads])
 
     def exact(self) -> I32:
         """See `DeltaState.exact`."""

@@ -106,12 +106,12 @@ class PageList:
     """The pages of one sequence, from position 0 on.
 
     Args:
-        most: The maximum number of positions of a sequence.
+        maximum: The maximum number of positions of a sequence.
     """
 
-    def __init__(self, pages: Pages, most: int) -> None:
+    def __init__(self, pages: Pages, maximum: int) -> None:
         self._pages = pages
-        self._numbers = np.zeros(pages.count(most), np.int32)
+        self._numbers = np.zeros(pages.count(maximum), np.int32)
         self._count = 0
         pages.follow(self)
 
@@ -125,9 +125,9 @@ class PageList:
         if self._has(start, end):
             return 0
         pages, before = self._pages, start // self._pages.size
-        kept = min(pages.count(start), self._count)
-        copied = int(kept > before and pages.is_shared(int(self._numbers[before])))
-        return copied + pages.count(end) - kept - self.alone(kept)
+        present = min(pages.count(start), self._count)
+        copied = int(present > before and pages.is_shared(int(self._numbers[before])))
+        return copied + pages.count(end) - present - self.alone(present)
 
     def _has(self, start: int, end: int) -> bool:
         """Return whether positions *start* to *end* are all in the last page, which is unshared."""
@@ -166,9 +166,9 @@ class PageList:
             OutOfPages: Too few pages are free; nothing has changed.
         """
         pages, first = self._pages, start // self._pages.size
-        kept = min(pages.count(end), self._count)
-        shared = [i for i in range(first, kept) if pages.is_shared(int(self._numbers[i]))]
-        pages.require(len(shared) + pages.count(end) - kept)
+        present = min(pages.count(end), self._count)
+        shared = [i for i in range(first, present) if pages.is_shared(int(self._numbers[i]))]
+        pages.require(len(shared) + pages.count(end) - present)
         self.truncate(end)
         for i in shared:
             self._copy(i, pages.size)
@@ -185,9 +185,9 @@ class PageList:
 
     def truncate(self, length: int) -> None:
         """Free the pages of all but the first *length* positions."""
-        kept = min(self._pages.count(length), self._count)
-        given_back = self._numbers[kept : self._count].tolist()
-        self._count = kept
+        remaining = min(self._pages.count(length), self._count)
+        given_back = self._numbers[remaining : self._count].tolist()
+        self._count = remaining
         for page in reversed(given_back):  # `take` returns the last one first
             self._pages.release(page)
 

@@ -16,7 +16,7 @@ from npurt.graph.ops import GatedDeltaNet, ShortConv
 
 COPIES = 2  # checkpoints per state, at indices 1 and 2; the state itself is at index 0
 SPACING = 32  # tokens from one checkpoint to the next during decoding
-KEPT = 2 * SPACING  # number of last tokens whose inputs are stored
+STORED_TOKENS = 2 * SPACING  # number of last tokens whose inputs are stored
 
 # Evaluates the nets alone over stored inputs: (number of tokens, position of the first).
 Replay = Callable[[int, int], None]
@@ -27,9 +27,9 @@ def recurrences(
 ) -> dict[str, Recurrence]:
     """Return the memory of delta nets by name of the net.
 
-    Letters: S slots, H heads, W head width, C channels of the convolution, R = KEPT + kernel_size -
-    1.  States are ``[S, 1 + COPIES, 1, H, W, W]``, the last axis along k.  Stored inputs are
-    ``[S, R, C + 2 H]``, token t in row t % R.
+    Letters: S slots, H heads, W head width, C channels of the convolution,
+    R = STORED_TOKENS + kernel_size - 1.  States are ``[S, 1 + COPIES, 1, H, W, W]``, the last axis
+    along k.  Stored inputs are ``[S, R, C + 2 H]``, token t in row t % R.
 
     Args:
         nets: The nets, each with the convolution before it.
@@ -41,7 +41,7 @@ def recurrences(
         width = net.v.columns // net.heads
         array = empty(sequences * (1 + COPIES) * net.heads, width * width)
         array = array.reshape(sequences, 1 + COPIES, 1, net.heads, width, width)
-        rows, columns = KEPT + conv.weight.columns - 1, conv.x.columns + 2 * net.heads
+        rows, columns = STORED_TOKENS + conv.weight.columns - 1, conv.x.columns + 2 * net.heads
         inputs = empty(sequences * rows, columns).reshape(sequences, rows, columns)
         made[net.name] = Recurrence([Slots(states) for states in array], array, inputs, control)
     return made
@@ -56,13 +56,13 @@ class Recurrent:
 
     Attributes:
         states: The state and its checkpoints, by name of the net.
-        kept: Stored inputs by name of the net.
+        stored_inputs: Stored inputs by name of the net.
         at: The number of tokens evaluated; None during a run and after an interrupted run.
     """
 
     def __init__(self, nets: Mapping[str, Recurrence], slot: int) -> None:
         self.states = {name: held.slots[slot] for name, held in nets.items()}
-        self.kept = {name: held.inputs[slot] for name, held in nets.items()}
+        self.stored_inputs = {name: held.inputs[slot] for name, held in nets.items()}
         self._control = next(iter(nets.values())).control[slot]
         self.clear()
 
@@ -71,7 +71,9 @@ class Recurrent:
         for states in self.states.values():
             states.clear()
         self.at: int | None = 0
-        self._seen = 0  # largest `at` so far; inputs of the KEPT tokens before it are stored
+        self._seen = (
+            0  # largest `at` so far; inputs of the STORED_TOKENS tokens before it are stored
+        )
         self._copies: list[int | None] = [None] * COPIES  # tokens before each checkpoint
         # The checkpoint that the current run makes: its index in `_copies`, the tokens before it.
         self._coming: tuple[int, int] | None = None
@@ -80,7 +82,7 @@ class Recurrent:
         """Copy the states, checkpoints and stored inputs of another sequence."""
         for name, states in self.states.items():
             states.begin_as(other.states[name])
-            self.kept[name][:] = other.kept[name]
+            self.stored_inputs[name][:] = other.stored_inputs[name]
         self.at, self._seen, self._copies = other.at, other._seen, other._copies[:]
 
     # --- Going forward --------------------------------------------------------------------------
@@ -113,13 +115,13 @@ class Recurrent:
         """Return the index of the checkpoint that a run to position *end* overwrites.
 
         This is an empty one if there is one.  Otherwise it is the older one if it is more than
-        KEPT - SPACING tokens old, else the newer one.
+        STORED_TOKENS - SPACING tokens old, else the newer one.
         """
         if None in self._copies:
             return self._copies.index(None)
         ages = [end - c for c in self._copies if c is not None]
         older = ages.index(max(ages))
-        return older if ages[older] > KEPT - SPACING else 1 - older
+        return older if ages[older] > STORED_TOKENS - SPACING else 1 - older
 
     # --- Going back -----------------------------------------------------------------------------
 
@@ -134,12 +136,12 @@ class Recurrent:
         usable = [
             (c, 1 + i)
             for i, c in enumerate(self._copies)
-            if c is not None and self._seen - KEPT <= c <= length
+            if c is not None and self._seen - STORED_TOKENS <= c <= length
         ]
         return max(usable)[1] if usable else None
 
-    def rewind(self, length: int, replay: Replay, most: int) -> None:
-        """Roll back to the first *length* tokens, in replays of at most *most* tokens.
+    def rewind(self, length: int, replay: Replay, maximum: int) -> None:
+        """Roll back to the first *length* tokens, in replays of at most *maximum* tokens.
 
         *length* is a number that `reach` returned.
         """
@@ -155,9 +157,9 @@ class Recurrent:
         if length == position:
             for states in self.states.values():
                 states.restore_checkpoint(slot)
-        for start in range(position, length, most):
+        for start in range(position, length, maximum):
             self._control[:] = slot if start == position else 0, -1, 0
-            replay(min(most, length - start), start)
+            replay(min(maximum, length - start), start)
         self.at = length
         self._copies = [c if c is not None and c <= length else None for c in self._copies]
 

@@ -171,19 +171,19 @@ class SequenceStates:
             return 0
         return min((each.reach(length) for each in self._sequential), default=length)
 
-    def rewind(self, length: int, replay: Replay, most: int) -> None:
+    def rewind(self, length: int, replay: Replay, maximum: int) -> None:
         """Drop all but the first *length* positions.
 
         Args:
             length: A number that `reach` returned.
             replay: Runs the delta nets alone over stored inputs.
-            most: The maximum number of tokens per replay.
+            maximum: The maximum number of tokens per replay.
         """
         if length == 0:
             self._restored.clear()
             self._moved = False
         for each in self._sequential:
-            each.rewind(length, replay, most)
+            each.rewind(length, replay, maximum)
         self.length = min(length, self.length)
         self.pages.truncate(self.length)
 

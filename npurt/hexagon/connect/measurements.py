@@ -14,7 +14,7 @@ from npurt.settings import cache_folder
 
 NAME = "hexagon.json"
 PLAIN = (str, int, float, bool)  # types of measurements
-MOST_BYTES = 1 << 20  # read at most; npurt's file has some hundred bytes
+MAX_BYTES = 1 << 20  # read at most; npurt's file has some hundred bytes
 
 
 def identity(library: Library, domain: str, root: Path = Path("/")) -> str:
@@ -79,7 +79,7 @@ def remember(identity: str, what: str, value: Any) -> None:
 def _load() -> dict[str, dict[str, Any]]:
     try:
         with opened(cache_folder() / NAME) as file:
-            known = parsed(file.read(MOST_BYTES))
+            known = parsed(file.read(MAX_BYTES))
     except (OSError, ValueError):
         return {}
     if not isinstance(known, dict) or not all(isinstance(v, dict) for v in known.values()):

@@ -15,7 +15,7 @@ from npurt.hexagon.session.transport import TransportName
 QUEUE_SECONDS = 1  # deadline of the test message
 STEP = 256 << 20  # bytes of each block that a measurement maps
 MEASURE_SECONDS = 20  # deadline of one call of a measurement
-MOST = 1 << 32  # bytes that 32-bit addresses reach
+MAX_BYTES = 1 << 32  # bytes that 32-bit addresses reach
 
 
 def queue_works(connection: Connection) -> bool:
@@ -69,7 +69,7 @@ def capacity(connection: Connection) -> int:
 
 def _measure(connection: Connection) -> tuple[int, bool]:
     """Return the capacity in bytes, and whether the measurement stopped at its own limit."""
-    limit = min(available_memory() // 2, MOST)
+    limit = min(available_memory() // 2, MAX_BYTES)
     mapped = 0
     connection = replace(
         connection, transport=TransportName.INVOKE, session=None, deadline=MEASURE_SECONDS

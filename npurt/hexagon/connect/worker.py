@@ -48,7 +48,7 @@ Answer = tuple[bytes, list[int]]  # the result, and file descriptors
 
 NUMBER_BYTES = 4
 _BLOCKS = struct.Struct("<2i")
-MOST_BYTES = 1 << 17  # maximum size of a packet; a batch of 256 ops has 20 KB
+MAX_BYTES = 1 << 17  # maximum size of a packet; a batch of 256 ops has 20 KB
 _START = """
 import sys
 sys.path[:] = {path!r}
@@ -177,7 +177,7 @@ class Worker(Transport):
     def _receive(self, fds: list[int]) -> bytes:
         """Return the next answer, and replace *fds* by its file descriptors."""
         _close_all(fds)  # they belong to an answer to an earlier packet
-        answer, passed, _, _ = socket.recv_fds(self._end, MOST_BYTES, 1)
+        answer, passed, _, _ = socket.recv_fds(self._end, MAX_BYTES, 1)
         fds += passed
         if not answer:
             raise self._lost(None)
@@ -278,7 +278,7 @@ def main(fd: int, life: int) -> None:
     with socket.socket(fileno=fd) as end:
         server = _Server(end)
         try:
-            while packet := end.recv(MOST_BYTES):
+            while packet := end.recv(MAX_BYTES):
                 server.serve(packet)
         finally:
             server.close()

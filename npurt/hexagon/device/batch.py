@@ -17,7 +17,7 @@ from npurt.hexagon.fastrpc.rpcmem import Block, Slice, aligned
 from npurt.hexagon.session import messages
 from npurt.hexagon.session.messages import Flag, Request
 
-MOST_ROWS = MAX_ROWS  # rows of x in one run of a batch
+RUN_ROWS = MAX_ROWS  # rows of x in one run of a batch
 
 
 class Weight(NamedTuple):
@@ -45,7 +45,7 @@ class Batch:
         self._memory = memory
         self._widths = [weights[0].k, *(w.n for w in weights)]
         self._strides = [aligned(4 * width) for width in self._widths]
-        self.rows = max(1, min(BATCH_BYTES // sum(self._strides), MOST_ROWS))
+        self.rows = max(1, min(BATCH_BYTES // sum(self._strides), RUN_ROWS))
         self._request = Request(len(weights))
         self._ops: Any = self._request.ops
         for i, weight in enumerate(weights):

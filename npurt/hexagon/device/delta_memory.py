@@ -22,7 +22,7 @@ from npurt.hexagon.layout.delta import Shape
 from npurt.hexagon.session import messages
 from npurt.hexagon.session.messages import Flag, Kind, Request
 
-MOST_TOKENS = MAX_ROWS  # tokens of all sequences in one call
+MAX_TOKENS = MAX_ROWS  # tokens of all sequences in one call
 
 
 def why_not(net: DeltaNet) -> str | None:
@@ -34,8 +34,8 @@ def why_not(net: DeltaNet) -> str | None:
         return f"{shape.heads} heads of v do not share {shape.k_heads} heads of k evenly"
     if net.decay.shape[3] not in (1, shape.width):
         return f"a head has {net.decay.shape[3]} decays, not 1 or {shape.width}"
-    if not 0 < shape.sequences <= MOST_TOKENS:
-        return f"there are {shape.sequences} sequences, not 1 to {MOST_TOKENS}"
+    if not 0 < shape.sequences <= MAX_TOKENS:
+        return f"there are {shape.sequences} sequences, not 1 to {MAX_TOKENS}"
     if shape.sequences * sum(shape.row_bytes) > BATCH_BYTES:
         return f"one token of every sequence takes more than {BATCH_BYTES} bytes"
     if shape.state_bytes > LARGEST:
@@ -80,7 +80,7 @@ class DeltaMemory:
         self._words: I32 = words.reshape(-1, shape.words)
         self._widths = shape.row_bytes
         fitting = BATCH_BYTES // (shape.sequences * sum(self._widths))
-        self.tokens = max(1, min(fitting, MOST_TOKENS // shape.sequences))
+        self.tokens = max(1, min(fitting, MAX_TOKENS // shape.sequences))
         self._prepare()
 
     def _prepare(self) -> None:

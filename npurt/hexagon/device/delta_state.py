@@ -20,7 +20,7 @@ from npurt.hexagon.device.delta_memory import DeltaMemory, StateVersion
 from npurt.hexagon.device.session_memory import SessionMemory
 from npurt.hexagon.layout import delta
 
-MOST_ROWS = 32  # kept before the host copies the state again; about half the size of a state
+MAX_ROWS = 32  # kept before the host copies the state again; about half the size of a state
 
 OnSession = Callable[[Callable[[SessionMemory], None]], None]
 
@@ -77,27 +77,27 @@ class HexagonState(DeltaState):
                 self._version = self._in_memory = StateVersion(self._memory.copy())
             return self._version
 
-    def restore_checkpoint(self, kept: StateVersion) -> None:
+    def restore_checkpoint(self, checkpoint: StateVersion) -> None:
         """See `DeltaState.restore_checkpoint`."""
-        self._version = kept
+        self._version = checkpoint
 
-    def to_float32(self, kept: StateVersion, heads: slice = ALL) -> F32:
+    def to_float32(self, checkpoint: StateVersion, heads: slice = ALL) -> F32:
         """See `DeltaState.to_float32`."""
         shape = self._shape
-        if kept.rows:
-            start = self.to_float32(StateVersion(kept.start))
-            return delta.passed(start, kept.rows, shape)[:, heads]
-        if kept.start.dtype == np.float32:
-            return kept.start[:, heads]
-        words = kept.start.reshape(shape.sequences, shape.heads, -1)[:, heads]
+        if checkpoint.rows:
+            start = self.to_float32(StateVersion(checkpoint.start))
+            return delta.passed(start, checkpoint.rows, shape)[:, heads]
+        if checkpoint.start.dtype == np.float32:
+            return checkpoint.start[:, heads]
+        words = checkpoint.start.reshape(shape.sequences, shape.heads, -1)[:, heads]
         values = np.empty((*words.shape[:2], shape.width, shape.width), np.float32)
         delta.unpack_state(words.reshape(-1, shape.words), shape, values)
         return values
 
-    def history(self, kept: StateVersion) -> tuple[npt.NDArray[Any], tuple[DeltaNet, ...]]:
+    def history(self, checkpoint: StateVersion) -> tuple[npt.NDArray[Any], tuple[DeltaNet, ...]]:
         """See `DeltaState.history`: integers, and the rows of tokens since then."""
-        shape, start = self._shape, kept.start
-        nets = tuple(delta.net_of(rows, shape) for rows in kept.rows)
+        shape, start = self._shape, checkpoint.start
+        nets = tuple(delta.net_of(rows, shape) for rows in checkpoint.rows)
         if start.dtype == np.float32:
             return start, nets
         return delta.exact_state(start.reshape(-1, shape.words), shape), nets
@@ -135,6 +135,6 @@ class HexagonState(DeltaState):
 def _after(version: StateVersion, rows: F32, memory: DeltaMemory) -> StateVersion:
     """Return *version* advanced by *rows*; *memory* already holds the result."""
     count = version.count + rows.shape[0] * rows.shape[1]
-    if count > MOST_ROWS:
+    if count > MAX_ROWS:
         return StateVersion(memory.copy())
     return StateVersion(version.start, (*version.rows, rows), count)

@@ -151,7 +151,7 @@ class HexagonDevice(ProductDevice, DeltaNets):
     @property
     def delta_error(self) -> DeltaError:
         """The error of `delta_net`; `npurt.hexagon.layout.delta` derives it."""
-        return DeltaError(delta.ERROR, delta.LEAST)
+        return DeltaError(delta.ERROR, delta.ABSOLUTE_ERROR)
 
     def delta_state(self, net: DeltaNet) -> HexagonState:
         """Return a state that starts as that of *net* and advances in integers.

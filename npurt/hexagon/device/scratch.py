@@ -15,8 +15,8 @@ from npurt.hexagon.session.transport import Transport
 
 BATCH_BYTES = 32 << 20  # maximum bytes of activations and results in one batch
 RESERVED_BYTES = 35 << 20  # blocks of such a batch: at most BATCH_BYTES * 17 / 16 and two pages
-MOST_BYTES = 128 << 20  # limit for all blocks; enough for the four kinds of batches of a layer
-MOST_BLOCKS = 48
+MAX_BYTES = 128 << 20  # limit for all blocks; enough for the four kinds of batches of a layer
+MAX_BLOCKS = 48
 
 
 class User(Protocol):
@@ -73,16 +73,16 @@ class Scratch:
         keys = (x_size, 0), (y_size, int(x_size == y_size))
         for key in keys:
             if key not in self._entries:
-                self._make_room(key[0], keys)
+                self._make_space(key[0], keys)
                 self._allocate(key, keys)
             self._entries.move_to_end(key)
             self._entries[key].users.add(user)
         return self._entries[keys[0]].block, self._entries[keys[1]].block
 
-    def _make_room(self, size: int, keep: tuple[tuple[int, int], ...]) -> None:
+    def _make_space(self, size: int, keep: tuple[tuple[int, int], ...]) -> None:
         for key in [key for key in self._entries if key not in keep]:
             total = sum(block.nbytes for block in self.blocks)
-            if len(self._entries) < MOST_BLOCKS and total + size <= MOST_BYTES:
+            if len(self._entries) < MAX_BLOCKS and total + size <= MAX_BYTES:
                 return
             self._evict(key)
 

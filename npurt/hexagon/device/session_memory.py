@@ -8,8 +8,8 @@ from npurt.hexagon.device.scratch import Scratch, block_bytes
 from npurt.hexagon.fastrpc.rpcmem import Arena, Block, Slice, aligned
 from npurt.hexagon.session.transport import Transport
 
-LEAST_BYTES = 32 << 20  # size of the first block for weights; each later block doubles the total
-MOST_BYTES = 256 << 20  # limit of a block: some boards cannot allocate a gigabyte in one piece
+MIN_BYTES = 32 << 20  # size of the first block for weights; each later block doubles the total
+MAX_BYTES = 256 << 20  # limit of a block: some boards cannot allocate a gigabyte in one piece
 PROVEN_BYTES = 512 << 20  # every known session can map this; more requires a measurement
 
 
@@ -55,7 +55,7 @@ class SessionMemory:
 
     def _grow(self, nbytes: int) -> Arena | None:
         mapped = sum(arena.block.nbytes for arena in self._arenas)
-        block = self._map(max(aligned(nbytes), min(max(mapped, LEAST_BYTES), MOST_BYTES)))
+        block = self._map(max(aligned(nbytes), min(max(mapped, MIN_BYTES), MAX_BYTES)))
         if block is None:
             return None
         self._arenas.append(Arena(block))

@@ -71,7 +71,7 @@ class Sessions:
             transport.close()
             raise
 
-    def with_room(self) -> Iterator[SessionMemory]:
+    def with_space(self) -> Iterator[SessionMemory]:
         """Yield the open sessions, then a new session if the DSP allows one."""
         yield from self.settled()
         if self._connection.session is None:

@@ -29,7 +29,7 @@ class WeightStore:
             self._place(packed)
 
     def _place(self, packed: HexagonPacked) -> None:
-        for memory in self._sessions.with_room():
+        for memory in self._sessions.with_space():
             found = memory.allocate(packed.nbytes)
             if found:
                 packed.put(memory, *found)

@@ -17,7 +17,7 @@ MACHINE = 164  # EM_HEXAGON
 SHARED_OBJECT = 3  # ET_DYN
 ARCH_MASK = 0x3FF  # of e_flags; bit 15 marks the small cores (v67t, v71t)
 
-MOST_BYTES = 1 << 30  # limit for the size of a library in memory
+MAX_BYTES = 1 << 30  # limit for the size of a library in memory
 
 _HEADER = struct.Struct("<16sHHIIIIIHHHHHH")
 _SEGMENT = struct.Struct("<8I")
@@ -30,7 +30,7 @@ _RELOCATIONS = {6: "32", 32: "COPY", 33: "GLOB_DAT", 34: "JMP_SLOT", 35: "RELATI
 _WEAK, _LOCAL = 2, 0  # bindings
 _RESERVED_SECTIONS = 0xFF00  # SHN_LORESERVE: this and higher indices, as SHN_ABS, are no sections
 _VISIBLE = (0, 3)  # visibilities: default, protected
-_MOST_SYMBOLS = 1 << 16
+_MAX_SYMBOLS = 1 << 16
 
 
 class Kind(IntEnum):
@@ -194,8 +194,8 @@ def _segments(data: bytes, table: int, size: int, count: int) -> list[Segment]:
         )
         if offset + file_bytes > len(data):
             _refuse(f"the file ends at byte {len(data)}, segment {i} at {offset + file_bytes}")
-        if address + memory_bytes > MOST_BYTES:
-            _refuse(f"segment {i} ends at {address + memory_bytes:#x}, above {MOST_BYTES:#x}")
+        if address + memory_bytes > MAX_BYTES:
+            _refuse(f"segment {i} ends at {address + memory_bytes:#x}, above {MAX_BYTES:#x}")
         if kind == Kind.LOAD and align & (align - 1):
             _refuse(f"segment {i} is aligned to {align} bytes, not to a power of two")
         if kind in (Kind.LOAD, Kind.DYNAMIC) and file_bytes > memory_bytes:
@@ -261,7 +261,7 @@ class _Image:
             return []
         at = values[Tag.HASH]
         buckets, count = _HASH.unpack(self._bytes(at, _HASH.size, "the hash table"))
-        if buckets == 0 or max(buckets, count) > _MOST_SYMBOLS:
+        if buckets == 0 or max(buckets, count) > _MAX_SYMBOLS:
             _refuse(f"its hash table counts {count} symbols in {buckets} buckets")
         self._bytes(at, _HASH.size + 4 * (buckets + count), "the hash table")
         what = f"the table of {count} symbols"

@@ -173,13 +173,13 @@ class SessionPool:
         """Return the URI of *module*, a file and its entry point, in the session *slot*."""
         ffi = abi.ffi()
         data = ffi.new("remote_rpc_get_uri *")
-        room = len(module) + 64
+        capacity = len(module) + 64
         texts = [ffi.new("char[]", text.encode()) for text in (slot.domain, module)]
-        uri = ffi.new("char[]", room + 1)
+        uri = ffi.new("char[]", capacity + 1)
         data.domain_name, data.domain_name_len = texts[0], len(slot.domain)
         data.session_id = slot.session
         data.module_uri, data.module_uri_len = texts[1], len(module)
-        data.uri, data.uri_len = uri, room
+        data.uri, data.uri_len = uri, capacity
         code, _ = self._control(SessionRequest.GET_URI, data)
         if code:  # an old library, which has session 0 only
             return f"{module}&_dom={slot.domain}"

@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from npurt.errors import NpurtError
 
-MOST_BYTES = 1 << 20  # limit for a file; 100 times the largest known interface
+MAX_BYTES = 1 << 20  # limit for a file; 100 times the largest known interface
 
 _TOKEN = re.compile(
     r"""(?P<space>\s+|//[^\n]*|/\*.*?\*/)
@@ -67,8 +67,8 @@ class Source:
         Raises:
             NpurtError: The file is too large, or holds characters that are no token.
         """
-        if len(self.text) > MOST_BYTES:
-            self.refuse(0, f"expected at most {MOST_BYTES} characters, found {len(self.text)}")
+        if len(self.text) > MAX_BYTES:
+            self.refuse(0, f"expected at most {MAX_BYTES} characters, found {len(self.text)}")
         found = []
         offset = 0
         while offset < len(self.text):

@@ -26,8 +26,8 @@ from npurt.hexagon.idl.types import (
 
 FIRST = 2  # id of the first method; 0 and 1 are open and close; source: inc/remote.idl
 ESCAPE = 31  # in the scalars: the id is 31 or more, and is in the first word of the first buffer
-MOST_BUFFERS = 254  # in one call, for each direction
-MOST_HANDLES = 15
+MAX_BUFFERS = 254  # in one call, for each direction
+MAX_HANDLES = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Param:
     def sent(self) -> list[Part]:
         """Return the parts of the parameter in the block that is sent to the DSP."""
         parts = [self.type.given] if self.goes_in else []
-        return parts + ([self.type.room] if self.comes_out else [])
+        return parts + ([self.type.capacity] if self.comes_out else [])
 
 
 class Method:
@@ -114,7 +114,7 @@ class Call:
                 remedy=f"pass {', '.join(p.name for p in passed) or 'none'}",
             )
         self.method = method
-        self._rooms: dict[str, Any] = {}
+        self._capacities: dict[str, Any] = {}
         self._spans: dict[str, slice] = {}  # the cells of each parameter in `_cells`
         self._cells: Cells = [method.id] if method.escaped else []
         self._block = bytearray(method.sent_struct.size)
@@ -147,29 +147,29 @@ class Call:
             handles[param.mode].append(param.type.handle(arg, where))
             return
         start = len(self._cells)
-        value = room = arg
+        value = capacity = arg
         if param.mode == "inrout" and not param.type.fixed:
-            value, room = _pair(arg, where)
+            value, capacity = _pair(arg, where)
         if param.goes_in:
             self._cells += param.type.give(value, where, inputs)
         if param.comes_out and not param.type.fixed:
-            count = param.type.reserve(room, where, inputs, outputs)
+            count = param.type.reserve(capacity, where, inputs, outputs)
             if param.mode == "inrout" and count[0] < self._cells[-1]:
                 raise LayoutError(
                     f"{where}: {self._cells[-1]} elements go in, and there is room for {count[0]}",
                     remedy="pass room for at least as many elements as go in",
                 )
             self._cells += count
-            self._rooms[param.name] = room
+            self._capacities[param.name] = capacity
         self._spans[param.name] = slice(start, len(self._cells))
 
     def _check_counts(self) -> None:
         buffers = max(len(self.inputs), len(self.outputs))
         handles = max(len(self.handles_in), len(self.handles_out))
-        if buffers > MOST_BUFFERS or handles > MOST_HANDLES:
+        if buffers > MAX_BUFFERS or handles > MAX_HANDLES:
             raise LayoutError(
                 f"{self.method.name}: {buffers} buffers and {handles} handles in one direction; "
-                f"FastRPC takes {MOST_BUFFERS} and {MOST_HANDLES}",
+                f"FastRPC takes {MAX_BUFFERS} and {MAX_HANDLES}",
                 remedy="pass fewer elements in one call",
             )
 
@@ -224,7 +224,7 @@ class Call:
         cells: Iterator[Any] = iter(self.method.answer_struct.unpack(self._answer))
         outputs = iter(self.outputs[1:] if self._answer else self.outputs)
         return tuple(
-            p.type.take(self._rooms.get(p.name), cells, outputs)
+            p.type.take(self._capacities.get(p.name), cells, outputs)
             for p in self.method.params
             if p.comes_out
         )
@@ -274,11 +274,11 @@ def refusal(params: tuple[Param, ...]) -> str | None:
     """Return the reason why these parameters cannot be passed in one call, or None."""
     fixed_in = sum(not p.type.fixed for p in params if p.goes_in) + 1
     fixed_out = sum(not p.type.fixed for p in params if p.comes_out) + 1
-    if max(fixed_in, fixed_out) > MOST_BUFFERS:
-        return f"at most {MOST_BUFFERS - 1} sequences and strings in one direction"
+    if max(fixed_in, fixed_out) > MAX_BUFFERS:
+        return f"at most {MAX_BUFFERS - 1} sequences and strings in one direction"
     for mode in ("in", "rout"):
-        if sum(isinstance(p.type, Dma) and p.mode == mode for p in params) > MOST_HANDLES:
-            return f"at most {MOST_HANDLES} dmahandles in one direction"
+        if sum(isinstance(p.type, Dma) and p.mode == mode for p in params) > MAX_HANDLES:
+            return f"at most {MAX_HANDLES} dmahandles in one direction"
     for param in params:
         sequence = isinstance(param.type, Sequence) and param.type.nesting == 1
         simple = sequence or (param.type.fixed and not isinstance(param.type, Dma))

@@ -40,8 +40,8 @@ from npurt.hexagon.idl.types import (
 
 READ_OVER = ("AEEStdDef.idl", "remote.idl")
 MODES = ("in", "rout", "inrout")
-MOST_DEPTH = 32  # nesting of types; functions for values are recursive
-MOST_SIZE = 1 << 12  # bytes of a type of fixed size; the DSP puts it on a stack of 16 KiB
+MAX_DEPTH = 32  # nesting of types; functions for values are recursive
+MAX_SIZE = 1 << 12  # bytes of a type of fixed size; the DSP puts it on a stack of 16 KiB
 C_WORDS = """auto bool break case continue default do else enum extern false for goto if inline
 int register restrict return signed sizeof static struct switch true typedef union void volatile
 while"""
@@ -251,8 +251,8 @@ class Parser:
         """Parse the length of an array of *element*."""
         offset = self.token.offset
         length = self.literal()
-        if not isinstance(length, int) or not 0 < length <= MOST_SIZE:
-            self.source.refuse(offset, f"expected a length from 1 to {MOST_SIZE}, found {length}")
+        if not isinstance(length, int) or not 0 < length <= MAX_SIZE:
+            self.source.refuse(offset, f"expected a length from 1 to {MAX_SIZE}, found {length}")
         if not element.fixed or isinstance(element, Dma):
             self.source.refuse(offset, "expected a type of fixed size before the length")
         self.expect("]")
@@ -260,9 +260,9 @@ class Parser:
 
     def add_type(self, name: str, kind: Type, offset: int) -> None:
         """Declare a type; raise if it is too large or nested too deeply."""
-        if kind.depth > MOST_DEPTH or max(kind.given.size, kind.answer.size) > MOST_SIZE:
+        if kind.depth > MAX_DEPTH or max(kind.given.size, kind.answer.size) > MAX_SIZE:
             self.source.refuse(
-                offset, f"expected at most {MOST_DEPTH} types in types and {MOST_SIZE} bytes"
+                offset, f"expected at most {MAX_DEPTH} types in types and {MAX_SIZE} bytes"
             )
         self.types[name] = self.c_types[self.scope + name] = kind
 

@@ -285,21 +285,21 @@ class _Body:
             self.dma(v, param.mode, sent)
             return
         given = next(sent) if param.goes_in else None
-        room = next(sent) if param.comes_out else 0
+        capacity = next(sent) if param.comes_out else 0
         answer = next(answers) if param.comes_out else 0
         if isinstance(kind, Sequence) and not kind.element.fixed:
-            self.nested(v, kind, param, room if given is None else given, answer)
+            self.nested(v, kind, param, capacity if given is None else given, answer)
             return
         if isinstance(kind, Sequence):
             self.before += [f"    {kind.element.c} *{v};", f"    int {v}Len;"]
         else:
             self.before.append(f"    {kind.c} {v};")
         if given is not None and param.comes_out and isinstance(kind, Sequence):
-            self.inrout(v, kind, given, room)
+            self.inrout(v, kind, given, capacity)
         elif given is not None:
             self.give(v, kind, "sent", given)
         else:
-            self.reserve(v, kind, "sent", room)
+            self.reserve(v, kind, "sent", capacity)
         if param.comes_out:
             self.answer(v, kind, "answer", answer)
         self.add_argument(v, kind, param)
@@ -328,18 +328,18 @@ class _Body:
         ]
         self.arguments += [f"{at}.fd", f"{at}.offset", f"{v}Len"]
 
-    def inrout(self, v: str, kind: Sequence, given: int, room: int) -> None:
+    def inrout(self, v: str, kind: Sequence, given: int, capacity: int) -> None:
         """Take both buffers, and copy the input to the buffer of the result."""
         size = kind.element.given.size
         self.before += [f"    {kind.element.c} *{v}In;", f"    int {v}InLen;"]
         self.give(f"{v}In", kind, "sent", given)
-        self.reserve(v, kind, "sent", room)
+        self.reserve(v, kind, "sent", capacity)
         self.before.append(f"    {v} = in_place(w, {v}In, {v}InLen, {v}, {v}Len, {size});")
 
     def nested(self, v: str, kind: Sequence, param: Param, counts: int, answer: int) -> None:
         """Unpack a sequence of sequences, of strings, or of structs with such members."""
         element, c = kind.element, kind.element.c
-        part = element.given if param.goes_in else element.room
+        part = element.given if param.goes_in else element.capacity
         self.before += [
             f"    const int {v}Len = elements(w, sent + {counts}, sizeof({c}));",
             f"    const uint8_t *{v}Sent = take(w, &w->in, {v}Len, {part.size}, 1);",
@@ -383,7 +383,7 @@ class _Body:
         if isinstance(kind, Sequence):
             self.buffer(v, kind, "out", block, offset)
         elif isinstance(kind, Struct) and not kind.fixed:
-            offsets, _ = place(m.room for m in kind.members.values())
+            offsets, _ = place(m.capacity for m in kind.members.values())
             for (name, member), at in zip(kind.members.items(), offsets, strict=True):
                 self.reserve(f"{v}.{name}", member, block, offset + at)
         else:

@@ -70,7 +70,7 @@ class Type(abc.ABC):
 
     c: str = ""  # the C type of a value; "" if it has no name
     given: Part  # part of an `in` value in the block that is sent to the DSP
-    room: Part  # part of a `rout` parameter in the same block: the capacities of its buffers
+    capacity: Part  # part of a `rout` parameter in the same block: the capacities of its buffers
     answer: Part  # part of a `rout` value in the block that comes back
     depth: int = 1  # nesting of types
     nesting: int = 0  # nesting of buffers: 1 for a sequence of numbers, 2 for sequences of those
@@ -78,7 +78,7 @@ class Type(abc.ABC):
     @property
     def fixed(self) -> bool:
         """Whether all values have the same size and need no buffer."""
-        return self.room is NOTHING
+        return self.capacity is NOTHING
 
     @abc.abstractmethod
     def give(self, value: Any, where: str, inputs: Buffers) -> Cells:
@@ -88,16 +88,16 @@ class Type(abc.ABC):
             LayoutError: *value* is not of this type; the message begins with *where*.
         """
 
-    def reserve(self, room: Any, where: str, inputs: Buffers, outputs: Buffers) -> Cells:
+    def reserve(self, capacity: Any, where: str, inputs: Buffers, outputs: Buffers) -> Cells:
         """Return the cells with the capacities of buffers; append the buffers to the lists."""
         return []
 
     @abc.abstractmethod
-    def take(self, room: Any, cells: Iterator[Any], outputs: Iterator[memoryview]) -> Any:
+    def take(self, capacity: Any, cells: Iterator[Any], outputs: Iterator[memoryview]) -> Any:
         """Return the value from the block and the buffers that came back.
 
         Args:
-            room: The argument *room* of `reserve`.
+            capacity: The argument *capacity* of `reserve`.
             cells: The values of the block, from the value of this type on.
             outputs: The buffers, from the first buffer of this type on.
         """
@@ -110,13 +110,13 @@ class Scalar(Type):
         size = struct.calcsize(f"<{code}")
         self.c = c
         self.given = self.answer = Part(code, size, size)
-        self.room = NOTHING
+        self.capacity = NOTHING
 
     def give(self, value: Any, where: str, inputs: Buffers) -> Cells:
         """Return the number as a cell; `struct` checks its range later."""
         return [value]
 
-    def take(self, room: Any, cells: Iterator[Any], outputs: Iterator[memoryview]) -> Any:
+    def take(self, capacity: Any, cells: Iterator[Any], outputs: Iterator[memoryview]) -> Any:
         """Return the number."""
         return next(cells)
 
@@ -148,7 +148,7 @@ class Array(Type):
         self.element = element
         self.length = length
         self.given = self.answer = Part(repeated(element, length), part.size * length, part.align)
-        self.room = NOTHING
+        self.capacity = NOTHING
         self.depth = element.depth + 1
 
     def give(self, value: Any, where: str, inputs: Buffers) -> Cells:
@@ -164,7 +164,7 @@ class Array(Type):
             cells += self.element.give(element, f"{where}[{i}]", inputs)
         return cells
 
-    def take(self, room: Any, cells: Iterator[Any], outputs: Iterator[memoryview]) -> Any:
+    def take(self, capacity: Any, cells: Iterator[Any], outputs: Iterator[memoryview]) -> Any:
         """Return a list."""
         return [self.element.take(None, cells, outputs) for _ in range(self.length)]
 
@@ -178,8 +178,8 @@ class Struct(Type):
         self.members = dict(members)
         self.given = padded(place(t.given for t in types)[1])
         self.answer = padded(place(t.answer for t in types)[1])
-        room = padded(place(t.room for t in types)[1])
-        self.room = room if room.size else NOTHING
+        capacity = padded(place(t.capacity for t in types)[1])
+        self.capacity = capacity if capacity.size else NOTHING
         self.depth = max(t.depth for t in types) + 1
         self.nesting = max(t.nesting for t in types)
 
@@ -192,21 +192,21 @@ class Struct(Type):
             cells += member.give(value[name], f"{where}.{name}", inputs)
         return cells
 
-    def reserve(self, room: Any, where: str, inputs: Buffers, outputs: Buffers) -> Cells:
-        """Return the cells; *room* maps the names of members of variable size to their rooms."""
+    def reserve(self, capacity: Any, where: str, inputs: Buffers, outputs: Buffers) -> Cells:
+        """Return the cells; *capacity* maps the names of members of variable size to theirs."""
         need = {name: member for name, member in self.members.items() if not member.fixed}
-        if need and (not isinstance(room, Mapping) or room.keys() != need.keys()):
-            raise wrong(where, room, f"a mapping with the room for {', '.join(need)}")
+        if need and (not isinstance(capacity, Mapping) or capacity.keys() != need.keys()):
+            raise wrong(where, capacity, f"a mapping with the room for {', '.join(need)}")
         cells = []
         for name, member in need.items():
-            cells += member.reserve(room[name], f"{where}.{name}", inputs, outputs)
+            cells += member.reserve(capacity[name], f"{where}.{name}", inputs, outputs)
         return cells
 
-    def take(self, room: Any, cells: Iterator[Any], outputs: Iterator[memoryview]) -> Any:
+    def take(self, capacity: Any, cells: Iterator[Any], outputs: Iterator[memoryview]) -> Any:
         """Return a dict."""
-        rooms = room or {}
+        capacities = capacity or {}
         return {
-            name: member.take(rooms.get(name), cells, outputs)
+            name: member.take(capacities.get(name), cells, outputs)
             for name, member in self.members.items()
         }
 
@@ -215,15 +215,15 @@ class Sequence(Type):
     """Any number of elements of one type.
 
     An ``in`` argument is an iterable, or a buffer of the data, which is not copied.  For ``rout``,
-    the room is a number of elements, or a writable buffer, which is not copied.  A result is a
+    the capacity is a number of elements, or a writable buffer, which is not copied.  A result is a
     memoryview of numbers, not copied, or a list of structs.  If the elements have no fixed size,
-    the value and the room are sequences of the elements' values and rooms.
+    the value and the capacity are sequences of the elements' values and capacities.
     """
 
     def __init__(self, c: str, element: Type) -> None:
         self.c = c  # name of a struct with data and length
         self.element = element
-        self.given = self.room = COUNT
+        self.given = self.capacity = COUNT
         self.answer = NOTHING
         self.depth = element.depth + 1
         self.nesting = element.nesting + 1
@@ -300,29 +300,33 @@ class Sequence(Type):
             raise wrong(where, value, f"a buffer of {part.format!r} or of plain bytes")
         return view.cast("B")
 
-    def reserve(self, room: Any, where: str, inputs: Buffers, outputs: Buffers) -> Cells:
+    def reserve(self, capacity: Any, where: str, inputs: Buffers, outputs: Buffers) -> Cells:
         """Return the capacity in elements as a cell, and append the buffers."""
         if not self.element.fixed:
-            return self._reserve_each(room, where, inputs, outputs)
+            return self._reserve_each(capacity, where, inputs, outputs)
         size = self.element.given.size
-        data = self._view(room, where, writable=True)
+        data = self._view(capacity, where, writable=True)
         if data is None:
-            if isinstance(room, bool) or not isinstance(room, int) or not 0 <= room < 1 << 31:
-                raise wrong(where, room, "a number of elements, or a writable buffer")
-            data = memoryview(bytearray(room * size))
+            if (
+                isinstance(capacity, bool)
+                or not isinstance(capacity, int)
+                or not 0 <= capacity < 1 << 31
+            ):
+                raise wrong(where, capacity, "a number of elements, or a writable buffer")
+            data = memoryview(bytearray(capacity * size))
         outputs.append(data)
         return [data.nbytes // size]
 
-    def _reserve_each(self, room: Any, where: str, inputs: Buffers, outputs: Buffers) -> Cells:
+    def _reserve_each(self, capacity: Any, where: str, inputs: Buffers, outputs: Buffers) -> Cells:
         size = self.element.answer.size
-        if size and isinstance(room, Ordered):
-            outputs.append(memoryview(bytearray(size * len(room))))
+        if size and isinstance(capacity, Ordered):
+            outputs.append(memoryview(bytearray(size * len(capacity))))
         return self._each(
-            room, where, inputs,
-            lambda r, at: self.element.reserve(r, at, inputs, outputs), self.element.room,
+            capacity, where, inputs,
+            lambda r, at: self.element.reserve(r, at, inputs, outputs), self.element.capacity,
         )  # fmt: skip
 
-    def take(self, room: Any, cells: Iterator[Any], outputs: Iterator[memoryview]) -> Any:
+    def take(self, capacity: Any, cells: Iterator[Any], outputs: Iterator[memoryview]) -> Any:
         """Return a memoryview of numbers, or a list."""
         element = self.element
         if isinstance(element, Scalar):
@@ -331,16 +335,16 @@ class Sequence(Type):
         if element.fixed:
             rows = struct.iter_unpack(f"<{element.given.format}", next(outputs))
             return [element.take(None, iter(row), outputs) for row in rows]
-        rows = iter([()] * len(room))
+        rows = iter([()] * len(capacity))
         if element.answer.size:
             rows = struct.iter_unpack(f"<{element.answer.format}", next(outputs))
-        return [element.take(r, iter(row), outputs) for r, row in zip(room, rows, strict=True)]
+        return [element.take(r, iter(row), outputs) for r, row in zip(capacity, rows, strict=True)]
 
 
 class String(Sequence):
     """A text that ends with NUL; an argument is str (sent as UTF-8) or bytes, a result is str.
 
-    The room is a number of bytes, including the NUL.
+    The capacity is a number of bytes, including the NUL.
     """
 
     def __init__(self) -> None:
@@ -354,7 +358,7 @@ class String(Sequence):
         inputs.append(memoryview(bytearray(text + b"\0")))
         return [len(text) + 1]
 
-    def take(self, room: Any, cells: Iterator[Any], outputs: Iterator[memoryview]) -> Any:
+    def take(self, capacity: Any, cells: Iterator[Any], outputs: Iterator[memoryview]) -> Any:
         """Return the text before the first NUL; the last byte counts as a NUL."""
         text = bytes(next(outputs))[:-1].partition(b"\0")[0]
         return text.decode(errors="replace")
@@ -371,7 +375,7 @@ class DmaHandle(NamedTuple):
 class Dma(Type):
     """A `DmaHandle`.  The caller passes it for `in` and for `rout`; it has no bytes in a block."""
 
-    given = room = answer = NOTHING
+    given = capacity = answer = NOTHING
 
     def give(self, value: Any, where: str, inputs: Buffers) -> Cells:
         """Return no cells: a handle has no bytes in a block."""
@@ -386,7 +390,7 @@ class Dma(Type):
             raise wrong(where, value, "(fd, offset, length)") from None
         return handle
 
-    def take(self, room: Any, cells: Iterator[Any], outputs: Iterator[memoryview]) -> Any:
+    def take(self, capacity: Any, cells: Iterator[Any], outputs: Iterator[memoryview]) -> Any:
         """Return None: a handle is not a result."""
         return None
 

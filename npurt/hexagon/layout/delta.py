@@ -17,7 +17,7 @@ from npurt.device import F32
 from npurt.hexagon.fastrpc.rpcmem import aligned
 
 BIAS = 157  # added to stored exponents
-MOST_EXPONENT = 900  # 2^900 is infinite in float32 and finite in float64
+MAX_EXPONENT = 900  # 2^900 is infinite in float32 and finite in float64
 
 # Standard error of a product of q or k with a row of the state, per unit of both norms.  The
 # greatest element of q and k has at least 10 bits, and d has 16 bits, so the greatest element of a
@@ -30,7 +30,7 @@ ERROR = 2.0**-10
 # Absolute error of an element of k or q if all elements are below 2^-87.  The unit of their
 # mantissas is then 2^-110 (delta_prepare.h: LEAST_TOP), and narrow() rounds to multiples of at most
 # 2^13 such units, an error of 2^-98.  Gains that divide k can double the error.
-LEAST = 2.0**-97
+ABSOLUTE_ERROR = 2.0**-97
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,7 @@ def _unpacked(words: I32, shape: Shape) -> npt.NDArray[np.float64]:
     k = parts.k.transpose(0, 1, 3, 2).astype(np.float64).reshape(1, -1)
     values += (parts.d >> 16).T * k
     gains = (parts.gains if shape.gates else parts.gains[:, :1]) / 2.0**31
-    values *= np.ldexp(gains, np.minimum(parts.exponents - BIAS, MOST_EXPONENT).T)
+    values *= np.ldexp(gains, np.minimum(parts.exponents - BIAS, MAX_EXPONENT).T)
     return values
 
 

@@ -22,7 +22,7 @@ sum is then at most c / 2, which is sqrt(3 c) times the standard error of c inde
 
 Every error is thus proportional to ``magnitude = 2^15 2^exponent max_b |codes of x in b|``, times
 sqrt(3 c) if c > 1.  Both depend on x alone; w contributes the norms of its integers.  The largest
-code of a row of x is at least `LEAST_CODE`, and x_b is below 2^15.
+code of a row of x is at least `MIN_CODE`, and x_b is below 2^15.
 """
 
 import numpy as np
@@ -35,7 +35,7 @@ from npurt.hexagon.layout.quantise import BLOCK, I32, Quantised
 F64 = npt.NDArray[np.float64]
 
 VARIANCE = 1 / 12  # of an error that is uniform between -1/2 and 1/2
-LEAST_CODE = 126  # not 127, because quantise_row.h rounds scales up a little
+MIN_CODE = 126  # not 127, because quantise_row.h rounds scales up a little
 FLOAT_UNIT = 2.0**-24
 
 
@@ -71,11 +71,11 @@ def error(w: Unpacked, fmt: ImageFormat) -> F64:
     total = (FLOAT_UNIT * 2.0**15) ** 2 * codes * (k / 32)
     if kind.group:
         total += VARIANCE * codes
-        total += (count / 2 * 2.0 ** (count - 1).bit_length() / LEAST_CODE) ** 2
+        total += (count / 2 * 2.0 ** (count - 1).bit_length() / MIN_CODE) ** 2
     if kind.group and kind.unit > 1:
-        total += VARIANCE * _squares(w.scales) / LEAST_CODE**2
+        total += VARIANCE * _squares(w.scales) / MIN_CODE**2
     if w.offsets is not None and kind.sums > 0:
-        total += VARIANCE * _squares(w.offsets) / LEAST_CODE**2
+        total += VARIANCE * _squares(w.offsets) / MIN_CODE**2
     if w.offsets is not None and kind.sums < 0:  # |sum of 16 codes| <= 4 |codes|
         total += VARIANCE * (4 * kind.sums) ** 2 * w.offsets.shape[1]
     result: F64 = np.ldexp(np.sqrt(total), w.exponents)

@@ -38,7 +38,7 @@ STEP = 64  # columns
 VECTOR = ALIGN  # bytes
 BIAS = 156  # added to a row's exponent in a head (dsp/kernels/epilogue.h)
 EXPONENTS = range(-250, 91)  # of rows; sums with the exponents of x do not overflow
-MOST_ERROR = 2.0**-10  # maximum relative error of a row from rounding its scales
+MAX_ERROR = 2.0**-10  # maximum relative error of a row from rounding its scales
 
 F32 = npt.NDArray[np.float32]
 I8 = npt.NDArray[np.int8]
@@ -241,7 +241,7 @@ def _stored_bytes(fmt: ImageFormat, codes: U8) -> U8:
 
 
 def _require_close(fmt: ImageFormat, part: _Part, exact: F64, rows: slice) -> None:
-    """Raise UnsupportedOp if the rounding of scales changes a row by more than `MOST_ERROR`.
+    """Raise UnsupportedOp if the rounding of scales changes a row by more than `MAX_ERROR`.
 
     Args:
         fmt: The format of the image.
@@ -250,7 +250,7 @@ def _require_close(fmt: ImageFormat, part: _Part, exact: F64, rows: slice) -> No
         rows: The position of *part* in the weight.
     """
     integers = part.scales[: len(exact)]
-    loose = abs(integers - exact) > MOST_ERROR * abs(exact)
+    loose = abs(integers - exact) > MAX_ERROR * abs(exact)
     suspects = np.flatnonzero(loose.any(axis=1))
     if not suspects.size:
         return
@@ -259,8 +259,8 @@ def _require_close(fmt: ImageFormat, part: _Part, exact: F64, rows: slice) -> No
     squares = np.einsum("rbc,rbc->rb", blocks, blocks)[:, : exact.shape[1]].astype(np.float64)
     lost = ((integers[suspects] - exact[suspects]) ** 2 * squares).sum(axis=1)
     whole = (exact[suspects] ** 2 * squares).sum(axis=1)
-    worst = int(np.argmax(lost - whole * MOST_ERROR**2))
-    if lost[worst] > whole[worst] * MOST_ERROR**2:
+    worst = int(np.argmax(lost - whole * MAX_ERROR**2))
+    if lost[worst] > whole[worst] * MAX_ERROR**2:
         error = math.sqrt(lost[worst] / whole[worst])
         raise UnsupportedOp(
             f"the scales of row {rows.start + int(suspects[worst])} differ too much: rounding them "

@@ -25,7 +25,7 @@ class Admission:
 
     Args:
         running: The list of running sequences, in order.
-        most: The largest number of running sequences.
+        maximum: The largest number of running sequences.
         pages: The pages of the model.
         reuse: Finds cached prefixes of sequences.
         counts: The engine's counts.
@@ -36,11 +36,11 @@ class Admission:
     """
 
     def __init__(
-        self, running: list[Sequence], most: int, pages: Pages, reuse: Reuse, counts: Counts
+        self, running: list[Sequence], maximum: int, pages: Pages, reuse: Reuse, counts: Counts
     ) -> None:
         self.waiting: list[Sequence] = []
         self.running = running
-        self._most = most
+        self._limit = maximum
         self._pages = pages
         self._reuse = reuse
         self._counts = counts
@@ -60,7 +60,7 @@ class Admission:
         """
         failed = []
         for sequence in [sequence for sequence in self.waiting if sequence.ready]:
-            if len(self.running) == self._most or (self.running and not self._fits(sequence)):
+            if len(self.running) == self._limit or (self.running and not self._fits(sequence)):
                 break
             try:
                 context = self._reuse.new_context()
@@ -69,7 +69,7 @@ class Admission:
                     break
                 failed.append((sequence, error))
                 continue
-            self._make_room(sequence)
+            self._make_space(sequence)
             sequence.begin(context, drafts, cost)
             self.waiting.remove(sequence)
             bisect.insort(self.running, sequence, key=by_order)
@@ -80,11 +80,11 @@ class Admission:
         needed, shared, entry = self._needed(sequence)
         if needed - shared <= self._pages.free():
             return True
-        kept = self._reuse.prefixes
-        others = [each for each in kept if each is not entry]
-        return needed - shared <= self._pages.free(others) or needed <= self._pages.free(kept)
+        prefixes = self._reuse.prefixes
+        others = [each for each in prefixes if each is not entry]
+        return needed - shared <= self._pages.free(others) or needed <= self._pages.free(prefixes)
 
-    def _make_room(self, sequence: Sequence) -> None:
+    def _make_space(self, sequence: Sequence) -> None:
         """Evict cached prefixes until *sequence* can be admitted, its own prefix last."""
         while True:
             needed, shared, entry = self._needed(sequence)

@@ -33,7 +33,7 @@ class StepCost:
     Attributes:
         costs: As in the arguments.
         rows: Rows of the step so far.
-        texts: The number of sequences that the step decodes.
+        sequences: The number of sequences that the step decodes.
         second: Tokens per second of the step without drafts, times `MARGIN`.
         row: Seconds of one more row.
         spare: Seconds of the step that drafters may still spend on evaluating prompts.
@@ -47,17 +47,17 @@ class StepCost:
         self.read = Mean(0.0)
         self.begin(1)
 
-    def begin(self, texts: int) -> None:
-        """Begin a step that decodes *texts* sequences."""
-        self.rows, self.texts = 0, texts
-        self.spare = self.costs.seconds(texts)
-        self.add(texts)
+    def begin(self, sequences: int) -> None:
+        """Begin a step that decodes *sequences* sequences."""
+        self.rows, self.sequences = 0, sequences
+        self.spare = self.costs.seconds(sequences)
+        self.add(sequences)
 
     def add(self, rows: int) -> None:
         """Add *rows* to the step, and update the costs."""
         self.rows += rows
         seconds = self.costs.seconds(self.rows)
-        self.second = MARGIN * self.texts / seconds if seconds else math.inf
+        self.second = MARGIN * self.sequences / seconds if seconds else math.inf
         self.row = self.costs.row(self.rows)
 
 
@@ -67,12 +67,12 @@ class BatchController(Controller):
     Args:
         step: The costs of the present step.
         drafter: Drafts tokens of the sequence.
-        most: The largest number of draft tokens in a step.
+        maximum: The largest number of draft tokens in a step.
         limit: The largest number of tokens to generate; None if unknown.
     """
 
-    def __init__(self, step: StepCost, drafter: Drafter, most: int, limit: int | None) -> None:
-        super().__init__(most, at_once=drafter.at_once, share=drafter.share)
+    def __init__(self, step: StepCost, drafter: Drafter, maximum: int, limit: int | None) -> None:
+        super().__init__(maximum, at_once=drafter.at_once, share=drafter.share)
         self._step = step
         self._draft, self._read = step.draft, step.read
         self._limit = USUAL if limit is None else limit
@@ -87,7 +87,7 @@ class BatchController(Controller):
         if math.isinf(row):  # no run was measured yet
             return 0
         gain, count, chance, won = 0.0, 0, 1.0, 0.0
-        for n in range(1, self._most + 1):
+        for n in range(1, self._maximum + 1):
             chance *= self._right.value
             won += chance - row - (0.0 if n > 1 and self._at_once else draft)
             if won > gain:
@@ -126,7 +126,7 @@ class BatchController(Controller):
         The number is limited because the other sequences wait meanwhile.
         """
         each = self._reading()
-        if self._step.texts == 1 or not each:
+        if self._step.sequences == 1 or not each:
             return behind
         if self._step.spare <= 0:
             return 0

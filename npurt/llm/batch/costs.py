@@ -13,11 +13,11 @@ class RowCosts:
     """Running means of the seconds of a run, by number of rows, with interpolation.
 
     Args:
-        most: The largest number of rows of a run.
+        maximum: The largest number of rows of a run.
     """
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, maximum: int) -> None:
+        self.maximum = maximum
         self._means: dict[int, Mean] = {}
         self._known: list[int] = []  # the keys of `_means`, in ascending order
 
@@ -38,8 +38,8 @@ class RowCosts:
             return 0.0
         at = bisect_left(self._known, rows)
         if at == len(self._known):
-            most = self._known[-1]
-            return self._of(most) * rows / most
+            maximum = self._known[-1]
+            return self._of(maximum) * rows / maximum
         above = self._known[at]
         if above == rows or at == 0:
             return self._of(above)
@@ -58,10 +58,10 @@ class RowCosts:
             return PRIOR_ROW * self.seconds(1)
         return max(0.0, self.seconds(rows + 1) - self.seconds(rows))
 
-    def rows_within(self, seconds: float, least: int) -> int:
-        """Return the largest number of rows of a run of at most *seconds*, but at least *least*."""
-        best = least
-        for rows in _candidates(least, self.most):
+    def rows_within(self, seconds: float, minimum: int) -> int:
+        """Return the largest number of rows of a run within *seconds*, but at least *minimum*."""
+        best = minimum
+        for rows in _candidates(minimum, self.maximum):
             if (
                 self.seconds(rows) <= seconds
             ):  # no break: one slow measurement must not end the search
@@ -80,10 +80,10 @@ def _group(rows: int) -> int:
     return -(-rows // step) * step
 
 
-def _candidates(least: int, most: int) -> list[int]:
-    """Return *least*, the keys of the groups above it, and *most*."""
-    found, rows = [], least
-    while rows < most:
+def _candidates(minimum: int, maximum: int) -> list[int]:
+    """Return *minimum*, the keys of the groups above it, and *maximum*."""
+    found, rows = [], minimum
+    while rows < maximum:
         found.append(rows)
         rows = _group(rows + 1)
-    return [*found, most]
+    return [*found, maximum]

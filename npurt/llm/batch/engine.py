@@ -82,14 +82,14 @@ class Engine:
             "draft_device": draft_device,
         }
         wanted = optional_integer("max_sequences", max_sequences, 1)
-        most = USUAL_SEQUENCES if wanted is None else wanted
-        kept = integer("prefixes", prefixes, 0)
+        maximum = USUAL_SEQUENCES if wanted is None else wanted
+        cached = integer("prefixes", prefixes, 0)
         snapshots = optional_integer("snapshot_bytes", snapshot_bytes, 0)
         with contextlib.ExitStack() as opened:
             if isinstance(model, Llama):
                 self.llm = model
                 count = model.model.setup.limits.sequences
-                running = min(most, count - SPARE)
+                running = min(maximum, count - SPARE)
                 own = (*options.values(), kv_bytes, draft_max, draft_device)
                 if running < 1 or any(value is not None for value in own):
                     raise SettingError(
@@ -97,14 +97,14 @@ class Engine:
                         remedy="open it with max_sequences=40 or more and all other options, or "
                         "pass its path",
                     )
-                kept = min(kept, count - SPARE - running)
+                cached = min(cached, count - SPARE - running)
                 model.reset()
             else:
-                running, budget = most, kv_budget(kv_bytes)
+                running, budget = maximum, kv_budget(kv_bytes)
                 snapshots = budget // 2 if snapshots is None else snapshots
                 self.llm = opened.enter_context(
                     Llama(
-                        model, device, max_sequences=running + kept + SPARE,
+                        model, device, max_sequences=running + cached + SPARE,
                         kv_bytes=budget, **({} if draft == "lookup" else drafting), **options,
                     )
                 )  # fmt: skip
@@ -115,11 +115,11 @@ class Engine:
                 )
             each = self.llm.model.executor.recurrent_bytes
             if each and snapshots is not None:
-                kept = min(kept, snapshots // each)
-            self.sizes = _sizes(self.llm, running, kept)
+                cached = min(cached, snapshots // each)
+            self.sizes = _sizes(self.llm, running, cached)
             self.llm.model.ledger.notes.append(self.sizes)
             drafts = None if draft is None else _drafts(self.llm, opened, **drafting)
-            scheduler = Scheduler(self.llm.model, sequences=running, prefixes=kept, drafts=drafts)
+            scheduler = Scheduler(self.llm.model, sequences=running, prefixes=cached, drafts=drafts)
             self._loop = Loop(scheduler, self.llm.lock, on_step)
             self._loop.start(opened.pop_all())
         self._close = weakref.finalize(self, Loop.close, self._loop)
@@ -261,18 +261,18 @@ def _drafts(
     model = llm.model
     if runs_graphs(llm.device) or not llm.config.causal or model.setup.limits.rows < 2:
         return None
-    return open_drafts("lookup", None, model, opened, most=draft_max, device=draft_device)
+    return open_drafts("lookup", None, model, opened, maximum=draft_max, device=draft_device)
 
 
-def _sizes(llm: Llama, running: int, kept: int) -> str:
+def _sizes(llm: Llama, running: int, cached: int) -> str:
     """Return a line with the numbers of sequences and prefixes, and the size of the KV cache."""
-    room, memory = llm.model.executor.room(), "separate for each sequence"
-    if room:
+    capacity, memory = llm.model.executor.capacity(), "separate for each sequence"
+    if capacity:
         memory = (
-            f"{room.total} pages of {room.page} positions for keys and values, "
-            f"{room.nbytes} bytes ({room.nbytes / 2**20:.1f} MiB)"
+            f"{capacity.total} pages of {capacity.page} positions for keys and values, "
+            f"{capacity.nbytes} bytes ({capacity.nbytes / 2**20:.1f} MiB)"
         )
-    return f"engine: {running} sequences at a time, {kept} cached prefixes; memory: {memory}"
+    return f"engine: {running} sequences at a time, {cached} cached prefixes; memory: {memory}"
 
 
 def _settings(given: Sampling | Mapping[str, Any] | None) -> dict[str, Any]:

@@ -5,14 +5,14 @@ from pathlib import Path
 from npurt.runtime.open.arguments import integer
 
 SHARE = 4  # the budget is 1 / SHARE of the free memory
-LEAST = 64 << 20  # bytes; the smallest budget, also if the free memory is unknown
+MIN_BYTES = 64 << 20  # bytes; the smallest budget, also if the free memory is unknown
 
 
 def kv_budget(given: int | None) -> int:
     """Return *given*, or else a quarter of the free memory, in bytes."""
     if given is not None:
         return integer("kv_bytes", given, 1)
-    return max(LEAST, free_memory() // SHARE)
+    return max(MIN_BYTES, free_memory() // SHARE)
 
 
 def free_memory() -> int:

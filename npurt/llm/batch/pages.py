@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from npurt.llm.batch.prefixes import Entry
 from npurt.llm.batch.sequence import Sequence
 from npurt.llm.session.model import Model
-from npurt.segment import Room
+from npurt.segment import Capacity
 
 
 class Pages:
@@ -19,23 +19,23 @@ class Pages:
     def __init__(self, model: Model) -> None:
         self.claimed: dict[Sequence, int] = {}
         self._model = model
-        room = self.room()
-        self._page = room.page if room else 0
+        capacity = self.capacity()
+        self._page = capacity.page if capacity else 0
 
-    def room(self, without: Iterable[Entry] = ()) -> Room | None:
+    def capacity(self, without: Iterable[Entry] = ()) -> Capacity | None:
         """Return the numbers of pages; None if the device has no pages.
 
         Pages that belong only to the cached prefixes *without* count as free.
         """
-        return self._model.executor.room([each.context.state.sequence for each in without])
+        return self._model.executor.capacity([each.context.state.sequence for each in without])
 
     def free(self, without: Iterable[Entry] = ()) -> float:
-        """Return the number of free pages that no sequence has claimed in this step; see `room`.
+        """Return how many free pages no sequence has claimed in this step; see `capacity`.
 
         It is infinite if the device has no pages.
         """
-        room = self.room(without)
-        return room.free - sum(self.claimed.values()) if room else math.inf
+        capacity = self.capacity(without)
+        return capacity.free - sum(self.claimed.values()) if capacity else math.inf
 
     def count(self, length: int) -> int:
         """Return the number of pages of a sequence of *length* tokens."""

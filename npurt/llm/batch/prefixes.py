@@ -50,15 +50,15 @@ class Prefixes:
     """The cached prefixes of a model.
 
     Args:
-        most: The largest number of entries.
+        maximum: The largest number of entries.
         recurrent: Whether the model has recurrent states.
 
     Attributes:
-        most: As in the arguments.
+        maximum: As in the arguments.
     """
 
-    def __init__(self, most: int, *, recurrent: bool) -> None:
-        self.most = most
+    def __init__(self, maximum: int, *, recurrent: bool) -> None:
+        self.maximum = maximum
         self._recurrent = recurrent
         self._pages: dict[int, set[Entry]] = {}  # entries by the keys of their pages
         self._entries: set[Entry] = set()
@@ -115,14 +115,14 @@ class Prefixes:
                 other tokens, or without its reasoning.
         """
         tokens = context.state.tokens
-        if not tokens or not self.most or self.has(tokens, salt):
+        if not tokens or not self.maximum or self.has(tokens, salt):
             context.release()
             return
         for other in self._before(tokens, salt):
             near = len(tokens) - len(other.tokens) < SPACING and not other.fixed
             if (near and len(other.tokens) != prompt) or not self._recurrent:
                 self._drop(other)
-        while len(self._entries) >= self.most:
+        while len(self._entries) >= self.maximum:
             self.evict()
         self._entries.add(entry := Entry(context, salt, next(self._clock), fixed))
         for key in _keys(tokens, salt):

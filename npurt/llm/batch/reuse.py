@@ -10,7 +10,7 @@ from npurt.llm.session.context import Context, Piece
 from npurt.llm.session.model import Model
 from npurt.llm.spec.assistant import shared
 
-LEAST_COPIED = 16  # least tokens that a copy of states must save, because copying takes time
+MIN_COPIED = 16  # least tokens that a copy of states must save, because copying takes time
 
 
 class Reuse:
@@ -80,13 +80,13 @@ class Reuse:
             self._counts.hits += bool(length)
             self._counts.misses += not length
             self._counts.cached += sequence.cached
-        if self.recurrent and self.prefixes.most:
-            diverged = equal if equal - length >= LEAST_COPIED else 0
+        if self.recurrent and self.prefixes.maximum:
+            diverged = equal if equal - length >= MIN_COPIED else 0
             marks = {diverged, sequence.reusable // PAGE * PAGE, sequence.prompt}
             for other in self._running:  # new sequences with a common prefix
                 if other is not sequence and other.salt == sequence.salt and _is_new(other):
                     same = shared(sequence.history, other.history[:-1])
-                    marks.add(same if same - length >= LEAST_COPIED else 0)
+                    marks.add(same if same - length >= MIN_COPIED else 0)
             if sequence.prompt - 1 in marks:  # a copy at either position serves the same requests
                 marks.discard(sequence.prompt)
             sequence.marks = sorted(
@@ -105,9 +105,9 @@ class Reuse:
         if self.recurrent:
             same = shared(other.history, sequence.history[:-1])
             mark = max((mark for mark in other.marks if start < mark <= same), default=0)
-            return mark >= LEAST_COPIED + self.beginning(sequence)[2]
+            return mark >= MIN_COPIED + self.beginning(sequence)[2]
         same = shared(other.history[: start + len(piece.ids)], sequence.history[:-1])
-        return same - start >= LEAST_COPIED
+        return same - start >= MIN_COPIED
 
     def _fork(self, source: Context, target: Context, length: int) -> bool:
         """Fork the first *length* tokens of *source* into *target*; return whether that succeeded.

@@ -55,8 +55,8 @@ class Scheduler:
         self, model: Model, *, sequences: int, prefixes: int, drafts: Drafts | None = None
     ) -> None:
         self._pages = Pages(model)
-        room = self._pages.room()
-        self.longest = min(model.n_ctx, room.page * room.total if room else model.n_ctx)
+        capacity = self._pages.capacity()
+        self.longest = min(model.n_ctx, capacity.page * capacity.total if capacity else model.n_ctx)
         self.counts = Counts()
         self._running: list[Sequence] = []  # by priority and arrival
         self.prefixes = Prefixes(prefixes, recurrent=model.executor.recurrent)
@@ -111,13 +111,13 @@ class Scheduler:
 
     def stats(self) -> Stats:
         """Return the present state of the engine."""
-        room = self._pages.room()
+        capacity = self._pages.capacity()
         return Stats(
             running=len(self._running),
             waiting=len(self.admission.waiting),
-            page=room.page if room else 0,
-            pages=room.total if room else 0,
-            used=room.total - room.free if room else 0,
+            page=capacity.page if capacity else 0,
+            pages=capacity.total if capacity else 0,
+            used=capacity.total - capacity.free if capacity else 0,
             prefixes=len(self.prefixes),
             counts=replace(self.counts),
         )
@@ -209,12 +209,12 @@ class Scheduler:
         if not self._drafts:
             return drafts
         self._step_cost.begin(len(sequences))
-        most = self._rows - any(
+        maximum = self._rows - any(
             sequence.reading for sequence in self._running
         )  # at least one row is left for prompts
         for sequence in sequences:
-            room = min(self.longest - len(sequence.history), most - self._step_cost.rows)
-            draft = sequence.draft(room)
+            available = min(self.longest - len(sequence.history), maximum - self._step_cost.rows)
+            draft = sequence.draft(available)
             more = self._pages.growth(sequence, 1 + len(draft)) - self._pages.growth(sequence, 1)
             if draft and more <= self._pages.free():
                 self._pages.claimed[sequence] += more
@@ -233,15 +233,15 @@ class Scheduler:
         reading = [sequence for sequence in self._running if sequence.reading]
         if not reading:
             return []
-        most = self._rows
+        maximum = self._rows
         if sequences:
-            most = self._costs.rows_within(SLOWDOWN * self._costs.seconds(rows), rows + 1)
-        short, half = self._short(reading), rows + (most - rows) // 2
+            maximum = self._costs.rows_within(SLOWDOWN * self._costs.seconds(rows), rows + 1)
+        short, half = self._short(reading), rows + (maximum - rows) // 2
         order = short + [sequence for sequence in reading if sequence not in short]
         found: Prompts = []
         scored = 0
         for sequence in order:
-            end = half if sequence in short else most
+            end = half if sequence in short else maximum
             if rows >= end or not sequence.context:
                 continue
             if not sequence.context.n_tokens:
@@ -283,7 +283,7 @@ class Scheduler:
         row = 0
         for sequence, draft in drafts.items():
             rows = self._out[row : row + 1 + len(draft)]
-            event = sequence.go_on(rows, draft, self.longest, self._seconds)
+            event = sequence.sample(rows, draft, self.longest, self._seconds)
             row += 1 + len(draft)
             self.counts.drafted += len(draft)
             self.counts.accepted += sequence.right
@@ -298,7 +298,7 @@ class Scheduler:
             if piece.context.n_tokens < len(sequence.history):
                 yield sequence.progress()
                 continue
-            event = sequence.go_on(rows[-1:], [], self.longest)
+            event = sequence.sample(rows[-1:], [], self.longest)
             yield self._advanced(sequence, event)
 
     def _advanced(self, sequence: Sequence, event: Event) -> Event:

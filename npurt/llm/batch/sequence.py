@@ -122,22 +122,22 @@ class Sequence(GeneratedSequence):
             try:
                 self.speculator = drafts.speculator(context, functools.partial(self._control, step))
             except (NpurtError, MemoryError) as error:
-                self._go_on_without(error)
+                self._continue_without_drafts(error)
 
-    def _control(self, step: StepCost, drafter: Drafter, most: int) -> BatchController:
+    def _control(self, step: StepCost, drafter: Drafter, maximum: int) -> BatchController:
         if self._controller is None:  # after a preemption, the earlier controller is used
-            self._controller = BatchController(step, drafter, most, self.limit)
+            self._controller = BatchController(step, drafter, maximum, self.limit)
         return self._controller
 
-    def draft(self, most: int) -> list[int]:
+    def draft(self, maximum: int) -> list[int]:
         """Do as `GeneratedSequence.draft`; if drafting fails, continue without drafts."""
         try:
-            return super().draft(most)
+            return super().draft(maximum)
         except Exception as error:  # noqa: BLE001  `advance` raises errors of the grammar again
-            self._go_on_without(error)
+            self._continue_without_drafts(error)
             return []
 
-    def _go_on_without(self, error: Exception) -> None:
+    def _continue_without_drafts(self, error: Exception) -> None:
         """Stop drafting because of *error*, and note this in the report."""
         assert self.context, "a waiting sequence has no draft"
         note = f"a sequence continues without drafts: {str(error) or type(error).__name__}"
@@ -160,7 +160,7 @@ class Sequence(GeneratedSequence):
         """Return whether the deadline has passed."""
         return self.deadline is not None and now >= self.deadline
 
-    def go_on(
+    def sample(
         self, rows: F32, draft: Tokens[int], longest: int, seconds: float | None = None
     ) -> Event:
         """Sample the next tokens as `advance` does; return the event of the step.

@@ -21,7 +21,7 @@ from npurt.llm.file.header import MAGIC
 from npurt.quant.canonical import F32
 
 SUMS, COUNTS = ".in_sum2", ".counts"
-MOST = 1 << 30  # maximum bytes of a file in the legacy format
+MAX_BYTES = 1 << 30  # maximum bytes of a file in the legacy format
 AGAIN = "create the importance matrix again with llama-imatrix"
 
 Importance = dict[str, F32]  # name of a tensor -> importance of each column [matrices, K]
@@ -113,8 +113,8 @@ def _means(sums: F32, counts: F32) -> F32:
 
 
 def _content(path: Path) -> memoryview:
-    if path.stat().st_size > MOST:
-        raise ValueError(f"the file has more than {MOST} bytes")
+    if path.stat().st_size > MAX_BYTES:
+        raise ValueError(f"the file has more than {MAX_BYTES} bytes")
     return memoryview(content_of(path))
 
 

@@ -277,11 +277,11 @@ class Embedder:
         A run has one text on devices such as numpy, where the number of rows in a run changes the
         result of each row.
         """
-        most = self._model.setup.limits.rows if self._model.devices.cpu else 0
+        maximum = self._model.setup.limits.rows if self._model.devices.cpu else 0
         run: list[Segmented] = []
         rows = 0
         for text in texts:
-            if run and rows + len(text[0]) > most:
+            if run and rows + len(text[0]) > maximum:
                 yield run
                 run, rows = [], 0
             run.append(text)

@@ -94,14 +94,14 @@ class GeneratedSequence:
         """Whether sampling need not wait for a grammar."""
         return self._choose.ready
 
-    def draft(self, most: int) -> list[int]:
-        """Return up to *most* draft tokens that the grammar allows."""
+    def draft(self, maximum: int) -> list[int]:
+        """Return up to *maximum* draft tokens that the grammar allows."""
         if self.speculator is None:
             return []
         if self.limit is not None:
-            most = min(most, self.limit - self.generated - 1)
+            maximum = min(maximum, self.limit - self.generated - 1)
         try:
-            return self.speculator.draft(self.history, most, self._choose.fits)
+            return self.speculator.draft(self.history, maximum, self._choose.fits)
         except GrammarError:
             return []  # `advance` raises this error
 

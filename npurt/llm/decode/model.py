@@ -126,8 +126,8 @@ class Llama:
         require_draft(draft, draft_max=draft_max, draft_device=draft_device)
         sequences = integer("max_sequences", max_sequences, 1, MAX_SEQUENCES)
         kv_bytes = optional_integer("kv_bytes", kv_bytes, 1)
-        most = limits().rows
-        self.n_batch = integer("n_batch", most if n_batch is None else n_batch, 1, most)
+        maximum = limits().rows
+        self.n_batch = integer("n_batch", maximum if n_batch is None else n_batch, 1, maximum)
         seed, shift = none_at_minus_one("seed", seed), flag("context_shift", context_shift)
         template = None if chat_template is None else named_templates.source(chat_template)
         checks, adapted = Checks(mode(verify)), adapters(lora)
@@ -161,7 +161,7 @@ class Llama:
             self._texts = TextGenerator(self.generator, seed=seed, template=template)
             if draft is not None:
                 drafts = open_drafts(
-                    draft, network, self.model, opened, most=draft_max, device=draft_device
+                    draft, network, self.model, opened, maximum=draft_max, device=draft_device
                 )
                 self.generator.draft_with(drafts, opened)
             self._opened = contextlib.ExitStack()

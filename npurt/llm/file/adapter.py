@@ -25,7 +25,7 @@ from npurt.quant.tensor import QTensor
 from npurt.runtime.open.arguments import listed
 
 A, B = ".lora_a", ".lora_b"
-MOST_INPUT = 2.0**20  # upper bound of the inputs of products, which are normalised in usable models
+MAX_INPUT = 2.0**20  # upper bound of the inputs of products, which are normalised in usable models
 AGAIN = "convert the adapter again with llama.cpp's convert_lora_to_gguf.py"
 
 Source = str | os.PathLike[str]
@@ -151,7 +151,7 @@ def _require_small(name: str, stem: str, part: LowRank) -> None:
     """
     rank, k = part.a.shape
     a, b = (float(abs(each.blocks).max()) for each in (part.a, part.b))
-    low = MOST_INPUT * k * a
+    low = MAX_INPUT * k * a
     high = low * rank * b
     if part.factor and max(low, high, high * abs(part.factor)) > float(np.finfo(np.float32).max):
         raise ModelFormatError(

@@ -20,7 +20,7 @@ from npurt.llm.file.metadata import (
     require,
 )
 
-MOST_LAYERS = 1024  # limit; the deepest models have some 130 layers
+MAX_LAYERS = 1024  # limit; the deepest models have some 130 layers
 
 SOFTMAX = 1  # llama.cpp's LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX
 
@@ -120,7 +120,7 @@ def read_config(metadata: Metadata, n_vocab: int, *, encoder: bool = False) -> C
     """
     arch = require(metadata, "general.architecture", str)
 
-    def number(name: str, default: int | None = None, most: int = limits().columns) -> int:
+    def number(name: str, default: int | None = None, maximum: int = limits().columns) -> int:
         key = f"{arch}.{name}"
         if isinstance(metadata.get(key), memoryview):
             raise _bad(f"{key} differs by layer, which npurt does not run")
@@ -129,7 +129,7 @@ def read_config(metadata: Metadata, n_vocab: int, *, encoder: bool = False) -> C
             if default is None
             else optional(metadata, key, int, default)
         )
-        if not 0 < value <= most and value != default:
+        if not 0 < value <= maximum and value != default:
             raise _bad(f"{key} = {value} is not a sensible count")
         return value
 
@@ -137,7 +137,10 @@ def read_config(metadata: Metadata, n_vocab: int, *, encoder: bool = False) -> C
     head_width = number("attention.key_length", max(width // heads, 1))
     mixed = f"{arch}.expert_count" in metadata and number("expert_count", 0, limits().experts) > 0
     n_ff = number("feed_forward_length", 0 if mixed else None)
-    n_blocks, n_ahead = number("block_count", most=MOST_LAYERS), number("nextn_predict_layers", 0)
+    n_blocks, n_ahead = (
+        number("block_count", maximum=MAX_LAYERS),
+        number("nextn_predict_layers", 0),
+    )
     if n_ahead >= n_blocks:
         raise _bad(f"{n_ahead} of {n_blocks} blocks predict further tokens; no layer remains")
     n_layers = n_blocks - n_ahead
@@ -206,7 +209,7 @@ def _experts(metadata: Metadata, arch: str, number: Number, n_ff: int) -> Expert
         raise _bad(f"the expert weights are scaled by {scale}")
     norm = f"{arch}.expert_weights_norm"
     shared = number("expert_shared_feed_forward_length", n_ff)
-    _check_columns("the feed-forward part of the shared expert", 2 * shared, least=0)
+    _check_columns("the feed-forward part of the shared expert", 2 * shared, minimum=0)
     return Experts(
         count=count,
         top_k=top_k,
@@ -300,7 +303,7 @@ def _check(config: Config, value_width: int) -> None:
         raise _bad(f"the norm's epsilon is {config.eps}")
     # An upper bound of the columns of q, its gate, k and v.
     _check_columns("attention", 2 * (config.n_heads + config.n_kv_heads) * width)
-    _check_columns("the feed-forward part", 2 * config.n_ff, least=0)
+    _check_columns("the feed-forward part", 2 * config.n_ff, minimum=0)
     _check_columns("the vocabulary", config.n_vocab)
     _check_rotary_base("the rotary base", config.rope_base)
     if config.conventions.local_rope_base is not None:
@@ -314,16 +317,16 @@ def _check_rotary_base(what: str, base: float) -> None:
         raise _bad(f"{what} is {base}")
 
 
-def _check_columns(what: str, columns: int, least: int = 1) -> None:
-    most = limits().columns
-    if not least <= columns <= most:
-        raise _bad(f"{what} has {columns} columns; npurt runs products of up to {most}")
+def _check_columns(what: str, columns: int, minimum: int = 1) -> None:
+    maximum = limits().columns
+    if not minimum <= columns <= maximum:
+        raise _bad(f"{what} has {columns} columns; npurt runs products of up to {maximum}")
 
 
-def _check_head(what: str, width: int, most: int) -> None:
+def _check_head(what: str, width: int, maximum: int) -> None:
     step = limits().head_step
-    if width % step or width > most:
-        raise _bad(f"{what} are {width} wide; npurt needs a multiple of {step}, at most {most}")
+    if width % step or width > maximum:
+        raise _bad(f"{what} are {width} wide; npurt needs a multiple of {step}, at most {maximum}")
 
 
 def require_context(metadata: Metadata, n_ctx: int) -> None:

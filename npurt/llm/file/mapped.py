@@ -88,14 +88,14 @@ class MappedGGUF:
         """Return the bytes of a tensor."""
         return memoryview(self._mapped(info.part))[info.offset : info.offset + info.nbytes]
 
-    def beginning(self, name: str, most: int) -> bytes:
-        """Return the first bytes of tensor *name*, at most *most*.
+    def beginning(self, name: str, maximum: int) -> bytes:
+        """Return the first bytes of tensor *name*, at most *maximum*.
 
         Raises:
             ModelFormatError: The file has no such tensor.
         """
         info = self._info(name)
-        return bytes(self._view(replace(info, nbytes=min(most, info.nbytes))))
+        return bytes(self._view(replace(info, nbytes=min(maximum, info.nbytes))))
 
     def encoded(self, key: str) -> bytes:
         """Return the encoding of a key and its value in the (first) file.

@@ -10,7 +10,7 @@ from npurt.llm.file.header import Header, Incomplete, TensorInfo, read_header
 from npurt.models.ranged import RangedFile
 
 FIRST = 1 << 20  # bytes of the first request; a vocabulary takes 2 to 20 MB
-MOST = 1 << 28  # maximum bytes of a header
+MAX_BYTES = 1 << 28  # maximum bytes of a header
 
 
 class RemoteGGUF(GGUF):
@@ -55,9 +55,9 @@ def _header(file: RangedFile) -> Header:
         try:
             return read_header(data, file.nbytes)
         except Incomplete as error:
-            if error.needed > MOST:
+            if error.needed > MAX_BYTES:
                 raise ModelFormatError(
-                    f"{file.name}: the header has more than {MOST} bytes",
+                    f"{file.name}: the header has more than {MAX_BYTES} bytes",
                     remedy="choose another file: this file is damaged or no model",
                 ) from error
             wanted = max(2 * wanted, error.needed)

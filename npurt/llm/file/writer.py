@@ -131,7 +131,7 @@ def write(
     start = header(keys.values(), tensors)
     total = len(start) + sum(_padded(tensor.nbytes) for tensor in tensors)
     try:
-        _require_room(path, total)
+        _require_space(path, total)
         with replacing(path) as file, progress_bar(total, progress) as bar:
             file.write(start)
             for tensor in tensors:
@@ -154,7 +154,7 @@ def write(
         ) from error
 
 
-def _require_room(path: Path, nbytes: int) -> None:
+def _require_space(path: Path, nbytes: int) -> None:
     require_file(path)
     folder = Path(os.path.realpath(path)).parent
     if not folder.is_dir():

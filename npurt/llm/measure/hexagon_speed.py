@@ -60,8 +60,8 @@ def hexagon_rates(
         other = config.n_layers * host.layer_s + tokens * units(config) * host.unit_s
         products = sum(times * _seconds(ops, speed, host) for ops, times in jobs)
         seconds.append(other + products)
-    most, expected, least = (tokens / each for each in seconds)
-    return least, expected, most
+    maximum, expected, minimum = (tokens / each for each in seconds)
+    return minimum, expected, maximum
 
 
 def hexagon_jobs(

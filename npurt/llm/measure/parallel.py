@@ -57,10 +57,10 @@ def bench_parallel(
             f"{shared} of them shared, and {generated} generated tokens",
             remedy="use at least 1 sequence, 2 prompt tokens and 1 generated token",
         )
-    most = max(parallel)
+    maximum = max(parallel)
     ended = _Ends()
-    options = {"n_ctx": prompt + generated, "prefixes": most + 1} | options
-    with Engine(path, max_sequences=most, on_step=ended, draft=draft, **options) as engine:
+    options = {"n_ctx": prompt + generated, "prefixes": maximum + 1} | options
+    with Engine(path, max_sequences=maximum, on_step=ended, draft=draft, **options) as engine:
         rows = []
         for count in parallel:
             prompts = [_ids(engine, prompt, shared, i) for i in range(count)]

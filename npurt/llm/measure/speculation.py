@@ -112,11 +112,11 @@ def _sweep(
     return [_row(llm, name, choice, runs[choice], runs[PLAIN]) for choice in choices]
 
 
-def _run(llm: Llama, prompt: str, choice: int, most: int, tokens: int) -> _Run:
+def _run(llm: Llama, prompt: str, choice: int, maximum: int, tokens: int) -> _Run:
     own = llm.speculator
     assert own is not None, "a model without a draft"
     fixed = choice > 0
-    speculator = Speculator(own.drafter, choice if fixed else most, fixed=fixed)
+    speculator = Speculator(own.drafter, choice if fixed else maximum, fixed=fixed)
     llm.reset()
     own.drafter.forget()
     llm.speculator = None if choice == PLAIN else speculator

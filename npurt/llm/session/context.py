@@ -80,7 +80,7 @@ class Context:
         self.model.require_open()
         ids = self.model.valid(ids)
         out = np.empty((len(ids), self._logits.shape[1]), np.float32)
-        self._make_room(len(ids))
+        self._make_space(len(ids))
         rows = self.model.decoder.rows
         for start in range(0, len(ids), rows):
             part = ids[start : start + rows]
@@ -106,7 +106,7 @@ class Context:
         """
         if len(ids) > len(self._logits):
             self._logits = np.empty((len(ids), self._logits.shape[1]), np.float32)
-        self._make_room(len(ids))
+        self._make_space(len(ids))
         self._forward(ids, 0, self._logits)
         return self._logits[: len(ids)]
 
@@ -145,7 +145,7 @@ class Context:
             raise LayoutError(
                 "there is no token to evaluate", remedy="pass a prompt of at least one token"
             )
-        self._make_room(len(ids))
+        self._make_space(len(ids))
         rows = self.model.decoder.rows
         if len(ids) <= rows:  # the usual case while decoding
             self._forward(ids, len(ids) - wanted, self._logits)
@@ -248,7 +248,7 @@ class Context:
         """Whether a full context can remove old tokens to make space for a new one."""
         return self.shift and self.n_ctx > 1
 
-    def _make_room(self, count: int) -> None:
+    def _make_space(self, count: int) -> None:
         state = self._state
         full = state.length + count > self.n_ctx
         if full and self.can_shift and count <= self.n_ctx // 2:

@@ -96,14 +96,14 @@ def _one_run(config: Config, n_ctx: int | None, count: int, n_batch: int) -> int
     Raises:
         SettingError: *n_ctx* exceeds the rows of a run, or the context length from training.
     """
-    most = min(n_batch, config.n_context)
-    if n_ctx and count > most:
+    maximum = min(n_batch, config.n_context)
+    if n_ctx and count > maximum:
         raise SettingError(
-            f"n_ctx is {n_ctx}, but this encoder evaluates sequences of at most {most} tokens, "
+            f"n_ctx is {n_ctx}, but this encoder evaluates sequences of at most {maximum} tokens, "
             "each in one run",
-            remedy=f"leave n_ctx (-c) out, or use at most {most}",
+            remedy=f"leave n_ctx (-c) out, or use at most {maximum}",
         )
-    return min(count, most)
+    return min(count, maximum)
 
 
 def _check_vocabulary(file: GGUF, config: Config) -> None:

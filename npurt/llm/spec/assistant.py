@@ -42,21 +42,21 @@ class Assistant(Drafter):
         count = len(self._ahead(history)) - 1
         return count if count > FEW and len(history) <= self._draft.n_ctx else 0
 
-    def prepare(self, history: Sequence[int], most: int) -> None:
-        """Evaluate up to *most* pending tokens of *history*, but not its last token."""
+    def prepare(self, history: Sequence[int], maximum: int) -> None:
+        """Evaluate up to *maximum* pending tokens of *history*, but not its last token."""
         ahead = self._ahead(history)[:-1]
         if ahead:
             self._draft.rewind(len(history) - 1 - len(ahead))
-            self._draft.read(ahead[:most])
+            self._draft.read(ahead[:maximum])
 
-    def draft(self, history: Sequence[int], most: int) -> Iterator[DraftToken]:
-        """Yield up to *most* tokens, each the most probable one after the tokens before it."""
+    def draft(self, history: Sequence[int], maximum: int) -> Iterator[DraftToken]:
+        """Yield up to *maximum* tokens, each the most probable one after the tokens before it."""
         ahead = self._ahead(history)
         if not ahead:
             return
         self._draft.rewind(len(history) - len(ahead))
         head = self._head.fit(history)
-        for _ in range(min(most, self._draft.n_ctx - len(history) + 1)):
+        for _ in range(min(maximum, self._draft.n_ctx - len(history) + 1)):
             token = likeliest(head(self._draft.read(ahead))[0, : self._n_vocab])
             yield token
             ahead = [token[0]]
@@ -86,14 +86,14 @@ def output_head(model: Model) -> TruncatedHead:
 def shared(a: Sequence[int], b: Sequence[int]) -> int:
     """Return the length of the common prefix of *a* and *b*, by comparing slices, which is fast."""
     a, b = list(a), list(b)
-    count, most = 0, min(len(a), len(b))
-    half = most
-    while count < most:
+    count, maximum = 0, min(len(a), len(b))
+    half = maximum
+    while count < maximum:
         if a[count : count + half] == b[count : count + half]:
             count += half
         else:
-            most = count + half - 1
-        half = (most - count + 1) // 2
+            maximum = count + half - 1
+        half = (maximum - count + 1) // 2
     return count
 
 

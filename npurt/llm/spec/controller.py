@@ -85,8 +85,8 @@ class Controller:
     """Decides at each step whether to draft, and how many tokens at most.
 
     Args:
-        most: The largest number of draft tokens in a step.
-        fixed: Draft *most* tokens at each step without regard to cost; for measurements.
+        maximum: The largest number of draft tokens in a step.
+        fixed: Draft *maximum* tokens at each step without regard to cost; for measurements.
         at_once: Whether drafting several tokens takes as long as drafting one.
         share: The assumed time to draft a token, as a fraction of a plain step, until it is
             measured.
@@ -97,11 +97,11 @@ class Controller:
     """
 
     def __init__(
-        self, most: int, *, fixed: bool = False, at_once: bool = False, share: float = 0.0
+        self, maximum: int, *, fixed: bool = False, at_once: bool = False, share: float = 0.0
     ) -> None:
         self.speculation = Speculation()
         self.text = Speculation()
-        self._most = most
+        self._maximum = maximum
         self._fixed = fixed
         self._at_once = at_once
         self._share = share
@@ -109,7 +109,7 @@ class Controller:
             PRIOR_RIGHT, PATIENCE, BELIEF
         )  # acceptance rate, until draft tokens were verified
         self._verify = [
-            Mean(0.0) for _ in range(most + 1)
+            Mean(0.0) for _ in range(maximum + 1)
         ]  # seconds of a pass, by number of draft tokens
         self._draft = Mean(0.0)  # seconds per draft token, or per draft with *at_once*
         self._read = Mean(0.0)  # seconds in which the drafter evaluates a token
@@ -149,7 +149,7 @@ class Controller:
         if self._fixed:
             return Thresholds()
         plain = self._verify[0].value
-        row = max(0.0, self._verifying(self._most) - plain) / self._most
+        row = max(0.0, self._verifying(self._maximum) - plain) / self._maximum
         another = self._drafting(2) - self._drafting(1)
         return Thresholds((another + row) / (PRIOR_RIGHT * plain), row / plain)
 
@@ -159,7 +159,7 @@ class Controller:
         *behind* is the number of tokens that the drafter has to evaluate first.
         """
         if self._fixed:
-            return self._most
+            return self._maximum
         plain = self._verify[0]
         if not plain.known or self._since_plain >= REFRESH:
             return 0
@@ -242,7 +242,7 @@ class Controller:
             return self._tokens.value, self._steps.value
         each = (
             (sum(self._right.value**i for i in range(n + 1)), self._time(n, n))
-            for n in range(1, self._most + 1)
+            for n in range(1, self._maximum + 1)
         )
         return max(each, key=lambda pair: pair[0] / pair[1])
 
@@ -272,7 +272,7 @@ class Controller:
 
     def _affordable(self, seconds: float) -> int:
         """Return the largest number of draft tokens that lose at most *seconds* if rejected."""
-        counts = range(1, self._most + 1)
+        counts = range(1, self._maximum + 1)
         return max((n for n in counts if self._cost(n) <= seconds), default=0)
 
     def _cost(self, n: int) -> float:
@@ -293,7 +293,7 @@ class Controller:
     def _verifying(self, n: int) -> float:
         """Return the seconds of a pass that verifies *n* tokens, interpolated if not measured."""
         plain = self._verify[0].value
-        known = [i for i in range(self._most + 1) if self._verify[i].known]
+        known = [i for i in range(self._maximum + 1) if self._verify[i].known]
         below = max((i for i in known if i <= n), default=0)
         above = min((i for i in known if i >= n), default=None)
         if above is None or above == below:

@@ -66,19 +66,19 @@ class Diffusion(Drafter):
         del history
         return self._hidden_states.unread if self._hidden_states.unread > FEW else 0
 
-    def prepare(self, history: Sequence[int], most: int) -> None:
+    def prepare(self, history: Sequence[int], maximum: int) -> None:
         """Read the captured hidden states that were not read yet."""
-        del history, most
+        del history, maximum
         self._hidden_states.flush()
 
-    def draft(self, history: Sequence[int], most: int) -> Iterator[DraftToken]:
-        """Yield up to *most* tokens, each the most probable one at its position.
+    def draft(self, history: Sequence[int], maximum: int) -> Iterator[DraftToken]:
+        """Yield up to *maximum* tokens, each the most probable one at its position.
 
         Nothing is yielded if the captured states are not those of *history*, as after
         `Llama.restore`.
         """
         shape, known = self._network.shape, len(history) - 1
-        count = min(most, shape.block - 1, self._model.n_ctx - known - 1)
+        count = min(maximum, shape.block - 1, self._model.n_ctx - known - 1)
         if count < 1 or self._hidden_states.tokens != list(history[:-1]):
             return
         self._hidden_states.flush()

@@ -23,12 +23,12 @@ class Drafter(abc.ABC):
         del history
         return 0
 
-    def prepare(self, history: Sequence[int], most: int) -> None:  # noqa: B027  most drafters do not need it
-        """Evaluate about *most* pending tokens of *history*, but not its last token."""
+    def prepare(self, history: Sequence[int], maximum: int) -> None:  # noqa: B027  optional
+        """Evaluate about *maximum* pending tokens of *history*, but not its last token."""
 
     @abc.abstractmethod
-    def draft(self, history: Sequence[int], most: int) -> Iterator[DraftToken]:
-        """Yield up to *most* draft tokens after *history*, or none.
+    def draft(self, history: Sequence[int], maximum: int) -> Iterator[DraftToken]:
+        """Yield up to *maximum* draft tokens after *history*, or none.
 
         The drafter computes a token when the caller asks for it.  A drafter that does not know the
         probability of a token yields 1.

@@ -33,13 +33,13 @@ class Lookup(Drafter):
             tuple[int, ...], int
         ] = {}  # n-gram: index of the token after its latest occurrence
 
-    def draft(self, history: Sequence[int], most: int) -> Iterator[DraftToken]:
-        """Yield up to *most* tokens that followed the latest earlier occurrence."""
+    def draft(self, history: Sequence[int], maximum: int) -> Iterator[DraftToken]:
+        """Yield up to *maximum* tokens that followed the latest earlier occurrence."""
         self._learn(history)
         for length in self._lengths:
             at = self._ends.get(tuple(history[-length:])) if length <= len(history) else None
             if at is not None:
-                found = history[at : at + _agreeing(history, at, length, most)]
+                found = history[at : at + _agreeing(history, at, length, maximum)]
                 yield from ((token, 1.0) for token in found)
                 return
 
@@ -57,11 +57,11 @@ class Lookup(Drafter):
                     self._ends[tuple(history[end - length : end])] = end
 
 
-def _agreeing(history: Sequence[int], at: int, known: int, most: int) -> int:
-    """Return how many tokens before *at* equal the last tokens of *history*, up to *most*.
+def _agreeing(history: Sequence[int], at: int, known: int, maximum: int) -> int:
+    """Return how many tokens before *at* equal the last tokens of *history*, up to *maximum*.
 
     *known* tokens are known to match.
     """
-    while known < min(most, at) and history[at - 1 - known] == history[-1 - known]:
+    while known < min(maximum, at) and history[at - 1 - known] == history[-1 - known]:
         known += 1
-    return min(known, most)
+    return min(known, maximum)

@@ -53,15 +53,15 @@ class Drafts:
 
     Args:
         make: A function that returns a drafter for the sequence in a context of the model.
-        most: The largest number of draft tokens in a step.
+        maximum: The largest number of draft tokens in a step.
 
     Attributes:
-        most: As in the arguments.
+        maximum: As in the arguments.
         speculation: The counts of all sequences.
     """
 
-    def __init__(self, make: Callable[[Context], Drafter], most: int) -> None:
-        self.most = most
+    def __init__(self, make: Callable[[Context], Drafter], maximum: int) -> None:
+        self.maximum = maximum
         self.speculation = Speculation()
         self._make = make
 
@@ -76,8 +76,8 @@ class Drafts:
                 alone.
         """
         drafter = self._make(context)
-        controller = control(drafter, self.most) if control else None
-        speculator = Speculator(drafter, self.most, controller=controller)
+        controller = control(drafter, self.maximum) if control else None
+        speculator = Speculator(drafter, self.maximum, controller=controller)
         speculator.controller.speculation = self.speculation
         return speculator
 
@@ -88,7 +88,7 @@ def open_drafts(
     target: Model,
     opened: contextlib.ExitStack,
     *,
-    most: int | None = None,
+    maximum: int | None = None,
     device: str | None = None,
 ) -> Drafts:
     """Open a draft for *target*.
@@ -98,41 +98,41 @@ def open_drafts(
         network: The result of `open_network` for *draft*.
         target: The model that verifies the draft tokens.
         opened: Closes the opened files, devices and models.
-        most: The largest number of draft tokens in a step; by default `USUAL_DRAFT`, or less if
+        maximum: The largest number of draft tokens in a step; by default `USUAL_DRAFT`, or less if
             *target* cannot verify so many.
         device: The device of a draft model; by default the CPU.
 
     Raises:
         ModelFormatError: npurt cannot use the draft.
-        SettingError: *most* or *device* is invalid.
+        SettingError: *maximum* or *device* is invalid.
     """
     target.setup.description.require_decoder()
-    most = _most_drafted(target, most)
-    drafts = Drafts(_maker(draft, network, target, opened, device or "cpu"), most)
+    maximum = _draft_limit(target, maximum)
+    drafts = Drafts(_maker(draft, network, target, opened, device or "cpu"), maximum)
     target.ledger.add_status_note(drafts.speculation.line)
     return drafts
 
 
-def _most_drafted(target: Model, wanted: int | None) -> int:
+def _draft_limit(target: Model, wanted: int | None) -> int:
     """Return the largest number of draft tokens in a pass.
 
     It is limited so that a rollback never needs to evaluate tokens again.
     """
-    room = target.setup.limits.rows - 1
+    limit = target.setup.limits.rows - 1
     if not target.executor.shifts:
-        room = min(room, SPACING)
-    if room < 1:
+        limit = min(limit, SPACING)
+    if limit < 1:
         raise SettingError(
             "a model that evaluates one token in a run cannot verify draft tokens",
             remedy="use an n_batch (-b) and an n_ctx (-c) of 2 or more, or no draft",
         )
-    most = min(USUAL_DRAFT, room) if wanted is None else wanted
-    if not 1 <= most <= room:
+    maximum = min(USUAL_DRAFT, limit) if wanted is None else wanted
+    if not 1 <= maximum <= limit:
         raise SettingError(
-            f"{brief(most)} tokens cannot be drafted at once",
-            remedy=f"use a draft_max of 1 to {room}",
+            f"{brief(maximum)} tokens cannot be drafted at once",
+            remedy=f"use a draft_max of 1 to {limit}",
         )
-    return most
+    return maximum
 
 
 def _maker(
@@ -164,10 +164,9 @@ def _draft_model(
         file = opened.enter_context(GGUF(path))
         describe(file).require_decoder()
         require_same_vocabulary(file, target.file)
-        room = target.setup.limits
         setup = set_up(
-            file, target.n_ctx, limits().rows, "f16", sequences=room.sequences,
-            kv_bytes=room.kv_bytes,
+            file, target.n_ctx, limits().rows, "f16", sequences=target.setup.limits.sequences,
+            kv_bytes=target.setup.limits.kv_bytes,
         )  # fmt: skip
         devices = opened.enter_context(Devices(device, target.devices.threads))
         if runs_graphs(devices.device):

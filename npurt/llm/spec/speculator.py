@@ -25,37 +25,37 @@ class Speculator:
 
     Args:
         drafter: The source of draft tokens.
-        most: The largest number of draft tokens in a step.
-        fixed: Draft *most* tokens at each step without regard to cost; for measurements.
+        maximum: The largest number of draft tokens in a step.
+        fixed: Draft *maximum* tokens at each step without regard to cost; for measurements.
         controller: Limits the number of draft tokens; the default is a controller for a sequence
             that is decoded alone.
     """
 
     def __init__(
-        self, drafter: Drafter, most: int, *, fixed: bool = False,
+        self, drafter: Drafter, maximum: int, *, fixed: bool = False,
         controller: Controller | None = None,
     ) -> None:  # fmt: skip
         self.drafter = drafter
         self.controller = controller or Controller(
-            most, fixed=fixed, at_once=drafter.at_once, share=drafter.share
+            maximum, fixed=fixed, at_once=drafter.at_once, share=drafter.share
         )
         self._step = _Step()
 
-    def draft(self, history: Sequence[int], most: int, fits: Fits | None = None) -> list[int]:
-        """Return up to *most* draft tokens after *history*.
+    def draft(self, history: Sequence[int], maximum: int, fits: Fits | None = None) -> list[int]:
+        """Return up to *maximum* draft tokens after *history*.
 
         The caller must call `observe` after each call.
 
         Args:
             history: The tokens of prompt and completion so far.
-            most: The largest number of draft tokens that can be evaluated.
+            maximum: The largest number of draft tokens that can be evaluated.
             fits: A function that takes the history and draft tokens, and returns how many draft
                 tokens can be accepted, such as those that a grammar allows; None if all can.
         """
         self._step = _Step()
         start = time.perf_counter()
         behind = self.drafter.behind(history)
-        wanted = min(most, self.controller.choose(behind))
+        wanted = min(maximum, self.controller.choose(behind))
         if wanted <= 0:
             return []
         read = min(behind, self.controller.reading(behind))
@@ -86,11 +86,13 @@ class Speculator:
             read_seconds=step.read_seconds,
         )  # fmt: skip
 
-    def _draft(self, history: Sequence[int], most: int, fits: Fits | None) -> tuple[list[int], int]:
+    def _draft(
+        self, history: Sequence[int], maximum: int, fits: Fits | None
+    ) -> tuple[list[int], int]:
         """Return the draft tokens to verify, and the number of tokens that the drafter computed."""
         thresholds, probability = self.controller.thresholds, 1.0
         tokens: list[int] = []
-        for token, chance in self.drafter.draft(history, most):
+        for token, chance in self.drafter.draft(history, maximum):
             probability *= chance
             tokens.append(token)
             wrong = fits is not None and fits(history, tokens) < len(tokens)

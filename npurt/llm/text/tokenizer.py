@@ -263,10 +263,10 @@ def _pairs(given: StringArray, ids: dict[str, int]) -> list[tuple[str, str]]:
 
 def _require_merges(count: int, ids: dict[str, int]) -> None:
     """Raise an error if *count* merges are too many for the number of tokens."""
-    most = min(MAX_MERGES, MERGES_PER_TOKEN * len(ids))
-    if count > most:
+    maximum = min(MAX_MERGES, MERGES_PER_TOKEN * len(ids))
+    if count > maximum:
         raise ModelFormatError(
-            f"{len(ids)} tokens have {count} merges or more, above {most}",
+            f"{len(ids)} tokens have {count} merges or more, above {maximum}",
             remedy=CONVERT_AGAIN,
         )
 

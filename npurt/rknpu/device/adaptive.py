@@ -118,5 +118,5 @@ class AdaptivePacked(Packed):
 
     def peak(self, rows: slice, x: F64) -> F64:
         """Return an upper bound of the float32 values, the sums."""
-        most: F64 = abs(x) @ abs(self.multiplied(rows)).T
-        return most
+        maximum: F64 = abs(x) @ abs(self.multiplied(rows)).T
+        return maximum

@@ -65,7 +65,7 @@ def _in_steps(
     """Call *run* for intervals of *rows* that fit the job's time limit and memory."""
     if store.evicted:
         store.upload_missing(weights)
-    step = _most_rows(store, weights, rows)
+    step = _max_rows(store, weights, rows)
     while True:
         try:
             for start in range(0, rows, step):
@@ -80,7 +80,7 @@ def _in_steps(
             store.short[tuple([w.number for w in weights])] = step
 
 
-def _most_rows(store: WeightStore, weights: Sequence[RkPacked], rows: int) -> int:
+def _max_rows(store: WeightStore, weights: Sequence[RkPacked], rows: int) -> int:
     """Return the number of rows to multiply at once."""
     short = store.short and store.short.get(tuple([w.number for w in weights]))
     if short:
@@ -104,7 +104,7 @@ def _most_rows(store: WeightStore, weights: Sequence[RkPacked], rows: int) -> in
 def _multiply_at_once(
     store: WeightStore, x: F32, weights: Sequence[RkPacked], outs: Sequence[F32], first: int = 0
 ) -> None:
-    """Multiply at most `_most_rows` rows; in errors, *first* is the number of the first row."""
+    """Multiply at most `_max_rows` rows; in errors, *first* is the number of the first row."""
     for product, which in store.calls.take(weights, rows_prepared(len(x))):
         results = outs if len(which) == len(outs) else [outs[i] for i in which]
         if product.rows == len(x):

@@ -16,19 +16,19 @@ FEW_ROWS = 16  # rows that fit the time limit with the weights of all supported 
 
 
 @functools.lru_cache(maxsize=1024)
-def rows_within(seconds: float, weights: tuple[WeightPlan, ...], passes: int, most: int) -> int:
+def rows_within(seconds: float, weights: tuple[WeightPlan, ...], passes: int, maximum: int) -> int:
     """Return the number of rows that a job with *weights* computes within *seconds*, with rocket.
 
-    The result is *most*, halved until the job fits or has `FEW_ROWS`.  Each row is *passes* rows of
-    a task.  The time is the slowest estimate, at the NPU's clock with rocket.
+    The result is *maximum*, halved until the job fits or has `FEW_ROWS`.  Each row is *passes* rows
+    of a task.  The time is the slowest estimate, at the NPU's clock with rocket.
     """
     slowest, clock_hz = SPEEDS["rocket"].high, CLOCKS["rocket"]
-    while most > FEW_ROWS:
-        work = tasks_of([plan(each, most * passes, Layout.ROW) for each in weights])
+    while maximum > FEW_ROWS:
+        work = tasks_of([plan(each, maximum * passes, Layout.ROW) for each in weights])
         if max(task_seconds(work, slowest, chained=False, clock_hz=clock_hz)) <= seconds:
             break
-        most //= 2
-    return most
+        maximum //= 2
+    return maximum
 
 
 class Need(NamedTuple):
@@ -55,9 +55,9 @@ def needs_of(uses: Sequence[Use], rows: int, cores: int, seconds: float) -> list
     for (_, int16), together in calls.items():
         scheme = default_scheme(int16=int16)
         parts = [weight_plans(scheme, use.op.n, use.op.k, cores) for use in together]
-        most = min(rows, max(use.op.m for use in together))
-        most = rows_within(seconds, tuple(itertools.chain(*parts)), scheme.passes, most)
-        found += [need_of(parts, scheme.passes * count) for count in sorted({1, most})]
+        maximum = min(rows, max(use.op.m for use in together))
+        maximum = rows_within(seconds, tuple(itertools.chain(*parts)), scheme.passes, maximum)
+        found += [need_of(parts, scheme.passes * count) for count in sorted({1, maximum})]
     return found
 
 

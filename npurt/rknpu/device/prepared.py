@@ -35,7 +35,7 @@ class PreparedCalls:
         prepared = self.made.get(key)
         if prepared is None:
             while len(self.made) >= MAX_PREPARED:
-                self._make_room()
+                self._make_space()
             prepared = self.made[key] = self._prepare(weights, rows)
         self.made.move_to_end(key)
         return prepared
@@ -46,14 +46,14 @@ class PreparedCalls:
         try:
             for arena, which in _by_arena(weights):
                 together = [weights[i] for i in which]
-                product = Product(self._driver, together, rows, arena, self._make_room)
+                product = Product(self._driver, together, rows, arena, self._make_space)
                 prepared.append((product, which))
         except BaseException:
             _free(prepared)
             raise
         return prepared
 
-    def _make_room(self) -> bool:
+    def _make_space(self) -> bool:
         """Drop the least recently used call; return False if there is no call."""
         if not self.made:
             return False

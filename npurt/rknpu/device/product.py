@@ -41,7 +41,7 @@ class Product:
         weights: Weights in *arena* with one K and one scheme.
         rows: Rows of x.
         arena: The arena of the work buffers.
-        make_room: See `Driver.prepare`.
+        make_space: See `Driver.prepare`.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Product:
         weights: Sequence[RkPacked],
         rows: int,
         arena: Arena,
-        make_room: Callable[[], bool],
+        make_space: Callable[[], bool],
     ) -> None:
         self._driver = driver
         # No references to the weights, which may be dropped.
@@ -73,7 +73,7 @@ class Product:
             [self._core_tasks(core) for core in cores],
             [(buffer, end) for buffer in (self._a[:1] if arena.shared else self._a)],
             spaces=arena.spaces,
-            make_room=make_room,
+            make_space=make_space,
         )
         self._quantises = self._scheme.task == "int8"
         if self._quantises:

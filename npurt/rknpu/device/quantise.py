@@ -252,7 +252,7 @@ def outlier_rows(
 
 
 HALF_TOP = 14  # rows are scaled so that their largest float16 value is just below 2^14
-LEAST_EXPONENT = -126  # smallest exponent of a scale, which has to be a normal float32
+MIN_EXPONENT = -126  # smallest exponent of a scale, which has to be a normal float32
 
 
 def float16_scales(x: F32, first: int = 0) -> F32:
@@ -263,11 +263,11 @@ def float16_scales(x: F32, first: int = 0) -> F32:
     Raises:
         NumericsError: A row holds NaN or infinity.
     """
-    most = abs(x).max(axis=1)
-    if not np.isfinite(most).all():
-        row = first + int(np.flatnonzero(~np.isfinite(most))[0])
+    maximum = abs(x).max(axis=1)
+    if not np.isfinite(maximum).all():
+        row = first + int(np.flatnonzero(~np.isfinite(maximum))[0])
         raise not_finite(f"row {row} holds NaN or infinity")
-    exponents = np.maximum(np.frexp(most)[1] - HALF_TOP, LEAST_EXPONENT)
+    exponents = np.maximum(np.frexp(maximum)[1] - HALF_TOP, MIN_EXPONENT)
     return np.asarray(np.ldexp(np.float32(1), exponents), np.float32)
 
 

@@ -49,19 +49,21 @@ class PartOfInput:
 
         See `quantise.outlier_rows`.
         """
-        mine = x[:, self.columns]
-        return outlier_rows(mine, x_error, kp=self.kp, signs=self.signs, block=self.block)
+        selected = x[:, self.columns]
+        return outlier_rows(selected, x_error, kp=self.kp, signs=self.signs, block=self.block)
 
     def quantise(self, x: F32, scheme: Scheme) -> F64:
         """Return these columns of x ``[M, K]`` after rotation and rounding, ``[M, kp]``."""
-        mine = x[:, self.columns]
+        selected = x[:, self.columns]
         if scheme.task != "int8":
             halves = np.zeros((len(x), self.kp))
-            halves[:, : mine.shape[1]] = to_float16(mine)
+            halves[:, : selected.shape[1]] = to_float16(selected)
             return halves
         codes = np.empty((scheme.passes * len(x), self.kp), np.int8)
         scales = np.empty(len(x), np.float32)
-        round_rows(mine, codes, scales, signs=self.signs, block=self.block, passes=scheme.passes)
+        round_rows(
+            selected, codes, scales, signs=self.signs, block=self.block, passes=scheme.passes
+        )
         values = codes[: len(x)].astype(np.float64)
         if scheme.passes == 2:
             values += codes[len(x) :] / REMAINDER_STEPS
@@ -138,8 +140,8 @@ class RoundedPacked(Packed):
 
     def peak(self, rows: slice, x: F64) -> F64:
         """Return an upper bound of the float32 values: the results of parts, and their sums."""
-        most: F64 = abs(x) @ abs(self.multiplied(rows)).T
-        return most
+        maximum: F64 = abs(x) @ abs(self.multiplied(rows)).T
+        return maximum
 
 
 class RkPacked(RoundedPacked):

@@ -217,11 +217,11 @@ def _verdict(result: npt.NDArray[Any], exact: npt.NDArray[Any], repeated: str) -
 def operands(trial: Trial) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Return A ``[M, K]`` and B ``[N, K]``: integers whose sums are exact in every format."""
     rng = np.random.default_rng([trial.m, trial.k, trial.n])
-    most, kind = (127, np.int8) if trial.format == "int8" else (8, np.float16)
-    a = rng.integers(-most, most + 1, (trial.m, trial.k)).astype(kind)
+    maximum, kind = (127, np.int8) if trial.format == "int8" else (8, np.float16)
+    a = rng.integers(-maximum, maximum + 1, (trial.m, trial.k)).astype(kind)
     if trial.identity:
         return a, np.eye(trial.n, trial.k).astype(kind)
-    return a, rng.integers(-most, most + 1, (trial.n, trial.k)).astype(kind)
+    return a, rng.integers(-maximum, maximum + 1, (trial.n, trial.k)).astype(kind)
 
 
 class _Product:

@@ -44,20 +44,20 @@ def _clock(system: System, folder: str, what: str, wanted_hz: int) -> Result:
         wanted_hz: Frequency that is enough; 0 means the highest available one.
     """
     governor = system.text(f"{folder}/governor")
-    now, most = (max(_hertz(system, f"{folder}/{name}")) for name in ("cur_freq", "max_freq"))
-    highest = max(most, *_hertz(system, f"{folder}/available_frequencies"))
+    now, maximum = (max(_hertz(system, f"{folder}/{name}")) for name in ("cur_freq", "max_freq"))
+    highest = max(maximum, *_hertz(system, f"{folder}/available_frequencies"))
     wanted = min(highest, wanted_hz or highest)
     if governor in PARKED and now < wanted:
         return warn(
             f"{what} is kept at {now // 10**6} of {highest // 10**6} MHz by governor {governor}",
             f"echo performance | sudo tee {folder}/governor",
         )
-    if most < wanted:
+    if maximum < wanted:
         return warn(
-            f"{what} is limited to {most // 10**6} of {highest // 10**6} MHz",
+            f"{what} is limited to {maximum // 10**6} of {highest // 10**6} MHz",
             f"echo {highest} | sudo tee {folder}/max_freq",
         )
-    return ok(f"{governor}, {now // 10**6} MHz now, at most {most // 10**6}")
+    return ok(f"{governor}, {now // 10**6} MHz now, at most {maximum // 10**6}")
 
 
 def _hertz(system: System, path: str) -> list[int]:

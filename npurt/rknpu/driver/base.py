@@ -106,7 +106,7 @@ class Job:
         self.run = Run(queues, SENTINEL, marked, a, pool)
         self._owned = tuple(owned)
         self.held = held
-        self.most_s = 0.0  # upper bound of the timeout
+        self.max_s = 0.0  # upper bound of the timeout
         self.repeated = ""  # the error after which the job was repeated; "" if it was not
         self.timeout_s = 0.0  # the timeout in the structs
         self._spaces = tuple(dict.fromkeys(part.program.space for part in parts))
@@ -183,7 +183,7 @@ class Driver(abc.ABC):
         inputs: Sequence[Input] = (),
         *,
         spaces: Sequence[Space] = (),
-        make_room: Callable[[], bool] = lambda: False,
+        make_space: Callable[[], bool] = lambda: False,
     ) -> Job:
         """Prove the programs of a job, load them to the NPU's memory, and return the job.
 
@@ -193,7 +193,7 @@ class Driver(abc.ABC):
                 its `window`, or the run rounds x into it.  If each core has a separate address
                 space, the buffers A of the other cores follow; the run copies the first to them.
             spaces: The address space of each core, by default `spaces` of the driver.
-            make_room: See `Space.suballocate`; called if the programs do not fit.
+            make_space: See `Space.suballocate`; called if the programs do not fit.
 
         Raises:
             LayoutError: A task does not fit its buffers, or the NPU.
@@ -207,9 +207,9 @@ class Driver(abc.ABC):
                 remedy=f"give at least one task to each of 1 to {len(spaces)} cores",
             )
         patience = self._patience(self._expected([core.tasks for core in cores]))
-        allocated = self.commands(spaces, [len(core.tasks) for core in cores], make_room)
+        allocated = self.commands(spaces, [len(core.tasks) for core in cores], make_space)
         job = self._load(allocated, inputs, lambda core, at: self._link(cores[core], at))
-        job.most_s = min(patience, self.deadline_s)
+        job.max_s = min(patience, self.deadline_s)
         return job
 
     def prepare_words(self, words: U64, profile: Profile) -> Job:
@@ -234,7 +234,7 @@ class Driver(abc.ABC):
             job = self._load(self.commands(self.spaces[:1], [len(words)]), (), chained)
         finally:
             self.profile = usual
-        job.most_s = self.deadline_s
+        job.max_s = self.deadline_s
         return job
 
     def _load(
@@ -275,7 +275,7 @@ class Driver(abc.ABC):
         self,
         spaces: Sequence[Space],
         tasks: Sequence[int],
-        make_room: Callable[[], bool] = lambda: False,
+        make_space: Callable[[], bool] = lambda: False,
     ) -> list[Suballocation]:
         """Allocate memory for the commands of a job with *tasks* tasks on each core.
 
@@ -294,7 +294,7 @@ class Driver(abc.ABC):
         allocated: list[Suballocation] = []
         try:
             for space, nbytes, role, name, step in (*wanted, *self._tables(spaces, tasks)):
-                allocated.append(space.suballocate(nbytes, role, name, step, make_room))
+                allocated.append(space.suballocate(nbytes, role, name, step, make_space))
         except BaseException:
             for each in allocated:
                 each.free()
@@ -339,7 +339,7 @@ class Driver(abc.ABC):
                 code=errno.EBADF,
             )
         job.check()
-        timeout_s = min(timeout_s, job.most_s)
+        timeout_s = min(timeout_s, job.max_s)
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 self._try(job, timeout_s)

@@ -19,7 +19,7 @@ from npurt.rknpu.driver.system import System
 from npurt.rknpu.plan.proof import Role, Span
 
 SPACE_END = 1 << 32  # registers have 32 bits for an address
-LEAST_CHUNK, MOST_CHUNK = 1 << 16, 1 << 20  # bytes; rocket always cleans whole chunks
+MIN_CHUNK, MAX_CHUNK = 1 << 16, 1 << 20  # bytes; rocket always cleans whole chunks
 PAGE = 4096  # bytes
 _NO_SPACE = (errno.ENOMEM, errno.ENOSPC, errno.EFAULT)  # EFAULT: rknpu, for memory beyond 4 GiB
 
@@ -216,16 +216,16 @@ class Space(abc.ABC):
         role: Role,
         name: str,
         step: int,
-        make_room: Callable[[], bool],
+        make_space: Callable[[], bool],
     ) -> Suballocation:
         """Allocate *nbytes* in a chunk, a buffer that is divided among users with one *role*.
 
         Args:
             step: The start is a multiple of this.
-            make_room: Called if memory is used up; frees memory, or returns False if it cannot.
+            make_space: Called if memory is used up; frees memory, or returns False if it cannot.
 
         Raises:
-            DeviceFull: Memory is used up, and *make_room* returned False.
+            DeviceFull: Memory is used up, and *make_space* returned False.
             DriverError: The driver refuses the request.
         """
         chunks = self._chunks.setdefault(role, [])
@@ -237,7 +237,7 @@ class Space(abc.ABC):
             try:
                 chunks.append(self._chunk(nbytes, role, name, step))
             except DeviceFull:
-                if not make_room():
+                if not make_space():
                     raise
 
     def trim(self) -> None:
@@ -250,12 +250,12 @@ class Space(abc.ABC):
 
     def _chunk(self, nbytes: int, role: Role, name: str, step: int) -> tuple[Buffer, Ranges]:
         """Allocate a chunk of twice the last size; if that fails, only *nbytes*."""
-        least = -(-nbytes // PAGE) * PAGE
-        usual = min(LEAST_CHUNK << len(self._chunks[role]), MOST_CHUNK)
+        minimum = -(-nbytes // PAGE) * PAGE
+        usual = min(MIN_CHUNK << len(self._chunks[role]), MAX_CHUNK)
         try:
-            buffer = self.alloc(max(usual, least), role, name)
+            buffer = self.alloc(max(usual, minimum), role, name)
         except DeviceFull:
-            buffer = self.alloc(least, role, name)
+            buffer = self.alloc(minimum, role, name)
         return buffer, Ranges(buffer.nbytes, step)
 
     @property

@@ -151,7 +151,7 @@ class RknpuDriver(Driver):
                 for core in range(len(self.spaces))
             ])  # fmt: skip
             try:
-                self._try(job, job.most_s)
+                self._try(job, job.max_s)
             finally:
                 job.free()
         except DriverError as error:

@@ -313,8 +313,8 @@ class Reg:
             raise LayoutError(
                 f"{self.name} has no field {name!r}", remedy=f"it has {', '.join(self.fields)}"
             )
-        least = -(1 << (field.width - 1)) if field.signed else 0
-        if not least <= value < least + (1 << field.width):
+        minimum = -(1 << (field.width - 1)) if field.signed else 0
+        if not minimum <= value < minimum + (1 << field.width):
             raise LayoutError(
                 f"{self.name}.{name} = {value} does not fit in {field.width} bits",
                 remedy="use a smaller tile, or an address below 4 GiB",

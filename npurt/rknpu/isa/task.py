@@ -132,19 +132,19 @@ def max_columns(format: NumberFormat, layout: Layout) -> int:
     """Return the largest number of columns of C in one task; for panels the notch limits it."""
     if layout in (Layout.NATIVE_W, Layout.NATIVE_H):
         return MAX_N
-    most = (MAX_NOTCH // layout.panel_rows + 1) * format.out_atom
-    return min(MAX_N, most // format.n_step * format.n_step)
+    maximum = (MAX_NOTCH // layout.panel_rows + 1) * format.out_atom
+    return min(MAX_N, maximum // format.n_step * format.n_step)
 
 
-def _check(name: str, value: int, step: int, most: int) -> None:
+def _check(name: str, value: int, step: int, maximum: int) -> None:
     if value < 1:
         raise LayoutError(
-            f"{name} = {value} leaves nothing to compute", remedy=f"use {step} to {most}"
+            f"{name} = {value} leaves nothing to compute", remedy=f"use {step} to {maximum}"
         )
-    if value > most:
+    if value > maximum:
         raise LayoutError(
-            f"{name} = {value} is more than {most}, the limit of one task",
-            remedy=f"split the product into tasks of at most {most}",
+            f"{name} = {value} is more than {maximum}, the limit of one task",
+            remedy=f"split the product into tasks of at most {maximum}",
         )
     if value % step:
         raise LayoutError(

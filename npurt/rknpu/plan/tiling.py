@@ -93,10 +93,10 @@ def plan_weights(
             f"no product has N = {n}, K = {k}, rows = {rows} on {cores} cores",
             remedy="use sizes from 1",
         )
-    most = padded(min(max_k or format.k_max, format.k_max), format.k_step)
+    maximum = padded(min(max_k or format.k_max, format.k_max), format.k_step)
     k_padded, n_padded = padded(k, format.k_step), padded(n, format.n_step)
     best: tuple[int, tuple[Interval, ...]] | None = None
-    for parts in range(-(-k_padded // most), k_padded // format.k_step + 1):
+    for parts in range(-(-k_padded // maximum), k_padded // format.k_step + 1):
         slices = split(k_padded, parts, format.k_step)
         fit = max_rows(format, max(part.size for part in slices), Layout.ROW)
         if not fit:

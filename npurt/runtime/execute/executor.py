@@ -22,7 +22,17 @@ from npurt.graph.tensor import Kind
 from npurt.products import ProductDevice
 from npurt.runtime.execute.offload import Offload
 from npurt.runtime.report.ledger import Ledger, Row, row_of
-from npurt.segment import Array, Compiler, Limits, Room, Segment, Shifts, Weights, recurrent, split
+from npurt.segment import (
+    Array,
+    Capacity,
+    Compiler,
+    Limits,
+    Segment,
+    Shifts,
+    Weights,
+    recurrent,
+    split,
+)
 from npurt.verify import Sampler
 
 CHECKPOINTS = 4  # recent copies of a sequence's recurrent states, each made before a run
@@ -57,17 +67,17 @@ class Part:
         """Copy the recurrent states, which include *position* positions, if `keeps_checkpoints`."""
         if not self.keeps_checkpoints or not position:
             return
-        kept = self.checkpoints.setdefault(sequence, OrderedDict())
-        if position not in kept:
-            kept[position] = self.segment.checkpoint(sequence)
-            while len(kept) > CHECKPOINTS:
-                kept.popitem(last=False)
+        saved = self.checkpoints.setdefault(sequence, OrderedDict())
+        if position not in saved:
+            saved[position] = self.segment.checkpoint(sequence)
+            while len(saved) > CHECKPOINTS:
+                saved.popitem(last=False)
 
     def reach(self, sequence: int, length: int) -> int:
         """Return the largest number of positions, at most *length*, that `rewind` can keep."""
         if self.keeps_checkpoints:
-            kept = self.checkpoints.get(sequence, ())
-            return max((at for at in kept if at <= length), default=0)
+            saved = self.checkpoints.get(sequence, ())
+            return max((at for at in saved if at <= length), default=0)
         return self.segment.reach(sequence, length)
 
     def rewind(self, sequence: int, length: int) -> None:
@@ -78,10 +88,10 @@ class Part:
         if not self.keeps_checkpoints:
             self.segment.rewind(sequence, length)
             return
-        kept = self.checkpoints[sequence]
-        self.segment.restore(sequence, kept[length])
-        for at in [at for at in kept if at > length]:
-            del kept[at]
+        saved = self.checkpoints[sequence]
+        self.segment.restore(sequence, saved[length])
+        for at in [at for at in saved if at > length]:
+            del saved[at]
 
     def forget(self, sequence: int) -> None:
         """Drop all states of a sequence."""
@@ -114,7 +124,7 @@ class Executor:
 
     Args:
         graph: A graph that passes `Graph.check`.
-        kept: Names of tensors that runs return besides the graph's outputs.
+        extra_outputs: Names of tensors that runs return besides the graph's outputs.
         checks: Chooses the products to verify in segments that can verify; by default none.
 
     Attributes:
@@ -135,7 +145,7 @@ class Executor:
         weights: Weights,
         limits: Limits,
         ledger: Ledger,
-        kept: Iterable[str] = (),
+        extra_outputs: Iterable[str] = (),
         checks: Sampler | None = None,
     ) -> None:
         self.losses = 0
@@ -158,16 +168,16 @@ class Executor:
 
         self._parts: list[Part] = []
         try:
-            for who, part in split(graph, owner, kept):
+            for who, part in split(graph, owner, extra_outputs):
                 why = "; ".join(dict.fromkeys(filter(None, (reasons[op.name] for op in part.ops))))
                 self._parts.append(self._place(who, part, why))
         except BaseException:
             self.close()
             raise
-        kept_weakly = weakref.ref(self)  # avoids a cycle: the segments refer to the ledger
+        weak_self = weakref.ref(self)  # avoids a cycle: the segments refer to the ledger
 
         def rows() -> Iterator[Row]:
-            alive = kept_weakly()
+            alive = weak_self()
             return (row for part in (alive.parts if alive else ()) for row in part.rows())
 
         ledger.follow(rows)
@@ -267,8 +277,8 @@ class Executor:
 
     def reach(self, sequence: int, length: int) -> int:
         """Return the largest number of positions, at most *length*, that `rewind` can keep."""
-        while (least := min(part.reach(sequence, length) for part in self._parts)) < length:
-            length = least
+        while (minimum := min(part.reach(sequence, length) for part in self._parts)) < length:
+            length = minimum
         return length
 
     def rewind(self, sequence: int, length: int) -> int:
@@ -342,14 +352,14 @@ class Executor:
             raise
         return True
 
-    def room(self, without: Collection[int] = ()) -> Room | None:
+    def capacity(self, without: Collection[int] = ()) -> Capacity | None:
         """Return the page counts of the segment with the fewest free pages, or None without pages.
 
         Args:
-            without: As in `Segment.room`.
+            without: As in `Segment.capacity`.
         """
-        rooms = [room for part in self._parts if (room := part.segment.room(without))]
-        return min(rooms, key=lambda room: room.free, default=None)
+        found = [each for part in self._parts if (each := part.segment.capacity(without))]
+        return min(found, key=lambda capacity: capacity.free, default=None)
 
     def read(self, sequence: int) -> dict[str, Array]:
         """Return exact copies of all states by name; see `Segment.read_exact`.

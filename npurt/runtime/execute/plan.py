@@ -56,10 +56,10 @@ class Plan(Steps):
     def append(self, step: CountingStep) -> None:
         """Add a step without a kernel; the ledger reads its counts."""
         super().append(step)
-        kept = weakref.ref(step)  # avoids a cycle: the step may refer to the ledger
+        weak_step = weakref.ref(step)  # avoids a cycle: the step may refer to the ledger
 
         def rows() -> Iterator[Row]:
-            alive = kept()
+            alive = weak_step()
             return (row_of(c, "cpu", "cpu", "") for c in (alive.counters() if alive else ()))
 
         self._ledger.follow(rows)

@@ -139,12 +139,12 @@ class RemoteProducts:
                 if product.check.packed is not product.packed:
                     self._renew(product)
             device = self._products[left[0]].packed.device
-            mine = [i for i in left if self._products[i].packed.device is device]
-            products, results = [self._products[i] for i in mine], [outs[i] for i in mine]
+            indices = [i for i in left if self._products[i].packed.device is device]
+            products, results = [self._products[i] for i in indices], [outs[i] for i in indices]
             start, packets = time.perf_counter(), device.packets()
             if not self._call(device, x, products, results):
                 continue  # some weights may have moved to the CPU
-            left = [i for i in left if i not in mine]
+            left = [i for i in left if i not in indices]
             seconds = time.perf_counter() - start
             if self._ledger.trace:
                 self._ledger.trace.add("matmuls", device.caps.name, start, rows=len(x))

@@ -12,20 +12,20 @@ from npurt.errors import SettingError, brief
 _SURROGATE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 
 
-def integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
+def integer(name: str, value: Any, minimum: int | None = None, maximum: int | None = None) -> int:
     """Return *value* of the argument *name*, an integer of Python or numpy, as an int.
 
     Raises:
-        SettingError: *value* is not an integer, below *least* or above *most*.
+        SettingError: *value* is not an integer, below *minimum* or above *maximum*.
     """
-    bounds = [f"of at least {least}"] if least is not None else []
-    bounds += [f"at most {most}"] if most is not None else []
+    bounds = [f"of at least {minimum}"] if minimum is not None else []
+    bounds += [f"at most {maximum}"] if maximum is not None else []
     remedy = " ".join([f"{name} must be an integer", " and ".join(bounds)]).strip()
     try:
         number = operator.index(value)
     except TypeError as error:
         raise SettingError(f"{name} is {brief(value)}", remedy=remedy) from error
-    low, high = least is not None and number < least, most is not None and number > most
+    low, high = minimum is not None and number < minimum, maximum is not None and number > maximum
     if low or high or _is_bool(value):
         raise SettingError(f"{name} is {brief(value)}", remedy=remedy)
     return number
@@ -76,9 +76,9 @@ def require_path(value: Any) -> str:
     return text
 
 
-def optional_integer(name: str, value: Any, least: int | None = None) -> int | None:
+def optional_integer(name: str, value: Any, minimum: int | None = None) -> int | None:
     """Return *value* as `integer` does, or None if it is None."""
-    return None if value is None else integer(name, value, least)
+    return None if value is None else integer(name, value, minimum)
 
 
 def none_at_minus_one(name: str, value: Any) -> int | None:

@@ -35,10 +35,10 @@ from npurt.serve.engine.protocol import (
 from npurt.serve.engine.wire import EngineLost, read
 
 # A sequence fails after this many engine deaths in a row without a new token of the sequence.
-MOST_DEATHS = 3
+MAX_DEATHS = 3
 # The same limit for deaths by a SIGKILL from another sender, such as Linux when memory runs out.
-MOST_KILLS = 30
-MOST_OPENINGS = 3  # failed attempts in a row to open the model, after which all sequences fail
+MAX_KILLS = 30
+MAX_OPENINGS = 3  # failed attempts in a row to open the model, after which all sequences fail
 # The timeout for opening a model is OPEN_SECONDS plus the file's size / OPEN_BYTES.  A board may
 # have to quantise the model again for its NPU.
 OPEN_SECONDS = 300.0
@@ -115,7 +115,7 @@ class Engine:
         opens: Timeout in seconds for opening the model; by default `opening_seconds`.
 
     Attributes:
-        failure: The error if the model could not be opened `MOST_OPENINGS` times in a row, or None.
+        failure: The error if the model could not be opened `MAX_OPENINGS` times in a row, or None.
         ready: The last `Ready` message; None until the model is open.
         restarts: Number of processes started after the first one.
     """
@@ -191,7 +191,7 @@ class Engine:
             try:
                 await self._session(opened)
             except NpurtError as error:
-                again = isinstance(error, StuckOpening) and self._openings < MOST_OPENINGS
+                again = isinstance(error, StuckOpening) and self._openings < MAX_OPENINGS
                 if not opened.done() and not again:
                     opened.set_exception(error)
                     return
@@ -306,7 +306,7 @@ class Engine:
         the dead process is a suspect.
         """
         if self._writer is None or self.ready is None:
-            if self._openings >= MOST_OPENINGS:
+            if self._openings >= MAX_OPENINGS:
                 self._give_up(error)
             return  # the process died before it got a sequence
         self._disconnect()
@@ -318,7 +318,7 @@ class Engine:
                 continue
             sequence.kills += killed
             sequence.deaths += not killed
-            if sequence.deaths >= MOST_DEATHS or sequence.kills >= MOST_KILLS:
+            if sequence.deaths >= MAX_DEATHS or sequence.kills >= MAX_KILLS:
                 self._take(Event(sequence.submit.id, finish="error", error=(
                     f"the engine died {sequence.deaths + sequence.kills} times at this request: "
                     f"{error.what}",

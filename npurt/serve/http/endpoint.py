@@ -24,7 +24,7 @@ Answer = dict[str, Any] | bytes | sse.Stream
 log = logging.getLogger("npurt.serve")
 
 
-class Aside:
+class WorkThreads:
     """Threads for the CPU work of large requests, and of small ones while a large one is active.
 
     The work of a small request may wait for a lock of an object that a large one uses, such as the
@@ -32,8 +32,8 @@ class Aside:
     """
 
     def __init__(self) -> None:
-        self._large = ThreadPoolExecutor(2, "npurt aside")  # at most two large requests at a time
-        self._small = ThreadPoolExecutor(1, "npurt aside small")
+        self._large = ThreadPoolExecutor(2, "npurt large")  # at most two large requests at a time
+        self._small = ThreadPoolExecutor(1, "npurt small")
         self._under_way: list[Future[Any]] = []  # work of large requests, also of cancelled ones
 
     async def do(self, work: Callable[[], T], *, large: bool) -> T:
@@ -47,7 +47,7 @@ class Aside:
         return await asyncio.wrap_future(future)
 
 
-ASIDE = Aside()
+THREADS = WorkThreads()
 
 
 class Request:
@@ -68,12 +68,12 @@ class Request:
         length = dict(scope["headers"]).get(b"content-length")
         self._large = length is None or int(length) >= limits.LARGE
 
-    async def aside(self, work: Callable[[], T]) -> T:
+    async def in_thread(self, work: Callable[[], T]) -> T:
         """Return the result of *work*, called in a thread if the request is large.
 
         So a long *work* does not delay the streams of other requests.
         """
-        return await ASIDE.do(work, large=self._large)
+        return await THREADS.do(work, large=self._large)
 
 
 Handler = Callable[[F, Request], Awaitable[Answer]]  # F: the type of the endpoint's *front*
@@ -83,7 +83,7 @@ class Endpoint(Generic[F]):
     """The ASGI application of one path.
 
     Args:
-        front: The handler's first argument, a `Front` or `Offers`.
+        front: The handler's first argument, a `Front` or `ModelPool`.
         handler: Returns an object that is sent as JSON, bytes of plain text, or a stream.
         body: The schema of the request's body; None: requests have no body.
     """

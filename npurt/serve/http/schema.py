@@ -27,19 +27,19 @@ TYPES: Mapping[str, type | tuple[type, ...]] = {
 # --- Writing schemas ----------------------------------------------------------------------------
 
 
-def text(most: int) -> Schema:
-    """Return the schema of a string of at most *most* characters."""
-    return {"type": "string", "maxLength": most}
+def text(maximum: int) -> Schema:
+    """Return the schema of a string of at most *maximum* characters."""
+    return {"type": "string", "maxLength": maximum}
 
 
-def integer(least: int = -LARGEST, most: int = LARGEST) -> Schema:
-    """Return the schema of an integer from *least* to *most*; the value 3.0 is allowed."""
-    return {"type": "integer", "minimum": least, "maximum": most}
+def integer(minimum: int = -LARGEST, maximum: int = LARGEST) -> Schema:
+    """Return the schema of an integer from *minimum* to *maximum*; the value 3.0 is allowed."""
+    return {"type": "integer", "minimum": minimum, "maximum": maximum}
 
 
-def array(items: Schema, most: int | None = None, least: int = 0) -> Schema:
-    """Return the schema of a list of *least* to *most* elements."""
-    bounds = {"minItems": least or None, "maxItems": most}
+def array(items: Schema, maximum: int | None = None, minimum: int = 0) -> Schema:
+    """Return the schema of a list of *minimum* to *maximum* elements."""
+    bounds = {"minItems": minimum or None, "maxItems": maximum}
     return {"type": "array", "items": items} | {k: v for k, v in bounds.items() if v is not None}
 
 
@@ -151,13 +151,15 @@ def _in_words(schema: Schema) -> str:
         return _listed(schema["enum"])
     match schema.get("type", ""):
         case "string":
-            most = schema.get("maxLength")
-            return f"a string of {most} characters at most" if most else "a string"
+            maximum = schema.get("maxLength")
+            return f"a string of {maximum} characters at most" if maximum else "a string"
         case "integer":
             return f"a whole number of {schema['minimum']} to {schema['maximum']}"
         case "array":
-            least, most = schema.get("minItems", 0), schema.get("maxItems")
-            bounds = [f"{least} at least"] * bool(least) + [f"{most} at most"] * bool(most)
+            minimum, maximum = schema.get("minItems", 0), schema.get("maxItems")
+            bounds = [f"{minimum} at least"] * bool(minimum) + [f"{maximum} at most"] * bool(
+                maximum
+            )
             return f"a list of {' and '.join(bounds)}" if bounds else "a list"
         case kind:
             return {"boolean": "true or false", "number": "a number", "object": "an object"}.get(

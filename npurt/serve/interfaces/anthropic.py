@@ -55,7 +55,7 @@ async def count_tokens(front: Front, request: Request) -> Answer:
         prompt = front.model.prompt(given, tools=tools.listed, variables=variables)
         return len(front.model.encode_prompt(prompt + before))
 
-    return {"input_tokens": await request.aside(count)}
+    return {"input_tokens": await request.in_thread(count)}
 
 
 def _error(body: Any) -> bytes:

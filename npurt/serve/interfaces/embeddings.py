@@ -10,7 +10,7 @@ from npurt.serve.http.fields import Fields
 from npurt.serve.interfaces.openai_common import is_id, known
 from npurt.serve.model.front import Front, Wanted
 
-MOST_TEXTS = 2048
+MAX_TEXTS = 2048
 
 
 async def embeddings(front: Front, request: Request) -> Answer:
@@ -18,7 +18,7 @@ async def embeddings(front: Front, request: Request) -> Answer:
     fields = request.fields
     fields.text("model")  # the model was chosen by this field
     form = fields.text("encoding_format", "float")
-    texts = await request.aside(lambda: _texts(front, fields))
+    texts = await request.in_thread(lambda: _texts(front, fields))
     vectors, tokens = await _vectors(front, texts, request.salt)
     size = fields.integer("dimensions")
     if size is not None and any(len(vector) != size for vector in vectors):
@@ -42,7 +42,7 @@ async def embed(front: Front, request: Request) -> Answer:
     """Embed one or more texts, with a response in Ollama's form."""
     fields, began = request.fields, time.perf_counter_ns()
     fields.text("model")
-    texts = await request.aside(lambda: _texts(front, fields))
+    texts = await request.in_thread(lambda: _texts(front, fields))
     vectors, tokens = await _vectors(front, texts, request.salt)
     return {
         "model": front.model.name,
@@ -59,8 +59,8 @@ def _texts(front: Front, fields: Fields) -> list[list[int]]:
     given = fields.values.get(name)
     several = isinstance(given, list) and not all(is_id(each) for each in given)
     found = given if several and isinstance(given, list) else [given]
-    if len(found) > MOST_TEXTS:
-        raise wrong(f"{name} has {len(found)} texts", f"send {MOST_TEXTS} at most", name)
+    if len(found) > MAX_TEXTS:
+        raise wrong(f"{name} has {len(found)} texts", f"send {MAX_TEXTS} at most", name)
     ids = []
     for each in found:
         if isinstance(each, str) and each:

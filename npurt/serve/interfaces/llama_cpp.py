@@ -23,7 +23,7 @@ STOP_TYPES = {"end": "eos", "length": "limit", "context": "limit", "stop": "word
 async def completion(front: Front, request: Request) -> Answer:
     """Complete a prompt."""
     given = request.fields.values.get("prompt")
-    ids = await request.aside(lambda: prompt_of(front.model, given))
+    ids = await request.in_thread(lambda: prompt_of(front.model, given))
     return await _answer(front, request, ids)
 
 
@@ -36,7 +36,7 @@ async def infill(front: Front, request: Request) -> Answer:
         for each in fields.objects("input_extra")
     ]
     before = "".join(others) + before + (fields.text("prompt", "") or "")
-    ids = await request.aside(lambda: front.model.around(before, after))
+    ids = await request.in_thread(lambda: front.model.around(before, after))
     return await _answer(front, request, ids)
 
 
@@ -169,10 +169,10 @@ class Completion:
 def settings(front: Front, wanted: Wanted) -> dict[str, Any]:
     """Return the generation settings of a request in llama.cpp's form."""
     sampling = {**front.settings.sampling, **wanted.sampling}
-    most = front.settings.max_tokens if wanted.max_tokens is None else wanted.max_tokens
+    maximum = front.settings.max_tokens if wanted.max_tokens is None else wanted.max_tokens
     return {
         **{name: value for name, value in sampling.items() if name != "logit_bias"},
-        "n_predict": -1 if most is None else most,
+        "n_predict": -1 if maximum is None else maximum,
         "stop": [*wanted.stops, *wanted.stop_ids],
         "ignore_eos": wanted.ignore_eos,
     }

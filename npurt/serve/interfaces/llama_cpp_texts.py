@@ -11,7 +11,7 @@ from npurt.serve.interfaces.llama_cpp import settings
 from npurt.serve.interfaces.openai_chat import messages, template_variables
 from npurt.serve.interfaces.openai_common import known
 from npurt.serve.model.front import Front, Wanted
-from npurt.serve.model.offer import Offers
+from npurt.serve.model.offer import ModelPool
 from npurt.serve.tools.wanted import tools_of
 from npurt.version import __version__
 
@@ -22,7 +22,7 @@ async def tokenize(front: Front, request: Request) -> Answer:
     content = fields.text("content", "") or ""
     add = None if fields.flag("add_special") else False
     special = fields.flag("parse_special", True)
-    ids = await request.aside(lambda: model.encode(content, add_bos=add, special=special))
+    ids = await request.in_thread(lambda: model.encode(content, add_bos=add, special=special))
     if not fields.flag("with_pieces"):
         return {"tokens": ids}
     return {"tokens": [{"id": i, "piece": _piece(model.tokenizer.piece(i))} for i in ids]}
@@ -47,13 +47,13 @@ async def apply_template(front: Front, request: Request) -> Answer:
     fields: Fields = request.fields
     tools = tools_of(fields)
     given, variables = messages(fields), template_variables(fields)
-    prompt = await request.aside(
+    prompt = await request.in_thread(
         lambda: front.model.prompt(given, tools=tools.listed, variables=variables)
     )
     return {"prompt": prompt}
 
 
-async def props(offers: Offers, request: Request) -> Answer:
+async def props(offers: ModelPool, request: Request) -> Answer:
     """Describe the server, or the model that the request names; file names have no folder."""
     found = offers.offers()
     if len(found) > 1 and not request.fields.has("model"):

@@ -58,7 +58,7 @@ async def generate(front: Front, request: Request) -> Answer:
     if not prompt:
         return await _loaded(front, {"response": ""})
     if raw or suffix:
-        ids = await request.aside(
+        ids = await request.in_thread(
             lambda: front.model.around(prompt, suffix) if suffix else front.model.encode(prompt)
         )
         texts = front.begin([ids], wanted)

@@ -10,24 +10,24 @@ from typing import Any
 from npurt.serve.http.endpoint import Answer, Request
 from npurt.serve.model.front import Front
 from npurt.serve.model.model_file import ModelFile
-from npurt.serve.model.offer import Offers
+from npurt.serve.model.offer import ModelPool
 from npurt.serve.model.reading import BEGIN
 from npurt.version import __version__
 
 FOREVER = "9999-12-31T23:59:59Z"
 
 
-async def version(offers: Offers, request: Request) -> Answer:
+async def version(offers: ModelPool, request: Request) -> Answer:
     """Return the version of npurt."""
     return {"version": __version__}
 
 
-async def tags(offers: Offers, request: Request) -> Answer:
+async def tags(offers: ModelPool, request: Request) -> Answer:
     """List the models."""
     return {"models": [described(offer.model) for offer in offers.offers()]}
 
 
-async def running(offers: Offers, request: Request) -> Answer:
+async def running(offers: ModelPool, request: Request) -> Answer:
     """List the models that are loaded."""
     return {
         "models": [

@@ -4,15 +4,15 @@ from typing import Any
 
 from npurt.serve.http.endpoint import Answer, Request
 from npurt.serve.http.errors import HttpError
-from npurt.serve.model.offer import Offer, Offers
+from npurt.serve.model.offer import ModelPool, ModelStatus
 
 
-async def models(offers: Offers, request: Request) -> Answer:
+async def models(offers: ModelPool, request: Request) -> Answer:
     """List the models."""
     return {"object": "list", "data": [described(offer) for offer in offers.offers()]}
 
 
-async def model(offers: Offers, request: Request) -> Answer:
+async def model(offers: ModelPool, request: Request) -> Answer:
     """Describe one model."""
     name = request.parameters["name"]
     for offer in offers.offers():
@@ -24,7 +24,7 @@ async def model(offers: Offers, request: Request) -> Answer:
     )  # fmt: skip
 
 
-def described(offer: Offer) -> dict[str, Any]:
+def described(offer: ModelStatus) -> dict[str, Any]:
     """Return a model's object in OpenAI's form, with ``status`` as in llama.cpp's router."""
     model = offer.model
     ready = offer.front.engine.ready if offer.front else None

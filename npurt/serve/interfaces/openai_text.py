@@ -46,7 +46,7 @@ async def completions(front: Front, request: Request) -> Answer:
     wanted.top_logprobs = _logprobs(fields)
     if (fields.integer("best_of") or wanted.choices) != wanted.choices:
         raise wrong("best_of differs from n", "leave best_of out", "best_of", "unsupported")
-    found = await request.aside(lambda: prompts(front.model, fields))
+    found = await request.in_thread(lambda: prompts(front.model, fields))
     if len(found) * wanted.choices > limits.CHOICES:
         raise wrong(f"{len(found)} prompts with n = {wanted.choices} are too many completions",
                     f"ask for {limits.CHOICES} completions at most", "prompt")  # fmt: skip

@@ -67,13 +67,13 @@ class Conversation:
             HttpError: The queue is full, or the request is invalid.
         """
         tools = tools or Tools()
-        front.require_room(wanted.choices)  # before rendering and tokenizing
+        front.require_capacity(wanted.choices)  # before rendering and tokenizing
 
         def prepared() -> tuple[str, list[int]]:
             prompt = front.model.prompt(messages, tools=tools.listed, variables=variables) + before
             return prompt, front.model.encode_prompt(prompt)
 
-        prompt, ids = await request.aside(prepared)
+        prompt, ids = await request.in_thread(prepared)
         if tools.strict and not (wanted.grammar or wanted.response_format):
             thinks = apart and not before and front.model.thinks
             wanted.lark = await asyncio.to_thread(  # compiling the grammar may take a second

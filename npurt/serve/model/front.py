@@ -186,19 +186,19 @@ class Front:
         for texts in self._under_way:
             texts.fail(error)
 
-    def require_room(self, choices: int) -> None:
+    def require_capacity(self, choices: int) -> None:
         """Check that the queue has space for *choices* more sequences.
 
         Raises:
             HttpError: The queue is full.
         """
-        most = self.ready().sequences * (1 + limits.QUEUE)
+        maximum = self.ready().sequences * (1 + limits.QUEUE)
         if self.settings.embeddings:
-            most = limits.EMBEDDINGS
-        if self.active + choices > most and self.active:
+            maximum = limits.EMBEDDINGS
+        if self.active + choices > maximum and self.active:
             self.counts.refused += 1
             raise HttpError(
-                429, f"the queue is full: {self.active} sequences run or wait, at most {most}",
+                429, f"the queue is full: {self.active} sequences run or wait, at most {maximum}",
                 remedy="ask again later", code="queue_full",
                 headers={"Retry-After": str(self.retry_after())},
             )  # fmt: skip
@@ -227,7 +227,7 @@ class Front:
         submits = [
             submit for prompt in prompts for submit in self._submits(prompt, wanted)
         ]  # fmt: skip
-        self.require_room(len(submits))
+        self.require_capacity(len(submits))
         if self._on_demand is not None:
             self._on_demand.start()
         choices = [

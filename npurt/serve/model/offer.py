@@ -13,7 +13,7 @@ from npurt.serve.model.model_file import ModelFile
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class ModelStatus:
     """The state of an offered model.
 
     Attributes:
@@ -32,7 +32,7 @@ class Offer:
     expires: float | None = None
 
 
-class Offers(Protocol):
+class ModelPool(Protocol):
     """The models of a server."""
 
     @property
@@ -42,10 +42,10 @@ class Offers(Protocol):
     def using(self, request: Request) -> AbstractAsyncContextManager[Front]:
         """Return a context with the front of the model that *request* names."""
 
-    def offer(self, request: Request) -> Offer:
+    def offer(self, request: Request) -> ModelStatus:
         """Return the model that *request* names, without loading it."""
 
-    def offers(self) -> Sequence[Offer]:
+    def offers(self) -> Sequence[ModelStatus]:
         """Return all models."""
 
     def require_healthy(self) -> None:
@@ -59,7 +59,7 @@ class Offers(Protocol):
 
 
 class Only:
-    """The `Offers` of a server with one model, which is used for any name in a request."""
+    """The `ModelPool` of a server with one model, which is used for any name in a request."""
 
     def __init__(self, front: Front) -> None:
         self._front = front
@@ -75,16 +75,16 @@ class Only:
         """Whether the server is shutting down and refuses new requests."""
         return self._front.draining
 
-    def offer(self, request: Request) -> Offer:
+    def offer(self, request: Request) -> ModelStatus:
         """Return the only model."""
         del request
         return self.offers()[0]
 
-    def offers(self) -> list[Offer]:
+    def offers(self) -> list[ModelStatus]:
         """Return the only model."""
         front = self._front
         status = "loading" if front.engine.ready is None else "loaded"
-        return [Offer(front.model, front.counts, status, front)]
+        return [ModelStatus(front.model, front.counts, status, front)]
 
     def require_healthy(self) -> None:
         """Raise HttpError if the server accepts no requests, or the engine is lost."""
@@ -104,10 +104,10 @@ class Only:
         await self._front.engine.close()
 
 
-def by_model(handler: Handler[Front]) -> Handler[Offers]:
+def by_model(handler: Handler[Front]) -> Handler[ModelPool]:
     """Return a handler that calls *handler* with the front of the model that the request names."""
 
-    async def answer(offers: Offers, request: Request) -> Answer:
+    async def answer(offers: ModelPool, request: Request) -> Answer:
         async with offers.using(request) as front:
             return await handler(front, request)
 

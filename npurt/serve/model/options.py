@@ -79,15 +79,15 @@ def wanted(fields: Fields, salt: str, *lengths: str) -> Wanted:
         salt: The salt of the prefix cache.
         lengths: Field names of the limit on tokens; the first one with a value is used.
     """
-    most = None
+    maximum = None
     for name in lengths:
         if fields.has(name):
-            most = fields.integer(name)
+            maximum = fields.integer(name)
             break
     texts, ids = stops(fields)
     return Wanted(
         sampling=sampling(fields),
-        max_tokens=None if most == -1 else most,
+        max_tokens=None if maximum == -1 else maximum,
         stops=texts,
         stop_ids=ids,
         choices=fields.integer("n") or 1,

@@ -15,12 +15,12 @@ class Policy:
 
     Attributes:
         idle: Seconds after its last request at which a model is unloaded; 0: never.
-        most: Upper bound on the number of loaded models; None: limited by memory only.
+        maximum: Upper bound on the number of loaded models; None: limited by memory only.
         nbytes: Memory budget of all loaded models in bytes; None: the machine's free memory.
     """
 
     idle: float = IDLE_SECONDS
-    most: int | None = None
+    maximum: int | None = None
     nbytes: int | None = None
 
     def too_large(self, model: FolderModel) -> str | None:
@@ -33,7 +33,7 @@ class Policy:
 
     def shortage(self, model: FolderModel, loaded: list[FolderModel]) -> str | None:
         """Return the reason if *model* cannot be loaded beside the *loaded* models, else None."""
-        if self.most is not None and len(loaded) >= self.most:
+        if self.maximum is not None and len(loaded) >= self.maximum:
             return f"a place beside {len(loaded)} others, the most that --models-max allows"
         if self.nbytes is not None:
             free = self.nbytes - sum(map(need, loaded))

@@ -24,7 +24,7 @@ from npurt.serve.engine.wire import EngineLost
 from npurt.serve.http.endpoint import Request
 from npurt.serve.http.errors import HttpError, wrong
 from npurt.serve.model.front import DRAIN_SECONDS, Counts, Front, OnDemand, Settings
-from npurt.serve.model.offer import Offer
+from npurt.serve.model.offer import ModelStatus
 from npurt.serve.model.served_model import ServedModel
 from npurt.serve.models.folder import FolderModel
 from npurt.serve.models.instance import Instance
@@ -52,7 +52,7 @@ class Launch:
 
 
 class Router:
-    """The `Offers` of a server with several models.
+    """The `ModelPool` of a server with several models.
 
     Attributes:
         draining: Whether the server is shutting down and refuses new requests.
@@ -179,7 +179,7 @@ class Router:
         assert front is not None
         try:
             async with self._one_loads:
-                await self._make_room(instance)
+                await self._make_space(instance)
                 if not instance.busy:  # all clients disconnected
                     instance.loading = None
                     return
@@ -198,7 +198,7 @@ class Router:
             if instance in self._held:
                 self._held.remove(instance)
 
-    async def _make_room(self, instance: Instance) -> None:
+    async def _make_space(self, instance: Instance) -> None:
         """Unload other models until *instance* fits; wait for their active sequences to end.
 
         Raises:
@@ -250,23 +250,23 @@ class Router:
 
     # --- The offered models ---------------------------------------------------------------------
 
-    def offers(self) -> Sequence[Offer]:
+    def offers(self) -> Sequence[ModelStatus]:
         """Return all models, in the order of their files."""
         return [self._offer(model) for model in self._models.values()]
 
-    def offer(self, request: Request) -> Offer:
+    def offer(self, request: Request) -> ModelStatus:
         """Return the model that *request* names, without loading it."""
         return self._offer(self._chosen(request))
 
-    def _offer(self, model: FolderModel) -> Offer:
+    def _offer(self, model: FolderModel) -> ModelStatus:
         counts, left = self._counts[model.name], [h for h in self._held if h.model is model]
         instance = self._current.get(model.name) or next(iter(left), None)
         if instance is None:
-            return Offer(model, counts, "unloaded")
+            return ModelStatus(model, counts, "unloaded")
         now, idle = asyncio.get_running_loop().time(), self._policy.idle
         used = now if instance.busy else instance.used
         expires = time.time() + used - now + idle if idle else None
-        return Offer(model, counts, instance.status, instance.front, expires)
+        return ModelStatus(model, counts, instance.status, instance.front, expires)
 
     def require_healthy(self) -> None:
         """Raise HttpError if the server accepts no requests."""

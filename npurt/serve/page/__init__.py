@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from npurt.serve.http.endpoint import Answer, Request
-from npurt.serve.model.offer import Offers
+from npurt.serve.model.offer import ModelPool
 from npurt.serve.status.metrics import engine_stats, values
 from npurt.version import __version__
 
@@ -73,7 +73,7 @@ def _file(name: str) -> Callable[[HttpRequest], Awaitable[Response]]:
     return answer
 
 
-async def state(offers: Offers, request: Request) -> Answer:
+async def state(offers: ModelPool, request: Request) -> Answer:
     """Return the state of a model that the page shows: its device, queue, pages and counts.
 
     A count is null if the engine does not have it or did not answer in time.

@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Mapping
 
 from npurt.serve.http.endpoint import Answer, Request
-from npurt.serve.model.offer import Offer, Offers
+from npurt.serve.model.offer import ModelPool, ModelStatus
 
 OF_THE_DEVICE = ("fallbacks", "verified", "wrong", "device_restarts")
 
 
-async def metrics(offers: Offers, request: Request) -> Answer:
+async def metrics(offers: ModelPool, request: Request) -> Answer:
     """Return all metrics; with several models, each metric has the label ``model``."""
     found = offers.offers()
     stats = await asyncio.gather(*map(engine_stats, found))
@@ -21,12 +21,12 @@ async def metrics(offers: Offers, request: Request) -> Answer:
     })  # fmt: skip
 
 
-async def engine_stats(offer: Offer) -> Mapping[str, float]:
+async def engine_stats(offer: ModelStatus) -> Mapping[str, float]:
     """Return the engine's counts by name; {} if the engine does not run."""
     return await offer.front.engine.stats() if offer.front else {}
 
 
-def values(offer: Offer, engine: Mapping[str, float]) -> dict[str, float]:
+def values(offer: ModelStatus, engine: Mapping[str, float]) -> dict[str, float]:
     """Return the value of each metric by name."""
     counts, front = offer.counts, offer.front
     ready = front.engine.ready if front else None

@@ -110,8 +110,8 @@ def spoil(rng, op):
     part, i = rng.choice("xwy"), rng.randrange(4)
     op[part] = list(op[part])
     part = op[part]
-    room = BLOCK - (part[1] if isinstance(part[1], int) else 0)
-    near = rng.choice((BLOCK, room, part[2] if isinstance(part[2], int) else 128))
+    left = BLOCK - (part[1] if isinstance(part[1], int) else 0)
+    near = rng.choice((BLOCK, left, part[2] if isinstance(part[2], int) else 128))
     part[i] = rng.choice((sizes.anything(rng, near), sizes.near(rng, near) // 128 * 128)) % (
         1 << 32
     )

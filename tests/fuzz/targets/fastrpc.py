@@ -26,11 +26,11 @@ NAMES = ("probe", "probe", "probe", "packets", "stranger", "missing", "")
 DOMAINS = (3, 3, 3, 3, 11, 19, 27, -1, 0, 4, 35, 1 << 30)
 SESSIONS = (3, 11, 19, 27)
 FLAGS = (3, 3, 2, 0, 16, 1, 4, 1 << 31)
-MOST_BYTES = 1 << 20  # of a buffer
-ROOM = 1 << 16  # bytes of the program's own memory
+MAX_BYTES = 1 << 20  # of a buffer
+OWN_BYTES = 1 << 16  # bytes of the program's own memory
 EDGE = 64  # bytes on each side that no call may write
 FILL = 0x5C
-MOST_US = 2000  # microseconds that a call may sleep or wait
+MAX_US = 2000  # microseconds that a call may sleep or wait
 
 
 # --- Making inputs --------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ def buffer(rng):
     """Return one argument of a call: in the program's own memory, in a block, or none."""
     kind = rng.choice(("own", "own", "own", "block", "block", "address"))
     if kind == "own":
-        return ["own", rng.randrange(ROOM), size(rng)]
+        return ["own", rng.randrange(OWN_BYTES), size(rng)]
     if kind == "block":
         return ["block", rng.randrange(4), rng.choice((0, 128, 4095)), size(rng)]
     return ["address", rng.choice((0, 0x10, 1 << 47, (1 << 64) - 1)), size(rng)]
@@ -136,7 +136,7 @@ class Client:
     def __init__(self):
         self.rpc = library()
         self.handles, self.blocks, self.queues = [], [], []
-        self.own = (c.c_uint8 * (ROOM + MOST_BYTES))()
+        self.own = (c.c_uint8 * (OWN_BYTES + MAX_BYTES))()
         self.accepted = 0
         self.lingering = set()  # sessions that were started for a call that failed, and that remain
         self.crashing = set()  # sessions in which another queue ends the process
@@ -188,7 +188,7 @@ class Client:
         """
         kind, *where = part
         if kind == "own":
-            return c.addressof(self.own) + where[0], min(where[1], MOST_BYTES)
+            return c.addressof(self.own) + where[0], min(where[1], MAX_BYTES)
         if kind == "block" and self.blocks:
             block = self.blocks[where[0] % len(self.blocks)]
             return block.at + where[1] % block.nbytes, where[2]
@@ -215,28 +215,30 @@ class Client:
     def invert(self, place, nbytes, gives, takes):
         """Call the probe, which inverts bytes, and check the bytes that it wrote."""
         probes = [handle for handle, name in self.handles if name == "probe"]
-        if not probes or nbytes + 2 * EDGE > ROOM // 2:
+        if not probes or nbytes + 2 * EDGE > OWN_BYTES // 2:
             return -1
         data = bytes((i * 7 + place) & 255 for i in range(nbytes))
         given = c.create_string_buffer(data, max(1, nbytes))
-        room = c.create_string_buffer(bytes([FILL]) * (nbytes + 2 * EDGE), nbytes + 2 * EDGE)
-        source, target = c.addressof(given), c.addressof(room) + EDGE
+        result = c.create_string_buffer(bytes([FILL]) * (nbytes + 2 * EDGE), nbytes + 2 * EDGE)
+        source, target = c.addressof(given), c.addressof(result) + EDGE
         arguments = (RemoteArg * 2)()
         arguments[0].buffer = libcdsprpc.RemoteBuffer(source, nbytes)
         arguments[1].buffer = libcdsprpc.RemoteBuffer(target, nbytes)
         scalars = INVERT << 24 | 1 << 16 | 1 << 8
         code = self.rpc.remote_handle64_invoke(probes[place % len(probes)], scalars, arguments)
         edge = bytes([FILL]) * EDGE
-        assert room.raw[:EDGE] == room.raw[nbytes + EDGE :] == edge, "it wrote beside the result"
+        assert result.raw[:EDGE] == result.raw[nbytes + EDGE :] == edge, (
+            "it wrote beside the result"
+        )
         assert given.raw[:nbytes] == data, "it wrote to what it was given"
         if code == 0:
             inverted = bytes(255 - byte for byte in data)
-            assert room.raw[EDGE : nbytes + EDGE] == inverted, "a wrong result"
+            assert result.raw[EDGE : nbytes + EDGE] == inverted, "a wrong result"
         return code
 
     def invoke(self, asked, scalars, parts, words):
         if scalars >> 24 & 31 in (SLEEP, WORK) or len(self.names(asked) - {"probe"}):
-            words = [word % MOST_US for word in words]
+            words = [word % MAX_US for word in words]
         # The struct has space for the largest number of arguments that the scalars can give.
         arguments = (RemoteArg * 600)()
         for argument, part in zip(arguments, parts, strict=False):
@@ -250,11 +252,11 @@ class Client:
         return {name for handle, name in self.handles if handle == self.handle(asked)}
 
     def alloc(self, heap, flags, nbytes):
-        at = self.rpc.rpcmem_alloc(heap, flags, min(nbytes, MOST_BYTES))
+        at = self.rpc.rpcmem_alloc(heap, flags, min(nbytes, MAX_BYTES))
         if at in (None, 0):
             return -1
         block = Block.__new__(Block)
-        block.rpc, block.at, block.nbytes = self.rpc, at, min(nbytes, MOST_BYTES)
+        block.rpc, block.at, block.nbytes = self.rpc, at, min(nbytes, MAX_BYTES)
         block.fd = self.rpc.rpcmem_to_fd(at)
         self.blocks.append(block)
         return 0
@@ -325,23 +327,23 @@ class Client:
             one.fd, one.size, one.offset, one.flags = chosen.fd, size, 0, flags % 32
         message = c.create_string_buffer(nbytes + 1)
         return self.rpc.dspqueue_write(
-            self.queue_of(place), flags, count, given, nbytes, message.raw, MOST_US
+            self.queue_of(place), flags, count, given, nbytes, message.raw, MAX_US
         )
 
-    def read(self, place, most_buffers, most):
+    def read(self, place, max_buffers, maximum):
         flags, count, nbytes = c.c_uint32(), c.c_uint32(), c.c_uint32()
         buffers, message = (QueueBuffer * 64)(), c.create_string_buffer(65536 + EDGE)
         c.memset(message, FILL, len(message))
         code = self.rpc.dspqueue_read(
-            self.queue_of(place), c.byref(flags), most_buffers, c.byref(count), buffers, most,
-            c.byref(nbytes), message, MOST_US,
+            self.queue_of(place), c.byref(flags), max_buffers, c.byref(count), buffers, maximum,
+            c.byref(nbytes), message, MAX_US,
         )  # fmt: skip
-        assert message.raw[most:] == bytes([FILL]) * (65536 + EDGE - most), "beyond the room"
+        assert message.raw[maximum:] == bytes([FILL]) * (65536 + EDGE - maximum), "beyond the room"
         return code
 
     def peek(self, place):
         out = [c.c_uint32() for _ in range(3)]
-        return self.rpc.dspqueue_peek(self.queue_of(place), *map(c.byref, out), MOST_US)
+        return self.rpc.dspqueue_peek(self.queue_of(place), *map(c.byref, out), MAX_US)
 
     def close_queue(self, place):
         queue = self.queue_of(place)

@@ -27,10 +27,10 @@ NATIVE = True
 RUNS = 200
 SHARES = 20
 SECONDS = 60
-MOST_BYTES = 40 << 20  # of a file
-MOST_MACS = 4e10  # multiply-adds of a run with the best kernels; a twentieth with other kernels
+MAX_BYTES = 40 << 20  # of a file
+MAX_MACS = 4e10  # multiply-adds of a run with the best kernels; a twentieth with other kernels
 ROWS = 512  # largest number of rows of a run
-MOST_EXPERTS = 4096  # largest number of experts of a token
+MAX_EXPERTS = 4096  # largest number of experts of a token
 
 # Sizes that are derived from other sizes, unless the recipe has them.
 DERIVED = {
@@ -138,10 +138,10 @@ def fill(rng, recipe, sides):
     for name in chosen[1:]:
         changed[name] = SMALLER.get(name, 1) * int(2 ** rng.uniform(0, 10))
     for name in chosen[:1]:
-        room, step = rng.uniform(0.3, 0.9) * MOST_BYTES, SMALLER.get(name, 1)
+        target, step = rng.uniform(0.3, 0.9) * MAX_BYTES, SMALLER.get(name, 1)
         for bit in reversed(range(16)):  # the largest number that fits
             changed[name] = changed.get(name, 0) + (step << bit)
-            changed[name] -= (step << bit) if file_bytes(recipe) > room else 0
+            changed[name] -= (step << bit) if file_bytes(recipe) > target else 0
 
 
 def derive(recipe, keep=()):
@@ -212,12 +212,12 @@ def fit(recipe):
     usual, changed = models.ARCHITECTURES[recipe["kind"]], recipe["sizes"]
     for name, small in SMALLER.items():
         as_usual = name in usual and changed.get(name, usual[name]) == usual[name]
-        if as_usual and file_bytes(recipe) > MOST_BYTES:
+        if as_usual and file_bytes(recipe) > MAX_BYTES:
             changed[name] = small
             derive(recipe)
-    if file_bytes(recipe) > MOST_BYTES and recipe["type"] in models.FLOATS:
+    if file_bytes(recipe) > MAX_BYTES and recipe["type"] in models.FLOATS:
         recipe["type"] = 2
-    while file_bytes(recipe) > MOST_BYTES:
+    while file_bytes(recipe) > MAX_BYTES:
         largest = max((name for name in usual if name not in DERIVED), key=all_sizes(recipe).get)
         changed[largest] = all_sizes(recipe)[largest] // 32 * 16
         derive(recipe)
@@ -225,8 +225,8 @@ def fit(recipe):
 
 def afford(recipe):
     """Reduce the number of tokens to the time of one input."""
-    most = MOST_MACS * (1 if recipe["isa"] is None else 0.05)
-    recipe["tokens"] = int(max(1, min(recipe["tokens"], most // max(1, macs(recipe)))))
+    maximum = MAX_MACS * (1 if recipe["isa"] is None else 0.05)
+    recipe["tokens"] = int(max(1, min(recipe["tokens"], maximum // max(1, macs(recipe)))))
 
 
 # --- Files --------------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ def build(recipe):
 
 
 def write(recipe, path):
-    """Write the file, at most `MOST_BYTES` of data."""
+    """Write the file, at most `MAX_BYTES` of data."""
     file, placed = build(recipe)
     rng, header = np.random.default_rng(recipe["seed"]), bytearray(file.header())
     for kind, *change in recipe["edits"]:
@@ -259,7 +259,7 @@ def write(recipe, path):
     with path.open("wb") as out:
         out.write(header)
         for at, name, shape, kind in placed:
-            if at + models.nbytes(shape, kind) > 2 * MOST_BYTES:
+            if at + models.nbytes(shape, kind) > 2 * MAX_BYTES:
                 break
             out.seek(len(header) + at)
             out.write(models.content(rng, name, shape, kind))
@@ -283,9 +283,9 @@ def memory(recipe):
     columns = 0
     for _, shape, _ in shapes(recipe, 2):
         experts = len(shape) == 3
-        used = min(values.get("expert_used_count", 1), MOST_EXPERTS) if experts else 1
+        used = min(values.get("expert_used_count", 1), MAX_EXPERTS) if experts else 1
         columns += used * min(sum(shape[-2:]), 1 << 20)
-    return (256 << 20) + 8 * min(file_bytes(recipe), 2 * MOST_BYTES) + 3 * 4 * ROWS * columns
+    return (256 << 20) + 8 * min(file_bytes(recipe), 2 * MAX_BYTES) + 3 * 4 * ROWS * columns
 
 
 def run(recipe):

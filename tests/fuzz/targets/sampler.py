@@ -132,8 +132,10 @@ def check(sampling, logits, value, ids, shares):
             for i, (b, w) in enumerate(zip(before, weights, strict=True))]  # fmt: skip
     may = [(b < sampling.top_p * (1 + 1e-9) or i == 0) and w >= sampling.min_p * (1 - 1e-9)
            for i, (b, w) in enumerate(zip(before, weights, strict=True))]  # fmt: skip
-    least, most = leading(sure), leading(may)
-    assert least <= len(ids) <= max(1, most), f"{len(ids)} are kept, not {least} to {most}"
+    minimum, maximum = leading(sure), leading(may)
+    assert minimum <= len(ids) <= max(1, maximum), (
+        f"{len(ids)} are kept, not {minimum} to {maximum}"
+    )
 
 
 def leading(flags):

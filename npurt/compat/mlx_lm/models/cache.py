@@ -112,10 +112,15 @@ def save_prompt_cache(
     [only] = states
     about: dict[str, Any] = {"form": FORM, "metadata": metadata or {}, "snapshot": None}
     arrays = {"tokens": np.array(only.tokens, np.int64)}
-    if (kept := only.snapshot) is not None:
-        about["snapshot"] = [kept.own, kept.integers, kept.model.hex(), len(kept.arrays)]
-        arrays["seen"] = np.array(kept.tokens, np.int64)
-        arrays |= {f"array{i}": array for i, array in enumerate(kept.arrays)}
+    if (snapshot := only.snapshot) is not None:
+        about["snapshot"] = [
+            snapshot.own,
+            snapshot.integers,
+            snapshot.model.hex(),
+            len(snapshot.arrays),
+        ]
+        arrays["seen"] = np.array(snapshot.tokens, np.int64)
+        arrays |= {f"array{i}": array for i, array in enumerate(snapshot.arrays)}
     try:
         with replacing(Path(require_path(file_name))) as file:
             np.savez(file, about=np.array(json.dumps(about)), **arrays)  # type: ignore[arg-type]

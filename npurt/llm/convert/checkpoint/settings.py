@@ -57,7 +57,7 @@ OTHER_NAMES = {
     "layer_norm_epsilon": "layer_norm_eps", "activation_function": "hidden_act",
 }  # fmt: skip
 
-MOST = 1 << 28  # maximum bytes of a JSON file; tokenizer.json has some 10 MB
+MAX_BYTES = 1 << 28  # maximum bytes of a JSON file; tokenizer.json has some 10 MB
 
 
 def content_of(path: Path) -> bytes:
@@ -75,8 +75,8 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         if not path.exists():
             return {}
-        if path.stat().st_size > MOST:
-            raise ValueError(f"the file has more than {MOST} bytes")
+        if path.stat().st_size > MAX_BYTES:
+            raise ValueError(f"the file has more than {MAX_BYTES} bytes")
         found = parsed(content_of(path))
     except (OSError, ValueError) as error:
         raise bad(f"{path.name} cannot be read: {error}") from error

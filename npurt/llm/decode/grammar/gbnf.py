@@ -45,13 +45,13 @@ class Symbol:
 
     Attributes:
         what: A terminal in Lark, or the number of a rule.
-        least: The smallest number of repetitions.
-        most: The largest number of repetitions; None means no limit.
+        minimum: The smallest number of repetitions.
+        maximum: The largest number of repetitions; None means no limit.
     """
 
     what: str | int
-    least: int = 1
-    most: int | None = 1
+    minimum: int = 1
+    maximum: int | None = 1
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ def lark_of(text: str, max_rules: int) -> str:
         [[s for s in option if isinstance(s.what, int)] for option in rule.options]
         for rule in rules
     ]
-    ending = _reached([[_numbers(s for s in o if s.least) for o in each] for each in references])
+    ending = _reached([[_numbers(s for s in o if s.minimum) for o in each] for each in references])
     if 0 not in ending:
         raise GrammarError(
             "the GBNF matches no text: each alternative of its rule root is infinitely recursive",
@@ -193,27 +193,27 @@ class _Reader:
         option = rule.options[-1]
         if not option:
             raise self._wrong(f"nothing is before {part}", at)
-        if (option[-1].least, option[-1].most) != (1, 1):
+        if (option[-1].minimum, option[-1].maximum) != (1, 1):
             self._add_group(rule, Rule("", [[option.pop()]], rule.depth), at)
         if part in TIMES:
-            least, most = TIMES[part]
+            minimum, maximum = TIMES[part]
         else:
             first, comma, last = part[1:-1].partition(",")
-            least = int(first)
-            most = int(last) if last.strip() else None if comma else least
-        if most is not None and most < least:
+            minimum = int(first)
+            maximum = int(last) if last.strip() else None if comma else minimum
+        if maximum is not None and maximum < minimum:
             raise self._wrong(f"{part} has the larger number first", at)
-        option[-1].least, option[-1].most = least, most
+        option[-1].minimum, option[-1].maximum = minimum, maximum
 
     def _set(self, inside: str, at: int) -> str:
         negated = inside.startswith("^")
         members = ""
         for first, last in RANGE.findall(inside[negated:]):
-            least = self._character(first, at)
-            most = self._character(last or first, at)
-            if most < least:
+            minimum = self._character(first, at)
+            maximum = self._character(last or first, at)
+            if maximum < minimum:
                 raise self._wrong(f"{first}-{last} has the larger character first", at)
-            members += f"\\x{{{least:X}}}-\\x{{{most:X}}}"
+            members += f"\\x{{{minimum:X}}}-\\x{{{maximum:X}}}"
         if not members:
             raise self._wrong("a set of characters is empty", at)
         return f"/[{'^' * negated}{members}]/"
@@ -272,12 +272,12 @@ def _symbol(symbol: Symbol, rules: Sequence[Rule], names: Sequence[str]) -> str:
     if isinstance(what, int):
         group = not rules[what].name
         what = f"({_options(rules[what], rules, names)})" if group else names[what]
-    if symbol.most == 0:
+    if symbol.maximum == 0:
         return '""'
-    if (symbol.least, symbol.most) == (1, 1):
+    if (symbol.minimum, symbol.maximum) == (1, 1):
         return what
-    most = "" if symbol.most is None else symbol.most
-    return f"({what}){{{symbol.least},{most}}}"
+    maximum = "" if symbol.maximum is None else symbol.maximum
+    return f"({what}){{{symbol.minimum},{maximum}}}"
 
 
 def _wrong(what: str) -> GrammarError:

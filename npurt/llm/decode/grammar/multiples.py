@@ -148,9 +148,9 @@ def _states(values: set[Decimal]) -> int:
     return together
 
 
-def _too_many(what: str, most: int) -> GrammarError:
+def _too_many(what: str, maximum: int) -> GrammarError:
     return GrammarError(
-        f"{what} needs a parser with more than {most} states",
+        f"{what} needs a parser with more than {maximum} states",
         remedy="leave out each multipleOf that is large or has many decimals, and check the "
         "numbers afterwards",
     )

@@ -54,11 +54,11 @@ def reach_of(tokens: Ids, breakers: Mapping[int, Tails]) -> int:
     return len(tokens)
 
 
-def repeated(tokens: Ids, least: int, most: int) -> Ids:
+def repeated(tokens: Ids, minimum: int, maximum: int) -> Ids:
     """Return the length of the longest common suffix of each prefix of *tokens* and *tokens*.
 
     *tokens* has the shape ``[N]``.  Element i of the result, ``[N - 1]``, is for the prefix that
-    ends with token i.  Lengths above *most* are cut to *most*; lengths below *least* become 0.
+    ends with token i.  Lengths above *maximum* become *maximum*; lengths below *minimum* become 0.
 
     In the reversed sequence, this is the Z function: the length of the match between each suffix
     and the beginning.  The Z algorithm (Gusfield, Algorithms on Strings, Trees, and Sequences, 1.4)
@@ -75,11 +75,11 @@ def repeated(tokens: Ids, least: int, most: int) -> Ids:
     for place in places.tolist():
         size = min(found.get(place - left, 0), right - place) if place < right else 0
         if place + size >= right:
-            limit = min(most, len(backwards) - place)
+            limit = min(maximum, len(backwards) - place)
             while size < limit and backwards[place + size] == backwards[size]:
                 size += 1
             left, right = place, place + size
         found[place] = size
     sizes = np.fromiter(found.values(), np.int64, len(found))
-    lengths[len(tokens) - 1 - places] = np.where(sizes >= least, sizes, 0)
+    lengths[len(tokens) - 1 - places] = np.where(sizes >= minimum, sizes, 0)
     return lengths

@@ -29,11 +29,11 @@ def penalties(
     """
     tokens, counts = np.unique(text.last(last, len(candidates.logits)), return_counts=True)
     logits = candidates.logits.copy()
-    old, most = logits[tokens], float(FINITE.max)
-    factor = np.float32(min(max(repeat, float(FINITE.tiny)), most))
+    old, maximum = logits[tokens], float(FINITE.max)
+    factor = np.float32(min(max(repeat, float(FINITE.tiny)), maximum))
     with np.errstate(over="ignore"):
-        new = np.clip(np.where(old > 0, old / factor, old * factor), -most, most)
+        new = np.clip(np.where(old > 0, old / factor, old * factor), -maximum, maximum)
         if frequency or presence:
-            new = np.clip(new - (counts * frequency + presence), -most, most)
+            new = np.clip(new - (counts * frequency + presence), -maximum, maximum)
     logits[tokens] = np.where(np.isfinite(old), new, old)
     return Candidates(logits)

@@ -92,11 +92,11 @@ class Sampling:
         integer("dry_allowed_length", self.dry_allowed_length, 0)
         seed = optional_integer("seed", self.seed, 0)
         _check("seed", seed, seed is None or seed <= MAX_SEED, f"0 to {MAX_SEED}")
-        for name, (least, most, allowed) in RANGES.items():
+        for name, (minimum, maximum, allowed) in RANGES.items():
             value = getattr(self, name)
             _check(name, value, isinstance(value, Real), "a number")
             number = as_float(value)
-            _check(name, value, least <= number <= most and math.isfinite(number), allowed)
+            _check(name, value, minimum <= number <= maximum and math.isfinite(number), allowed)
             object.__setattr__(self, name, number)
         _check("repeat_penalty", self.repeat_penalty, self.repeat_penalty > 0, "above 0")
         texts = self.dry_sequence_breakers
