@@ -33,7 +33,7 @@ SECOND = 1_000_000_000
 def simulator():
     """Build the library as the package has it, and return (ffi, library, path)."""
     (path,) = build.make(build.PACKAGE, build.host(), ["rknpu"])
-    # A copy has memory and settings of its own: other tests of this process use the library itself.
+    # A copy has separate memory and settings; other tests of this process use the library itself.
     copy = Path(tempfile.mkdtemp()) / path.name
     atexit.register(shutil.rmtree, copy.parent, ignore_errors=True)
     shutil.copyfile(path, copy)
@@ -94,7 +94,7 @@ class File:
         """Call with a copy of *data*; return the copy after the driver's changes."""
         buffer = self.ffi.new("char[]", bytes(data))
         result = self.lib.ioctl(self.fd, request, buffer)
-        self.left = bytes(self.ffi.buffer(buffer, len(data)))  # also by a call that failed
+        self.left = bytes(self.ffi.buffer(buffer, len(data)))  # also after a call that failed
         self.check(result)
         return self.left
 

@@ -1,6 +1,7 @@
 """Register lists and layouts of RK3588 matmuls, written from public facts for these tests.
 
-Shares nothing with npurt/rknpu, so that two readings of the facts meet in the simulator.  Sources:
+This code shares nothing with npurt/rknpu, so the simulator compares two interpretations of the
+facts.  Sources:
 mtx512/rk3588-npu (NATIVE-H), happyme531/rknpu2_matmul_open (ROW, NATIVE-W, tiles), rocket-userspace
 (the list of 126 words, layouts), Mesa's registers.xml (fields).
 """
@@ -56,8 +57,8 @@ class Task:
     """One matmul task: C[m, n] = A[m, k] . B[n, k]^T; k and n are padded already.
 
     mode: "row", "native-w", "native-h" or "panel8", "panel16".
-    rows, first: as a tile of a larger C in native-w: rows of C, and this tile's first.
-    columns: as a tile of a larger C in row: columns of C.
+    rows, first: For a tile of a larger C in native-w: rows of C, and the tile's first row.
+    columns: For a tile of a larger C in row: columns of C.
     """
 
     m: int
@@ -236,7 +237,7 @@ class Addition:
     a: int = 0
     b: int = 0
     c: int = 0
-    to: int = 4  # code of the output type: int32, or 5: float32
+    to: int = 4  # code of the output type: that of int32, or 5 for float32
 
     enable = FLYING
 

@@ -2,8 +2,8 @@
 
     python -m tests.sim_rknpu.mutation
 
-A flip shows when the driver reports an error or the output is not the product.  It need not show
-where hardware is known not to care:
+A flip is detected if the driver reports an error or the output is not the product.  It need not be
+detected in bits that the hardware is known to ignore:
 
     CORE 0x3010 bit 0        QD_EN, for a raw output
     DPU 0x4050 bit 1         OD_BYPASS, for a raw output
@@ -40,7 +40,7 @@ PROGRAMS = {
 
 @dataclass
 class Count:
-    """Flips tried outside the don't-cares, and those of them that nothing showed."""
+    """The number of flips outside the ignored bits, and the flips that were not detected."""
 
     tried: int
     missed: list[tuple[int, int, int]]  # word, its position, bit

@@ -1,7 +1,7 @@
-"""Programs of the blocks besides plain products, written with npurt's encoder, and numpy oracles.
+"""Programs of blocks other than plain products, written with npurt's encoder, and numpy oracles.
 
-A program says what its public generator writes (rocket-userspace, Mesa), field by field.  An oracle
-computes from plain arrays; only `pack_*` and `unpack` know how cubes lie in memory.
+A program has the fields that its public generator writes (rocket-userspace, Mesa).  An oracle
+computes from plain arrays; only `pack_*` and `unpack` have the layout of cubes in memory.
 """
 
 from dataclasses import dataclass, field
@@ -116,7 +116,7 @@ class Convolution:
 
     @property
     def n(self):
-        """Return the number of channels that are written."""
+        """Return the number of output channels, with padding."""
         return up(self.ic if self.depthwise else self.oc, self.group)
 
     def windows(self, x, beside=0):
@@ -258,7 +258,7 @@ class Convolution:
 
 # --- stages of the DPU -----------------------------------------------------------------------
 
-COMBINATIONS = {  # DPU_EW_CFG besides what all have: rocket-userspace, npu_dpu.h
+COMBINATIONS = {  # fields of DPU_EW_CFG beside the common ones: rocket-userspace, npu_dpu.h
     "add": {"ew_alu_algo": 2},
     "max": {"ew_alu_algo": 0},
     "min": {"ew_alu_algo": 1},

@@ -2,9 +2,9 @@
 
     python -m tests.sim_rknpu.protocol --kernel     # on a machine with the driver; else simulated
 
-Written for the driver under User-Mode Linux with the simulator's model of a core behind it
-(sim/rocket_kernel), so that what differs is the driver.  An answer holds no time and nothing that
-depends on how much memory there is.
+The recorded answers are those of Linux's driver under User-Mode Linux, on the simulator's model of
+a core (sim/rocket_kernel), so any difference is one of the drivers.  An answer has no times, and
+does not depend on the size of the memory.
 """
 
 import argparse

@@ -10,8 +10,8 @@ from tests.sim_rknpu.lists import Task
 TASK = Task(4, 64, 64)
 NOWHERE = 8  # an address that no process has
 LONG = 100_000
-# Linux 7.2 lets go of a job's buffers some time after it has signalled the fence, and then follows
-# a pointer into what belonged to the file: when that is closed already, the kernel may crash.
+# Linux 7.2 releases a job's buffers some time after it has signalled the fence, and then follows a
+# pointer into memory of the file.  If the file is closed by then, the kernel may crash.
 DRIVER_FREES_S = 0.1
 
 CASES: dict[str, Callable[[Callable[[], Rocket]], str]] = {}
@@ -36,7 +36,7 @@ def cases(**rows):
 
 
 def said(call, *args):
-    """Return "ok", the error's name, or what the call returned."""
+    """Return "ok", the error's name, or the result of the call."""
     try:
         result = call(*args)
     except OSError as error:

@@ -131,7 +131,7 @@ def submit(driver, jobs, size=40, stride=None, reserved=0, count=None, at=None):
 
 
 class Job:
-    """A struct drm_rocket_job that runs a bench, and what it points to."""
+    """A struct drm_rocket_job that runs a bench, and the structs that it points to."""
 
     def __init__(self, bench, **changes):
         ffi = bench.driver.ffi

@@ -71,7 +71,7 @@ geometry = st.tuples(
     st.integers(4, 12), st.integers(1, 12),  # height, width
     st.tuples(st.integers(1, 5), st.integers(1, 5)),  # kernel
     st.tuples(st.integers(1, 3), st.integers(1, 3)),  # stride
-    st.integers(0, 2**16),  # what is drawn from these
+    st.integers(0, 2**16),  # the shape that is drawn from these limits
 )  # fmt: skip
 
 
@@ -80,7 +80,7 @@ def shaped(ic, oc, drawn, **fields):
     height, width, kernel, stride, seed = drawn
     rng = np.random.default_rng(seed)
     kernel = min(kernel[0], height), min(kernel[1], width)
-    stride = stride[0], stride[1] if width > 1 else 1  # a step that is never made is refused
+    stride = stride[0], stride[1] if width > 1 else 1  # a stride that is never used is refused
     dilation = tuple(
         1 if k == 1 or k == size else int(rng.integers(1, (size - 1) // (k - 1) + 1))
         for k, size in zip(kernel, (height, width), strict=True)
@@ -102,7 +102,7 @@ def test_convolutions_of_int8_are_exact(drawn):
 
 @given(drawn=geometry, depthwise=st.booleans())
 def test_convolutions_of_float16_are_rounded_once(drawn, depthwise):
-    """Of small integers the sums are exact, and then so is the float32."""
+    """Sums of small integers are exact, also in float32."""
     conv, rng = shaped(64, 64 if depthwise else 48, drawn, depthwise=depthwise)
     x = integers(rng, (64, conv.ih, conv.iw), np.float16, -8, 9)
     w = weights_of(rng, conv, np.float16, -8, 9)
@@ -130,7 +130,7 @@ def round_half_up(sums, scale, shift):
 @given(drawn=geometry, depthwise=st.booleans(), ic=st.sampled_from([3, 16, 32, 40, 48, 64]),
        zeros=st.tuples(*[st.integers(0, 255)] * 3))  # fmt: skip
 def test_requantised_convolutions(drawn, depthwise, ic, zeros):
-    """As Mesa programs them: weights and features less 128, the biases with the zero points in."""
+    """Mesa's programs subtract 128 from weights and features; biases include the zero points."""
     x_zero, w_zero, out_zero = zeros
     ic = 48 if depthwise and ic % 16 else ic
     plain, rng = shaped(ic, ic if depthwise else 20, drawn, types=("int8", "int8"),
@@ -160,7 +160,7 @@ def up16(channels):
 
 
 def filled(conv, w, w_zero):
-    """Return the weights less 128, and as many more channels as are in memory, which do nothing."""
+    """Return the weights minus 128, padded with channels of zeros to the number in memory."""
     if conv.depthwise:
         return (w - 128).astype(np.int8)
     padded = np.full((conv.oc, conv.k, *conv.kernel), w_zero - 128, np.int8)
@@ -168,11 +168,11 @@ def filled(conv, w, w_zero):
     return padded
 
 
-CAPTURED_PAD = (126, 0)  # what Mesa wrote as 0x7E: for even channels, and for odd
+CAPTURED_PAD = (126, 0)  # Mesa's pad value 0x7E, for even and for odd channels
 
 
 def test_a_pad_value_is_two_bytes_of_which_depthwise_uses_both_for_half_the_channels():
-    """The rule of a capture of an RK3588: a window that sees only padding shows it."""
+    """The rule is that of a capture of an RK3588: a window of padding returns the pad value."""
     conv = Convolution(64, 4, 4, 64, (3, 3), (1, 1), (2, 2, 2, 2), types=("int8", "int8"),
                        depthwise=True)  # fmt: skip
     x, w = np.zeros((64, 4, 4), np.int8), np.zeros((64, 3, 3), np.int8)
@@ -189,7 +189,7 @@ def test_a_pad_value_is_two_bytes_of_which_depthwise_uses_both_for_half_the_chan
 
 
 def test_a_scale_cuts_what_becomes_a_float():
-    """(sum * scale) >> shift, towards minus infinity: rocket-userspace's classifier saw floors."""
+    """The result is (sum * scale) >> shift, rounded down, as in rocket-userspace's classifier."""
     stages = {
         "DPU_OUT_CVT_SCALE": {"out_cvt_scale": 3},
         "DPU_OUT_CVT_SHIFT": {"out_cvt_shift": 1, "cvt_type": 1},
@@ -221,7 +221,7 @@ def test_an_operand_is_combined_with_each_sum_in_float32(which, height, channels
     x = rng.standard_normal((32, height, 1)).astype(np.float16)
     other = rng.standard_normal((n, height, 1)).astype(np.float16)
     w = np.zeros((n, 32, 1, 1), np.float16)
-    w[np.arange(n), np.arange(n) % 32] = 1  # so that each sum is one of x, exactly
+    w[np.arange(n), np.arange(n) % 32] = 1  # so that each sum is exactly one value of x
     with Rocket() as driver:
         second = driver.buffer(pack_cube(other, np.float16).tobytes())
         stages = operand(which, second.iova, height)
@@ -290,8 +290,8 @@ def test_the_lut_follows_its_rule(tables, scale, bias, slope, exponent, seed):
         np.testing.assert_array_equal(out, lut.apply(x.astype(np.float32)))
 
 
-# What silicon was seen to give: rocket-userspace's tests, gregordinary/rockchip-npu-notes.
-# Function, LUT, inputs, largest error (relative, or absolute where it is so given), as published.
+# Published results of silicon: rocket-userspace's tests, gregordinary/rockchip-npu-notes.
+# Function, LUT, inputs, largest error (relative, or absolute if published so).
 LINEAR, LOG = np.linspace, np.geomspace
 PUBLISHED = {
     "sigmoid": (sigmoid, unit_lut(sigmoid), LINEAR(-8, 8, 1024), "absolute", 0.00146),
@@ -325,25 +325,25 @@ def test_the_lut_is_as_far_off_as_that_of_silicon(name):
     x = at.astype(np.float16)
     true = f(x.astype(np.float64))
     if kind == "absolute" and name.endswith("sigmoid"):
-        true = true.astype(np.float16).astype(np.float64)  # what that test compares with
+        true = true.astype(np.float16).astype(np.float64)  # the reference of that test
     with Rocket() as driver:
         out = look_up(driver, lut, x)
 
     error = abs(out.astype(np.float64) - true) / (true if kind == "relative" else 1)
-    unit = 10.0 ** np.floor(np.log10(published) - 1)  # of the last of two digits
+    unit = 10.0 ** np.floor(np.log10(published) - 1)  # half a unit of the last of two digits
     assert abs(error.max() - published) <= unit
 
 
 @pytest.mark.parametrize(("exponent", "wrong"), [(15, 4), (14, 8), (13, 16), (11, 64), (10, 128)])
 def test_a_sum_of_zero_is_what_silicon_makes_of_it(exponent, wrong):
-    """The spikes of exp, tanh, hard swish, ELU and SiLU: one number for each MINUS_EXP."""
+    """The values of exp, tanh, hard swish, ELU and SiLU at zero depend on MINUS_EXP only."""
     lut = Lut(np.zeros(513), np.zeros(513), 1, 0, 0, exponent)
     with Rocket() as driver:
         assert (look_up(driver, lut, np.zeros(8, np.float16)) == wrong).all()
 
 
 def test_around_zero_elu_spikes_as_often_as_on_silicon():
-    """97 of 4,001 inputs, |x| <= 0.02: an index is rounded to the nearest, an entry is cut."""
+    """97 of 4,001 inputs with |x| <= 0.02 are wrong: indices are rounded, entries are truncated."""
 
     def elu(x):
         return np.where(x >= 0, x, np.exp(np.minimum(x, 0)) - 1)
@@ -413,7 +413,7 @@ def test_a_pooling_runs_under_both_drivers(kind):
     np.testing.assert_array_equal(pooled(kind, pool, x), pool.oracle(x))
 
 
-# --- what is refused -------------------------------------------------------------------------
+# --- refusals --------------------------------------------------------------------------------
 
 NARROW = Convolution(32, 4, 1, 16, types=("fp16", "fp16"))
 WIDE = Convolution(32, 8, 8, 32, (3, 3), (1, 1), (1, 1, 1, 1), types=("int8", "int8"))

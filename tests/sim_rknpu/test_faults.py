@@ -41,7 +41,7 @@ def test_every_job_from_the_nth_leaves_stale_output(bench):
     for _ in range(3):
         assert not right(bench)
         assert bench.untouched()
-    assert client.report()["refused"] == 0  # the driver has nothing to say about it
+    assert client.report()["refused"] == 0  # the driver reports no error
 
 
 def test_one_bit_of_an_output_flips(bench):
@@ -65,7 +65,7 @@ def test_a_wedged_core_hangs_until_a_user_resets_it(driver):
     if isinstance(driver, Rknpu):
         driver.action(RESET)
     else:
-        Rocket().close()  # its users open the node again
+        Rocket().close()  # users of the node open it again
     assert right(bench)
 
 

@@ -1,6 +1,6 @@
 """Test that no words, structs or pointers crash the process or make it wait for ever.
 
-In a process of its own, so that a crash is a failure of one test.
+Each test runs in a separate process, so that a crash fails only this test.
 """
 
 import os
@@ -80,7 +80,9 @@ def run_calls(seed):
     files = [client.Rocket(), client.Rknpu(), client.Rocket()]
     ffi, lib, _ = client.simulator()
     memory = ffi.new("char[]", 1 << 16)
-    arena = memory + (1 << 15)  # the driver writes near what it is given: that must be ours
+    arena = memory + (
+        1 << 15
+    )  # the driver may write beyond the struct, so that memory must be the test's
     base = int(ffi.cast("uint64_t", arena))
     useful = [base, base + 4096, 1, 2, 64, 4096, 0x10000000, 0xFFFFA000, 0xFFFFFF8000000400, 40]
     for _ in range(CALLS):
@@ -89,7 +91,10 @@ def run_calls(seed):
         file = rng.choice(files)
         argument = rng.choice((base, base, base, a_number(rng, useful)))
         request = rng.choice(REQUESTS)
-        if request & 0xFF in (0x40, 0x42):  # these may make a buffer: of sizes that fit the machine
+        if request & 0xFF in (
+            0x40,
+            0x42,
+        ):  # these may create a buffer, whose size must fit the machine
             ffi.buffer(arena, 4)[:] = struct.pack("<I", rng.randrange(1 << 16))
             ffi.buffer(arena + 8, 8)[:] = struct.pack("<Q", rng.randrange(1 << 16))
             argument = base
@@ -117,7 +122,7 @@ def test_nothing_brings_the_process_down(what, seed):
 
 
 def test_a_buffer_that_goes_while_a_job_may_use_it_does_no_harm():
-    """The kernel keeps listed buffers; the others are gone, and a task that reads one faults."""
+    """The kernel retains listed buffers; a task that reads another, freed buffer faults."""
     task = replace(Task(64, 1024, 1024))
     with client.Rocket() as driver:
         for _ in range(20):

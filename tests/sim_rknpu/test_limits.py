@@ -9,7 +9,7 @@ from tests.sim_rknpu.client import Rknpu, Rocket
 from tests.sim_rknpu.lists import Task
 
 TASK = Task(4, 64, 64)
-FULL = {Rocket: "ENOSPC", Rknpu: "ENOMEM"}  # what each says when its addresses are used up
+FULL = {Rocket: "ENOSPC", Rknpu: "ENOMEM"}  # the error of each driver if its addresses are used up
 
 
 def test_a_space_takes_so_many_bytes_in_whole_pages(driver):
@@ -45,7 +45,7 @@ def test_all_buffers_share_the_memory_and_it_may_shrink(driver):
             driver.create(1)
         client.configure("memory=512K")
         held[0].destroy()
-        with pytest.raises(OSError, match="ENOMEM"):  # what is there stays there
+        with pytest.raises(OSError, match="ENOMEM"):  # existing buffers remain
             driver.create(1)
         assert held[1].bytes.size == 1 << 19
     driver.create(1 << 19)

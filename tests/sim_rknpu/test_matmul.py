@@ -73,7 +73,7 @@ def test_panels_of_rows(driver, panel):
 def test_int4_products_saturate_at_16_bits(k, seed):
     task = Task(3, 32 * k, 64, "native-w", ("int4", "int16"))
     a, b = operands(task, seed)
-    a[0] = b[0] = -8  # 64 * 512 is one too many
+    a[0] = b[0] = -8  # 64 * 512 is above the maximum by one
     with Rocket() as driver:
         c = Bench(driver, task, a, b).run()
 
@@ -120,14 +120,14 @@ def test_integer_sums_become_floats(driver, to):
 
 
 def test_every_half_survives_a_product_with_one(driver):
-    """Subnormals, both zeros, infinities and NaN, through fp16 in and out."""
+    """Subnormals, zeros of both signs, infinities and NaN pass as float16 input and output."""
     halves = np.arange(0, 65536, dtype=np.uint16).view(np.float16)
     task = Task(64, 32, 32, "row", ("fp16", "fp16"))
     b = np.eye(32, dtype=np.float16)
     for part in halves.reshape(32, 64, 32):
         a = part.copy()
         finite = np.isfinite(a).all(axis=1, keepdims=True)
-        a = np.where(finite, a, 0)  # 0 * infinity is NaN: such rows are looked at below
+        a = np.where(finite, a, 0)  # 0 * infinity is NaN; such rows are checked below
         c = Bench(driver, task, a, b).run()
         np.testing.assert_array_equal(c, a)
     for special in (np.inf, -np.inf, np.nan):
@@ -142,11 +142,11 @@ def test_a_sum_too_large_for_a_half_is_infinite(driver):
     assert np.isposinf(c).all()
 
 
-# --- tiles, and lists that this project did not write ---------------------------------------------
+# --- tiles, and lists of other projects -----------------------------------------------------------
 
 
 def test_tiles_of_rows_of_one_native_cube(driver):
-    """happyme531's split: M=200 as 128 and 72 rows, each with the strides of the whole."""
+    """happyme531 splits M=200 into 128 and 72 rows, each with the strides of the whole cube."""
     whole = Task(200, 64, 64, "native-w")
     a, b = operands(whole)
     bench = Bench(driver, whole, a, b)
@@ -190,7 +190,7 @@ def foreign_programs():
 
 @pytest.mark.parametrize(("form", "shape", "words"), list(foreign_programs()))
 def test_the_words_of_public_generators_run_as_they_are(form, shape, words):
-    """Programs that ran on silicon, with nothing but the three addresses changed."""
+    """The programs ran on silicon; only the three addresses are changed."""
     m, k, n = shape
     short = len(words) == 108
     task = Task(m, k, n, "native-h", TYPES_OF_FORM[form], enable=SHORT if short else lists.FULL)

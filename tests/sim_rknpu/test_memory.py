@@ -78,7 +78,7 @@ def test_maintenance_of_a_range_reaches_that_range_alone(incoherent):
         start_and_wait(bench)
         sync(2, 256, 512)
         for offset, size in ((1 << 40, 64), (0, 1 << 40), (1023, 1 << 63)):
-            sync(1, offset, size)  # outside: no harm
+            sync(1, offset, size)  # outside the buffer: no effect
 
     touched = (bench.c.bytes.reshape(4, 256) != SENTINEL).any(axis=1)
     assert touched.tolist() == [False, True, True, False]
@@ -102,7 +102,7 @@ def test_a_pointer_inside_a_struct_to_nowhere_is_an_error(driver):
     for pointer in NOWHERE[1:]:
         with pytest.raises(OSError, match="EFAULT"):
             driver.ioctl(client.VERSION, struct.pack("<iiii6Q", 0, 0, 0, 0, 9, pointer, 0, 0, 0, 0))
-    driver.ioctl(client.VERSION, bytes(64))  # no room asked for, none used
+    driver.ioctl(client.VERSION, bytes(64))  # a size of 0: nothing is written
 
 
 def test_arrays_of_a_job_that_are_nowhere_leave_it_undone():

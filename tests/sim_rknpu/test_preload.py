@@ -14,7 +14,7 @@ from npurt import build
 from tests.sim_rknpu import client
 
 SOURCE = Path(__file__).with_name("foreign.c")
-LIMIT = 60  # seconds; what is run takes 2 at most
+LIMIT = 60  # seconds; the commands take at most 2
 
 
 @pytest.fixture(scope="session")
@@ -42,7 +42,7 @@ def ended(command, **options):
 def preloaded(*command, settings="log=1", check=True):
     """Run a command with the simulator preloaded; return its stdout and stderr."""
     _, _, library = client.simulator()
-    others = os.environ.get("LD_PRELOAD", "")  # a sanitizer's runtime comes first
+    others = os.environ.get("LD_PRELOAD", "")  # a sanitizer's runtime must be loaded first
     env = {**os.environ, "LD_PRELOAD": f"{others} {library}", "NPURT_SIM_RKNPU": settings}
     done = ended(command, env=env)
     assert not check or done.returncode == 0, done.stdout + done.stderr
@@ -110,7 +110,7 @@ def test_the_nodes_are_files_in_their_folders():
     ("nodes", "cores"), [("accel0", 3), ("accel0", 2), ("renderD128,card1", 3), ("card1", 2)]
 )
 def test_a_program_finds_the_chip_and_its_cores(nodes, cores):
-    """What npurt itself looks for on a board: `rknpu`, not `rknpu:sim`."""
+    """npurt finds device `rknpu`, as on a board, and not `rknpu:sim`."""
     code = (
         "import os, sys\n"
         "from pathlib import Path\n"

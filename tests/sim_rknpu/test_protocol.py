@@ -5,7 +5,7 @@ import pytest
 from tests.sim_rknpu import client, protocol
 
 RECORDED = protocol.recorded()
-# What strict=1 refuses on purpose: a driver would run it.
+# Requests that strict=1 refuses and a driver accepts.
 REFUSED = {
     "job with no outputs": "nothing would wait for what it writes",
     "job with no buffers": "nothing would wait for what it writes",

@@ -66,11 +66,11 @@ def test_a_refusal_is_text_that_json_can_hold(driver):
 # RockNPU measured 0.399, 0.18 and 0.125 ms.
 @pytest.mark.parametrize(("mhz", "ms"), [(200, 0.3267), (600, 0.1436), (700, 0.1307)])
 def test_the_model_of_a_lone_float_task(mhz, ms):
-    """52 us for the submit, 256 KiB of features, then 32768 cycles of products at 85 % of the peak.
+    """It takes 52 us for the submit, 256 KiB of features, and 32768 cycles at 85 % of the peak.
 
-    Features come at 16 bytes a cycle or 11.1 GB/s; 128 KiB of weights and 64 KiB of results go by
-    while it multiplies.  One core cannot use all memory, of which another test's open device would
-    have part.
+    Features are read at 16 bytes a cycle or 11.1 GB/s; 128 KiB of weights and 64 KiB of results are
+    transferred during the products.  One core cannot use the whole memory bandwidth, and another
+    open device would use a part of it.
     """
     client.configure(f"rocket_mhz={mhz} total_gbs=1000")
     task = Task(256, 512, 128, "native-w", ("fp16", "fp16"))
@@ -81,7 +81,7 @@ def test_the_model_of_a_lone_float_task(mhz, ms):
 
 
 def test_the_model_of_three_cores_that_share_the_memory():
-    """int4 1x2048x16384: happyme531 measured 0.587 ms.
+    """For int4 1x2048x16384, happyme531 measured 0.587 ms.
 
     The model: 50 us for the submit, 3 x 5.6 MB of weights and 11 KB of results at 27.5 GB/s; N is
     rounded up to three multiples of 64.
@@ -100,7 +100,7 @@ def test_the_model_of_three_cores_that_share_the_memory():
 
 
 def test_chained_tasks_hide_their_transfers_behind_the_products():
-    """262144 cycles of products, at 85 % of the peak, are 308 us; transfers would take 295.
+    """262144 cycles of products at 85 % of the peak are 308 us; transfers would take 295 us.
 
     In a chain, 10 us pass before the next task starts; a lone task waits 12 us for its features.
     """
@@ -120,7 +120,7 @@ def test_chained_tasks_hide_their_transfers_behind_the_products():
 
 
 def test_a_group_of_kernels_waits_for_the_one_before_when_cbuf_has_no_room_for_two(driver):
-    """K = 4096: a group of kernels is 128 KiB, four banks; 64 rows leave four, 32 rows eight."""
+    """With K = 4096, a group of kernels takes 4 banks (128 KiB); 64 rows leave 4, 32 rows 8."""
     shares = []
     for rows in (64, 32):
         task = Task(rows, 4096, 512)

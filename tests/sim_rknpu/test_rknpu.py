@@ -1,6 +1,6 @@
 """Test the vendor's driver: buffers, actions, chains, slots, fences and symptoms of hangs.
 
-Expected behaviour: rknpu_gem.c, rknpu_job.c and rknpu_drv.c of rknpu 0.9.8, by reading.
+Source of the expected behaviour: rknpu_gem.c, rknpu_job.c and rknpu_drv.c of rknpu 0.9.8.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from tests.sim_rknpu.client import (
 )
 from tests.sim_rknpu.lists import SHORT, Addition, Task
 
-IOVA_ALIGNMENT = 0x400  # a flag of buffers that came with 0.9.7
+IOVA_ALIGNMENT = 0x400  # a flag of buffers that exists since 0.9.7
 
 TASK = Task(4, 64, 64)
 RESET, DRV_VERSION, GET_FREQ, IOMMU_EN = 6, 1, 2, 18
@@ -115,7 +115,7 @@ def test_what_the_driver_refuses_to_synchronise(driver):
 
 
 def test_a_client_of_an_older_driver_may_pass_a_shorter_struct(driver):
-    """DRM cuts or fills up structs: rknpu 0.9.2 had no domain and no core mask."""
+    """DRM truncates or pads structs; rknpu 0.9.2 had no domain and no core mask."""
     request = 0xC0000000 | 40 << 16 | 0x6442
 
     handle, *_ = struct.unpack(
@@ -134,7 +134,7 @@ def test_a_job_says_what_it_did(bench):
     counter, elapsed, fence = bench.driver.submit(bench.entries, 1)
 
     assert (counter, fence) == (1, -1)
-    assert elapsed > 33_000  # ns: what a submit costs in the model
+    assert elapsed > 33_000  # ns; the time of a submit in the model
     assert struct.unpack("<8IQ", bench.entries.bytes)[5] == 0x100
 
 
@@ -181,7 +181,7 @@ def test_an_entry_that_is_wrong_is_refused(bench, fields, reason):
 
 
 class Chain:
-    """Tasks in one buffer of lists, each leading to the next."""
+    """Tasks in one buffer of lists; each list has the address of the next."""
 
     def __init__(self, driver, tasks):
         self.driver = driver
@@ -266,7 +266,7 @@ def broken(driver, change, count=3):
 
 
 def test_the_log_counts_the_tasks_that_a_chain_had_done(driver, capfd):
-    """As the kernel's does: rknpu_job.c of 0.9.8."""
+    """The kernel's log counts them, too: rknpu_job.c of 0.9.8."""
     client.configure("log=1")
     broken(driver, lambda chain: chain.write(1, 0))
 
@@ -298,7 +298,7 @@ def test_a_chain_that_is_broken_stops(driver):
 
 
 class LongChain:
-    """The same task more often than the hardware counts: the driver starts it once more."""
+    """A task repeated more often than the hardware counts; the driver starts the rest again."""
 
     COUNT, START = 4100, 4095
     TASK = Task(1, 32, 32)
@@ -446,7 +446,7 @@ def test_a_job_nobody_waits_for_hangs_until_the_next_or_a_reset(bench):
 
     bench.driver.submit(bench.entries, 1)
 
-    assert select.select([hung, other], [], [], 0)[0] == []  # a job that failed signals nothing
+    assert select.select([hung, other], [], [], 0)[0] == []  # a failed job signals no fence
     for fd in (hung, fence, other):
         bench.driver.lib.close(fd)
 

@@ -1,7 +1,7 @@
 """Test the mainline driver's ioctls: refused requests, accepted requests and waits.
 
-Expected behaviour: drivers/accel/rocket/rocket_gem.c and rocket_job.c of Linux 6.18, by reading;
-test_protocol.py has what the driver itself answers.
+Source of the expected behaviour: drivers/accel/rocket/rocket_gem.c and rocket_job.c of Linux 6.18.
+test_protocol.py has the driver's recorded answers.
 """
 
 import os
@@ -159,7 +159,7 @@ def submit(driver, job_count=1, size=40, reserved=0, jobs=None, **fields):
 
 
 def test_what_submit_itself_refuses(driver):
-    submit(driver, job_count=0, size=0, reserved=9)  # nothing to do is not looked at
+    submit(driver, job_count=0, size=0, reserved=9)  # a job without tasks is not checked
     for fields, error in (
         ({"size": 39}, "EINVAL"),
         ({"reserved": 1}, "EINVAL"),
@@ -184,7 +184,7 @@ BAD_JOBS = {
 
 @pytest.mark.parametrize("case", BAD_JOBS)
 def test_a_job_that_is_refused_is_a_success_with_stale_output(bench, case):
-    """The kernel drops the error of each job: only the output tells."""
+    """The kernel drops the error of each job, so only the output shows it."""
     bench.fill()
     good = {
         "tasks": struct.pack("<II", bench.list.iova, 126),
@@ -221,7 +221,7 @@ def test_an_output_that_the_job_does_not_list_is_refused(bench):
 
 
 def test_what_is_read_need_not_be_listed(bench):
-    """The kernel maps what a file has created; lists are for fences.  Mesa lists features alone."""
+    """The kernel maps all buffers of a file; lists are for fences.  Mesa lists only features."""
     bench.driver.run([(bench.list.iova, 126)], [], [bench.c])
 
     np.testing.assert_array_equal(bench.output(), exact(TASK, *operands(TASK)))
@@ -277,7 +277,7 @@ def test_a_tail_that_does_not_lead_to_the_next_task_is_refused(bench):
 
 
 def test_a_tail_may_lead_to_the_next_task(driver):
-    # As Mesa's do, though the driver starts each task.
+    # As in Mesa's lists, although the driver starts each task.
     a, b = operands(TASK)
     bench = Bench(driver, TASK, a, b)
     end = lists.encode(bench.task)
@@ -334,16 +334,16 @@ def jobs_end(benches, mhz):
 
 
 def test_a_job_ends_when_all_its_tasks_together_take_longer_than_the_kernel_lets_them(driver):
-    """The model: 16 bytes of features a cycle, then 85 % of 1024 products.
+    """The model: 16 bytes of features a cycle, then 85 % of 1024 products a cycle.
 
-    A SUBMIT, 52 us, and the start of the second task, 60 us, are less than the per cent that is
-    left to either side.
+    A SUBMIT (52 us) and the start of the second task (60 us) are below the margin of one per cent
+    on either side.
     """
     m, k, n = 256, 1024, 2048
     task = Task(m, k, n)
     cycles = m * k / 16 + m * k * n / 1024 / 0.85
     benches = [Bench(driver, task, *operands(task)) for _ in range(2)]
-    alone = cycles / 0.5 / 1e6  # MHz at which it takes 0.5 s
+    alone = cycles / 0.5 / 1e6  # MHz at which the job takes 0.5 s
 
     assert jobs_end(benches[:1], 1.01 * alone) == [True]
     assert jobs_end(benches[:1], 0.99 * alone) == [False]

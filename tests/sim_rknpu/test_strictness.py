@@ -15,8 +15,8 @@ from tests.sim_rknpu.lists import FLYING, SHORT, Task
 DATA = Path(__file__).parents[1] / "data/rknpu"
 
 
-# Flips that leave a list hardware would run as well: fewer weight banks or more entries than usual,
-# the other form of filler, DPU_RDMA written but not enabled, its float conversion when it is off.
+# Flips after which hardware would run the list, too: fewer weight banks or more entries than usual,
+# another form of filler, DPU_RDMA written but not enabled, its float conversion while it is off.
 HARMLESS = {
     *((0x1040, bit) for bit in range(20, 24)),
     *((0x1044, bit) for bit in range(16, 30)),
@@ -35,7 +35,7 @@ def test_almost_every_flipped_bit_shows(name):
     count = mutation.measure(*mutation.PROGRAMS[name])
 
     assert count.tried > 6000
-    assert count.share >= 0.99  # asked for are 0.97
+    assert count.share >= 0.99  # the required rate is 0.97
     assert {(word & 0xFFFF, bit) for word, _, bit in count.missed} <= HARMLESS
 
 
@@ -92,7 +92,7 @@ def test_a_value_that_does_not_work_is_refused(driver, case):
     assert reason in refusal(driver, replace(task, changes=changes))
 
 
-# Registers that say the same thing: when one is wrong, any of them may be named.
+# Registers with the same information: if one is wrong, the error may name any of them.
 SAME = [
     {0x1020, 0x1028, 0x102C, 0x1084, 0x3014, 0x4030, 0x4034, 0x405C, 0x500C, 0x5010},
     {0x1024, 0x1030, 0x1034, 0x1088},
@@ -100,7 +100,13 @@ SAME = [
     {0x4024, 0x40C0},
     {0x100C, 0x3010, 0x4010},
 ]
-ELSEWHERE = {0x1070, 0x1080, 0x107C, 0x1110, 0x4020}  # addresses: another place is a good one
+ELSEWHERE = {
+    0x1070,
+    0x1080,
+    0x107C,
+    0x1110,
+    0x4020,
+}  # addresses, because another address is valid, too
 BITS = {0x3010: 8, 0x4024: 4, 0x4050: 2, 0x40C0: 4, 0x5040: 4, 0x504C: 4, 0x506C: 4, 0x5034: 28,
         0x501C: 1, 0x5028: 1, 0x410C: 8, 0x1014: 3, 0x1024: 5}  # fmt: skip
 
@@ -226,7 +232,7 @@ def test_the_output_may_not_be_what_is_read(driver):
 
 
 def test_published_points_of_the_on_chip_buffer_agree():
-    """The banks that were seen to work are taken, those that were seen to fail are not."""
+    """Numbers of banks that worked on hardware are accepted; those that failed are refused."""
     table = json.loads((DATA / "cbuf_cases.json").read_text())
     client.configure("hang_ms=0.01")
     outputs = {"int8": "int32", "fp16": "fp32", "tf32": "fp32"}
@@ -245,11 +251,11 @@ def test_published_points_of_the_on_chip_buffer_agree():
     assert not wrong, "\n".join(map(str, wrong))
 
 
-# --- strict=0: what a program of others may rely on ---------------------------------------------
+# --- strict=0, for programs of others -----------------------------------------------------------
 
 
 def test_a_short_list_needs_the_other_block_written_once_on_rocket():
-    """Without DPU_RDMA a list is reported to time out there; the vendor's programs have none."""
+    """Without DPU_RDMA, lists are reported to time out on rocket; the vendor's have none."""
     task = Task(4, 64, 64, enable=SHORT)
     with client.Rknpu() as driver:
         bench = Bench(driver, task, *operands(task))
@@ -262,7 +268,7 @@ def test_a_short_list_needs_the_other_block_written_once_on_rocket():
 
 
 def test_a_register_left_out_keeps_what_the_last_task_left(driver):
-    """With strict=0 as on hardware: it works by luck, until another program left something else."""
+    """With strict=0, as on hardware, the list works until another program sets the register."""
     client.configure("strict=0")
     task = Task(4, 64, 64)
     a, b = operands(task)
