@@ -16,7 +16,7 @@ SKELS = HERE / "skels"
 def simulator(tmp_path_factory):
     """Build the library and copy it, with its shell in the same folder.
 
-    Its name is none of libcdsprpc's: two of those in a process are what npurt warns of.
+    The copy is not called libcdsprpc, because npurt warns of two such libraries in a process.
     """
     made = build.make(build.PACKAGE, build.host(), ("fastrpc", "shell"))
     folder = tmp_path_factory.mktemp("simulator")
@@ -49,7 +49,7 @@ def rpc(loaded, skels, monkeypatch):
         assert loaded.ask_unsigned(domain) == 0, "the test before this one left a session open"
     yield loaded
     for domain in (3, 11, 19, 27):
-        loaded.close_session(domain)  # one whose skels did not open
+        loaded.close_session(domain)  # a session whose skels did not open
     left = [domain for domain in (3, 11, 19, 27) if loaded.process(domain) > 0]
     assert left == [], "the test left sessions open"
 

@@ -40,7 +40,7 @@ class QueueBuffer(c.Structure):
 CALLBACK = c.CFUNCTYPE(None, c.c_void_p, c.c_int, c.c_void_p)
 BUFFERS, WORD = c.POINTER(QueueBuffer), c.POINTER(c.c_uint32)
 
-# What the real library has, too.
+# Functions that the real library has, too.
 PUBLIC = {
     "remote_handle64_open": (c.c_int, c.c_char_p, c.POINTER(c.c_uint64)),
     "remote_handle64_invoke": (c.c_int, c.c_uint64, c.c_uint32, c.c_void_p),

@@ -1,7 +1,7 @@
 """Test that the simulator answers like Qualcomm's library, apart from documented differences.
 
-The answers were recorded from the library itself on a kernel that is not there: `make foreign` does
-that again (tests/foreign/test_fastrpc.py).
+The answers were recorded from the library itself, on a replacement of the kernel's driver; `make
+foreign` records them again (tests/foreign/test_fastrpc.py).
 """
 
 import pytest
@@ -25,12 +25,12 @@ def test_the_simulator_answers_as_the_library_does(simulator, scenario, mode):
 
 
 def test_a_correct_client_meets_no_difference():
-    """What it can meet must not become an entry of the list of differences."""
+    """The list of differences must not contain an answer that a correct client can get."""
     assert {difference.weight for difference in DIFFERENCES} <= {"B", "C"}
 
 
 def test_every_difference_is_one():
-    """An entry that says what was recorded is out of date."""
+    """An entry with the recorded answer would be obsolete."""
     for difference in DIFFERENCES:
         for scenario, (ending, answers) in difference.scenarios.items():
             recorded_ending, recorded = RECORDED[scenario]
@@ -39,6 +39,6 @@ def test_every_difference_is_one():
 
 
 def test_all_of_it_was_recorded():
-    """577 questions were asked the first time, one of which was not put: it would have crashed."""
+    """The first recording had 577 questions; one was omitted because it crashes the library."""
     assert len(RECORDED) == 49
     assert sum(len(answers) for _, answers in RECORDED.values()) == 576

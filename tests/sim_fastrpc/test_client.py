@@ -50,7 +50,7 @@ DECLARED_ONLY = ("remote_handle_invoke_async", "remote_handle64_invoke_async", "
 
 
 def test_a_c_program_runs_on_it(simulator, skels, tmp_path):
-    """Found by the name of the real library, through a link."""
+    """The program finds the simulator by the name of the real library, through a link."""
     program = tmp_path / "client"
     build.compile_executable([HERE / "client.c"], build.host(), program, static=False, includes=())
     (tmp_path / "libcdsprpc.so.1").symlink_to(simulator)
@@ -84,4 +84,4 @@ def test_nothing_but_the_public_functions_and_its_own_is_exported(simulator):
     names = set(elf.read(simulator).exports)
 
     theirs = {name for name in names if not name.startswith("npurt_sim_")}
-    assert theirs == {*PUBLIC, "ioctl"}  # which a board's library takes from libc
+    assert theirs == {*PUBLIC, "ioctl"}  # functions that a board's library takes from libc

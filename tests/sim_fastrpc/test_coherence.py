@@ -58,7 +58,7 @@ def test_flags_that_the_kernel_refuses_are_refused(rpc, block, flags):
 
 
 def test_what_is_no_rpcmem_goes_to_the_kernel(rpc, block):
-    """A memfd is no dma-buf, and FIONREAD of a pipe is the kernel's business."""
+    """A memfd is no dma-buf, and the kernel answers FIONREAD of a pipe."""
     before, fionread = counted(rpc), 0x541B
     memory = os.memfd_create("other")
     assert sync(rpc, memory, READ) == errno.ENOTTY
@@ -94,7 +94,9 @@ def seen(rpc, probe, block):
     """Return byte 4 as the DSP sees it; SUM_MAPPED inverts the first byte that it is given."""
     code, (value,) = rpc.call_words(probe, SUM_MAPPED, block.fd, 1, 4, capacity=1)
     assert code == 0
-    rpc.call_words(probe, SUM_MAPPED, block.fd, 1, 4, capacity=1)  # and inverts it back
+    rpc.call_words(
+        probe, SUM_MAPPED, block.fd, 1, 4, capacity=1
+    )  # the second call inverts it again
     return value
 
 
@@ -111,7 +113,7 @@ def test_the_host_sees_what_the_dsp_wrote_after_the_start_of_a_read(rpc, probe, 
 
 
 def test_what_the_host_did_not_give_away_is_lost_when_it_reads(rpc, block, coherent):
-    """An invalidated line takes with it what was written into it."""
+    """Data in a cache line are lost if the line is invalidated before it is written back."""
     block.view[5] = 9
     sync(rpc, block.fd, START | READ)
     assert block.view[5] == (9 if coherent else 0)
@@ -137,7 +139,7 @@ def test_arguments_are_synchronised_by_the_call(rpc, probe, block):
 
 
 def test_the_caches_of_both_sides_can_be_simulated_at_once(rpc, coherent):
-    """The DSP's are maintained by the skel, the host's by the host."""
+    """The skel maintains the DSP's caches, and the host its own."""
     rpc.control("shadow=1")
     handle = rpc.opened("probe")
     block = Block(rpc, NBYTES)

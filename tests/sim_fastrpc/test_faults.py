@@ -80,7 +80,7 @@ def test_a_map_can_be_refused(rpc, probe):
 
 
 def test_a_reply_can_be_late(rpc, probe):
-    """It waits for as long as asked, and for no longer when the process dies meanwhile."""
+    """The reply waits for the given time, but ends at once if the process dies."""
     rpc.control("delay=1:300")
     start = time.monotonic()
     assert rpc.call_words(probe, STATUS, 0)[0] == 0
@@ -92,7 +92,10 @@ def test_a_reply_can_be_late(rpc, probe):
     caller.start()
     os.kill(rpc.process(), signal.SIGKILL)
     caller.join(HANG_SECONDS)
-    assert codes[0] in (IN_FLIGHT, 0x27)  # the second when it died before the call began
+    assert codes[0] in (
+        IN_FLIGHT,
+        0x27,
+    )  # the second code if the process died before the call began
 
 
 def test_votes_for_power_can_be_refused(rpc):
@@ -118,7 +121,7 @@ def test_one_byte_of_a_result_by_value_is_wrong(rpc, probe):
 
 
 def test_one_byte_of_what_the_skel_wrote_into_mapped_memory_is_wrong(rpc, probe):
-    """The top byte of the word in the middle of what changed: of a float, sign or exponent."""
+    """The fault changes the top byte of the middle word: the sign or exponent of a float."""
     block = Block(rpc, 65536)
     for i in range(65536):
         block.view[i] = i & 255
@@ -156,13 +159,13 @@ def test_a_pd_that_dies_fails_its_calls_and_comes_back_after_the_last_close(rpc,
             os.kill(rpc.process(), signal.SIGKILL)
         else:
             assert rpc.remote_session_control(9, struct.pack("<i", 3), 4) == 0
-        assert caller() in (IN_FLIGHT, GONE)  # the call may have come too late
+        assert caller() in (IN_FLIGHT, GONE)  # the call may have been too late
 
     assert rpc.call_words(second, STATUS, 0)[0] == GONE
     assert rpc.open("probe") == (GONE, 0)
     assert rpc.close(first) == GONE
     assert rpc.open("probe") == (GONE, 0)
-    assert rpc.close(second) == 0  # the last close asks nobody
+    assert rpc.close(second) == 0  # the last close makes no call to the DSP
     again = rpc.opened("probe")
     assert rpc.call_words(again, STATUS, 0)[0] == 0
     assert rpc.close(again) == 0
@@ -194,7 +197,9 @@ def test_every_thread_that_waits_is_told(rpc, probe):
 def test_what_the_pd_said_last_is_told_with_its_death(rpc, probe):
     block = Block(rpc, 4096)
     block.map(MAPPED)
-    rpc.call_words(probe, KEEP, block.fd, 4096)  # refused with a message: it is mapped already
+    rpc.call_words(
+        probe, KEEP, block.fd, 4096
+    )  # refused with a message, because the block is mapped already
     rpc.call_words(probe, CRASH, 0)
 
     assert "died: Segmentation fault" in rpc.error()
@@ -244,7 +249,7 @@ def test_a_restart_of_the_dsp_resets_every_session_and_it_comes_back(rpc):
     assert rpc.open("probe") == (RESET, 0)
     assert rpc.close(first) == 0
     assert rpc.close(second) == 0
-    assert rpc.open("probe")[0] == 0x72  # no node yet
+    assert rpc.open("probe")[0] == 0x72  # the node does not exist yet
     assert eventually(lambda: rpc.open("probe")[0] != 0x72)
     handle = rpc.opened("probe")
     assert rpc.call(handle, ABOUT, None, 8)[1][0] == 2

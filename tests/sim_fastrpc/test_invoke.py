@@ -19,7 +19,7 @@ from tests.sim_fastrpc.rpc import (
 )
 
 UNKNOWN_METHOD = 0x80000414
-NO_ADDRESS = 0x10  # nothing is mapped there
+NO_ADDRESS = 0x10  # an unmapped address
 
 
 def inverted(data):
@@ -34,8 +34,11 @@ def test_what_goes_in_by_value_comes_out_by_value(rpc, probe, nbytes):
 
 
 def test_a_result_that_the_skel_does_not_write_is_no_zero(rpc, probe):
-    """The driver does not clear its memory either."""
-    assert rpc.call(probe, INVERT, b"ab", 4) == (2, bytes(4))  # failed: nothing comes back
+    """The driver does not clear its memory, either, so the result is arbitrary."""
+    assert rpc.call(probe, INVERT, b"ab", 4) == (
+        2,
+        bytes(4),
+    )  # after a failure, no outputs are copied back
     code, answer = rpc.call(probe, VOTE, None, 4)
     assert code == 0
     assert answer == b"\xa5" * 4
@@ -52,7 +55,7 @@ def test_buffers_of_no_bytes_need_no_memory(rpc, probe):
 
 
 def test_memory_of_rpcmem_is_passed_as_it_is(rpc, probe):
-    """Both buffers lie in one block: the skel writes the very bytes that the program sees."""
+    """Both buffers are in one block, so the program sees the bytes that the skel writes."""
     block = Block(rpc, 100_000)
     block.view[:5] = b"hello"
     before = rpc.process()
@@ -103,7 +106,7 @@ def test_an_address_that_is_none_fails_the_call_and_not_the_program(rpc, probe, 
 
 
 def test_a_block_freed_and_made_again_is_another(rpc, probe):
-    """Descriptors come back at once: nothing may be remembered by their number."""
+    """Descriptors are reused at once, so their numbers must not identify cached data."""
     for fill in (1, 2, 3):
         block = Block(rpc, 8192)
         c.memset(block.at, fill, 8192)
@@ -112,7 +115,7 @@ def test_a_block_freed_and_made_again_is_another(rpc, probe):
 
 
 def test_calls_of_many_threads_run_at_once(rpc, probe):
-    """More threads than the simulator has channels; each gets its own answers."""
+    """With more threads than channels of the simulator, each thread gets its own answers."""
     wrong = []
 
     def work(number):
@@ -134,7 +137,7 @@ def test_calls_of_many_threads_run_at_once(rpc, probe):
 
 
 def test_packets_of_a_call_are_those_the_skel_executed(rpc, probe):
-    """A loop of one packet: ten thousand rounds more are ten thousand packets more."""
+    """In a loop of one packet, ten thousand more iterations are ten thousand more packets."""
     counts = []
     for iterations in (1000, 11_000, 1000):
         rpc.call_words(probe, WORK, iterations)
@@ -145,7 +148,7 @@ def test_packets_of_a_call_are_those_the_skel_executed(rpc, probe):
 
 
 def test_packets_do_not_depend_on_the_neighbours(rpc, probe):
-    """Counted while other threads keep both CPUs busy, and other channels carry other calls."""
+    """Packets are counted while other threads load both CPUs and make calls on other channels."""
     rpc.call_words(probe, WORK, 5000)
     alone = rpc.packets(probe)
     stop = threading.Event()
@@ -186,14 +189,16 @@ sizes = st.one_of(st.integers(0, 300), st.integers(0, 2**64 - 1), st.just(2**31)
 
 
 def test_garbage_never_harms_the_program(rpc, probe):
-    """Whatever the scalars and pointers: a code, and the next good call works."""
+    """Any scalars and pointers give a code, and the next valid call works."""
 
     @given(scalars, st.lists(st.tuples(pointers, sizes), max_size=8))
     def check(scalars, buffers):
         arguments = (RemoteArg * 540)()
         for argument, (at, nbytes) in zip(arguments, buffers, strict=False):
             argument.buffer = RemoteBuffer(at, nbytes)
-        method = INVERT if scalars & 1 << 24 else 31  # the others use their arguments unasked
+        method = (
+            INVERT if scalars & 1 << 24 else 31
+        )  # the other methods use their arguments unchecked
 
         rpc.remote_handle64_invoke(probe, scalars & ~(31 << 24) | method << 24, arguments)
 

@@ -50,7 +50,7 @@ def test_a_skel_runs_on_its_arch_and_newer_ones(rpc, arch, tmp_path, monkeypatch
             rpc.close(handle)
         else:
             assert "newer Hexagon" in rpc.error()
-            assert rpc.close_session() == 0  # what was started for it stays otherwise
+            assert rpc.close_session() == 0  # otherwise the session that was started for it remains
 
     assert all(code == (0 if fits else UNABLE_TO_LOAD) for fits, code in codes), codes
 
@@ -84,7 +84,7 @@ def test_what_is_no_skel_does_not_load(rpc, changed, change, reason):
 
 
 def test_damage_to_a_skel_is_refused_or_ends_its_pd_and_nothing_else(rpc, changed):
-    """Any byte of the headers and tables may be anything."""
+    """The test sets any byte of the headers and tables to any value."""
     data = changed.original
 
     @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
@@ -105,7 +105,7 @@ def test_damage_to_a_skel_is_refused_or_ends_its_pd_and_nothing_else(rpc, change
             rpc.close(handle)
 
         else:
-            rpc.close_session()  # one that is dead already is none
+            rpc.close_session()  # a PD that has ended already counts as none
 
         hanging.cancel()
         hanging.join()
@@ -117,7 +117,7 @@ def test_damage_to_a_skel_is_refused_or_ends_its_pd_and_nothing_else(rpc, change
     rpc.close(handle)
 
 
-# --- what a PD offers -----------------------------------------------------------------------------
+# --- functions of a PD ----------------------------------------------------------------------------
 
 
 def test_the_services_of_a_pd_answer(rpc):

@@ -67,7 +67,7 @@ def test_rpcmem_is_limited(rpc):
 
 
 def test_two_gib_at_once_are_refused_when_strict(rpc):
-    """The real library keeps sizes in an int."""
+    """The real library stores sizes in an int."""
     assert rpc.rpcmem_alloc2(25, 1, 1 << 31) is None
     rpc.control("faithful")
     at = rpc.rpcmem_alloc2(25, 1, 1 << 31)
@@ -130,7 +130,7 @@ def test_maps_have_the_codes_of_the_real_library(rpc, block):
     for flags in (1, 17, 2**32 - 1):
         assert block.map(flags) == BAD_PARAMETER
     for flags in (4, 15):
-        assert block.map(flags) == 1  # the library lets them through to the driver
+        assert block.map(flags) == 1  # the library passes them to the driver
     assert rpc.fastrpc_mmap(CDSP, block.fd, block.at, 4096, 4096, DELAYED) == BAD_PARAMETER
     assert rpc.fastrpc_mmap(CDSP, -1, block.at, 0, 4096, DELAYED) == BAD_PARAMETER
     assert rpc.fastrpc_mmap(CDSP, 999, block.at, 0, 4096, DELAYED) == 1
@@ -151,7 +151,7 @@ def test_maps_end_with_the_session(rpc, block):
 
 
 def test_descriptors_of_many_threads_are_not_mixed_up(rpc, probe):
-    """Each maps blocks of its own, while the others do."""
+    """Each thread maps its own blocks, at the same time as the others."""
     wrong = []
 
     def work(number):
@@ -180,11 +180,11 @@ def test_a_pd_can_map_no_more_than_its_space(rpc):
 
     codes = [rpc.call_words(handle, KEEP, block.fd, 100 * MIB)[0] for block in blocks]
     assert codes == [0, 0, 1]
-    rpc.call_words(handle, DROP_KEPT, 100 * MIB)  # what is unmapped makes room
+    rpc.call_words(handle, DROP_KEPT, 100 * MIB)  # unmapping frees address space
     assert rpc.call_words(handle, KEEP, blocks[2].fd, 100 * MIB)[0] == 0
 
     blocks[2].unmap()
-    assert blocks[2].map(MAPPED) == 1  # what the kernel refuses has no other code
+    assert blocks[2].map(MAPPED) == 1  # the kernel's refusals have no other code
     rpc.call_words(handle, DROP_KEPT, 100 * MIB)
     for block in blocks:
         block.free()
@@ -211,7 +211,7 @@ def test_memory_freed_while_it_is_mapped_is_complained_of_and_stays(rpc, probe):
 
 
 def test_arguments_give_way_when_there_is_no_room(rpc):
-    """Blocks that calls passed stay mapped for the next call, but not at the cost of others."""
+    """Blocks that calls passed remain mapped for the next call, unless memory is needed."""
     rpc.control("space=3500M")
     handle = rpc.opened("probe")
     for _ in range(5):
@@ -265,12 +265,12 @@ def test_without_a_flush_the_host_sees_nothing(shadowed):
 
 
 def test_a_flush_writes_only_what_the_dsp_changed(shadowed):
-    """A line that is not dirty is not written: what the host put there stays."""
+    """A clean line is not written back, so the host's data in it remain."""
     block, touch = shadowed
     touch(0, 1, NEITHER, FLUSH)
     block.view[200] = 9
 
-    touch(265, 5, NEITHER, NEITHER)  # another line than 200 is in
+    touch(265, 5, NEITHER, NEITHER)  # another cache line than that of byte 200
     touch(200, 0, NEITHER, NEITHER)  # this line is clean: the skel writes the 0 that it sees
     touch(201, 0, NEITHER, FLUSH)
     assert block.view[200] == 9
@@ -319,7 +319,7 @@ def test_vtcm_that_was_given_back_may_not_be_touched(rpc, probe):
 
 
 def test_the_stack_is_as_large_as_asked_for(rpc):
-    """16 KiB unless told otherwise; what needs more ends the PD."""
+    """The default is 16 KiB; a call that needs more ends the PD."""
     handle = rpc.opened("probe")
     assert rpc.call_words(handle, STACK, 8)[0] == 0
     assert rpc.call_words(handle, STACK, 16)[0] in PD_GONE
@@ -339,7 +339,7 @@ def test_the_heap_gives_memory_that_is_not_zero(rpc, probe, nbytes):
     code, (first,) = rpc.call_words(probe, HEAP, nbytes, 0, capacity=1)
 
     assert code == 0
-    assert first == (0xA5 if nbytes < 30_000 else 0)  # large ones come from the kernel
+    assert first == (0xA5 if nbytes < 30_000 else 0)  # the kernel allocates large blocks
 
 
 def test_memory_freed_twice_ends_the_pd(rpc, probe):

@@ -19,7 +19,7 @@ def is_running(process):
         state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
         return False
-    return state != "Z"  # a zombie waits for whoever adopted it
+    return state != "Z"  # a zombie remains until its adoptive parent waits for it
 
 
 def assert_ends(processes):
@@ -47,7 +47,7 @@ def test_no_process_outlives_the_program(simulator, skels, end):
 
 
 def test_the_thread_that_opened_may_end_before_the_session(simulator, skels):
-    """The kernel would kill a process with the thread that started it."""
+    """Linux could kill the DSP's process together with the thread that started it."""
     said = run(
         simulator,
         skels,
@@ -74,7 +74,7 @@ def test_closing_the_last_handle_ends_the_process(rpc):
 
 
 def test_ctrl_c_is_the_programs_alone(simulator, skels):
-    """The DSP does not hear the terminal."""
+    """The DSP's process gets no signals of the terminal."""
     with start(
         simulator,
         skels,
@@ -132,7 +132,7 @@ def test_a_program_that_reaps_every_child_does_not_disturb(simulator, skels):
         print(rpc.call(handle, INVERT, b"ab", 2)[0], rpc.close(handle))
         """,
     )
-    assert said == "39 0\n0 0\n"  # the last close asks nobody
+    assert said == "39 0\n0 0\n"  # the last close makes no call to the DSP
 
 
 def test_descriptors_of_the_program_do_not_reach_the_dsp(simulator, skels):
@@ -245,7 +245,7 @@ def test_the_settings_come_from_the_environment(simulator, skels):
 
 @pytest.mark.parametrize("text", ["crsh=1", "arch=v70", "crash=1 hvx=99", "delay=1:x"])
 def test_a_dsp_whose_settings_are_not_understood_does_not_start(text, simulator, skels):
-    """A fault that is misspelt would never strike, and a test of it would always pass."""
+    """A misspelt fault would never occur, and its test would always pass."""
     said, _ = opening(simulator, skels, NPURT_SIM_FASTRPC=text)
 
     assert said.startswith("0x72 22 ")

@@ -140,7 +140,7 @@ def test_a_buffer_of_size_0_is_the_whole_map(rpc, skel):
 
 
 def test_the_skel_can_read_by_itself(rpc, skel):
-    """Without a callback: a call that answers packets while the host writes them."""
+    """Without a callback, a call answers packets while the host writes them."""
     with imported(rpc, skel, callback=0) as queue:
         for i in range(50):
             queue.write(b"packet %d" % i)
@@ -152,7 +152,7 @@ def test_the_skel_can_read_by_itself(rpc, skel):
 
 
 def test_packets_wrap_around_and_are_never_mixed_up(rpc, skel):
-    """Sizes of every remainder, in rings that hold a few of them."""
+    """The sizes have every remainder, and a ring has space for a few packets."""
     with imported(rpc, skel, request=512, response=512) as queue:
 
         @given(st.lists(st.integers(0, 230), min_size=1, max_size=40))
@@ -208,7 +208,7 @@ def test_a_full_queue_would_block_and_a_wait_for_it_ends(rpc, skel):
 
 
 def test_a_packet_must_fit(rpc, skel):
-    """A message of 65536 bytes does not fit the usual queue of as many: a header goes with it."""
+    """A message of 65536 bytes does not fit the default queue of that size: it has a header."""
     with imported(rpc, skel, callback=0) as queue:
         assert queue.write(b"x" * 65537) == BAD_PARAMETER
         assert queue.write(b"x" * 65536) == BAD_PARAMETER
@@ -277,7 +277,7 @@ def test_a_queue_that_cannot_be_has_its_code(rpc, domain, sizes, code):
 
 
 def test_a_queue_opens_the_session_itself_or_is_not_supported(rpc):
-    """As in the real library, which opens a signed PD unless it was asked for the other kind."""
+    """The real library opens a signed PD unless the program requested an unsigned one."""
     rpc.control("present=0")
     assert Queue(rpc).code == 0x14
     rpc.control("present=1")
@@ -291,7 +291,7 @@ def test_a_queue_opens_the_session_itself_or_is_not_supported(rpc):
 
 
 def test_a_session_that_only_queues_use_ends_with_the_last(rpc):
-    """As in the real library, where a domain's queues have a handle of their own."""
+    """In the real library, the queues of a domain have a separate handle."""
     queues = Queue(rpc), Queue(rpc)
     assert rpc.process() > 0
 
@@ -301,7 +301,7 @@ def test_a_session_that_only_queues_use_ends_with_the_last(rpc):
     assert rpc.process() == -1
 
 
-# --- a DSP that dies, or does not listen ----------------------------------------------------------
+# --- a DSP that dies, or does not answer ----------------------------------------------------------
 
 
 def test_a_queue_that_the_dsp_never_reads_times_out(rpc, skel):
@@ -321,7 +321,7 @@ def test_a_skel_that_reads_by_itself_gets_nothing_either(rpc, skel):
 
 
 def test_a_read_that_waits_is_cancelled_when_the_pd_dies(rpc, skel):
-    """Also one without a limit of its own; then nothing works any more but closing."""
+    """A read without a timeout is cancelled, too; afterwards only closing works."""
     import os
     import signal
 
@@ -339,7 +339,7 @@ def test_a_read_that_waits_is_cancelled_when_the_pd_dies(rpc, skel):
     assert queue.read(timeout=FOREVER)[0] == CANCELLED
     assert queue.write(b"x") == CANCELLED
     rpc.control("faithful")
-    assert queue.write(b"x") == 0  # the real library notices nothing
+    assert queue.write(b"x") == 0  # the real library does not detect it
     assert queue.close() == 0
     assert failures == [CANCELLED]
 

@@ -76,7 +76,7 @@ def test_modules_are_loaded_once_and_forgotten_with_their_last_handle(rpc, probe
     again = rpc.opened("probe")
     assert rpc.call(again, ABOUT, None, 8)[1][0] == 2  # the probe was opened twice
     rpc.close(weak)
-    weak = rpc.opened("weak")  # which refuses a second open of one loading
+    weak = rpc.opened("weak")  # it refuses a second open, so it was loaded again
 
     rpc.close(weak)
     rpc.close(again)
@@ -113,12 +113,12 @@ def test_closing_twice_ends_a_faithful_session_under_a_live_handle(rpc):
     assert rpc.close(first) == 0
     assert rpc.close(first) == 0
     assert rpc.process() == -1
-    assert rpc.call_words(second, STATUS, 5)[0] == 0  # nothing was called
+    assert rpc.call_words(second, STATUS, 5)[0] == 0  # no call reached the skel
 
 
 @pytest.mark.parametrize(("mode", "marked"), [("strict", True), ("faithful", False)])
 def test_the_last_close_tells_the_skel_only_when_strict(rpc, mode, marked):
-    """The real library ends the session without it."""
+    """The real library ends the session without a call of close."""
     rpc.control(mode)
     handle, block = rpc.opened("probe"), Block(rpc, 4096)
     block.map()
@@ -285,7 +285,7 @@ class GetUri(c.Structure):
 
 
 def test_three_more_sessions_can_be_reserved(simulator, skels, tmp_path):
-    """In a process of its own: nothing gives a session back."""
+    """The test needs a separate process, because reserved sessions are never released."""
     from tests.sim_fastrpc.programs import run
 
     said = run(
@@ -312,7 +312,7 @@ def test_a_uri_is_completed_with_domain_and_session(rpc):
 
 
 def test_closing_a_session_under_a_handle_is_refused(rpc, probe):
-    """The real library crashes."""
+    """The real library crashes in this case."""
     domain = c.c_int(CDSP)
 
     assert rpc.remote_session_control(7, c.byref(domain), 4) == 0xD
@@ -324,7 +324,7 @@ def test_latency_modes_without_polling_are_accepted(rpc, probe):
         rpc.remote_handle64_control(probe, 1, (c.c_uint32 * 2)(mode, 100), 8) for mode in range(4)
     ]
 
-    assert codes == [0x14, 0, 0, 0x14]  # the first takes polling back
+    assert codes == [0x14, 0, 0, 0x14]  # the first request disables polling again
 
 
 def test_settings_that_mean_nothing_are_refused_and_change_nothing(rpc):

@@ -27,7 +27,7 @@ def test_threads_add_up(rpc, threads, how):
 
 @pytest.mark.parametrize("how", ["join", "barriers", "semaphores", "signals"])
 def test_packets_of_threads_do_not_depend_on_their_timing(rpc, threads, how):
-    """While the machine is busy, so that threads wait in every order."""
+    """The machine is busy meanwhile, so threads wait in every order."""
     stop = threading.Event()
 
     def spin():
@@ -40,7 +40,7 @@ def test_packets_of_threads_do_not_depend_on_their_timing(rpc, threads, how):
     counts = set()
     for i in range(15):
         assert rpc.call(threads, METHODS[how], None, 4)[0] == 0
-        if i:  # the first call ran code that later ones find in place
+        if i:  # the first call also executed code that later calls need not repeat
             counts.add(rpc.packets(threads))
     stop.set()
     for neighbour in neighbours:
@@ -51,7 +51,7 @@ def test_packets_of_threads_do_not_depend_on_their_timing(rpc, threads, how):
 
 
 def test_calls_at_once_have_threads_each(rpc, threads):
-    """One call's threads use the skel's own stacks, so only one such call at a time is fair."""
+    """The threads of a call use stacks of the skel, so only one such call runs at a time."""
     for how in METHODS:
         assert rpc.call(threads, METHODS[how], None, 4)[0] == 0
 

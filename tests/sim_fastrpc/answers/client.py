@@ -1,7 +1,7 @@
 """A client of libcdsprpc's bare ABI that prints one line per answer.
 
-It opens the skel that npurt ships for v68, in DSP_LIBRARY_PATH, and knows nothing else of npurt.  A
-line is `name: code [values]`; codes are in hex, pointers are `null`, `-1` or `some`.
+The client opens npurt's skel for v68 in DSP_LIBRARY_PATH, and uses nothing else of npurt.  A line
+is `name: code [values]`; codes are in hex, pointers are `null`, `-1` or `some`.
 """
 
 import ctypes as ct
@@ -40,7 +40,7 @@ ARGUMENTS = {
 POINTERS = {"remote_register_fd": (INT, INT), "remote_register_fd2": (INT, SIZE)}
 
 
-SCENARIOS = {}  # by name; each is for a process of its own, because some end it
+SCENARIOS = {}  # by name; each runs in a separate process, because some end the process
 
 
 def scenario(function):
@@ -63,7 +63,7 @@ def uri(session=0, domain="cdsp"):
 
 
 class Client:
-    """The library, and short ways to call it."""
+    """The library, and shorter functions to call it."""
 
     def __init__(self, path):
         self.lib = ct.CDLL(path)

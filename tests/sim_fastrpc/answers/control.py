@@ -4,7 +4,7 @@ import ctypes as ct
 
 from tests.sim_fastrpc.answers.client import CDSP, ints, scenario, uri
 
-# Bytes of what a request takes, by number; source: qualcomm/fastrpc inc/remote.h.
+# Size of the argument of each request, in bytes, by number; source: qualcomm/fastrpc inc/remote.h.
 SIZES = {1: 12, 2: 8, 4: 8, 6: 4, 7: 4, 8: 8, 9: 4, 10: 8, 11: 24, 12: 8, 13: 40, 14: 24, 15: 48,
          17: 32, 18: 16}  # fmt: skip
 UNTOUCHED = 77

@@ -113,7 +113,7 @@ def _many(c):
 
 
 class _Read:
-    """Reads a packet into memory of its own."""
+    """Reads a packet into separate memory."""
 
     def __init__(self, c, queue, room=70000):
         self.read, self.queue = c.lib.dspqueue_read, queue

@@ -2,7 +2,8 @@
 
     python -m tests.sim_fastrpc.answers.record LIBRARY [SETTINGS]
 
-prints what a library answers, in the form of recorded.txt.  SETTINGS are of npurt's simulator.
+prints the answers of a library in the form of recorded.txt.  SETTINGS are those of npurt's
+simulator.
 """
 
 import os
@@ -23,7 +24,7 @@ FAULTS["absent"] = "present=0"
 
 
 def parse(text):
-    """Return {scenario: (how its process ended, [(name, answer)])}, in order."""
+    """Return {scenario: (end of its process, [(name, answer)])}, in order."""
     scenarios = {}
     for line in text.splitlines():
         name, _, answer = line.strip().rpartition(": ")
@@ -36,7 +37,7 @@ def parse(text):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Answers that npurt's simulator gives otherwise, and why."""
+    """Answers of npurt's simulator that differ from the library's, and the reason."""
 
     mode: str  # strict, both
     weight: str  # B, C
