@@ -189,7 +189,7 @@ PATTERNS = (
 
 
 def expected(blocks, first_block, parts):
-    """Return what a pass stores, and what it finds, by delta_passes.h."""
+    """Return the rows that a pass stores and the sums that it computes, by delta_passes.h."""
     stored, found = {}, {}
     for block in range(2):
         sums = {"u": Counter(), "w": Counter()}

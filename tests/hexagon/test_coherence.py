@@ -1,7 +1,7 @@
-"""Caches of the host: what both sides write arrives, and no more is synchronised than was written.
+"""Test host caches: data of both sides arrive, and only written bytes are synchronised.
 
-`coherent=0` gives the simulated DSP a memory of its own: DMA_BUF_IOCTL_SYNC, and nothing else,
-copies between that and what the host sees.
+With `coherent=0`, the simulated DSP has separate memory, and only DMA_BUF_IOCTL_SYNC copies between
+it and the host's memory.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ PAGE = mmap.PAGESIZE
 
 @pytest.fixture
 def incoherent(simulator, monkeypatch):
-    """A host whose caches must be maintained, in this process and in workers."""
+    """Simulate a host whose caches must be maintained, in this process and in workers."""
     monkeypatch.setenv("NPURT_SIM_FASTRPC", "coherent=0")
     tell("coherent=0")
 
@@ -56,7 +56,7 @@ def test_activations_results_and_weights_arrive(name, incoherent):
 @pytest.mark.parametrize("name", CONNECTIONS)
 @pytest.mark.parametrize("forgotten", ["written", "read"])
 def test_a_block_that_is_not_synchronised_shows(forgotten, name, incoherent, monkeypatch):
-    """So the tests of this file can fail."""
+    """This shows that the tests of this file can fail."""
     with opened(**CONNECTIONS[name]) as transport:
         product = Product(transport)
         assert product.run()
@@ -91,7 +91,7 @@ def test_weights_that_take_each_others_place_arrive(incoherent):
 
 @pytest.mark.parametrize("worker", [False, True])
 def test_states_of_delta_nets_arrive(worker, incoherent):
-    """Written, advanced, copied, read back, taken back and written again: to the bit."""
+    """States are equal to the bit after writes, advances, copies, reads and rollbacks."""
     net = own(net_of({"heads": 2, "width": 32, "tokens": delta_state.MAX_ROWS + 8}))
     with npurt.open_device("hexagon:sim") as coherent:
         wanted = run(coherent, net)
@@ -117,7 +117,7 @@ def test_the_text_of_a_model_is_the_same(model, transport, simulator, monkeypatc
     monkeypatch.setenv("NPURT_HEXAGON_TRANSPORT", transport)
     texts = []
     for settings in ("coherent=1", "coherent=0"):
-        monkeypatch.setenv("NPURT_SIM_FASTRPC", settings)  # for the process that tries dspqueue
+        monkeypatch.setenv("NPURT_SIM_FASTRPC", settings)  # for the process that tests dspqueue
         tell(settings)
         with npurt.Llama(tiny.path(*model), "hexagon:sim", verify="always", **OPTIONS) as llm:
             stream = llm.generate(tiny.ids(model[0], 20), max_tokens=12, temperature=0, stream=True)
@@ -169,10 +169,10 @@ def layer(simulator):
     ("rows", "maximum"), [(1, 512), (2, 512), (9, 512), (100, 512), (150, 100)]
 )
 def test_bytes_synchronised_are_those_read_and_written(rows, maximum, layer, monkeypatch):
-    """x once before and the results once after a call: at most 1.1 times their pages.
+    """A call synchronises x once and its results once: at most 1.1 times their pages.
 
-    From a hundred rows on also 1.1 times the bytes themselves: x of one row is half a page.
-    More rows than *maximum* are two calls for half of them each.
+    With a hundred rows or more, the limit is also 1.1 times the bytes; x of one row is half a page.
+    More rows than *maximum* are divided into two calls of equal size.
     """
     monkeypatch.setattr(batch, "RUN_ROWS", maximum)
     calls, nbytes = synchronised(lambda: layer(rows))
@@ -188,7 +188,7 @@ def test_bytes_synchronised_are_those_read_and_written(rows, maximum, layer, mon
 def moved(path, tokens):
     """Return the bytes of x and of y of each call of a step of *tokens* tokens.
 
-    Four calls a layer, of one input each, and the logits of the last token.
+    A layer takes four calls of one input each; the last call computes the logits of the last token.
     """
     shapes = {name: info.shape for name, info in npurt.GGUF(path).tensors.items()}
     groups = [
@@ -200,7 +200,7 @@ def moved(path, tokens):
         (4 * tokens * shapes[group[0]][1], 4 * tokens * sum(shapes[name][0] for name in group))
         for group in groups
     ]
-    vocabulary, width = shapes["token_embd.weight"]  # the output matrix as well
+    vocabulary, width = shapes["token_embd.weight"]  # with the output matrix
     return [*sizes, (4 * width, 4 * vocabulary)]
 
 
@@ -237,7 +237,7 @@ def test_weights_are_synchronised_once_when_all_have_been_uploaded(simulator):
 
 
 def test_bytes_synchronised_for_a_delta_net(simulator):
-    """A token: its row and its result; the state, when it is written and every 32 tokens."""
+    """A token synchronises its row and result; a write and every 32nd token, also the state."""
     net = own(net_of({"heads": 2, "width": 64, "tokens": 80}))
     with HexagonDevice("hexagon:test", connection()) as device:
         state = device.delta_state(net)
@@ -273,7 +273,7 @@ def test_there_are_16_sizes_for_each_power_of_two():
 
 
 class Memory:
-    """A transport that has so much memory, and no DSP."""
+    """A transport with limited memory and without a DSP."""
 
     def __init__(self, nbytes=1 << 40):
         self.left = nbytes
@@ -290,7 +290,7 @@ class Memory:
 
 
 class User:
-    """Who holds a pair of blocks until it is told to forget them."""
+    """An owner of a pair of blocks, until `forget` is called."""
 
     blocks = ()
 
@@ -317,7 +317,7 @@ def test_blocks_are_shared_and_no_more_than_there_may_be(sizes):
 
 @given(st.lists(st.tuples(st.integers(1, 15 << 20), st.integers(1, 15 << 20)), max_size=20))
 def test_what_one_batch_needs_is_kept_for_it(sizes):
-    """Memory that is full to the last byte otherwise."""
+    """All other memory is allocated, to the last byte."""
     memory = Memory(scratch.RESERVED_BYTES)
     shared = Scratch(memory)
     assert memory.left == 0
@@ -335,7 +335,7 @@ def test_without_memory_for_one_batch_there_is_no_scratch():
 
 
 def test_products_of_many_sizes_go_on_when_their_memory_is_taken(simulator, monkeypatch):
-    """Four blocks at most: each number of rows takes those of another one."""
+    """There are at most four blocks, so each number of rows takes the blocks of another number."""
     monkeypatch.setattr(scratch, "MAX_BLOCKS", 4)
     tell("coherent=0")
     with HexagonDevice("hexagon:test", connection()) as device:

@@ -8,7 +8,7 @@ from npurt.quant.tensor import QTensor
 from npurt.verify import is_right, probe_of
 
 N, K = 64, 2048
-SECRETS = 100  # a bound that takes errors as independent fails for most of these
+SECRETS = 100  # a bound for independent errors fails for most of these inputs
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Gated delta nets asked of the device: batch, threads, VTCM, and what it refuses."""
+"""Test gated delta nets on the device: batches, threads, VTCM and refusals."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ from tests.llm.reference import nmse
 
 
 def broadcast(net, *, sequences, heads, width):
-    """Return *net* of another shape, whose elements share their memory."""
+    """Return *net* with another shape, whose elements share memory."""
 
     def of(*shape):
         return np.broadcast_to(np.float32(0), (sequences, *shape))
@@ -159,7 +159,7 @@ def test_a_models_delta_nets_are_on_the_device_and_within_their_bound():
 
 
 def test_delta_nets_add_less_to_logits_than_int8_products_do(monkeypatch):
-    """With the nets of a model there, and on the host; and all of it on the host."""
+    """The test compares delta nets on the DSP and on the host, and a model on the host only."""
     ids = tiny.ids("qwen35", 40)
 
     def logits(device):

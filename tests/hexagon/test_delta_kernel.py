@@ -32,7 +32,7 @@ COUNTS = Path(__file__).parents[1] / "data/hexagon/delta_packets.json"
 
 @pytest.fixture(scope="module")
 def drivers(tmp_path_factory):
-    """Return the driver of an architecture, started when it is first asked for."""
+    """Return a function that returns the driver of an architecture, started at the first call."""
     started = {}
 
     def driver(arch):
@@ -46,7 +46,7 @@ def drivers(tmp_path_factory):
 
 
 def check(driver, net, **options):
-    """Run *net*, compare all that is left with the model's to the bit, return the answer."""
+    """Run *net*, check that results and states equal the model's to the bit; return the answer."""
     answer = driver.run(net, **options)
     out, states = delta_model.run(net, options.get("words", packed(net)))
     gates = net.decay.shape[3] > 1
@@ -76,7 +76,7 @@ SHAPES = shapes(tokens=[1, 2, 16, 17])
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(shape=SHAPES, seed=st.integers(0, 2**32), arch=st.sampled_from(["v68", "v73"]))
 def test_any_shape_in_any_two_calls(drivers, shape, seed, arch):
-    """Heads find their q and k, whoever does those before; no byte beyond a buffer is touched."""
+    """A head finds its q and k in either call; no byte beyond a buffer is written."""
     net = net_of(shape, seed)
     heads = shape["sequences"] * shape["heads"] * shape["repeat"]
 
@@ -86,7 +86,7 @@ def test_any_shape_in_any_two_calls(drivers, shape, seed, arch):
 @pytest.mark.parametrize("arch", ["v68", "v73"])
 @pytest.mark.parametrize("width", [32, 128])
 def test_many_heads_and_tokens_are_as_one_by_one(drivers, arch, width):
-    """17 heads and 35 tokens: more than are prepared together, of both."""
+    """17 heads and 35 tokens are both more than the kernel prepares at a time."""
     net = net_of({"heads": 17, "width": width, "tokens": 1})
     check(drivers(arch), net)
     net = net_of({"heads": 1, "width": width, "tokens": 35})
@@ -139,7 +139,7 @@ def test_extreme_values_give_what_the_model_gives(drivers, name, shape):
 
 @pytest.mark.parametrize("kda", [False, True])
 def test_sums_that_rounding_takes_to_a_power_of_two_still_fit(drivers, kda):
-    """Elements of 1 - 2^-13: as integers they are 1, and 32 of them 2^17."""
+    """Elements of 1 - 2^-13 round to 1, and the sum of 32 integers is 2^17."""
     net = net_of({"heads": 1, "width": 128, "tokens": 3, "kda": kda})
     net.q[:] = net.k[:] = 1 - 2.0**-13
 
@@ -188,7 +188,7 @@ def test_the_exact_numbers_come_out(drivers, path):
 @pytest.mark.parametrize("decay", [0, -1e-4, -5])
 @pytest.mark.parametrize("beta", [1, 0.02])
 def test_errors_do_not_grow_with_tokens(drivers, decay, beta):
-    """2000 tokens: the last hundred are within the threshold too, and so is the state."""
+    """After 2000 tokens, the last hundred results and the state are still within the threshold."""
     net = net_of({"heads": 1, "width": 64, "tokens": 2000})
     net.decay[:], net.beta[:] = decay, beta
     reference, last, *_ = delta_oracle.delta(net)
@@ -201,7 +201,7 @@ def test_errors_do_not_grow_with_tokens(drivers, decay, beta):
 
 @pytest.mark.parametrize("kda", [False, True])
 def test_a_decay_of_everything_leaves_the_token_alone(drivers, kda):
-    """Of a state of 1e30 nothing is left after e^-1000: S = beta v k^T."""
+    """A decay of e^-1000 removes a state of 1e30, so S = beta v k^T."""
     net = net_of({"heads": 2, "width": 32, "tokens": 1, "kda": kda})
     net.decay[:] = -1000
 
@@ -238,7 +238,7 @@ def test_a_state_comes_back_to_the_thirtieth_bit(shape, seed):
 
 
 def test_a_state_is_read_where_the_kernel_has_it():
-    """One element after another: the layout, as the model reads it."""
+    """Each element is where the model expects it."""
     net = delta_cases.delta(cases.rng_of(0), heads=1, width=80, tokens=1)
     net.state[:] = 0
     for v, k in ((0, 0), (33, 1), (79, 64), (5, 32)):
@@ -251,5 +251,5 @@ def test_a_state_is_read_where_the_kernel_has_it():
 
 @pytest.mark.parametrize("arch", COUNTED)
 def test_packets_are_as_counted(drivers, arch):
-    """Exact; after a change that is meant: python bench/hexagon_kernels.py --update."""
+    """Counts are exact; after an intended change, run python bench/hexagon_kernels.py --update."""
     assert delta_counts(drivers(arch)) == json.loads(COUNTS.read_text())[arch]

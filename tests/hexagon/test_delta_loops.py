@@ -1,4 +1,4 @@
-"""The hand-scheduled packets of delta_loops.h compute what delta_passes.h describes."""
+"""Test that the hand-scheduled packets of delta_loops.h compute what delta_passes.h describes."""
 
 import copy
 import re
@@ -16,7 +16,7 @@ def program(tmp_path_factory):
 
 
 def run(program, label, shape):
-    """Return what the packets store and find."""
+    """Return the rows that the packets store and the sums that they compute."""
     machine = delta_loops.Machine(*shape)
     machine.run(program, label)
     _, found = delta_loops.expected(*shape)
@@ -55,7 +55,7 @@ def test_the_comment_at_the_top_counts_the_packets_of_four_pairs(program):
 
 
 def is_noticed(packets, label):
-    """Say whether changed packets store or find something else, or cannot run."""
+    """Return whether changed packets give other results or cannot run."""
     shape = SHAPES[1]
     rows, sums = delta_loops.expected(*shape)
     try:
@@ -65,7 +65,7 @@ def is_noticed(packets, label):
 
 
 def test_packets_in_another_order_are_noticed(program):
-    """Of neighbours that change places; those of different pairs of rows may."""
+    """The test exchanges neighbours; only those of different pairs of rows may be exchanged."""
     packets, label = program
     ends = {i for i, packet in enumerate(packets) if packet.end is not None}
     first = [i for i in range(len(packets) - 1) if not {i, i + 1} & ends and i + 1 != label]

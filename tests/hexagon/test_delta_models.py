@@ -1,4 +1,4 @@
-"""Models with delta nets on the DSP: lost DSPs, snapshots and files of states, interruptions."""
+"""Test models with delta nets on the DSP: lost DSPs, snapshots, saved states, interruptions."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ from tests.llm.reference import nmse
 
 
 def in_parts(llm, then=lambda token: None):
-    """Return logits of 40 tokens: 20 at once, and the others one by one, after *then*."""
+    """Return the logits of 40 tokens: 20 in one run, then *then*, then the others one by one."""
     ids = tiny.ids("qwen35", 40)
     rows = [llm.eval(ids[:20])]
     for token in range(20, 40):
@@ -96,7 +96,7 @@ def test_reading_the_states_of_a_model_changes_nothing(undisturbed, tmp_path):
 
 
 def test_loading_and_restoring_a_state_costs_no_bit(undisturbed, tmp_path):
-    """Loaded, restored, cleared, each with other states on the DSP."""
+    """States are loaded, restored and cleared while the DSP has other states."""
     ids = tiny.ids("qwen35", 40)
     with opened("hexagon:sim") as llm:
         llm.eval(ids[:20])
@@ -136,7 +136,7 @@ print(repr(text))
 @pytest.mark.parametrize("kind", ["f32", "q8_0"])
 @pytest.mark.parametrize("device", ["hexagon:sim", "cpu"])
 def test_another_process_goes_on_from_a_file_as_if_it_were_this_one(device, kind, tmp_path):
-    """The same text and logits: a state that was loaded, and one that is still there."""
+    """A loaded state gives the same text and logits as the original state."""
     ids = tiny.ids("qwen35", 30)
     path = tiny.path("qwen35", kind)
     with npurt.Llama(path, device, **OPTIONS) as llm:
@@ -159,7 +159,7 @@ def test_another_process_goes_on_from_a_file_as_if_it_were_this_one(device, kind
 
 @pytest.mark.parametrize("there", ["cpu", "hexagon:sim"])
 def test_a_state_of_another_kind_of_device_is_rounded_and_the_report_says_so(there, tmp_path):
-    """No worse than what the two devices differ by anyway."""
+    """The error is not larger than the usual difference between the two devices."""
     ids = tiny.ids("qwen35", 40)
     here = "hexagon:sim" if there == "cpu" else "cpu"
     with opened(here) as llm:

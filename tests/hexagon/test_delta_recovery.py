@@ -1,4 +1,4 @@
-"""States of delta nets on a DSP that dies, or whose calls fail: no result changes by a bit."""
+"""Test states of delta nets on a DSP that dies, or whose calls fail: no bit of a result changes."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ from tests.llm.reference import nmse
 
 @pytest.mark.parametrize("tokens", [0, 2, MAX_REPLAYED, MAX_REPLAYED + 1])
 def test_a_net_that_fails_half_way_leaves_the_state(tokens, shared):
-    """The DSP's own form has gone through tokens that do not count."""
+    """The DSP's state has advanced by tokens of the failed call, which must not count."""
     net = own(net_of({"heads": 2, "width": 32, "tokens": tokens + 3}))
     whole = run(shared, net)
     state = after(shared, net, tokens)
@@ -95,7 +95,7 @@ def test_the_dsp_may_die_again_over_making_a_state_again(fresh, monkeypatch):
 
 
 def test_a_dsp_that_dies_between_calls_takes_no_state_with_it(fresh):
-    """That of another session's memory is copied, and nothing done again."""
+    """A state in the memory of another session is copied, and no token is repeated."""
     nets = [own(net_of({"heads": 2, "width": 64, "tokens": 9}, i)) for i in range(3)]
     wanted = [run(fresh, net) for net in nets]
     states = [after(fresh, net, 6) for net in nets]
@@ -109,7 +109,7 @@ def test_a_dsp_that_dies_between_calls_takes_no_state_with_it(fresh):
 
 
 def meddled(state, meddle):
-    """Have *meddle* called with what sends a call of *state*, in its place."""
+    """Replace the function that sends a call of *state*; call *meddle* with that function."""
     memory = state._memory
     send = memory._send
 
@@ -122,7 +122,7 @@ def meddled(state, meddle):
 
 @pytest.mark.parametrize("sent", [False, True])
 def test_a_call_that_is_interrupted_changes_nothing(sent, shared):
-    """By Ctrl-C, before it was sent or after: the DSP may have gone on."""
+    """Ctrl-C may come before the message is sent or after it, when the DSP may have advanced."""
     net = own(net_of({"heads": 2, "width": 64, "tokens": 5}))
     whole = run(shared, net)
     state = after(shared, net, 3)
@@ -142,9 +142,9 @@ def test_a_call_that_is_interrupted_changes_nothing(sent, shared):
     np.testing.assert_array_equal(state.read(), whole.state)
 
 
-@pytest.mark.parametrize("width", [48, 64])  # with lanes of v that nobody reads, and without
+@pytest.mark.parametrize("width", [48, 64])  # with unused lanes of v, and without
 def test_a_net_whose_results_do_not_arrive_with_the_reply_is_repeated(width, fresh):
-    """As when the DSP keeps them in its cache: the memory is what it was before the call."""
+    """The results remain in the DSP's cache, so the memory is the same as before the call."""
     net = own(net_of({"heads": 3, "width": width, "tokens": 3}))
     wanted = run(fresh, net)
     state = after(fresh, net, 2)
@@ -167,7 +167,7 @@ def test_a_net_whose_results_do_not_arrive_with_the_reply_is_repeated(width, fre
 
 @pytest.mark.parametrize("tokens", [0, 1, 20, MAX_REPLAYED + 2])
 def test_the_state_of_a_device_that_is_given_up_can_be_read(tokens, fresh, monkeypatch):
-    """The tokens since the last copy are done in double: closer to it the kernel is not either."""
+    """The tokens since the last copy are repeated in double; the kernel's error is not smaller."""
     monkeypatch.setattr("npurt.hexagon.device.sessions.RESTART_SECONDS", 0.2)
     net = own(net_of({"heads": 2, "width": 64, "tokens": tokens + 1}))
     wanted = run(fresh, net.first(tokens))
@@ -182,7 +182,7 @@ def test_the_state_of_a_device_that_is_given_up_can_be_read(tokens, fresh, monke
 
 @pytest.mark.parametrize("tokens", [0, 1, 20, MAX_REPLAYED + 2])
 def test_the_cpu_continues_from_a_device_that_is_given_up_with_its_bits(tokens, fresh, monkeypatch):
-    """From the state, and from a checkpoint of it."""
+    """The CPU continues from the state, and from a checkpoint of it."""
     monkeypatch.setattr("npurt.hexagon.device.sessions.RESTART_SECONDS", 0.2)
     net = own(net_of({"heads": 2, "width": 64, "tokens": tokens + 3}))
     wanted = run(fresh, net)

@@ -1,4 +1,4 @@
-"""States of delta nets that stay on the DSP: read, written, taken back, copied."""
+"""Test states of delta nets that remain on the DSP: reads, writes, rollbacks, copies."""
 
 import itertools
 from dataclasses import replace
@@ -27,7 +27,7 @@ from tests.hexagon.simulator import tell
 
 
 def test_a_state_stays_there_until_somebody_asks(shared, monkeypatch):
-    """No float32 is made of it, and the one that it began with is not looked at again."""
+    """The state is not converted to float32, and its initial values are not read again."""
     net = own(net_of({"heads": 2, "width": 32, "tokens": 9}))
     wanted = run(shared, net)
     connections = []
@@ -49,7 +49,7 @@ def test_a_state_stays_there_until_somebody_asks(shared, monkeypatch):
 
 @given(st.lists(st.sampled_from(["advance", "read", "keep", "resume"]), max_size=25))
 def test_a_state_goes_on_as_if_nobody_had_looked_or_gone_back(shared, steps):
-    """Bit for bit, in any order."""
+    """Reads, checkpoints and rollbacks in any order change no bit."""
     net, whole = shared_case(shared)
     state = shared.delta_state(net)
     token, kept = 0, (state.checkpoint(), 0)
@@ -82,7 +82,7 @@ def shared_case(device):
 
 
 def test_what_is_written_to_a_state_is_what_it_is(shared):
-    """To the last bit, until it goes forward."""
+    """A read returns the written values, to the bit, until the state advances."""
     net = own(net_of({"heads": 2, "width": 32, "tokens": 2}))
     other = own(net_of({"heads": 2, "width": 32, "tokens": 1}, 5)).state
     state = shared.delta_state(net)
@@ -101,7 +101,7 @@ def test_what_is_written_to_a_state_is_what_it_is(shared):
 
 
 def test_states_do_not_know_of_each_other(shared):
-    """Two models on a device, say; also of the same array."""
+    """Two states on a device, also those made from the same array, are independent."""
     nets = [own(net_of({"heads": 1, "width": 16, "tokens": 5}, i)) for i in range(3)]
     wanted = [run(shared, net) for net in nets]
     states = [shared.delta_state(net) for net in nets]
@@ -145,7 +145,7 @@ def test_what_the_host_does_with_rows_is_a_delta_net(shape, seed):
 
     done = delta.passed(net.state, (rows[:, :half], rows[:, half:]), shape)
 
-    # roundings to float64 and to float32, of elements that may be the sum of larger ones
+    # roundings to float64 and to float32 of elements, which may be sums of larger numbers
     size = np.abs(last).max() + np.abs(net.state).max()
     np.testing.assert_allclose(done, last, rtol=2.0**-24, atol=2.0**-40 * size)
 
@@ -154,7 +154,7 @@ def test_what_the_host_does_with_rows_is_a_delta_net(shape, seed):
 
 
 def through_words(exact, net):
-    """Return *exact* after it was in the DSP's own form."""
+    """Return *exact* after a conversion to the DSP's form and back."""
     shape = delta.shape_of(net)
     return delta.exact_state(delta.words_of(exact, shape), shape)
 
@@ -162,7 +162,7 @@ def through_words(exact, net):
 @settings(max_examples=40)
 @given(SHAPES, st.integers(0, 2**32), st.integers(0, 19))
 def test_a_state_goes_on_from_a_snapshot_as_if_nothing_had_been(shared, shape, seed, token):
-    """Bit for bit, on a device that had other states meanwhile; so does one of the snapshot's."""
+    """The results are equal to the bit, although the device had other states meanwhile."""
     net = own(net_of(shape, seed))
     token = min(token, net.v.shape[1] - 1)
     state = shared.delta_state(net)
@@ -185,7 +185,7 @@ def test_a_state_goes_on_from_a_snapshot_as_if_nothing_had_been(shared, shape, s
 
 
 def test_known_integers_of_a_state(shared):
-    """1.5 and -0.75 in a row: 30 bits of the greatest, whose exponent is that of the row."""
+    """In a row of 1.5 and -0.75, the largest has 30 bits and determines the row's exponent."""
     net = own(net_of({"heads": 1, "width": 16, "tokens": 1}))
     net.state[...] = 0
     net.state[0, 0, 3, 5], net.state[0, 0, 3, 6] = 1.5, -0.75
@@ -203,13 +203,13 @@ def test_known_integers_of_a_state(shared):
 
 @pytest.mark.parametrize("tokens", [0, 3, MAX_REPLAYED + 2])
 def test_a_snapshot_of_a_dsp_that_has_died_is_exact(tokens, fresh):
-    """What it held is done again."""
+    """The tokens since the last copy are repeated."""
     net = own(net_of({"heads": 2, "width": 64, "tokens": tokens + 1}))
     whole = run(fresh, net)
     state = after(fresh, net, tokens)
     wanted = state.exact()
     state = after(fresh, net, tokens)
-    state._in_memory = None  # as after a call that broke off
+    state._in_memory = None  # as after an interrupted call
     kill_dsp_of(fresh)
 
     np.testing.assert_array_equal(state.exact(), wanted)

@@ -1,4 +1,4 @@
-"""The Hexagon as a device, on the simulator: products, lifetimes, device strings."""
+"""Test the Hexagon as a device, on the simulator: products, lifetimes, device strings."""
 
 import contextlib
 import os
@@ -53,7 +53,7 @@ def test_any_shape_multiplies(shared, n, blocks, m, kind):
 
 
 def test_int8_weights_with_a_scale_a_row_multiply_rows_of_one_scale(shared):
-    """What is multiplied is x to half a step of 1/127 of the largest of the whole row."""
+    """The rounded x differs by at most half a step of 1/127 of the largest value of the row."""
     rng = np.random.default_rng(6)
     codes = rng.integers(-127, 128, (70, 128)).astype(np.int8)
     scales = rng.uniform(0.5, 2, 70).astype(np.float32)
@@ -100,9 +100,9 @@ def test_products_of_one_input_take_one_call_and_equal_single_ones(shared):
 
 
 def test_products_of_one_input_quantise_it_once(shared):
-    """An eighth of a packet an element is spared at least: quantising cannot take less.
+    """One call saves at least an eighth of a packet per element, the minimum of quantising.
 
-    What a call costs by itself is below that: less than 3000 packets, against 4096 here.
+    The overhead of a call is smaller: less than 3000 packets, compared with 4096 saved packets.
     """
     k = 32768
     weights = [shared.pack(tensor(32, k, seed=i)) for i in range(2)]
@@ -121,7 +121,7 @@ def test_products_of_one_input_quantise_it_once(shared):
 
 
 def count_calls(device):
-    """Return a list that grows by the name of each call from now on."""
+    """Return a list to which the name of each later call is appended."""
     calls = []
     caller = device._sessions.opened[0].transport._owned.caller
 
@@ -137,7 +137,7 @@ def count_calls(device):
 
 
 def test_results_may_go_to_parts_of_rows(shared):
-    """The runtime gives views of one wide buffer."""
+    """The runtime passes views of one wide buffer."""
     weights = [shared.pack(tensor(n, 64)) for n in (32, 40)]
     x = inputs(3, 64)
     wide = np.full((3, 80), 7, np.float32)
@@ -181,7 +181,7 @@ def test_numbers_that_are_none_are_refused_and_the_device_goes_on(shared):
 
 
 def test_packets_are_counted_by_the_simulator(shared):
-    """A multiple of the work takes more, and what is repeated takes the same."""
+    """More work takes more packets, and repeated work takes the same number."""
     small, large = shared.pack(tensor(32, 64)), shared.pack(tensor(512, 512))
     counts = []
     for packed in (small, large, large):
@@ -311,7 +311,7 @@ with npurt.open_device("hexagon:0") as device:
 def test_the_simulator_in_the_place_of_the_library_says_so_and_is_opened_again(
     named, worker, tmp_path
 ):
-    """Whatever it is called: asked for by name, or found by the linker as the system's would be."""
+    """The library has any name: a setting names it, or the linker finds it as the system's."""
     link = tmp_path / "libcdsprpc.so.1"
     link.symlink_to(lib.simulator())
     place = link if named == "NPURT_FASTRPC_LIBRARY" else tmp_path
@@ -380,7 +380,7 @@ def test_a_simulator_without_a_qemu_that_fits_names_qemu_and_what_installs_it(
         qemu.chmod(0o755)
     monkeypatch.setenv("NPURT_QEMU_HEXAGON", str(qemu))
     monkeypatch.setenv("NPURT_HEXAGON_WORKER", worker)
-    for _ in range(2):  # said on stderr only once
+    for _ in range(2):  # printed on stderr only once
         with pytest.raises(DeviceNotFound, match=word) as caught:
             open_hexagon("hexagon:sim")
         assert str(qemu) in caught.value.what
@@ -398,7 +398,7 @@ def test_what_the_simulator_said_of_another_start_explains_nothing(simulator, mo
 
 
 def test_settings_of_the_simulator_that_make_no_sense_are_told(simulator, monkeypatch):
-    """In a worker, whose simulator reads them anew."""
+    """The test uses a worker, whose simulator reads the settings again."""
     monkeypatch.setenv("NPURT_SIM_FASTRPC", "crsh=1")
     monkeypatch.setenv("NPURT_HEXAGON_WORKER", "1")
 

@@ -78,7 +78,7 @@ def test_every_wait_on_a_queue_has_a_limit(simulator, calls):
 
 
 def test_capacity_is_measured_in_steps_less_one_and_remembered(simulator, monkeypatch):
-    """The simulated DSP maps 1100 MiB: four steps of 256 MiB fit, and one is left free."""
+    """The simulated DSP maps 1100 MiB: four steps of 256 MiB fit, of which one remains free."""
     monkeypatch.setattr(probe, "available_memory", lambda: 1 << 40)
     monkeypatch.setenv("NPURT_SIM_FASTRPC", "space=1100M")
 

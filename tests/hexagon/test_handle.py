@@ -42,7 +42,7 @@ def act(handle, what):
 )
 @pytest.mark.parametrize("what", ["open", "invoke"])
 def test_only_an_open_handle_is_invoked_and_only_a_new_one_opened(fake, done, state, what):
-    """The library answers success, and does nothing, for all the others."""
+    """For other handles, the library returns success and does nothing."""
     handle = Handle(fake.library, "file:///x")
     for step in done:
         act(handle, step)

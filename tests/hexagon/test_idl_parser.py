@@ -26,7 +26,7 @@ def inside(text):
 
 
 def place(text):
-    """Return (line, column, message) of the error that *text* is."""
+    """Return (line, column, message) of the error in *text*."""
     with pytest.raises(NpurtError) as caught:
         idl.parse(text, "some.idl")
     name, line, column, what = caught.value.what.split(":", 3)
@@ -174,7 +174,7 @@ def test_sequences_nest_twice_and_no_deeper():
 
 
 def test_nesting_ends_at_a_limit():
-    """Structs in structs would otherwise be walked without one."""
+    """Without a limit, nested structs would exhaust the stack."""
     chain = "struct s0 { octet a; };"
     chain += "".join(f"struct s{i} {{ s{i - 1} a; }};" for i in range(1, 2000))
 
@@ -182,7 +182,7 @@ def test_nesting_ends_at_a_limit():
 
 
 def test_sizes_end_at_a_limit():
-    """Each struct twice the one before: 2^1000 bytes, if nobody looked."""
+    """Each struct is twice the size of the one before, up to 2^1000 bytes."""
     doubling = "struct s0 { octet a; };"
     doubling += "".join(f"struct s{i} {{ s{i - 1} a[2]; }};" for i in range(1, 1000))
 
@@ -207,7 +207,7 @@ def test_what_cannot_be_called_is_refused():
 
 
 def read(work):
-    """Return the interface, or what is wrong."""
+    """Return the interface, or the error."""
     try:
         return work()
     except NpurtError as error:
@@ -226,7 +226,7 @@ def test_a_file_of_any_bytes_is_read_or_refused(tmp_path_factory, data):
 
 @given(st.data())
 def test_damaged_text_is_read_or_refused(data):
-    """Whatever is still an interface can be written as C."""
+    """Text that is still an interface can be written as C."""
     text = WIRE.read_text()
     for _ in range(data.draw(st.integers(1, 3))):
         start = data.draw(st.integers(0, len(text)))

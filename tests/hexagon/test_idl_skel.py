@@ -1,4 +1,4 @@
-"""The generated skel, compiled for this machine: right calls arrive, wrong ones are refused."""
+"""Test the generated skel, compiled for this machine: valid calls arrive, others are refused."""
 
 import json
 import random
@@ -91,7 +91,7 @@ ECHOES = [m.name for m in idl.load(host.FOLDER / "wire.idl").methods if m.name[:
 @settings(max_examples=20)
 @given(data=st.data())
 def test_what_goes_in_comes_back(name, t, lib, data):
-    """Every type, in and rout: the C implementation copies its arguments to its results."""
+    """The test has every type as in and rout; the C implementation copies arguments to results."""
     method = t.method(name)
     sent = {p.name: data.draw(values(p.type)) for p in method.params if p.goes_in}
     sources = iter([sent[p.name] for p in method.params if p.mode == "in"])
@@ -111,7 +111,7 @@ def test_what_goes_in_comes_back(name, t, lib, data):
 
     assert code == 0
     got = [plain(value) for value in call.unpack()]
-    if name == "echo_outer":  # the last of y is one more, as uint16
+    if name == "echo_outer":  # the last element of y is larger by one, as uint16
         back[1] = back[1] | {"y": [*back[1]["y"][:-1], (back[1]["y"][-1] + 1) % 65536]}
     assert got == back
 
@@ -203,7 +203,7 @@ def test_a_call_is_made_again_with_other_numbers(t, lib):
 
 
 def open_skel(lib, uri):
-    """Open as the DSP's runtime does; return the code and the handle."""
+    """Open the skel as the DSP's runtime does; return the code and the handle."""
     text = host.ffi.new("char[]", uri)
     sent = host.ffi.new("uint32_t *", len(uri) + 1)
     args = host.ffi.new("remote_arg[3]")
@@ -282,7 +282,7 @@ def test_constants_and_other_names_of_types_are_what_the_interface_says(tmp_path
 
 
 def fenced(library, calls):
-    """Make calls in a process of its own, with untouchable pages around every buffer."""
+    """Make calls in a separate process, with inaccessible pages around every buffer."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.hexagon.idl.host", library],
         input=json.dumps(calls),
@@ -334,7 +334,7 @@ def test_right_calls_touch_nothing_outside_of_their_buffers(t, library):
 
     refused = {BADPARM, UNSUPPORTED, NOMEMORY}
     assert not refused & set(codes)
-    # A buffer of 8-byte elements that ends at a page lies aligned: none is refused for that.
+    # A buffer of 8-byte elements that ends at a page is aligned, so none is refused for alignment.
     assert MEMALIGN not in codes
 
 
@@ -368,11 +368,11 @@ def test_calls_with_a_short_buffer_are_refused(t, library):
         for i in range(len(outs)):
             calls.append((scalars, ins, [*outs[:i], exact[i] - 1, *outs[i + 1 :]], handles))
 
-    assert set(fenced(library, calls)) <= {BADPARM, MEMALIGN}  # a short one may lie misaligned
+    assert set(fenced(library, calls)) <= {BADPARM, MEMALIGN}  # a short buffer may be misaligned
 
 
 def test_blocks_may_be_as_short_as_what_they_hold(t, library):
-    """The stub rounds them up; the skel needs no more than the last value."""
+    """The stub rounds their sizes up; the skel only needs the bytes up to the last value."""
     scalars, (block, *ins), (_, *outs), handles = good_call(t.method("prims"), random.Random(3))
     assert len(block) == 2 * 40
 
@@ -382,7 +382,7 @@ def test_blocks_may_be_as_short_as_what_they_hold(t, library):
 
 
 def test_counts_that_lie_are_refused(t, library):
-    """Each word of each block in turn: 0xffffffff, 2^31, and one more than is there."""
+    """The test sets each word of each block to 0xffffffff, 2^31, and one more than its value."""
     calls = []
     for name in ("seqs", "strs", "cplx", "seqstruct", "seqseq", "seqstr", "echo_pages"):
         scalars, ins, outs, handles = good_call(t.method(name), random.Random(4))
@@ -400,7 +400,7 @@ def test_counts_that_lie_are_refused(t, library):
 
     assert len(calls) > 100
     assert sum(code in (BADPARM, NOMEMORY) for code in codes) > len(codes) / 2
-    # The others changed a plain number, or padding: the call is a right one.
+    # Other words are plain numbers or padding, so the call is valid.
 
 
 def test_text_without_its_nul_is_refused(t, library):

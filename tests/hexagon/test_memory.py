@@ -32,9 +32,9 @@ def test_memory_of_a_weight_is_used_again_when_it_goes(device, monkeypatch):
 
 
 def test_what_the_host_writes_gets_past_the_caches_of_the_dsp(simulator):
-    """A DSP that sees shared memory through a cache that drops nothing by itself.
+    """The simulated DSP reads shared memory through a cache that evicts nothing by itself.
 
-    Weights take each other's place, activations and results change from product to product.
+    Weights replace each other, and activations and results change from product to product.
     """
     tell("shadow=1")
     with HexagonDevice("hexagon:test", connection()) as device:
@@ -64,7 +64,7 @@ def test_blocks_grow_with_the_weights(device, monkeypatch):
 
 
 def test_a_model_that_does_not_fit_one_session_is_spread_over_several(device, monkeypatch):
-    """Three products of one input over two sessions equal those of one."""
+    """Three products of one input on two sessions equal those on one session."""
     monkeypatch.setattr(session_memory, "MIN_BYTES", 1 << 17)
     monkeypatch.setattr(session_memory, "MAX_BYTES", 1 << 17)
     monkeypatch.setattr(session_memory, "PROVEN_BYTES", 0)
@@ -79,7 +79,9 @@ def test_a_model_that_does_not_fit_one_session_is_spread_over_several(device, mo
         fill()
     assert caught.value.remedy
     assert [device._sessions.opened.index(w.memory) for w in weights] == list(range(len(weights)))
-    assert len(weights) >= 3  # of four sessions, unless other devices of this process have some
+    assert (
+        len(weights) >= 3
+    )  # of the four sessions, of which other devices of this process may have some
     outs = [np.full((2, 256), np.nan, np.float32) for _ in weights]
     device.matmuls(x, weights, outs)
     for w, out in zip(weights, outs, strict=True):
@@ -88,7 +90,7 @@ def test_a_model_that_does_not_fit_one_session_is_spread_over_several(device, mo
 
 @pytest.mark.parametrize("worker", [False, True])
 def test_one_session_that_was_asked_for_stays_the_only_one(worker, simulator, monkeypatch):
-    """A worker could open it again, in another process."""
+    """A worker could open such a session again, in another process."""
     monkeypatch.setattr(session_memory, "PROVEN_BYTES", 0)
     monkeypatch.setattr(probe, "capacity", lambda connection: 0)
     with HexagonDevice("hexagon:test", connection(session=2, worker=worker)) as device:

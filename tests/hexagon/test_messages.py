@@ -1,4 +1,4 @@
-"""Batches and replies: the same structs in C and Python, and what a reply may say."""
+"""Test batches and replies: equal structs in C and Python, and the checks of a reply."""
 
 import itertools
 import re
@@ -47,7 +47,7 @@ def answer(**fields):
 
 
 def test_both_languages_lay_out_the_structs_alike(tmp_path):
-    """The compiler compares: for the Hexagon here, and in the skel it is the same header."""
+    """The compiler compares them, for the Hexagon; the skel includes the same header."""
     lines = ['#include "npurt_msg.h"', "#include <stddef.h>"]
     for name, dtype in STRUCTS.items():
         lines.append(f'_Static_assert(sizeof({name}) == {dtype.itemsize}, "");')
@@ -74,7 +74,7 @@ def test_neither_language_has_a_field_or_a_number_that_the_other_has_not():
 
 
 def test_a_request_is_its_parts_one_after_another():
-    """16 bytes of head, 80 of each op, little-endian."""
+    """A request has 16 bytes of head and 80 bytes per op, little-endian."""
     request = messages.Request(2)
     request.head["sequence"] = 7
     request.ops[1]["m"] = 0x01020304
@@ -128,7 +128,7 @@ def test_a_reply_that_no_dsp_gives_did_not_arrive_whole(wrong):
 
 
 def test_results_are_there_when_their_last_words_are_those_that_the_dsp_wrote():
-    """Other words are told from them, also when all change alike: results of -x, of x / 2."""
+    """Other words are detected, also if all change alike, as in the results of -x or x / 2."""
     words = np.array([0x3F800000, 0xDEADBEEF, 0x3F800000, 7], np.uint32)
     good = answer(check=check_of(words))
 

@@ -1,6 +1,6 @@
-"""Another thread makes each native call once, and its result comes back.
+"""Test that another thread makes each native call once, and that its result is returned.
 
-The calls are functions of libc, so that the right answers are known.
+The calls are functions of libc with known results.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ def sleep(seconds):
 
 
 def held():
-    """Return a call that lasts until the function that is returned as well is called."""
+    """Return a call, and the function that ends it."""
     libc = ctypes.CDLL(None)
     semaphore = ctypes.create_string_buffer(32)  # of sem_t
     libc.sem_init(semaphore, 0, 0)
@@ -109,7 +109,7 @@ def test_a_call_that_nobody_began_is_dropped_and_never_made():
     assert caller.call(native("close", write), 0.02)[0] == End.DROPPED
     caller.wake()
     caller.serve()
-    assert os.write(write, b"x") == 1  # it is still open
+    assert os.write(write, b"x") == 1  # the call is still running
     os.close(read)
     os.close(write)
 
@@ -149,7 +149,7 @@ def test_two_threads_and_python_between_get_each_their_own_results(caller):
         for i in range(first, first + 3000):
             answer = caller.call(native("abs", i), HANG_SECONDS, "abs")
             lost.append(answer is None)
-            if answer is None:  # the other thread was there first
+            if answer is None:  # the other thread was first
                 answer = caller.run(lambda i=i: (i, 0), HANG_SECONDS, "python")
             if answer != (i, 0):
                 wrong.append((i, answer))

@@ -68,7 +68,7 @@ def test_what_a_method_returns_is_the_error(vectors):
 
 def test_a_session_is_free_again_when_it_is_closed(built):
     library = lib.load([lib.simulator()])
-    for _ in range(6):  # more often than there are sessions
+    for _ in range(6):  # more often than the number of sessions
         opened = OwnSkel(library, built, INTERFACE, deadline=HANG_SECONDS)
         opened.close()
         opened.close()
@@ -237,7 +237,7 @@ def test_without_the_build_code_the_remedy_is_a_checkout(tmp_path, monkeypatch):
     "arguments", [["build", "x.c"], ["verify", "a", "b"], ["info", "a", "-o", "b"]]
 )
 def test_a_request_that_makes_no_sense_is_refused(arguments, monkeypatch):
-    monkeypatch.setenv("NPURT_DEBUG", "1")  # lets errors through
+    monkeypatch.setenv("NPURT_DEBUG", "1")  # raises errors
 
     with pytest.raises(SettingError):
         cli.main(["skel", *arguments])

@@ -12,15 +12,15 @@ from npurt.runtime.api.bench import bench_matmul
 from tests.hexagon.kernels import Driver
 
 KERNELS = {fmt.kernel: fmt.name for fmt in FORMATS}
-FIXED = 10  # by which kernels differ from packets.FIXED
-ROW = 100  # by which quantising a row of up to 2304 columns differs from a straight line
-# rows, columns and rows of w: a tile that is left over, odd steps, several calls of the kernels
+FIXED = 10  # differences of kernels from packets.FIXED
+ROW = 100  # deviation of quantising a row of up to 2304 columns from a linear function
+# rows, columns and rows of w, with partial tiles, odd steps and several calls of the kernels
 SHAPES = [(1, 768, 576), (4, 2304, 256), (7, 1536, 1536), (32, 256, 96), (128, 768, 416)]
 
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_the_loops_take_the_packets_of_the_table(arch, tmp_path):
-    """Exact; after a change that is meant: python bench/hexagon_kernels.py --model."""
+    """Counts are exact; after an intended change, run python bench/hexagon_kernels.py --model."""
     driver = Driver(arch, tmp_path)
     for kernel, name in KERNELS.items():
         each, fixed = loops(driver, name)
@@ -35,7 +35,7 @@ def test_the_loops_take_the_packets_of_the_table(arch, tmp_path):
 @pytest.mark.parametrize("name", ["q4_0", "q8_0", "q4_k", "q6_k", "iq4_nl", "f16"])
 @pytest.mark.parametrize(("m", "k", "n"), SHAPES)
 def test_a_product_takes_the_packets_that_are_said(arch, name, m, k, n):
-    """The bound: what the constants differ by, a tenth of a batch, and copies to VTCM."""
+    """The bound covers the differences of constants, a tenth of a batch, and copies to VTCM."""
     cost = packets.product(MatMul(m, k, n, name), int(arch[1:]))
     counted = bench_matmul(m, k, n, name, device=f"hexagon:sim-{arch}", repetitions=1)
 
@@ -55,7 +55,7 @@ def test_more_products_of_one_x_quantise_it_once():
 
 
 def test_a_call_lasts_as_long_as_its_bytes_or_its_packets():
-    """One row waits for memory, many for the packets of both threads."""
+    """The time of one row is that of the memory; that of many rows is that of the packets."""
     speed = Q6A.speeds[1]
     extra = speed.call_s + speed.host_s
 

@@ -1,6 +1,6 @@
-"""Activations as the DSP rounds them are near what was given, for every finite float32.
+"""Test that activations after the DSP's rounding are close to x, for every finite float32.
 
-The oracle is x itself in float64; dsp/kernels/quantise_row.h says how far off a code may be.
+The oracle is x in float64; dsp/kernels/quantise_row.h gives the largest error of a code.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ EDGES = [
     np.nextafter(2.0**-87, 0, dtype=np.float32),  # rows below 2^-87 are lifted
     2.0**-87,
     1.0,
-    1.69e38,  # the greatest mantissas of the last exponent but one round up to the last
+    1.69e38,  # the largest mantissas of the second largest exponent round up to the largest one
     2.0**127,
     3.3e38,
     3.36e38,
@@ -29,9 +29,9 @@ EDGES = [
 def bound(x, group):
     """Return the largest allowed error of a value.
 
-    A code is off by half a unit and what 15 bits of x and of the unit's inverse lose of 127: less
-    than 0.55 units.  A unit is V / 508 + V / 2^16 + V / 2^23 + 1 quarters of the unit of V, where V
-    is the greatest of a group: V / 126 and 2^-20 of the greatest of the row are more than that.
+    The error of a code is half a unit plus the error of 15 bits of x and of the unit's inverse,
+    together below 0.55 units.  A unit is (V / 508 + V / 2^16 + V / 2^23 + 1) / 4 times the unit of
+    V, where V is the largest value of a group.  V / 126 plus 2^-20 of the row's largest is above.
     """
     k = x.shape[1]
     count = group or k
@@ -73,7 +73,7 @@ def test_any_finite_row_is_near_what_is_multiplied(seed, power, span, group):
 
 
 def test_known_values():
-    """127 steps of the greatest of a row, whatever its size; zeros stay zeros."""
+    """The largest value of a row has the code 127, for any size; zeros remain zeros."""
     for size in (0.0, 2.0**-149, 2.0**-100, 1.0, 2.0**127):
         x = np.zeros((1, 32), np.float32)
         x[0, :2] = size, -size

@@ -107,7 +107,7 @@ def test_a_product_over_which_the_dsp_dies_is_repeated_on_a_new_one(fault, simul
         work = Work(hexagon)
         for _ in range(5):
             work.multiply()
-        packets = hexagon.packets()  # more than the new session will count
+        packets = hexagon.packets()  # more calls than the new session will make
         tell(fault)
 
         assert work.is_right()
@@ -143,7 +143,7 @@ def test_a_device_is_given_up_after_two_restarts_and_says_so_at_once_from_then_o
         with pytest.raises(DeviceLost) as again:
             work.multiply()
         assert again.value.what == caught.value.what
-        assert process() == before  # nothing was tried
+        assert process() == before  # no call was made
 
 
 def test_a_dsp_that_dies_over_every_product_ends_in_an_error(simulator, monkeypatch):
@@ -167,7 +167,7 @@ def test_a_dsp_that_does_not_come_back_ends_in_an_error(fault, simulator, monkey
 
 
 def test_an_upload_over_which_the_dsp_dies_is_repeated(simulator, monkeypatch):
-    """A weight that needs a block of its own: the DSP dies when it is to map it."""
+    """The weight needs a separate block, and the DSP dies when it maps this block."""
     monkeypatch.setattr(session_memory, "MIN_BYTES", 1 << 15)
     with at_work() as hexagon:
         work = Work(hexagon)
@@ -194,7 +194,7 @@ def test_weights_that_are_gone_are_not_uploaded_again(simulator):
 
 
 def test_memory_of_the_lost_session_is_let_go(simulator):
-    """Otherwise a restart would hold every weight twice."""
+    """Otherwise two copies of every weight would exist after a restart."""
     with at_work() as hexagon:
         work = Work(hexagon)
         scratch = hexagon._sessions.opened[0].scratch.blocks
@@ -217,7 +217,7 @@ def test_a_dsp_that_hangs_is_left_alone_and_another_session_goes_on(simulator):
         assert f"did not come back within {SOON:g} s" in hexagon.events()[0]
         assert hexagon._sessions.opened[0].transport.slot.session > 0
         tell("")  # the late reply comes
-        wait_until(lambda: process(3) == 0)  # the first was closed once it came back
+        wait_until(lambda: process(3) == 0)  # the first session was closed when its call returned
         assert work.is_right()
 
 
@@ -247,19 +247,19 @@ def test_a_queue_that_fails_in_use_is_given_up_for_good(fault, simulator):
 
 
 def test_a_delay_ends_with_settings_that_come_before_it_begins(simulator):
-    """While the DSP is still at work on the call that will be delayed."""
+    """The DSP is still executing the call that will be delayed."""
     with at_work(deadline=30.0) as hexagon:
         values = np.random.default_rng(0).standard_normal((1024, 1024), dtype=np.float32)
         packed = hexagon.pack(QTensor.quantize(values, "q8_0"))
         x, y = np.ones((128, 1024), np.float32), np.zeros((128, 1024), np.float32)
-        hexagon.matmul(x, packed, y)  # maps memory, which takes calls as well
+        hexagon.matmul(x, packed, y)  # maps memory, which also makes calls
         tell("delay=1:3600000")
         with ThreadPoolExecutor(1) as pool:
             product = pool.submit(hexagon.matmul, x, packed, y)
             time.sleep(SOON)
             tell("delay=0")
             product.result()
-        assert hexagon.events() == []  # such as one of a deadline that passed
+        assert hexagon.events() == []  # such as the end of a call after its deadline
 
 
 def test_ctrl_c_in_the_middle_of_a_product_costs_that_product_only(simulator):
@@ -306,7 +306,7 @@ def test_ctrl_c_while_a_session_is_closed_counts_no_packet_twice(closed, simulat
 
 
 def test_what_threads_read_of_a_weight_is_the_same_during_a_restart(simulator, monkeypatch):
-    """What checks use: other threads read it without the lock."""
+    """Checks in other threads read these data without the lock."""
     with at_work() as hexagon:
         work = Work(hexagon)
         packed = work.weights[0]

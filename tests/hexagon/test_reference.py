@@ -1,4 +1,4 @@
-"""The plain C beside the kernels: equal to them, and to the integers of the model, to the bit."""
+"""Test that dsp/reference equals the kernels and the integers of the model, to the bit."""
 
 import numpy as np
 import pytest
@@ -42,24 +42,24 @@ CASES = {
 
 
 def powers(rng, shape, minimum, maximum):
-    """An exponent for each row: the first has the greatest."""
+    """Return an exponent for each row; the first row has the greatest."""
     return np.append(maximum - 1, rng.integers(minimum, maximum, shape[0] - 1))[:, None].astype(
         float
     )
 
 
 def finite(bits):
-    """float32 of any bits, those of NaN and infinity with another exponent."""
+    """Return float32 of any bits; NaN and infinity get another exponent."""
     return np.where(bits >> 23 & 0xFF == 0xFF, bits ^ 1 << 30, bits).view(np.float32)
 
 
 def case(name, rows, extreme, m, k, n, seed):
-    """Return x ``[m, 32 k]`` and the image of n rows, or of the next K that the format has."""
+    """Return x ``[m, K]`` and the image of n rows; K is 32 k, rounded up to a whole block."""
     rng = np.random.default_rng(seed)
     block = 256 if name.endswith("_k") or name == "iq4_xs" else 32
     k = -(-32 * k // block) * block
     x = ROWS[rows](rng, (m, k)).astype(np.float32)
-    if name == "i8" and extreme:  # results on both sides of what float32 holds
+    if name == "i8" and extreme:  # results above and below the range of float32
         codes = np.full((n, k), 127 if extreme > 0 else -128, np.int8)
         scales = 2.0 ** (40 if extreme > 0 else -55) * rng.uniform(0.5, 2, n)
         return x, images.pack_i8(codes, scales.astype(np.float32))
@@ -71,7 +71,7 @@ def group_of(name, seed):
 
 
 def stated(m, k):
-    """Which bytes of activations have a meaning: not those that pad the parts of a panel."""
+    """Return a mask of the bytes of activations without the padding of a panel's parts."""
     steps = -(-k // 64)
     parts = []
     for rows in [4] * (m // 4) + [1] * (m % 4):
@@ -129,7 +129,7 @@ def test_the_kernels_equal_it(driver, reference, name, n, seed, **shape):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_kernels_equal_it_in_every_format_and_grouping(driver, reference, name):
-    """Panels and single rows, tiles by four and alone, a part of a tile, half a last step."""
+    """The shapes have panels and single rows, four tiles and one, a partial tile, half a step."""
     for rows, extreme in (("spread", 0), ("tiny", -1), ("huge", 1)):
         x, image = case(name, rows, extreme, 6, 13, 169, 1)
         for group in groups(name):

@@ -1,6 +1,6 @@
 """Test that the bound of the DSP's rounding holds, and that it is close to the real error.
 
-The integer model of the kernels says what they round; the bound is held against it.
+The bound is compared with the integer model of the kernels.
 """
 
 import numpy as np
@@ -37,7 +37,7 @@ SHAPES = {
 
 
 def weights(kind, n, k, seed):
-    """A tensor of the format; of those that nobody encodes, random blocks with sane scales."""
+    """Return a tensor of the format, of random blocks if the format has no encoder."""
     rng = np.random.default_rng(seed)
     return QTensor(quantize(rng.standard_normal((n, k)).astype(np.float32), find(kind)), kind)
 
@@ -71,7 +71,7 @@ def test_no_error_is_beyond_eight_standard_errors(kind, shape):
 
 @pytest.mark.parametrize("kind", KINDS.values())
 def test_the_bound_is_near_what_happens_to_ordinary_numbers(kind):
-    """A tenth of it at least: a bound of much more would let pass what is wrong."""
+    """The error is at least a tenth of the bound; a looser bound would accept wrong results."""
     x = np.random.default_rng(8).standard_normal((6, 1536)).astype(np.float32)
 
     errors = measured(kind, x, weights(kind, 96, 1536, 1))
@@ -95,7 +95,7 @@ def test_the_bound_holds_for_any_length_size_and_kind_of_numbers(kind, shape, st
 
 
 def test_the_bound_holds_for_a_scale_a_row():
-    """Only the result is rounded, to float32: by 2^-24 of it at most, and here near that."""
+    """Only the result is rounded, to float32; the error is at most 2^-24 of it, and here close."""
     rng = np.random.default_rng(9)
     codes = rng.integers(-127, 128, (64, 512)).astype(np.int8)
     image = images.pack_i8(codes, rng.uniform(1, 2, 64).astype(np.float32))
@@ -118,7 +118,7 @@ def test_rows_of_zeros_have_no_error():
 
 
 def test_a_known_magnitude():
-    """One 1.0 in a row: its code is 127, its scale 2^e / 127; 127 2^15 2^exponent is near 2."""
+    """A row with one 1.0 has code 127 and scale 2^e / 127; 127 2^15 2^exponent is near 2."""
     x = np.zeros((1, 64), np.float32)
     x[0, 3] = 1
     rounded = quantise.quantise(x)

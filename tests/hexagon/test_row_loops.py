@@ -1,4 +1,4 @@
-"""The hand-scheduled packets of row_loops.h compute what product.h describes."""
+"""Test that the hand-scheduled packets of row_loops.h compute what product.h describes."""
 
 import random
 from collections import Counter
@@ -28,7 +28,7 @@ def test_the_table_at_the_top_counts_instructions_and_packets(name):
 
 @pytest.mark.parametrize("name", row_loops.LOOPS)
 def test_packets_in_another_order_are_noticed(name):
-    """Of 50 neighbours that change places, some may; most read what the other writes."""
+    """The test exchanges 50 pairs of neighbours, of which most depend on each other."""
     before, step, after = row_loops.packets(name)
     right = row_loops.run((before, step, after), STEPS)
     rng = random.Random(1)

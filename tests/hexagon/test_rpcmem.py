@@ -25,12 +25,12 @@ def test_a_block_is_whole_pages_of_writable_bytes(fake, asked, given):
     assert (block.nbytes, block.array.nbytes, block.array.dtype) == (given, given, np.uint8)
     assert os.fstat(block.fd).st_size == given
     block.array[:] = 7
-    assert os.pread(block.fd, 2, given - 2) == b"\7\7"  # the same memory by number
+    assert os.pread(block.fd, 2, given - 2) == b"\7\7"  # the memory is found by its number
 
 
 @pytest.mark.parametrize("nbytes", [0, -1, LARGEST + 1, 1 << 31, 3 << 30])
 def test_sizes_that_the_library_garbles_are_refused(fake, nbytes):
-    """From 2 GiB on it keeps a wrong size, and the address space is lost when it frees."""
+    """From 2 GiB on, the library stores a wrong size and does not free the address space."""
     with pytest.raises(LayoutError, match=str(nbytes)):
         allocate(fake.library, nbytes)
     assert fake.count("alloc") == 0
@@ -40,7 +40,7 @@ def test_sizes_that_the_library_garbles_are_refused(fake, nbytes):
 
 @pytest.mark.parametrize(("answer", "shown"), [(1, "0x0"), (2, "0xffffffffffffffff")])
 def test_no_memory_is_an_error_in_either_of_the_librarys_spellings(fake, answer, shown):
-    """It returns NULL, or (void *) -1 when mapping failed."""
+    """The library returns NULL, or (void *) -1 if the mapping failed."""
     fake.answer("alloc", answer)
 
     with pytest.raises(DeviceFull, match=f"gave {shown}: ") as caught:
@@ -72,7 +72,7 @@ def test_a_block_lives_as_long_as_its_arrays(fake):
     gc.collect()
 
     assert fake.count("free") == 0
-    tail[:] = 3  # would crash
+    tail[:] = 3  # another call would crash
     del tail
     gc.collect()
     assert fake.count("free") == 1
@@ -108,7 +108,7 @@ print("freed")
 
 
 def test_memory_can_be_freed_when_nobody_holds_the_library_any_more(compiled_fake):
-    """Arrays in cycles are freed last of all; a library that is unloaded by then is a crash."""
+    """Arrays in cycles are freed last; if the library were unloaded, the process would crash."""
     command = [sys.executable, "-c", _OUTLIVES, str(compiled_fake.path)]
     ended = subprocess.run(
         command, capture_output=True, text=True, timeout=HANG_SECONDS, check=False
@@ -118,7 +118,7 @@ def test_memory_can_be_freed_when_nobody_holds_the_library_any_more(compiled_fak
 
 
 def test_the_kernel_is_asked_to_synchronise_and_asked_again_when_it_is_interrupted(fake):
-    """The fake library knows DMA_BUF_IOCTL_SYNC, _IOW('b', 0, __u64), and no other request."""
+    """The fake library accepts only the request DMA_BUF_IOCTL_SYNC, _IOW('b', 0, __u64)."""
     block = allocate(fake.library, 4096)
     fake.answer("sync", 1, errno.EINTR, times=2)
 
@@ -130,7 +130,7 @@ def test_the_kernel_is_asked_to_synchronise_and_asked_again_when_it_is_interrupt
 
 
 def test_a_kernel_that_does_not_synchronise_is_an_error(fake):
-    """A caller that went on would compute with what is in memory by chance."""
+    """Without the error, the caller would compute with arbitrary data."""
     block = allocate(fake.library, 4096)
     fake.answer("sync", 1, errno.EPERM)
 
@@ -141,7 +141,7 @@ def test_a_kernel_that_does_not_synchronise_is_an_error(fake):
 
 
 def test_what_is_no_dma_buf_needs_no_synchronising(fake):
-    """A memfd, as another stand-in for the library may give: ENOTTY."""
+    """A memfd, which another replacement of the library may return, answers ENOTTY."""
     Synchroniser(fake.library).for_device(-1)
     Synchroniser(fake.library).for_cpu(-1)
 
@@ -150,7 +150,7 @@ def test_what_is_no_dma_buf_needs_no_synchronising(fake):
 
 @given(st.lists(st.tuples(st.integers(1, 5000), st.booleans()), max_size=40))
 def test_parts_of_a_block_are_aligned_and_apart_and_can_be_had_again(steps):
-    """Each step takes a part, and then perhaps gives the oldest back."""
+    """Each step allocates a part, and may then free the oldest."""
     arena = Arena(Block(np.zeros(40960, np.uint8), 5))
     held = []
     for number, (size, give) in enumerate(steps, 1):

@@ -21,7 +21,7 @@ places = st.tuples(st.integers(0, 64), st.integers(0, 64), st.integers(0, 64)).f
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Return a function from records to what rtlib.c wrote about them."""
+    """Return a function that passes records to rtlib.c and returns its output."""
     folder = tmp_path_factory.mktemp("rtlib")
     program = build.compile_program([Path(__file__).with_name("rtlib.c")], folder / "rtlib")
 
@@ -41,7 +41,7 @@ def signed(value, bits):
 
 
 def divided(what, a, b):
-    """C's division, of which kind *what* says, as an unsigned number of 64 bits."""
+    """Return the result of C's division of kind *what*, as an unsigned number of 64 bits."""
     bits = 64 if what < 4 else 32
     is_signed = what % 4 >= 2
     a, b = (signed(a, bits), signed(b, bits)) if is_signed else (a % (1 << bits), b % (1 << bits))
@@ -51,7 +51,7 @@ def divided(what, a, b):
 
 @given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=50))
 def test_division_is_that_of_c(run, pairs):
-    """All eight kinds, rounding to zero; not by 0, and not the one signed quotient too large."""
+    """The test has all eight kinds, without division by 0 and without overflow."""
     records = []
     wanted = []
     for a, b in pairs:
@@ -69,7 +69,7 @@ def test_division_is_that_of_c(run, pairs):
 
 @given(st.lists(places, min_size=1, max_size=50), st.integers(0, 255))
 def test_copying_moves_these_bytes_and_no_others(run, copies, value):
-    """At any alignment and length; memmove also where the parts overlap."""
+    """Alignment and length are arbitrary; for memmove, the parts may overlap."""
     records = []
     wanted = []
     for to, start, count in copies:

@@ -54,7 +54,7 @@ def test_a_session_asks_for_an_unsigned_process_before_it_opens_our_code(fake, s
 
 
 def test_a_library_that_answers_without_calling_is_found_out(fake, monkeypatch):
-    """Handles it does not know get success and nothing done: here, every call."""
+    """The library returns success for unknown handles and does nothing; here, for every call."""
     fake.answer("open", 0)
     original = Handle.open
 
@@ -94,7 +94,7 @@ def test_a_step_that_fails_undoes_those_before_it(fake, call, code, number, kind
         Session.open(fake.library, deadline=HANG_SECONDS)
     assert fake.count("close") == fake.count("open") - (call == "open")
     with contextlib.closing(Session.open(fake.library, deadline=HANG_SECONDS)) as session:
-        assert session.slot.session == 0  # it was given back
+        assert session.slot.session == 0  # it was released
 
 
 @pytest.mark.parametrize("code", [0x14, 0x200])
@@ -113,7 +113,7 @@ def test_closing_takes_maps_then_the_handle_then_memory_and_only_once(fake, sess
     assert mapped_bytes(session) == 8192
     del block
     gc.collect()
-    assert fake.count("free") == 0  # the session keeps what the DSP may touch
+    assert fake.count("free") == 0  # the session retains memory that the DSP may write
 
     session.close()
     session.close()
@@ -178,7 +178,7 @@ except DeviceTimeout as error:
 
 
 def forked(work):
-    """Do *work* in a fork; return what it returned, as a number, or 99 for an exception."""
+    """Call *work* in a fork; return its result as a number, or 99 for an exception."""
     child = os.fork()
     if child == 0:
         try:
@@ -231,7 +231,7 @@ def test_a_call_without_an_answer_makes_the_session_dead_and_another_can_be_open
     session.close()
     del session, block
     gc.collect()
-    assert (fake.count("close"), fake.count("free")) == (0, 0)  # it may still be at work
+    assert (fake.count("close"), fake.count("free")) == (0, 0)  # the call may still be running
 
     with contextlib.closing(Session.open(fake.library, deadline=HANG_SECONDS)) as other:
         assert other.slot.session == 1
@@ -272,7 +272,7 @@ def test_what_cannot_be_mapped_is_no_room_while_the_dsp_answers_and_a_loss_when_
     fake.answer("invoke4", 0x80000402)
     with pytest.raises(DeviceFull):
         session.map(block)
-    assert fake.count("munmap") == 1  # the half that had worked
+    assert fake.count("munmap") == 1  # the half that was open
     assert mapped_bytes(session) == 0
 
     fake.answer("mmap", 1)
@@ -291,7 +291,7 @@ def test_a_block_can_be_taken_from_the_dsp_first_by_our_code(fake, session):
 
 
 def test_the_number_of_a_closed_session_is_the_librarys_again(simulator):
-    """Somebody else in the process may have it then, and npurt takes another."""
+    """Another user in the process may have this number then, and npurt uses a different one."""
     library = load([lib.simulator()])
     sessions = session_pool(library)
     Session.open(library, session=1, deadline=HANG_SECONDS).close()
@@ -302,4 +302,4 @@ def test_the_number_of_a_closed_session_is_the_librarys_again(simulator):
     assert sorted(slot.session for slot in others) == [0, 2, 3]
     for slot in others:
         sessions.release(slot)
-    sessions._known["cdsp"].append(theirs)  # it was reserved for good
+    sessions._known["cdsp"].append(theirs)  # the number remains reserved

@@ -1,4 +1,4 @@
-"""Facts that C and Python share: Python reads them from the files of C."""
+"""Test facts that C and Python share: Python reads them from the C files."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from npurt.hexagon.idl import shared
 
 @pytest.fixture
 def written(tmp_path, monkeypatch):
-    """Return a function that writes a shared file of the name that it is given."""
+    """Return a function that writes a shared file with a given name."""
     monkeypatch.setattr(shared, "_CHECKOUT", tmp_path)
 
     def write(name, text):

@@ -21,7 +21,7 @@ from tests.hexagon.dsp import call_of, code_of, simulated
 MANIFEST = json.loads((skel.FOLDER / "manifest.json").read_text())
 ARCHS = [int(name.removeprefix("v")) for name in MANIFEST["skels"]]
 
-# All that the skel asks of the DSP; True: it does without.
+# All functions of the DSP that the skel uses; True: the skel also works without it.
 IMPORTS = {
     **dict.fromkeys(("__wrap_malloc", "__wrap_free", "HAP_mmap", "HAP_munmap"), False),
     **dict.fromkeys(("qurt_thread_create", "qurt_thread_join", "qurt_thread_exit"), False),
@@ -93,7 +93,7 @@ def test_info_says_what_it_is_and_what_the_dsp_grants(arch):
     ("vtcm", "granted"), [("2M", 2048), ("1M", 1024), ("640K", 512), ("255K", 0), (0, 0)]
 )
 def test_a_dsp_with_less_vtcm_grants_a_part_and_perhaps_none(vtcm, granted):
-    """Four threads want 2 MiB; KiB."""
+    """Four threads request 2 MiB; the parameters are in KiB."""
     with simulated(f"vtcm={vtcm}") as session:
         assert session.info.vtcm_bytes == granted << 10
 
@@ -106,7 +106,7 @@ def test_there_is_a_thread_for_each_hvx_context_one_at_least_and_eight_at_most(h
 
 @given(nonce=st.integers(0, 2**64 - 1))
 def test_an_echo_is_changed_by_the_dsp(dsp, nonce):
-    """Literal of the interface's comment."""
+    """The values are those of the interface's comment."""
     assert dsp.session.call("echo", nonce) == (nonce ^ 0x9E3779B97F4A7C15,)
 
 
@@ -172,7 +172,7 @@ def test_a_reply_that_does_not_fit_is_refused(dsp):
 
 
 def test_a_handle_that_is_closed_gives_back_address_space():
-    """Ten times a quarter of it."""
+    """The test maps a quarter of the address space ten times."""
     with simulated("space=64M") as session:
         library, slot = session.library, session.slot
         uri = session_pool(library).uri(slot, skel.module(skel.choose(68)))
@@ -188,7 +188,7 @@ def test_a_handle_that_is_closed_gives_back_address_space():
 
 
 def test_a_handle_that_is_closed_gives_back_vtcm():
-    """The session's own has one half of it, each of the others the other half."""
+    """The session's handle has one half of VTCM; each of the other handles gets the other half."""
     with simulated("hvx=1 vtcm=1M") as session:
         uri = session_pool(session.library).uri(session.slot, skel.module(skel.choose(68)))
         granted = [session.info.vtcm_bytes]

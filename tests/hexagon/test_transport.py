@@ -33,7 +33,7 @@ from tests.hexagon.simulator import (
 )
 from tests.limits import interrupt
 
-# In this process: how to say that the DSP shall die over the next batch, or answer too late.
+# Functions that make the DSP of this process die during the next batch, or reply too late.
 DEATHS = {"invoke": ["crash=1", "ssr=1:1", "invoke=1"], "dspqueue": ["queue_read=1"]}
 DELAYS = {"invoke": "delay=1:3600000", "dspqueue": "queue_stuck=1"}
 
@@ -64,11 +64,13 @@ def test_another_number_of_rows_is_patched_in(simulator):
                 np.testing.assert_array_equal(out, y[:rows])
 
 
-@pytest.mark.parametrize("before", [2, -1])  # times x: all results change alike
+@pytest.mark.parametrize(
+    "before", [2, -1]
+)  # x is multiplied by this factor, so all results change alike
 def test_results_that_do_not_arrive_with_the_reply_are_noticed(
     before, fields, simulator, monkeypatch
 ):
-    """As when the DSP keeps them in its cache: the memory is what it was before the call."""
+    """The results remain in the DSP's cache, so the memory is the same as before the call."""
     with opened(**fields) as transport:
         product = Product(transport)
         product.batch.run(before * product.x, product.outs)
@@ -147,12 +149,12 @@ def test_an_answer_that_does_not_come_in_time_is_a_timeout_and_the_session_dead(
         with pytest.raises(DeviceLost):
             product.run()
     tell("")  # the late reply comes
-    wait_until(lambda: process() == 0)  # the thread came back, and closed what it had
+    wait_until(lambda: process() == 0)  # the thread returned, and closed its session
 
 
 @pytest.mark.parametrize("fault", ["crash=6", "invoke=6", "ssr=6:50"])
 def test_a_worker_tells_that_its_dsp_died(fault, simulator, monkeypatch):
-    """At the sixth call, when the session has long been open."""
+    """The DSP dies at the sixth call, after the session was opened."""
     monkeypatch.setenv("NPURT_SIM_FASTRPC", fault)
     with opened(worker=True) as transport:
         product = Product(transport)
@@ -196,7 +198,7 @@ def test_a_worker_that_cannot_open_says_why_and_is_gone(simulator, monkeypatch):
 
 
 def test_ctrl_c_on_the_terminal_does_not_reach_a_worker(simulator):
-    """It goes to the process group of the terminal's foreground, which is the parent's."""
+    """The signal goes to the terminal's foreground process group, which is the parent's."""
     with opened(worker=True) as transport:
         assert os.getpgid(transport.process) == transport.process != os.getpgid(0)
 
@@ -296,7 +298,7 @@ def test_a_reply_to_another_batch_is_not_taken_for_this_one(simulator):
     with opened() as transport:
         product = Product(transport)
         product.run()
-        product.batch._send = lambda *blocks: None  # success, and nothing is done
+        product.batch._send = lambda *blocks: None  # success without an effect
 
         with pytest.raises(DeviceLost, match="the reply to batch"):
             product.run()

@@ -11,7 +11,7 @@ SCALES = ("d", "dmin", "m")
 
 
 def tensor(rng, name, n, k, extreme=0):
-    """A QTensor of random bytes with scales of one size; *extreme* 1 or -1: all codes alike."""
+    """Return a QTensor of random bytes with similar scales; *extreme* 1 or -1: equal codes."""
     fmt = GGUF[name]
     if fmt.block == 1:
         values = rng.standard_normal((n, k)) if not extreme else np.full((n, k), float(extreme))
