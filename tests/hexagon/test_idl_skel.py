@@ -444,7 +444,7 @@ def test_a_misaligned_buffer_of_wide_elements_is_refused(lib, t):
 
 @pytest.mark.parametrize("number", [42, 100, 0xFFFFFFFF, 30, 0, 1])
 def test_a_method_that_there_is_not_is_unsupported(library, number):
-    """Also by the long way: ids below 31 are not there."""
+    """The long form of ids must not contain ids below 31 either."""
     block = struct.pack("<I", number).hex()
 
     assert fenced(library, [(0x1F010000, [block], [], [])]) == [UNSUPPORTED]
@@ -479,7 +479,7 @@ def test_random_damage_never_leaves_the_buffers(t, library, seed):
 
 
 def test_the_skel_needs_no_library_on_the_dsp(t, library, tmp_path):
-    """Linked for Hexagon v68 with nothing but what implements the interface."""
+    """The skel is linked for Hexagon v68 with the implementation of the interface only."""
     zig = [sys.executable, "-m", "ziglang"]
     target = ["-target", "hexagon-freestanding", "-mcpu=hexagonv68", "-fno-sanitize=all"]
     flags = ["-std=c11", "-O2", "-ffreestanding", "-fPIC", "-Wall", "-Wextra", "-Werror", "-c"]

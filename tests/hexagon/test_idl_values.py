@@ -111,7 +111,7 @@ def test_a_buffer_goes_in_without_a_copy(t, buffer):
     ids=["u4", "f2", "i2", "big-endian", "strided", "bool"],
 )  # fmt: skip
 def test_a_buffer_of_something_else_is_refused(t, buffer):
-    """A float64 array for sequence<float> would otherwise arrive as twice as much nonsense."""
+    """Otherwise a float64 array for sequence<float> would arrive as twice as many wrong values."""
     with pytest.raises(LayoutError, match="seqs: a: "):
         t.method("seqs").pack(buffer, 1, ([], 0), 0)
 

@@ -1,4 +1,4 @@
-"""The bytes of calls, against calls captured from stubs that qaic 01.00.51 generated."""
+"""Test the bytes of calls against calls captured from stubs that qaic 01.00.51 generated."""
 
 import struct
 from pathlib import Path
@@ -59,7 +59,7 @@ OUTER = {
     "z": True,
 }
 
-# The same for structs in structs and sequences of those; ids above 30 lie in the first buffer.
+# The same for nested structs and sequences of them; ids above 30 are in the first buffer.
 NESTED = [
     (
         "echo_page",
@@ -168,7 +168,7 @@ def t():
 
 
 def many(count):
-    """An interface whose methods have ids from 2 to count + 1, the last two with arguments."""
+    """Return an interface of methods with ids from 2 to count + 1; the last two have arguments."""
     text = "interface m : remote_handle64 {\n"
     text += "".join(f"long m{i}(in uint64 a, in uint32 b, rout uint32 c);\n" for i in range(count))
     return idl.parse(text + "long n(); };")

@@ -1,4 +1,4 @@
-"""The HVX kernels under qemu: equal to integers in numpy to the bit, on every architecture."""
+"""Test the HVX kernels under qemu: equal to integers in numpy to the bit, on each architecture."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ NAMES = [f.name for f in FORMATS]
 
 @pytest.fixture(scope="module")
 def drivers(tmp_path_factory):
-    """Return the driver of an architecture, started when it is first asked for."""
+    """Return a function that returns the driver of an architecture, started at the first call."""
     started = {}
 
     def driver(arch):
@@ -38,7 +38,7 @@ def drivers(tmp_path_factory):
 
 
 def check(driver, name, image, x, n, *, group, **options):
-    """Run, and compare activations' results with the model's to the bit; return the answer."""
+    """Run the kernels, check that results equal the model's to the bit; return the answer."""
     answer = driver.run(x, image, name, n, group=group, **options)
     held = images.unpack(image, BY_NAME[name], n, x.shape[1])
     expected = model.product(quantise(x, group), held, name)
@@ -53,7 +53,7 @@ def check(driver, name, image, x, n, *, group, **options):
 @pytest.mark.parametrize("arch", build_hexagon.ARCHS)
 @pytest.mark.parametrize("name", NAMES)
 def test_products_equal_the_integers_of_the_model(drivers, arch, name):
-    """Four rows and single ones, tiles by four and alone, a part of a tile, half a last step."""
+    """The shapes have panels and single rows, four tiles and one, a partial tile, half a step."""
     rng = np.random.default_rng(7)
     n = 5 * 32 + 9
     for k in (columns(name, 64), columns(name, 416)):
@@ -74,7 +74,7 @@ def test_products_equal_the_integers_of_the_model(drivers, arch, name):
     seed=st.integers(0, 2**32 - 1),
 )
 def test_any_shape(drivers, name, m, k, n, pad, spread, seed):
-    """Nothing beyond the n columns of a row is written, and nothing beyond a buffer touched."""
+    """Only the n columns of a row are written, and no byte beyond a buffer is accessed."""
     rng = np.random.default_rng(seed)
     k = columns(name, 32 * k)
     image = weight(rng, name, n, k)
@@ -90,7 +90,7 @@ def test_any_shape(drivers, name, m, k, n, pad, spread, seed):
 @pytest.mark.parametrize("name", ["q4_0", "q4_1", "q8_0", "q5_1", "q6_k", "q2_k", "f16", "iq4_nl"])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_extreme_codes_neither_wrap_nor_saturate(drivers, name, sign):
-    """All codes of x are 127 and all of w the greatest or the least: sums are the largest."""
+    """All codes of x are 127, and those of w the largest or smallest, so sums are largest."""
     n, k = 128 + 32, columns(name, 1024)
     rng = np.random.default_rng(0)
     image = weight(rng, name, n, k, extreme=sign)
@@ -101,7 +101,7 @@ def test_extreme_codes_neither_wrap_nor_saturate(drivers, name, sign):
 
 
 def test_int8_sums_of_the_longest_rows_are_exact(drivers):
-    """-128 times 127, 65536 times."""
+    """The sum has 65536 products of -128 and 127."""
     image = images.pack_i8(np.full((32, 65536), -128, np.int8), np.ones(32, np.float32))
     x = np.full((1, 65536), 127, np.float32)
 
@@ -127,7 +127,7 @@ def test_a_range_of_tiles_writes_its_columns_only(drivers):
 @pytest.mark.parametrize("name", ["q4_0", "iq4_nl", "i8"])
 @pytest.mark.parametrize("n", [1, 31, 97, 127, 129, 255])
 def test_of_a_last_tile_only_the_columns_that_there_are_are_written(drivers, name, n):
-    """Alone, and where it would be the last of four that are multiplied together."""
+    """The partial tile is multiplied alone, or as the last of four tiles."""
     rng = np.random.default_rng(n)
     image = weight(rng, name, n, 64)
     x = rng.standard_normal((5, 64)).astype(np.float32)
@@ -155,7 +155,7 @@ def test_tiny_and_huge_rows(drivers, scale, rows):
 
 @pytest.mark.parametrize("largest", [2.0**60, 2.0**-70])
 def test_results_beyond_float32_are_infinite_or_zero(drivers, largest):
-    """Scales whose product overflows or underflows, in lanes beside ones that do not."""
+    """Some lanes have scales whose product overflows or underflows; others do not."""
     rng = np.random.default_rng(5)
     codes = rng.integers(-127, 128, (32, 64), dtype=np.int8)
     scales = np.where(np.arange(32) % 2, largest, 1).astype(np.float32)
@@ -183,7 +183,7 @@ def test_a_value_that_is_not_finite_is_reported(drivers, value, where):
 
 
 def test_float32_results_of_known_sums(drivers):
-    """codes 1 times 127: 127 * 32 exactly; so the units of x, of w and of the result are right."""
+    """Codes of 1 times 127 give exactly 127 * 32, so the units of x, w and the result are right."""
     image = images.pack_i8(np.ones((32, 32), np.int8), np.full(32, 2.0, np.float32))
     x = np.full((1, 32), 0.5, np.float32)
 
@@ -205,11 +205,11 @@ def inputs(rng, kind, m, k):
 
 
 def bound(q, held, kind):
-    """What the roundings of product.h can make of each result, from their own definition.
+    """Return the largest error of each result, by the roundings that product.h defines.
 
-    In units of a row of x times one of w: h is off by at most 1/2 (where codes are narrowed) and is
-    multiplied by a scale that is; a product of scales is off by 1/2 and multiplies h; so are the
-    sums that multiply offsets; and a step loses less than 2^shift.
+    In units of a row of x times a row of w: the error of h is at most 1/2 if codes are narrowed,
+    times a product of scales.  The error of a product of scales is 1/2, times h.  Sums that
+    multiply offsets have the error 1/2, too.  A step loses less than 2^shift.
     """
     scales = np.repeat(q.scales.astype(np.float64), 32 // kind.group, axis=1)[:, None]
     blocks = q.codes.reshape(len(q.codes), -1, kind.group).astype(np.float64)
@@ -227,7 +227,7 @@ def bound(q, held, kind):
 @pytest.mark.parametrize("kind", ["gauss", "outlier"])
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "i8"])
 def test_results_are_within_the_roundings_of_the_exact_product(drivers, name, kind):
-    """Against float64, not against the integers: what is multiplied and how it is scaled."""
+    """The comparison with float64 also checks the operands and their scales."""
     rng = np.random.default_rng(6)
     n, k = 64, 1536
     image = weight(rng, name, n, k)
@@ -248,5 +248,5 @@ def test_results_are_within_the_roundings_of_the_exact_product(drivers, name, ki
 
 @pytest.mark.parametrize("arch", COUNTED)
 def test_packets_are_as_counted(drivers, arch):
-    """Exact; after a change that is meant: python bench/hexagon_kernels.py --update."""
+    """Counts are exact; after an intended change, run python bench/hexagon_kernels.py --update."""
     assert small_counts(drivers(arch)) == json.loads(COUNTS.read_text())[arch]

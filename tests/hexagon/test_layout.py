@@ -1,4 +1,4 @@
-"""Images of weights, and how activations are rounded: inverses, limits, refusals."""
+"""Test images of weights and the rounding of activations: inverses, limits, refusals."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ FLOATS = ["f32", "f16", "bf16"]
 
 
 def test_a_row_of_the_table_is_read():
-    """The row of Q2_K, and that of its kernel, as formats.inc has them."""
+    """The rows of Q2_K and of its kernel have the values of formats.inc."""
     assert len(FORMATS) == TABLE.read_text().count("\nNPURT_FORMAT(")
     assert BY_NAME["q2_k"] == ImageFormat(
         "q2_k", 10, "q8_g16_offset", codes=16, scales=2, offsets=2, heads=2, arch=68, gain=32,
@@ -51,7 +51,7 @@ def test_codes_come_back_unchanged(name, n, k, seed):
 
 @pytest.mark.parametrize("name", CODED)
 def test_scales_are_off_by_half_a_unit_of_the_row_at_most(name):
-    """The bound in the module's docstring, against the file's own scales in float64."""
+    """The bound is that of the module's docstring; the scales of the file are in float64."""
     t = tensor(np.random.default_rng(1), name, 33, columns(name, 512))
     fmt = BY_NAME[name]
 
@@ -81,7 +81,7 @@ def test_floats_are_off_by_half_a_scale_of_their_block(name):
 
 
 def test_one_image_byte_by_byte():
-    """Q4_0, one row, scale 2: quads of lane 0, and a scale of 16384 times 2^-13."""
+    """A row of Q4_0 with scale 2 has words in lane 0, and a scale of 16384 times 2^-13."""
     blocks = np.zeros((1, 2), BY_Q4)
     blocks["d"] = 2
     blocks["qs"] = np.arange(16, dtype=np.uint8) * 17  # codes i and i in byte i
@@ -122,7 +122,7 @@ def test_an_image_can_be_written_in_place():
 
 
 def spanning(powers):
-    """MXFP4: 32 times 12 with one scale, and a single 1 with one 2^powers larger."""
+    """Return MXFP4: 32 values 12 with one scale, and a single 1 with a scale 2^powers larger."""
     blocks = np.zeros((1, 2), DTYPES["mxfp4"])
     blocks["e"] = [[128 - powers, 128]]
     blocks["qs"][0, 0] = 0x77
@@ -131,7 +131,7 @@ def spanning(powers):
 
 
 def test_a_row_whose_scales_span_too_much_is_refused():
-    """2^14 still has an integer, 1; 2^15 rounds to 0, and |12 x 32| / 2 of 2^14 is lost: 2^-9."""
+    """A ratio of 2^14 leaves the integer 1; 2^15 gives 0, an error of 2^-9 of the row."""
     exact = images.multiplied(images.pack(spanning(14)), BY_NAME["mxfp4"], 1, 64)
     np.testing.assert_array_equal(exact, spanning(14).dequantize())
     with pytest.raises(UnsupportedOp, match="differ too much"):
@@ -175,7 +175,7 @@ def test_a_weight_of_zeros_is_zero():
     seed=st.integers(0, 2**32 - 1),
 )
 def test_activations_are_rounded_to_half_a_scale(k, group, spread, seed):
-    """Half a scale, and what 14 bits of a mantissa and 15 of a reciprocal lose of 127 codes."""
+    """The error is half a scale, plus that of 14 bits of a mantissa and 15 of a reciprocal."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((3, 32 * k)) * np.exp(spread * rng.standard_normal(32 * k))
     x = x.astype(np.float32)
@@ -197,7 +197,7 @@ def test_groups_share_a_scale():
 
 
 def test_gaussian_activations_lose_no_more_than_the_peer():
-    """ggml-hexagon with a scale per 32 (hvx-mm-kernels-flat.h) loses 2.88e-5."""
+    """The error of ggml-hexagon with a scale per 32 columns (hvx-mm-kernels-flat.h) is 2.88e-5."""
     x = np.random.default_rng(6).standard_normal((256, 1536)).astype(np.float32)
 
     lost = ((multiplied(x).astype(np.float64) - x) ** 2).sum() / (x.astype(np.float64) ** 2).sum()

@@ -71,7 +71,7 @@ def test_when_there_is_none_every_path_is_named_with_its_reason(tmp_path):
 
 
 def abi_less_library():
-    """Some library that is here anyway and is not FastRPC's."""
+    """Return the path of a library of this system that is not FastRPC's."""
     from npurt.cpu.kernels.abi import LIBRARY
 
     return path_of(LIBRARY)
@@ -90,11 +90,11 @@ def test_the_setting_names_the_only_candidate(fake, monkeypatch, tmp_path):
         find()
     assert str(tmp_path / "absent.so") in caught.value.what
     assert "libcdsprpc.so.1" not in caught.value.what
-    assert find(fake.path) is fake.library  # an argument goes before the setting
+    assert find(fake.path) is fake.library  # an argument has precedence over the setting
 
 
 def test_a_library_that_is_loaded_is_found_again_behind_names_that_are_not(fake, tmp_path):
-    """As on Android, where the system's is the last candidate."""
+    """On Android, the system's library is the last candidate."""
     last = shutil.copy(fake.path, tmp_path / "libcdsprpc.so")
     code = f"""
 from npurt.hexagon.fastrpc.lib import load
@@ -107,7 +107,7 @@ assert load(candidates) is load(candidates)
 
 
 def test_a_second_fastrpc_library_is_refused_before_it_is_loaded(fake, tmp_path):
-    """Two would end the process: here the second's constructor would."""
+    """Two libraries would end the process; here, the constructor of the second would."""
     first, second = (shutil.copy(fake.path, tmp_path / f"lib{n}dsprpc.so.1") for n in "ca")
     code = f"""
 import ctypes
@@ -189,7 +189,7 @@ def test_sessions_are_handed_out_once_each_and_used_again(fake):
     assert first == [SessionSlot("cdsp", n, 3 + 8 * n) for n in range(4)]
     sessions.release(first[2])
     assert sessions.acquire() is first[2]
-    assert fake.count("session13") == 3  # a reservation cannot be undone: none is wasted
+    assert fake.count("session13") == 3  # a reservation cannot be undone, so none must be wasted
     with pytest.raises(DeviceNotFound, match="session"):
         sessions.acquire()
 
@@ -238,7 +238,7 @@ def test_a_signed_process_that_is_there_already_is_said_to_be_the_reason(fake):
 
 def test_threads_that_take_sessions_at_the_same_time_get_different_ones(fake, monkeypatch):
     def hashed(slot):
-        time.sleep(0)  # another thread's turn
+        time.sleep(0)  # another thread runs here
         return slot.session
 
     monkeypatch.setattr(SessionSlot, "__hash__", hashed)
@@ -350,7 +350,7 @@ def test_where_there_is_no_room_for_a_copy_a_remedy_is_given_and_nothing_left(tm
 
     assert (done.stdout, done.stderr) == ("True True\n" * 2, "")
     for left in tmp_path.iterdir():
-        assert left.is_file()  # it was put there by the test
+        assert left.is_file()  # the test created the file
 
 
 PUBLISH_AT_ONCE = """
@@ -382,7 +382,7 @@ print(wrong)
 
 
 def test_threads_and_processes_publish_at_once_and_what_is_there_is_always_whole(skels, tmp_path):
-    """Each process in a folder of its own, below one that all sweep."""
+    """Each process has its own folder, below a folder that all processes clean up."""
     folder = tmp_path / "folder"
     folder.mkdir()
     (skels / "libnpurt_skel_v68.so").write_bytes(os.urandom(1 << 17))
@@ -431,7 +431,9 @@ def test_what_a_killed_process_left_goes_a_day_later_and_what_others_use_stays(s
     process("os.kill(os.getpid(), signal.SIGKILL)")
     (left,) = folder.iterdir()
     process()
-    assert list(folder.iterdir()) == [left]  # it could be of a process that has only just begun
+    assert list(folder.iterdir()) == [
+        left
+    ]  # the folder may belong to a process that has just begun
     os.utime(left, (0, 0))
     used = folder / "npurt-1-used"
     used.mkdir()

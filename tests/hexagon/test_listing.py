@@ -1,7 +1,7 @@
-"""No HVX float instruction in the skel: emulators get them wrong, and v79 has other ones.
+"""Test that the skel has no HVX float instruction: emulators are wrong, and v79 has others.
 
-Looked for in what the compiler lists; the instructions are those whose registers are read or
-written as .sf, .hf, .bf, .qf32, .qf16 or .f8.
+The test searches the compiler's assembly for instructions whose registers are read or written as
+.sf, .hf, .bf, .qf32, .qf16 or .f8.
 Source: LLVM, lib/Target/Hexagon/HexagonDepInstrInfo.td.
 """
 
@@ -17,15 +17,15 @@ SOURCES = [*build_hexagon.skel_sources(), *build_hexagon.rtlib()]
 
 
 def listing(source, arch, folder, defines=(), includes=(build_hexagon.DSP, build_hexagon.IDL)):
-    """Return what the compiler of the skel makes of *source*, as assembly."""
+    """Return the assembly that the skel's compiler makes from *source*."""
     out = folder / f"{source.stem}.s"
     flags = build_hexagon.job(source, arch, defines, includes).flags
-    unused = "-Wno-unused-command-line-argument"  # zig adds a -c of its own
+    unused = "-Wno-unused-command-line-argument"  # zig adds a -c
     build_zig.zig("cc", *flags, unused, "-S", source.resolve(), "-o", out)
     return out.read_text()
 
 
-# As LLVM prints them: test/MC/Hexagon/hvx-v68.s, test/CodeGen/Hexagon/autohvx/qfp-*.ll.
+# Instructions of LLVM: test/MC/Hexagon/hvx-v68.s, test/CodeGen/Hexagon/autohvx/qfp-*.ll.
 @pytest.mark.parametrize(
     "line",
     [

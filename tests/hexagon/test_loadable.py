@@ -46,7 +46,7 @@ def plain(compiled):
 
 
 def errors(data, **asked):
-    """Return what would keep a DSP from loading *data*, as one text."""
+    """Return the errors for which a DSP would refuse *data*, as one text."""
     return "\n".join(f.what for f in verify(data, **asked) if f.level == "error")
 
 
@@ -66,10 +66,10 @@ def patched(data, tag, value, new_tag=None):
 
 
 def with_relocation(data, *, offset=None, symbol=None):
-    """Return *data* with its first relocation of another place or symbol."""
+    """Return *data* with another place or symbol in its first relocation."""
     segment = next(s for s in elf.read(data).segments if s.kind == elf.Kind.DYNAMIC)
     entries = data[segment.offset : segment.offset + segment.file_bytes // 8 * 8]
-    at = dict(struct.iter_unpack("<iI", entries))[elf.Tag.RELA]  # headers lie at address 0
+    at = dict(struct.iter_unpack("<iI", entries))[elf.Tag.RELA]  # the headers are at address 0
     place, info, _ = struct.unpack_from("<IIi", data, at)
     info = info if symbol is None else symbol << 8 | info & 0xFF
     word = struct.pack("<II", place if offset is None else offset, info)
@@ -80,7 +80,7 @@ def with_relocation(data, *, offset=None, symbol=None):
 
 
 def test_a_skel_of_the_sdk_is_read_as_readelf_reads_it():
-    """Literals: binutils' readelf 2.40 -h -l -d."""
+    """The literals are the output of binutils' readelf 2.40 -h -l -d."""
     skel = elf.read(FOREIGN.read_bytes())
 
     assert (skel.arch, skel.soname, skel.signed) == (68, "libcalculator_skel.so", True)
@@ -123,7 +123,7 @@ def test_random_bytes_are_damaged_and_never_a_crash(data):
 
 @given(data=st.data())
 def test_a_damaged_skel_is_read_or_refused_and_never_a_crash(plain, data):
-    """Any bytes overwritten, among the first of the file and of its tables."""
+    """The test overwrites bytes at the beginning of the file and of its tables."""
     damaged = bytearray(data.draw(st.sampled_from([plain, FOREIGN.read_bytes()])))
     for _ in range(data.draw(st.integers(1, 8))):
         at = data.draw(st.integers(0, 0x2000) | st.integers(0, len(damaged) - 1))
@@ -167,7 +167,7 @@ def test_another_or_no_entry_is_named(plain, compiled):
 
 
 def test_an_import_that_the_domain_may_not_have_is_named(compiled):
-    """One that is needed is an error, one that is optional a warning."""
+    """A missing required import is an error, an optional one a warning."""
     strong = compiled(PLAIN.replace("HAP_mmap", "HAP_mmapp"))
     weak = compiled(f"#pragma weak HAP_mmapp\n{PLAIN.replace('HAP_mmap', 'HAP_mmapp')}")
 
@@ -184,7 +184,7 @@ def test_a_library_that_is_needed_is_named(plain):
 
 @given(data=st.data())
 def test_a_file_that_was_cut_is_named(plain, data):
-    """At any place up to the end of what is loaded: after it are only names of sections."""
+    """The file is cut anywhere before the end of the loaded data; only section names follow."""
     end = max(s.offset + s.file_bytes for s in elf.read(plain).segments)
     cut = plain[: data.draw(st.integers(4, end - 1))]
 
@@ -205,7 +205,7 @@ def test_other_files_are_named(tmp_path):
 
 
 def test_a_wrong_shape_is_named(plain):
-    """Flags and alignment of the first segment (program header 0, at byte 52), and the tables."""
+    """The test changes flags and alignment of the first segment (at byte 52), and the tables."""
     flags, align = 52 + 24, 52 + 28
     writable = plain[:flags] + bytes([7]) + plain[flags + 1 :]
     aligned = plain[:align] + struct.pack("<I", 1 << 16) + plain[align + 4 :]
@@ -345,7 +345,7 @@ def test_a_relocation_of_code_is_damage(plain):
 
 
 def test_a_table_of_no_relocations_that_is_nowhere_is_damage(plain):
-    """What has no entries has a place all the same, and loaders look at it."""
+    """An empty table also has an address, which loaders read."""
     data = patched(plain, elf.Tag.RELASZ, lambda _: 0)
     data = patched(data, elf.Tag.RELA, lambda _: 0x2000_0000)
 

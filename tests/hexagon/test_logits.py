@@ -1,9 +1,9 @@
-"""Logits of whole models with every product on the simulated DSP: as near as the CPU's.
+"""Test logits of whole models with every product on the simulated DSP: as exact as the CPU's.
 
-Both round activations to int8 with a scale per 32; the CPU rounds what is left over of some inputs
-once more, the DSP does not.  What may be expected of each is the noise that a decoder in float64
-makes by the same rule, and what that is good for stands in tests/llm/test_logits.py; two that round
-each in its own way differ by the noise of both.
+Both round activations to int8 with a scale per 32; the CPU also rounds the remainders of some
+inputs, and the DSP does not.  The expected error of each device is that of a decoder in float64
+with the same rounding, as in tests/llm/test_logits.py.  Two devices that round differently differ
+by the sum of both errors.
 """
 
 import pytest
