@@ -1,4 +1,4 @@
-"""Ctrl-C at any point leaves a context that can be continued with the same results."""
+"""Tests of interruption: after Ctrl-C at any point, a context continues with the same results."""
 
 import numpy as np
 import pytest
@@ -14,8 +14,8 @@ from npurt.runtime.execute.plan import Plan
 from tests.llm import tiny
 
 MODELS = ("llama3", "qwen35", "qwen3moe")
-# numpy's sums depend on the number of rows.  Logits are below 16, and those of other tokens differ
-# by whole units.
+# The bound on the rounding of sums in numpy, which depends on the number of rows.  Logits are below
+# 16; logits of other tokens would differ by whole units.
 ROUNDING = 2.0**-10
 OPTIONS = {"n_ctx": 128, "n_batch": 16, "verify": "off", "progress": False}
 
@@ -25,7 +25,7 @@ def opened(model, device="cpu", **options):
 
 
 def interrupt(monkeypatch, owner, name, call):
-    """Interrupt the function *name* of *owner* in its call number *call*."""
+    """Make call number *call* of the function *name* of *owner* raise KeyboardInterrupt."""
     function, calls = getattr(owner, name), []
 
     def breaks(*args, **kwargs):
@@ -38,7 +38,7 @@ def interrupt(monkeypatch, owner, name, call):
 
 
 def goes_on(llm, straight, ids):
-    """Say whether the tokens are the first of *ids*, and what comes next is right."""
+    """Check that the context holds the first tokens of *ids* and the next logits are exact."""
     n = llm.n_tokens
     assert llm.history == tuple(ids[:n])
     np.testing.assert_array_equal(llm.eval(ids[n : n + 3]), straight[n : n + 3])
@@ -123,7 +123,7 @@ def test_a_reset_that_is_broken_off(model, monkeypatch):
 
 @pytest.mark.parametrize("call", range(1, 6))
 def test_a_rewind_in_numpy_that_is_broken_off(call, monkeypatch):
-    """Some states are then those of a checkpoint, and others not yet."""
+    """The interrupt comes when only some of the states have been restored from the checkpoint."""
     ids = tiny.ids("qwen35", 30)
     with opened("qwen35", "numpy") as llm:
         straight = llm.eval(ids)
@@ -141,7 +141,7 @@ def test_a_rewind_in_numpy_that_is_broken_off(call, monkeypatch):
 
 @pytest.mark.parametrize("name", ["checkpoint", "restore", "write_exact"])
 def test_a_device_that_fails_while_states_move_is_left(name, monkeypatch):
-    """Its part goes on elsewhere, and the tokens so far are evaluated again."""
+    """Another device takes over its part of the model, and all tokens are evaluated again."""
     ids = tiny.ids("qwen35", 40)
 
     def fails(*args):
@@ -155,7 +155,7 @@ def test_a_device_that_fails_while_states_move_is_left(name, monkeypatch):
             llm.eval(ids[start : start + 8])
         snapshot = llm.snapshot()
         (part,) = llm.state._executor.parts
-        part.actual = "fake:0"  # so that there is another device
+        part.actual = "fake:0"  # pretend that the part is on another device than numpy
         monkeypatch.setattr(part.segment, name, fails)
         {"checkpoint": lambda: llm.eval(ids[24:30]), "restore": lambda: llm.rewind(16),
          "write_exact": lambda: llm.restore(snapshot)}[name]()  # fmt: skip

@@ -1,4 +1,4 @@
-"""A model is used by one thread at a time: another thread gets an error and changes nothing."""
+"""Tests of the lock of a model: while one thread uses it, others get an error, change nothing."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -31,7 +31,7 @@ CALLS = {
 
 
 def elsewhere(call):
-    """Return what *call* raised in another thread, or None."""
+    """Run *call* in another thread; return the exception that it raised, or None."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(call).exception(HANG_SECONDS)
 
@@ -47,7 +47,7 @@ def test_a_thread_that_comes_in_the_middle_of_a_run_is_refused_and_spoils_nothin
     raised = []
 
     def meddle(index, y):
-        if index in (3, 40):  # in the prefill, and while one row is decoded
+        if index in (3, 40):  # once in the prefill, and once in decoding
             raised.append(elsewhere(lambda: call(llm)))
 
     wanted = generated(FakeDevice())
@@ -86,7 +86,7 @@ def test_a_thread_that_comes_between_two_steps_is_refused_too(llm, monkeypatch, 
 
 
 def test_a_whole_text_is_one_turn(llm, monkeypatch):
-    """The model stays locked between the steps of a text, too."""
+    """The model stays locked between the steps of a generation."""
     wanted = fresh(llm, max_tokens=8, **GREEDY)
     raised = []
 
@@ -132,7 +132,7 @@ def test_a_token_that_was_taken_back_between_two_pieces_ends_the_stream(llm):
 @pytest.mark.parametrize("extra", [0, 1, 100], ids=["as many", "one more", "full"])
 @pytest.mark.parametrize("model", ["llama3", "qwen35"])
 def test_what_another_did_between_two_pieces_ends_the_stream_and_no_more(model, extra):
-    """Whatever number of tokens it leaves in the context."""
+    """This holds for any number of tokens that the other call leaves in the context."""
     prompt = tiny.ids(model, 12)
     with open_tiny(model) as llm:
         wanted = fresh(llm, prompt, max_tokens=8, **GREEDY)

@@ -1,12 +1,13 @@
-"""Logits of the tiny models: right against other people's, and the same however they are made.
+"""Tests of the logits of tiny models: they agree with oracles and do not depend on the batches.
 
-Quantised files cannot be held to float accuracy: their activations are rounded to int8, and an
-error far below a step decides which way a value near the middle of two codes goes, so two correct
-implementations part within a layer.  What can be derived is the size of that noise: a reference in
-float64 that rounds activations by the same rule makes as much of it.  The mean over a prefill's
-T x V logits has at least T x D / 100 independent terms (errors of positions share keys and values),
-so a correct implementation's mean is within some 10 % of it; losing one bit of any kind of
-activation makes it 1.5 times as large or more (see the last test but one).
+The results of quantised files cannot have float accuracy.  Activations are rounded to int8, and an
+error far below a step changes the code of a value near the middle of two codes.  Two correct
+implementations therefore differ after one layer.  Only the size of this noise can be predicted: a
+reference in float64 that rounds activations by the same rule has the same noise.  The mean over
+the T x V logits of a prefill has at least T x D / 100 independent terms, because the errors of
+positions depend on the same keys and values.  The mean of a correct implementation is therefore
+within some 10 % of the reference's.  If any kind of activation loses one bit, the mean is at least
+1.5 times as large (see `test_that_noise_would_show_a_lost_bit`).
 """
 
 import numpy as np
@@ -19,13 +20,14 @@ from npurt.cpu.kernels import abi
 from tests.llm import reference, tiny
 from tests.llm.reference import nmse
 
-# An F32 model rounds to 2^-24 in some 20 products in a row, of up to 352 terms each; random signs
-# leave sqrt(352) of them: 20 * 352 * 2^-48 = 2.5e-11 of the squares.  Transformers' own logits are
-# float32 too: 1e-9 is what the oracles' README allows between any two float implementations.
+# An F32 model rounds to 2^-24 in some 20 successive products of up to 352 terms.  The signs of the
+# errors are random, so errors grow with sqrt(352): 20 * 352 * 2^-48 = 2.5e-11 of the squares.  The
+# logits of Transformers are float32, too.  The oracles' README allows 1e-9 between any two float
+# implementations.
 FLOAT_NMSE = 1e-9
-NOISE = 1.25  # a mean of quantisation noise, to that of another realisation
+NOISE = 1.25  # bound on the ratio of mean quantisation noise in two realisations
 
-# NMSE of llama.cpp's logits for the same files (lcpp_*_prefill30.npy) to the exact ones.
+# NMSE between llama.cpp's logits for the same files (lcpp_*_prefill30.npy) and the exact logits.
 LLAMA_CPP = {
     ("llama3", "q8_0"): 5.59e-4,
     ("llama3-256", "q4_0"): 5.82e-4,
@@ -54,17 +56,17 @@ def prefill(model, kind, **options):
         return llm.eval(tiny.ids(model))
 
 
-# --- Right ----------------------------------------------------------------------------------------
+# --- Agreement with the oracles -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("model", "kind"), tiny.FILES)
 def test_the_reference_gives_the_oracles_logits(model, kind):
-    """The tests below rest on `reference`: it must agree with numbers that others made."""
+    """`reference`, which the tests below use, agrees with results of other programs."""
     y = reference.logits(tiny.path(model, kind), tiny.ids(model))
 
     if kind == "f32":
         assert nmse(tiny.array(model, "hf_f32_prefill"), y) < FLOAT_NMSE
-    else:  # float64 there too, but kept as float32: half an ulp each
+    else:  # also computed in float64, but stored as float32: half an ulp each
         exact = tiny.array(model, f"np64_{kind}_prefill30")
         np.testing.assert_allclose(y[tiny.array(model, "rows")], exact, rtol=2.0**-24, atol=1e-12)
 
@@ -98,9 +100,9 @@ def test_quantised_weights_add_the_noise_of_int8_activations_and_no_more(model, 
 
 
 def noise(y, exact, model):
-    """Return the NMSE; of a mixture of experts that of the median row.
+    """Return the NMSE, or for a mixture of experts the median NMSE of the rows.
 
-    Some of its rows go to another expert for a difference that is no error.
+    In a mixture, correct rounding may select another expert for some rows.
     """
     if "moe" not in model:
         return nmse(y, exact)
@@ -108,7 +110,7 @@ def noise(y, exact, model):
 
 
 def test_that_noise_would_show_a_lost_bit():
-    """Rounding q, k, v and the head to int8 alone, or any input to 7 bits, is more than NOISE."""
+    """Int8 in place of 16 bits, or one bit less for all inputs, exceeds the bound NOISE."""
     path, ids = tiny.path("llama3-256", "q8_0"), tiny.ids("llama3-256")
     exact = reference.logits(path, ids)
     noise = nmse(reference.logits(path, ids, rounding=reference.int8), exact)
@@ -122,10 +124,11 @@ def test_that_noise_would_show_a_lost_bit():
 
 @pytest.mark.parametrize(("model", "kind"), [("llama3", "q8_0"), ("qwen2", "q8_0")])
 def test_the_output_matrix_multiplies_activations_of_16_bits(tmp_path, model, kind):
-    """In a model whose layers add nothing, its product is all there is.
+    """The layers of this model add nothing, so only the output matrix makes errors.
 
-    A block of 32 has its largest at 2.1 sigma: a step of 2.1 / 127, the squares of whose rounding
-    are 2.3e-5 of the activations'; the second int8 leaves a 255th of the step, 3.5e-10 of them.
+    The largest value in a block of 32 is about 2.1 sigma, so the step is 2.1 sigma / 127.  The
+    squared error of int8 is then 2.3e-5 of the squared activations.  The second int8 reduces the
+    step by 255, and the squared error to 3.5e-10.
     """
     file = tiny.read(tiny.path(model, kind))
     contents = [
@@ -145,10 +148,10 @@ def test_the_output_matrix_multiplies_activations_of_16_bits(tmp_path, model, ki
 
 @pytest.mark.parametrize(("model", "kind"), FLOATS)
 def test_a_half_precision_cache_rounds_keys_and_values_and_nothing_else(model, kind):
-    """The reference rounds the same values, but for some.
+    """Almost all keys and values are rounded to the same float16 as in the reference.
 
-    Ours differ by 1e-6 before they are rounded to 11 bits, so that one in some 500 falls on the
-    other side of a step: that adds 12 / 500 of the rounding's squares.
+    They differ by 1e-6 before they are rounded to 11 bits, so about one in 500 is rounded to a
+    neighbouring value.  This adds 12 / 500 of the squared rounding error.
     """
     path, ids = tiny.path(model, kind), tiny.ids(model)
     rounded = reference.logits(path, ids, cache=np.float16)
@@ -158,7 +161,7 @@ def test_a_half_precision_cache_rounds_keys_and_values_and_nothing_else(model, k
     assert nmse(y, rounded) < 0.1 * nmse(rounded, reference.logits(path, ids))
 
 
-# --- The same however they are made ---------------------------------------------------------------
+# --- The same by any way of evaluation ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kv_type", ["f16", "f32"])
@@ -181,7 +184,7 @@ SPLIT = [("llama3-256", "q4_k_m"), ("qwen2", "f32"), ("qwen3moe", "q8_0"), ("qwe
 
 @pytest.fixture(scope="module", params=SPLIT, ids="-".join)
 def splitter(request):
-    """A model that takes at most 16 tokens at once, and the logits of 48 ids in one piece."""
+    """Yield a model with batches of 16 tokens, 48 ids, and their logits from a single batch."""
     ids = tiny.ids(request.param[0], 48)
     with open_tiny(*request.param) as whole, open_tiny(*request.param, n_batch=16) as llm:
         yield llm, ids, whole.eval(ids)

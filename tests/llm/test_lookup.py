@@ -1,4 +1,4 @@
-"""Lookup drafts come only from the current sequence, whatever preceded it."""
+"""Tests of lookup: drafts come only from the current sequence, not from earlier sequences."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""Memory for untrusted files: proportional to the size of the file, or a refusal."""
+"""Tests of memory for untrusted files: it is proportional to the file size, or they are refused."""
 
 import itertools
 import json
@@ -27,7 +27,7 @@ SOUND = tiny.path("llama3", "f32")
 
 
 def strings(count, nbytes):
-    """Return an array of *count* strings of *nbytes* digits, different ones if they suffice."""
+    """Return an array of *count* strings of *nbytes* digits, all different if *nbytes* suffices."""
     rows = np.zeros(count, [("length", "<u8"), ("text", f"S{nbytes}")] if nbytes else "<u8")
     if nbytes:
         numbers = np.arange(count) % 10 ** min(nbytes, 18)
@@ -50,7 +50,7 @@ ARRAYS = {
 
 
 def peak(work):
-    """Return the most bytes of Python and numpy that *work* takes at a time."""
+    """Return the peak number of bytes that Python and numpy allocate during *work*."""
     tracemalloc.start()
     try:
         work()
@@ -68,7 +68,7 @@ def test_an_array_costs_no_more_than_it_takes_in_the_file(kind):
 
 
 def test_the_tables_of_a_header_cost_no_more_than_40_mib():
-    """An eighth of what there may be."""
+    """The test uses an eighth of the tensors and keys that a header may have."""
     tensors = [Tensor(f"{i}", (1,), 0, 32 * i) for i in range(MAX_TENSORS // 8)]
     keys = [(f"{i}", raw.F64, i / 7) for i in range(MAX_KEYS // 8)]
     data = File(keys=keys, tensors=tensors, data=bytes(4 * MAX_TENSORS)).encode()
@@ -77,7 +77,7 @@ def test_the_tables_of_a_header_cost_no_more_than_40_mib():
 
 
 def test_texts_cost_four_times_their_size_at_most(monkeypatch):
-    """One character outside the basic plane makes Python keep four bytes for each."""
+    """With one character outside the basic plane, Python uses four bytes for each character."""
     monkeypatch.setattr(header, "MAX_TEXT", 1 << 20)
     text = "😀" + "a" * ((1 << 20) - 5)
     keys = [("t", raw.STRING, text[:-1000])]
@@ -104,7 +104,7 @@ LETTERS = "".join(map(chr, range(0x21, 0x7F)))
 
 
 def words(count):
-    """Return *count* different texts: all letters, then all pairs, and so on."""
+    """Return *count* different words: all letters, then all pairs of letters, and so on."""
     longer = (itertools.product(LETTERS, repeat=length) for length in itertools.count(1))
     return list(itertools.islice(map("".join, itertools.chain.from_iterable(longer)), count))
 
@@ -120,7 +120,7 @@ def keys(tokens, merges=(), kinds=None):
 
 
 def pieces(tokens, merges):
-    """Return a vocabulary of SentencePiece's kind, in which tokens can be made in many ways."""
+    """Return the keys of a SentencePiece vocabulary, for tokens that many merges can make."""
     scores = raw.view("f", range(len(tokens)))
     return keys(tokens, merges) | {
         "tokenizer.ggml.model": "llama",
@@ -164,7 +164,10 @@ def test_what_no_tokenizer_has_is_refused(case, monkeypatch):
 
 
 def test_limits_are_well_above_what_models_have():
-    """Those of Gemma, gpt-oss, GLM-4.5, and of Llasa, whose speech is <|s_0|> to <|s_65535|>."""
+    """The models are Gemma, gpt-oss, GLM-4.5 and Llasa.
+
+    Llasa has the markup tokens <|s_0|> to <|s_65535|> for speech.
+    """
     assert vocabulary.MAX_TOKENS >= 4 * 262_144
     assert tokenizer.MAX_MERGES >= 4 * 446_189
     assert 3 * max(446_189 / 201_088, 318_088 / 151_552) <= tokenizer.MERGES_PER_TOKEN
@@ -208,14 +211,14 @@ print(json.dumps([said, peak() - before]))
 
 
 def in_a_process(path, work):
-    """Run *work* on a file in a process; return its outcome and the increase of peak memory."""
+    """Run *work* on a file in a new process; return its outcome and the increase of peak memory."""
     command = [sys.executable, "-c", CHILD.format(work=work), str(SOUND), str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     return json.loads(done.stdout)
 
 
 def bomb(kind):
-    """Return a tiny model's file with very many short strings."""
+    """Return a tiny model's file with very many strings or keys, or with long strings."""
     file = tiny.read(SOUND)
     tokens = next(value for key, _, value in file.keys if key == "tokenizer.ggml.tokens")[1]
     if kind == "junk":
@@ -248,7 +251,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("kind", BOMBS)
 def test_a_file_of_very_many_or_long_strings_costs_its_size_a_few_times_at_most(kind, tmp_path):
-    """In its mapped pages, in what is made of them, and as text where a tokenizer needs it."""
+    """The copies are the mapped pages, the parsed arrays, and the strings of a tokenizer."""
     path = tiny.write(bomb(kind), tmp_path)
 
     said, cost = in_a_process(path, "load(sys.argv[2])")
@@ -259,7 +262,7 @@ def test_a_file_of_very_many_or_long_strings_costs_its_size_a_few_times_at_most(
 
 
 def test_a_vocabulary_costs_what_the_tokenizer_says(tmp_path):
-    """300 bytes a token, 250 a merge; a hundred thousand of each, and some for the interpreter."""
+    """The bound is 300 bytes a token and 250 bytes a merge, with 8 MiB for the interpreter."""
     tokens = words(100_000)
     merges = [f"{word[:-1]} {word[-1]}" for word in tokens if len(word) > 1]
     file = File(

@@ -1,4 +1,4 @@
-"""Metadata has the required type, or the file is refused with an error that names the key."""
+"""Tests of types in metadata: a value of a wrong type is refused; the error names its key."""
 
 from array import array
 

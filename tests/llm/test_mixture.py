@@ -1,6 +1,6 @@
-"""The types of the tensors in files with mixed quantisation.
+"""Tests of the types of tensors in files with mixed quantisation.
 
-Oracle: the Q4_K_M files that llama.cpp made of real models, and its rule as far as it was read.
+The oracles are the Q4_K_M files that llama.cpp made of real models, and known parts of its rule.
 """
 
 import re
@@ -36,7 +36,7 @@ def layers_of(kind, part, wanted, **keys):
 
 @pytest.mark.parametrize("name", ["qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"])
 def test_the_types_are_those_of_files_that_llama_cpp_made(real_model, name):
-    """In 2024 it counted layers in the order of their names: 0, 1, 10, 11 and so on."""
+    """In 2024, llama.cpp counted layers in the order of their names: 0, 1, 10, 11 and so on."""
     with GGUF(real_model(name)) as file:
         count = file.metadata["qwen2.block_count"]
         places = {layer: i for i, layer in enumerate(sorted(map(str, range(count))))}
@@ -89,7 +89,7 @@ def test_the_70b_has_more_bits_for_shared_heads():
 
 
 def test_values_are_counted_where_only_some_layers_have_them():
-    names = [f"blk.{i}.attn_v.weight" for i in range(3, LAYERS, 4)]  # 8 of 32
+    names = [f"blk.{i}.attn_v.weight" for i in range(3, LAYERS, 4)]  # 8 of 32 layers
     types = Types("q4_k_m", names, metadata())
     more = [i for i, name in enumerate(names) if types.of(name, SHAPE).name == "q6_k"]
     assert more == [0, 3, 6, 7]
@@ -123,7 +123,8 @@ def test_the_first_override_that_fits_counts():
     assert types.of("blk.1.attn_v.weight", SHAPE).name == "q8_0"
     assert types.of("blk.2.attn_v.weight", SHAPE).name == "f16"
     assert types.of("blk.2.attn_q.weight", SHAPE).name == "q4_k"
-    assert types.of("blk.1.attn_v.weight", (64, 40)).name == "f16"  # rows that do not divide
+    # 40 columns are no multiple of a block.
+    assert types.of("blk.1.attn_v.weight", (64, 40)).name == "f16"
     assert types.of("blk.1.attn_q.bias", (64,)).name == "f32"
     plain = Types("q4_0", NAMES, metadata(), overrides)
     assert plain.of("blk.1.attn_k.weight", SHAPE).name == "q8_0"
@@ -167,7 +168,7 @@ def test_whole_files_have_the_types(tmp_path):
     convert(folder_of("gpt-oss", tmp_path / "m"), tmp_path / "b.gguf", "mxfp4_moe", progress=False)
     with GGUF(tmp_path / "a.gguf") as file:
         assert file.metadata["general.file_type"] == 15
-        assert file["blk.1.attn_v.weight"].dtype == "q6_k"  # the last of two
+        assert file["blk.1.attn_v.weight"].dtype == "q6_k"  # the last of two layers
         assert file["blk.0.attn_q.weight"].dtype == "q4_k"
         assert file["blk.0.ffn_gate.weight"].dtype == "q5_1"
     with GGUF(tmp_path / "b.gguf") as file:

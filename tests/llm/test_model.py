@@ -1,4 +1,4 @@
-"""A model and a context by themselves, without `Llama`."""
+"""Tests of models and contexts that are used without `Llama`."""
 
 import gc
 import weakref
@@ -44,7 +44,7 @@ def test_a_context_gives_the_logits_of_llama_and_ends_with_its_model(device):
 
 
 def test_no_part_of_a_model_refers_back():
-    """A part is released with its last reference; the parts that it refers to stay usable."""
+    """A part is released with the last reference to it; parts that it refers to remain usable."""
     llm = npurt.Llama(tiny.path(), n_ctx=64, n_threads=1, progress=False, draft="lookup")
     context, gone = llm.context, [weakref.ref(x) for x in (llm, llm.generator, llm.speculator)]
     gc.collect()

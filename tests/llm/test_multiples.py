@@ -1,4 +1,4 @@
-"""multipleOf: refused where a parser would be too large, and only there."""
+"""Tests of multipleOf: a schema is refused only if its parser would be too large."""
 
 import json
 
@@ -18,7 +18,7 @@ def properties(**schemas):
     return {"type": "object", "properties": schemas}
 
 
-A, B = integer(997), integer(991)  # together 988,027 states
+A, B = integer(997), integer(991)  # their product is 988,027 states
 ALONE = {
     "of two properties": properties(price={"type": "number", "multipleOf": 0.01}, qty=integer(500)),
     "of tokens": properties(a=integer(25), b={"type": "number", "multipleOf": 0.001}),
@@ -88,7 +88,7 @@ def test_numbers_apart_are_multiples_each_of_its_own():
 
 
 def test_a_schema_with_too_many_ways_is_refused_soon():
-    """Each of 400 properties may be any of 400 schemas, each by references."""
+    """In this schema, each of 400 properties refers to a choice of 400 references to schemas."""
     schema = {
         "$defs": {"all": {"anyOf": [{"$ref": f"#/$defs/d{i}"} for i in range(400)]}}
         | {f"d{i}": {"type": "string", "maxLength": i} for i in range(400)},

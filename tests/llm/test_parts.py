@@ -1,4 +1,4 @@
-"""Models that are split over several files: the same numbers as from one, or a refusal."""
+"""Tests of models in several files: results equal those of a single file, or they are refused."""
 
 import gguf
 import numpy as np
@@ -150,7 +150,7 @@ def test_a_damaged_part_is_named(parts):
 
 @pytest.fixture
 def two(tmp_path):
-    """Return a function that writes two parts of a small model, changed as asked."""
+    """Return a function that writes two parts of a small model, with the given changes."""
 
     def write(first=(), second=(), names=("a.weight", "b.weight")):
         for number, changes in enumerate((first, second)):

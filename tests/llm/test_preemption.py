@@ -1,4 +1,4 @@
-"""The cost of preemption: the number of tokens that are evaluated again."""
+"""Tests of the cost of preemption: the number of tokens that are evaluated again."""
 
 from tests.llm import tiny
 from tests.llm.stepping import Steps, alone, with_times
@@ -8,9 +8,10 @@ LONG = [7, *IDS * 4]
 
 
 def test_a_text_is_not_evaluated_again_whenever_pages_are_free_for_a_while(opened):
-    """Texts that come first have 4 pages at their beginning, and soon 8 of the 12 that there are.
+    """Four sequences with priority have 4 of the 12 pages at first, and soon 8.
 
-    A text of 5 pages needs 1 more at first, then 2 and 4 more.
+    A sequence of 5 pages waits for 1 free page more than it needs at first.  After each
+    preemption the number doubles: 2, then 4.
     """
     steps = Steps(opened(12), sequences=9)
     with_times(steps.scheduler, lambda rows: 1.0)

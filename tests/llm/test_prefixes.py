@@ -1,4 +1,4 @@
-"""Cached prefixes: the best match is found, and the oldest are evicted."""
+"""Tests of cached prefixes: the best match is found, and the least recently used is evicted."""
 
 import itertools
 
@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from npurt.llm.batch.prefixes import PAGE, SPACING, Prefixes
 
-WORD = list(range(1, 200))  # texts are pieces of it, so that many begin alike
+WORD = list(range(1, 200))  # sequences begin with tokens of it, so that many begin alike
 CUTS = st.sampled_from([0, 1, 5, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE, 2 * PAGE + 9, 150])
 
 
 class Text:
-    """A context as the cache sees it."""
+    """A fake context with the attributes that the cache uses."""
 
     def __init__(self, tokens):
         self.state, self.released = self, False
@@ -26,7 +26,7 @@ class Text:
 
 @st.composite
 def texts(draw):
-    """Return the first tokens of one text, then others."""
+    """Draw a sequence that begins with tokens of WORD and ends with random tokens."""
     return WORD[: draw(CUTS)] + draw(st.lists(st.integers(0, 2), max_size=3))
 
 
@@ -41,7 +41,10 @@ def common(a, b):
     st.booleans(),
 )
 def test_the_best_text_is_found(kept, asked, recurrent):
-    """By brute force over all texts that were kept; a text goes only where a longer one has it."""
+    """The cache finds the same match as a search of all contexts.
+
+    Without recurrent states, a context is dropped only if another begins with its tokens.
+    """
     cache, contexts = Prefixes(99, recurrent=recurrent), []
     for tokens, salt, fixed in kept:
         context = Text(tokens)
@@ -65,7 +68,7 @@ def test_the_best_text_is_found(kept, asked, recurrent):
         if recurrent:
             assert equal == max((n for n, _ in same), default=0)
         everything = [c for c, s in contexts if s == salt]
-        if not recurrent:  # what was dropped is part of what is left
+        if not recurrent:  # a remaining context begins with the tokens of each dropped one
             assert length == max((common(c.tokens, tokens[:-1]) for c in everything), default=0)
 
 

@@ -1,4 +1,4 @@
-"""Cuts by case (o200k, tekken), against a program that goes through the text letter by letter."""
+"""Tests of cuts by case (o200k, tekken), against a program that reads one letter at a time."""
 
 import unicodedata
 
@@ -14,7 +14,7 @@ ENGLISH = ("'s", "'t", "'re", "'ve", "'m", "'ll", "'d")
 
 
 def run(text, at, wanted):
-    """Return where the characters from *at* on for which *wanted* holds end."""
+    """Return the end of the run of characters from *at* for which *wanted* holds."""
     while at < len(text) and wanted(text[at]):
         at += 1
     return at
@@ -43,23 +43,23 @@ def ending(text, at, english):
 
 
 def word(text, at, english):
-    """Return where a word that begins at *at* ends: upper case, then lower case; *at* for none."""
+    """Return the end of a word at *at*: upper case, then lower case; *at* if there is no word."""
     end = run(text, at, is_a(UPPER))
     low = run(text, end, is_a(LOWER))
-    if low == end:  # the last character that may be lower case is
+    if low == end:  # the word ends after its last character that may be lower case
         both = [i for i in range(at, end) if unicodedata.category(text[i]) in LOWER]
         low = both[-1] + 1 if both else at
     return ending(text, low, english) if low > at else at
 
 
 def shout(text, at, english):
-    """Return where upper case, and what lower case follows, ends."""
+    """Return the end of upper case and of any lower case after it; *at* if there is none."""
     end = run(text, at, is_a(UPPER))
     return ending(text, run(text, end, is_a(LOWER)), english) if end > at else at
 
 
 def length(text, at, digits, english):
-    """Return where the piece that begins at *at* ends."""
+    """Return the end of the piece that begins at *at*."""
     c = text[at]
     leads = c not in "\r\n" and not is_letter(c) and not is_number(c)
     for kind in (word, shout):

@@ -1,4 +1,4 @@
-"""A progress bar is for people who wait at a terminal, and for nobody else."""
+"""Tests of progress bars: they are shown only on a terminal, and only after a wait."""
 
 import contextlib
 import io
@@ -21,7 +21,7 @@ class Screen(io.StringIO):
 
 
 def seen(monkeypatch, *, terminal=True, patience=0.0, shown=True, error=None):
-    """Return what someone sees of a bar that ends in *error*."""
+    """Return the output of a bar whose work raises *error*, if one is given."""
     monkeypatch.setattr(progress, "PATIENCE", patience)
     with contextlib.redirect_stderr(Screen(terminal=terminal)) as screen:
         try:

@@ -1,8 +1,8 @@
-"""The three real models are at least as close to exact arithmetic as llama.cpp.
+"""Tests of three real models: their logits are at least as near to exact ones as llama.cpp's.
 
 tests/data/real holds, for each model and prompt, logits of the last position from llama.cpp: with
-its own kernels (``noamx``) and with the weights dequantised to float32 (``f32ref``), the exact
-values of the file.
+its own kernels (``noamx``), and with the weights dequantised to float32 (``f32ref``).  The tests
+take the latter as exact.
 """
 
 from pathlib import Path
@@ -18,9 +18,10 @@ MODELS = ("smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")
 PROMPTS = ("en_prose", "python_code")
 TEXT = (REAL / "ppl_text.txt").read_text()
 
-# llama-perplexity on ppl_text.txt, n_ctx 512, without flash attention, after so many chunks: the
-# lowest and the highest of its kernel sets (8.9881 with AMX, the others without).  They differ from
-# each other by up to 0.23 %: hence the 0.5 % below.  All 17 chunks of the larger two take minutes.
+# Number of chunks, and the lowest and the highest perplexity of llama-perplexity's kernel sets
+# (8.9881 with AMX, the others without), for ppl_text.txt, n_ctx 512, without flash attention.  The
+# kernel sets differ by up to 0.23 %, so the test allows 0.5 %.  The larger two models are not run
+# with all 17 chunks, which would take minutes.
 PERPLEXITY = {
     "smollm2-135m": (18, 8.9881, 9.0087),
     "qwen2.5-coder-0.5b": (5, 5.7630, 5.7630),
@@ -30,7 +31,7 @@ PERPLEXITY = {
 
 @pytest.fixture(scope="module", params=MODELS)
 def model(request, real_model):
-    """Yield each model, opened, with llama.cpp's results for it."""
+    """Yield the name of each model, the open model, and llama.cpp's results for it."""
     with np.load(REAL / f"{request.param}.npz") as oracle:
         said = dict(oracle)
     with npurt.Llama(real_model(request.param), n_ctx=512) as llm:

@@ -1,4 +1,4 @@
-"""SmolLM2-135M with every product on the simulated RK3588 NPU, the output matrix included."""
+"""Tests of SmolLM2-135M on the simulated RK3588 NPU, with every product, also the output matrix."""
 
 from pathlib import Path
 
@@ -10,8 +10,8 @@ from npurt.llm.measure.estimate import divergence
 TEXT = (Path(__file__).parents[1] / "data/real/ppl_text.txt").read_text()
 NAMES = ("rknpu:sim", "rknpu:sim-vendor")
 
-# Block-32 int8 activations on the CPU are off by 4e-3 for this model (docs/rk3588.md); int8 with
-# one scale a row and no rotation by ten times that.
+# The divergence of block-32 int8 activations on the CPU is 4e-3 for this model (docs/rk3588.md).
+# That of int8 with one scale a row and no rotation is ten times as large.
 KL = 5e-3
 
 

@@ -1,4 +1,4 @@
-"""The vocabularies and templates of the real models, against llama.cpp's ids and HF's prompts."""
+"""Tests of tokenizers and templates of real models, against llama.cpp's ids and HF's prompts."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from npurt.llm.text.tokenizer import Tokenizer
 DATA = Path(__file__).parents[1] / "data"
 STRINGS = json.loads((DATA / "tokenizer/strings.json").read_text())
 MODELS = ("smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")
-IN_QWEN = "</s>"  # a normal token there; llama.cpp takes it for markup, HF and npurt do not
+IN_QWEN = "</s>"  # a normal token in Qwen for HF and npurt, but markup for llama.cpp
 
 
 @pytest.fixture(scope="module", params=MODELS)

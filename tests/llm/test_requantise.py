@@ -1,4 +1,4 @@
-"""`npurt quantize`: metadata is unchanged, matrices get the type, errors are within its bound."""
+"""Tests of `npurt quantize`: it changes no metadata, converts matrices, and errors are bounded."""
 
 import struct
 from collections import namedtuple
@@ -28,7 +28,7 @@ from tests.llm import tiny
 
 F32 = tiny.path("llama3", "f32")  # widths are multiples of 32, not of 256
 Usage = namedtuple("Usage", "total used free")
-WIDE = tiny.path("llama3-256", "q8_0")  # of 256
+WIDE = tiny.path("llama3-256", "q8_0")  # widths are multiples of 256
 
 
 # --- The writer -----------------------------------------------------------------------------------
@@ -170,9 +170,9 @@ def test_the_size_of_pieces_changes_nothing(tmp_path, monkeypatch, step):
 @settings(max_examples=30)
 @given(st.integers(0, 2**32 - 1), st.floats(1e-3, 1e3))
 def test_values_stay_within_half_a_step(seed, size):
-    """For Q8_0: half of amax / 127, and 127 times the error of the float16 scale.
+    """The bound for Q8_0 is half of amax / 127, and 127 times the error of the float16 scale.
 
-    The error of the scale is 2^-11 of it, or half of the least float16, 2^-24.
+    The error of the scale is 2^-11 of the scale, or 2^-25, half of the least float16.
     """
     rng = np.random.default_rng(seed)
     values = (size * rng.standard_normal((3, 64))).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Rotary tables follow the papers' formulas, written out here a second time."""
+"""Tests of rotary tables, against the formulas of the papers in plain Python."""
 
 import math
 from dataclasses import replace
@@ -60,11 +60,12 @@ def test_linear_scaling_divides_positions(width, base, by):
 
 
 def yarn(width, base, by, original, fast, slow):
-    """Peng et al. 2023, sections 3.2 to 3.4, by wavelength instead of by index.
+    """Return radians per position by Peng et al. 2023, sections 3.2 to 3.4.
 
     Dimension i turns r_i = original / (2 pi base^(2i / width)) times in the original context.  The
-    index at which it turns r times is width ln(original / (2 pi r)) / (2 ln base); between that of
-    `fast`, rounded down, and that of `slow`, rounded up, the interpolation grows linearly.
+    index of the dimension that turns r times is width ln(original / (2 pi r)) / (2 ln base).  The
+    interpolation grows linearly between the index for `fast`, rounded down, and the index for
+    `slow`, rounded up.
     """
     index = [width * math.log(original / (2 * math.pi * r), base) / 2 for r in (fast, slow)]
     low, high = max(math.floor(index[0]), 0), min(math.ceil(index[1]), width - 1)
@@ -111,10 +112,11 @@ def test_yarn_interpolates_slow_dimensions_and_leaves_fast_ones(
 
 
 def test_yarn_by_hand():
-    """Qwen2.5's: base 1e6, width 128, factor 4, original context 32768, betas 32 and 1.
+    """Qwen2.5 has base 1e6, width 128, factor 4, original context 32768, and betas 32 and 1.
 
-    ln(32768 / 64 pi) / ln 1e6 * 64 = 23.6 and ln(32768 / 2 pi) / ln 1e6 * 64 = 39.7: dimensions up
-    to 23 are kept, those from 40 divided by 4, and 31 is 8/17 of the way.
+    ln(32768 / 64 pi) / ln 1e6 * 64 = 23.6 and ln(32768 / 2 pi) / ln 1e6 * 64 = 39.7.  Dimensions
+    up to 23 are unchanged, dimensions from 40 are divided by 4, and dimension 31 is interpolated
+    with weight 8/17.
     """
     radians, factor = frequencies(config(128, 1e6, kind="yarn", factor=4.0, original_context=32768))
     plain, _ = frequencies(config(128, 1e6))

@@ -1,4 +1,4 @@
-"""Samplers: possible tokens, their frequencies, and refused settings."""
+"""Tests of the sampler: possible tokens, their frequencies, and refused settings."""
 
 import json
 import math
@@ -62,7 +62,7 @@ def by_hand(logits, history, s):
     return {i: weight / sum(weights) for i, weight in zip(kept, weights, strict=True)}
 
 
-# --- Which, and how often -------------------------------------------------------------------------
+# --- Candidates and their frequencies -------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("penalty", "chosen"), [(5e-324, 0), (1e-30, 0), (1e30, 0), (1e308, 2)])
@@ -82,8 +82,8 @@ def test_candidates_and_probabilities_are_llama_cpps(case):
     )
 
     assert ids.tolist() == case["ids"]
-    # llama.cpp divides by the temperature in float32: 2^-24 of a quotient is the relative error of
-    # its exponential, in the numerator and in the sum.  The file has 7 digits.
+    # llama.cpp divides by the temperature in float32.  2^-24 of a quotient is the relative error of
+    # its exponential, once in the numerator and once in the sum.  The file has 7 digits.
     largest = max(map(abs, case["logits"])) * max(sampling.repeat_penalty, 1.25)
     error = 2 * 2.0**-24 * (2 * largest / max(sampling.temperature, 0.2) + 2) + 5e-7
     np.testing.assert_allclose(probabilities, case["probabilities"], rtol=error)
@@ -123,7 +123,7 @@ def test_top_k_of_a_large_vocabulary_does_not_depend_on_what_was_compiled(k):
 
 
 def test_sampling_needs_nothing_that_is_compiled(tmp_path):
-    """A process without the library draws the tokens of one with it."""
+    """A process without the compiled library draws the same tokens as a process with it."""
     code = """if True:
         import numpy as np
         from npurt.llm.decode.sampler import Sampler, Sampling

@@ -1,4 +1,4 @@
-"""Each sampler against llama.cpp's published values, its definition in plain Python, and limits."""
+"""Tests of samplers, against values of llama.cpp, definitions in plain Python, and known limits."""
 
 import math
 
@@ -33,8 +33,8 @@ def shares(logits, history=(), breakers=None, seed=0, **settings):
 
 
 # --- What llama.cpp's own tests expect ------------------------------------------------------------
-# Source: llama.cpp tests/test-sampling.cpp, MIT: the numbers; probabilities are compared to 1e-5
-# there, and their logits are logarithms of the first list.
+# Source of the numbers: llama.cpp tests/test-sampling.cpp, MIT.  That test compares probabilities
+# to 1e-5; its logits are the logarithms of the first list.
 
 ONE_TO_FOUR = [0.1, 0.2, 0.3, 0.4]
 FOUR_TO_ONE = [0.4, 0.3, 0.2, 0.1]
@@ -94,7 +94,7 @@ def test_a_sequence_breaker_is_not_penalised_as_in_llama_cpps_test():
 
 
 def test_the_three_penalties_are_those_of_llama_cpps_test():
-    """Tokens 1 (-2 or 4; seen twice) and 7 (1; seen once), penalties 2, 0.25 and 0.5."""
+    """Token 1 has logit -2 or 4 and occurs twice, and token 7 has logit 1 and occurs once."""
     logits = np.zeros(8, np.float32)
     logits[[4, 1, 7]] = [2.0, -2.0, 1.0]
     text = Text([1, 1, 7])
@@ -108,8 +108,8 @@ def test_the_three_penalties_are_those_of_llama_cpps_test():
 
 # --- Random numbers -------------------------------------------------------------------------------
 
-# Source: Random123, tests/kat_vectors, lines "philox4x64 10", as the tests of E. Sarmas's philox.py
-# (2018, Apache-2.0) quote them: counter, key, result; the words of a number begin with the lowest.
+# Source: Random123, tests/kat_vectors, lines "philox4x64 10", as quoted in the tests of E. Sarmas's
+# philox.py (2018, Apache-2.0).  A line has counter, key and result, lowest words first.
 PI = [0x243F6A8885A308D3, 0x13198A2E03707344, 0xA4093822299F31D0, 0x082EFA98EC4E6C89]
 VECTORS = [
     ([0] * 4, [0] * 2,
@@ -154,7 +154,7 @@ def test_a_text_that_is_resumed_draws_the_same():
 
 
 def typical_by_hand(weights, p):
-    """Return the ids of the smallest | -log p - H | whose probabilities sum to more than p."""
+    """Return ids in order of | -log p - H | until their probabilities sum to more than *p*."""
     chances = [weight / math.fsum(weights) for weight in weights]
     entropy = -math.fsum(c * math.log(c) for c in chances)
     order = sorted(range(len(chances)), key=lambda i: abs(-math.log(chances[i]) - entropy))
@@ -178,7 +178,7 @@ def test_typical_tokens_are_those_of_the_definition(weights, p):
     gaps = np.abs(-np.log(chances) + (chances * np.log(chances)).sum())
 
     if len(set(np.round(gaps, 9))) == len(gaps) and abs(covered - p) > 1e-9:  # no ties
-        # The last of them may have made it more than p by a hair: then the one before it did not.
+        # If the sum before the last id is too close to p, rounding determines the result.
         before = covered - chances[kept[-1]]
         if abs(before - p) > 1e-9:
             assert set(found) == set(kept)
@@ -215,7 +215,7 @@ def test_xtc_is_applied_as_often_as_it_should():
 
     counts = np.bincount([sampler.sample(logits, range(i)) for i in range(n)], minlength=4)
 
-    # Exact: 0.7 of the plain distribution and 0.3 of that without the best token.
+    # The exact chance is 0.7 of the plain one and 0.3 of the one without the best token.
     for i, (plain, rest) in enumerate(zip(FOUR_TO_ONE, [0, 1 / 2, 1 / 3, 1 / 6], strict=True)):
         chance = 0.7 * plain + 0.3 * rest
         sigma = math.sqrt(n * chance * (1 - chance))
@@ -223,7 +223,7 @@ def test_xtc_is_applied_as_often_as_it_should():
 
 
 def dry_by_hand(history, allowed, breakers):
-    """Return the longest repetition that each token would extend, if at least *allowed* long."""
+    """Return the longest repetition, of *allowed* tokens or more, that each token would extend."""
     reach = len(history)
     for at in reversed(range(len(history))):
         if history[at] in breakers:
@@ -259,7 +259,7 @@ def test_dry_penalises_what_prolongs_a_repetition_by_its_length(history, allowed
 
 
 def test_the_lengths_of_llama_cpps_example():
-    """Source: llama.cpp src/llama-sampling.cpp, MIT, step 3 of DRY: a b c c b c y a b c."""
+    """The example "a b c c b c y a b c" is from llama.cpp src/llama-sampling.cpp, MIT, step 3."""
     tokens = np.array([0, 1, 2, 2, 1, 2, 3, 0, 1, 2])
 
     assert repeated(tokens, 1, 10).tolist() == [0, 0, 3, 1, 0, 2, 0, 0, 0]

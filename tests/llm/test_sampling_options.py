@@ -1,4 +1,4 @@
-"""Options of a generation other than settings of the sampler: ends, functions, logprobs."""
+"""Tests of options of a generation: ends, functions, biases, drafts, logprobs, several results."""
 
 import math
 import re
@@ -17,12 +17,12 @@ CREATIVE = {"temperature": 1.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 
 
 
 def ids_of(llm, **options):
-    """Return the ids of a text of 12 tokens or fewer, the last one too."""
+    """Generate 12 tokens or fewer; return their ids, including the last one."""
     fresh(llm, max_tokens=12, logprobs=True, **options)
     return [each.token for each in llm.timing.logprobs]
 
 
-# --- Where it ends --------------------------------------------------------------------------------
+# --- Ends -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -97,7 +97,7 @@ def test_a_presence_penalty_leaves_no_token_twice(llm):
 
 
 def test_dry_breaks_a_loop(llm):
-    """A processor makes the text repeat two tokens for ever; DRY is applied after it."""
+    """A logits processor makes the model repeat two tokens for ever; DRY is applied after it."""
     a, b = (llm.tokenize(letter, add_bos=False)[0] for letter in "ab")
 
     def loop(ids, scores):
@@ -235,7 +235,7 @@ def test_log_probabilities_are_those_of_the_models_logits(llm):
 
 
 def test_log_probabilities_end_where_a_stop_text_begins(llm):
-    """A token whose text is cut off as a whole has none; one that began before it has."""
+    """Log probabilities are returned only for tokens that begin before the stop string."""
     other = [i for i in range(llm.tokenizer.n_vocab) if not llm.tokenizer.piece(i).isascii()]
     options = CREATIVE | {
         "max_tokens": 12,
@@ -343,7 +343,7 @@ def test_several_texts_are_not_streamed(llm):
 
 
 def test_a_text_echoes_its_prompt(llm):
-    """The prompt is as it was given, or as its ids are decoded."""
+    """The echo is the given string, or the decoded ids of the prompt."""
     text = fresh(llm, max_tokens=5, **GREEDY)
     begin = llm.detokenize(PROMPT)
 

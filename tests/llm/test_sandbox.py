@@ -1,6 +1,6 @@
-"""Malicious templates: none escapes the sandbox or exceeds its time or memory.
+"""Tests of malicious templates: none escapes the sandbox or exceeds its time or memory.
 
-A bound that does not hold shows as a test that never ends.
+If a bound on time does not hold, a test never ends.
 """
 
 import tracemalloc
@@ -21,7 +21,7 @@ def render(source):
 
 
 def grow(step, start="'aaaaaaaaaa'", rounds=80):
-    """Return a template that applies *step* to ns.x many times, and then writes it."""
+    """Return a template that applies *step* to ns.x many times and then prints ns.x."""
     return (
         f"{{% set ns = namespace(x={start}, y={start}) %}}{{% for i in range({rounds}) %}}"
         f"{step}{{% endfor %}}{{{{ ns.x }}}}"
@@ -174,7 +174,7 @@ def test_a_template_that_would_fill_the_memory_is_stopped(source):
     finally:
         tracemalloc.stop()
 
-    # The budget is 2^24 characters; they take 4 bytes at most, and are there twice when joined.
+    # The budget is 2^24 characters of up to 4 bytes; joining them makes a second copy.
     assert peak < 2 * 4 * 2**24
 
 

@@ -1,4 +1,4 @@
-"""A saved state loads with identical results; other files are refused."""
+"""Tests of saved states: they load with identical results, and other files are refused."""
 
 import hashlib
 import os
@@ -45,7 +45,7 @@ def saved(hybrid, tmp_path):
 
 
 def sealed(data):
-    """Return *data* with the checksum it should have."""
+    """Return *data* with its checksum appended."""
     return data + hashlib.sha256(data).digest()
 
 
@@ -107,7 +107,7 @@ CACHE = {}
 
 
 def damaged_by(factory):
-    """Return one model, a path and the bytes of a sound file, made once."""
+    """Return a model, and the path and the bytes of a valid file; make them at the first call."""
     if not CACHE:
         llm = npurt.Llama(tiny.path("qwen35", "f32"), **OPTIONS)
         path = factory.mktemp("damaged") / "state"
@@ -202,7 +202,7 @@ def test_a_folder_that_is_not_there_is_named(hybrid, tmp_path):
 
 
 def test_a_saved_state_has_the_rights_of_any_new_file(saved, tmp_path):
-    """The rights are not those of a temporary file, which only its owner may read."""
+    """The file does not have the rights of a temporary file, which only its owner may read."""
     plain = tmp_path / "plain"
     plain.touch()
 

@@ -1,4 +1,4 @@
-"""Any schedule of texts gives each one the tokens that it has alone."""
+"""Tests of schedules: each sequence gets the tokens that it would get alone."""
 
 import functools
 
@@ -23,7 +23,7 @@ from npurt.llm.decode.sampler import Sampler
 from tests.llm import tiny
 from tests.llm.stepping import LOOKUP, page_bytes
 
-# Devices, and how many pages there are; 0: as many as can be needed.  A text has at most three.
+# Devices and their numbers of pages; 0 means enough for all.  A sequence has at most three pages.
 DEVICES = (("cpu", 0), ("cpu", 5), ("hexagon:sim", 5), ("rknpu:sim", 5))
 MODELS = (("llama3", "q8_0"), ("qwen3moe", "q8_0"), ("qwen35", "q8_0"))
 OPTIONS = {"n_ctx": 192, "n_batch": 32, "n_threads": 2, "progress": False, "verify": "off"}
@@ -43,7 +43,7 @@ class Alone:
         self.generated = functools.cache(self._generated)
 
     def _generated(self, prompt, count, sampling):
-        """Return the tokens, their log probabilities and how the text ends."""
+        """Return the tokens, their log probabilities and the finish reason."""
         llm = self.llm
         llm.reset()
         request = Request.of(SAMPLINGS[sampling] | {"max_tokens": count}, None)
@@ -56,7 +56,7 @@ class Alone:
 
 
 def pool(model):
-    """Return prompts that share beginnings, within pages and beyond."""
+    """Return prompts with common prefixes that are shorter or longer than a page."""
     ids = tiny.ids(model)
     cuts = [(0, 1), (0, 3), (0, 70), (0, 100), (0, 150), (5, 40), (5, 9)]
     prompts = [ids[a:b] for a, b in cuts]
@@ -147,7 +147,7 @@ class Schedules(RuleBasedStateMachine):
             else:
                 assert (tokens, ended) == (wanted, finish)
                 assert tuple(x for event in events for x in event.logprobs) == logprobs
-            events[:-1] = []  # it is right
+            events[:-1] = []  # these events are correct
             self.asked.pop(number)
         self.events = {n: e for n, e in getattr(self, "events", {}).items() if n in self.asked}
 
@@ -168,7 +168,7 @@ class Schedules(RuleBasedStateMachine):
 def test_any_schedule_gives_each_text_its_own_tokens(pair):
     llm, alone, prompts = pair
     kind = type("Here", (Schedules,), {"llm": llm, "alone": alone, "prompts": prompts})
-    # Simulators are slow: a step of a hybrid takes a Hexagon's 50 ms and more.
+    # Simulators are slow: a step of a hybrid model takes 50 ms or more on a Hexagon.
     examples, steps = (20, 20) if llm.device.caps.name == "cpu" else (2, 8)
     run_state_machine_as_test(
         kind, settings=settings(max_examples=examples, stateful_step_count=steps)

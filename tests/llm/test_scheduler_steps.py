@@ -1,4 +1,4 @@
-"""Steps of the scheduler: the tokens that are evaluated, and failures within a step."""
+"""Tests of scheduler steps: the tokens that are evaluated, and failures within a step."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from tests.llm.stepping import CYCLE, DENSE, HYBRID, LOOKUP, Steps, alone, cycle
 
 
 def test_a_text_begins_without_a_prefix_when_no_page_is_free_for_the_copy(opened):
-    """The part of a page that two texts share is copied, and that takes a page."""
+    """A partly shared page is copied, which needs a free page."""
     llm, ids = opened(6), tiny.ids("llama3")
     steps = Steps(llm, prefixes=1)
     steps.add(0, ids[:70], 1)
@@ -21,7 +21,7 @@ def test_a_text_begins_without_a_prefix_when_no_page_is_free_for_the_copy(opened
     rest = [*ids[:70], *ids[5:35]]
     second = steps.add(2, rest, 3)
     for _ in range(3):
-        steps.step()  # the first text has all rows
+        steps.step()  # sequence 1 gets all rows
     assert second.context is not None
     assert second.context.n_tokens == 0
     llm.eval([7] * (64 * llm.model.executor.capacity().free))  # another context takes all pages
@@ -35,16 +35,16 @@ def test_a_text_begins_without_a_prefix_when_no_page_is_free_for_the_copy(opened
 
 
 def test_a_text_that_loses_its_pages_needs_none_for_the_step(opened):
-    """So no other text has to give up its pages for them, too."""
+    """Only one sequence is preempted, because a preempted one needs no pages for its tokens."""
     llm, ids = opened(9, n_batch=192), tiny.ids("llama3")
     prompt = [7, *ids * 3][:300]
     steps = Steps(llm)
     with_times(steps.scheduler, lambda rows: 1.0)
     steps.add(1, ids[:20])
-    youngest = steps.add(2, ids[5:68])  # 63 tokens
+    youngest = steps.add(2, ids[5:68])  # 63 tokens, one less than a page
     steps.step()
     urgent = steps.add(3, prompt, 3, priority=1)
-    steps.step()  # of its 5 pages, 3; the youngest text has evaluated 64 tokens
+    steps.step()  # it has 3 of its 5 pages; the youngest sequence has evaluated 64 tokens
     assert (urgent.context.n_tokens, youngest.context.n_tokens) == (190, 64)
     llm.eval([7] * (64 * (llm.model.executor.capacity().free - 1)))
     steps.step()
@@ -59,7 +59,7 @@ def test_a_text_that_loses_its_pages_needs_none_for_the_step(opened):
 
 
 def test_drafts_leave_a_row_to_a_prompt(opened):
-    """Where rows cost nothing, as on an NPU, drafts could have all of them."""
+    """If further rows cost nothing, as on an NPU, drafts could otherwise use all rows of a step."""
     llm, ids = opened(n_batch=8), tiny.ids("llama3")
     steps = Steps(llm, drafts=LOOKUP)
     with_times(steps.scheduler, lambda rows: 1.0)
@@ -134,7 +134,7 @@ def test_a_short_prompt_waits_for_what_it_shares_with_a_long_one(opened):
 @pytest.mark.parametrize("same", [100, 50], ids=["choices", "beginnings"])
 @pytest.mark.parametrize("model", [DENSE, HYBRID], ids=["dense", "hybrid"])
 def test_prompts_that_begin_alike_at_the_same_time_are_read_once(opened, model, same):
-    """Of states that only go forward, a copy is kept where they part; no token differs."""
+    """For recurrent states, a copy is stored where the prompts diverge; no token differs."""
     llm = opened(model=model)
     steps = Steps(llm, sequences=4, prefixes=4)
     ids = tiny.ids(model[0])
@@ -245,7 +245,7 @@ def test_counts_are_of_requests_however_often_they_are_evaluated(opened):
 
 
 def test_tokens_that_were_accepted_are_those_of_the_requests(opened):
-    """This holds even where a draft extends beyond the end of its text."""
+    """This also holds for a draft that extends beyond the end of its sequence."""
     llm = opened()
     steps = Steps(llm, drafts=LOOKUP)
     with_times(steps.scheduler, lambda rows: 1.0)

@@ -1,7 +1,8 @@
-"""Every size in a GGUF file that something beyond Python relies on: its limit, and one past it.
+"""Tests of size limits in GGUF files: the limit is accepted, and a larger size is refused.
 
-The kernels refuse the same by themselves: tests/cpu/test_limits.py.  What an NPU cannot take stays
-on the host: tests/hexagon/test_device.py, and any shape is cut for an RK3588.
+The limits are those of the C kernels, which also check them: tests/cpu/test_limits.py.  Shapes that
+a Hexagon cannot process run on the host: tests/hexagon/test_device.py.  For an RK3588, any shape is
+cut into tasks.
 """
 
 from dataclasses import dataclass, field
@@ -22,11 +23,11 @@ COLUMNS = limits().columns
 
 @dataclass(frozen=True)
 class Size:
-    """A size: keys at its limit, keys past the limit, and the error message for the latter.
+    """A limited size: keys at the limit, keys past it, and the error message for the latter.
 
     Attributes:
-        relies: Who relies on it.
-        model: The tiny model that has such parts.
+        relies: The code that needs the limit.
+        model: The tiny model that uses the keys.
     """
 
     relies: str
@@ -121,7 +122,7 @@ def test_a_vocabulary_may_be_as_wide_as_a_product():
 
 
 def logits(file, folder, **options):
-    """Return the logits of as many tokens as a run takes, and of one more."""
+    """Return the last logits of the longest possible run, and the logits of one more token."""
     file = file.with_key(f"{variants.key_of(file, 'general.architecture')}.context_length", 4, 528)
     with npurt.Llama(tiny.write(file, folder), progress=False, n_ctx=528, **options) as llm:
         many = llm.eval([7] * limits().rows)[-1]
@@ -162,7 +163,7 @@ def test_the_most_experts_and_the_most_of_them_for_a_token(tmp_path):
 
 
 def test_a_shared_expert_that_is_wider_than_all_else(tmp_path):
-    """Gate and up together are 32768 columns: chunks of 8 panels, and of more than a 256th."""
+    """Gate and up together have 32768 columns, in chunks of 8 panels, more than a 256th each."""
     file = variants.with_experts(
         tiny.read(tiny.path("qwen2", "f32")), "qwen2moe", 4, 2, shared=1 << 14, layers=[0]
     )

@@ -1,4 +1,4 @@
-"""Speculative decoding: the same text with every draft."""
+"""Tests of speculative decoding: any draft gives the tokens of plain decoding."""
 
 import math
 from collections import Counter
@@ -43,7 +43,7 @@ def llm():
 
 
 def tokens(llm, prompt=PROMPT, *, speculator=None, count=40, temperature=0.0, seed=1):
-    """Generate from an empty cache; return prompt and text as ids."""
+    """Generate from an empty cache; return the ids of the prompt and of the generated tokens."""
     llm.reset()
     llm.speculator = speculator
     llm.generate(prompt, max_tokens=count, temperature=temperature, seed=seed, top_k=50)
@@ -68,8 +68,8 @@ def test_the_text_is_that_of_plain_decoding_with_any_draft(llm, temperature, max
     ("chances", "maximum", "made", "asked"),
     [
         ([1, 1, 1, 1], 3, 3, 3),
-        ([0.9, 0.9, 0.9], 8, 2, 2),  # 0.81 is too little to go on
-        ([0.9, 0.2, 1], 8, 1, 2),  # 0.18 is too little to check the second
+        ([0.9, 0.9, 0.9], 8, 2, 2),  # 0.81 is too low to draw another token
+        ([0.9, 0.2, 1], 8, 1, 2),  # 0.18 is too low to verify the second token
         ([0.2, 1, 1], 8, 0, 1),
         ([0.5, 1, 1], 8, 1, 1),
         ([1, 1], 8, 2, 2),
@@ -111,7 +111,7 @@ def test_a_draft_token_that_was_drawn_in_vain_is_accounted_for(llm):
     speculator.controller = Listening(4, fixed=True)
     tokens(llm, count=4, speculator=speculator)
 
-    assert heard == [(0, 1)] * 2 + [(0, 0)]  # no room for a draft token before the last token
+    assert heard == [(0, 1)] * 2 + [(0, 0)]  # the last token leaves no position for a draft token
 
 
 def test_right_draft_tokens_are_all_taken_and_save_passes(llm):
@@ -122,7 +122,7 @@ def test_right_draft_tokens_are_all_taken_and_save_passes(llm):
 
     said = speculator.controller.speculation
     assert said.drafted == said.accepted == 32
-    assert said.passes == 8  # the first token comes from the prompt, then five a pass
+    assert said.passes == 8  # the prompt gives the first token, and each pass five more
     assert said.mean_accepted == 5
 
 
@@ -156,11 +156,11 @@ def test_nothing_follows_a_drafted_end(llm):
 
 
 def test_sampled_tokens_have_the_models_distribution(llm):
-    """1500 continuations of two tokens, half of the drafts right, against probabilities.
+    """Frequencies of 1500 continuations of two tokens agree with the exact probabilities.
 
-    The bound: an empirical distribution over k outcomes of n samples is further than e from the
-    true one in sum of absolute differences with probability at most 2^k exp(-n e^2 / 2)
-    (Bretagnolle, Huber, Carol); here once in 10^9.
+    The bound is that of Bretagnolle, Huber and Carol.  For n samples over k outcomes, the sum of
+    absolute differences from the true distribution exceeds e with a probability of at most
+    2^k exp(-n e^2 / 2), which is 10^-9 here.
     """
     n, kept = 1500, 4
     likely = tokens(llm, count=6)
@@ -182,7 +182,7 @@ def test_sampled_tokens_have_the_models_distribution(llm):
 
 
 def distribution(llm, prompt, kept):
-    """Return what the model gives the *kept* likeliest tokens at temperature 0.7."""
+    """Return the probabilities of the *kept* likeliest tokens at temperature 0.7."""
     llm.reset()
     logits = llm.eval_last(prompt).astype(np.float64)
     logits[list(llm.tokenizer.never_sampled)] = -np.inf
@@ -197,7 +197,7 @@ def distribution(llm, prompt, kept):
 def naive(history, longest, shortest, maximum):
     """Draft the tokens after the latest earlier occurrence of the longest suffix.
 
-    Draft as many tokens as the occurrence has equal tokens.
+    Draft at most as many tokens as are equal before that occurrence and at the end of *history*.
     """
     for length in range(longest, shortest - 1, -1):
         if length > len(history):
@@ -244,7 +244,7 @@ def test_a_draft_model_is_taken_from_a_file_and_changes_nothing(llm):
 
 
 def test_what_a_draft_model_computes_is_in_the_report():
-    """On the CPU, wherever its target runs: a share of the multiply-adds like any other."""
+    """The draft runs on the CPU, and the report counts its multiply-adds, too."""
     options = {"n_ctx": 128, "n_threads": 2, "progress": False, "draft": tiny.path(kind="q8_0")}
     with npurt.Llama(tiny.path(kind="q8_0"), "hexagon:sim", **options) as both:
         both.speculator.controller = Controller(4, fixed=True)
@@ -290,7 +290,7 @@ def read_by_draft(report):
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_a_draft_model_that_never_drafts_reads_nothing(llm, temperature):
-    """A text of four tokens ends before any draft is tried."""
+    """A generation of four tokens ends before any draft is tried."""
     prompt = tiny.ids(count=60)
     plain = tokens(llm, prompt, count=4, temperature=temperature)
     options = {"n_ctx": 128, "n_threads": 2, "progress": False, "draft": tiny.path(kind="q8_0")}
@@ -310,11 +310,13 @@ def test_a_draft_model_reads_a_prompt_once(llm):
 
         assert drafter.behind(history) == 39
         drafter.prepare(history, len(history))
-        assert drafter.behind([*history, 1]) == 0  # few are read beside the last
+        # Few tokens are evaluated together with the last one.
+        assert drafter.behind([*history, 1]) == 0
         assert drafter.behind([*history, *[1] * 20]) == 20
         drafter.forget()
         assert drafter.behind(history) == 39
-        assert drafter.behind(tiny.ids(count=100) + history) == 0  # it cannot draft
+        # The sequence exceeds the context of the draft model.
+        assert drafter.behind(tiny.ids(count=100) + history) == 0
 
 
 def test_each_generation_says_how_drafting_went(llm):

@@ -1,4 +1,4 @@
-"""The measurement of draft lengths counts what the speculator did, and compares like with like."""
+"""Tests of the measurement of draft lengths: its counts are right, and its ratios are fair."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from npurt.llm.spec.assistant import Assistant
 from npurt.llm.spec.speculation import Speculation
 from tests.llm import tiny
 
-# The prompts of the measurement need more than these models were trained for.
+# The prompts of the measurement exceed the context for which these models were trained.
 pytestmark = pytest.mark.filterwarnings("ignore:a context of .* exceeds:UserWarning")
 
 MODEL = tiny.path("qwen3", "q8_0")
@@ -39,7 +39,7 @@ def test_plain_decoding_is_the_measure(rows):
 
 
 def test_a_model_that_drafts_for_itself_is_always_right(rows):
-    """20 tokens after the first, n + 1 of them a pass, as far as those go."""
+    """Each pass gives n + 1 of the 20 tokens after the first one."""
     _, one, three, _ = rows
 
     for row, n in ((one, 1), (three, 3)):
@@ -61,12 +61,12 @@ def test_each_run_reads_the_prompt_anew(monkeypatch):
     long = ITSELF | {"prompts": {"one": "a b c d e f g h i j k l m n o p"}}
     _, one, three, _ = bench_spec(MODEL, MODEL, **long, **OPTIONS)
 
-    assert len(read) >= 4  # two rounds of two
+    assert len(read) >= 4  # two repetitions of two runs with drafts
     assert all(row["total_speedup"] > 0 for row in (one, three))
 
 
 def test_the_prompt_is_in_the_total():
-    """Text in half of its time, 4 seconds instead of 8, after 12 seconds of prompt and reading."""
+    """Decoding takes 4 seconds instead of 8, and the rest 12 in both runs: 20 / 16 = 1.25."""
     plain = _Run("t", 8, 0.8, 20.0, Speculation())
     fast = _Run("t", 8, 1.6, 16.0, Speculation())
     with Llama(MODEL, draft="lookup", **OPTIONS) as llm:
@@ -76,7 +76,7 @@ def test_the_prompt_is_in_the_total():
 
 
 def test_another_text_is_noticed(monkeypatch):
-    """A model whose speculator is wrong writes something else, and the row says so."""
+    """If a faulty speculator changes the generated string, ``same_text`` of the row is false."""
     real = Llama.chat
     monkeypatch.setattr(
         Llama, "chat", lambda llm, *a, **o: real(llm, *a, **o) + "!" * bool(llm.speculator)
@@ -89,7 +89,7 @@ def test_another_text_is_noticed(monkeypatch):
 
 
 def test_the_prompts_leave_room_for_their_text():
-    """At most a token a byte, and a template around."""
+    """A byte makes at most one token; the template needs some tokens, too."""
     assert max(len(prompt.encode()) for prompt in PROMPTS.values()) <= 800
 
 

@@ -1,4 +1,4 @@
-"""The controller, on a machine whose times are known: what pays is found, and little is lost."""
+"""Tests of the controller with simulated times: it uses drafts that pay, and loses little."""
 
 import numpy as np
 import pytest
@@ -14,9 +14,9 @@ from npurt.llm.spec.controller import (
     Thresholds,
 )
 
-SHARE = 0.43  # of a step of the 1.5B, one of the 0.5B: bench/RESULTS.md, decode
-PROMPT = 0.2  # of a step, a token of its prompt: prefill
-READ = 0.34 * PROMPT  # a token that the 0.5B reads
+SHARE = 0.43  # time of a step of the 0.5B, in steps of the 1.5B: bench/RESULTS.md, decode
+PROMPT = 0.2  # time of a prompt token of the 1.5B, in steps: prefill
+READ = 0.34 * PROMPT  # time of a prompt token of the 0.5B
 
 
 def drafted(controller, maximum, certainty):
@@ -31,7 +31,8 @@ def drafted(controller, maximum, certainty):
 def begun(tokens, token_seconds=0.0, *, maximum=4, sure=None):
     """Return a controller of a draft that costs 0.3, after four plain steps of a text of *tokens*.
 
-    A step took 1, a token of the prompt *token_seconds*; the model was *sure* of its tokens.
+    A step took 1 second, a prompt token *token_seconds*, and a draft token takes 0.3.  *sure* is
+    the probability that the model gave to its tokens.
     """
     controller = Controller(maximum, share=0.3)
     controller.begin(tokens, token_seconds)
@@ -58,10 +59,11 @@ def drive(
 ):
     """Decode *tokens*; return plain time over the time it took.  A plain step takes 1.
 
-    The first draft, and the first pass of each size, take *cold* times as long.  What is measured
-    of a pass is off by *noise*.  A draft has *behind* tokens of a prompt to read, whose time
-    counts then; the model is *sure* of its tokens.  A draft that costs something knows how often it
-    is right, or *claims* to be more often; one that does not always goes on.
+    The first draft, and the first pass of each size, take *cold* times as long.  The measured time
+    of a pass has a relative error of *noise*.  The draft model has to evaluate *behind* prompt
+    tokens first; the prompt then counts in both times.  *sure* is the probability that the model
+    gives to its tokens.  If *draft* is not 0, the drafter reports *claims* as the probability of
+    its tokens, by default the true one; otherwise it reports 1.
     """
     rng = np.random.default_rng(seed)
     controller.begin(tokens, PROMPT)
@@ -112,7 +114,7 @@ def test_a_draft_that_gives_up_now_and_then_pays_still():
 
 
 def test_a_lookup_that_finds_nothing_goes_on_looking():
-    """It costs nothing, so a text that begins to copy after 500 tokens is noticed at once."""
+    """A lookup costs nothing, so it is still tried after 500 tokens without a draft."""
     controller = Controller(8)
     for _ in range(500):
         controller.choose()
@@ -122,7 +124,7 @@ def test_a_lookup_that_finds_nothing_goes_on_looking():
 
 
 def test_a_block_costs_the_same_however_long():
-    """A shorter block would save nothing, although only half of the draft tokens are right."""
+    """A shorter block would save no time, so its length stays 8 although few tokens are right."""
     controller = Controller(8, at_once=True)
     for _ in range(3):
         controller.observe(0, 0, 0.0, 1.0)
@@ -138,7 +140,7 @@ def test_a_block_costs_the_same_however_long():
 @pytest.mark.parametrize("accepts", [0.0, 0.05, 0.3])
 def test_nothing_is_lost_where_drafting_does_not_pay(row, draft, noise, accepts):
     if row + draft < accepts:
-        return  # it pays: the next test
+        return  # drafting pays: see the next test
 
     assert drive(Controller(8), lambda done: accepts, row=row, draft=draft, noise=noise) >= 0.97
 
@@ -147,7 +149,7 @@ def test_nothing_is_lost_where_drafting_does_not_pay(row, draft, noise, accepts)
     ("accepts", "row", "draft"), [(0.9, 0.1, 0.0), (0.8, 0.1, 0.3), (0.95, 0.3, 0.1)]
 )
 def test_what_pays_is_found(accepts, row, draft):
-    """The time is within a tenth of that of the best fixed number."""
+    """The speed is at least 0.9 of that with the best fixed number of draft tokens."""
     best = max(
         drive(Controller(n, fixed=True), lambda done: accepts, row=row, draft=draft)
         for n in range(1, 9)
@@ -167,7 +169,7 @@ def test_little_is_lost_to_a_draft_that_is_sure_and_wrong(tokens, claims):
 
 
 def test_what_was_won_may_not_be_lost_again():
-    """At most the allowance of a text is lost once more."""
+    """After the time of the largest gain, at most twice the allowance is lost."""
     rng = np.random.default_rng(0)
     controller = Controller(8)
     controller.begin(2000)
@@ -210,7 +212,7 @@ def test_what_did_not_pay_is_believed_after_a_few_good_passes():
 
 
 def test_a_draft_token_is_worth_what_it_saves():
-    """A plain step, if it is right; 0.7 of those are that follow right ones."""
+    """A right draft token saves a plain step; of those that follow right ones, 0.7 are right."""
     controller = Controller(4)
     for _ in range(3):
         controller.observe(0, 0, 0.0, 2.0)
@@ -223,7 +225,7 @@ def test_a_draft_token_is_worth_what_it_saves():
 
 
 def test_a_block_that_is_made_is_checked_as_far_as_its_rows_pay():
-    """Its next draft token is there already, and costs nothing."""
+    """The block already has its next draft token, so only the row of the check costs time."""
     controller = Controller(4, at_once=True)
     for _ in range(3):
         controller.observe(0, 0, 0.0, 2.0)
@@ -236,7 +238,7 @@ def test_a_block_that_is_made_is_checked_as_far_as_its_rows_pay():
 
 @pytest.mark.parametrize("tokens", [128, 512])
 def test_a_slow_start_does_not_put_it_off(tokens):
-    """What runs for the first time is slow: memory is touched, a program is made."""
+    """First runs are slow, because memory is mapped and programs are built."""
     pays = {"row": 0.06, "draft": 0.35, "tokens": tokens}
 
     rates = [drive(Controller(4), lambda _: 0.95, cold=2.0, seed=s, **pays) for s in range(10)]
@@ -248,9 +250,9 @@ def test_a_slow_start_does_not_put_it_off(tokens):
 @pytest.mark.parametrize(("row", "noise", "cold"), [(0.06, 0.0, 1), (0.15, 0.05, 2)])
 @pytest.mark.parametrize("accepts", [0.0, 0.3, 0.45])
 def test_little_is_lost_in_a_text_of_any_length(tokens, row, noise, cold, accepts):
-    """By a draft a third as large as its target, which breaks even at half of its draft tokens.
+    """The draft model is a third as large as its target, and pays if half of its tokens are right.
 
-    What the first text of a process may lose to its first trials is counted as if it were USUAL.
+    In the first generation of a process, trials may cost as much as in one of USUAL tokens.
     """
     part = max(1, USUAL / tokens)
     times = {"row": row, "draft": 0.35, "noise": noise, "cold": cold, "tokens": tokens}
@@ -272,7 +274,7 @@ def test_in_a_short_text_too_something_is_tried(tokens):
 
 
 def test_a_text_that_changes_its_mind_is_followed():
-    """Copying for 1000 tokens, then prose, then copying again."""
+    """The drafts are right for 1000 tokens, then wrong for 1000, then right again."""
     copying = [True, False, True]
 
     rate = drive(Controller(8), lambda done: 0.95 if copying[min(done // 1000, 2)] else 0.0)
@@ -294,7 +296,7 @@ def test_what_is_lost_to_trying_stays_in_its_allowance():
 
 
 def read_and_drive(prompt, tokens, sure, accepts, *, seed=0):
-    """Decode by the 1.5B drafted by the 0.5B; return the ratio of times, prompt included."""
+    """Run `drive` with the times of 1.5B and 0.5B; return the ratio of times and draft tokens."""
     controller = Controller(8, share=SHARE)
     rate = drive(
         controller,
@@ -315,7 +317,7 @@ def read_and_drive(prompt, tokens, sure, accepts, *, seed=0):
 def test_what_a_draft_model_reads_of_a_prompt_costs_little_where_it_is_of_no_use(
     prompt, tokens, sure
 ):
-    """A draft token is right as often as the model is sure of its tokens: two in three of prose."""
+    """The rate of right draft tokens is the probability of the model's tokens: 0.67 for prose."""
     rates = [read_and_drive(prompt, tokens, sure, sure, seed=seed)[0] for seed in range(10)]
 
     part = max(1, USUAL / tokens)
@@ -337,7 +339,7 @@ def test_a_prompt_is_read_where_what_can_be_won_pays_for_it(prompt, tokens):
 
 @pytest.mark.parametrize(("part", "drafted"), [(0.9, 1), (1.1, 0)])
 def test_what_can_be_won_is_what_the_best_number_of_draft_tokens_wins(part, drafted):
-    """Of 1, where 0.95 are right, a fifth of the time, and of 8 three tenths."""
+    """If 0.95 of draft tokens are right, one saves a fifth of the time, and eight three tenths."""
     tokens = [sum(0.95**i for i in range(n + 1)) for n in range(1, 9)]
     steps = [1 + n * (SHARE + PRIOR_ROW) for n in range(1, 9)]
     win = 1000 * max(1 - s / t for s, t in zip(steps, tokens, strict=True))
@@ -352,14 +354,14 @@ def test_what_can_be_won_is_what_the_best_number_of_draft_tokens_wins(part, draf
 
 
 def test_a_draft_that_is_wrong_where_the_model_is_sure_costs_its_reading_once():
-    """Half of the gain that was to be expected, at most: here of three rates in four."""
+    """At most PART of the expected gain is lost; here, that gain is a quarter of the time."""
     for prompt in (41, 256, 512):
         for tokens in (128, 512, 1000):
             assert read_and_drive(prompt, tokens, 0.9, 0.0)[0] >= 1 - PART * 0.25
 
 
 def test_reading_that_nothing_pays_for_is_taken_from_the_allowance():
-    """Ten steps of 400, for a draft that is never right: six are gone after the first time."""
+    """The allowance is ten steps of 400 tokens, and the first wrong draft uses six of them."""
     controller = begun(400, 0.2, sure=0.0)
 
     assert controller.choose(behind=100) == 1
@@ -410,13 +412,13 @@ def test_each_text_has_its_account():
         "accepted": 2,
         "passes": 1,
         "mean_accepted": 3.0,
-        "speedup": 2.0,  # three tokens of two seconds in three seconds
+        "speedup": 2.0,  # three tokens in 3 seconds, which plainly take 2 seconds each
     }
     assert controller.speculation.passes == 4
 
 
 def test_what_is_not_known_is_none():
-    """There was no pass, or no pass without draft tokens."""
+    """A figure is None without any pass, and the speedup also without a plain pass."""
     controller = Controller(4, fixed=True)
     nothing = controller.begin(8).figures()
     controller.observe(4, 4, 0.1, 1.0)

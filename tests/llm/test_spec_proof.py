@@ -1,4 +1,4 @@
-"""Twenty prompts, three kinds of draft, two devices: not one token differs from plain decoding."""
+"""Tests that drafts change no token, with twenty prompts, three drafters and two devices."""
 
 import numpy as np
 import pytest

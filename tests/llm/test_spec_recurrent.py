@@ -1,4 +1,4 @@
-"""Speculation on a model with delta nets, whose states cannot forget: the same text and states."""
+"""Tests of speculation with delta nets: tokens and states are those of plain decoding."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from npurt.llm.spec.speculator import Speculator
 from tests.llm import tiny
 from tests.llm.test_spec import Oracle
 
-PROMPT = tiny.ids("qwen35", 10) * 2  # repeated, for lookup; what follows is long
+PROMPT = tiny.ids("qwen35", 10) * 2  # repeated, so that lookup finds drafts
 LONG = 110
 
 
@@ -40,7 +40,7 @@ def plain(llm):
 
 
 def assert_same(one, other):
-    """Assert that text and states are equal bit for bit."""
+    """Assert that ids and states are equal bit for bit."""
     assert one[0] == other[0]
     assert one[1].tokens == other[1].tokens
     for a, b in zip(one[1].arrays, other[1].arrays, strict=True):
@@ -59,7 +59,8 @@ def test_right_draft_tokens_are_all_taken(llm, plain):
     drafted = write(llm, Oracle(plain[0]), count=101)
 
     assert_same(drafted, write(llm, count=101))
-    assert drafted[2].accepted == drafted[2].drafted == 80  # 20 passes, 5 tokens each
+    # There are 20 passes of 5 tokens, 4 of which are drafted.
+    assert drafted[2].accepted == drafted[2].drafted == 80
 
 
 def test_wrong_draft_tokens_are_all_taken_back(llm, plain):
@@ -91,7 +92,7 @@ def rows_evaluated(llm):
 
 
 def test_the_most_draft_tokens_are_taken_back_without_another_pass():
-    """And no more than that can be asked for: what came before would be evaluated again."""
+    """A larger ``draft_max`` is refused, because a rollback would evaluate tokens again."""
     options = {"n_ctx": 256, "verify": "off", "progress": False, "draft": "lookup"}
     with pytest.raises(SettingError, match="drafted at once") as caught:
         npurt.Llama(tiny.path("qwen35", "f32"), draft_max=200, **options)
@@ -116,7 +117,7 @@ def test_what_follows_is_the_same(llm, plain):
 
 
 def test_draft_tokens_that_are_taken_back_leave_no_bit_on_a_hexagon():
-    """A state there is more than the float32 that the host has of it."""
+    """A state on the Hexagon has more bits than the float32 copy on the host."""
     ids = tiny.ids("qwen35", 40)
     with npurt.Llama(
         tiny.path("qwen35", "q8_0"), "hexagon:sim", n_ctx=64, n_threads=2, progress=False

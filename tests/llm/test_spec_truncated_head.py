@@ -1,4 +1,4 @@
-"""A draft computes only the first columns of its logits where the others are not needed."""
+"""Tests of the truncated head: a draft model computes only the first columns of its logits."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,8 @@ from tests.llm import tiny
 from tests.llm.conftest import drafted
 
 IDS = tiny.ids("qwen3")
-QUARTER, HALF, ALL = 160, 304, 608  # of the tiny vocabularies: 152 rounded up to panels, 304
+# Numbers of columns of the tiny vocabulary; a quarter, 152, is rounded up to whole panels.
+QUARTER, HALF, ALL = 160, 304, 608
 SHORT = {"n_ctx": 64, "n_threads": 2, "progress": False}
 
 
@@ -90,7 +91,7 @@ def test_markup_is_no_part_of_a_text(llm):
 
 
 def test_what_lies_beyond_the_truncated_head_is_never_drafted(llm):
-    """The report also has the share of the matrix that was read."""
+    """The report shows only the columns of the output matrix that were read."""
     with npurt.Llama(llm.path, **SHORT) as small:
         drafter = Assistant(small.context, llm.model)
         common = [token for token in IDS if token < QUARTER][:12]

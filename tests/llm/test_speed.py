@@ -1,6 +1,6 @@
-"""What the estimates of a step plan, and what the simulated NPUs count when the step is run.
+"""Tests of the estimates of a step, against the counts of the simulated NPUs.
 
-The simulators share no code with the plans.
+The simulators do not use the code of the estimates.
 """
 
 import numpy as np
@@ -27,16 +27,16 @@ PATH = tiny.path("llama3", "q8_0")
 
 @pytest.fixture(scope="module")
 def estimated():
-    """Configuration and weights of a tiny model."""
+    """Return the configuration and the weights of a tiny model."""
     with GGUF(PATH) as file:
         config = describe(file).config
     return config, list(estimates(PATH))
 
 
 def steps(device, texts):
-    """Run two steps of a token of each text; yield the model after each.
+    """Run two steps with a token of each of *texts* contexts; yield the model after each step.
 
-    The first step prepares products of so many rows.
+    The first step also prepares the products for this number of rows.
     """
     with npurt.Llama(
         PATH, device, n_ctx=16, n_batch=16, max_sequences=texts + 1, verify="off", progress=False
@@ -50,7 +50,7 @@ def steps(device, texts):
 
 @pytest.mark.parametrize("texts", [1, 5, 16])
 def test_a_step_of_several_texts_moves_what_is_planned(estimated, texts):
-    """Bytes, tasks and submits, the output matrix with a row of each text."""
+    """Bytes, tasks and submits agree; the output matrix has a row for each context."""
     jobs = [(times, cost.count(each), i)
             for i, (plans, times) in enumerate(product_jobs(*estimated, texts))
             for each in plans]  # fmt: skip
@@ -68,7 +68,7 @@ def test_a_step_of_several_texts_moves_what_is_planned(estimated, texts):
 
 @pytest.mark.parametrize("texts", [1, 5, 16])
 def test_a_step_of_several_texts_executes_the_packets_that_are_planned(estimated, texts):
-    """Within the bound of tests/hexagon/test_packets.py: quantised rows, and a tenth of a call."""
+    """The bound is as in tests/hexagon/test_packets.py: a tenth, and 100 packets a row and call."""
     counted = [
         sum(row.packets for row in llm.report().rows if row.macs)
         for llm in steps("hexagon:sim", texts)

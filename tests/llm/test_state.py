@@ -1,4 +1,4 @@
-"""A model's state can be rewound, copied, saved and loaded with identical results."""
+"""Tests of a model's state: it is rewound, copied and restored with identical results."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ steps = st.one_of(
 
 @given(st.lists(steps, min_size=1, max_size=9), st.integers(0, 90))
 def test_any_sequence_of_steps_ends_where_the_straight_way_does(pair, sequence, offset):
-    """Bit for bit: the logits of what comes next, and every key, value and state."""
+    """The next logits and all keys, values and states equal those of a single evaluation."""
     llm, straight, ids = pair
     llm.reset()
     kept, at = llm.snapshot(), offset
@@ -62,7 +62,7 @@ def test_any_sequence_of_steps_ends_where_the_straight_way_does(pair, sequence, 
 
 @pytest.mark.parametrize("batch", [2, 5, 16, 32])
 def test_taking_back_a_part_of_the_last_batch_multiplies_nothing(hybrid, batch):
-    """Speculation does so: it evaluates draft tokens together and rewinds the wrong ones."""
+    """Speculation needs this: it evaluates draft tokens together and rewinds the wrong ones."""
     ids = tiny.ids("qwen35")
     hybrid.eval(ids[:40])
     for at in range(40, 100, batch):
@@ -97,7 +97,7 @@ def test_more_than_can_be_taken_back_is_evaluated_again(hybrid):
 
 
 def test_a_prompt_is_reused_as_far_as_states_reach(hybrid):
-    """And no further: taking back and evaluating again what the prompt has next would be twice."""
+    """A prefix that the stored states do not reach is not reused, but evaluated again."""
     ids = tiny.ids("qwen35", 100)
     hybrid.generate(ids, max_tokens=2, temperature=0)
     hybrid.generate(ids[:95], max_tokens=2, temperature=0)
@@ -134,7 +134,7 @@ def test_a_run_that_was_broken_off_leaves_no_trace(hybrid, monkeypatch):
 
 
 def test_a_full_context_forgets_its_older_half(tmp_path):
-    """States cannot forget a part: what stays is evaluated again, so nothing else is left."""
+    """States cannot forget single tokens, so the newer half is evaluated again from the start."""
     ids = tiny.ids("qwen35")
     with npurt.Llama(tiny.path("qwen35", "f32"), n_ctx=40, context_shift=True) as llm:
         llm.eval(ids[:40])
@@ -148,7 +148,7 @@ def test_a_full_context_forgets_its_older_half(tmp_path):
 
 @pytest.mark.parametrize("n_batch", [1, 5])
 def test_states_are_replayed_in_runs_that_the_buffers_hold(n_batch, monkeypatch):
-    """A replay of 21 tokens with a batch of one wrote behind buffers of one row."""
+    """A replay of 21 tokens with a batch of one used to write past buffers of one row."""
     ids, options = tiny.ids("qwen35"), {"n_ctx": 64, "n_threads": 1, "n_batch": n_batch}
     with npurt.Llama(tiny.path("qwen35", "f32"), **options) as llm:
         llm.eval(ids[:21])
@@ -177,8 +177,9 @@ def test_states_are_replayed_in_runs_that_the_buffers_hold(n_batch, monkeypatch)
 def test_copies_reach_back_as_far_as_they_should(sequence, maximum):
     """At least to the start of the last batch, or SPACING tokens; and what they reach is there.
 
-    Each token has a number of its own, also where another was taken back; a state is the number of
-    the last it has seen.  A replay must begin at a copy that fits, and find the inputs it needs.
+    In this test, each token has a unique number, even at a position that was taken back.  A state
+    is the number of the last token in it.  A replay must begin at a copy of the right tokens and
+    find its inputs.
     """
     nets = recurrences([delta_net(width=16, kernel_size=4)], 2)
     states, control = Recurrent(nets, 1), nets["net"].control[1]

@@ -1,4 +1,4 @@
-"""Steps of the scheduler: rows, pages, waiting and preemption."""
+"""Tests of scheduler steps: rows, pages, waiting and preemption."""
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ def text(llm, number, prompt, count=8, **options):
 
 
 def finished(scheduler):
-    """Step to the end; return the tokens of each text."""
+    """Step until all sequences have ended; return the tokens of each."""
     tokens = {}
     while scheduler.sequences:
         for event in scheduler.step():
@@ -65,7 +65,7 @@ def wanted(alone, prompt, count):
 
 
 def rows_of_step(scheduler, monkeypatch):
-    """Do a step; return how many rows it had of each sequence."""
+    """Run a step; return its number of rows for each sequence."""
     found, run = {}, scheduler._model.executor.run
 
     def counting(values, rows, out):
@@ -140,7 +140,7 @@ def test_no_text_waits_while_others_go_on(ample):
 
 
 def test_when_pages_run_out_the_youngest_gives_way_and_nothing_shows(llm, alone):
-    """Four texts of 60 and 70 tokens need 3 pages each, of 5."""
+    """Four sequences of 60 and 75 tokens need 3 pages each; there are 5 pages."""
     scheduler = begin(llm)
     prompts = [IDS[i : i + 60] for i in range(4)]
     for number, prompt in enumerate(prompts):
@@ -169,7 +169,7 @@ def test_a_text_begins_when_its_pages_and_one_more_are_free(llm):
     for number, length in enumerate((64, 128, 128)):
         scheduler.submit(text(llm, number, IDS[number : number + length]))
     scheduler.step()
-    # The first two have 3 pages; the third one needs 2 and 1 more.
+    # The first two sequences have 3 pages.  The third needs 2, and one more must be free.
     assert [each.id for each in scheduler.admission.running] == [0, 1]
     assert len(scheduler.admission.waiting) == 1
     assert set(finished(scheduler)) == {0, 1, 2}
@@ -193,7 +193,7 @@ def test_kept_texts_give_way_to_running_ones(llm):
     for number in range(4):
         scheduler.submit(text(llm, number, [number, *IDS[:70]], 2))
     finished(scheduler)
-    assert scheduler.stats().prefixes == 2  # of two pages each
+    assert scheduler.stats().prefixes == 2  # prefixes of two pages each
     scheduler.submit(text(llm, 9, [9, *IDS[:200]], 2))
     finished(scheduler)
     assert scheduler.stats().prefixes == 1
@@ -202,7 +202,7 @@ def test_kept_texts_give_way_to_running_ones(llm):
 
 
 def test_texts_that_begin_alike_share_pages(llm, alone):
-    """Six texts of 130 tokens have 18 pages alone, and 2 + 6 together."""
+    """Six sequences of 130 tokens need 18 pages separately, and 2 + 6 with shared pages."""
     size = 9 * page_bytes(alone)
     with npurt.Llama(PATH, max_sequences=20, kv_bytes=size, **OPTIONS) as shared:
         scheduler = begin(shared)
@@ -210,8 +210,9 @@ def test_texts_that_begin_alike_share_pages(llm, alone):
             scheduler.submit(text(shared, number, [*IDS[:128], number, 7], 3))
         tokens = finished(scheduler)
         assert scheduler.counts.preempted == 0
-        assert scheduler.counts.cached >= 4 * 128  # one began while the first was read
-        assert scheduler.counts.steps <= 3 + 3 + 3  # they go on together
+        # One sequence began while the first prompt was evaluated.
+        assert scheduler.counts.cached >= 4 * 128
+        assert scheduler.counts.steps <= 3 + 3 + 3  # later steps have all sequences
     for number in range(6):
         assert tokens[number][:2] == wanted(alone, [*IDS[:128], number, 7], 3)[:2]
 

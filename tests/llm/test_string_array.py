@@ -1,4 +1,4 @@
-"""Strings of a file that are decoded on access."""
+"""Tests of arrays of strings that are decoded on access."""
 
 import sys
 
@@ -55,7 +55,7 @@ def test_many_are_read_in_order(count):
 
 
 def test_reading_strings_leaves_no_blocks_behind():
-    """A block that stays keeps a megabyte of Python's memory from the system."""
+    """A single block that is not freed prevents Python from returning a megabyte to the system."""
     texts = StringArray.of(map(str, range(5000 * EVERY)))
 
     def left():

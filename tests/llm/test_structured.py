@@ -1,4 +1,4 @@
-"""Structured output of models: `Llama.generate`, `Llama.chat`, with and without drafts."""
+"""Tests of structured output: `Llama.generate`, `Llama.chat`, with and without drafts."""
 
 import json
 import re
@@ -57,7 +57,7 @@ def test_a_grammar_is_one_of_a_text_of_a_prompt_and_of_a_stream(llm):
 
 
 def test_the_likeliest_allowed_token_is_taken_at_temperature_0(llm):
-    """The oracle is the best logit among the tokens of one digit."""
+    """The expected token has the highest logit of all tokens of one digit."""
     ids = [i for i in range(llm.tokenizer.n_vocab) if llm.tokenizer.piece(i) in b"0123456789"]
     ids = [i for i in ids if len(llm.tokenizer.piece(i)) == 1]
     llm.reset()
@@ -87,7 +87,7 @@ def test_a_draft_changes_no_structured_text(kind, options):
                 accepted += llm.timing.speculation.accepted
     assert got == wanted
     assert drafted > 0
-    assert accepted > 0 or kind == "block"  # which was trained on another text
+    assert accepted > 0 or kind == "block"  # that drafter was trained on other data
 
 
 def test_draft_tokens_that_a_grammar_does_not_allow_are_not_evaluated(monkeypatch):
@@ -135,7 +135,7 @@ def test_wrong_grammars_are_refused_before_the_prompt_is_read(llm, options, erro
 
 
 def test_options_of_length_do_not_leave_the_grammar(llm):
-    """A complete text ends, whatever forbids end tokens; one that is cut is a beginning of one."""
+    """A complete output ends even if options forbid end tokens; a cut output is a valid prefix."""
     for options in ({"ignore_eos": True}, {"min_tokens": 50}):
         assert fresh(llm, grammar='root ::= "abc"', **options, **WILD) == "abc"
         assert llm.timing.finish == "end"
@@ -153,7 +153,7 @@ def test_biases_that_exclude_all_that_is_allowed_are_named(llm):
 
 
 def test_a_text_that_is_continued_later_goes_on_as_it_would_have(llm):
-    """What may follow depends on the tokens of the text, not on what was asked before."""
+    """The allowed tokens depend only on the sequence, not on earlier calls."""
     grammar = npurt.Grammar.from_regex("([a-c]x)+")
     limit = Constraint(grammar, llm.tokenizer, len(PROMPT))
     whole = [*PROMPT, *llm.tokenizer.encode("axbxcx", add_bos=False)]

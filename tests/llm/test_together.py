@@ -1,4 +1,4 @@
-"""Several contexts of one model: tokens are evaluated together with identical results."""
+"""Tests of several contexts of one model: joint evaluation gives identical results."""
 
 import numpy as np
 import pytest
@@ -44,14 +44,14 @@ def evaluated(llm, pieces):
 
 
 class Contexts(RuleBasedStateMachine):
-    """Contexts that come, go, fork, go back and run together; one of its own checks each."""
+    """State machine: contexts begin, end, fork, roll back and run together; `llm` checks them."""
 
     llm: npurt.Llama
 
     @initialize()
     def begin(self):
         self.open = []
-        self.last = None  # a context and the logits of its last token
+        self.last = None  # a context, the number of its requested logits, and these
 
     @precondition(lambda self: len(self.open) < MAX_CONTEXTS - 1)
     @rule()
@@ -143,7 +143,7 @@ def test_forks_that_cannot_be_are_refused():
 @pytest.mark.parametrize("model", ["llama3", "qwen35"])
 @pytest.mark.parametrize("failing", [1, 2, 3, 4])
 def test_a_device_that_is_lost_loses_no_token_of_any_context(model, failing):
-    """The states of all contexts are lost; each one's tokens are evaluated again, on the CPU."""
+    """The states of all contexts are lost; the CPU evaluates all of their tokens again."""
     path, ids = tiny.path(model, "q8_0"), tiny.ids(model, 6)
     with npurt.Llama(path, "cpu", n_ctx=64) as llm:
         wanted = llm.eval(ids)[-1]

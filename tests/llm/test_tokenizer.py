@@ -1,4 +1,4 @@
-"""Ids and texts, against llama.cpp's on the vocabularies in tests/data/tokenizer."""
+"""Tests of token ids and decoded strings, against llama.cpp's, in tests/data/tokenizer."""
 
 import json
 import math
@@ -52,7 +52,7 @@ def test_ids_are_llama_cpps(name):
         assert ours.decode(ids["special"]) == text
 
 
-# What llama.cpp's table has as the same type, and rules that it spells differently.
+# Rules that have the same type in llama.cpp's table, and (CASED) rules that it spells differently.
 SAME = {
     "lfm2": "llama-bpe", "glm4": "dbrx", "chatglm-bpe": "dbrx", "exaone": "smollm",
     "exaone4": "gpt-2", "granite-docling": "gpt-2",
@@ -62,7 +62,7 @@ CASED = {"gpt-4o", "llama4", "tekken"}
 
 @pytest.mark.parametrize("pre", sorted(RULES.keys() - CASED))
 def test_every_rule_cuts_as_llama_cpp_does(pre):
-    """The vocabulary has merges across every boundary, so each cut shows in the ids."""
+    """The vocabulary has merges across every boundary, so each cut affects the ids."""
     oracle = CROSSING["rules"][SAME.get(pre, pre)]
     if isinstance(oracle, str):  # the name of another rule with the same ids
         oracle = CROSSING["rules"][oracle]
@@ -73,7 +73,7 @@ def test_every_rule_cuts_as_llama_cpp_does(pre):
         CROSSING["strings"], oracle["plain"], oracle["special"], strict=True
     ):
         assert ours.encode(text, add_bos=False, special=False) == plain
-        if "</s>" not in text:  # a normal token here, which llama.cpp takes for markup
+        if "</s>" not in text:  # a normal token, but markup in llama.cpp
             assert ours.encode(text, add_bos=False) == special
 
 
@@ -106,7 +106,7 @@ def test_ends_of_generation_are_those_of_llama_cpp():
 
 @pytest.mark.parametrize("harmony", [False, True])
 def test_a_message_does_not_end_a_generation_where_messages_have_channels(harmony):
-    """As in llama.cpp: gpt-oss ends each of its channels so."""
+    """As in llama.cpp, <|end|> is no end if <|call|> exists: it ends each channel of gpt-oss."""
     keys = metadata("qwen2")
     tokens, kinds = list(keys["tokenizer.ggml.tokens"]), keys["tokenizer.ggml.token_type"].tolist()
     tokens[-3:] = ("<|end|>", "<|return|>", "<|call|>" if harmony else "<|message|>")
@@ -132,7 +132,7 @@ def test_suppressed_tokens_are_never_sampled():
 markup = st.sampled_from(
     ["<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<s>", "</s>", "<unk>", "<|fim_prefix|>"]
 )
-# Lone surrogates are not text: UTF-8 has none.
+# Lone surrogates are excluded, because UTF-8 cannot encode them.
 text = st.text(st.characters(exclude_categories=["Cs"]))
 texts = st.lists(st.one_of(text, markup, st.sampled_from([" ", "  ", "\n", "'s", "12"]))).map(
     "".join
@@ -150,7 +150,8 @@ CROSSING_QWEN = with_rule("qwen2")
 metadata_kinds = {name: metadata(name)["tokenizer.ggml.token_type"] for name in (*TINY, "crossing")}
 
 
-@pytest.mark.parametrize("pre", ["qwen2", "llama-bpe"])  # one merges, one looks words up whole
+# The first rule only merges, and the second looks up whole words first.
+@pytest.mark.parametrize("pre", ["qwen2", "llama-bpe"])
 def test_plain_text_does_not_become_markup_that_merges_would_make(pre):
     tokens = ["a", "b", "ab", "abb"]
     keys = {

@@ -1,4 +1,4 @@
-"""A file is refused unless it has exactly the tensors and shapes of its architecture."""
+"""Tests of weights: a file needs exactly the tensors and shapes of its architecture."""
 
 import time
 from pathlib import Path
@@ -37,7 +37,7 @@ def refused(file, folder, match, error=ModelFormatError, **options):
     with pytest.raises(error, match=match) as caught:
         opening(file, folder, **options)
     assert caught.value.remedy
-    for _ in range(1000):  # the kernel shows a thread for a moment after it was joined
+    for _ in range(1000):  # the kernel lists a joined thread for a moment
         if threads() == before:
             return
         time.sleep(0.01)
@@ -198,7 +198,7 @@ def test_a_tied_model_multiplies_by_its_embedding(llama, tmp_path):
 
 
 def test_matrices_may_be_of_any_mixture_of_formats(llama, tmp_path):
-    """f16 and bf16 beside f32: every value is exact in float32, so the bound is that of floats."""
+    """Values of f16 and bf16 are exact in float32, so the bound for float32 holds."""
     file, kinds = llama, {"blk.0.attn_q.weight": 1, "blk.0.attn_v.weight": 30,
                           "blk.1.ffn_down.weight": 1, "token_embd.weight": 30}  # fmt: skip
     contents = tiny.contents(file)

@@ -11,7 +11,7 @@ from npurt.rknpu.isa.task import Task
 
 DATA = Path(__file__).resolve().parents[1] / "data/rknpu"
 
-A, B, C = 0x100_0000, 0x200_0000, 0x300_0000  # addresses of the foreign programs
+A, B, C = 0x100_0000, 0x200_0000, 0x300_0000  # addresses in the programs of other projects
 
 
 def load(name):
@@ -25,7 +25,7 @@ def whole(format, layout, m, k, n):
 
 @st.composite
 def tasks(draw, forms=tuple(FORMATS), layouts=tuple(Layout)):
-    """Draw tasks that fit, in every format and layout, some of them parts of larger matrices."""
+    """Draw tasks that fit, in all formats and layouts; some are parts of larger matrices."""
     format = FORMATS[draw(st.sampled_from(forms))]
     layout = draw(st.sampled_from(layouts))
     panel = {Layout.PANEL8: 8, Layout.PANEL16: 16}.get(layout, 1)

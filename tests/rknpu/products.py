@@ -1,4 +1,4 @@
-"""Run whole products on an opened driver: buffers, job, results."""
+"""Helpers that run whole products on an opened driver."""
 
 import numpy as np
 
@@ -44,7 +44,7 @@ def fill(buffer, image):
 
 
 class Prepared:
-    """A product of matrices that are in the NPU's memory."""
+    """A prepared job for a product of matrices in the NPU's memory."""
 
     def __init__(self, driver, a, b, format, layout, *, m=None, tile=None, **cut):
         weights = plan_weights(format, *b.shape, **cut)

@@ -32,7 +32,7 @@ def errors(x, w, device):
 @pytest.mark.parametrize("k", [64, 256, 1024, 1536])
 @pytest.mark.parametrize("outlier", [30, 3e3, 1e5])
 def test_an_outlier_that_the_weight_ignores_costs_no_more_than_on_the_cpu(device, k, outlier):
-    """At 3e3, int8 alone has errors of 0.6 to 1.5 of the result; Q8_0 alone has 0.5 %."""
+    """With an outlier of 3e3, int8 alone has errors of 0.6 to 1.5 of the result; Q8_0 has 0.5 %."""
     x, w = case(k, outlier=outlier)
 
     error, packed = errors(x, w, device)

@@ -78,7 +78,7 @@ def test_each_measurement_is_in_the_range(model, measured):
 
 
 def off_by(kind):
-    """Return the logarithms of measured time / expected time, by left_out."""
+    """Return lists of log(measured time / expected time), by ``left_out``."""
     found = {True: [], False: []}
     for model, each in EVERY:
         if model is kind:
@@ -87,10 +87,10 @@ def off_by(kind):
 
 
 def test_what_was_left_out_is_as_near_to_what_is_expected_as_what_was_fitted():
-    """An error of a third is typical.
+    """The typical error is a third, for fitted measurements and for others.
 
-    Products whose tasks wait for each other, and hosts that add partial sums up otherwise than
-    npurt, are off by more.
+    It is larger for products whose tasks wait for each other, and for hosts that add partial sums
+    in another way than npurt.
     """
     off = off_by(of_product)
 
@@ -100,7 +100,7 @@ def test_what_was_left_out_is_as_near_to_what_is_expected_as_what_was_fitted():
 
 
 def test_a_language_model_is_expected_to_take_no_less_than_others_have_reached():
-    """Their hosts use several threads where npurt uses one."""
+    """The hosts of the others use several threads where npurt uses one."""
     assert all(log < 0 for logs in off_by(of_run).values() for log in logs)
 
 
@@ -135,7 +135,7 @@ def test_a_slower_clock_and_another_driver_take_longer():
 
 
 def test_weights_that_leave_no_room_for_the_next_group_keep_the_array_waiting():
-    """K = 4096: a group is 4 banks, 64 rows are 8.  Split in two, the next comes while it works."""
+    """With K = 4096, a group fills 4 banks and 64 rows fill 8; with half of K, two groups fit."""
     whole = dataclasses.replace(
         plan_weights(INT8, 4096, 4096, cores=1), slices=(Interval(0, 4096),)
     )
@@ -164,7 +164,7 @@ def expected(plans, *, chained):
 
 def test_a_job_of_several_products_keeps_each_core_busy_with_all_of_them():
     one, other = planned(4096, 512, 16), planned(96, 512, 16)
-    gap = cost.SPEEDS["rknpu"].expected.task_s  # before each task but the first
+    gap = cost.SPEEDS["rknpu"].expected.task_s  # the time before each task except the first
 
     together = expected([one, other], chained=False)
 
@@ -173,7 +173,7 @@ def test_a_job_of_several_products_keeps_each_core_busy_with_all_of_them():
 
 
 def test_a_core_without_a_part_of_a_product_has_the_time_of_the_others():
-    """32 columns are one group, which is on one core; all cores share the memory."""
+    """32 columns are one group on one core, but the transfers of all cores use the same memory."""
     one, other = planned(96, 512, 1), planned(32, 512, 1)
 
     seconds = expected([one, other], chained=True)

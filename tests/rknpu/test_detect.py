@@ -19,7 +19,7 @@ from tests.rknpu.conftest import STRICT
 
 @pytest.fixture
 def sim(simulator):
-    """Return the simulator; its settings are restored after the test."""
+    """Return the simulator; restore its settings after the test."""
     simulator.set(f"reload=1 {STRICT}")
     yield simulator
     simulator.set(f"reload=1 {STRICT} nodes=accel0,renderD128,card1")
@@ -53,7 +53,7 @@ def test_the_driver_is_known_by_its_name_not_by_its_node(sim, nodes, name, node)
 @pytest.mark.parametrize(("name", "told"), [("rocket", None), ("rknpu", None), ("rknpu", 3)])
 @pytest.mark.parametrize("cores", [1, 2, 3])
 def test_cores_that_are_not_there_are_not_used(sim, monkeypatch, name, told, cores):
-    """With the vendor's driver, the device tree may name a chip that has more."""
+    """With the vendor's driver, the device tree may name a chip with more cores."""
     sim.set(f"cores={cores}")
     if told:
         monkeypatch.setattr(sim, "cores", lambda driver: told)
@@ -135,7 +135,7 @@ def test_an_old_driver_of_the_vendor_is_refused(sim, version, fits):
         return
     driver = open_driver(sim, ("rknpu",))
     assert f"0.9.{version % 100}" in driver.detail
-    driver.spaces[0].alloc(4096, Role.INPUT, "A").free()  # without the flag that came with 0.9.7
+    driver.spaces[0].alloc(4096, Role.INPUT, "A").free()  # without the flag that was added in 0.9.7
     driver.close()
 
 
@@ -173,7 +173,7 @@ def test_settings_that_the_simulator_does_not_know_are_refused(sim):
 
 
 def test_a_node_in_use_names_who_has_it(tmp_path):
-    """Two users at once can hang a board.  Here: two openings of one file, in one process."""
+    """Two users at once can hang a board.  The test opens one file twice in a single process."""
     node = tmp_path / "accel0"
     node.touch()
     system = System()
@@ -191,7 +191,7 @@ def test_a_node_in_use_names_who_has_it(tmp_path):
 
 @pytest.fixture
 def nodes():
-    """Return two character devices that no other process uses: terminals."""
+    """Return the paths of two terminals, as character devices that no other process uses."""
     pairs = [os.openpty() for _ in range(2)]
     yield [os.ttyname(slave) for _, slave in pairs]
     for fd in itertools.chain(*pairs):
@@ -200,7 +200,7 @@ def nodes():
 
 @pytest.mark.parametrize("shared", [True, False], ids=["one device", "two devices"])
 def test_two_nodes_of_one_device_exclude_each_other(tmp_path, nodes, shared):
-    """As renderD128 and card0 would, each opened by a process, which here is a System."""
+    """The nodes are like renderD128 and card0; each `System` stands for a process."""
     for i, node in enumerate(nodes):
         number = os.stat(node).st_rdev
         folder = tmp_path / f"sys/dev/char/{os.major(number)}:{os.minor(number)}"

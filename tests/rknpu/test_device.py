@@ -49,7 +49,7 @@ def device(request, simulator):
 
 def tensor(n, k, kind="f32", seed=0):
     rng = np.random.default_rng(seed)
-    if kind in ("q2_k", "q3_k", "iq4_xs"):  # which npurt does not write
+    if kind in ("q2_k", "q3_k", "iq4_xs"):  # npurt cannot quantise to these formats
         return cases.weight(rng, kind, n, k, scales=np.float16([0.01, 0.02]))
     return QTensor.quantize(rng.standard_normal((n, k)).astype(np.float32), kind)
 
@@ -70,11 +70,11 @@ def by_scheme(device, source, name):
 
 
 def assert_exact(device, x, packed, y):
-    """Check that y is the product of what the device says it multiplies, but for float32.
+    """Check that y is the product of the values that the device reports, except for rounding.
 
-    A value of x and one of w are rounded when they are told, each part's result and each sum of
-    parts when they are made: at most 2 + parts roundings of any term.  Sums of float16 products
-    are rounded K times more.
+    The reported values of x and w are rounded to float32, and so are the result of each part and
+    each sum of parts: at most 2 + parts roundings of any term.  Sums of float16 products are
+    rounded K times more.
     """
     rounded = device.multiplied(x, packed).astype(np.float64)
     weights = packed.multiplied(slice(None)).astype(np.float64)
@@ -84,10 +84,10 @@ def assert_exact(device, x, packed, y):
 
 
 def assert_near(device, x, packed, y):
-    """Check y against the product of what was given.
+    """Check y against the product of the original x and w.
 
     Codes are within half a step of the rotated values, and a step is 1/127 of the largest of a row
-    (or 1/254 of that, with two passes); 2 % pay for float32 in the rotation.
+    (or 1/254 of that, with two passes).  2 % are added for float32 rounding in the rotation.
     """
     exact = x.astype(np.float64) @ packed.tensor.dequantize().astype(np.float64).T
     bound = 0.0
@@ -144,7 +144,7 @@ def test_any_shape_is_padded_and_multiplied(shared, n, k, m, scheme, spread):
 @pytest.mark.parametrize("scheme", quantise.BY_NAME)
 @pytest.mark.parametrize(("n", "k", "m"), [(40, 1100, 3), (200, 512, 1), (33, 544, 130)])
 def test_every_scheme_multiplies(shared, scheme, n, k, m):
-    """K = 1100 is three groups of at most 512."""
+    """With g512, K = 1100 has three groups of at most 512."""
     packed = by_scheme(shared, tensor(n, k), scheme)
     x = inputs(m, k)
 
@@ -345,7 +345,7 @@ def test_the_products_used_least_recently_make_room(device, monkeypatch):
     packed = device.pack(tensor(64, 96))
     wanted = [multiply(device, inputs(m, 96), packed) for m in range(1, 4)]
     three = held(device, Role.PROGRAM, Role.TASKS)
-    multiply(device, inputs(1, 96), packed)  # now the most recently used one
+    multiply(device, inputs(1, 96), packed)  # this makes it the most recently used one
     used = device._weights.calls.made[(packed.number,), 1]
 
     for m in range(4, 12):

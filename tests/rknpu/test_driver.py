@@ -31,7 +31,7 @@ RIGHT = A.astype(np.int32) @ B.T
 
 @pytest.fixture
 def faults(simulator):
-    """Return a function that arms a fault; the fault is removed after the test."""
+    """Return a function that arms a fault; remove the fault after the test."""
     yield simulator.set
     simulator.set(f"reload=1 {STRICT}")
 
@@ -87,7 +87,7 @@ def test_a_dead_node_is_not_tried_again(driver, product, faults, simulator, faul
 
     with pytest.raises(DeviceLost, match=name):
         product.run()
-    others = 2 if "thread" in driver.detail and fault == "eio" else 0  # they do not wait to see
+    others = 2 if "thread" in driver.detail and fault == "eio" else 0  # jobs of other threads
     assert simulator.report()["jobs"] == {"rocket": others, "rknpu": 0}
 
 
@@ -131,7 +131,7 @@ def wait(driver, product, monkeypatch, *, seconds=None):
 def test_a_job_may_take_many_times_what_the_model_gives_it_and_little_more(
     driver, product, monkeypatch
 ):
-    """Mainline's kernel ends what hangs by itself, before the wait for it ends."""
+    """On mainline, the wait is fixed, because the kernel ends a job that hangs before that."""
     npu = cost.npu_seconds([product.plan], driver.name).expected
     model = npu - cost.SPEEDS[driver.name].expected.submit_s
 
@@ -179,7 +179,8 @@ def test_the_vendors_driver_is_told_to_reset_between_two_attempts(simulator, fau
 def test_a_flipped_bit_is_for_the_verification_above_to_find(driver, product, faults):
     faults("fault=flip@submit")
 
-    assert (product.run() != RIGHT).sum() in (1, 3)  # of one core, or of all in a job
+    # The fault changes a value of one core, or of all three if they are in one job.
+    assert (product.run() != RIGHT).sum() in (1, 3)
     np.testing.assert_array_equal(product.run(), RIGHT)
 
 
@@ -210,8 +211,9 @@ def test_a_job_that_cannot_be_loaded_leaves_nothing_behind(driver, faults, call)
     product.job.free()  # so that memory for commands is allocated again
     before = spans(driver)
     if call == "map" and driver.name == "rocket":
-        call = "create"  # it has no such ioctl
-    for n in range(1, 4 if driver.name == "rocket" else 3):  # rknpu: programs of all cores, tasks
+        call = "create"  # rocket has no map ioctl
+    # rocket needs a buffer for each of three cores; rknpu needs one of programs and one of tasks.
+    for n in range(1, 4 if driver.name == "rocket" else 3):
         faults(f"fault=eio@{call}:{n}")
         with pytest.raises(DriverError):
             driver.prepare(cores)
@@ -230,7 +232,7 @@ def spans(driver):
 
 
 def test_commands_of_many_jobs_share_buffers_and_make_room_for_each_other(driver, simulator):
-    """Buffers of 64 and 128 KB hold two and five pieces of 24 KB; then another has to go."""
+    """Buffers of 64 and 128 KB hold two and five pieces of 24 KB; a further piece replaces one."""
     before = spans(driver)
     space = driver.spaces[0]
     held = []
@@ -320,7 +322,7 @@ def test_work_for_no_core_or_too_many_is_refused(driver, count):
 
 
 def test_cores_may_have_different_numbers_of_tasks(driver):
-    """17 groups of columns, tiles of 2: three, three and three tasks; then one core alone."""
+    """17 groups of columns are cut into tiles of 2, for three cores, two, and one."""
     b = elements(INT8, (17 * 32, 64), 2)
     a = elements(INT8, (5, 64), 3)
     for cores in (3, 2, 1):
@@ -333,7 +335,7 @@ def test_cores_may_have_different_numbers_of_tasks(driver):
 
 def test_a_chain_that_the_hardware_cannot_count_is_refused(driver):
     if driver.name == "rocket":
-        return  # which starts each task separately
+        return  # rocket starts each task separately
     product = Prepared(driver, A[:1], B[:32], INT8, Layout.ROW)
     tasks, places = core_tasks(product.plan, 0, *product.buffers[0])
 

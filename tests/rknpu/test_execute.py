@@ -20,7 +20,7 @@ INT8 = FORMATS["int8"]
 
 
 def product(m, k, n, tasks=1, chain_at=None, seed=0):
-    """Return words of *tasks* with one A and separate Cs, and their inputs, outputs and results."""
+    """Return a program of *tasks* tasks with a common A; also its inputs, outputs and results."""
     rng = np.random.default_rng(seed)
     a = rng.integers(-128, 128, (m, k), np.int8)
     b = rng.integers(-128, 128, (tasks, n, k), np.int8)

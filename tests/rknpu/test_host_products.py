@@ -1,4 +1,4 @@
-"""Tests of the NPU's products on the host: equal bits for every scheme, on both drivers."""
+"""Test the NPU's products on the host: equal bits for every scheme, on both drivers."""
 
 import numpy as np
 import pytest
@@ -47,7 +47,7 @@ def test_products_equal_those_of_the_npu(device, scheme, m, n, k, size, seed):
 
 @pytest.mark.parametrize("scheme", quantise.BY_NAME)
 def test_sums_in_slices_of_k_equal_those_of_the_npu(device, scheme):
-    """Large K is split: sums of float16 products are rounded to float32 slice by slice."""
+    """Large K is split, so sums of float16 products are rounded to float32 after each slice."""
     packed = by_scheme(device, tensor(70, 12000), scheme)
     if scheme == "fp16":
         assert len(packed.slices[0]) > 1

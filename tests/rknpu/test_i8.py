@@ -90,7 +90,7 @@ def test_memory_goes_back_after_a_product(device):
 
 
 def test_codes_are_multiplied_as_they_are_given(device):
-    """x is rounded to half a step of 1/127 of the largest of its row, and w not at all."""
+    """x is rounded in steps of 1/127 of the largest value of its row, and w is not rounded."""
     rng = np.random.default_rng(6)
     codes = integers(rng, (70, 100))
     scales = rng.uniform(0.5, 2, 70).astype(np.float32)

@@ -22,8 +22,8 @@ from npurt.rknpu.plan.tiling import plan, plan_weights
 
 FORM_NAMES = sorted(FORMATS)
 
-# Where B[n, k] is in the image, in elements, by (K, n, k): gregordinary/rocket-userspace
-# weight_int8(), weight_fp16(), weight_int4(), weight_tf32(); the first two are mtx512's as well.
+# Index of B[n, k] in the image, in elements, from (K, n, k), by gregordinary/rocket-userspace:
+# weight_int8(), weight_fp16(), weight_int4(), weight_tf32().  mtx512 has the first two, too.
 WEIGHT_INDEX = [
     ((128, 5, 37), {"int8": 1189, "fp16": 677, "int4": 2213, "tf32": 597}),
     ((128, 33, 100), {"int8": 7204, "fp16": 5668, "int4": 7204, "tf32": 5652}),
@@ -31,7 +31,7 @@ WEIGHT_INDEX = [
     ((4096, 31, 4095), {"int8": 131071, "fp16": 131071, "int4": 261119, "tf32": 131071}),
 ]
 
-# Where A[m, k] is in the native layout, in elements, by (K, M, m, k): feature_data() of both.
+# Index of A[m, k] in the native layout, in elements, from (K, M, m, k): feature_data() of both.
 NATIVE_INDEX = [
     ((128, 4, 3, 77), {"int8": 317, "fp16": 317}),
     ((64, 7, 6, 63), {"int8": 447, "fp16": 447}),
@@ -52,7 +52,7 @@ def matrix(format, rows, columns, seed=0):
 
 
 def one(format, rows, columns, row, column):
-    """Return a matrix of zeros and a single one."""
+    """Return a matrix of zeros with a one at (*row*, *column*)."""
     x = np.zeros((rows, columns), matrix(format, 1, 2).dtype)
     x[row, column] = 1
     return x
@@ -94,7 +94,7 @@ def test_row_is_plain_row_major():
 
 @given(st.sampled_from([8, 16]), st.integers(1, 3), st.integers(0, 10**6))
 def test_a_panel_keeps_its_rows_together(p, panels, position):
-    """off = ((m / p) * (K / c2) + k / c2) * p * c2 + (m % p) * c2 + k % c2  [happyme531]."""
+    """The index is ((m / p) * (K / c2) + k / c2) * p * c2 + (m % p) * c2 + k % c2 [happyme531]."""
     rows, columns, c2 = p * panels, 96, 16
     m, k = divmod(position % (rows * columns), columns)
     layout = Layout(f"panel{p}")

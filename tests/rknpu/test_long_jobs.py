@@ -15,9 +15,9 @@ from npurt.rknpu.plan.tiling import plan, plan_weights
 from tests.rknpu.conftest import STRICT
 from tests.rknpu.test_device import by_scheme, inputs, multiply, tensor
 
-SLOWER = 200  # than the stock clock, so that small products take long: all that the model counts
+SLOWER = 200  # ratio of the stock clock to the test's clock, with which small products take long
 STOCK_HZ = cost.CLOCKS["rocket"]
-CLOCK = f"rocket_mhz={STOCK_HZ / 1e6 / SLOWER}"  # then goes by the clock
+CLOCK = f"rocket_mhz={STOCK_HZ / 1e6 / SLOWER}"  # a setting of the simulator
 OUTPUTS = [(49152, 576), (151936, 896), (151936, 1536), (152064, 3584), (128256, 4096)]
 
 
@@ -49,7 +49,7 @@ def mac_seconds(n, k, rows):
 
 @pytest.mark.parametrize(("n", "k"), OUTPUTS)
 def test_the_output_matrix_of_every_model_has_as_many_rows_as_there_is_time_for(n, k):
-    """Transfers, the rest of a job, take less than half of its time."""
+    """MACs take more than half of the time of a job, and transfers less."""
     rows = rows_within(PLANNED_S, (plan_weights(FORMATS["int8"], n, k),), 2, MAX_ROWS)
 
     assert mac_seconds(n, k, 2 * rows) < PLANNED_S
@@ -64,7 +64,7 @@ def test_a_job_with_few_rows_is_never_cut():
 
 @pytest.mark.parametrize("clock_hz", [STOCK_HZ, STOCK_HZ / SLOWER, cost.CLOCKS["rknpu"]])
 def test_the_simulator_takes_a_job_for_as_long_as_the_model_does(slow, clock_hz):
-    """The 52 us of its SUBMIT are the only difference; the report has whole ns."""
+    """The only difference is the 52 us of the simulator's SUBMIT; the report has whole ns."""
     slow.set(f"rocket_mhz={clock_hz / 1e6}")
     with open_rknpu("rknpu:sim") as device:
         packed = by_scheme(device, tensor(3000, 512), "int8x2")
@@ -86,7 +86,8 @@ def test_jobs_of_many_rows_take_no_longer_than_planned(device, slow, scheme):
     multiply(device, inputs(256, 600), packed)
 
     report = slow.report()
-    jobs = report["jobs"]["rocket"] // len(report["cores"])  # of each core, and alike
+    # All cores have the same number of jobs.
+    jobs = report["jobs"]["rocket"] // len(report["cores"])
     assert 1 < jobs < 16
     for core in report["cores"]:
         assert core["model_ns"] / 1e9 < jobs * PLANNED_S
@@ -138,7 +139,7 @@ def test_without_the_cut_the_kernel_would_end_every_job(device, slow, monkeypatc
 
 @pytest.mark.parametrize(("n", "k"), OUTPUTS)
 def test_the_vendors_driver_is_told_to_wait_for_as_long_as_it_may_take(n, k, simulator):
-    """Its job has all rows: the wait is twice the model's time at a fifth of the clock."""
+    """A job there has all rows, and the wait is twice the model's time at a fifth of the clock."""
     simulator.set(f"reload=1 {STRICT}")
     whole = [plan(plan_weights(FORMATS["int8"], n, k), 2 * MAX_ROWS, Layout.ROW)]
     slowest = cost.npu_seconds(whole, "rknpu", STOCK_HZ).high

@@ -21,7 +21,7 @@ from tests.rknpu.fixtures import A, B, C, load, tasks, whole
 FOREIGN = load("foreign_words.json")["programs"]
 ROCKET_USERSPACE = "gregordinary/rocket-userspace"
 
-# What each layout writes for one int8 product of M=4, K=64, N=64, as published programs do:
+# Values that published programs write in each layout for an int8 product of M=4, K=64, N=64:
 # NATIVE-H mtx512/rk3588-npu; NATIVE-W and ROW happyme531/rknpu2_matmul_open.
 WORKED = {
     #                        native-h     native-w      row
@@ -94,7 +94,7 @@ def test_native_h_equals_programs_that_ran_on_silicon(project, function, format,
     profile = Profile.FULL if project.startswith(ROCKET_USERSPACE) else Profile.SHORT
     ours = single(whole(format, "native-h", *shape), A, B, C, profile)
 
-    # rocket-userspace gives int8 features a bank more than they need.
+    # rocket-userspace reserves one bank more than int8 features need.
     slack = (
         {"CNA_CBUF_CON0"} if function == "gen_matmul_int8" and profile is Profile.FULL else set()
     )

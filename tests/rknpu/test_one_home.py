@@ -1,4 +1,4 @@
-"""Compare the definitions of facts that two languages or two layers must each define."""
+"""Test that values which two languages or two layers each define are equal."""
 
 import re
 from pathlib import Path

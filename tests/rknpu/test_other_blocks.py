@@ -1,4 +1,4 @@
-"""Test programs of blocks that npurt does not use: the table has them, the proof refuses them."""
+"""Test programs of blocks that npurt does not use: the table names them, the proof refuses them."""
 
 import numpy as np
 import pytest
@@ -68,7 +68,7 @@ def test_a_listing_names_what_a_pooling_and_a_lut_are_told():
 
 
 def test_these_programs_write_what_npurt_writes_in_its_order():
-    """The proof in the next tests can therefore only refuse the stage."""
+    """The next tests need this: with these registers, the proof can refuse only the stage."""
     assert [register.name for register in Profile.FULL.order] == PRODUCT_NAMES
 
 

@@ -29,7 +29,7 @@ def states(outcomes):
 
 
 def test_what_a_board_owner_should_try_first_is_tried():
-    """The cases from issues and notes: identity, 4 rows, 1 to 9 rows, past a group, odd sums."""
+    """The trials have cases of issues and notes: identity, 1 to 9 rows, past a group, odd sums."""
     shapes = {trial.shape for trial in TRIALS}
 
     assert TRIALS[0].identity
@@ -107,7 +107,8 @@ def test_a_trial_that_fails_is_told_and_the_next_is_made_anew(connect, simulator
     outcomes = []
     for outcome in probe(connect):
         if outcome.name == "memory":
-            simulator.set(f"fault={fault}@submit fault={fault}@submit:2")  # and in attempt 2
+            # The second fault is in the second attempt.
+            simulator.set(f"fault={fault}@submit fault={fault}@submit:2")
         outcomes.append(outcome)
 
     assert states(outcomes)[2] == "error"
@@ -121,7 +122,8 @@ def test_a_product_that_is_right_when_run_again_is_not_called_right(connect, sim
     outcomes = []
     for outcome in probe(connect):
         if outcome.name == "memory":
-            simulator.set(f"fault={fault}@submit:2")  # within the first trial, whatever the driver
+            # With either driver, the second submit is in the first trial.
+            simulator.set(f"fault={fault}@submit:2")
         outcomes.append(outcome)
 
     mended = fault != "wedge" or connect().name == "rknpu"  # mainline has no reset

@@ -1,4 +1,4 @@
-"""Test the proof before a submit: it accepts good programs, lists their accesses, refuses bad."""
+"""Test the proof before a submit: it lists the accesses of good programs and refuses bad ones."""
 
 import itertools
 
@@ -122,7 +122,7 @@ def bits(words):
 
 
 def refused(words, spans):
-    """Return the message of the refusal, or None."""
+    """Return the error message of the proof, or None if it accepts the program."""
     try:
         prove(words, spans, at=AT, chained=False)
     except LayoutError as error:
@@ -132,7 +132,7 @@ def refused(words, spans):
 
 @pytest.mark.parametrize("layout", ["row", "native-w", "native-h"])
 def test_any_bit_flipped_is_refused_but_where_it_changes_nothing(layout):
-    """Flip every bit of every word: an accepted program has spare banks or another result type."""
+    """Only programs with spare banks, another result type or an unused stride are accepted."""
     task = whole("int8", layout, 64, 64, 64)
     good, spans = program(task), tight(task)
     passed = {}
@@ -144,8 +144,9 @@ def test_any_bit_flipped_is_refused_but_where_it_changes_nothing(layout):
             passed[name] = passed.get(name, 0) + 1
 
     assert passed.pop("CNA_CBUF_CON0") <= 8
-    assert passed.pop("DPU_DATA_FORMAT") == 1  # int8-fp32
-    assert passed == ({"CNA_DMA_CON1": 28} if layout == "native-w" else {})  # it has one line
+    assert passed.pop("DPU_DATA_FORMAT") == 1  # results in fp32 instead of int32
+    # CNA_DMA_CON1 is the stride of lines, which is unused because there is one line.
+    assert passed == ({"CNA_DMA_CON1": 28} if layout == "native-w" else {})
 
 
 @pytest.mark.parametrize(
@@ -183,7 +184,7 @@ def test_a_wrong_register_is_refused_by_name(register, value, says):
 
 
 def test_the_distance_of_groups_is_right_even_where_there_is_one():
-    """The NPU's behaviour with another distance is unknown; the simulator hangs."""
+    """With a wrong distance, the simulator hangs, and the NPU's behaviour is unknown."""
     one = whole("int8", "row", 2, 384, 32)
     words = program(one)
     set_word(words, "DPU_SURFACE_ADD", 0xFFFF_FFF0)
@@ -252,7 +253,7 @@ def test_two_forms_in_one_program_are_refused():
 
 
 def test_a_part_of_a_larger_product_may_not_leave_the_buffer():
-    """The last tile of rows of a native A: its surfaces end where the whole A ends."""
+    """The surfaces of the last rows of a native A end at the end of the whole A."""
     task = Task(TASK.format, Layout.NATIVE_W, 3, 64, 64, 8, 64)
     a, c = A + 5 * 16, C + 5 * 16
     spans = tight(task, a=a, c=c)

@@ -1,4 +1,4 @@
-"""Rounding for the NPU: the C code against the same arithmetic in numpy, and what it promises."""
+"""Test the rounding for the NPU: the C code equals numpy, and errors are within their bounds."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from npurt.rknpu.driver.system import System
 
 
 def hadamard(n):
-    """Sylvester's matrix, whose entries are 1 and -1."""
+    """Return Sylvester's matrix, whose entries are 1 and -1."""
     h = np.ones((1, 1))
     while len(h) < n:
         h = np.block([[h, h], [h, -h]])
@@ -22,7 +22,7 @@ def hadamard(n):
 
 
 def rotated(x, signs, block):
-    """What the rotation means, in float64."""
+    """Return *x* rotated, in float64."""
     z = (x * signs).reshape(len(x), -1, block) @ hadamard(block)
     return z.reshape(len(x), -1)
 
@@ -72,7 +72,7 @@ def test_a_rotation_is_signs_and_a_hadamard_matrix(seed, blocks, block):
 
     z = rotated(x.astype(np.float64), signs, block)
     got = (codes[:3] + codes[3:] / 254.0) * scales[:, None]
-    # half a step of the second pass, and six float32 additions of at most the row's largest
+    # The bound is half a step of the second pass, and the errors of six float32 additions.
     assert (abs(got - z) <= (0.5 / 254 / 127 + 7 * 2.0**-24) * abs(z).max(1, keepdims=True)).all()
 
 
@@ -86,7 +86,7 @@ def test_signs_and_transform_cancel_in_a_product():
 
 
 def test_a_known_transform():
-    """Rows of an identity become rows of Sylvester's matrix: 64 codes of one size."""
+    """Rows of the identity become rows of Sylvester's matrix, whose 64 codes have one magnitude."""
     codes, scales = rounded(np.eye(64, dtype=np.float32) * 3, 64, signs=None, block=64)
 
     np.testing.assert_array_equal(codes, 127 * hadamard(64))
@@ -124,7 +124,7 @@ def test_rows_too_small_for_a_scale_are_zero(tiny):
     seed=st.integers(0, 99),
 )
 def test_sums_get_their_scales(m, n, slices, passes, kind, seed):
-    """Two rectangles side by side in one of two results, and a third added to the first."""
+    """The second result has two rectangles side by side, and a third is added to the first one."""
     rng = np.random.default_rng(seed)
     passes = 1 if kind is np.float32 else passes
     largest = (2**31 - 1) // slices
@@ -195,7 +195,7 @@ def test_a_bad_row_is_refused_whatever_part_it_is_in():
 @pytest.mark.parametrize("name", quantise.BY_NAME)
 @pytest.mark.parametrize(("n", "k"), [(40, 96), (33, 32), (7, 1152), (64, 640)])
 def test_a_rounded_weight_is_as_far_off_as_it_says(name, n, k):
-    """The estimate is a mean over many roundings: within a fifth for a few thousand of them."""
+    """The estimated error is a mean; for a few thousand values it is right to a fifth."""
     scheme = quantise.BY_NAME[name]
     tensor = QTensor.quantize(rows(n, k, 3, 0.5), "f32")
     exact = tensor.dequantize().astype(np.float64)
@@ -209,7 +209,7 @@ def test_a_rounded_weight_is_as_far_off_as_it_says(name, n, k):
         padded[:, : part.columns.stop - part.columns.start] = exact[:, part.columns]
         if part.signs is not None:
             padded = rotated(padded, part.signs, part.block)
-        # x is rotated too, by a matrix of norm sqrt(block): so the weight's scale is 1 / block
+        # x is also rotated by a matrix of norm sqrt(block), so the weight's scale is 1 / block
         got = part.values(slice(None)).astype(np.float64) * part.block
         lost += ((got - padded) ** 2).sum() / part.block
     assert lost / (exact**2).sum() == pytest.approx(weight.w_error, rel=0.2, abs=1e-12)
@@ -225,10 +225,11 @@ def test_int16_products_never_round_activations_to_8_bits():
 
 
 def test_a_weight_that_int8_cannot_hold_stays_in_half_precision():
-    """Every block of 64 has a size of its own, over six orders: one scale a row is not enough."""
+    """The sizes of the blocks differ by orders of magnitude, so one scale a row is not enough."""
     sizes = np.repeat(10.0 ** np.arange(-4, 4), 64).astype(np.float32)
     w = rows(16, 512, 2, 0) * sizes
-    w[:, 448:] *= np.where(np.arange(64) == 0, 1e-7, 0)  # the largest block is almost empty
+    # Almost all values of the largest block are 0.
+    w[:, 448:] *= np.where(np.arange(64) == 0, 1e-7, 0)
     tensor = QTensor.quantize(w, "f16")
 
     errors = {r.scheme.name: r.error for r in quantise.candidates(tensor, int16=False)}
@@ -246,7 +247,7 @@ def test_a_weight_above_half_precision_is_refused():
 
 @pytest.mark.parametrize("size", [2.0**-149, 2.0**-140, 1e-30, 1.0, 3.4e38])
 def test_halves_keep_rows_of_any_size(size):
-    """11 bits of the greatest; of a row below 2^-113 fewer: down to 2^-24 of 2^-126, exactly."""
+    """The error is at most 2^-12 of the largest value of the row, or 2^-151 in very small rows."""
     x = np.array([[size, -size / 2, 0, size / 3]], np.float32)
 
     error = abs(quantise.to_float16(x) - x.astype(np.float64))

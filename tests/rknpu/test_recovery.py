@@ -37,7 +37,7 @@ def name(request, simulator, monkeypatch):
 
 
 class Work:
-    """Weights of two schemes on a device, and their products from before any fault."""
+    """Weights of two schemes on a device, and their products without faults."""
 
     def __init__(self, device):
         self.device = device
@@ -106,7 +106,7 @@ def test_it_is_opened_again_whichever_call_fails(name, simulator, call):
     with open_rknpu(name) as device:
         work = Work(device)
         simulator.set(f"fault=eio@{call}")
-        device._weights.calls.made.clear()  # so that programs are built again
+        device._weights.calls.made.clear()  # this makes the driver build programs again
 
         assert work.is_right()
 
@@ -117,7 +117,7 @@ def test_cores_that_hang_until_they_are_reset_are_reset_or_opened_again(name, si
         simulator.set("fault=wedge@submit")
 
         assert work.is_right()
-        assert len(device.events()) == (name == "rknpu:sim")  # mainline has no request for it
+        assert len(device.events()) == (name == "rknpu:sim")  # mainline has no such request
 
 
 @pytest.mark.parametrize("fault", [*(f"{f}@submit:1+" for f in (*ONCE, *LOST)), "dead@submit"])
@@ -170,7 +170,7 @@ def test_weights_that_do_not_fit_any_more_end_in_a_clear_error_until_they_do(nam
 
 
 def test_a_weight_is_packed_once_there_is_room_again_after_a_restart_without(name, simulator):
-    """No product uses the weights without memory before there is memory again."""
+    """No product needs the earlier weights while there is no memory for them."""
     with open_rknpu(name) as device:
         work = Work(device)
         simulator.set("fault=eio@create fault=enomem@create:2+")
@@ -233,9 +233,9 @@ def products(device, n, k, m=1):
 
 @pytest.mark.usefixtures("known_secrets")
 def test_a_flipped_bit_is_found_and_the_cpu_computes_that_product_from_then_on(name, simulator):
-    """Sums of 64 products of codes are below 2^20, their norm's 24 bits hold bit 4 of one.
+    """Sums of 64 products of codes are below 2^20, so a norm of 24 bits shows an error in bit 4.
 
-    Of 96 columns none is padding, whichever core's job is the first.
+    The 96 columns have no padding, so the flipped bit is in a result, on any core.
     """
     with open_rknpu(name) as device:
         work = products(device, 96, 64)
@@ -287,7 +287,7 @@ def is_all_on(report, *devices):
     return {row.actual for row in report.rows if row.macs} == set(devices)
 
 
-NOT_ALL = ("qwen3moe", "qwen35")  # experts and delta nets are the CPU's
+NOT_ALL = ("qwen3moe", "qwen35")  # experts and delta nets run on the CPU
 
 
 @pytest.mark.parametrize("model", tiny.FILES, ids="-".join)
@@ -338,7 +338,7 @@ def test_the_cpu_goes_on_when_the_npu_is_lost_for_good(name, simulator, fault):
 
 @pytest.mark.usefixtures("known_secrets")
 def test_a_flipped_bit_in_the_middle_of_a_generation_costs_no_token(name, simulator):
-    """The second product has one pass and K = 128: it is small enough to detect bit 4."""
+    """The second product has one pass and K = 128, so its sums are small enough to show bit 4."""
     model = ("llama3", "q8_0")
     nth = {"rknpu:sim": 4, "rknpu:sim-vendor": 2}[name]  # mainline has a job for each core
 

@@ -27,7 +27,7 @@ MTX512 = [int(word, 16) for word in PROGRAMS[0][4]]
     [(65, 34), (122, 62), (104, 53)],  # happyme531, rocket-userspace, mtx512
 )
 def test_the_amount_is_that_of_both_kernels(body, beats):
-    """Linux rocket: (count + 1) / 2 - 1; vendor: (body + 4 + 1) / 2 - 1; and known values."""
+    """Linux rocket computes (count + 1) / 2 - 1, and the vendor's (body + 4 + 1) / 2 - 1."""
     words = body + regcmd.TAIL
 
     assert regcmd.amount(words) == beats == (body + 4 + 2 - 1) // 2 - 1
@@ -138,7 +138,7 @@ def test_words_that_nobody_knows_are_shown_where_most_are_known(words, places):
     ],
 )
 def test_words_of_which_most_write_no_register_are_no_program(words, said):
-    """Zeros, which fill memory, count for neither."""
+    """Zeros, which fill unused memory, are not counted."""
     with pytest.raises(LayoutError, match=said):
         regcmd.parse(raw(words))
 
@@ -149,18 +149,18 @@ def test_a_program_may_lie_in_memory_that_is_otherwise_empty():
 
 @pytest.mark.parametrize("rest", [b"\xa5" * 4096, bytes(range(256)) * 16])
 def test_what_memory_held_behind_a_program_is_no_part_of_it(rest):
-    """A dump of a whole buffer, which a driver need not have cleared."""
+    """A dump may have a whole buffer, with other data after the program."""
     words = regcmd.parse(raw(MTX512) + rest)
 
     assert words[:108] == MTX512
     assert len(words) == 108 + 512
     with pytest.raises(LayoutError, match="this is no program"):
-        regcmd.parse(raw(MTX512[:-1]) + rest)  # which does not end
+        regcmd.parse(raw(MTX512[:-1]) + rest)  # the program has no end
 
 
 @given(st.binary(min_size=64).filter(lambda data: data[:1] not in b"[{"))
 def test_bytes_of_something_else_are_refused(data):
-    """The chance that half of their words name one of 400 registers is below 2^-23 a word."""
+    """At random, half of the words name one of 400 registers with a chance below 2^-23 a word."""
     with pytest.raises(LayoutError):
         regcmd.parse(data)
 
@@ -237,7 +237,7 @@ def test_every_choice_of_the_verb_gives_a_program(layout, dtype, profile, words,
     ],
 )
 def test_the_verb_refuses_what_does_not_fit(option, value, says, capsys):
-    """The last value given counts, so each case spoils one option of a good command."""
+    """The last value of an option counts, so each case changes one option of a good command."""
     status = main([*MATMUL, f"{option}={value}"])
 
     assert status == (1 if says else 0)

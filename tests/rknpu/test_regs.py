@@ -9,7 +9,7 @@ from npurt.rknpu.isa import regcmd, regs
 from npurt.rknpu.isa.regs import REG, RegWrite
 from tests.rknpu.fixtures import load
 
-TARGETS = {  # [M] registers.xml, enum target, with bit 0 as in every published program
+TARGETS = {  # [M] registers.xml, enum target; bit 0 is set, as in every published program
     "PC": 0x0101,
     "CNA": 0x0201,
     "CORE": 0x0801,

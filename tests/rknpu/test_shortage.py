@@ -1,4 +1,4 @@
-"""Test shortages of memory: the NPU has the weights that fit, the CPU the rest; nothing fails."""
+"""Test shortages of memory: weights that do not fit the NPU run on the CPU, and nothing fails."""
 
 import numpy as np
 import pytest
@@ -64,7 +64,7 @@ def usual(deep, exact, simulator):
 
 
 def share(llm):
-    """Return the share of multiply-adds that the NPU did."""
+    """Return the fraction of multiply-adds that ran on the NPU."""
     rows = llm.report().rows
     return sum(r.macs for r in rows if r.actual != "cpu") / sum(r.macs for r in rows)
 
@@ -85,14 +85,14 @@ def planned(llm):
     """Return the layers that are on the NPU, and whether the output matrix is there."""
     there = {row.tensor for row in llm.report().rows if row.macs and row.actual != "cpu"}
     layers = {name.split(".")[1] for name in there if name.startswith("blk.")}
-    for layer in layers:  # whole ones
+    for layer in layers:  # all weights of the layer are on the NPU
         assert sum(name.startswith(f"blk.{layer}.") for name in there) == 7
     return len(layers), "output" in there
 
 
 @pytest.mark.parametrize("fits", [0.7, 0.35])
 def test_what_fits_is_on_the_npu_and_the_rest_on_the_cpu(name, simulator, deep, exact, usual, fits):
-    """Of a space that has so much of what the weights need, and all that products work in."""
+    """The address space fits all buffers of products, and the fraction *fits* of the weights."""
     with npurt.Llama(deep, name, n_ctx=64, progress=False) as llm:
         weights = max(map(weight_bytes, spaces_of(llm)))
         work = max(space.used - weight_bytes(space) for space in spaces_of(llm))
@@ -121,7 +121,7 @@ def test_a_driver_that_makes_no_more_buffers_has_what_it_made(
         layers, output = planned(llm)
         made = sum(len(space.spans) for space in spaces_of(llm))
         assert made < creates
-        rest = (creates - 1 - made) // 3  # a weight of three cores
+        rest = (creates - 1 - made) // 3  # a weight needs a buffer on each of three cores
         assert rest < 7 or layers == LAYERS
         assert layers + output == 0 or share(llm) > 0.9 * (7 * layers + output) / (7 * LAYERS + 1)
 
@@ -129,7 +129,7 @@ def test_a_driver_that_makes_no_more_buffers_has_what_it_made(
 def test_memory_that_shrinks_later_costs_nothing_that_was_planned(
     name, simulator, deep, exact, usual
 ):
-    """All that products need is there: also for numbers of rows that were never used before."""
+    """All buffers of products are allocated at the start, also for new numbers of rows."""
     with npurt.Llama(deep, name, n_ctx=64, verify="always", progress=False) as llm:
         simulator.set("memory=1 fault=enomem@create:1+")
         check(llm, exact, usual)
@@ -154,9 +154,10 @@ def test_a_device_that_comes_back_with_less_memory_keeps_what_fits(name, simulat
 
     assert ", 0 wrong" in report.line()
     moved = {row.tensor for row in report.rows if row.macs and row.actual == "cpu"}
-    assert moved == {tensor for tensor in before if tensor}  # once, and not again
+    # No further weight moves in the second run.
+    assert moved == {tensor for tensor in before if tensor}
     assert len(moved) < 7 * LAYERS + 1 or fits == 0
-    assert len(report.fallbacks()) == 1  # one reason, whatever the number of weights
+    assert len(report.fallbacks()) == 1  # one reason for any number of weights
     assert f"{name} ran out of memory" in report.fallbacks()[0]
     notes = [note for note in report.notes if "ran out of memory while it worked" in note]
     assert len(notes) == 1
@@ -239,7 +240,7 @@ def test_further_domains_are_opened_where_there_are_some_and_addresses_are_short
             assert len(device._driver._others) == domains
             with pytest.raises(npurt.DeviceFull, match="no space"):
                 device.pack(tensor(96, 96))
-            for w in held:  # there was kept what a row needs
+            for w in held:  # memory for products of one row was reserved
                 assert_exact(device, inputs(1, 96), w, multiply(device, inputs(1, 96), w))
     finally:
         simulator.set(f"{FREE} version=908")
@@ -264,7 +265,7 @@ def test_half_of_the_rows_are_prepared_too():
 
 
 def test_products_have_fewer_rows_at_once_when_memory_is_short(name, simulator):
-    """Nothing was reserved; each row is rounded by itself, so it makes no difference to them."""
+    """No memory was reserved; rows are rounded separately, so smaller batches change no result."""
     with open_rknpu(name) as device:
         packed = device.pack(tensor(512, 256))
         x = inputs(300, 256)
@@ -279,13 +280,13 @@ def test_products_have_fewer_rows_at_once_when_memory_is_short(name, simulator):
 
 
 def test_prepared_calls_give_way_to_others_when_memory_is_short(name, simulator):
-    """The least recently used first; they are prepared again when they are needed."""
+    """The least recently used calls are freed first, and prepared again when they are needed."""
     with open_rknpu(name) as device:
         packed = [device.pack(tensor(64, k)) for k in (64, 96, 128)]
         wanted = [multiply(device, inputs(1, w.k), w) for w in packed]
         for space in dict.fromkeys(device._driver.spaces):
             for chunks in space._chunks.values():
-                for _, ranges in chunks:  # as if other jobs had the rest
+                for _, ranges in chunks:  # stands for other jobs, which use the rest
                     while ranges.allocate(64) is not None:
                         pass
         simulator.set("fault=enomem@create:1+")

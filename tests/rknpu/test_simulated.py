@@ -17,8 +17,8 @@ EXAMPLES = 150
 def check(y, a, b, format):
     """Check that integers are exact, and floats within the error of float32 sums of K products.
 
-    The slices of K are added in float32, too, which the K roundings include; a float16 result is
-    rounded once more, relative to the sum it rounds.
+    The K roundings include the sums of slices of K, which are also added in float32.  A float16
+    result is rounded once more, relative to its value.
     """
     exact = a.astype(np.float64) @ b.astype(np.float64).T
     if format.bits <= 8 and format.out != "float32":
@@ -51,8 +51,8 @@ def test_any_product_is_that_of_numpy(driver, data):
     check(y, a, b, format)
 
 
-# First values to try on a board: rows that are not fours, past one group of kernels, half an entry
-# a line, the longest sums, a tile of rows that just fits, and one that does not.
+# The first shapes to try on a board: row counts that are no multiple of 4, more than one group of
+# kernels, half an entry a line, the longest sums, and tiles of rows that just fit or just do not.
 SHAPES = [
     *((m, 64, 64) for m in range(1, 10)),
     (1, 32, 32), (4, 64, 96), (126, 2080, 64), (144, 672, 64), (1, 11008, 64), (2, 11008, 64),
@@ -85,7 +85,7 @@ def test_the_largest_sums_are_exact(driver):
 
 
 def test_partial_sums_of_int4_add_up_beyond_int16(driver):
-    """Two tasks of 480 products of -8 and -8 hold 30720 each."""
+    """Each of two tasks adds 480 products of -8 and -8, which is 30720."""
     a, b = np.full((2, 960), -8, np.int8), np.full((64, 960), -8, np.int8)
     product = Prepared(driver, a, b, FORMATS["int4"], Layout.ROW)
 
@@ -122,7 +122,7 @@ def test_float_products_are_rounded_no_more_than_once(driver):
 
 
 def test_both_drivers_ran_the_same_words(simulator):
-    """One generator: the bodies are equal, and only the tails tell the drivers apart."""
+    """Both drivers use one generator: the bodies are equal, and only the tails differ."""
     bodies = []
     for name in ("rocket", "rknpu"):
         opened = open_driver(simulator, (name,))

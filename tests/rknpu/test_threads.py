@@ -24,7 +24,7 @@ from tests.rknpu.test_driver import INT8, RIGHT, A, B
 
 @pytest.fixture
 def faults(simulator):
-    """Return a function that arms a fault; the fault is removed after the test."""
+    """Return a function that arms a fault; remove the fault after the test."""
     simulator.set(f"reload=1 {STRICT}")
     yield simulator.set
     simulator.set(f"reload=1 {STRICT}")
@@ -40,7 +40,7 @@ def threads():
 
 
 def left(count):
-    """Return the names once there are *count*; a joined thread stays in /proc for a moment."""
+    """Wait for *count* threads, because /proc lists joined ones for a moment; return the names."""
     end = time.monotonic() + 10
     while len(threads()) != count and time.monotonic() < end:
         time.sleep(0.001)

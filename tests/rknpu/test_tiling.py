@@ -88,15 +88,15 @@ def test_the_most_rows_fit_and_one_panel_more_does_not(name, layout, steps):
 
 @pytest.mark.parametrize(("k", "entries"), [(32, 2), (64, 4), (96, 8), (128, 8), (160, 10)])
 def test_pixels_of_a_line_share_entries(k, entries):
-    """Eight int4 pixels of 1, 2, 3, 4 and 5 atoms: the tails of happyme531's panel8."""
+    """The cases are eight int4 pixels of 1 to 5 atoms, the tails of happyme531's panel8."""
     assert cbuf.entries(number_format("int4"), k, 8) == entries
 
 
 def test_half_an_entry_a_line_is_counted():
-    """The int8 'resonance': at K % 64 == 32 each row of 32 bytes too many takes a whole entry."""
+    """At K % 64 == 32, the last 32 bytes of each int8 row take a whole entry."""
     int8 = number_format("int8")
 
-    assert cbuf.data_banks(int8, 672, 1, 144) == 4  # 144 * 672 bytes would be 3
+    assert cbuf.data_banks(int8, 672, 1, 144) == 4  # 144 * 672 bytes need only 3
     assert cbuf.data_banks(int8, 672, 144, 1) == 3  # pixels of one line share entries
 
 
@@ -191,7 +191,7 @@ def test_a_line_of_panels_has_as_many_columns_as_the_notch_can_skip(layout, maxi
 
 @given(products())
 def test_parts_of_results_do_not_overlap_and_stay_inside(case):
-    """Each byte of C belongs to one task, by the layout's arrangement."""
+    """Each byte of C belongs to exactly one task, in the arrangement of the layout."""
     weights, product = case
     size = weights.format.out_bytes
 
@@ -242,7 +242,7 @@ def test_what_the_tasks_move_is_counted(case):
 
 
 def test_long_sums_are_cut_so_that_a_batch_reads_the_weights_once():
-    """K = 8960 of Qwen2.5-1.5B: uncut, ten rows fit, and 128 rows read 13.8 MB thirteen times."""
+    """With K = 8960 uncut, only ten rows fit, and 128 rows read 13.8 MB of weights 13 times."""
     weights = plan_weights(number_format("int8"), 1536, 8960)
     uncut = plan_weights(number_format("int8"), 1536, 8960, rows=1)
 

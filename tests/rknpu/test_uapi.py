@@ -25,7 +25,7 @@ OFFSETS = {
     },
 }  # fmt: skip
 
-# strace of others' programs and the headers' own macros, as public sources print them.
+# Request numbers that public sources print, from strace or from the macros of the headers.
 PUBLISHED = {
     "CREATE_BO": 0xC0186440, "PREP_BO": 0x40106442, "FINI_BO": 0x40086443,
     "ACTION": 0xC0086440, "MEM_CREATE": 0xC0306442, "MEM_MAP": 0xC0106443,
@@ -36,7 +36,7 @@ PUBLISHED = {
 
 @pytest.mark.parametrize(("uapi", "request_"), ALL, ids=[f"{u}-{r.name}" for u, r in ALL])
 def test_request_numbers_are_what_the_macros_give(uapi, request_):
-    """_IOC(direction, 'd', nr, sizeof(struct)), and sizeof is what C gives."""
+    """A number is _IOC(direction, 'd', nr, sizeof(struct)), with sizeof from C."""
     assert request_.size == ffi().sizeof(request_.struct), uapi
     assert request_.number == (
         request_.direction << 30 | request_.size << 16 | ord("d") << 8 | request_.nr
