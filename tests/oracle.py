@@ -1,11 +1,11 @@
-"""What results must be, computed apart from the kernels, and how far from it they may lie.
+"""Compute reference results independently of the kernels, and bounds on the kernels' errors.
 
-Every function returns a float64 reference and a bound on the error, derived here and nowhere
-tuned.  u = 2^-24 is half an ulp of float32, relative; a result below the normal range is off by at
-most TINY = 2^-150 instead.  n roundings in a row make a relative error of at most n u / (1 - n u),
-called gamma(n) (Higham, Accuracy and Stability of Numerical Algorithms, 2002, lemma 3.1); sums of
-products are bounded by gamma times the sum of the absolute products (ibid., section 3.1), in any
-order.
+Every function returns a float64 reference and a bound on the error; the bounds are derived here and
+not tuned.  u = 2^-24 is half an ulp of float32, relative; the error of a result below the normal
+range is at most TINY = 2^-150 instead.  n successive roundings have a relative error of at most n u
+/ (1 - n u), called gamma(n) (Higham, Accuracy and Stability of Numerical Algorithms, 2002, lemma
+3.1); sums of products are bounded by gamma times the sum of the absolute products (ibid., section
+3.1), in any order.
 """
 
 import math
@@ -17,15 +17,15 @@ from npurt.quant.activations import quantize_activations
 U = 2.0**-24
 TINY = 2.0**-150
 
-# exp16 of vec.h: the polynomial is off by 0.35^8 / 8! < 0.13 u; its last step rounds by u of a
-# value that is at least 0.7, the steps before by 0.35 of that each, the reduced argument by
-# u |r| < 0.35 u: together less than 4 u.  Below -87.3 it is 0, which is 2^-125.9 off.
+# exp16 of vec.h: the error of the polynomial is 0.35^8 / 8! < 0.13 u.  Its last step rounds a value
+# of at least 0.7 by u, each earlier step by 0.35 of that, and the reduced argument by
+# u |r| < 0.35 u; the sum is below 4 u.  Below -87.3 the result is 0, with an error of 2^-125.9.
 EXP = 4 * U
 EXP_FLUSHED = 2.0**-125
 
 
 def gamma(n):
-    """Return the relative error that *n* roundings can make."""
+    """Return the largest relative error of *n* roundings."""
     assert n * U < 0.01
     return n * U / (1 - n * U)
 

@@ -1,4 +1,4 @@
-"""Scripts of bench/ that compare with a peer or a target: what they run and print."""
+"""Test the scripts of bench/ that compare with a peer or a target: their commands and output."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from tests.llm import tiny
 PROJECT = Path(__file__).parents[1]
 MODEL = tiny.path("llama3", "q8_0")
 
-# In place of llama-batched-bench: N texts get 10 N tokens/s; without repacking twice as many.
+# A replacement of llama-batched-bench: N sequences get 10 N tokens/s, without repacking 20 N.
 PEER = """#!/usr/bin/env python3
 import json, sys
 asked = dict(zip(sys.argv[1:], sys.argv[2:]))
@@ -36,7 +36,7 @@ def output_of(script, *arguments):
 
 @pytest.fixture
 def peer(tmp_path):
-    """A folder with a benchmark of the peer."""
+    """Return a folder with a benchmark of the peer."""
     program = tmp_path / "llama-batched-bench"
     program.write_text(PEER)
     program.chmod(0o755)
@@ -98,7 +98,7 @@ def test_the_server_is_measured_by_texts_of_equal_length():
 
     assert row["server"] == "npurt"
     assert row["figures"]["tokens/s, 2 clients"] > 0
-    assert row["figures"]["prompt tokens, 2 clients"] > 2 * 40  # as many words
+    assert row["figures"]["prompt tokens, 2 clients"] > 2 * 40  # the same number of words
 
 
 def test_a_figure_of_the_server_is_compared_with_the_peer_that_has_the_better_one():

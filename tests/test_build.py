@@ -1,4 +1,4 @@
-"""The build: what the name of a source means, what is made again, what the library needs."""
+"""Test the build: names of sources, products that are made again, dependencies of the library."""
 
 import subprocess
 from pathlib import Path
@@ -9,7 +9,7 @@ from npurt import build, build_host, build_zig
 
 PROJECT = Path(__file__).resolve().parents[1]
 
-# What the compiler defines when it may use an instruction set.  Sources: GCC manual, "x86
+# The macros that the compiler defines if it may use an instruction set.  Sources: GCC manual, "x86
 # Options", and Arm C Language Extensions, "Feature test macros".
 AVX2 = {"__AVX2__", "__FMA__", "__F16C__"}
 AVX512 = AVX2 | {"__AVX512F__", "__AVX512BW__", "__AVX512DQ__", "__AVX512VL__"}
@@ -38,7 +38,7 @@ GRANTED = [
 
 
 def run_c(tmp_path, target, files, **options):
-    """Compile *files* (name -> text) into a program, emulate it, return what it printed."""
+    """Compile *files* (name -> text) into a program, emulate it, and return its output."""
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     sources = [tmp_path / name for name in files if name.endswith(".c")]
@@ -68,7 +68,7 @@ def test_the_name_of_a_source_grants_its_instruction_sets_and_no_more(
     ("target", "levels"), [("x86_64", "base avx2 avx512 "), ("aarch64", "base fp16 ")]
 )
 def test_a_vec_source_is_compiled_once_for_each_level(target, levels, tmp_path):
-    """NPURT_LEVEL makes the names, and every level's function is there to be called."""
+    """NPURT_LEVEL is part of the names, and the function of every level can be called."""
     declared = "".join(f"const char *name__{level}(void);" for level in levels.split())
     called = "".join(f'printf("%s ", name__{level}());' for level in levels.split())
     files = {
@@ -93,7 +93,7 @@ def test_a_suffix_that_is_no_instruction_set_is_refused():
 
 @pytest.mark.parametrize("target", build.TARGETS)
 def test_floating_point_is_as_written(target, tmp_path):
-    """a * b + c rounds twice (in one rounding it would be -2^-46), and NaN is not assumed away."""
+    """a * b + c rounds twice (one rounding would give -2^-46), and NaN is supported."""
     main = """
         #include <stdio.h>
         int main(void) {
@@ -148,7 +148,7 @@ def test_defines_reach_the_compiler(tmp_path):
 
 
 def test_a_source_is_called_by_its_path_in_the_project(tmp_path, monkeypatch):
-    """So no path of the machine that builds gets into the library."""
+    """Then the library contains no path of the machine that built it."""
     monkeypatch.setattr(build_zig, "ROOT", tmp_path)
     main = "#include <stdio.h>\nint main(void) { puts(__FILE__); }"
 
@@ -216,7 +216,7 @@ def test_the_command_makes_a_program_of_the_kernels_and_a_file(tmp_path):
 def test_the_makefile_names_tests_that_exist():
     names = ["NOT_UNDER_ADDRESS", "UNDER_ADDRESS", "UNDER_THREAD"]
     shown = " ".join(f"$({name})" for name in names)
-    # make says which directory it enters when another make runs these tests.
+    # make prints the directory that it enters if another make runs these tests.
     call = ["make", "--no-print-directory", "--eval", f"show:; @echo '{shown}'", "show"]
     said = subprocess.check_output(call, cwd=PROJECT, text=True)
     paths = [word for word in said.split() if word != "--deselect"]

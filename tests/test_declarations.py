@@ -1,4 +1,4 @@
-"""What cffi finds in a header, parsed when npurt is built: used for that header alone."""
+"""Test cffi's declarations of a header: parsed when npurt is built, used for that header only."""
 
 import pytest
 

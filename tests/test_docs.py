@@ -1,4 +1,4 @@
-"""What the documents say can be done: commands parse, links lead somewhere, the example runs."""
+"""Test the documents: commands parse, links have targets, and code blocks run."""
 
 import re
 import shlex
@@ -22,7 +22,7 @@ README = PROJECT / "README.md"
 SUPPORT = PROJECT / "docs/support.md"
 TESTING = PROJECT / "docs/testing.md"
 DOCUMENTS = [README, PROJECT / "CONTRIBUTING.md", *sorted((PROJECT / "docs").rglob("*.md"))]
-# The most blocks of the documents that may give a reason for not being run by the tests.
+# The maximum number of the documents' blocks that the tests do not run, for a stated reason.
 MAX_THAT_DO_NOT_RUN = {
     "a board": 26,
     "a checkpoint": 2,
@@ -31,7 +31,7 @@ MAX_THAT_DO_NOT_RUN = {
     "Docker or Podman": 4,
     "the network": 8,
     "a program of yours": 2,
-    "a server that runs": 10,  # tests/serve/test_pages.py runs those that only ask one
+    "a server that runs": 10,  # tests/serve/test_pages.py runs blocks that only send requests
     "clang 19": 1,
     "ten minutes": 1,
     "a reranker": 1,
@@ -39,7 +39,7 @@ MAX_THAT_DO_NOT_RUN = {
 
 
 def commands(path):
-    """Yield each `npurt` command of a document's blocks, taken apart."""
+    """Yield each `npurt` command of a document's blocks, split into words."""
     lines = [x for b in blocks.blocks(path) if b.language == "sh" for x in b.body.splitlines()]
     for line in lines:
         for command in line.partition("#")[0].split(" ; "):
@@ -95,7 +95,7 @@ def test_every_link_leads_somewhere(path):
 
 
 def anchors(path):
-    """Return what a link may name in a document: its headings, as GitHub writes them in URLs."""
+    """Return the anchors of a document: its headings, as GitHub writes them in URLs."""
     headings = re.findall(r"^#+ (.+)$", path.read_text(), re.M)
     return {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}
 
@@ -151,7 +151,7 @@ def test_what_ci_runs_is_what_the_documents_say():
 def pages_that_run():
     """Return the documents with a block that can run here.
 
-    Those of docs/extending have tests of their own: test_extending.py, test_toy_npu.py, and below.
+    Separate tests run docs/extending: test_extending.py, test_toy_npu.py, and tests below.
     """
     pages = [path for path in DOCUMENTS if path.parent.name != "extending"]
     return [path for path in pages if any(block.runs for block in blocks.blocks(path))]
@@ -258,7 +258,7 @@ def test_the_example_of_an_architecture_is_its_file():
 
 
 def test_decisions_are_numbered_without_a_gap():
-    """Each begins with its number, which no other one has."""
+    """Each decision begins with its unique number."""
     found = sorted((PROJECT / "docs" / "decisions").glob("*.md"))
 
     assert [path.name[:4] for path in found] == [f"{i:03}-" for i in range(1, len(found) + 1)]

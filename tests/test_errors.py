@@ -1,4 +1,4 @@
-"""Every error can be acted on, caught by family, and sent between processes."""
+"""Test that errors have remedies, are caught by families, and can be sent between processes."""
 
 import builtins
 import copy
@@ -15,7 +15,7 @@ CLASSES = [c for _, c in inspect.getmembers(errors, inspect.isclass) if issubcla
 
 
 def make(cls):
-    """Return an error of *cls*, with every argument that it takes."""
+    """Return an error of *cls* with all its arguments."""
     extra = {"call": "ioctl", "code": -110} if issubclass(cls, DriverError) else {}
     return cls("the cable is out", remedy="plug it in", **extra)
 

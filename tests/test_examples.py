@@ -1,4 +1,4 @@
-"""The examples run, on the simulators."""
+"""Test that the examples run on the simulators."""
 
 import re
 import runpy

@@ -1,4 +1,4 @@
-"""What docs/extending says can be done to a copy of npurt, and its commands then succeed."""
+"""Test docs/extending: its changes apply to a copy of npurt, and its commands succeed."""
 
 import ast
 import os
@@ -34,13 +34,13 @@ print((names, list(abi.isas())))
 
 
 def ignored(folder, names):
-    """Caches, and large files that only other tests read."""
+    """Return the names of caches, and of large files that only other tests read."""
     return {name for name in names if name in ("__pycache__", "data") or name.endswith(".gguf")}
 
 
 @pytest.fixture(scope="module")
 def changed(tmp_path_factory):
-    """A copy of npurt with the changes of all documents, compiled, and the files changed."""
+    """Return a compiled copy of npurt with the changes of all documents, and the changed files."""
     folder = tmp_path_factory.mktemp("npurt")
     for name in COPIED:
         if (PROJECT / name).is_dir():
@@ -54,7 +54,7 @@ def changed(tmp_path_factory):
 
 
 def run(folder, *command):
-    """Run a command in the copy; return what it printed."""
+    """Run a command in the copy; return its output."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("COV_", "NPURT_"))}
     done = subprocess.run(
         command,

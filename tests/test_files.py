@@ -1,4 +1,4 @@
-"""A file is written whole or not at all."""
+"""Test that a file is written completely or not at all."""
 
 import multiprocessing
 import os
@@ -9,7 +9,7 @@ import pytest
 from npurt.files import replacing
 from tests.limits import HANG_SECONDS
 
-LIMIT = 1 << 16  # bytes of a file in a process that may not write more
+LIMIT = 1 << 16  # largest file of the process, in bytes
 
 
 def write(path, data):
@@ -59,7 +59,7 @@ def test_whatever_is_raised_meanwhile_leaves_what_was_there(tmp_path, there, err
 
 
 def too_much(path, answer):
-    """Write more than this process may: what a full disk does, but by another number."""
+    """Write more than this process may; the error is like that of a full disk."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, LIMIT))
     try:
         write(path, bytes(2 * LIMIT))

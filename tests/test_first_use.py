@@ -1,4 +1,4 @@
-"""The first use of npurt in a process, from several threads at once."""
+"""Test the first use of npurt in a process, from several threads at the same time."""
 
 import json
 import subprocess
@@ -60,7 +60,7 @@ def work(npurt):
 
 
 def in_a_process(work, device, threads):
-    """Return errors, and results, of *work* in so many threads, and once again after them."""
+    """Return errors and results of *work* in that many threads, and of one more run after them."""
     done = subprocess.run(
         [sys.executable, "-c", PROCESS.replace("{work}", work), device, str(threads)],
         capture_output=True,
@@ -83,7 +83,7 @@ def test_products_that_share_a_device(device):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_device_for_each_thread(device):
-    """Three: as many sessions as a process may have on a DSP, less one."""
+    """There are three threads, one less than the sessions that a process may have on a DSP."""
     for result in in_a_process(OWN, device, 3):
         assert result == pytest.approx([64] * 64, rel=1 / 127)
 

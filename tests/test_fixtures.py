@@ -1,4 +1,4 @@
-"""Every fixture has a row in tests/data/README.md that says how it was made."""
+"""Test that every fixture has a row in tests/data/README.md with its provenance."""
 
 import re
 import subprocess
@@ -26,7 +26,7 @@ def test_every_fixture_has_a_row():
 
 @pytest.mark.skipif(not (PROJECT / ".git").exists(), reason="this is no checkout of git")
 def test_what_is_no_text_is_a_fixture_or_a_picture():
-    """What a script left in the checkout was not meant to be committed."""
+    """A binary file that a script left in the checkout must not be committed."""
     tracked = subprocess.run(
         ["git", "ls-files", "-z"], cwd=PROJECT, check=True, text=True, capture_output=True
     ).stdout.split("\0")

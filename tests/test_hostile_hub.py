@@ -1,4 +1,4 @@
-"""What a hostile hub says is refused and writes nothing."""
+"""Test that answers of a hostile hub are refused and write nothing."""
 
 import pytest
 

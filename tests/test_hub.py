@@ -1,4 +1,4 @@
-"""Models of hubs and URLs: the right file arrives whole and checked, or nothing and a reason.
+"""Test models of hubs: the right file arrives complete and checked, or an error gives the reason.
 
 The hub is `tests.hub_server` on the loopback interface; nothing here needs another network.
 """
@@ -82,7 +82,7 @@ def test_a_download_that_was_given_up_goes_on_in_the_next_call(hub):
 
     assert path.read_bytes() == hub.repos[REPO]["Tiny-Q4_K_M.gguf"]
     assert hub.downloads() == ["bytes=300000-"]
-    assert blobs() == [hub_server.sha256(path.read_bytes())]  # and nothing partial
+    assert blobs() == [hub_server.sha256(path.read_bytes())]  # and no partial file
 
 
 @pytest.mark.parametrize("what", ["other bytes", "other bytes after a cut"])
@@ -135,7 +135,7 @@ def test_a_gated_repository_says_where_its_terms_are(hub):
 
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_gated_file_of_a_listed_repository_says_to_accept_the_terms(hub, status):
-    """The hub lists gated repositories to everybody; it refuses their files."""
+    """The hub lists gated repositories to all users, and refuses their files."""
     gated = {"X-Error-Code": "GatedRepo"}
     hub.faults = [Fault("/resolve/", status=status, headers=gated)]
 
@@ -258,13 +258,13 @@ def test_a_name_that_cannot_be_resolved_is_asked_for_twice(hub, monkeypatch, hos
     assert "cannot be resolved" in error.what
     assert urlsplit(host).hostname in error.what
     assert len(waits) == 1
-    assert len(asked) <= 2 * 2  # for IPv4 and IPv6, perhaps
+    assert len(asked) <= 2 * 2  # perhaps one error for IPv4 and one for IPv6
 
 
 @pytest.mark.parametrize("path", ["/api/", "/store/"])
 @pytest.mark.parametrize("status", [None, 401, 403, 404, 500, 200])
 def test_a_password_in_the_endpoint_is_never_shown(hub, monkeypatch, capsys, path, status):
-    """Whatever goes wrong: 200 stands for an answer of nonsense, None for none at all."""
+    """The test has several failures: 200 is an invalid answer, None is no answer."""
     monkeypatch.setattr(requests.time, "sleep", lambda seconds: None)
     usual = urlsplit(hub.url)
     port = usual.port if status else 9  # discard: nobody listens
@@ -282,7 +282,7 @@ def test_a_password_in_the_endpoint_is_never_shown(hub, monkeypatch, capsys, pat
 
 
 def test_models_are_listed_without_a_network(hub, monkeypatch):
-    """`npurt models` reads what is here, and asks nobody."""
+    """`npurt models` only reads local files."""
 
     def none(*args, **kwargs):
         raise AssertionError("a connection")
@@ -310,9 +310,9 @@ def test_what_another_thread_downloads_is_waited_for(hub):
     threads = [threading.Thread(target=lambda: paths.append(fetch(REPO))) for _ in range(2)]
     for thread in threads:
         thread.start()
-    while not hub.downloads():  # one of them is at it
+    while not hub.downloads():  # one of them is downloading
         threads[0].join(0.01)
-    threads[1].join(0.3)  # leaves the other time to come in, if it could
+    threads[1].join(0.3)  # time for the other to start, if it could
     gate.set()
     for thread in threads:
         thread.join()
@@ -338,7 +338,7 @@ def test_what_huggingface_hub_downloads_is_waited_for(hub):
         threads[0].join(0.01)
     threads.append(threading.Thread(target=lambda: paths.append(fetch(REPO))))
     threads[1].start()
-    threads[1].join(0.3)  # leaves it time to come in, if it could
+    threads[1].join(0.3)  # time for it to start, if it could
     gate.set()
     for thread in threads:
         thread.join()
@@ -382,7 +382,7 @@ def test_similar_names_are_not_waited_for_without_end(hub, monkeypatch):
     gate.set()
 
     assert "Org/Tiny-GUFF" in error.what
-    assert REPO not in error.remedy  # which came too late
+    assert REPO not in error.remedy  # which was too late
 
 
 @pytest.mark.parametrize("token", ["hf_SECRET\xe9", "hf_SECRET and more", "hf_SECRET\x01"])
@@ -448,7 +448,7 @@ def test_another_quantisation_of_the_cache_is_not_taken_for_the_usual_one(hub):
 
 @pytest.fixture
 def real(hub):
-    """Have the hub serve a model that runs."""
+    """Make the hub serve a model that runs."""
     hub.repos[REPO] = {"llama3-Q4_K_M.gguf": tiny.path("llama3", "q8_0").read_bytes()}
     return hub
 

@@ -1,4 +1,4 @@
-"""Which repository and file a reference means."""
+"""Test the repository and file that a reference names."""
 
 import os
 from pathlib import Path

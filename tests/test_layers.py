@@ -1,4 +1,4 @@
-"""Imports point down, from layer to layer and from subpackage to subpackage of a package."""
+"""Test that imports point down, between layers and between the subpackages of a package."""
 
 import ast
 import re
@@ -214,7 +214,7 @@ def test_an_import_that_points_down_or_within_is_let_through():
 
 @pytest.mark.parametrize("path", WITHOUT_NUMPY, ids=lambda p: str(p.relative_to(ROOT)))
 def test_texts_and_the_server_need_no_arrays(path):
-    """The front of the server would take 10 MB more."""
+    """With numpy, the server's front would take 10 MB more."""
     names = [name for node in ast.walk(ast.parse(path.read_text())) for name in imported(node)]
 
     assert "numpy" not in {name.partition(".")[0] for name in names}

@@ -1,6 +1,6 @@
-"""What npurt takes of the system it gives back: when closed, dropped, refused, or at exit.
+"""Test that npurt releases all system resources: after a close, a drop, an error, and at exit.
 
-Processes of their own count what they hold, without a garbage collector (`holding.py`).
+Separate processes count their resources, without a garbage collector (`holding.py`).
 """
 
 import json
@@ -24,13 +24,13 @@ OTHERWISE = [
 
 @pytest.fixture
 def spawn(tmp_path):
-    """Return what runs a Python to its end, with temporary files in a folder of its own."""
+    """Return a function that runs Python to its end, with a separate folder for temporary files."""
     folder = tmp_path / "tmp"
     folder.mkdir()
 
     def run(*arguments, **environ):
         environ |= {"TMPDIR": str(folder), "NPURT_CACHE": str(tmp_path / "cache")}
-        # What is freed goes back to the system at once, for all sizes that matter.
+        # Freed memory returns to the system at once, for all relevant sizes.
         environ["MALLOC_MMAP_THRESHOLD_"] = str(1 << 17)
         return subprocess.run(
             [sys.executable, *arguments],
@@ -46,7 +46,7 @@ def spawn(tmp_path):
 
 
 def assert_nothing_left(done, minimum):
-    """Make sure that *minimum* things or more were tried, and nothing is left of any."""
+    """Check that at least *minimum* uses were tried, and that none left a resource."""
     assert done.stderr == ""
     told = json.loads(done.stdout)
     assert len(told) >= minimum
@@ -102,7 +102,7 @@ print(more > 0)
     ("device", "environ"), [("cpu", {}), ("hexagon:sim", {}), OTHERWISE[1]], ids=str
 )
 def test_a_process_that_runs_short_of_descriptors_says_so_and_loses_none(spawn, device, environ):
-    """Wherever the last one went."""
+    """The test lets the descriptors run out at each step."""
     done = spawn("-c", SHORT_OF, device, **environ)
 
     assert done.stdout == "True\n", done.stderr
@@ -139,7 +139,7 @@ def test_a_process_that_ends_leaves_nothing(spawn, device, end):
 
     assert done.returncode == ENDS[end]
     if "daemon" in end and done.stderr:
-        # It may be at work when its device is closed, and Python may end it while it says so.
+        # The thread may run when its device is closed, and Python may end it during its message.
         assert done.stderr.startswith("Exception in thread")
     else:
         assert "ZeroDivisionError" in done.stderr if end == "1 / 0" else done.stderr == ""

@@ -1,4 +1,4 @@
-"""What a package index is told of npurt."""
+"""Test the metadata that a package index gets."""
 
 import re
 import tomllib
@@ -37,7 +37,9 @@ def test_the_version_has_one_home(metadata):
         path.name
         for path in (PROJECT / "npurt").rglob("*.py")
         if re.search(r"^__version__ *=", path.read_text(), flags=re.M)
-        and not path.is_relative_to(PROJECT / "npurt/compat")  # versions of others' interfaces
+        and not path.is_relative_to(
+            PROJECT / "npurt/compat"
+        )  # versions of other projects' interfaces
     ]
 
     assert homes == ["version.py"]
@@ -63,7 +65,9 @@ def test_classifiers_are_ones_that_the_index_knows(metadata):
     chosen = metadata().core.classifiers
 
     assert set(chosen) <= trove_classifiers.classifiers
-    assert not any(name.startswith("License ::") for name in chosen)  # PEP 639: `license` says it
+    assert not any(
+        name.startswith("License ::") for name in chosen
+    )  # PEP 639: the field `license` has it
 
 
 def test_addresses_are_those_of_the_repository_that_releases(metadata):

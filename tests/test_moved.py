@@ -1,4 +1,4 @@
-"""Old names work, and say the new ones."""
+"""Test that old names work, and that their warnings have the new names."""
 
 import importlib
 import sys

@@ -1,4 +1,4 @@
-"""What a process has one of is made once: by one thread, while the others wait for it."""
+"""Test that an object that a process has once is made once: by one thread, while others wait."""
 
 import ast
 import os
@@ -14,7 +14,7 @@ from tests.limits import HANG_SECONDS
 
 ROOT = Path(__file__).resolve().parents[1] / "npurt"
 
-# Functions that may have `functools.cache`: their results are plain values, as good made twice.
+# Functions that may use `functools.cache`: their results are plain values, so duplicates are safe.
 VALUES = {
     ("cpu/kernels/layout.py", "table"),
     ("graph/rows.py", "_constants"),
@@ -68,7 +68,7 @@ def test_it_is_made_once_for_each_argument_and_one_does_not_wait_for_another():
 
     with ThreadPoolExecutor(1) as thread:
         slow = thread.submit(thing, "slow")
-        fast = thing("fast")  # would wait for ever
+        fast = thing("fast")  # would wait forever
         go.set()
 
         assert slow.result(HANG_SECONDS) is thing("slow")

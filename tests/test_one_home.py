@@ -1,4 +1,4 @@
-"""Facts that C and Python both need.  What cannot have one home is compared here.
+"""Compare facts that C and Python both need and that cannot be defined in one place.
 
 See also tests/rknpu/test_one_home.py, and tests/hexagon/test_messages.py for batches and replies.
 """
@@ -30,7 +30,7 @@ def source(name):
 
 
 def numbers(name):
-    """Return the numbers that a file of C gives names to."""
+    """Return the named numbers of a C file."""
     text = source(name)
     found = re.findall(r"#define (\w+) (\d+)u?\s*$", text, flags=re.M)
     found += re.findall(r"(\w+) = (0x[0-9a-fA-F]+|\d+)\s*[,}]", text)
@@ -95,7 +95,7 @@ def test_devices_multiply_as_many_rows_at_once_as_the_kernels_of_the_cpu():
 
 
 def test_exact_products_stay_within_the_limit_of_the_kernels():
-    """Which pad K to a multiple of 4."""
+    """The kernels pad K to a multiple of 4."""
     assert abi.limits().exact >= -(-device.MAX_EXACT_K // 4) * 4
 
 
@@ -147,7 +147,7 @@ def options_of(verb):
 
 @pytest.mark.parametrize("verb", ["run", "chat", "bench", "embed", "perplexity"])
 def test_the_command_line_offers_what_the_library_takes(verb):
-    """It names them again: importing the library takes longer than printing a help."""
+    """The command line repeats the names, because importing the library takes too long for help."""
     options = options_of(verb)
 
     assert list(options["--verify"].choices) == [mode.value for mode in Mode]

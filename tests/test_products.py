@@ -1,4 +1,4 @@
-"""NPUs compile the products and delta nets of graphs; the CPU has the rest.  Simulated."""
+"""Test graphs on simulated NPUs, which compile products and delta nets; the CPU runs the rest."""
 
 from dataclasses import replace
 
@@ -89,7 +89,7 @@ def test_an_npu_has_the_products_of_a_model(device, name):
 
 
 def test_products_that_do_not_depend_on_each_other_are_one_part():
-    """Rotations come after all three products of a layer's input, and go with its attention."""
+    """The rotations follow all three products of a layer's input, in the attention's part."""
     with GGUF(tiny.path()) as file, Fake() as device:
         graph = describe(file).graph(64).graph
         parts = split(graph, lambda op: device.why_not_op(op, LIMITS) is None)
@@ -134,7 +134,7 @@ def test_a_wrong_product_ends_strict_mode():
 
 
 def test_delta_nets_have_states_of_their_own():
-    """Of each sequence; a checkpoint is gone back to, and float32 is read and written."""
+    """Each sequence has states, which can be restored, read and written as float32."""
     ids = tiny.ids("qwen35", 12)
     with FakeNets() as device, GGUF(tiny.path("qwen35", "f32")) as file:
         y, parts, _ = evaluated(device, "qwen35", ids, "f32")

@@ -1,4 +1,4 @@
-"""What `import npurt` gives, and what it does not do."""
+"""Test the names of `import npurt`, and that the import has no side effects."""
 
 import inspect
 import json
@@ -17,11 +17,11 @@ PROJECT = Path(__file__).resolve().parents[1]
 MODULES = sorted(
     ".".join(path.relative_to(PROJECT).with_suffix("").parts).removesuffix(".__init__")
     for path in (PROJECT / "npurt").rglob("*.py")
-    if path.name != "__main__.py" and not path.match("npurt/build*.py")  # which are run
+    if path.name != "__main__.py" and not path.match("npurt/build*.py")  # modules that are programs
 )
 
-# Reports what Python says of itself, once the modules of others are there: files opened (but code),
-# libraries loaded, processes and sockets made, and what is read from the environment.
+# After other packages are loaded, this reports Python's audit events: opened files (except code),
+# loaded libraries, new processes and sockets, and variables read from the environment.
 WATCH = """
 import json, os, sys
 for name in {others!r}:
@@ -57,7 +57,7 @@ OTHERS = [
 
 
 def watched(names, others=(), after=""):
-    """Import *names* in a Python of its own; return what was seen and the modules loaded."""
+    """Import *names* in a separate Python; return the reported events and the loaded modules."""
     result = subprocess.run(
         [sys.executable, "-c", WATCH.format(names=list(names), others=list(others), after=after)],
         capture_output=True,
@@ -66,7 +66,7 @@ def watched(names, others=(), after=""):
         env=os.environ
         | {
             "PYTHONPATH": str(PROJECT),
-            "PYTHONDONTWRITEBYTECODE": "1",  # a file of its own
+            "PYTHONDONTWRITEBYTECODE": "1",  # a separate file
             "NPURT_DEBUG": "nonsense",
         },
     )
@@ -132,7 +132,7 @@ def test_importing_any_module_opens_nothing_and_reads_no_environment():
 
 
 def test_the_watch_sees_what_it_is_there_for():
-    """A test that cannot fail is a defect: here all of it is done on purpose."""
+    """The test does everything that must be reported, to show that the tests above can fail."""
     after = (
         "import npurt.settings, npurt.cpu.kernels.abi; "
         "npurt.settings.read(npurt.settings.DEVICE, str); "

@@ -1,4 +1,4 @@
-"""Ranges are handed out apart from each other, and all of them come back."""
+"""Test that allocated ranges do not overlap, and that all of them can be freed."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""The workflows, the templates of reports and the container: what they name is there."""
+"""Test workflows, report templates and the container: everything that they name exists."""
 
 import importlib.util
 import re
@@ -135,7 +135,7 @@ def test_the_page_of_boards_has_the_udev_rules():
 
 
 def test_copy_puts_files_and_folders_where_docker_does(tmp_path):
-    """A folder gives its content; a file goes into a folder with "/" at its end."""
+    """COPY of a folder copies its content; a destination that ends in "/" is a folder."""
     context, root = tmp_path / "context", tmp_path / "root"
     (context / "a/b").mkdir(parents=True)
     (context / "a/b/c").write_text("c")
@@ -163,7 +163,7 @@ def test_systemd_knows_every_line_of_the_unit(tmp_path):
     bodies = [block.body for block in blocks(PROJECT / "docs/server-setup.md")]
     (unit,) = (body for body in bodies if "[Service]" in body)
     path = tmp_path / "npurt.service"
-    path.write_text(unit.replace("/opt/npurt/bin/npurt", "/bin/true"))  # a program that is there
+    path.write_text(unit.replace("/opt/npurt/bin/npurt", "/bin/true"))  # an existing program
 
     done = subprocess.run(["systemd-analyze", "verify", path], capture_output=True, text=True)
 

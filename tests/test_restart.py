@@ -1,4 +1,4 @@
-"""What befalls a device that is lost, with a device that is a list of what was done to it."""
+"""Test the recovery of a lost device, with a device that records its calls."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,7 +14,7 @@ def failure(kind=DeviceLost, what="it fell"):
 
 
 class Script:
-    """Does what it is told to, call by call: an error is raised, anything else returned."""
+    """Takes the next item at each call: raises an error, returns anything else."""
 
     def __init__(self, *acts):
         self.acts = list(acts)
@@ -117,7 +117,7 @@ def test_a_closed_device_does_nothing(restarts):
     work, release = Script(), Script()
 
     restarts.close(release)
-    restarts.close(release)  # a second call does no harm
+    restarts.close(release)  # a second call has no effect
 
     with pytest.raises(NpurtError, match="toy is closed"):
         restarts.surviving(work, Script())

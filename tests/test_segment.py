@@ -1,4 +1,4 @@
-"""What no segment runs, whatever its device: see also `npurt.testing`."""
+"""Test inputs that the segments of all devices refuse; see also `npurt.testing`."""
 
 import numpy as np
 import pytest
@@ -54,7 +54,7 @@ def test_a_length_takes_pages_for_all_its_positions(length):
 @pytest.mark.parametrize("device", [ReferenceDevice, CpuDevice])
 @pytest.mark.parametrize("model", [("qwen35",), ("lfm2", "bf16"), ("gpt-oss", "bf16")])
 def test_recurrent_states_are_forked_as_they_are(device, model):
-    """A shorter fork goes on once a checkpoint of its length is restored."""
+    """A shorter fork can be evaluated after a checkpoint of its length is restored."""
     ids = np.array(tiny.ids(model[0], 16))
     with GGUF(tiny.path(*model)) as file, device() as opened:
         graph = describe(file).graph(64)
@@ -80,7 +80,7 @@ def test_recurrent_states_are_forked_as_they_are(device, model):
 @pytest.mark.parametrize("device", [ReferenceDevice, CpuDevice])
 @pytest.mark.parametrize("wrong", [-1, 8])
 def test_experts_that_do_not_exist_are_refused(device, wrong):
-    """Another device may have chosen them."""
+    """Another device may have computed the wrong choice."""
     with GGUF(tiny.path("qwen3moe")) as file, device() as opened:
         graph = describe(file).graph(64)
         parts = split(graph.graph, lambda op: isinstance(op, ops.ExpertMatMul))
@@ -102,7 +102,7 @@ def test_experts_that_do_not_exist_are_refused(device, wrong):
 
 
 def test_a_run_that_one_sequence_refuses_changes_no_other():
-    """A delta net cannot go back by itself: its state is that of one position."""
+    """A delta net cannot roll back alone, because its state belongs to one position."""
     with GGUF(tiny.path("qwen35")) as file, CpuDevice() as device:
         graph = describe(file).graph(64)
         limits = Limits(rows=8, positions=16, sequences=2)
@@ -124,7 +124,7 @@ def test_a_run_that_one_sequence_refuses_changes_no_other():
 
 
 def interrupted(monkeypatch, sequence):
-    """Let the run of *sequence* end with Ctrl-C."""
+    """Interrupt the run of *sequence* by Ctrl-C."""
     run = PartProgram.run
 
     def stop(self, values, rows, spans, outs):
@@ -156,7 +156,7 @@ def test_sequences_of_a_run_that_broke_off_are_lost_and_can_begin_again(model, m
 
 
 def test_a_sequence_whose_run_broke_off_goes_on_from_where_it_began(monkeypatch):
-    """Later positions may have lost their pages."""
+    """The pages of later positions may have been freed."""
     with GGUF(tiny.path("llama3")) as file, CpuDevice() as device:
         graph = describe(file).graph(200)
         segment = device.compile(graph.graph, FileWeights(file, graph), Limits(80, 200))

@@ -1,4 +1,4 @@
-"""Variables are read late, by one module, and nonsense in them is refused."""
+"""Test environment variables: one module reads them, at their use, and refuses invalid values."""
 
 import ast
 from pathlib import Path
@@ -12,7 +12,7 @@ from npurt.errors import SettingError
 from npurt.settings import SETTINGS, Setting, read
 
 ROOT = Path(__file__).resolve().parents[1] / "npurt"
-# These hand it on to the compiler.
+# These modules pass the environment to the compiler.
 EXEMPT = (
     "settings.py",
     *(
@@ -71,7 +71,7 @@ def test_the_table_holds_every_setting_once():
 
 
 def environment_reads(source: str) -> list[int]:
-    """Return the lines of *source* that touch the environment."""
+    """Return the lines of *source* that access the environment."""
     names = {"environ", "environb", "getenv", "getenvb"}
     lines = []
     for node in ast.walk(ast.parse(source)):

@@ -1,4 +1,4 @@
-"""The documentation site: its navigation has every page, and the pages made from code have all."""
+"""Test the documentation site: the navigation has every page, generated pages are complete."""
 
 import importlib
 import re
@@ -18,7 +18,7 @@ DOCS = PROJECT / "docs"
 
 @pytest.fixture(scope="module")
 def hooks():
-    """Return how to import a module of the site's hooks by its name."""
+    """Return a function that imports a module of the site's hooks by its name."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(DOCS / "hooks"))
         yield importlib.import_module
@@ -61,7 +61,7 @@ def test_the_reference_has_the_methods_that_a_model_has_of_its_parts(hooks):
 
     for name in ("generate", "chat", "tokenize", "eval", "rewind", "snapshot", "report", "trace"):
         assert page.count(f"heading: Llama.{name}\n") == 1
-    assert "heading: Llama.read\n" not in page  # no user calls it
+    assert "heading: Llama.read\n" not in page  # users do not call it
     assert "::: npurt.llm.session.context.Context.eval\n" in page
 
 
@@ -74,7 +74,7 @@ def test_the_reference_has_the_help_of_every_verb(hooks, monkeypatch):
         assert f"\n## npurt {name}\n" in page
     assert "\n## npurt regcmd run\n" in page
     assert "usage: npurt run " in page
-    assert max(map(len, page.splitlines())) in range(60, 101)  # whatever this terminal is
+    assert max(map(len, page.splitlines())) in range(60, 101)  # for any terminal
 
 
 def test_the_reference_has_every_environment_variable(hooks):
@@ -136,7 +136,7 @@ def test_the_picture_shows_what_the_command_prints(hooks, real_model):
     shown, printed = picture.PICTURE.read_text(), picture.output(real_model("smollm2-135m"))
 
     def lines(drawn):
-        """Return what each line says, without figures; rows are sorted by time."""
+        """Return each line without numbers; rows are sorted by time."""
         return sorted(re.sub(r"[\d.]+(e-\d+)?| +", " ", line) for line in drawn.splitlines())
 
     assert lines(picture.draw(printed)) == lines(shown)

@@ -1,4 +1,4 @@
-"""How much Python loads before npurt does anything: modules are counted, no time is asserted."""
+"""Test the number of modules that Python loads before npurt works; no time is asserted."""
 
 import json
 import subprocess
@@ -12,8 +12,8 @@ from tests.llm import tiny
 
 PROJECT = Path(__file__).resolve().parents[1]
 
-# Modules that a start loads beyond those of `python -c pass`: those of npurt, and how many others.
-# The others are Python's own, whose number differs between its versions: a fourth more may come.
+# Modules that a start loads in addition to `python -c pass`: npurt's, and the number of others.
+# The others are Python's; their number depends on its version, so a fourth more is accepted.
 IMPORT = "import npurt"
 VERSION = "import npurt.cli; npurt.cli.main(['--version'])"
 HELP = "import npurt.cli; npurt.cli.parser()"
@@ -51,7 +51,7 @@ def test_a_start_loads_few_modules_of_npurt_and_none_of_others(start):
 
 
 def test_the_verbs_load_no_other_package():
-    """Help and usage errors come as soon as Python itself is there."""
+    """Help texts and usage errors need only Python and npurt."""
     new = loaded(HELP) - loaded("pass")
 
     assert {name.partition(".")[0] for name in new} <= sys.stdlib_module_names | {"npurt"}
@@ -66,7 +66,7 @@ def test_a_verb_loads_no_other_verb():
 
 
 def test_a_server_of_one_model_loads_no_engine():
-    """The front has neither weights nor kernels; metrics are loaded when they are asked for."""
+    """The front has neither weights nor kernels; metrics are loaded on request."""
     new = loaded("import npurt.serve.run, npurt.serve.model.served_model")
 
     assert "npurt.llm.text.tokenizer" in new
@@ -75,7 +75,7 @@ def test_a_server_of_one_model_loads_no_engine():
 
 
 def test_models_load_nothing_for_grammars():
-    """What reads grammars is loaded when one is asked for."""
+    """The modules for grammars are loaded with the first grammar."""
     heavy = {"npurt.llm.decode.grammar.gbnf", "npurt.llm.decode.grammar.schemas", "decimal"}
     heavy |= {"difflib", "llguidance"}
 
@@ -84,7 +84,7 @@ def test_models_load_nothing_for_grammars():
 
 
 def test_opening_a_model_loads_what_a_generation_needs():
-    """Opening takes 0.15 ms for each module of npurt: another 20 are a reason to look."""
+    """Opening takes 0.15 ms for each module of npurt, so 20 more modules must be justified."""
     path = str(tiny.path("llama3", "f32"))
     new = loaded(f"{IMPORT}; npurt.Llama({path!r}, 'cpu', progress=False)") - loaded("pass")
 

@@ -1,4 +1,4 @@
-"""The toy NPU of examples/, a device of another package, passes the tests for such devices."""
+"""Test that the toy NPU of examples/, a device of another package, passes `npurt.testing`."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ OF_INT8 = 0.05  # nmse of logits of random models with W8A8; measured: 0.002 to 
 
 @pytest.fixture
 def toy(monkeypatch):
-    """Make the package importable and its entry point known, as an installation does."""
+    """Make the package importable, with its entry point, as an installation does."""
     monkeypatch.syspath_prepend(str(FOLDER))
     text = (FOLDER / "pyproject.toml").read_text()
     name, value = (
@@ -87,7 +87,7 @@ def test_models_run_on_it(model):
 
 @pytest.mark.usefixtures("toy")
 def test_layers_are_whole():
-    """One segment has all of a dense model, its states too."""
+    """One segment has a whole dense model with its states."""
     with npurt.Llama(tiny.path(), "toy", n_ctx=64, progress=False) as llm:
         (part,) = llm.model.executor.parts
     assert len(part.graph.tensors(Kind.STATE)) == 2 * llm.config.n_layers

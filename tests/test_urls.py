@@ -1,4 +1,4 @@
-"""Models of https URLs: the right file arrives whole and checked, or nothing and a reason.
+"""Test models of https URLs: the right file arrives complete, or an error gives the reason.
 
 The server is `tests.hub_server` on the loopback interface; nothing here needs another network.
 """
@@ -50,7 +50,7 @@ def test_the_hash_in_a_url_is_checked(hub):
         locate(url + "0" * 64)
     assert locate(url + hub_server.sha256(CONTENT)).read_bytes() == CONTENT
     with pytest.raises(DownloadError, match="hash"):
-        locate(url + "0" * 64)  # of a file that is here by now
+        locate(url + "0" * 64)  # of a file that is local by now
     with pytest.raises(SettingError, match="64"):
         locate(url + "12")
 
@@ -166,10 +166,10 @@ CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n3e8\r\n" + FULL
     [
         [WHOLE + FULL],
         [CHUNKED + b"\r\n0\r\n\r\n"],
-        [CHUNKED[:-500], CHUNKED + b"\r\n0\r\n\r\n"],  # without its last chunk, then with it
-        [WHOLE + FULL[:300], part(300, 599), part(600, 999)],  # less than what was asked for
-        [part(0, 299), part(300, 999)],  # unasked
-        [WHOLE + FULL[:300], part(200, 999), WHOLE + FULL],  # another part than asked for
+        [CHUNKED[:-500], CHUNKED + b"\r\n0\r\n\r\n"],  # first without, then with the last chunk
+        [WHOLE + FULL[:300], part(300, 599), part(600, 999)],  # less than the requested part
+        [part(0, 299), part(300, 999)],  # not requested
+        [WHOLE + FULL[:300], part(200, 999), WHOLE + FULL],  # another part than the requested one
         [WHOLE + FULL[:300], part(300, 999, etag=b"w"), WHOLE + FULL],  # of another file
         [WHOLE + FULL[:300], PART + b"Content-Length: 3\r\n\r\nabc", WHOLE + FULL],
         [WHOLE.replace(b'"v"', b'"\xe9"') + FULL[:300], WHOLE + FULL],

@@ -1,7 +1,7 @@
-"""What wheels and the source archive hold, for each kind of machine.
+"""Test the content of wheels and of the source archive, for each platform.
 
-That they are equal to the byte wherever they are made, and work in an environment of their own, is
-in tests/release, which `make wheels` runs: those tests compile everything, or use a package index.
+tests/release, which `make wheels` runs, tests that builds are equal to the byte and work in a new
+environment: those tests compile everything, or use a package index.
 """
 
 import base64
@@ -29,7 +29,7 @@ PYPROJECT = tomllib.loads((PROJECT / "pyproject.toml").read_text())
 WHEEL = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
 COMPILER = WHEEL["hooks"]["custom"]["compiler"]
 PAGE, PAGE_FILES = PROJECT / "npurt/serve/page", {".css", ".html", ".js", ".svg"}
-NEEDED = [COMPILER, "cffi>=1.16"]  # where something has to be compiled
+NEEDED = [COMPILER, "cffi>=1.16"]  # for builds that compile
 PLATFORMS = [f"linux-{target}" for target in build.TARGETS]
 HEXAGON = 164  # EM_QDSP6 of the ELF specification's list of machines
 MACHINES = {"linux-x86_64": 62, "linux-aarch64": 183}
@@ -43,13 +43,13 @@ def platform(request):
 
 @pytest.fixture(scope="module")
 def wheel(platform, tmp_path_factory):
-    """The wheel of each platform, made from this checkout."""
+    """Return the wheel of each platform, made from this checkout."""
     return wheels.make(tmp_path_factory.mktemp(platform), platform)
 
 
 @pytest.fixture(scope="module")
 def content(wheel):
-    """The files of the wheel: name -> bytes."""
+    """Return the files of the wheel: name -> bytes."""
     with zipfile.ZipFile(wheel) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
 
@@ -81,7 +81,7 @@ def test_a_wheel_holds_the_package_and_nothing_beside_it(wheel, content, platfor
 
 
 def test_what_is_compiled_is_for_the_machine_of_the_wheel(content, platform):
-    """Or for the Hexagon, on every machine."""
+    """Files for the Hexagon are in the wheel of every machine."""
     machines = {
         name: struct.unpack_from("<H", data, 18)[0]
         for name, data in content.items()
@@ -96,7 +96,7 @@ def test_what_is_compiled_is_for_the_machine_of_the_wheel(content, platform):
 
 
 def test_the_record_lists_every_file_with_its_hash(content):
-    """As pip checks it.  Source: "Recording installed projects" of the PyPA specifications."""
+    """pip checks the record.  Source: "Recording installed projects" of the PyPA specifications."""
     record = {
         row[0]: row[1:] for row in csv.reader(io.StringIO(content[f"{INFO}/RECORD"].decode()))
     }
@@ -116,7 +116,7 @@ def test_the_wheel_says_whether_it_is_for_one_machine(content, platform):
 
 
 def test_libraries_need_nothing_newer_than_glibc_2_28(content, platform, tmp_path):
-    """manylinux_2_28 (PEP 600) promises glibc 2.28; the rest of what it allows is not used."""
+    """manylinux_2_28 (PEP 600) guarantees glibc 2.28; its other libraries are not used."""
     ours = {
         name: data
         for name, data in content.items()
@@ -157,7 +157,7 @@ for device in {devices!r}:
 
 
 def test_what_a_wheel_holds_is_enough_to_multiply_on_every_device(tmp_path):
-    """Installed anywhere, without the checkout and without a compiler."""
+    """The wheel is installed anywhere, without the checkout and without a compiler."""
     wheels.install(wheels.make(tmp_path / "dist", f"linux-{build.host()}"), tmp_path / "there")
 
     said = wheels.python(
@@ -200,7 +200,7 @@ except npurt.DeviceNotFound as error:
     ids=["linux", "darwin", "win32"],
 )
 def test_a_wheel_without_libraries_multiplies_on_numpy(platform, missing, tmp_path):
-    """On Linux, and on a Python without what Linux alone has: it is the device of `auto`."""
+    """`auto` chooses numpy on Linux, and on a Python without the modules that only Linux has."""
     wheels.install(wheels.make(tmp_path / "dist", wheels.PURE), tmp_path / "there")
 
     there = ELSEWHERE.format(platform=platform, missing=missing)
@@ -215,7 +215,7 @@ def test_a_wheel_without_libraries_multiplies_on_numpy(platform, missing, tmp_pa
 
 @pytest.mark.skipif(not (PROJECT / ".git").exists(), reason="this is no checkout of git")
 def test_the_source_archive_holds_what_git_does(tmp_path):
-    """Sources, tests and their data, documents, CI: enough to build, test and release."""
+    """The archive has sources, tests, data, documents and CI: enough to build, test and release."""
     tracked = subprocess.run(
         ["git", "ls-files", "-z", "-co", "--exclude-standard"],
         cwd=PROJECT, check=True, text=True, capture_output=True,
@@ -237,7 +237,7 @@ def hook():
 
 @pytest.fixture
 def elsewhere(monkeypatch, tmp_path):
-    """A folder in the place of this checkout: nothing is built there."""
+    """Return a folder that replaces this checkout, in which nothing is built."""
     monkeypatch.setattr(build_wheel, "ROOT", tmp_path)
     monkeypatch.setenv("_PYTHON_HOST_PLATFORM", "linux-aarch64")
     return tmp_path
@@ -271,7 +271,7 @@ def test_a_machine_without_libraries_needs_no_compiler(system, elsewhere, monkey
 
 
 def test_a_libc_that_refuses_the_libraries_gets_none(monkeypatch):
-    """Alpine's musl, for example, also says that it is linux-x86_64."""
+    """Alpine's musl, for example, also has the platform linux-x86_64."""
     monkeypatch.delenv("_PYTHON_HOST_PLATFORM", raising=False)
     native = build_wheel.machine()
     monkeypatch.setattr(build_wheel, "sys_tags", lambda: ["py3-none-musllinux_1_2_x86_64"])
@@ -280,7 +280,7 @@ def test_a_libc_that_refuses_the_libraries_gets_none(monkeypatch):
 
 
 def test_a_finished_wheel_spares_the_compiler(elsewhere, monkeypatch):
-    """Its libraries are taken, with their modes; that of other sources, or damaged, is not."""
+    """Its libraries are used, with their modes; a wheel of other sources or with damage is not."""
     monkeypatch.undo()
     monkeypatch.setenv("_PYTHON_HOST_PLATFORM", "linux-aarch64")
     made = wheels.make(elsewhere / "dist", "linux-aarch64")

@@ -1,8 +1,7 @@
-"""Every public function and method, with values that it does not take.
+"""Call every public function and method with invalid values.
 
-It may take them all the same; what it must not do is end in an error that npurt did not mean: each
-error is one of npurt's tree, with a remedy.  An index that is out of range ends iteration, so
-IndexError is right where ``[]`` is called.
+A call may accept the value, but it must not raise a foreign error: each error is one of npurt's
+tree, with a remedy.  IndexError is allowed for ``[]``, because it ends an iteration.
 """
 
 import inspect
@@ -20,7 +19,7 @@ from npurt.errors import NpurtError
 from npurt.llm.decode.model import INTERNALS
 from tests.llm import tiny
 
-HUGE = 10**5000  # which Python refuses to print
+HUGE = 10**5000  # a number that Python refuses to print
 WRONG = (
     None, b"x", "x", "", "\ud800", 1.5, float("nan"), float("inf"), -1, 0, 2**70, -HUGE, HUGE, True,
     [], [None], ["x"], [1.5], [HUGE], [[]], [b"x"], {}, {"a": 1}, {1, 2}, (1, 2, 3), object(),
@@ -38,7 +37,7 @@ COLUMNS = np.ascontiguousarray(ROWS.T)
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """Work in a folder of its own, without a network: some values are names of files or models."""
+    """Work in a separate folder, without a network: some values are names of files or models."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
@@ -53,7 +52,7 @@ def shown(value):
 
 
 def used(result):
-    """Use what a call returned: an iterator does its work then, and a model is closed."""
+    """Use the result of a call: exhaust an iterator, close a model."""
     if inspect.isgenerator(result) or hasattr(result, "__next__"):
         list(itertools.islice(result, 2))
     elif isinstance(result, npurt.Llama | npurt.GGUF | llama_cpp.Llama):
@@ -61,7 +60,7 @@ def used(result):
 
 
 def trouble(call, *given, also=(), **named):
-    """Return what is wrong with the way in which a call ends; None for nothing."""
+    """Return the problem of the way in which a call ends, or None."""
     try:
         used(call(*given, **named))
     except NpurtError as error:
@@ -78,12 +77,12 @@ def trouble(call, *given, also=(), **named):
 
 
 def refused(call, *given, also=(), skip=(), before=lambda: None, **named):
-    """Call with each argument wrong in turn, and fail with all that ends otherwise than it must.
+    """Call with each argument wrong in turn, and fail with all problems.
 
     Args:
-        given, named: Right values.
-        also: Other errors that are right.
-        skip: Names that are not tried.
+        given, named: Valid values.
+        also: Other allowed errors.
+        skip: Names of arguments that are not tried.
         before: Called before each call.
     """
     before()
@@ -103,7 +102,7 @@ def refused(call, *given, also=(), skip=(), before=lambda: None, **named):
 
 
 def defaults(function, **changed):
-    """Return the arguments of a function by name: their defaults, but for *changed*."""
+    """Return the arguments of a function by name: their defaults, except for *changed*."""
     parameters = inspect.signature(function).parameters.values()
     kinds = inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL
     named = {p.name: p.default for p in parameters
@@ -111,7 +110,7 @@ def defaults(function, **changed):
     return named | changed
 
 
-FUNCTIONS = ("logits_processor", "stopping_criteria")  # what they raise is the caller's own
+FUNCTIONS = ("logits_processor", "stopping_criteria")  # their errors are the caller's
 
 
 # --- Arrays ---------------------------------------------------------------------------------------
@@ -125,7 +124,7 @@ def test_matmul_and_pack():
     refused(npurt.pack, COLUMNS, dtype="q8_0", device="cpu")
     for value in WRONG:
         for call in (lambda v: v @ w, lambda v: w @ v, lambda v: w == v, lambda v: w * v):
-            why = trouble(call, value, also=TypeError)  # as Python says of operands
+            why = trouble(call, value, also=TypeError)  # Python's error for operands
             assert why is None, f"{shown(value)}: {why}"
 
 
@@ -189,7 +188,7 @@ def test_text_options(llm):
 
 
 def test_rerank(llm):
-    """This model is no reranker, which is an error of its own."""
+    """This model is no reranker, which is a separate error."""
     for value in WRONG:
         for call in (lambda v: llm.rerank(v, ["a"]), lambda v: llm.rerank("a", v)):
             assert trouble(call, value) is None, shown(value)
@@ -252,7 +251,7 @@ def test_states(llm):
 
 
 def test_no_method_is_left_out(llm):
-    """What is added to `npurt.Llama` is to be tried here as well."""
+    """New methods of `npurt.Llama` must be tested here, too."""
     tried = {"detokenize", "eval", "eval_last", "read", "token_embeddings", "embed", "tokenize",
              "generate", "chat", "apply_chat_template", "rewind", "rollback", "restore",
              "save_state", "load_state", "from_pretrained", "rerank", "trace"}  # fmt: skip
@@ -345,4 +344,4 @@ def test_a_number_for_a_path_is_no_descriptor_that_is_closed():
     for number in (True, 1, 2):
         with pytest.raises(NpurtError):
             llama_cpp.LlamaGrammar.from_file(number)
-        os.fstat(int(number))  # it is still open
+        os.fstat(int(number))  # the descriptor is still open

@@ -1,4 +1,4 @@
-"""Wheels and the source archive as strangers use them: `make wheels` runs these tests.
+"""Test wheels and the source archive in new environments: `make wheels` runs these tests.
 
 They compile everything from nothing, and install packages from a package index.
 """

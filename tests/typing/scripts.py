@@ -1,7 +1,7 @@
-"""What users write, with the types that they get: `make lint` checks it with mypy and pyright.
+"""Code as users write it, with the resulting types: `make lint` checks it with mypy and pyright.
 
-A comment that ignores an error is an error itself where there is none.  Beside this, test_scripts
-runs all but the mistakes.
+A comment that ignores an error is an error itself if there is none.  test_scripts runs all
+functions except the mistakes.
 """
 
 import copy

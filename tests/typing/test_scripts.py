@@ -1,4 +1,4 @@
-"""The scripts whose types are checked run, and give what they say."""
+"""Test that the scripts whose types are checked run, and return the stated results."""
 
 import numpy as np
 import pytest
