@@ -13,8 +13,8 @@ import time
 from tests.cli.conftest import environment
 
 WAIT = 30  # seconds; each step of these tests takes less than one
-# Makes the pseudo-terminal the one whose keys send signals, then becomes the program.
-# Processes in the background of a shell ignore Ctrl-C and pass this on to children: undo it.
+# This program makes the pseudo-terminal its controlling terminal and then executes the command.
+# A shell's background processes ignore SIGINT, and their children inherit this: it is undone here.
 TAKE_TERMINAL = (
     "import fcntl, os, signal, sys, termios; "
     "signal.signal(signal.SIGINT, signal.SIG_DFL); "
@@ -24,7 +24,7 @@ TAKE_TERMINAL = (
 
 
 class Terminal:
-    """A program on a pseudo-terminal, and what it has written there."""
+    """A program on a pseudo-terminal, and the output that it has written there."""
 
     def __init__(self, *arguments, program=("-m", "npurt"), size=(80, 24), **variables):
         self._master, slave = pty.openpty()
@@ -52,7 +52,7 @@ class Terminal:
         return match
 
     def press_until(self, key, pattern):
-        """Press *key* until *pattern* appears: Python may miss a signal just before it waits."""
+        """Press *key* until *pattern* appears; Python may miss a signal just before it waits."""
         for _ in range(WAIT):
             self.type(key)
             for _ in range(4):

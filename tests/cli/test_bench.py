@@ -124,7 +124,7 @@ def test_bench_fails_without_its_model(npurt):
     "kind", ["q4_0", "q4_1", "q8_0", "iq4_nl", "mxfp4", "q4_k", "q5_k", "q6_k", "i8"]
 )
 def test_bench_matmul_keeps_its_contract(npurt, kind):
-    """Scripts rely on these names; packets are null where a device does not count them."""
+    """Scripts rely on these JSON keys; packets are null if the device does not count them."""
     sizes = ("--m", 2, "--k", 512, "--n", 48)
     result = npurt("bench", "matmul", *sizes, "--type", kind, "-dev", "cpu", "-r", 2, "--json")
     row = json.loads(result.out)
@@ -213,7 +213,7 @@ def test_bench_measures_several_texts_with_a_draft(npurt, draft):
 
 
 def test_right_drafts_of_several_texts_are_counted(npurt, monkeypatch):
-    """A draft model that is the model itself is always right."""
+    """The drafts are always right if the draft model is the model itself."""
     monkeypatch.setattr(BatchController, "choose", lambda self, behind=0: 2)
     monkeypatch.setattr(BatchController, "thresholds", Thresholds())
     monkeypatch.setattr(BatchController, "reading", lambda self, behind: behind)

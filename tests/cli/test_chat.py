@@ -71,7 +71,7 @@ def test_bytes_that_are_no_text_are_replaced(npurt):
 
 
 def test_a_conversation_that_outgrows_the_context_says_so_and_goes_on(npurt):
-    """Messages that did not fit are not part of the conversation."""
+    """A message that does not fit in the context is not added to the conversation."""
     lines = b"Hello\n" + 100 * b"word " + b"\nHi\n/reset\nHello\n"
     result = npurt("chat", *QUICK, "-c", 256, stdin=lines)
 

@@ -112,7 +112,7 @@ def test_a_disk_that_is_full_leaves_what_was_there(folder, name, there):
 
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
 def test_standard_streams_may_be_closed(tmp_path, closed):
-    """An opened file must not get a closed stream's descriptor: output would go into the trace."""
+    """A file does not get a closed stream's descriptor; else output would go into the trace."""
     path = tmp_path / "trace.json"
     done = subprocess.run(
         [sys.executable, "-m", "npurt", *map(str, WRITES["trace"]), str(path), "--report"],

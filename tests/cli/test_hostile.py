@@ -17,7 +17,7 @@ COUNT = 150
 
 @pytest.fixture(scope="module", params=[("llama3", "q8_0"), ("llama3-256", "q4_k_m")], ids="-".join)
 def fates(request, tmp_path_factory):
-    """Return kind of damage -> the outcome of each file; two processes run at a time."""
+    """Return a dict from the kind of damage to the outcomes; two processes run at a time."""
     folder = tmp_path_factory.mktemp("mutants")
     source = tiny.path(*request.param)
     found = {}
@@ -48,7 +48,7 @@ def test_a_damaged_model_runs_or_is_refused_with_a_remedy(fates, kind):
 
 
 def test_damage_is_mostly_seen(fates):
-    """Otherwise the tests above could pass because most copies are still valid."""
+    """Over a third of the copies are refused, so the tests above do read damaged files."""
     for kind, (_, _, lines) in fates.items():
         refused = sum(fate == "refused" for _, fate in lines)
         assert refused > COUNT / 3, kind

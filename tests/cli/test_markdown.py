@@ -15,7 +15,7 @@ from tests.llm import tiny
 
 QUICK = ("-m", tiny.path("llama3", "q8_0"))
 SIZE = (70, 12)
-# Show a file as an answer; argv: the file's name, and the number of characters per piece.
+# This program shows a file as an answer; argv: the file's name, the characters per piece.
 SHOW = """
 import sys, time
 from npurt.cli.output import terminal

@@ -1,4 +1,4 @@
-"""Output files: never an input file of the same command; and impossible paths are refused."""
+"""Tests of output files: a command refuses its own input file and impossible paths as output."""
 
 import os
 import shutil

@@ -40,7 +40,7 @@ def usual(number):
 @pytest.mark.parametrize("module", ["npurt.cli", "npurt.cli.verbs.run", "npurt.llm.decode.model",
                                     "numpy", "datetime"])  # fmt: skip
 def test_a_signal_at_the_start_ends_the_program_quietly(module, number):
-    """numpy imports datetime from C and turns any exception there into an ImportError."""
+    """A signal in an import prints no traceback, though numpy raises ImportError instead."""
     program = ("-c", AT_IMPORT.format(module=module, number=int(number), before=usual(number)))
     result = spawn("run", "-m", MODEL, "-p", "Hello", "-n", 1, program=program)
 
@@ -70,7 +70,7 @@ def test_a_signal_leaves_nothing_half_written(tmp_path, number):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_that_is_ignored_stays_so(tmp_path, number):
-    """``nohup`` does this, for example."""
+    """A signal that the parent process ignores, as ``nohup`` does, does not end the program."""
     program = ("-c", AT_WRITING.format(number=int(number), before="SIG_IGN"))
     result = spawn("quantize", MODEL, tmp_path / "out.gguf", "q4_0", program=program)
 

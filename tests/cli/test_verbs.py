@@ -108,7 +108,7 @@ def test_what_is_said_of_a_draft_without_one_is_refused(npurt, verb, flag):
 
 
 def test_flags_reach_the_library(npurt, monkeypatch, tmp_path):
-    """Every flag of `run` but --lora, with a value that is not its default."""
+    """Each flag of `run` except --lora passes a value other than its default to the library."""
     said = {}
 
     class Recorder(library.Llama):

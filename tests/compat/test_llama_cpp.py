@@ -130,7 +130,7 @@ def test_no_limit_is_none_or_not_positive(llm, limit):
     result = llm([5] * 490, max_tokens=limit, **GREEDY)
 
     assert result["choices"][0]["finish_reason"] == "length"
-    # the last token takes none of the 512 positions
+    # the last token is not evaluated and needs none of the 512 positions
     assert result["usage"]["completion_tokens"] == 23
 
 

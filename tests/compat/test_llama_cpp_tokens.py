@@ -71,7 +71,7 @@ def test_a_state_comes_back(llm):
 
 
 def test_prompts_go_on_from_the_states_of_a_cache(llm):
-    """Alternate two prompts, neither of which is a prefix of the other."""
+    """Two alternating prompts, neither a prefix of the other, continue from their cached states."""
     prompts = [[1, *range(5, 25)], [1, *range(30, 50)]]
     wanted = [llm([*prompt, 7], max_tokens=5, **GREEDY)["choices"] for prompt in prompts]
     cache = LlamaRAMCache()

@@ -187,7 +187,7 @@ def test_calls_are_read_from_a_text(thinker, pair):
 
 
 def test_functions_and_their_results_go_on_in_a_cache(pair):
-    """Follow examples/tool_use.py, with a model that is too small to write the call itself."""
+    """The calls of examples/tool_use.py work; the test writes the tool call of the small model."""
     model, tokenizer = pair
     cache = make_prompt_cache(model)
     generate(model, tokenizer, ask(tokenizer, "Multiply 2 and 3."), max_tokens=4,

@@ -152,7 +152,7 @@ def test_responses_come_token_by_token_and_the_reason_last(pair, own):
     real = np.isfinite(first)  # padding rows are never sampled
     assert first.shape == wanted.shape
     assert np.exp(first).sum() == pytest.approx(1, abs=1e-5)
-    # equal up to a constant: the probability of the padding rows
+    # equal up to a constant, which comes from the probability of the padding rows
     assert np.ptp((first - wanted)[real]) < 1e-4
     assert responses[0].token == int(np.argmax(np.where(real, wanted, -np.inf)))
     assert responses[0].peak_memory > 0

@@ -28,7 +28,7 @@ SIZES = {
 }  # fmt: skip
 ROPE = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}
 SECTIONS = {"mrope_section": [3, 3, 2], "mrope_interleaved": True}
-# Three heads of v to each of k, so that their order matters.
+# Each k head has three v heads, so the order of the v heads matters.
 HYBRID = SIZES | {
     "num_hidden_layers": 4, "num_key_value_heads": 2, "head_dim": 64, "linear_num_key_heads": 2,
     "linear_num_value_heads": 6, "linear_key_head_dim": 32, "linear_value_head_dim": 32,

@@ -70,7 +70,7 @@ def vocabulary():
 
 
 def as_stored(token):
-    """Return a token as the converter writes it: words begin with U+2581, their rests do not."""
+    """Return a token as the converter writes it: U+2581 marks the first piece of a word."""
     if token in SPECIAL:
         return token
     return token[2:] if token.startswith("##") else "\u2581" + token

@@ -69,7 +69,7 @@ def decoder(kind, settings):
 
 
 def build(make, kind=""):
-    """Return a model with weights of a size that makes every part matter, rounded to bfloat16."""
+    """Return a model with random weights, scaled so that each part affects the logits."""
     torch.manual_seed(0)
     model = make()
     with torch.no_grad():
