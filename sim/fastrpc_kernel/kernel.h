@@ -103,6 +103,7 @@ typedef struct {
 
 struct process {
     bool used, exiting;
+    bool lost; /* the DSP has restarted since the process began */
     int file, domain;
     void *keeper; /* an unused queue that keeps the simulator's session alive */
     module modules[MODULES];

@@ -54,17 +54,17 @@ static void unpack(const uint8_t *text, int outs, const piece *out)
     }
 }
 
-/* Wait for the CPU's answer; -1: the wait timed out. kernel_lock held. */
-static int await(reverse_call *r)
+/* Wait for the CPU's answer; -1: the wait timed out, or the process ends. kernel_lock held. */
+static int await(const process *p, reverse_call *r)
 {
     struct timespec end;
     int late = 0;
     clock_gettime(CLOCK_REALTIME, &end);
     end.tv_sec += WAIT_S;
-    while (r->state != DONE && !late) {
+    while (r->state != DONE && !late && !p->exiting) {
         late = pthread_cond_timedwait(&kernel_changed, &kernel_lock, &end);
     }
-    return late ? -1 : r->result;
+    return r->state == DONE ? r->result : -1;
 }
 
 static int ask(process *p, uint32_t handle, uint32_t method, int ins, const piece *in, int outs,
@@ -85,7 +85,7 @@ static int ask(process *p, uint32_t handle, uint32_t method, int ins, const piec
     r->scalars = method << 24 | (uint32_t) ins << 16 | (uint32_t) outs << 8;
     r->state = POSTED;
     pthread_cond_broadcast(&kernel_changed);
-    int result = await(r);
+    int result = await(p, r);
     if (result == 0) {
         unpack(r->out, outs, out);
     }

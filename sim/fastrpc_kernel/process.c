@@ -149,6 +149,24 @@ static bool has_died(process *p)
     return died;
 }
 
+/* The DSP restarts: this call, the waiting calls and all later ones of the process fail, as the
+ * driver's fastrpc_notify_users() and its check of the channel do. */
+static void lose(process *p)
+{
+    pthread_mutex_lock(&kernel_lock);
+    p->lost = true;
+    pthread_mutex_unlock(&kernel_lock);
+    process_leave(p);
+}
+
+static bool is_lost(const process *p)
+{
+    pthread_mutex_lock(&kernel_lock);
+    bool lost = p->lost;
+    pthread_mutex_unlock(&kernel_lock);
+    return lost;
+}
+
 int process_call(process *p, const driver_invoke *asked)
 {
     argument arguments[ARGUMENTS];
@@ -173,8 +191,13 @@ int process_call(process *p, const driver_invoke *asked)
             return fail(EFAULT);
         }
     }
-    int code = has_died(p) ? E_NOSUCH : serve(p, asked->handle, asked->scalars, arguments);
+    int code = is_lost(p)    ? E_ECONNRESET
+               : has_died(p) ? E_NOSUCH
+                             : serve(p, asked->handle, asked->scalars, arguments);
     has_died(p);
+    if (code == E_ECONNRESET) {
+        lose(p);
+    }
     say("call of %#x, scalars %#x: %#x", asked->handle, asked->scalars, (unsigned) code);
-    return code == E_ECONNRESET ? fail(EPIPE) : code;
+    return is_lost(p) ? fail(EPIPE) : code;
 }

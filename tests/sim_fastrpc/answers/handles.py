@@ -3,13 +3,14 @@
 import ctypes as ct
 import os
 import tempfile
-import time
 from pathlib import Path
 
+from tests.limits import eventually
 from tests.sim_fastrpc.answers.client import CDSP, ECHO, SKEL, ints, pointer, scenario, uri
 from tests.sim_fastrpc.rpc import RemoteArg, RemoteBuffer, RemoteDma
 
 NOTHING = b"file:///libnone_skel.so?none_skel_handle_invoke&_modver=1.0&_dom=cdsp"
+AWAY = 0x72  # the code of an open while the DSP restarts
 
 
 @scenario
@@ -249,7 +250,7 @@ def restart(c):
     c.say("open while it is away", c.open(uri())[0])
     c.say("close", c.close(handle))
     c.say("open at once", c.open(uri())[0])
-    time.sleep(1)
+    eventually(lambda: c.open(uri())[0] != AWAY, seconds=60)
     code, handle = c.open(uri())
     c.say("open later", code)
     c.say("echo later", *c.echo(handle) if code == 0 else (code,))

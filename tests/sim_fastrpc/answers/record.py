@@ -19,7 +19,7 @@ from tests.limits import HANG_SECONDS
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
-FAULTS = {"crash": "crash=1", "crash_queue": "crash=1", "restart": "ssr=1:900"}
+FAULTS = {"crash": "crash=1", "crash_queue": "crash=1", "restart": "ssr=1:2000"}
 FAULTS["absent"] = "present=0"
 
 
