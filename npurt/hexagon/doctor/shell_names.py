@@ -1,0 +1,36 @@
+"""The names that an unsigned process on the DSP offers to a skel, by version of the DSP.
+
+shell_names.tsv is the only list of these names: the simulated shell, `loadable.verify` and the
+tests use it.  Its head states its source.
+"""
+
+import functools
+from importlib.resources import files
+
+LISTED = (68, 73, 75, 79, 81, 85)  # versions with a known shell
+
+
+@functools.cache
+def table() -> dict[str, frozenset[int]]:
+    """Return every name with the versions in `LISTED` whose shells export it."""
+    text = (files(__package__) / "shell_names.tsv").read_text(encoding="utf-8")
+    rows = (line.split("\t") for line in text.splitlines() if not line.startswith("#"))
+    return {name: _versions(versions) for name, versions in rows}
+
+
+def _versions(text: str) -> frozenset[int]:
+    if text == "all":
+        return frozenset(LISTED)
+    return frozenset(int(version.removeprefix("v")) for version in text.split())
+
+
+@functools.cache
+def exported(arch: int) -> frozenset[str]:
+    """Return the names that shells for v*arch* export.
+
+    No shell of v69 or of a version between two listed ones is known: the result has the names of
+    both neighbours.  A version older or newer than all listed ones has the names of the nearest.
+    """
+    below = max((v for v in LISTED if v <= arch), default=LISTED[0])
+    above = min((v for v in LISTED if v >= arch), default=LISTED[-1])
+    return frozenset(name for name, versions in table().items() if {below, above} <= versions)
