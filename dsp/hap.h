@@ -26,9 +26,9 @@ enum {
     DSP_E_MMAP = (int) 0x80000465,
 };
 
-/* Every domain has these names, because the SDK's linker flags (--wrap) give them to every skel. */
-void *malloc(size_t bytes) __asm__("__wrap_malloc");
-void free(void *memory) __asm__("__wrap_free");
+/* The linker's option --wrap gives them the names __wrap_malloc and __wrap_free. */
+void *malloc(size_t bytes);
+void free(void *memory);
 
 /* --- memory that the host shares: less than 2 GiB a call; (void *) -1 on failure -------------- */
 

@@ -49,9 +49,15 @@ typedef struct {
 } qurt_sem_t;
 
 int qurt_sem_init_val(qurt_sem_t *semaphore, uint16_t value);
-int qurt_sem_up(qurt_sem_t *semaphore);
+int qurt_sem_add(qurt_sem_t *semaphore, unsigned amount);
 int qurt_sem_down(qurt_sem_t *semaphore);
 int qurt_sem_destroy(qurt_sem_t *semaphore);
+
+/* Inline in QuRT's headers too: no process on the DSP exports this name. */
+static inline int qurt_sem_up(qurt_sem_t *semaphore)
+{
+    return qurt_sem_add(semaphore, 1);
+}
 
 /* wait: sleep while *word is `value`; wake: wake at most `threads` sleeping threads. */
 int qurt_futex_wait(void *word, int value);

@@ -23,10 +23,12 @@ from npurt import declarations
 from npurt.build_hexagon import (
     ARCHS,
     IDL_COMPILER,
+    SHELL_NAMES,
     build_skels,
     compile_program,
     compile_skel,
     rtlib,
+    shell_names,
     skel_inputs,
 )
 from npurt.build_host import (
@@ -37,7 +39,7 @@ from npurt.build_host import (
     host,
     library_sources,
 )
-from npurt.build_zig import ROOT, BuildError, Stamp, whole
+from npurt.build_zig import ROOT, BuildError, Stamp, whole, write
 
 __all__ = [
     "ARCHS",
@@ -91,6 +93,11 @@ def _skel_inputs() -> list[Path]:
     return skel_inputs() if there else []
 
 
+def _shell_inputs() -> list[Path]:
+    files = _inputs("sim/fastrpc/shell")
+    return [*files, SHELL_NAMES] if files else []
+
+
 def _simulator(folder: str, out: str) -> Product:
     """Return the product that makes a simulator: a host library in place of a driver."""
 
@@ -137,7 +144,9 @@ def _make_skels(package: Path, _target: str) -> list[Path]:
 
 def _make_shell(package: Path, _target: str) -> list[Path]:
     sources = _sources("sim/fastrpc/shell")
-    includes = (ROOT / "sim/fastrpc/shell", ROOT / "sim/fastrpc", ROOT / "idl")
+    generated = ROOT / "build/shell"
+    write(generated / "shell_names.inc", shell_names())
+    includes = (ROOT / "sim/fastrpc/shell", ROOT / "sim/fastrpc", ROOT / "idl", generated)
     return [compile_program(sources, package / "hexagon/sim/shell", includes=includes)]
 
 
@@ -147,7 +156,7 @@ PRODUCTS = (
     Product("hexagon-host", lambda: _inputs("npurt/hexagon"), _make_hexagon_host),
     Product("skel", _skel_inputs, _make_skels),
     _simulator("sim/fastrpc", "hexagon/sim/libcdsprpc_sim.so"),
-    Product("shell", lambda: _inputs("sim/fastrpc/shell"), _make_shell),
+    Product("shell", _shell_inputs, _make_shell),
     _simulator("sim/rknpu", "rknpu/sim/librknpu_sim.so"),
 )
 

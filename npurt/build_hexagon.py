@@ -24,6 +24,7 @@ REFERENCE = DSP / "reference"  # the kernels' results in plain C; not part of a 
 IDL = ROOT / "idl"
 IDL_COMPILER = ROOT / "npurt/hexagon/idl"  # run, not imported: it belongs to a higher layer
 ARCHS = ("v68", "v69", "v73", "v75", "v79", "v81")
+SHELL_NAMES = ROOT / "npurt/hexagon/doctor/shell_names.tsv"  # what the DSP offers to a skel
 SYMBOL = "npurt_skel_handle_invoke"  # the function that the URI of a session names
 
 COMPILE = (
@@ -32,9 +33,13 @@ COMPILE = (
     *("-fPIC", "-fvisibility=hidden", "-fomit-frame-pointer", "-fno-stack-protector"),
     *("-ffp-contract=off", "-fno-math-errno"),
 )
+# The SDK's linker flags give the functions of the heap these names in every skel (Halide #1614).
+WRAPPED = ("malloc", "calloc", "realloc", "memalign", "free")
+# -Bsymbolic would set DT_FLAGS, which no shipped skel has; skel.ld sets DT_SYMBOLIC.
 LINK_SKEL = (
-    *("-shared", "-Bsymbolic", "--hash-style=sysv", "--build-id=none", "--strip-all"),
+    *("-shared", "-Bsymbolic-functions", "--hash-style=sysv", "--build-id=none", "--strip-all"),
     *("-z", "norelro", "-z", "nognustack", "-z", "max-page-size=4096"),
+    *(f"--wrap={name}" for name in WRAPPED),
     "--gc-sections",
 )
 LINK_PROGRAM = ("-static", "-e", "_start", "--build-id=none", "-z", "norelro")
@@ -101,6 +106,26 @@ def _link_skel(made: Sequence[Path], out: Path) -> Path:
         script = DSP / "skel.ld"
         zig("ld.lld", *LINK_SKEL, f"-soname={out.name}", "-T", script, "-o", partial, *made)
     return out
+
+
+def shell_names() -> str:
+    """Return the rows SHELL_NAME(name, versions) for the names that real shells export.
+
+    Bit v - 64 of `versions` stands for version v of the DSP.  The names are those of SHELL_NAMES.
+    """
+    rows = [
+        line.split("\t")[:2]
+        for line in SHELL_NAMES.read_text(encoding="utf-8").splitlines()
+        if not line.startswith("#")
+    ]
+    every = {v for _, versions in rows for v in _versions(versions)}
+    made = ((name, sum(1 << v - 64 for v in _versions(vs) or every)) for name, vs in rows)
+    return "".join(f"SHELL_NAME({name}, {mask:#x}u)\n" for name, mask in made)
+
+
+def _versions(text: str) -> list[int]:
+    """Return the numbers in a text such as "v68 v73"; none in "all"."""
+    return [int(word.removeprefix("v")) for word in text.split() if word != "all"]
 
 
 def skel_sources() -> list[Path]:

@@ -13,7 +13,7 @@
 
 #include <stdint.h>
 
-#define LINK_VERSION 1u
+#define LINK_VERSION 2u
 #define LINK_ENDED 0u /* `answered` after the end of the process; never a request's number */
 
 enum {
@@ -25,21 +25,24 @@ enum {
     LINK_AREA = 1 << 16, /* bytes in a channel for arguments passed by value */
     LINK_VALUES = 4,
     LINK_LOG = 1 << 16, /* bytes of the log */
+    LINK_NAME = 128,    /* bytes of a symbol's name, with its end */
     LINK_NO_FD = -1,    /* descriptor of a block that skels cannot look up */
 };
 
 /* The simulated machine.  Written by the library before the shell starts. */
 typedef struct {
     uint32_t version;
-    uint32_t arch;        /* two hex digits: 0x68 */
-    uint32_t hvx;         /* contexts of 128 bytes */
-    uint32_t vtcm;        /* bytes */
-    uint32_t space;       /* bytes of shared memory that the PD can map */
-    uint32_t stack;       /* bytes, of a thread that serves calls */
-    uint32_t power;       /* 1: votes for clocks are accepted */
-    uint32_t shadow;      /* 1: simulate the DSP's caches, so that missing maintenance shows */
-    uint32_t queue_stuck; /* 1: packets never arrive at the DSP */
-    uint32_t verbose;     /* 1: messages go to descriptor 2 as well */
+    uint32_t arch;           /* two hex digits: 0x68 */
+    uint32_t hvx;            /* contexts of 128 bytes */
+    uint32_t vtcm;           /* bytes */
+    uint32_t space;          /* bytes of shared memory that the PD can map */
+    uint32_t stack;          /* bytes, of a thread that serves calls */
+    uint32_t power;          /* 1: votes for clocks are accepted */
+    uint32_t shadow;         /* 1: simulate the DSP's caches, so that missing maintenance shows */
+    uint32_t queue_stuck;    /* 1: packets never arrive at the DSP */
+    uint32_t verbose;        /* 1: messages go to descriptor 2 as well */
+    uint32_t checksum;       /* 1: a skel needs the section with its checksum */
+    char without[LINK_NAME]; /* a name that this shell lacks; "": none */
 } link_machine;
 
 /* An argument as a skel receives it: remote_arg of a 32-bit machine. */

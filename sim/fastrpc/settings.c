@@ -151,6 +151,11 @@ static bool set_word(uint32_t *word, const char *value, uint64_t most)
     return good;
 }
 
+static bool set_name(char name[LINK_NAME], const char *value)
+{
+    return snprintf(name, LINK_NAME, "%s", value) < LINK_NAME;
+}
+
 static bool set_flag_word(uint32_t *word, const char *value)
 {
     return set_word(word, value, 1);
@@ -202,6 +207,8 @@ static bool set_value(const char *key, const char *value)
            (strcmp(key, "coherent") == 0 && set_flag(&current.coherent, value)) ||
            (strcmp(key, "power") == 0 && set_flag_word(&m->power, value)) ||
            (strcmp(key, "shadow") == 0 && set_flag_word(&m->shadow, value)) ||
+           (strcmp(key, "checksum") == 0 && set_flag_word(&m->checksum, value)) ||
+           (strcmp(key, "without") == 0 && set_name(m->without, value)) ||
            (strcmp(key, "queue_stuck") == 0 && set_flag_word(&m->queue_stuck, value)) ||
            (strcmp(key, "present") == 0 && set_flag(&current.present, value)) ||
            (strcmp(key, "signed") == 0 && set_flag(&current.signed_pd, value)) ||

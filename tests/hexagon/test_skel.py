@@ -2,13 +2,14 @@
 
 import hashlib
 import json
+import struct
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from npurt import build
-from npurt.hexagon.doctor import elf
+from npurt.hexagon.doctor import elf, shell_names
 from npurt.hexagon.doctor.loadable import verify
 from npurt.hexagon.fastrpc import abi
 from npurt.hexagon.fastrpc.control import session_pool
@@ -27,7 +28,7 @@ IMPORTS = {
     **dict.fromkeys(("qurt_thread_create", "qurt_thread_join", "qurt_thread_exit"), False),
     **dict.fromkeys(("qurt_thread_get_id", "qurt_thread_get_priority"), False),
     **dict.fromkeys(("qurt_futex_wait", "qurt_futex_wake", "qurt_mem_cache_clean"), False),
-    **dict.fromkeys(("qurt_sem_init_val", "qurt_sem_up", "qurt_sem_down"), False),
+    **dict.fromkeys(("qurt_sem_init_val", "qurt_sem_add", "qurt_sem_down"), False),
     **dict.fromkeys(("qurt_sem_destroy", "qurt_hvx_get_units"), False),
     **dict.fromkeys(("HAP_power_set", "compute_resource_attr_init"), True),
     **dict.fromkeys(("compute_resource_attr_set_vtcm_param", "compute_resource_acquire"), True),
@@ -72,6 +73,24 @@ def test_a_skel_has_the_shape_that_loads_and_asks_for_no_more_than_it_may(arch):
         (1, "RW", 4096),
         (2, "RW", 4096),
     ]
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_skel_imports_only_names_that_the_shells_of_its_version_export(arch):
+    assert set(elf.read(file_of(arch).read_bytes()).imports) <= shell_names.exported(arch)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_skel_has_the_dynamic_entries_of_shipped_ones(arch):
+    """All 263 shipped objects have DT_HEXAGON_VER = 3; half have DT_SYMBOLIC, none DT_FLAGS."""
+    data = file_of(arch).read_bytes()
+    (segment,) = (s for s in elf.read(data).segments if s.kind == elf.Kind.DYNAMIC)
+    table = data[segment.offset : segment.offset + segment.file_bytes]
+    entries = dict(struct.iter_unpack("<II", table))
+
+    assert entries[0x70000001] == 3
+    assert entries[16] == 0
+    assert 30 not in entries
 
 
 # --- the methods ---------------------------------------------------------------------------------

@@ -2,10 +2,12 @@
  * The names that a skel may import.  A skel that imports any other name does not load, as in the
  * protection domain of a real DSP.
  *
- * Source: the undefined symbols of published skels (qualcomm/fastrpc test/v68 and v75, tinygrad,
- * ggml-hexagon).
+ * shell_names.inc is generated from npurt/hexagon/doctor/shell_names.tsv, which states its source:
+ * the names that the shells of real DSPs export.  A name of the list that is not simulated exists
+ * here too, but calling it ends the PD with a message.
  */
 #include "hap.h"
+#include "helpers.h"
 #include "libc.h"
 #include "memory.h"
 #include "queue.h"
@@ -35,12 +37,7 @@ static int refused(void)
     return DSP_UNSUPPORTED;
 }
 
-/* Calls of the older "anysignal": set and clear return the previous signals. */
-static uint32_t wait_any(qurt_signal *signal, uint32_t mask)
-{
-    return qurt_signal_wait(signal, mask, 0);
-}
-
+/* Calls of the older "anysignal", which return the previous signals. */
 static uint32_t set_any(qurt_signal *signal, uint32_t mask)
 {
     uint32_t before = qurt_signal_get(signal);
@@ -55,31 +52,54 @@ static uint32_t clear_any(qurt_signal *signal, uint32_t mask)
     return before;
 }
 
-/* Return the packets that all threads of the PD have executed; only the simulator exports this
- * name. */
-static uint64_t packets_so_far(void)
-{
-    account_settle();
-    return account_total();
-}
+/* --- the list -------------------------------------------------------------------------------- */
 
-#define SAME(name) {#name, (void *) (name)}
-#define REFUSED(name) {#name, (void *) refused}
-#define WRAPPED(name) {"__wrap_" #name, (void *) (name)}, SAME(name)
+#define SHELL_NAME(name, versions)                                                                 \
+    UNREACHABLE static void absent_##name(void)                                                    \
+    {                                                                                              \
+        die(#name " is not simulated");                                                            \
+    }
+#include "shell_names.inc"
+#undef SHELL_NAME
 
+#define SHELL_NAME(name, versions) AT_##name,
+enum {
+#include "shell_names.inc"
+    NAMES
+};
+#undef SHELL_NAME
+
+/* Bit v - 64 of `versions`: the shells for version v export the name. */
+#define SHELL_NAME(name, versions) {#name, versions, (void *) absent_##name},
 static const struct {
     const char *name;
-    void *at;
-} imports[] = {
+    uint32_t versions;
+    void *absent;
+} names[NAMES] = {
+#include "shell_names.inc"
+};
+
+/* --- what is simulated; a name that is not in the list does not compile --------------------------
+ * */
+
+#define NAMED(name, function) [AT_##name] = (void *) (function)
+#define SAME(name) NAMED(name, name)
+#define REFUSED(name) NAMED(name, refused)
+#define WRAPPED(name) NAMED(__wrap_##name, name)
+
+static void *const simulated[NAMES] = {
     WRAPPED(malloc),
     WRAPPED(calloc),
     WRAPPED(realloc),
     WRAPPED(memalign),
     WRAPPED(free),
+    SAME(malloc),
     SAME(memcpy),
     SAME(memmove),
     SAME(memset),
     SAME(memcmp),
+    SAME(memscpy),
+    SAME(memsmove),
     SAME(strlen),
     SAME(strcmp),
     SAME(strncmp),
@@ -93,12 +113,39 @@ static const struct {
     SAME(atoi),
     SAME(snprintf),
     SAME(vsnprintf),
-    {"__stack_chk_guard", &stack_guard},
-    {"__stack_chk_fail", (void *) stack_check_failed},
-    {"_Assert", (void *) assertion_failed},
-    {"__cxa_finalize", (void *) nothing_to_do},
-    {"__register_frame_info_bases", (void *) nothing_to_do},
-    {"__deregister_frame_info_bases", (void *) nothing_to_do},
+    NAMED(__stack_chk_guard, &stack_guard),
+    NAMED(__stack_chk_fail, stack_check_failed),
+    NAMED(_Assert, assertion_failed),
+    NAMED(__cxa_finalize, nothing_to_do),
+    NAMED(__register_frame_info_bases, nothing_to_do),
+    NAMED(__deregister_frame_info_bases, nothing_to_do),
+    NAMED(__tls_get_addr, tls_address),
+    SAME(__hexagon_udivsi3),
+    SAME(__hexagon_umodsi3),
+    SAME(__hexagon_divsi3),
+    SAME(__hexagon_modsi3),
+    SAME(__hexagon_udivdi3),
+    SAME(__hexagon_umoddi3),
+    SAME(__hexagon_divdi3),
+    SAME(__hexagon_moddi3),
+    SAME(__save_r16_through_r17),
+    SAME(__save_r16_through_r19),
+    SAME(__save_r16_through_r21),
+    SAME(__save_r16_through_r23),
+    SAME(__save_r16_through_r25),
+    SAME(__save_r16_through_r27),
+    SAME(__restore_r16_through_r17_and_deallocframe),
+    SAME(__restore_r16_through_r19_and_deallocframe),
+    SAME(__restore_r16_through_r21_and_deallocframe),
+    SAME(__restore_r16_through_r23_and_deallocframe),
+    SAME(__restore_r16_through_r25_and_deallocframe),
+    SAME(__restore_r16_through_r27_and_deallocframe),
+    SAME(__restore_r16_through_r17_and_deallocframe_before_tailcall),
+    SAME(__restore_r16_through_r19_and_deallocframe_before_tailcall),
+    SAME(__restore_r16_through_r21_and_deallocframe_before_tailcall),
+    SAME(__restore_r16_through_r23_and_deallocframe_before_tailcall),
+    SAME(__restore_r16_through_r25_and_deallocframe_before_tailcall),
+    SAME(__restore_r16_through_r27_and_deallocframe_before_tailcall),
 
     SAME(HAP_debug),
     SAME(HAP_debug_v2),
@@ -150,7 +197,6 @@ static const struct {
     SAME(qurt_sem_init_val),
     SAME(qurt_sem_destroy),
     SAME(qurt_sem_add),
-    SAME(qurt_sem_up),
     SAME(qurt_sem_down),
     SAME(qurt_sem_try_down),
     SAME(qurt_barrier_init),
@@ -162,12 +208,9 @@ static const struct {
     SAME(qurt_signal_set),
     SAME(qurt_signal_clear),
     SAME(qurt_signal_get),
-    {"qurt_anysignal_init", (void *) qurt_signal_init},
-    {"qurt_anysignal_destroy", (void *) qurt_signal_destroy},
-    {"qurt_anysignal_wait", (void *) wait_any},
-    {"qurt_anysignal_set", (void *) set_any},
-    {"qurt_anysignal_clear", (void *) clear_any},
-    {"qurt_anysignal_get", (void *) qurt_signal_get},
+
+    NAMED(qurt_anysignal_set, set_any),
+    NAMED(qurt_anysignal_clear, clear_any),
     SAME(qurt_cond_init),
     SAME(qurt_cond_destroy),
     SAME(qurt_cond_wait),
@@ -203,14 +246,31 @@ static const struct {
     REFUSED(HAP_mem_set_grow_size),
     REFUSED(adsp_mmap_fd_getinfo),
 
-    {"npurt_sim_packets", (void *) packets_so_far},
 };
+
+/* Return whether shells for this machine's version export a name.  No shell of some versions is
+ * known, v69 for example: there both neighbours must export the name. */
+static bool exported(uint32_t versions)
+{
+    enum { FIRST = 64 };
+    uint32_t listed = 0;
+    for (uint32_t i = 0; i < NAMES; i++) {
+        listed |= names[i].versions;
+    }
+    uint32_t arch = shared->machine.arch; /* 0x68: the digits are decimal */
+    uint32_t bit = (arch >> 4) * 10 + (arch & 15) - FIRST;
+    uint32_t below = listed & ((2u << bit) - 1), above = listed & -(1u << bit);
+    uint32_t low = below ? 31 - (uint32_t) __builtin_clz(below) : (uint32_t) __builtin_ctz(listed);
+    uint32_t high = above ? (uint32_t) __builtin_ctz(above) : 31 - (uint32_t) __builtin_clz(listed);
+    return versions >> low & versions >> high & 1;
+}
 
 void *import_find(const char *name)
 {
-    for (size_t i = 0; i < sizeof(imports) / sizeof(imports[0]); i++) {
-        if (strcmp(imports[i].name, name) == 0) {
-            return imports[i].at;
+    for (uint32_t i = 0; i < NAMES; i++) {
+        if (strcmp(names[i].name, name) == 0) {
+            bool there = exported(names[i].versions) && strcmp(name, shared->machine.without);
+            return !there ? NULL : simulated[i] ? simulated[i] : names[i].absent;
         }
     }
     return NULL;

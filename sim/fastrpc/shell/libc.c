@@ -75,6 +75,20 @@ void *__hexagon_memcpy_likely_aligned_min32bytes_mult8bytes(void *restrict to,
     return memcpy(to, from, bytes);
 }
 
+size_t memscpy(void *restrict to, size_t capacity, const void *restrict from, size_t bytes)
+{
+    size_t copied = bytes < capacity ? bytes : capacity;
+    memcpy(to, from, copied);
+    return copied;
+}
+
+size_t memsmove(void *to, size_t capacity, const void *from, size_t bytes)
+{
+    size_t copied = bytes < capacity ? bytes : capacity;
+    memmove(to, from, copied);
+    return copied;
+}
+
 PLAIN size_t strlen(const char *text)
 {
     size_t bytes = 0;

@@ -14,6 +14,9 @@ void *memcpy(void *restrict to, const void *restrict from, size_t bytes);
 void *memmove(void *to, const void *from, size_t bytes);
 void *memset(void *to, int value, size_t bytes);
 int memcmp(const void *a, const void *b, size_t bytes);
+/* Of stringl.h: copy the smaller of both sizes, and return it. */
+size_t memscpy(void *restrict to, size_t capacity, const void *restrict from, size_t bytes);
+size_t memsmove(void *to, size_t capacity, const void *from, size_t bytes);
 size_t strlen(const char *text);
 int strcmp(const char *a, const char *b);
 int strncmp(const char *a, const char *b, size_t bytes);

@@ -3,14 +3,17 @@
  * accepts an ELF file for this machine that imports only names in imports.c, and finds symbols with
  * the System V hash table.  For any other file, a message gives the reason for the failure.
  *
- * Source: System V ABI; relocations from the Hexagon ABI as in LLVM's ELFRelocs/Hexagon.def.
+ * Source: System V ABI; relocations from the Hexagon ABI as in LLVM's ELFRelocs/Hexagon.def; the
+ * kinds of program headers and relocations are those of the objects that vendors ship.
  */
+#include "elf.h"
 #include "shell.h"
 
-enum { MODULES = 16, MODULE_NAME = 128, HEADERS = 16, PAGE = 1 << 16, FILE_PAGE = 4096 };
-enum { EM_HEXAGON = 164, ET_DYN = 3, PT_LOAD = 1, PT_DYNAMIC = 2, PF_W = 2, ARCH_MASK = 0xff };
+enum { MODULE_NAME = 128, HEADERS = 16, PAGE = 1 << 16, FILE_PAGE = 4096 };
+enum { EM_HEXAGON = 164, ET_DYN = 3, PF_W = 2, ARCH_MASK = 0xff };
 enum { R_32 = 6, R_GLOB_DAT = 33, R_JMP_SLOT = 34, R_RELATIVE = 35 };
-enum { STB_WEAK = 2 };
+enum { R_DTPMOD_32 = 44, R_DTPREL_32 = 47 };
+enum { STB_WEAK = 2, STT_TLS = 6 };
 
 /* Tags of the dynamic section; larger tags are ignored. */
 enum {
@@ -33,29 +36,6 @@ enum {
     DT_TAGS = 29,
 };
 
-typedef struct {
-    uint8_t magic[16];
-    uint16_t type, machine;
-    uint32_t version, entry, program_offset, section_offset, flags;
-    uint16_t header_bytes, program_bytes, program_count;
-    uint16_t section_bytes, section_count, section_names;
-} elf_header;
-
-typedef struct {
-    uint32_t type, offset, address, physical, file_bytes, memory_bytes, flags, alignment;
-} elf_segment;
-
-typedef struct {
-    uint32_t name, value, bytes;
-    uint8_t info, other;
-    uint16_t section;
-} elf_symbol;
-
-typedef struct {
-    uint32_t offset, info;
-    int32_t addend;
-} elf_relocation;
-
 struct module {
     char name[MODULE_NAME]; /* empty: this entry is free */
     uint8_t *memory, *base; /* start of the mapping; address of offset 0 of the image */
@@ -66,6 +46,7 @@ struct module {
     uint32_t entries;
     uint32_t dynamic[DT_TAGS]; /* the values by tag */
     uint32_t symbols;
+    tls_image thread_local;
 };
 
 static module modules[MODULES];
@@ -88,22 +69,6 @@ static void *inside(const module *m, uint32_t offset, uint32_t bytes)
 }
 
 /* --- reading the file ------------------------------------------------------------------------ */
-
-static bool read_at(int fd, uint32_t offset, void *to, uint32_t bytes)
-{
-    int64_t at;
-    if (sys_call(SYS_LLSEEK, fd, 0, (long) offset, (long) &at, 0, 0) < 0) {
-        return false;
-    }
-    for (uint32_t done = 0; done < bytes;) {
-        long got = sys_call(SYS_READ, fd, (long) to + (long) done, (long) (bytes - done), 0, 0, 0);
-        if (got <= 0) {
-            return false;
-        }
-        done += (uint32_t) got;
-    }
-    return true;
-}
 
 static const char *wrong_header(const elf_header *h)
 {
@@ -148,14 +113,14 @@ static const char *read_segments(module *m, int fd)
 {
     elf_header h;
     elf_segment segment[HEADERS];
-    if (!read_at(fd, 0, &h, sizeof(h))) {
+    if (!elf_read(fd, 0, &h, sizeof(h))) {
         return "it is too short";
     }
     const char *wrong = wrong_header(&h);
     if (wrong) {
         return wrong;
     }
-    if (!read_at(fd, h.program_offset, segment, h.program_count * (uint32_t) sizeof(*segment))) {
+    if (!elf_read(fd, h.program_offset, segment, h.program_count * (uint32_t) sizeof(*segment))) {
         return "its program headers are cut off";
     }
     for (int i = 0; i < h.program_count; i++) {
@@ -174,10 +139,22 @@ static const char *read_segments(module *m, int fd)
     for (int i = 0; i < h.program_count; i++) {
         const elf_segment *s = &segment[i];
         if (s->type == PT_LOAD && (s->file_bytes > s->memory_bytes ||
-                                   !read_at(fd, s->offset, m->base + s->address, s->file_bytes))) {
+                                   !elf_read(fd, s->offset, m->base + s->address, s->file_bytes))) {
             return "a segment is cut off";
         }
         dynamic = s->type == PT_DYNAMIC ? s : dynamic;
+        if (s->type == PT_TLS) {
+            m->thread_local = (tls_image){inside(m, s->address, s->file_bytes), s->file_bytes,
+                                          s->memory_bytes, s->alignment};
+            if (!m->thread_local.start || s->file_bytes > s->memory_bytes ||
+                s->alignment & (s->alignment - 1)) {
+                return "its thread-local variables are damaged";
+            }
+        }
+    }
+    wrong = shared->machine.checksum ? checksum_wrong(fd, &h, segment, m->base) : NULL;
+    if (wrong) {
+        return wrong;
     }
     if (dynamic) {
         m->entry = inside(m, dynamic->address, dynamic->memory_bytes);
@@ -219,7 +196,9 @@ static const char *check_tables(module *m)
         return "its symbol table is damaged";
     }
     for (uint32_t i = 0; i < m->symbols; i++) {
-        if (symbol[i].name >= d[DT_STRSZ] || (symbol[i].section && symbol[i].value > m->bytes)) {
+        bool thread_local = (symbol[i].info & 15) == STT_TLS; /* its value is an offset */
+        uint32_t most = thread_local ? m->thread_local.bytes : m->bytes;
+        if (symbol[i].name >= d[DT_STRSZ] || (symbol[i].section && symbol[i].value > most)) {
             return "its symbol table is damaged";
         }
     }
@@ -252,29 +231,27 @@ static uint32_t hash_of(const char *name, size_t bytes)
     return h;
 }
 
-/* Return a % b, by shifts: the DSP has no division instruction. */
-static uint32_t modulo(uint32_t a, uint32_t b)
-{
-    uint64_t rest = 0;
-    for (int bit = 31; bit >= 0; bit--) {
-        rest = rest << 1 | (a >> bit & 1);
-        rest -= rest >= b ? b : 0;
-    }
-    return (uint32_t) rest;
-}
-
 void *module_symbol(const module *m, const char *name, size_t bytes)
 {
     const uint32_t *hash = (const uint32_t *) (m->base + m->dynamic[DT_HASH]);
     const uint32_t *bucket = hash + 2, *chain = bucket + hash[0];
     const elf_symbol *symbol = (const elf_symbol *) (m->base + m->dynamic[DT_SYMTAB]);
-    uint32_t i = bucket[modulo(hash_of(name, bytes), hash[0])];
+    uint32_t i = bucket[hash_of(name, bytes) % hash[0]];
     for (uint32_t steps = 0; i && i < m->symbols && steps < m->symbols; i = chain[i], steps++) {
         if (symbol[i].section && same_name(symbol_name(m, &symbol[i]), name, bytes)) {
             return m->base + symbol[i].value;
         }
     }
     return NULL;
+}
+
+bool module_tls(uint32_t number, tls_image *image)
+{
+    bool there = number && number <= MODULES && modules[number - 1].thread_local.bytes;
+    if (there) {
+        *image = modules[number - 1].thread_local;
+    }
+    return there;
 }
 
 /* --- relocation ------------------------------------------------------------------------------ */
@@ -301,6 +278,18 @@ static bool resolve(const module *m, uint32_t index, uint32_t *value)
     return false;
 }
 
+static uint32_t number_of(const module *m)
+{
+    return (uint32_t) (m - modules) + 1;
+}
+
+/* Return the offset of a thread-local variable of *m*, for symbol 0 the start of them. */
+static uint32_t thread_offset(const module *m, uint32_t index)
+{
+    const elf_symbol *s = (const elf_symbol *) (m->base + m->dynamic[DT_SYMTAB]) + index;
+    return index ? s->value : 0;
+}
+
 static const char *relocate(module *m, uint32_t offset, uint32_t bytes)
 {
     const elf_relocation *r = (const elf_relocation *) (m->base + offset);
@@ -317,6 +306,12 @@ static const char *relocate(module *m, uint32_t offset, uint32_t bytes)
         case R_GLOB_DAT:
         case R_JMP_SLOT:
             *word = value + (uint32_t) r->addend;
+            break;
+        case R_DTPMOD_32:
+            *word = number_of(m);
+            break;
+        case R_DTPREL_32:
+            *word = thread_offset(m, r->info >> 8) + (uint32_t) r->addend;
             break;
         default:
             return "a relocation has an unknown type";
@@ -375,6 +370,7 @@ static const char *load_into(module *m, int fd)
 
 static void discard(module *m)
 {
+    tls_module_ends(number_of(m));
     if (m->memory) {
         sys_unmap(m->memory, m->mapped);
     }

@@ -79,7 +79,6 @@ int qurt_sem_init(qurt_semaphore *semaphore);
 int qurt_sem_init_val(qurt_semaphore *semaphore, uint16_t value);
 int qurt_sem_destroy(qurt_semaphore *semaphore);
 int qurt_sem_add(qurt_semaphore *semaphore, uint32_t amount);
-int qurt_sem_up(qurt_semaphore *semaphore);
 int qurt_sem_down(qurt_semaphore *semaphore);
 int qurt_sem_try_down(qurt_semaphore *semaphore);
 int qurt_barrier_init(qurt_barrier *barrier, uint32_t total);

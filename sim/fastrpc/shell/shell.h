@@ -47,11 +47,27 @@ int block_detach(uint32_t block);
 void *block_address(int fd, uint32_t offset, uint32_t bytes);
 
 /* --- module.c: shared objects ---------------------------------------------------------------- */
+enum { MODULES = 16 };
 typedef struct module module;
+/* The initial thread-local variables of a module: `file_bytes` bytes from `start`, then zeros. */
+typedef struct {
+    const void *start;
+    uint32_t file_bytes, bytes, alignment;
+} tls_image;
+/* Return the thread-local variables of a module; modules are numbered from 1.  False: none. */
+bool module_tls(uint32_t number, tls_image *image);
 int module_load(const char *name, size_t bytes, int fd, module **loaded);
 void *module_symbol(const module *, const char *name, size_t bytes);
 void module_keep(module *);
 void module_drop(module *);
+
+/* --- tls.c: thread-local variables ----------------------------------------------------------- */
+typedef struct {
+    uint32_t module, offset;
+} tls_index;
+void *tls_address(const tls_index *index); /* a skel calls it as __tls_get_addr */
+void tls_thread_ends(uint32_t slot);
+void tls_module_ends(uint32_t module);
 
 /* --- imports.c ------------------------------------------------------------------------------- */
 void *import_find(const char *name);
@@ -60,6 +76,7 @@ void *import_find(const char *name);
 enum { THREADS_FULL = -1 };
 int thread_start(void (*entry)(void *), void *argument, void *stack, size_t bytes);
 void thread_main_starts(void);
+uint32_t thread_slot(void); /* less than LINK_THREADS */
 /* OURS: the futex is in memory of this process.  SHARED: in memory shared with the library, or
  * woken by the kernel. */
 typedef enum { OURS, SHARED } futex_scope;

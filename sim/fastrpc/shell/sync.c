@@ -96,11 +96,6 @@ int qurt_sem_add(qurt_semaphore *semaphore, uint32_t amount)
     return QURT_EOK;
 }
 
-int qurt_sem_up(qurt_semaphore *semaphore)
-{
-    return qurt_sem_add(semaphore, 1);
-}
-
 int qurt_sem_try_down(qurt_semaphore *semaphore)
 {
     for (uint32_t value = load(&semaphore->value); value; value = load(&semaphore->value)) {

@@ -154,9 +154,15 @@ static uint32_t id_of(const thread *t)
     return t->serial * LINK_THREADS + (uint32_t) (t - threads);
 }
 
+uint32_t thread_slot(void)
+{
+    return (uint32_t) ((thread *) sys_self() - threads);
+}
+
 UNREACHABLE static void leave(thread *self, int status)
 {
     self->status = status;
+    tls_thread_ends(thread_slot());
     account_settle();
     if (!self->joinable) {
         unclaim(self);
