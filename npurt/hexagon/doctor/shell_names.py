@@ -13,9 +13,25 @@ LISTED = (68, 73, 75, 79, 81, 85)  # versions with a known shell
 @functools.cache
 def table() -> dict[str, frozenset[int]]:
     """Return every name with the versions in `LISTED` whose shells export it."""
+    return {row[0]: _versions(row[1]) for row in _rows()}
+
+
+@functools.cache
+def headers() -> dict[str, str]:
+    """Return every name with the public header, standard or source that declares it."""
+    return {row[0]: row[2] for row in _rows()}
+
+
+@functools.cache
+def objects() -> frozenset[str]:
+    """Return the names that stand for data and not for a function."""
+    return frozenset(row[0] for row in _rows() if row[3:] == ["data"])
+
+
+@functools.cache
+def _rows() -> list[list[str]]:
     text = (files(__package__) / "shell_names.tsv").read_text(encoding="utf-8")
-    rows = (line.split("\t") for line in text.splitlines() if not line.startswith("#"))
-    return {name: _versions(versions) for name, versions in rows}
+    return [line.split("\t") for line in text.splitlines() if not line.startswith("#")]
 
 
 def _versions(text: str) -> frozenset[int]:
