@@ -7,7 +7,6 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from npurt import moved
 from npurt.device import F32, F64, FLUSHED, UNIT, Caps, Device
 from npurt.errors import NumericsError, UnsupportedOp
 
@@ -206,10 +205,6 @@ class DeltaState:
         and advances by these tokens.
         """
         return checkpoint, ()
-
-    keep = moved.attribute("checkpoint")
-    resume = moved.attribute("restore_checkpoint")
-    values = moved.attribute("to_float32")
 
     def read(self, heads: slice = ALL) -> F32:
         """Return the current state as float32, like `to_float32`."""

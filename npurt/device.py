@@ -9,12 +9,11 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
+from typing import Protocol, Self, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from npurt import moved
 from npurt.errors import LayoutError
 from npurt.quant.tensor import QTensor
 
@@ -28,14 +27,6 @@ MAX_CODES = 2.0**16  # more than twice the largest code of activations, 255 * 12
 MAX_SUM = 2.0**27  # upper bound of a group's sum: 32 products of a weight and an activation code
 MAX_ROWS = 512  # rows that a device multiplies at once: NPURT_MOST_ROWS of npurt_cpu.h
 MAX_EXACT_K = (1 << 31) // (128 * 128) - 1  # 131071: the largest sums of int8 products fit int32
-
-# Names that moved to `npurt.delta`.  `npurt.delta` imports this module, so lookup is deferred.
-_MOVED = (
-    "STATE_EXPONENTS", "STATE_GAINS", "STATE_INTEGERS", "DeltaError", "DeltaNet", "DeltaNets",
-    "DeltaState", "is_state", "require_delta", "state_values", "why_not_delta",
-)  # fmt: skip
-if not TYPE_CHECKING:  # with a module __getattr__, type checkers would accept any name
-    __getattr__ = moved.attributes(__name__, {name: f"npurt.delta:{name}" for name in _MOVED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,9 +288,6 @@ class Device(abc.ABC):
     def status_note(self) -> str:
         """Return a sentence for reports, such as the number of repeated jobs; "" for none."""
         return ""
-
-    news = moved.attribute("events")
-    remark = moved.attribute("status_note")
 
     @abc.abstractmethod
     def close(self) -> None:

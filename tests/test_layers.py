@@ -16,7 +16,6 @@ LAYERS = [  # lowest first; two names in one layer never import each other
         "files",
         "gguf_parts",
         "hooks",
-        "moved",
         "once",
         "ranges",
     },

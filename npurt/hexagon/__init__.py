@@ -4,10 +4,3 @@ The subpackages, lowest first, are `idl`, `fastrpc`, `layout`, `host`, `plan` an
 `connect`, `device`, `doctor`.  The docstring of each subpackage states its purpose and the
 subpackages that it may import; tests/test_layers.py checks the imports.
 """
-
-from npurt import moved
-
-moved.modules({
-    "npurt.hexagon.control": "npurt.hexagon.fastrpc.control",
-    "npurt.hexagon.lib": "npurt.hexagon.fastrpc.lib",
-})  # fmt: skip

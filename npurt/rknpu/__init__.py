@@ -3,13 +3,3 @@
 The subpackages, lowest first: `isa`, `plan`, `driver`, `device`, `doctor`.  Each may import the
 subpackages before it.
 """
-
-from npurt import moved
-
-moved.modules({
-    "npurt.rknpu.detect": "npurt.rknpu.driver.detect",
-    "npurt.rknpu.forms": "npurt.rknpu.isa.formats",
-    "npurt.rknpu.images": "npurt.rknpu.plan.images",
-    "npurt.rknpu.proof": "npurt.rknpu.plan.proof",
-    "npurt.rknpu.system": "npurt.rknpu.driver.system",
-})  # fmt: skip

@@ -4,11 +4,3 @@ The subpackages, lowest layer first: `report` and `open`, `execute`, `api`.
 The docstring of each subpackage has its purpose and its allowed imports, which
 tests/test_layers.py enforces.
 """
-
-from npurt import moved
-
-moved.modules({
-    "npurt.runtime.devices": "npurt.runtime.open.devices",
-    "npurt.runtime.ledger": "npurt.runtime.report.ledger",
-    "npurt.runtime.matmul": "npurt.runtime.api.matmul",
-})  # fmt: skip

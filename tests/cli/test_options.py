@@ -1,17 +1,9 @@
-"""Renamed flags and unknown options."""
+"""Unknown options, and numbers after options."""
 
 import pytest
 
 from npurt.cli import parser
 from tests.cli.conftest import assert_usage
-
-
-@pytest.mark.parametrize(
-    ("flag", "said"), [("--unsafe", ""), ("--risky", "npurt: --risky is now called --unsafe\n")]
-)
-def test_a_flag_keeps_its_old_name_which_says_the_new_one(flag, said, capsys):
-    assert parser().parse_args(["probe", flag]).unsafe
-    assert capsys.readouterr().err == said
 
 
 @pytest.mark.parametrize(

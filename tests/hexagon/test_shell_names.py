@@ -22,7 +22,8 @@ def test_every_row_has_versions_that_are_listed_and_a_header():
     for row in shell_names._rows():
         name, versions, header, *mark = row
         assert versions == "all" or shell_names.table()[name] < set(shell_names.LISTED), row
-        assert re.fullmatch(r"[A-Za-z_]\w*", name) and QUALIFIED.fullmatch(header), row
+        assert re.fullmatch(r"[A-Za-z_]\w*", name), row
+        assert QUALIFIED.fullmatch(header), row
         assert mark in ([], ["data"]), row
 
 

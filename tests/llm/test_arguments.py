@@ -129,8 +129,8 @@ def test_rows_of_the_embedding_matrix_have_their_own_name(llm):
 
     np.testing.assert_array_equal(llm.token_embeddings(PROMPT), table[PROMPT])
     assert llm.token_embeddings([]).shape == (0, table.shape[1])
-    with pytest.warns(DeprecationWarning, match="Llama.embed.* is now Llama.token_embeddings"):
-        np.testing.assert_array_equal(llm.embed(PROMPT), table[PROMPT])
+    with pytest.raises(LayoutError):
+        llm.embed(PROMPT)  # a flat list of ids is no list of texts
     for wrong in ([-1], [len(table)], 5, None, [1.5]):
         with pytest.raises(LayoutError):
             llm.token_embeddings(wrong)

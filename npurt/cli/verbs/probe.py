@@ -5,8 +5,6 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
-from npurt.cli.arguments.options import Notice
-
 if TYPE_CHECKING:
     from npurt.rknpu.doctor.probe import Outcome
 
@@ -22,8 +20,6 @@ def add(verbs: Any) -> None:
                         help="rknpu, rknpu:sim or rknpu:sim-vendor; default: rknpu")  # fmt: skip
     parser.add_argument("--unsafe", action="store_true",
                         help="also run trials that may hang the NPU until a reboot")  # fmt: skip
-    parser.add_argument("--risky", action=Notice, dest="unsafe",
-                        said="is now called --unsafe")  # fmt: skip
     parser.add_argument("--json", action="store_true",
                         help="print one JSON object instead of a table")  # fmt: skip
     parser.set_defaults(run=run)

@@ -5,10 +5,3 @@ builds decoders and `encoder` builds encoders, both from the layers in `blocks`.
 the matrices; `decoder` runs the graph.  May import the subpackages `file` and `state`.  Begin with
 `architecture`.
 """
-
-from npurt import moved
-
-__getattr__ = moved.attributes(
-    __name__,
-    dict.fromkeys(("ARCHITECTURES", "find"), "npurt.llm.arch.families"),
-)

@@ -3,12 +3,11 @@
 import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
-from typing import Any, Literal, NamedTuple, SupportsIndex, TypeGuard, cast, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from npurt import moved
 from npurt.device import F32
 from npurt.errors import ContextFull, LayoutError, ModelFormatError, brief
 from npurt.graph.interpreter import Interpreter
@@ -86,7 +85,7 @@ class Embedder:
     @overload
     def embed(
         self,
-        texts: Sequence[Text] | Sequence[int],
+        texts: Sequence[Text],
         normalize: bool = True,
         *,
         pooling: str | None = None,
@@ -95,7 +94,7 @@ class Embedder:
 
     def embed(
         self,
-        texts: str | Sequence[Text] | Sequence[int],
+        texts: str | Sequence[Text],
         normalize: bool = True,
         *,
         pooling: str | None = None,
@@ -104,8 +103,7 @@ class Embedder:
         """Return the embedding of a text, float32 ``[D]``, or of each text in a list, ``[N, D]``.
 
         The other texts in the list do not change any bit of an embedding.  The context is restored
-        afterwards.  A text may also be a list of all its token ids.  (A flat list of ids is
-        deprecated: it returns the result of `token_embeddings`.)
+        afterwards.  A text may also be a list of all its token ids.
 
         Args:
             normalize: Scale each embedding to length 1.
@@ -123,10 +121,7 @@ class Embedder:
         """
         if isinstance(texts, str):
             return self.each([texts], normalize, pooling=pooling, truncate=truncate)[0].values
-        if _is_ids(texts):
-            moved.warn("Llama.embed(ids)", "Llama.token_embeddings(ids)", between=1)
-            return self._model.token_embeddings(texts)
-        made = self.each(cast(Sequence[Text], texts), normalize, pooling=pooling, truncate=truncate)
+        made = self.each(texts, normalize, pooling=pooling, truncate=truncate)
         arrays = [embedding.values for embedding in made]
         if pooling_of(pooling, self._model.file.metadata) is Pooling.NONE:
             return arrays
@@ -361,14 +356,6 @@ def unit(x: F64) -> F64:
     """Return *x* with each vector along the last axis scaled to length 1, except zero vectors."""
     length = np.sqrt((x * x).sum(axis=-1, keepdims=True))
     return np.asarray(x / np.where(length > 0, length, 1))
-
-
-def _is_ids(texts: Any) -> TypeGuard[Sequence[int]]:
-    """Return whether *texts* is a flat list of token ids."""
-    if not isinstance(texts, Sequence | np.ndarray) or getattr(texts, "ndim", 1) != 1:
-        return False
-    first = texts[0] if len(texts) else None
-    return isinstance(first, SupportsIndex) and not isinstance(first, np.ndarray)
 
 
 def _texts(given: Any) -> list[Text]:

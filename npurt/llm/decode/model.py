@@ -4,7 +4,6 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any, Self
 
-from npurt import moved
 from npurt.cpu.kernels.abi import limits
 from npurt.device import Device
 from npurt.errors import SettingError, brief
@@ -34,8 +33,7 @@ from npurt.verify import mode
 if TYPE_CHECKING:
     from npurt.llm.text.chat import ChatTemplate
 
-# dir() does not list old names, nor attributes that only other parts of npurt use.
-OLD_NAMES = ("taps", "turn")
+# dir() does not list attributes that only other parts of npurt use.
 INTERNALS = (
     "account", "can_shift", "context", "embedder", "file", "generator", "head", "hidden_states",
     "lock", "model", "output_matrix", "read", "speculator", "weight_bytes",
@@ -301,8 +299,6 @@ class Llama:
     account = of_model(Model.account)
     report = of_model(Model.report)
     trace = of_model(Model.trace)
-    turn = moved.attribute("lock")
-    taps = moved.attribute("hidden_states")
 
     @property
     def file(self) -> GGUF:
@@ -348,8 +344,7 @@ class Llama:
         self.close()
 
     def __dir__(self) -> list[str]:
-        hidden = (*INTERNALS, *OLD_NAMES)
-        names = (name for name in super().__dir__() if name not in hidden)
+        names = (name for name in super().__dir__() if name not in INTERNALS)
         return [name for name in names if not name.startswith("_") or name.startswith("__")]
 
     def __repr__(self) -> str:

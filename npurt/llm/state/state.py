@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from npurt import moved
 from npurt.delta import state_values
 from npurt.errors import ContextFull, LayoutError, SettingError, brief
 from npurt.graph import ops
@@ -56,8 +55,6 @@ class Snapshot:
     def to_float32(self) -> list[Array]:
         """Return the arrays, with integer states converted to float32."""
         return [state_values(a) if a.dtype == np.int32 else a for a in self.arrays]
-
-    values = moved.attribute("to_float32")
 
     def require_fit(self, layout: Iterable[Layout], n_ctx: int) -> None:
         """Raise LayoutError unless the arrays match *layout* and the tokens fit in *n_ctx*."""

@@ -4,7 +4,3 @@
 simulator.
 May import `isa` and `plan`.  Begin with `base`, then `rocket` or `vendor`.
 """
-
-from npurt import moved
-
-__getattr__ = moved.attributes(__name__, {"Work": "npurt.rknpu.driver.base:CoreTasks"})

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from npurt import moved
 from npurt.errors import DeviceLost, DeviceTimeout, DriverError, LayoutError
 from npurt.rknpu.driver.memory import Buffer, Space, Suballocation
 from npurt.rknpu.driver.native.run import Call, CoreQueue, Run, ThreadPool
@@ -27,9 +26,6 @@ ATTEMPTS = 2  # attempts to run a job, with a reset between them
 # Written to the last result of a job before the run, and checked after it.  No sum of int8 products
 # is so large.  As float32 or float16 it is a NaN that arithmetic does not produce.
 SENTINEL = bytes.fromhex("a5a5a57f") * (ATOM // 4)
-
-
-__getattr__ = moved.attributes(__name__, {"Work": "npurt.rknpu.driver.base:CoreTasks"})
 
 
 class CoreTasks(NamedTuple):

@@ -3,9 +3,3 @@
 Pure functions; no module here opens a device.
 May import `isa`.  Begin with `tiling`, then `proof`.
 """
-
-from npurt import moved
-
-__getattr__ = moved.attributes(
-    __name__, dict.fromkeys(("plan", "plan_weights"), "npurt.rknpu.plan.tiling")
-)

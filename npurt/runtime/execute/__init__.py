@@ -3,9 +3,3 @@
 May import the subpackage `report`.
 Begin with `executor`, for devices that run graphs, and `plan`, for the host and its NPU.
 """
-
-from npurt import moved
-
-__getattr__ = moved.attributes(
-    __name__, dict.fromkeys(("Executor", "runs_graphs"), "npurt.runtime.execute.executor")
-)
