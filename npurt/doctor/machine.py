@@ -36,6 +36,7 @@ class Machine(System):
         root: Folder that is used as /.
         access: Returns whether this user may read or write a path, like os.access.
         probes: Functions that run a trial, by the trial's name.
+        readers: Functions that return facts about the bytes of a file, by the reader's name.
         machine: Architecture; None means this machine's.
         environment: Returns the value of a variable.
     """
@@ -46,12 +47,14 @@ class Machine(System):
         *,
         access: Callable[[Path, int], bool] = os.access,
         probes: Mapping[str, Callable[[], dict[str, Any]]] | None = None,
+        readers: Mapping[str, Callable[[Any], dict[str, Any]]] | None = None,
         machine: str | None = None,
         environment: Callable[[str], str] = variable,
     ) -> None:
         self._root = root
         self._access = access
         self._probes = probes or {}
+        self._readers = readers or {}
         self._machine = machine or platform.machine()
         self._environment = environment
 
@@ -64,6 +67,7 @@ class Machine(System):
             "names": self._names,
             "node": self._node,
             "matches": self._matches,
+            "read": self._read,
             "runs": self._runs,
             "log": self._log,
             "probe": lambda name: self._probes[name]() if name in self._probes else {},
@@ -104,6 +108,12 @@ class Machine(System):
                 if len(found) == MAX_FOUND:
                     break
         return sorted(found)
+
+    def _read(self, reader: str, path: str) -> dict[str, Any] | None:
+        if reader not in self._readers:
+            return None
+        with _content(self._path(path)) as data:
+            return self._readers[reader](data)
 
     def _runs(self, name: str) -> bool:
         return any(

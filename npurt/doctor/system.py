@@ -60,6 +60,14 @@ class System(abc.ABC):
         answer: list[str] | None = self.ask("matches", path, pattern)
         return answer
 
+    def read(self, reader: str, path: str) -> dict[str, Any] | None:
+        """Return the facts that *reader* reads from a file, such as the names in a library.
+
+        None: the file is missing, or the system has no such reader.
+        """
+        answer: dict[str, Any] | None = self.ask("read", reader, path)
+        return answer
+
     def runs(self, name: str) -> bool:
         """Return whether a process called *name* is running."""
         return bool(self.ask("runs", name))
@@ -83,6 +91,7 @@ KINDS: dict[str, tuple[Answer, type | tuple[type, ...]]] = {
     "names": ([], list),
     "node": (None, (dict, type(None))),
     "matches": (None, (list, type(None))),
+    "read": (None, (dict, type(None))),
     "runs": (False, bool),
     "log": ([], list),
     "probe": ({}, dict),

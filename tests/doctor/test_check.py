@@ -86,6 +86,7 @@ def test_a_replay_answers_like_a_machine_that_has_nothing():
 
     assert replay.machine() == replay.environment("X") == ""
     assert replay.text("/a") is replay.node("/a") is replay.matches("/a", "b") is None
+    assert replay.read("a", "/b") is None
     assert replay.names("/a") == replay.log("b") == []
     assert replay.runs("a") is False
     assert replay.probe("a") == {}

@@ -133,3 +133,14 @@ def test_this_machine_can_be_asked():
     assert machine.node("/dev/null").mode.startswith("c")
     assert machine.runs(machine.text("/proc/self/comm"))
     assert isinstance(machine.log("."), list)
+
+
+def test_a_reader_gets_the_bytes_of_a_file_and_only_known_readers_answer(tmp_path):
+    put(tmp_path, "a", b"abc")
+    put(tmp_path, "b.xz", lzma.compress(b"packed"))
+    machine = Machine(tmp_path, readers={"length": lambda data: {"bytes": len(data)}})
+
+    assert machine.read("length", "/a") == {"bytes": 3}
+    assert machine.read("length", "/b.xz") == {"bytes": 6}
+    assert machine.read("length", "/none") is None
+    assert machine.read("other", "/a") is None

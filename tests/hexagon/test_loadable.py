@@ -13,6 +13,7 @@ from npurt.cli import main
 from npurt.errors import LayoutError
 from npurt.hexagon.doctor import elf
 from npurt.hexagon.doctor.loadable import verify
+from tests.hexagon.objects import shared_object
 
 FOREIGN = Path(__file__).parents[1] / "data/skel/calculator_skel_v68.elf"
 
@@ -163,7 +164,16 @@ def test_another_or_no_entry_is_named(plain, compiled):
     assert "exports npurt_skel_handle_invoke, not npurt_skel_handle_invok " in errors(
         plain, entry="npurt_skel_handle_invok"
     )
-    assert "exports start, not NAME_skel_handle_invoke" in errors(other)
+    assert "exports start, not npurt_skel_invoke" in errors(other, entry="npurt_skel_invoke")
+    assert errors(other, entry="start") == warnings(other, entry="start") == ""
+    assert "exports start, not NAME_skel_handle_invoke" in errors(other, name="libx_skel.so")
+
+
+def test_a_file_without_an_entry_may_be_a_library_that_a_skel_needs(compiled):
+    other = compiled(PLAIN.replace("npurt_skel_handle_invoke", "start"))
+
+    assert errors(other, name="libother.so") == ""
+    assert "as a skel, the file would not open: it exports start" in warnings(other)
 
 
 def test_an_import_that_the_domain_may_not_have_is_named(compiled):
@@ -176,10 +186,24 @@ def test_an_import_that_the_domain_may_not_have_is_named(compiled):
     assert "HAP_mmapp" in warnings(weak)
 
 
-def test_a_library_that_is_needed_is_named(plain):
+def test_a_library_that_is_needed_is_named_and_no_error(plain):
+    """The DSP's own files include libraries, and the DSP looks beside the skel too."""
     needing = patched(plain, elf.Tag.SONAME, lambda name: name, elf.Tag.NEEDED)
 
-    assert "needs the library skel.so" in errors(needing)
+    assert errors(needing) == ""
+    assert "needs skel.so from the DSP's own files" in warnings(needing)
+
+
+@pytest.mark.parametrize("abi", [None, 2, 4])
+def test_another_version_of_the_abi_is_a_warning(plain, abi):
+    """All 263 libraries that Debian packages for a CDSP have 3."""
+    if abi is None:
+        data = patched(plain, elf.Tag.HEXAGON_VER, lambda _: 0, elf.Tag.NEEDED + 0x6FFF_FF00)
+    else:
+        data = patched(plain, elf.Tag.HEXAGON_VER, lambda _: abi)
+
+    assert errors(data) == ""
+    assert ("no DT_HEXAGON_VER" if abi is None else f"DT_HEXAGON_VER {abi};") in warnings(data)
 
 
 @given(data=st.data())
@@ -209,12 +233,12 @@ def test_a_wrong_shape_is_named(plain):
     flags, align = 52 + 24, 52 + 28
     writable = plain[:flags] + bytes([7]) + plain[flags + 1 :]
     aligned = plain[:align] + struct.pack("<I", 1 << 16) + plain[align + 4 :]
-    relro = plain[:52] + struct.pack("<I", 0x6474E552) + plain[56:]
+    stack = plain[:52] + struct.pack("<I", 0x6474E551) + plain[56:]
     no_hash = patched(plain, elf.Tag.HASH, lambda at: at, 0x6FFFFEF5)
 
     assert "written to and executed" in errors(writable)
     assert "aligned to 65536 bytes" in warnings(aligned)
-    assert "0x6474e552" in warnings(relro) or "in no segment" in errors(relro)
+    assert "0x6474e551" in warnings(stack) or "in no segment" in errors(stack)
     assert "no System V hash table" in errors(no_hash)
 
 
@@ -258,6 +282,30 @@ def test_a_file_that_is_not_there_or_no_skel_is_an_error_with_a_remedy(tmp_path,
     for name in ("none", "text"):
         assert main(["skel", "info", str(tmp_path / name)]) == 1
         assert "remedy:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("version", ["v60", "v66", "v69", "v85"])
+def test_every_version_of_a_board_is_known(plain, version):
+    """The shells that Debian packages are for v66 to v85."""
+    flags = 36
+    data = plain[:flags] + struct.pack("<I", int(version[1:], 16)) + plain[flags + 4 :]
+
+    assert "is unknown" not in warnings(data)
+    assert verify(data, arch=int(version[1:])) == []
+
+
+def test_an_import_is_judged_by_the_shell_that_is_named(plain, tmp_path, capsys):
+    skel, shell = tmp_path / "libnpurt_skel.so", tmp_path / "fastrpc_shell_unsigned_3"
+    skel.write_bytes(plain)
+    for exports, arch, code, said in (
+        (("HAP_mmap", "HAP_munmap"), 68, 0, "should load"),
+        (("HAP_munmap",), 68, 1, "HAP_mmap, which the shell lacks (0x80000406)"),
+        (("HAP_mmap",), 66, 1, "this DSP is a v66"),
+    ):
+        shell.write_bytes(shared_object(exports=exports, arch=arch))
+
+        assert main(["skel", "verify", str(skel), "--shell", str(shell)]) == code
+        assert said in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("version", ["v6x", "v99", "v59", "168"])
@@ -327,7 +375,7 @@ def test_an_alignment_that_is_no_power_of_two_is_damage(plain, align):
 
 
 def test_a_dynamic_segment_that_is_shorter_in_memory_is_damage(plain):
-    assert "128 bytes in the file, 1 in" in errors(with_segment(plain, elf.Kind.DYNAMIC, 5, 1))
+    assert "bytes in the file, 1 in memory" in errors(with_segment(plain, elf.Kind.DYNAMIC, 5, 1))
 
 
 def test_a_dynamic_segment_that_is_longer_than_what_is_loaded_is_damage(plain):

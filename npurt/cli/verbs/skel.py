@@ -1,4 +1,4 @@
-"""`npurt skel`: compile code for the DSP, or check it before the DSP loads it."""
+"""`npurt skel`: compile code for the DSP, check it before the DSP loads it, add a checksum."""
 
 import argparse
 import dataclasses
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npurt.cli.arguments import options
-from npurt.errors import SettingError
+from npurt.errors import LayoutError, NpurtError, SettingError
 
 if TYPE_CHECKING:
     from npurt.hexagon.doctor.elf import SharedObject
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def add(verbs: Any) -> None:
     """Add the verb."""
     parser = verbs.add_parser("skel", help="compile, check or describe code for the Hexagon")
-    parser.add_argument("action", choices=("verify", "info", "build"))
+    parser.add_argument("action", choices=("verify", "info", "build", "checksum"))
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE",
                         help="the skel; with build: the C files")  # fmt: skip
     parser.add_argument(
@@ -25,11 +25,14 @@ def add(verbs: Any) -> None:
     )
     parser.add_argument("--entry", metavar="SYMBOL",
                         help="the skel's entry function, which the URI names")  # fmt: skip
+    parser.add_argument("--shell", type=Path, metavar="FILE",
+                        help="with verify: the shell that must export the imports")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--idl", type=Path, metavar="FILE.idl",
                         help="with build: the skel's interface")  # fmt: skip
     parser.add_argument("-o", "--out", type=Path, metavar="FILE.so",
-                        help="with build: the new file (default: libNAME_skel.so)")  # fmt: skip
+                        help="with build: the new file (default: libNAME_skel.so); with checksum: "
+                        "the file with the checksum section, which some DSPs require")  # fmt: skip
     parser.set_defaults(run=run)
 
 
@@ -46,12 +49,14 @@ def run(args: argparse.Namespace) -> int:
     """Build, verify or describe a skel; return 1 if the DSP would not load it."""
     if args.action == "build":
         return _verify(_build(args), args)
-    if len(args.files) > 1 or args.idl or args.out:
+    if len(args.files) > 1 or args.idl or (args.out and args.action != "checksum"):
         raise SettingError(
-            f"skel {args.action} takes one file, and neither --idl nor --out",
-            remedy="name one skel; --idl and --out are for npurt skel build",
+            f"skel {args.action} takes one file, and no option of another action",
+            remedy="name one skel; --idl is for npurt skel build, --out for build and checksum",
         )
-    return _info(args) if args.action == "info" else _verify(args.files[0], args)
+    actions = {"info": _info, "checksum": _checksum}
+    action = actions.get(args.action)
+    return action(args) if action else _verify(args.files[0], args)
 
 
 def _build(args: argparse.Namespace) -> Path:
@@ -75,16 +80,41 @@ def _build(args: argparse.Namespace) -> Path:
 def _info(args: argparse.Namespace) -> int:
     from npurt.hexagon.doctor import elf
 
-    about = _describe(elf.read(options.bytes_of(args.files[0])))
+    data = options.bytes_of(args.files[0])
+    about = _describe(elf.read(data)) | {"checksum": _state_of_checksum(data)}
     print(json.dumps(about) if args.json else "\n".join(_lines(about)))
     return 0
 
 
+def _checksum(args: argparse.Namespace) -> int:
+    from npurt.files import replacing
+    from npurt.hexagon.session import checksum
+
+    if args.out is None:
+        raise SettingError(
+            "skel checksum needs the name of the new file",
+            remedy="name it with -o FILE; it may be the old file",
+        )
+    data = checksum.with_checksum(options.bytes_of(args.files[0]))
+    try:
+        with replacing(args.out) as file:
+            file.write(data)
+    except OSError as error:
+        raise NpurtError(
+            f"cannot write {args.out}: {error.strerror}", remedy="choose another --out"
+        ) from error
+    return _verify(args.out, args)
+
+
 def _verify(file: Path, args: argparse.Namespace) -> int:
-    from npurt.hexagon.doctor import loadable
+    from npurt.hexagon.doctor import elf, loadable
 
     data = options.bytes_of(file)
-    findings = loadable.verify(data, arch=args.arch, entry=args.entry)
+    arch, names = args.arch, None
+    if args.shell:
+        compiled, names = elf.exports(options.bytes_of(args.shell))
+        arch = arch or compiled
+    findings = loadable.verify(data, arch=arch, entry=args.entry, name=file.name, names=names)
     loads = all(finding.level != "error" for finding in findings)
     if args.json:
         rows = [dataclasses.asdict(finding) for finding in findings]
@@ -96,6 +126,19 @@ def _verify(file: Path, args: argparse.Namespace) -> int:
     return 0 if loads else 1
 
 
+def _state_of_checksum(data: bytes) -> str:
+    from npurt.hexagon.session import checksum
+
+    try:
+        found = checksum.find(data)
+    except LayoutError as error:
+        return error.what
+    if found is None:
+        return "none"
+    right = "right" if found.stated == found.computed else f"wrong: {found.computed:#010x}"
+    return f"{found.stated:#010x}, {right}"
+
+
 def _describe(skel: "SharedObject") -> dict[str, Any]:
     """Return the properties of a skel by name."""
     segments = [
@@ -104,6 +147,7 @@ def _describe(skel: "SharedObject") -> dict[str, Any]:
     ]
     return {
         "arch": f"v{skel.arch}",
+        "abi": skel.abi,
         "soname": skel.soname,
         "signed": skel.signed,
         "needed": list(skel.needed),

@@ -1,6 +1,7 @@
 """Read a shared object for the DSP from its segments, as the DSP's loader does.
 
 `read` refuses damaged files only; `loadable.verify` decides whether a DSP can load a file.
+`exports` reads only the names that a file offers, as those of a shell.
 Sources: System V gABI 4.1, chapters 4 and 5; Hexagon ABI: LLVM, include/llvm/BinaryFormat/ELF.h and
 ELFRelocs/Hexagon.def.
 """
@@ -26,8 +27,17 @@ _SYMBOL = struct.Struct("<IIIBBH")
 _RELOCATION = struct.Struct("<IIi")
 _HASH = struct.Struct("<II")
 
-_RELOCATIONS = {6: "32", 32: "COPY", 33: "GLOB_DAT", 34: "JMP_SLOT", 35: "RELATIVE"}
+_RELOCATIONS = {
+    6: "32",
+    32: "COPY",
+    33: "GLOB_DAT",
+    34: "JMP_SLOT",
+    35: "RELATIVE",
+    44: "DTPMOD_32",
+    47: "DTPREL_32",  # of thread-local variables
+}
 _WEAK, _LOCAL = 2, 0  # bindings
+_THREAD_LOCAL = 6  # STT_TLS: the value is an offset in the segment TLS, not an address
 _RESERVED_SECTIONS = 0xFF00  # SHN_LORESERVE: this and higher indices, as SHN_ABS, are no sections
 _VISIBLE = (0, 3)  # visibilities: default, protected
 _MAX_SYMBOLS = 1 << 16
@@ -39,6 +49,9 @@ class Kind(IntEnum):
     NULL = 0  # in signed files: the signature
     LOAD = 1
     DYNAMIC = 2
+    NOTE = 4
+    TLS = 7  # initial values of thread-local variables
+    GNU_RELRO = 0x6474E552  # data that are read-only after relocation
 
 
 class Access(IntFlag):
@@ -68,6 +81,7 @@ class Tag(IntEnum):
     SONAME = 14
     TEXTREL = 22
     JMPREL = 23
+    HEXAGON_VER = 0x70000001  # version of the ABI for dynamic linking
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +111,7 @@ class SharedObject:
         relocations: Number of relocations by kind; the kinds are named without "R_HEX_".
         has_hash: Whether the object has a System V hash table, in which the loader finds symbols.
         text_relocations: Whether the loader must write to the code.
+        abi: The entry DT_HEXAGON_VER, or None.
     """
 
     arch: int
@@ -108,6 +123,7 @@ class SharedObject:
     relocations: dict[str, int]
     has_hash: bool
     text_relocations: bool
+    abi: int | None
 
     @property
     def signed(self) -> bool:
@@ -121,27 +137,40 @@ def read(data: bytes) -> SharedObject:
     Raises:
         LayoutError: *data* is not a shared object for the Hexagon, or is damaged.
     """
-    head = _head(data)
-    segments = tuple(_segments(data, table=head[5], size=head[9], count=head[10]))
-    image = _Image(data, segments)
+    arch, image = _opened(data)
     entries = image.dynamic()
     symbols = image.symbols(entries)
+    for symbol in symbols:
+        image.check_symbol(symbol)
     return SharedObject(
-        arch=_decimal(head[7] & ARCH_MASK),
-        segments=segments,
+        arch=arch,
+        segments=image.segments,
         soname=next((image.text(entries, v) for t, v in entries if t == Tag.SONAME), None),
         needed=tuple(image.text(entries, v) for t, v in entries if t == Tag.NEEDED),
-        exports=tuple(sorted(s.name for s in symbols if s.exported)),
+        exports=_exported(symbols),
         imports={s.name: s.weak for s in symbols if s.section == 0 and s.name},
         relocations=image.relocations(entries, symbols),
         has_hash=any(t == Tag.HASH for t, _ in entries),
         text_relocations=any(t == Tag.TEXTREL for t, _ in entries),
+        abi=dict(entries).get(Tag.HEXAGON_VER),
     )
+
+
+def exports(data: bytes) -> tuple[int, tuple[str, ...]]:
+    """Return the version and the exported names of a file; read nothing else of it.
+
+    Raises:
+        LayoutError: *data* is not a shared object for the Hexagon, or its tables are damaged.
+    """
+    arch, image = _opened(data)
+    return arch, _exported(image.symbols(image.dynamic()))
 
 
 @dataclass(frozen=True, slots=True)
 class _Symbol:
     name: str
+    value: int
+    kind: int
     weak: bool
     section: int
     exported: bool
@@ -150,6 +179,16 @@ class _Symbol:
     def refers(self) -> bool:
         """True if this object defines the symbol, or the symbol has a name to look up."""
         return self.section != 0 or self.name != ""
+
+
+def _exported(symbols: "list[_Symbol]") -> tuple[str, ...]:
+    return tuple(sorted(s.name for s in symbols if s.exported))
+
+
+def _opened(data: bytes) -> "tuple[int, _Image]":
+    head = _head(data)
+    segments = tuple(_segments(data, table=head[5], size=head[9], count=head[10]))
+    return _decimal(head[7] & ARCH_MASK), _Image(data, segments)
 
 
 def _refuse(what: str) -> NoReturn:
@@ -204,15 +243,23 @@ def _segments(data: bytes, table: int, size: int, count: int) -> list[Segment]:
     return found
 
 
+def _name(table: bytes, offset: int) -> str:
+    """Return the name at *offset* in a table of names, each of which ends with a zero."""
+    end = table.find(b"\0", offset) if offset < len(table) else -1
+    if end < 0:
+        _refuse(f"a name at {offset} is outside the table of names ({len(table)} bytes)")
+    return table[offset:end].decode("ascii", "replace")
+
+
 class _Image:
     """The bytes of a file, by the addresses to which the loader loads them."""
 
     def __init__(self, data: bytes, segments: tuple[Segment, ...]) -> None:
         self._data = data
-        self._segments = segments
+        self.segments = segments
 
     def _bytes(self, address: int, nbytes: int, what: str) -> bytes:
-        for s in self._segments:
+        for s in self.segments:
             inside = s.kind == Kind.LOAD and s.address <= address
             if inside and address + nbytes <= s.address + s.file_bytes:
                 start = s.offset + address - s.address
@@ -227,12 +274,12 @@ class _Image:
             nbytes: The size of the range.
             access: The access rights that the segment must have.
         """
-        loads = (s for s in self._segments if s.kind == Kind.LOAD and not access & ~s.access)
+        loads = (s for s in self.segments if s.kind == Kind.LOAD and not access & ~s.access)
         return any(s.address <= address <= s.address + s.memory_bytes - nbytes for s in loads)
 
     def dynamic(self) -> list[tuple[int, int]]:
         """Return the dynamic entries as (tag, value), up to the entry NULL."""
-        for s in self._segments:
+        for s in self.segments:
             if s.kind == Kind.DYNAMIC:
                 if not self._loaded(s.address, s.memory_bytes):
                     _refuse(f"the dynamic segment at {s.address:#x} is not loaded as a whole")
@@ -244,15 +291,15 @@ class _Image:
 
     def text(self, entries: list[tuple[int, int]], offset: int) -> str:
         """Return the name at *offset* in the table of names."""
+        return _name(self._names(entries), offset)
+
+    def _names(self, entries: list[tuple[int, int]]) -> bytes:
         values = dict(entries)
         size = values.get(Tag.STRSZ, 0)
         table = self._bytes(values.get(Tag.STRTAB, 0), size, "the table of names")
         if not table.endswith(b"\0"):
             _refuse("its table of names does not end with a zero")
-        end = table.find(b"\0", offset) if offset < size else -1
-        if end < 0:
-            _refuse(f"a name at {offset} is outside the table of names ({size} bytes)")
-        return table[offset:end].decode("ascii", "replace")
+        return table
 
     def symbols(self, entries: list[tuple[int, int]]) -> list[_Symbol]:
         """Return all dynamic symbols; the hash table holds their number."""
@@ -266,15 +313,21 @@ class _Image:
         self._bytes(at, _HASH.size + 4 * (buckets + count), "the hash table")
         what = f"the table of {count} symbols"
         table = self._bytes(values[Tag.SYMTAB], count * _SYMBOL.size, what)
+        names = self._names(entries)
         found = []
         for name, value, _, info, other, section in _SYMBOL.iter_unpack(table):
-            if 0 < section < _RESERVED_SECTIONS and not self._loaded(value):
-                _refuse(f"a symbol is at {value:#x}, which is in no segment")
             binding, visible = info >> 4, other & 3 in _VISIBLE
             exported = section != 0 and binding != _LOCAL and visible
-            text = self.text(entries, name)
-            found.append(_Symbol(text, binding == _WEAK, section, exported))
+            text = _name(names, name)
+            weak = binding == _WEAK
+            found.append(_Symbol(text, value, info & 0xF, weak, section, exported))
         return found
+
+    def check_symbol(self, symbol: _Symbol) -> None:
+        """Raise if a symbol that the object defines is at an address in no segment."""
+        placed = 0 < symbol.section < _RESERVED_SECTIONS and symbol.kind != _THREAD_LOCAL
+        if placed and not self._loaded(symbol.value):
+            _refuse(f"a symbol is at {symbol.value:#x}, which is in no segment")
 
     def relocations(self, entries: list[tuple[int, int]], symbols: list[_Symbol]) -> dict[str, int]:
         """Check the relocations; return their number by kind."""

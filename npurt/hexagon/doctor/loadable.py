@@ -1,43 +1,32 @@
 """Decide whether a DSP would load a shared object, by the known rules of its loader.
 
-Sources: the skels that ship with qualcomm/fastrpc (test/v68, test/v75), which load; the causes that
-were found for 0x80000406 and 0x80000442 in ggml-org/llama.cpp #18932, #22352, #28288; tinygrad's
-ops_dsp.py.  npurt has not tested these rules on a DSP.
+Sources: the skels that ship with qualcomm/fastrpc (test/v68, test/v75), which load; the form of the
+263 libraries for a CDSP in Debian's hexagon-dsp-binaries 0~20261019-1, by their headers; the causes
+that were found for 0x80000406 and 0x80000442 in ggml-org/llama.cpp #18932, #22352, #28288 and
+apache/tvm #11237; tinygrad's ops_dsp.py.  npurt has not tested these rules on a DSP.
 """
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 from npurt.errors import LayoutError
 from npurt.hexagon.doctor.elf import Access, Kind, SharedObject, read
+from npurt.hexagon.doctor.shell_names import exported
+from npurt.hexagon.doctor.undeclared import UNDECLARED
+from npurt.hexagon.session import checksum
 
 _ENTRY = re.compile(r"\w+_skel_(handle_)?invoke")  # the entry point of any interface
 
 PAGE = 4096
-VERSIONS = range(60, 82)  # versions of DSPs
-RELOCATIONS = {"32", "GLOB_DAT", "JMP_SLOT", "RELATIVE"}  # kinds in skels that load
-COMPANIONS = {"libc.so", "libgcc.so"}  # libraries that the DSP provides for skels of the SDK
+ABI = 3  # DT_HEXAGON_VER in all 263 libraries
+VERSIONS = range(60, 86)  # versions of DSPs
+RELOCATIONS = {"32", "GLOB_DAT", "JMP_SLOT", "RELATIVE", "DTPMOD_32", "DTPREL_32"}  # usual kinds
+SEGMENTS = set(Kind)  # usual kinds of program headers
+LOADS = (2, 4)  # usual numbers of loaded segments
+RIGHTS = {Access.R, Access.R | Access.X, Access.R | Access.W}  # usual rights of loaded segments
 BUILD = "run `python npurt/build.py` in a checkout, or reinstall npurt"
-
-# Symbols that the process on the DSP is known to define: those that published skels import, and
-# those named in qualcomm/fastrpc and ggml-hexagon.  A * matches any end of a name.
-KNOWN = (
-    "HAP_cache_*", "HAP_debug", "HAP_debug_runtime", "HAP_debug_v2", "HAP_get_*",
-    "HAP_mem_*", "HAP_mmap", "HAP_mmap2", "HAP_mmap_get", "HAP_mmap_put", "HAP_munmap",
-    "HAP_munmap2", "HAP_perf_*", "HAP_power_*", "HAP_query_*", "HAP_timer_sleep",
-    "compute_resource_*", "dspqueue_*", "adsp_mmap_fd_getinfo",
-    "qurt_anysignal_*", "qurt_barrier_*", "qurt_cond_*", "qurt_futex_*", "qurt_get_core_pcycles",
-    "qurt_hvx_*", "qurt_mem_cache_clean", "qurt_mutex_*", "qurt_rmutex_*", "qurt_sem_*",
-    "qurt_signal_*", "qurt_sysclock_get_hw_ticks", "qurt_sysenv_*", "qurt_thread_*",
-    "qurt_timer_sleep",
-    "__wrap_calloc", "__wrap_free", "__wrap_malloc", "__wrap_memalign", "__wrap_realloc",
-    "calloc", "free", "malloc", "realloc",
-    "memcmp", "memcpy", "memmove", "memset", "atoi", "snprintf", "strchr", "strcmp", "strcpy",
-    "strlcpy", "strlen", "strncmp", "strncpy", "strstr", "strtok_r", "strtoul", "vsnprintf",
-    "_Assert", "__cxa_finalize", "__deregister_frame_info_bases", "__register_frame_info_bases",
-    "__stack_chk_fail", "__stack_chk_guard",
-)  # fmt: skip
+SHOWN = 5  # names that a finding shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,27 +38,57 @@ class Finding:
     remedy: str
 
 
-def verify(data: bytes, *, arch: int | None = None, entry: str | None = None) -> list[Finding]:
-    """Return the problems of a skel, errors first; an empty list means that it should load.
+def verify(
+    data: bytes,
+    *,
+    arch: int | None = None,
+    entry: str | None = None,
+    name: str = "",
+    names: Collection[str] | None = None,
+) -> list[Finding]:
+    """Return the problems of a file, errors first; an empty list means that it should load.
 
     Args:
-        data: The bytes of the skel.
+        data: The bytes of the file.
         arch: The version of the DSP, 68 for v68; None: any version in `VERSIONS`.
-        entry: The entry point that the URI names; None: the entry point of any interface.
+        entry: The entry point that the URI names; None: the entry point of any interface, if the
+            file is a skel by its name.
+        name: The name of the file, which tells a skel from a library that skels need.
+        names: The names that the DSP's shell exports; None: those that all known shells of version
+            *arch* export, or of the version for which the file was compiled.
     """
     try:
         skel = read(data)
     except LayoutError as error:
         return [Finding("error", error.what, error.remedy)]
-    found = [
+    return _sorted([*_form(data, skel, arch, entry, name), *_imports(skel, arch, names)])
+
+
+def verify_form(data: bytes, *, arch: int | None = None, entry: str | None = None) -> list[Finding]:
+    """Return the problems of a file as `verify`, except those of its imports."""
+    try:
+        skel = read(data)
+    except LayoutError as error:
+        return [Finding("error", error.what, error.remedy)]
+    return _sorted(_form(data, skel, arch, entry, ""))
+
+
+def _sorted(found: list[Finding]) -> list[Finding]:
+    return sorted(found, key=lambda finding: finding.level != "error")
+
+
+def _form(
+    data: bytes, skel: SharedObject, arch: int | None, entry: str | None, name: str
+) -> list[Finding]:
+    return [
         *_version(skel, arch),
-        *_entry(skel, entry),
-        *_imports(skel),
+        *_entry(skel, entry, name),
         *_libraries(skel),
         *_segments(skel),
         *_relocations(skel),
+        *_abi(skel),
+        *_checksum(data),
     ]
-    return sorted(found, key=lambda finding: finding.level != "error")
 
 
 def _error(what: str, remedy: str = BUILD) -> Finding:
@@ -93,7 +112,7 @@ def _version(skel: SharedObject, arch: int | None) -> list[Finding]:
     return []
 
 
-def _entry(skel: SharedObject, entry: str | None) -> list[Finding]:
+def _entry(skel: SharedObject, entry: str | None, name: str) -> list[Finding]:
     if not skel.has_hash:
         return [
             _error(
@@ -103,53 +122,95 @@ def _entry(skel: SharedObject, entry: str | None) -> list[Finding]:
         ]
     if entry in skel.exports or (entry is None and any(map(_ENTRY.fullmatch, skel.exports))):
         return []
-    exports = ", ".join(skel.exports[:5]) or "nothing"
-    return [
-        _error(
-            f"the skel exports {exports}, not {entry or 'NAME_skel_handle_invoke'} (0x80000442)",
-            "use the same entry point in the URI and in the skel",
-        )
-    ]
-
-
-def _imports(skel: SharedObject) -> list[Finding]:
-    unknown = {
-        name: weak
-        for name, weak in skel.imports.items()
-        if not any(fnmatchcase(name, known) for known in KNOWN)
-    }
+    exports = _few(skel.exports) or "nothing"
+    what = f"exports {exports}, not {entry or 'NAME_skel_handle_invoke'} (0x80000442)"
+    if entry or "_skel" in name or "_skel" in (skel.soname or ""):
+        remedy = "use the same entry point in the URI and in the skel"
+        return [_error(f"the skel {what}", remedy)]
     return [
         _warning(
-            f"the skel uses {name}, which an unsigned domain may lack",
+            f"as a skel, the file would not open: it {what}; a library that a skel needs has no "
+            "entry point",
+            "if it is a skel, name its entry point with --entry",
+        )
+    ]
+
+
+def _few(names: Collection[str]) -> str:
+    more = len(names) - SHOWN
+    return ", ".join(list(names)[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+# --- imports -------------------------------------------------------------------------------------
+
+
+def missing(
+    imports: dict[str, bool], arch: int, names: Collection[str] | None = None
+) -> dict[str, bool]:
+    """Return the imports that the shell does not export, sorted: name -> True if weak.
+
+    Args:
+        imports: The imports of a file: name -> True if weak.
+        arch: The version of the DSP.
+        names: The names that the shell exports; None: those that all known shells of *arch* export.
+    """
+    known = exported(arch) if names is None else frozenset(names)
+    return {name: imports[name] for name in sorted(imports) if name not in known}
+
+
+def _imports(skel: SharedObject, arch: int | None, names: Collection[str] | None) -> list[Finding]:
+    version = arch or skel.arch
+    absent = missing(skel.imports, version, names)
+    from_libraries = [name for name in absent if _may_define(skel.needed, name)]
+    shell = f"no known shell of a v{version} exports" if names is None else "the shell lacks"
+    found = []
+    if from_libraries:
+        found.append(
+            _warning(
+                f"{' or '.join(skel.needed)} must define {_few(from_libraries)}, which {shell}",
+                "if the file does not load, check that these libraries define the names",
+            )
+        )
+    for name in sorted(set(absent) - set(from_libraries)):
+        found.append(_absent(name, shell, weak=absent[name], listed=names is None))
+    return found
+
+
+def _may_define(libraries: tuple[str, ...], name: str) -> bool:
+    """Return whether one of *libraries* may define *name*; names of C++ begin with _Z."""
+    return any(library.startswith("libc++") or not name.startswith("_Z") for library in libraries)
+
+
+def _absent(name: str, shell: str, *, weak: bool, listed: bool) -> Finding:
+    if listed and name in UNDECLARED:
+        return _warning(
+            f"the skel imports {name}, which shells export but no public header declares",
+            "compare the file with the board's shell: npurt skel verify FILE --shell SHELL",
+        )
+    if weak:
+        return _warning(
+            f"the skel can use {name}, which {shell}: some loaders refuse a missing optional name",
             f"test the skel without {name}",
         )
-        if weak
-        else _error(
-            f"the skel imports {name}, which is not known in unsigned domains (0x80000406)",
-            f"define {name} in the skel, or avoid it",
-        )
-        for name, weak in sorted(unknown.items())
-    ]
+    return _error(
+        f"the skel imports {name}, which {shell} (0x80000406)",
+        f"define {name} in the skel, or avoid it",
+    )
+
+
+# --- form ----------------------------------------------------------------------------------------
 
 
 def _libraries(skel: SharedObject) -> list[Finding]:
-    found = [
-        _error(
-            f"the skel needs the library {name}, which may be missing on the DSP (0x80000406)",
-            f"put {name} into the folder of the skel, or link it statically",
+    if not skel.needed:
+        return []
+    return [
+        _warning(
+            f"the skel needs {' and '.join(skel.needed)} from the DSP's own files",
+            "if the skel does not load, search these libraries in the folders of the skel and of "
+            "the shell",
         )
-        for name in skel.needed
-        if name not in COMPANIONS
     ]
-    companions = [name for name in skel.needed if name in COMPANIONS]
-    if companions:
-        found.append(
-            _warning(
-                f"the skel needs {' and '.join(companions)} from the DSP's own files",
-                "if the skel does not load, search these libraries in the folder of the shell",
-            )
-        )
-    return found
 
 
 def _segments(skel: SharedObject) -> list[Finding]:
@@ -159,15 +220,15 @@ def _segments(skel: SharedObject) -> list[Finding]:
         for s in loads
         if Access.W in s.access and Access.X in s.access
     ]
-    shape = [str(s.access) for s in loads]
-    if [s.access for s in loads] != [Access.R | Access.X, Access.R | Access.W]:
+    if len(loads) not in LOADS or not {s.access for s in loads} <= RIGHTS:
+        shape = [str(s.access) for s in loads]
         found.append(
             _warning(f"the skel has the segments {shape}; skels that load have one RX, then one RW")
         )
     other = [s.align for s in loads if s.align != PAGE]
     if other:
         found.append(_warning(f"a segment is aligned to {other[0]} bytes, not to {PAGE}"))
-    extra = {s.kind for s in skel.segments} - {Kind.NULL, Kind.LOAD, Kind.DYNAMIC, 4}  # 4: PT_NOTE
+    extra = {s.kind for s in skel.segments} - SEGMENTS
     if extra:
         kinds = ", ".join(f"{kind:#x}" for kind in sorted(extra))
         found.append(_warning(f"the skel has program headers of unusual kinds: {kinds}"))
@@ -181,3 +242,29 @@ def _relocations(skel: SharedObject) -> list[Finding]:
     for kind in sorted(set(skel.relocations) - RELOCATIONS):
         found.append(_warning(f"the skel has relocations of the unusual kind {kind}"))
     return found
+
+
+def _abi(skel: SharedObject) -> list[Finding]:
+    if skel.abi == ABI:
+        return []
+    have = "no DT_HEXAGON_VER" if skel.abi is None else f"DT_HEXAGON_VER {skel.abi}"
+    return [
+        _warning(f"the skel has {have}; files of the DSP have {ABI}, and a loader may check it")
+    ]
+
+
+def _checksum(data: bytes) -> list[Finding]:
+    try:
+        found = checksum.find(data)
+    except LayoutError as error:
+        return [_error(error.what, error.remedy)]
+    if found is None or found.stated == found.computed:
+        return []
+    return [
+        _error(
+            f"its checksum section says {found.stated:#010x}, but its segments have "
+            f"{found.computed:#010x}: a DSP that checks it refuses the file (0x80000406)",
+            "copy or build the file again; after a change on purpose: npurt skel checksum FILE "
+            "-o FILE",
+        )
+    ]

@@ -16,9 +16,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from npurt.errors import DeviceNotFound
+from npurt.doctor.system import System
+from npurt.errors import DeviceNotFound, LayoutError
 from npurt.files import replacing
 from npurt.hexagon.idl.interface import interface
+from npurt.hexagon.session import checksum, installed
 from npurt.once import once
 from npurt.settings import prepend_dsp_path
 
@@ -68,12 +70,14 @@ def module(skel: Path) -> str:
     return f"file:///{skel.name}?{ENTRY}&_modver=1.0&_idlver={interface().version}"
 
 
-def publish(skel: Path) -> None:
-    """Copy *skel* to the first folder in which the DSP looks for it.
+def code_of(skel: Path, system: System | None = None) -> bytes:
+    """Return the bytes of *skel* for the DSP of *system*; None: this machine.
+
+    If libraries that the system has installed for the DSP have a checksum section, the DSP may
+    refuse a file without one, so this function adds it.  A signed or damaged file stays as it is.
 
     Raises:
-        DeviceNotFound: *skel* cannot be read, or the folder for temporary files has no space for a
-            copy.
+        DeviceNotFound: *skel* cannot be read.
     """
     try:
         code = skel.read_bytes()
@@ -82,6 +86,27 @@ def publish(skel: Path) -> None:
             f"cannot read {skel}: {error.strerror}",
             remedy="check the path; reinstall npurt if the file is one of npurt's own",
         ) from error
+    if _checks_code() if system is None else installed.checks_code(system):
+        with contextlib.suppress(LayoutError):
+            code = checksum.with_checksum(code)
+    return code
+
+
+@once
+def _checks_code() -> bool:
+    from npurt.doctor.machine import Machine
+
+    return installed.checks_code(Machine(readers=installed.READERS))
+
+
+def publish(skel: Path) -> None:
+    """Copy *skel*, as `code_of` returns it, to the first folder in which the DSP looks for it.
+
+    Raises:
+        DeviceNotFound: *skel* cannot be read, or the folder for temporary files has no space for a
+            copy.
+    """
+    code = code_of(skel)
     try:
         with replacing(_private() / skel.name, durable=False) as file:
             file.write(code)

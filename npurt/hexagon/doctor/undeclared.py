@@ -1,0 +1,32 @@
+"""Names that shells of the DSP export although no public header declares them.
+
+A skel should not import them.  They are not in shell_names.tsv, but files of the DSP's vendor that
+import them do load, so `loadable.verify` calls them no error.
+Source: the dynamic symbol tables of the 16 files fastrpc_shell_unsigned_3 for a CDSP in Debian's
+hexagon-dsp-binaries 0~20261019-1: names that all shells of at least one version of the DSP export.
+"""
+
+_NAMES = """
+HAP_enable_SRM_debug HAP_mem_heap_objcache_create HAP_mem_heap_objcache_delete
+HAP_mem_mprotect HAP_session_request __cxa_finalize_stub __cxa_thread_run_atexit
+__hexagon_cmpxdf2 __hexagon_cmpxsf2 __hexagon_negsf2 __qdsp_adddf3 __qdsp_addsf3
+__qdsp_cmpdf2 __qdsp_cmpsf2 __qdsp_cmpxdf2 __qdsp_cmpxsf2 __qdsp_divdf3 __qdsp_divdi3
+__qdsp_divsf3 __qdsp_divsi3 __qdsp_eqdf2 __qdsp_eqsf2 __qdsp_extendsfdf2 __qdsp_fast_gtdf2
+__qdsp_fast_ltdf2 __qdsp_fast_negdf2 __qdsp_fixdfdi __qdsp_fixdfsi __qdsp_fixdfti
+__qdsp_fixsfdi __qdsp_fixsfsi __qdsp_fixsfti __qdsp_fixunsdfdi __qdsp_fixunsdfsi
+__qdsp_fixunsdfti __qdsp_fixunssfdi __qdsp_fixunssfsi __qdsp_fixunssfti __qdsp_floatdidf
+__qdsp_floatdisf __qdsp_floatsidf __qdsp_floatsisf __qdsp_floattidf __qdsp_floattisf
+__qdsp_floatundidf __qdsp_floatundisf __qdsp_floatunsidf __qdsp_floatunsisf __qdsp_fmadf5
+__qdsp_gedf2 __qdsp_gesf2 __qdsp_gtdf2 __qdsp_gtsf2 __qdsp_ledf2 __qdsp_lesf2 __qdsp_ltdf2
+__qdsp_ltsf2 __qdsp_maxdf3 __qdsp_memcpy_likely_aligned_min32bytes_mult8bytes __qdsp_mindf3
+__qdsp_moddi3 __qdsp_modsi3 __qdsp_muldf3 __qdsp_mulsf3 __qdsp_nedf2 __qdsp_negdf2
+__qdsp_negsf2 __qdsp_nesf2 __qdsp_sqrt __qdsp_sqrtdf2 __qdsp_sqrtf __qdsp_subdf3
+__qdsp_subsf3 __qdsp_truncdfsf2 __qdsp_udivdi3 __qdsp_udivmoddi4 __qdsp_udivmodsi4
+__qdsp_udivsi3 __qdsp_umoddi3 __qdsp_umodsi3 __qdsp_unorddf2 __qdsp_unordsf2
+compute_resource_attr_init_v2 compute_resource_yield_cached memcpy_c memmove_c memset_c
+memset_v qurt_hlx_acquire qurt_hlx_release qurt_qdi_qhi10 qurt_qdi_qhi11 qurt_qdi_qhi12
+qurt_qdi_qhi3 qurt_qdi_qhi4 qurt_qdi_qhi5 qurt_qdi_qhi6 qurt_qdi_qhi7 qurt_qdi_qhi8
+qurt_qdi_qhi9 qurt_sysenv_get_instance_id qurt_utrace_close qurt_utrace_config
+qurt_utrace_end qurt_utrace_get_write_pos qurt_utrace_start strcmp_c
+"""
+UNDECLARED = frozenset(_NAMES.split())
