@@ -22,7 +22,8 @@ from npurt.files import parsed, replacing
 FORMAT = 1
 README = """Evidence of `npurt doctor`, which helps others to find out why an NPU does not run.
 
-evidence.json has the contents of every file that npurt read and the results of every trial;
+evidence.json has the contents of every small file that npurt read, facts about the larger ones,
+such as builds and the names of functions in the DSP's files, and the results of every trial;
 report.txt is the report that you saw.  Host and user names, home folders, serial numbers, network
 addresses, UUIDs and mail addresses were replaced by words in capitals.  Please look through both
 files before you send this bundle.

@@ -8,7 +8,10 @@ import os
 from pathlib import Path
 
 from npurt.doctor.machine import Machine
+from npurt.hexagon.doctor import checks, elf, shell_names
 from npurt.hexagon.fastrpc import codes
+from npurt.hexagon.session import checksum, skel
+from tests.hexagon.objects import shared_object
 
 DATA = json.loads((Path(__file__).parents[1] / "data/doctor/boards.json").read_text())
 WORKING, REPORTS = DATA["working"], DATA["boards"]
@@ -50,22 +53,34 @@ def tree(name, root, **environment):
     """Make the files of a board under *root*; return a `Machine` that reads them."""
     known = board(name)
     known["environment"] |= environment
+    return laid(known, root)
+
+
+def laid(known, root):
+    """Make the files of a board with the data *known* under *root*; return its `Machine`."""
     for path, text in known["files"].items():
-        _write(root, path, text.encode())
+        write(root, path, text.encode())
     for path, builds in known["builds"].items():
-        filler = b"\x7fELF" + bytes(5000)
         strings = b"".join(b"QC_IMAGE_VERSION_STRING=" + b.encode() + b"\0" for b in builds)
-        _write(root, path, filler + strings + filler)
+        write(root, path, _library(path, known) + strings + bytes(5000))
     for i, process in enumerate(known["running"]):
-        _write(root, f"/proc/{i + 100}/comm", process.encode() + b"\n")
+        write(root, f"/proc/{i + 100}/comm", process.encode() + b"\n")
     for path in known["nodes"]:
-        _write(root, path, b"")
+        write(root, path, b"")
     log = "".join(f"6,{i},{i},-;{line}\n" for i, line in enumerate(known["log"]))
-    _write(root, "/dev/kmsg", log.encode())
+    write(root, "/dev/kmsg", log.encode())
     return _Tree(root, known)
 
 
-def _write(root, path, data):
+def _library(path, known):
+    """Return the contents of a file for the DSP: a shell with its names, or another library."""
+    arch = known["trial"].get("capabilities", {}).get("arch") or 68
+    if "shell" in path:
+        return shared_object(arch=arch, exports=sorted(shell_names.exported(arch)))
+    return shared_object(arch=arch) if ".so" in path else b"\x7fELF" + bytes(5000)
+
+
+def write(root, path, data):
     here = root / path.lstrip("/")
     here.parent.mkdir(parents=True, exist_ok=True)
     here.write_bytes(data)
@@ -79,7 +94,8 @@ class _Tree(Machine):
         super().__init__(
             root,
             access=os.access,
-            probes={"hexagon": lambda: trial(known["trial"])},
+            probes={"hexagon": lambda: trial(known["trial"], known.get("domain", "cdsp"))},
+            readers=checks.READERS,
             machine=known["machine"],
             environment=lambda name: known["environment"].get(name, ""),
         )
@@ -94,14 +110,26 @@ class _Tree(Machine):
         return super().ask(kind, *words)
 
 
-def trial(steps):
+def trial(steps, domain="cdsp"):
     """Return the result of a trial; a step with a code failed, and is the last step."""
     seen = {}
     for name, step in steps.items():
         if "call" not in step:
-            seen[name] = step
+            seen[name] = _described(step) if name == "skel" else step
             continue
         error = codes.failed(step["call"], int(step["code"], 16), step["errno"])
         seen[name] = {"error": error.what, "remedy": error.remedy, "code": int(step["code"], 16)}
         break
-    return {"steps": seen, "ended": ""}
+    return {"domain": domain, "steps": seen, "ended": ""}
+
+
+def _described(step):
+    """Return the findings of the step skel with the facts of the skel that it names."""
+    code = (skel.FOLDER / step["file"]).read_bytes()
+    shared = elf.read(code)
+    return {
+        "arch": shared.arch,
+        "imports": [name for name, weak in shared.imports.items() if not weak],
+        "optional_imports": [name for name, weak in shared.imports.items() if weak],
+        "checksum": checksum.has_section(code),
+    } | step

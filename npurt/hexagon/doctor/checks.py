@@ -9,7 +9,7 @@ import re
 from npurt.doctor.board import TREE, compatible
 from npurt.doctor.check import Check, Result, fail, ok, skip, warn
 from npurt.doctor.system import System
-from npurt.hexagon.doctor import files, live
+from npurt.hexagon.doctor import files, live, shells
 from npurt.hexagon.doctor.files import on_linux, remoteproc
 
 NODES = ("/dev/fastrpc-cdsp-secure", "/dev/fastrpc-cdsp")  # in the library's order
@@ -196,6 +196,18 @@ CHECKS = (
     Check("shell", "what processes on the DSP start with", files.shell, ("machine",)),
     Check("build", "firmware and shell are of one build", files.build, ("firmware", "shell")),
     Check("skel", "npurt's code fits the DSP", live.skel, ("machine",)),
+    Check(
+        "imports",
+        "the shell has the functions that npurt's code calls",
+        shells.imports,
+        ("shell", "skel"),
+    ),
+    Check(
+        "checksum",
+        "npurt's code has a checksum where the DSP's files have one",
+        shells.checksum,
+        ("shell", "skel"),
+    ),
     Check("path", "where the DSP looks for files", files.path, ("machine",)),
     Check(
         "session",
@@ -212,6 +224,7 @@ CHECKS = (
     Check("daemon", "the DSP's log of crashes", daemon, ("machine",)),
     Check("banks", "how many sessions are left", banks, ("machine",)),
 )
+READERS = shells.READERS
 LIVE = ("library", "capabilities", "skel", "session", "transfer", "mapping", "dspqueue")
 SIMULATED = tuple(check for check in CHECKS if check.name in LIVE)
 

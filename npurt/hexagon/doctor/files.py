@@ -1,30 +1,18 @@
 """Check files: the DSP's firmware, the shell of its processes, and search paths.
 
-Sources for the folders that are searched: Linux,
-Documentation/driver-api/firmware/fw_search_path.rst; qualcomm/fastrpc, README and
-src/fastrpc_config_parser.c; linux-msm/hexagon-dsp-binaries.
+Source for the folders of firmware: Linux, Documentation/driver-api/firmware/fw_search_path.rst;
+`npurt.hexagon.session.installed` finds the shell.
 """
 
 import functools
-import re
 from collections.abc import Callable
 
-from npurt.doctor.board import TREE
 from npurt.doctor.check import Result, fail, ok, skip, warn
 from npurt.doctor.system import System
+from npurt.hexagon.doctor import evidence, packages
+from npurt.hexagon.session import installed
 
-SHELL = "fastrpc_shell_unsigned_3"  # 3 is the domain id of the CDSP
 BUILD = r"(?:[A-Z]*DSP|NSP)\.[A-Z]+\.\d[\w.-]+"  # "CDSP.HT.2.5.c3-00130-KODIAK-1"
-# folders with conf.d, to which its paths are relative; the second is Debian's
-BASES = ("/usr/share/qcom", "/usr/share/hexagon-dsp")
-SHELL_FOLDERS = (
-    "/usr/lib/dsp",
-    "/usr/lib/rfsa/adsp",
-    "/vendor/dsp",
-    "/vendor/lib/rfsa/adsp",
-    "/dsp",
-)
-PATHS = ("DSP_LIBRARY_PATH", "ADSP_LIBRARY_PATH")  # the second is read if the first is not set
 PACKED = ("", ".zst", ".xz")
 HIDDEN = "Android hides this from apps"
 
@@ -82,69 +70,40 @@ def firmware(system: System) -> Result:
     )
 
 
-def configured(system: System) -> dict[str, str]:
-    """Return FastRPC's configuration for this board: DSP_LIBRARY_PATH, CDSP_ARCH.
-
-    The files are YAML with two levels: models of boards, and keys with values for each model.
-    """
-    model = system.text(f"{TREE}/model") or ""
-    found: dict[str, str] = {}
-    for base in BASES:
-        for name in system.names(f"{base}/conf.d"):
-            if name.endswith(".yaml"):
-                found |= _of_model(system.text(f"{base}/conf.d/{name}") or "", model)
-    return found
-
-
-def _of_model(yaml: str, model: str) -> dict[str, str]:
-    found: dict[str, str] = {}
-    here = False
-    for line in yaml.splitlines():
-        head = re.fullmatch(r"""\s+["']?(.*?)["']?:\s*""", line)
-        pair = re.fullmatch(r"""\s+(\w+):\s*["']?(.*?)["']?\s*""", line)
-        if head:
-            here = head[1] == model
-        elif pair and here:
-            found[pair[1]] = pair[2]
-    return found
-
-
-def shell_folders(system: System) -> list[str]:
-    """Return the folders in which FastRPC looks for the shell, in order."""
-    folders = []
-    for name in PATHS:
-        folders += [item for item in system.environment(name).split(";") if item.startswith("/")]
-    board = configured(system).get("DSP_LIBRARY_PATH")
-    if board:
-        folders += [f"{base}/{board}" for base in BASES]
-    folders += SHELL_FOLDERS
-    return [f"{folder}{sub}" for folder in folders for sub in ("/cdsp", "")]
-
-
-def shell_file(system: System) -> str | None:
-    """Return the path of the shell of unsigned processes, or None."""
-    paths = [f"{folder}/{SHELL}" for folder in shell_folders(system)]
-    return next((path for path in paths if system.node(path)), None)
-
-
 @on_linux
 def shell(system: System) -> Result:
     """Check that the shell of unsigned processes exists; npurt's code is not signed."""
-    path = shell_file(system)
+    domain = evidence.domain(system)
+    path = installed.shell_file(system, domain)
     if path:
         return ok(path)
+    if packages.without_unsigned(system):
+        return fail(
+            "the DSP of this board's chip starts signed code only: no unsigned shell exists for "
+            "it, so npurt cannot run on this DSP",
+            "use the CPU: npurt run -dev cpu",
+        )
+    signed = installed.signed_shell(system, domain)
+    if signed:
+        return fail(
+            f"there is {signed}, which starts signed code only, and no "
+            f"{installed.shell_names(domain)[0]} for npurt's code, which is not signed",
+            f"{packages.install(system)}; if these files have no unsigned shell either, use the "
+            "CPU: npurt run -dev cpu",
+        )
     return fail(
-        f"there is no {SHELL} in {', '.join(shell_folders(system)[1::2])}: only signed code could "
-        "start on the DSP",
-        "install the DSP files of this board, of the same release as its firmware: apt search "
-        "hexagon-dsp-binaries, or copy them from the maker's image to /usr/lib/dsp/cdsp",
+        f"there is no {installed.shell_names(domain)[0]} in "
+        f"{', '.join(installed.folders(system, domain)[1::2])}: only signed code could start on "
+        "the DSP",
+        packages.install(system),
     )
 
 
 @on_linux
 def build(system: System) -> Result:
     """Check that firmware and shell have the same build (#188, #231, #325, #377)."""
-    paths = firmware_file(system), shell_file(system)
+    shell = installed.shell_file(system, evidence.domain(system))
+    paths = firmware_file(system), shell
     builds = [system.matches(path, BUILD) if path else None for path in paths]
     if not builds[0] or not builds[1]:
         unknown = " and ".join(str(p) for p, b in zip(paths, builds, strict=True) if not b)
@@ -161,7 +120,7 @@ def build(system: System) -> Result:
 
 def path(system: System) -> Result:
     """Check that ";" separates the folders: a list with ":" means one folder, which is missing."""
-    for name in PATHS:
+    for name in installed.PATHS:
         value = system.environment(name)
         if ":" in value:
             mended = value.replace(":", ";")
@@ -171,6 +130,6 @@ def path(system: System) -> Result:
                 suspect=True,
             )
     return ok(
-        "; ".join(f"{n}={system.environment(n)}" for n in PATHS if system.environment(n))
+        "; ".join(f"{n}={system.environment(n)}" for n in installed.PATHS if system.environment(n))
         or "nothing set"
     )

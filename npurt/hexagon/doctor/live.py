@@ -1,13 +1,12 @@
 """Checks that judge the findings of a trial of the DSP (see `trial`)."""
 
 import re
-from typing import Any
 
 from npurt.doctor.check import Result, fail, ok, warn
 from npurt.doctor.system import System
-from npurt.hexagon.doctor.files import configured
+from npurt.hexagon.doctor.evidence import TRIAL, items, number, step
+from npurt.hexagon.doctor.shells import version
 
-TRIAL = "hexagon"
 OLDEST = 68
 PACKAGES = (
     r"Package: (?:lib[ac]dsprpc1|libfastrpc1|qcom-fastrpc1|fastrpc)\n(?:[^\n]+\n)*?Version: [^\n]+"
@@ -20,33 +19,16 @@ REPORT = (
 _HERE = re.compile("npurt doctor")  # advice to run the doctor is useless in the doctor's own output
 
 
-def _step(system: System, name: str) -> dict[str, Any]:
-    """Return the findings of a step, or {} if the step did not run."""
-    steps = system.probe(TRIAL).get("steps")
-    step = steps.get(name) if isinstance(steps, dict) else None
-    return step if isinstance(step, dict) else {}
-
-
-def _number(step: dict[str, Any], name: str) -> float:
-    value = step.get(name)
-    return value if isinstance(value, int | float) else 0.0
-
-
-def _list(step: dict[str, Any], name: str) -> list[Any]:
-    value = step.get(name)
-    return value if isinstance(value, list) else []
-
-
 def _trouble(system: System, *names: str) -> Result | None:
     """Return the failure of the first step that failed or did not run; None if all succeeded."""
     for name in names:
-        step = _step(system, name)
-        if "error" in step:
-            remedy = str(step.get("remedy", ""))
+        found = step(system, name)
+        if "error" in found:
+            remedy = str(found.get("remedy", ""))
             return fail(
-                str(step["error"]), remedy if remedy and not _HERE.search(remedy) else REPORT
+                str(found["error"]), remedy if remedy and not _HERE.search(remedy) else REPORT
             )
-        if not step:
+        if not found:
             ended = system.probe(TRIAL).get("ended") or f"the step {name} did not run"
             return fail(f"the DSP does not answer: {ended}", _HANG)
     return None
@@ -63,8 +45,8 @@ def library(system: System) -> Result:
     trouble = _trouble(system, "library")
     if trouble:
         return trouble
-    step = _step(system, "library")
-    copies = [str(path) for path in _list(step, "loaded")]
+    found = step(system, "library")
+    copies = [str(path) for path in items(found, "loaded")]
     if len(copies) > 1:
         folders = system.environment("LD_LIBRARY_PATH")
         return fail(
@@ -72,15 +54,15 @@ def library(system: System) -> Result:
             f"{', '.join(copies)}",
             f"take the folder of one of them out of LD_LIBRARY_PATH, which is {folders!r}",
         )
-    if step.get("unsigned") == 0xFFFF_FFFF:
+    if found.get("unsigned") == 0xFFFF_FFFF:
         return fail(
-            f"{step.get('path')} is the SDK's stub and not the system's library: it refuses even "
+            f"{found.get('path')} is the SDK's stub and not the system's library: it refuses even "
             "a request that needs no DSP (0xffffffff)",
             f"unset LD_LIBRARY_PATH NPURT_FASTRPC_LIBRARY; {INSTALL}",
         )
-    missing = ", ".join(map(str, _list(step, "missing")))
+    missing = ", ".join(map(str, items(found, "missing")))
     package = " ".join(system.matches("/var/lib/dpkg/status", PACKAGES) or []).split("Version: ")
-    about = [str(step.get("path")), *package[1:2], f"without {missing}" if missing else ""]
+    about = [str(found.get("path")), *package[1:2], f"without {missing}" if missing else ""]
     return ok(", ".join(part for part in about if part))
 
 
@@ -89,37 +71,28 @@ def capabilities(system: System) -> Result:
     trouble = _trouble(system, "capabilities")
     if trouble:
         return trouble
-    step = _step(system, "capabilities")
+    found = step(system, "capabilities")
     arch = version(system)
-    if step.get("arch") is None:
+    if found.get("arch") is None:
         known = f"; FastRPC's configuration names v{arch}" if arch else ""
         return warn(
             f"the DSP does not report its version: old firmware, or no access (#180, #267){known}",
             "update the DSP's firmware, if there is a newer one",
         )
     about = (
-        f"v{arch}, {_number(step, 'hvx_contexts'):g} HVX contexts, "
-        f"{_number(step, 'vtcm_bytes') / (1 << 20):g} MiB of VTCM"
+        f"v{arch}, {number(found, 'hvx_contexts'):g} HVX contexts, "
+        f"{number(found, 'vtcm_bytes') / (1 << 20):g} MiB of VTCM"
     )
-    if step.get("unsigned") is False:
+    if found.get("unsigned") is False:
         return warn(f"{about}; the DSP reports signed code only, which may be wrong (#401)")
     return ok(about)
-
-
-def version(system: System) -> int | None:
-    """Return the version that the DSP reports, else the version in FastRPC's configuration."""
-    arch = _step(system, "capabilities").get("arch")
-    if isinstance(arch, int):
-        return arch
-    text = configured(system).get("CDSP_ARCH", "").removeprefix("v")
-    return int(text) if text.isdecimal() else None
 
 
 def skel(system: System) -> Result:
     """Check that npurt has code for this DSP."""
     arch = version(system)
-    step = _step(system, "skel")
-    oldest = min((n for n in _list(step, "available") if isinstance(n, int)), default=OLDEST)
+    found = step(system, "skel")
+    oldest = min((n for n in items(found, "available") if isinstance(n, int)), default=OLDEST)
     if arch is not None and arch < oldest:
         return fail(
             f"this DSP is a v{arch}, and npurt's code is for v{oldest} and newer",
@@ -128,10 +101,10 @@ def skel(system: System) -> Result:
     trouble = _trouble(system, "skel")
     if trouble:
         return trouble
-    for finding in _list(step, "findings"):
+    for finding in items(found, "findings"):
         if isinstance(finding, dict) and finding.get("level") == "error":
-            return fail(f"{step.get('file')}: {finding.get('what')}", str(finding.get("remedy")))
-    return ok(str(step.get("file")))
+            return fail(f"{found.get('file')}: {finding.get('what')}", str(finding.get("remedy")))
+    return ok(str(found.get("file")))
 
 
 def session(system: System) -> Result:
@@ -139,11 +112,11 @@ def session(system: System) -> Result:
     trouble = _trouble(system, "session")
     if trouble:
         return trouble
-    info = _step(system, "session").get("info")
+    info = step(system, "session").get("info")
     info = info if isinstance(info, dict) else {}
-    power = "full clocks" if _number(info, "power") else "no vote for clocks"
-    took = _number(_step(system, "session"), "seconds") * 1000
-    threads, vtcm = _number(info, "threads"), _number(info, "vtcm_bytes") / 1024
+    power = "full clocks" if number(info, "power") else "no vote for clocks"
+    took = number(step(system, "session"), "seconds") * 1000
+    threads, vtcm = number(info, "threads"), number(info, "vtcm_bytes") / 1024
     return ok(f"started in {took:.0f} ms: {threads:g} threads, {vtcm:g} KiB of VTCM, {power}")
 
 
@@ -152,16 +125,16 @@ def transfer(system: System) -> Result:
     trouble = _trouble(system, "echo", "copy", "shared")
     if trouble:
         return trouble
-    echo, shared = _step(system, "echo"), _step(system, "shared")
+    echo, shared = step(system, "echo"), step(system, "shared")
     return ok(
-        f"a call takes {_number(echo, 'seconds') * 1e6:.0f} us; "
-        f"{_number(shared, 'bytes') / (1 << 20):g} MiB of shared memory arrive undamaged"
+        f"a call takes {number(echo, 'seconds') * 1e6:.0f} us; "
+        f"{number(shared, 'bytes') / (1 << 20):g} MiB of shared memory arrive undamaged"
     )
 
 
 def mapping(system: System) -> Result:
     """Check that memory can be mapped and unmapped repeatedly."""
-    cycles = _number(_step(system, "mapping"), "cycles")
+    cycles = number(step(system, "mapping"), "cycles")
     return _trouble(system, "mapping") or ok(f"{cycles:g} times")
 
 

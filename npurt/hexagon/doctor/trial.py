@@ -1,7 +1,7 @@
 """Try the DSP in a process that can be killed; each step writes its findings as a line of JSON.
 
-A trial is {"steps": {name: findings}, "ended": the reason for an early end, or ""}.  The findings
-of a step that failed have "error" and "remedy".
+A trial is {"domain": the DSP, "steps": {name: findings}, "ended": the reason for an early end, or
+""}.  The findings of a step that failed have "error" and "remedy".
 """
 
 import contextlib
@@ -21,12 +21,12 @@ import numpy as np
 from npurt.errors import NpurtError
 from npurt.hexagon.connect.connection import Connection
 from npurt.hexagon.connect.probe import QUEUE_SECONDS
-from npurt.hexagon.doctor import loadable
+from npurt.hexagon.doctor import elf, loadable
 from npurt.hexagon.fastrpc import abi, rpcmem
 from npurt.hexagon.fastrpc.abi import SessionRequest
 from npurt.hexagon.fastrpc.control import capabilities
 from npurt.hexagon.fastrpc.lib import loaded
-from npurt.hexagon.session import messages, skel
+from npurt.hexagon.session import checksum, messages, skel
 from npurt.hexagon.session.session import NONCE_MASK, Session
 from npurt.hexagon.session.transport import TransportName
 
@@ -57,7 +57,8 @@ def trial(connection: Connection, seconds: float = STEP_SECONDS) -> Seen:
             process_group=0,
         )
     except OSError as error:
-        return {"steps": {}, "ended": f"the process of the trial cannot be started: {error}"}
+        ended = f"the process of the trial cannot be started: {error}"
+        return {"domain": connection.domain, "steps": {}, "ended": ended}
     steps: dict[str, Seen] = {}
     step = "start"
     ended = ""
@@ -76,7 +77,7 @@ def trial(connection: Connection, seconds: float = STEP_SECONDS) -> Seen:
         code_of_exit = process.wait()
     if not ended and step != "end":
         ended = f"the process died of {_cause_of_exit(code_of_exit)}: {step}"
-    return {"steps": steps, "ended": ended}
+    return {"domain": connection.domain, "steps": steps, "ended": ended}
 
 
 def _lines(process: "subprocess.Popen[bytes]", seconds: float) -> Iterator[bytes]:
@@ -164,10 +165,16 @@ class _Trying:
         """Choose npurt's code for the DSP and verify the file."""
         arch = capabilities(self._connection.load(), self._connection.domain).arch
         chosen = skel.choose(arch)
-        findings = loadable.verify(chosen.read_bytes(), arch=arch, entry=skel.ENTRY)
+        code = skel.code_of(chosen)
+        findings = loadable.verify_form(code, arch=arch, entry=skel.ENTRY)
+        shared = elf.read(code)
         return {
             "file": chosen.name,
             "available": list(skel.available()),
+            "arch": shared.arch,
+            "imports": [name for name, weak in shared.imports.items() if not weak],
+            "optional_imports": [name for name, weak in shared.imports.items() if weak],
+            "checksum": checksum.has_section(code),
             "findings": [asdict(finding) for finding in findings],
         }
 

@@ -11,6 +11,7 @@ from npurt.errors import UnknownDevice
 from npurt.settings import SETTINGS
 
 Probe = Callable[[], dict[str, Any]]
+Reader = Callable[[Any], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class Kind:
         checks: The checks, in order.
         why_not: Returns the reason why a machine cannot have this NPU, or None.
         probes: Trials on this machine, by the names that checks use.
+        readers: Readers of files, by the names that checks use; see `System.read`.
         collect: Reads additional data, which no check needs, for the bundle.
         simulated: Whether the NPU is simulated.
     """
@@ -30,6 +32,7 @@ class Kind:
     checks: Sequence[Check]
     why_not: Callable[[System], str | None]
     probes: dict[str, Probe] = field(default_factory=dict)
+    readers: dict[str, Reader] = field(default_factory=dict)
     collect: Callable[[System], None] = lambda system: None
     simulated: bool = False
 
@@ -102,7 +105,7 @@ def _hexagon(device: str) -> Kind:
     probes: dict[str, Probe] = {"hexagon": lambda: trial.trial(connection)}
     if name.simulated:
         return Kind(device, checks.SIMULATED, lambda system: None, probes, simulated=True)
-    return Kind(device, checks.CHECKS, checks.why_not, probes, checks.collect)
+    return Kind(device, checks.CHECKS, checks.why_not, probes, checks.READERS, checks.collect)
 
 
 def _rknpu(device: str) -> Kind:
@@ -116,13 +119,14 @@ def _rknpu(device: str) -> Kind:
     probes: dict[str, Probe] = {"rknpu": lambda: doctor_trial.trial(device)}
     if which.startswith("sim"):
         return Kind(device, doctor.SIMULATED, lambda system: None, probes, simulated=True)
-    return Kind(device, doctor.CHECKS, doctor.why_not, probes, doctor.collect)
+    return Kind(device, doctor.CHECKS, doctor.why_not, probes, collect=doctor.collect)
 
 
 def this_machine(looked_for: Sequence[Kind]) -> Recorder:
     """Return this machine, as a system that records every value read."""
     probes = {name: probe for kind in looked_for for name, probe in kind.probes.items()}
-    return Recorder(Machine(probes=probes))
+    readers = {name: reader for kind in looked_for for name, reader in kind.readers.items()}
+    return Recorder(Machine(probes=probes, readers=readers))
 
 
 def examine(looked_for: Sequence[Kind], system: Recorder) -> list[Diagnosis]:
