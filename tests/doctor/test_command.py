@@ -11,6 +11,7 @@ from npurt.doctor.system import Recorder
 from npurt.runtime.api import doctor
 from npurt.settings import SETTINGS
 from tests.doctor import boards
+from tests.hexagon.objects import shared_object
 
 
 def packed(path, name, tmp_path):
@@ -154,3 +155,12 @@ def test_a_board_of_another_maker_is_not_searched_for_a_hexagon(tmp_path):
     assert found.absent == "this is a board of rockchip: it has no Hexagon"
     assert not found.runs
     assert "board of rockchip" in "\n".join(verb._lines([found], []))
+
+
+def test_this_machine_reads_the_names_in_the_dsps_files(tmp_path):
+    shell = tmp_path / "fastrpc_shell_unsigned_3"
+    shell.write_bytes(shared_object(exports=("HAP_mmap",), arch=85, swiv=True))
+    machine = doctor.this_machine(doctor.kinds())
+
+    assert machine.read("exports", str(shell)) == {"arch": 85, "names": ["HAP_mmap"]}
+    assert machine.read("checksum", str(shell)) == {"section": True}

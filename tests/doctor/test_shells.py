@@ -42,7 +42,7 @@ def test_every_packaged_board_gets_its_diagnosis(model, tmp_path):
 
     if none:
         assert first.check.name == "shell"
-        assert "starts signed code only: no unsigned shell exists" in first.result.what
+        assert "no shell for unsigned code on a CDSP exists" in first.result.what
         assert "npurt run -dev cpu" in first.result.command
         return
     expected = layout.get("name", "fastrpc_shell_unsigned_3")
@@ -86,7 +86,18 @@ def test_a_chip_without_an_unsigned_shell_is_known_by_its_device_tree(compatible
     _, first, _ = examined(tree)
 
     assert first.check.name == "shell"
-    assert "no unsigned shell exists" in first.result.what, chip
+    assert "no shell for unsigned code on a CDSP exists" in first.result.what, chip
+
+
+def test_a_chip_without_a_cdsp_is_not_sent_to_the_kernel(tmp_path):
+    """An RB1 has an ADSP alone, so no remote processor is called cdsp."""
+    tree = debian.tree(tmp_path, "Qualcomm Technologies, Inc. Robotics RB1", name=None)
+    (tmp_path / "sys/class/remoteproc/remoteproc1/name").write_text("other")
+
+    _, first, _ = examined(tree)
+
+    assert first.check.name == "remoteproc"
+    assert "no shell for unsigned code on a CDSP exists" in first.result.what
 
 
 # --- where the shell is --------------------------------------------------------------------------
@@ -172,6 +183,18 @@ def test_a_board_is_told_which_package_to_install(tmp_path):
     assert "both of one version" in first.result.command
 
 
+def test_two_builds_are_mended_by_both_packages(tmp_path):
+    content = debian.shell(68).replace(b"00004", b"00009")
+
+    _, first, _ = examined(debian.tree(tmp_path, content=content))
+
+    assert first.check.name == "build"
+    assert (
+        "sudo apt install hexagon-dsp-binaries-radxa-dragon-q6a firmware-qcom-dsp, both of one"
+        in first.result.command
+    )
+
+
 def test_another_board_with_a_known_chip_is_told_of_the_packages_for_it(tmp_path):
     compatible = "lenovo,thinkpad-t14s\nqcom,x1e78100\nqcom,x1e80100"
     tree = debian.tree(tmp_path, config="", compatible=compatible)
@@ -221,6 +244,13 @@ def test_a_shell_that_is_older_than_the_skel_is_the_cause(tmp_path):
     assert first.check.name == "imports"
     assert "libnpurt_skel_v73.so is for v73 and newer" in first.result.what
     assert "(v68) would not load it (0x80000406)" in first.result.what
+
+
+def test_a_shell_for_a_newer_dsp_is_that_of_another_board(tmp_path):
+    _, first, _ = examined(debian.tree(tmp_path, content=debian.shell(73)))
+
+    assert first.check.name == "imports"
+    assert "(v73) is of another board: this DSP is a v68" in first.result.what
 
 
 @pytest.mark.parametrize("content", [b"", b"no ELF", debian.shell(68)[:5000]])

@@ -9,7 +9,7 @@ import re
 from npurt.doctor.board import TREE, compatible
 from npurt.doctor.check import Check, Result, fail, ok, skip, warn
 from npurt.doctor.system import System
-from npurt.hexagon.doctor import files, live, shells
+from npurt.hexagon.doctor import files, live, packages, shells
 from npurt.hexagon.doctor.files import on_linux, remoteproc
 
 NODES = ("/dev/fastrpc-cdsp-secure", "/dev/fastrpc-cdsp")  # in the library's order
@@ -58,7 +58,7 @@ def dsp(system: System) -> Result:
     path = remoteproc(system)
     if path:
         return ok(path)
-    return fail(
+    return packages.unusable(system) or fail(
         "no remote processor is called cdsp: the kernel has no driver for the DSP, or the device "
         "tree has no node for it",
         "sudo modprobe qcom_q6v5_pas; if that changes nothing: a kernel and device tree for this "

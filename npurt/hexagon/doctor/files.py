@@ -65,8 +65,8 @@ def firmware(system: System) -> Result:
     name = system.text(f"{remoteproc(system)}/firmware") or "(of unknown name)"
     return fail(
         f"the DSP's firmware /lib/firmware/{name} is missing",
-        "sudo apt install linux-firmware (Debian: firmware-qcom-soc, RadxaOS: "
-        "radxa-firmware-qcs6490), or copy it from the maker's image; then: sudo reboot",
+        "sudo apt install linux-firmware (Debian: firmware-qcom-dsp or firmware-qcom-soc, "
+        "RadxaOS: radxa-firmware-qcs6490), or copy it from the maker's image; then: sudo reboot",
     )
 
 
@@ -77,12 +77,9 @@ def shell(system: System) -> Result:
     path = installed.shell_file(system, domain)
     if path:
         return ok(path)
-    if packages.without_unsigned(system):
-        return fail(
-            "the DSP of this board's chip starts signed code only: no unsigned shell exists for "
-            "it, so npurt cannot run on this DSP",
-            "use the CPU: npurt run -dev cpu",
-        )
+    unusable = packages.unusable(system)
+    if unusable:
+        return unusable
     signed = installed.signed_shell(system, domain)
     if signed:
         return fail(
@@ -111,10 +108,12 @@ def build(system: System) -> Result:
     same = set(builds[0]) & set(builds[1])
     if same:
         return ok(", ".join(sorted(same)))
+    both = packages.pair(system)
     return fail(
         f"firmware {', '.join(builds[0])} and shell {', '.join(builds[1])} are of two builds, "
         "the usual cause of 0x80000600, 0x8000054f and timeouts",
-        f"install firmware and DSP files of one release; here: {paths[0]} and {paths[1]}",
+        f"install firmware and DSP files of one release; here: {paths[0]} and {paths[1]}"
+        + (f"; Debian, Ubuntu: sudo apt install {both}, both of one version" if both else ""),
     )
 
 

@@ -10,6 +10,7 @@ from importlib.resources import files
 from typing import NamedTuple
 
 from npurt.doctor.board import compatible
+from npurt.doctor.check import Result, fail
 from npurt.doctor.system import System
 from npurt.hexagon.session import installed
 
@@ -69,13 +70,30 @@ def without_unsigned(system: System) -> bool:
     return bool(same) and all(board.version == "-" for board in same)
 
 
+def unusable(system: System) -> Result | None:
+    """Return the failure of a board on whose DSP no unsigned code can run, or None."""
+    if not without_unsigned(system):
+        return None
+    return fail(
+        "for this board's chip, no shell for unsigned code on a CDSP exists, so npurt's code, "
+        "which is not signed, cannot run on its DSP",
+        "use the CPU: npurt run -dev cpu",
+    )
+
+
+def pair(system: System) -> str:
+    """Return the packages of this board's DSP files and firmware, or "" for an unknown board."""
+    exact = [board for board in boards() if board.model == installed.model(system)]
+    return f"{exact[0].name} {FIRMWARE}" if exact else ""
+
+
 def install(system: System) -> str:
     """Return how to install this board's DSP files and the firmware of the same version."""
-    exact = [board for board in boards() if board.model == installed.model(system)]
-    if exact:
+    both = pair(system)
+    if both:
         return (
-            f"sudo apt install {exact[0].name} {FIRMWARE} (Debian, Ubuntu; both of one version), "
-            f"then: sudo reboot; {COPY}"
+            f"sudo apt install {both} (Debian, Ubuntu; both of one version), then: sudo reboot; "
+            f"{COPY}"
         )
     same = sorted({board.name for board in _same_chip(system)})
     if same:

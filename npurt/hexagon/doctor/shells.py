@@ -72,13 +72,19 @@ def imports(system: System) -> Result:
     else:
         arch, names = version(system) or compiled, None
         where = f"the known shell of a v{arch}"
+    dsp = version(system)
+    if dsp is not None and arch > dsp:
+        return fail(
+            f"{where} is of another board: this DSP is a v{dsp}, which does not load newer files",
+            packages.install(system),
+        )
     if compiled > arch:
         return fail(
             f"{name} is for v{compiled} and newer: {where} would not load it (0x80000406)",
             packages.install(system),
         )
     absent = missing(dict.fromkeys(strong, False) | dict.fromkeys(weak, True), arch, names)
-    required = [name for name, optional in absent.items() if not optional]
+    required = [symbol for symbol, optional in absent.items() if not optional]
     if required:
         return fail(
             f"{where} has no {', '.join(required)}, which {name} needs: it would not load "
@@ -103,11 +109,12 @@ def checksum(system: System) -> Result:
     if not carry:
         return ok("no library beside the shell has a checksum section")
     having = f"{len(carry)} of {len(beside)} libraries beside the shell have a checksum section"
-    if evidence.step(system, "skel").get("checksum") is True:
+    skel = evidence.step(system, "skel")
+    if skel.get("checksum") is True:
         return ok(f"{having}, and so has npurt's code")
     return fail(
         f"{having}, but npurt's code has none: the DSP may refuse it with 'section header for CRC "
         "segment not found' (0x80000406)",
-        "npurt skel checksum FILE -o FILE, where FILE is the skel above; or update npurt, which "
-        "adds the section on such boards",
+        "update npurt, which adds the section on such boards; or: npurt skel checksum FILE -o "
+        f"FILE, where FILE is npurt/hexagon/skel/{skel.get('file')} of the installed package",
     )

@@ -152,8 +152,8 @@ def run(value):
         return f"{verb[0]} alone"
     code = loader().load(data)
     assert code == 0 or code & 0xFFFFFFFF == UNABLE_TO_LOAD, hex(code)
-    # Other kinds and needed libraries are a warning; the number of headers that a DSP accepts is not
-    # known.
+    # Other kinds and needed libraries are warnings; the number of headers that a DSP accepts is
+    # not known.
     known = (
         "relocations of the unusual kind" not in said.getvalue()
         and "from the DSP's own files" not in said.getvalue()
