@@ -37,7 +37,7 @@ static int (*real_open)(const char *, int, ...);
 static int (*real_close)(int);
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static bool verbose;
-static pid_t owner; /* a child of vfork() shares this memory and may close descriptors */
+static pid_t owner; /* it opened the nodes; a child of vfork() shares this memory and closes them */
 
 int fail(int error)
 {
@@ -65,7 +65,6 @@ static void load(void)
     memcpy(&real_open, &functions[1], sizeof(real_open));
     memcpy(&real_close, &functions[2], sizeof(real_close));
     verbose = getenv("NPURT_KERNEL_LOG") != NULL;
-    owner = getpid();
     dsp_load();
     atexit(count_tell);
 }
@@ -84,8 +83,9 @@ static int new_file(const char *name, int kind)
         real_close(fd);
         return fail(EMFILE);
     }
-    if (fd >= 0) {
+    if (fd >= 0 && kind != OTHER) {
         kinds[fd] = kind;
+        owner = getpid();
     }
     return fd;
 }
