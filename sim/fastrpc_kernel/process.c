@@ -82,7 +82,7 @@ void process_end(process *p)
         }
     }
     for (int i = 0; i < MODULES; i++) {
-        if (p->modules[i].used && !p->modules[i].queues) {
+        if (p->modules[i].used && p->modules[i].kind == SKEL) {
             dsp.close(p->modules[i].handle);
         }
     }
@@ -115,6 +115,9 @@ static int serve(process *p, uint32_t handle, uint32_t scalars, argument *argume
         method -= 2;
         /* fallthrough */
     case LISTENER:
+        if (method == LISTENER_START) {
+            listener_start(p);
+        }
         return method == LISTENER_NEXT   ? listener_next(p, arguments)
                : method == LISTENER_MORE ? listener_more(p, arguments)
                                          : 0;

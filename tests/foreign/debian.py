@@ -1,4 +1,4 @@
-"""Set up programs that Debian has for arm64 alone, with a Python to load them, under qemu-aarch64.
+"""Set up programs that Debian has for arm64, and a Python to load some, under qemu-aarch64.
 
 apt downloads and checks the packages, pip the wheels of PyPI; none of them is installed.  All are
 unpacked into build/foreign, once.  Trixie and its backports keep their versions for long; when
@@ -15,7 +15,6 @@ from pathlib import Path
 from zlib import crc32
 
 from npurt.build import ROOT
-from npurt.build_zig import write
 
 OUT = ROOT / "build/foreign"
 SUITES = ("trixie", "trixie-backports")
@@ -67,20 +66,29 @@ class Root:
                 raise MissingError(f"there is no {tool}")
         partial = self.folder.with_name(f"{self.folder.name}.{os.getpid()}.part")
         try:
-            _unpack_packages(partial, (*self.packages, *PYTHON_PACKAGES))
-            _install_wheels(partial / "site", self.wheels)
-            started = {"root": self.folder / "root", "python": self.path(f"bin/python{PYTHON}")}
-            write(partial / "python", STARTER.format(**started))
-            (partial / "python").chmod(0o755)
-            executable = f"import sys\n\nsys.executable = {str(self.folder / 'python')!r}\n"
-            write(partial / "site/sitecustomize.py", executable)
+            _unpack_packages(partial, self.packages)
+            if self.wheels:
+                _install_wheels(partial / "site", self.wheels)
+                self._write_starter(partial)
             partial.rename(self.folder)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
+    def _write_starter(self, partial: Path) -> None:
+        started = {"root": self.folder / "root", "python": self.path(f"bin/python{PYTHON}")}
+        (partial / "python").write_text(STARTER.format(**started))
+        (partial / "python").chmod(0o755)
+        executable = f"import sys\n\nsys.executable = {str(self.folder / 'python')!r}\n"
+        (partial / "site/sitecustomize.py").write_text(executable)
+
     def path(self, name: str) -> Path:
         """Return the path of a file below /usr of the packages."""
         return self.folder / "root/usr" / name
+
+    def command(self, program: str, *, preload: Path) -> list[str | Path]:
+        """Return the command that runs a program of the packages with *preload* loaded."""
+        loaded = ("-E", f"LD_PRELOAD={preload}")
+        return ["qemu-aarch64", "-L", self.folder / "root", *loaded, self.path(program)]
 
     def python(
         self, *arguments: str | Path, preload: Path | None = None, env: Mapping[str, str]
@@ -145,8 +153,7 @@ def _mirror() -> str:
 
 def _install_wheels(folder: Path, wheels: Sequence[str]) -> None:
     where = ["--target", folder, "--only-binary=:all:", "--python-version", PYTHON]
-    if wheels:
-        run(sys.executable, "-m", "pip", "install", "-q", *where, *PLATFORMS, *wheels)
+    run(sys.executable, "-m", "pip", "install", "-q", *where, *PLATFORMS, *wheels)
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from npurt import build
-from tests.foreign.debian import Root
+from tests.foreign.debian import PYTHON_PACKAGES, Root
 
 
 def _dependencies() -> list[str]:
@@ -23,24 +23,29 @@ def _dependencies() -> list[str]:
 
 ROOT = Root(
     "fastrpc",
-    packages=("libfastrpc1=1.0.9-1~bpo13+2", "libbsd0", "libmd0", "libyaml-0-2"),
+    packages=("libfastrpc1=1.0.9-1~bpo13+2", "libbsd0", "libmd0", "libyaml-0-2", *PYTHON_PACKAGES),
     wheels=_dependencies(),
 )
 LIBRARY = ROOT.path("lib/aarch64-linux-gnu/libcdsprpc.so.1")
 PACKAGE = build.ROOT / "build/aarch64/npurt"  # where the build of the wheel puts the libraries
 
 
-def kernel(folder: Path) -> Path:
-    """Build npurt for aarch64, and the kernel into *folder*, with npurt's simulator as the DSP.
+def npurt() -> None:
+    """Build npurt for aarch64, into `PACKAGE`.
 
-    Returns:
-        The kernel's path.
+    Raises:
+        BuildError: It does not compile.
+    """
+    build.make(PACKAGE, "aarch64", ("cpu", "hexagon-host", "skel"))
+
+
+def kernel(folder: Path) -> Path:
+    """Build the kernel into *folder*, with npurt's simulator as the DSP; return the kernel's path.
 
     Raises:
         BuildError: It does not compile.
     """
     code = build.ROOT / "sim/fastrpc_kernel"
-    build.make(PACKAGE, "aarch64", ("cpu", "hexagon-host", "skel"))
     simulator, shell = build.make(PACKAGE, "aarch64", ("fastrpc", "shell"))
     shutil.copy(simulator, folder / "dsp_side.so")
     shutil.copy(shell, folder / "shell")

@@ -89,6 +89,7 @@ sys.exit(main(["doctor", "-dev", "hexagon:sim"]))
 def kernel(prepared, tmp_path_factory):
     with prepared("Debian's libfastrpc1"):
         fastrpc.ROOT.set_up()
+        fastrpc.npurt()
         return fastrpc.kernel(tmp_path_factory.mktemp("kernel"))
 
 
