@@ -36,7 +36,7 @@ WEATHER = {
                         "required": ["x"], "additionalProperties": False}},
 }  # fmt: skip
 NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
-FUNCTIONS = {"weather": WEATHER, "now": NOTHING, "loose": {}}
+FUNCTIONS = {"weather": WEATHER, "now": NOTHING, "loose": {"additionalProperties": True}}
 TEXT = Markers(lambda text: None)
 
 

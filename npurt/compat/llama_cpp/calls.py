@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from npurt.compat.llama_cpp.arguments import missing
 from npurt.errors import SettingError, brief
-from npurt.llm.decode.grammar.lark import Functions, either, one_call, quoted, value
+from npurt.llm.decode.grammar.lark import Functions, either, one_call, parameters, quoted, value
 from npurt.runtime.open.arguments import listed
 
 # The chat format for function calls, with a template by npurt's authors.  An answer is either a
@@ -147,7 +147,7 @@ def _schemas(tools: Any) -> Functions:
         )
     ]
     return {
-        function["name"]: function.get("parameters") or {"type": "object"}
+        function["name"]: parameters(function.get("parameters") or {})
         for function in given
         if isinstance(function, Mapping) and isinstance(function.get("name"), str)
     }
@@ -192,10 +192,7 @@ def _written(functions: Functions, *, message: bool) -> Any:
     """Return the grammar of an answer in `FORMAT`: calls; *message* also allows a message."""
     from npurt.llm.decode.grammar.grammar import Grammar
 
-    calls = [
-        f"{quoted(_begin_of(name))} {value({'type': 'object', **schema})}"
-        for name, schema in functions.items()
-    ]
+    calls = [f"{quoted(_begin_of(name))} {value(schema)}" for name, schema in functions.items()]
     text = f" | {quoted(MESSAGE)} /(.|\\n)*/" if message else ""
     return Grammar.from_lark(f'start: call ("\\n" call)*{text}\n{either("call", calls)}')
 

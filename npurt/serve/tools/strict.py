@@ -11,6 +11,7 @@ from typing import Any
 
 from npurt.llm.decode.grammar.lark import Functions as Functions
 from npurt.llm.decode.grammar.lark import either as either
+from npurt.llm.decode.grammar.lark import parameters
 from npurt.llm.decode.grammar.lark import quoted as quoted
 from npurt.llm.decode.grammar.lark import value as value
 
@@ -58,7 +59,7 @@ def arguments(functions: Functions) -> str:
 
     Errors as for `value`.
     """
-    return either("arguments", [value({"type": "object", **each}) for each in functions.values()])
+    return either("arguments", [value(parameters(each)) for each in functions.values()])
 
 
 def head(name: str, key: str) -> list[str]:
@@ -83,6 +84,7 @@ def properties(schema: Mapping[str, Any]) -> list[tuple[str, Any, bool]] | None:
 
     The definitions in *schema* (``$defs``) are copied into each property's schema.
     """
+    schema = parameters(schema)
     found, required = schema.get("properties"), schema.get("required")
     if not isinstance(found, Mapping):
         return [] if schema.get("additionalProperties") is False else None

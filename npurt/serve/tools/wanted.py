@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from npurt.llm.decode.grammar.lark import one_call
+from npurt.llm.decode.grammar.lark import ANY_ARGUMENTS, one_call
 from npurt.serve.http import limits
 from npurt.serve.http.errors import wrong
 from npurt.serve.http.fields import Fields
@@ -33,9 +33,10 @@ class Tools:
 
     @property
     def checked(self) -> Functions:
-        """The schema of each function for a grammar; {} (any arguments) if it is not strict."""
+        """The schema of each function for a grammar; any arguments if it is not strict."""
         return {
-            name: schema if name in self.strict else {} for name, schema in self.schemas.items()
+            name: schema if name in self.strict else ANY_ARGUMENTS
+            for name, schema in self.schemas.items()
         }
 
     def response_format(self) -> dict[str, Any] | None:

@@ -14,6 +14,7 @@ MAX_TEXT = 1 << 18  # characters of a grammar; the slowest known grammar of that
 # chain of 3,000 rules overflows the stack of a thread and ends the process.
 MAX_RULES = 1500
 RULE = re.compile(r"^[ \t]*[?!]*\w[^:\"/\n]*:", re.M)
+QUOTE = re.compile(r"^ *\d+ \|", re.M)  # a line of the grammar in a message of llguidance
 # Added to each grammar.  Without it, llguidance generates text as soon as the grammar allows only
 # one continuation; a grammar of 1 KB may force gigabytes of text.
 NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
@@ -79,8 +80,17 @@ class Grammar:
 
         given = schemas.json_of(schema)
         _check_text("a JSON schema", given)
-        read = schemas.lark_of(given)
-        return cls._checked("JSON schema", given, f"start: %json {read}", schemas.references(read))
+        try:
+            return cls._of_schema(given)
+        except GrammarError as error:
+            raise schemas.at_its_place(error, given, cls._of_schema) from None
+
+    @classmethod
+    def _of_schema(cls, text: str) -> Self:
+        from npurt.llm.decode.grammar import schemas
+
+        read = schemas.lark_of(text)
+        return cls._checked("JSON schema", text, f"start: %json {read}", schemas.references(read))
 
     @classmethod
     def json_object(cls) -> Self:
@@ -181,4 +191,8 @@ def _check_lark(kind: str, lark: str) -> None:
 
 
 def _wrong(kind: str, what: str) -> GrammarError:
-    return GrammarError(f"the {kind} is wrong: {what:.300}", remedy=f"correct the {kind}")
+    # llguidance quotes the lines of the grammar after the reason.
+    reason = " ".join(QUOTE.split(what)[0].removeprefix("ERROR: ").split())
+    if kind == "JSON schema":
+        reason = reason.partition("failed to compile JSON schema: ")[2] or reason
+    return GrammarError(f"the {kind} is wrong: {reason:.300}", remedy=f"correct the {kind}")
