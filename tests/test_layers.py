@@ -80,6 +80,7 @@ TOP = len(LAYERS) - 1  # a name that is no module, as in `from npurt import matm
 SOURCES = sorted(ROOT.rglob("*.py"))
 WITHOUT_NUMPY = [
     *(ROOT / "llm/text").rglob("*.py"),
+    *(ROOT / "llm/decode/calls").rglob("*.py"),
     *(ROOT / "serve").rglob("*.py"),
     *(ROOT / "llm/file" / f"{name}.py" for name in ("header", "mapped", "metadata", "config")),
     ROOT / "quant/types.py",

@@ -6,6 +6,8 @@ Source of the fields and events: docs.anthropic.com, API reference, Messages.
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
+from npurt.llm.decode.calls.format import Call, CallPart, add_part, parsed_arguments
+from npurt.llm.decode.calls.reading import Part, Said, Thought
 from npurt.serve.http import sse
 from npurt.serve.http.endpoint import Answer, Request
 from npurt.serve.http.fields import Fields
@@ -13,8 +15,6 @@ from npurt.serve.interfaces.openai_common import new_id
 from npurt.serve.model import options
 from npurt.serve.model.conversation import Conversation
 from npurt.serve.model.front import Front
-from npurt.serve.model.reading import Part, Said, Thought
-from npurt.serve.tools.calls import Call, parsed_arguments
 from npurt.serve.tools.wanted import Tools, flat_tools, tools_of
 
 REASONS = {
@@ -184,12 +184,16 @@ def _end(talk: Conversation, finish: str) -> dict[str, str | None]:
 
 async def _whole(front: Front, talk: Conversation) -> Answer:
     content: list[dict[str, Any]] = []
+    calls: list[Call] = []
     finish = "end"
     async for update in talk.updates(signs=False):
         assert update is not None
         finish = update.finish or finish
-        if isinstance(update.part, Call):
-            content.append(_tool_use(update.part, parsed_arguments(update.part)))
+        if isinstance(update.part, CallPart):
+            if update.part.number == len(calls):
+                content.append(_tool_use(update.part, {}))
+            add_part(calls, update.part)
+            content[-1]["input"] = parsed_arguments(calls[-1]) or {}
         elif update.part is not None:
             kind, empty, _, field = BLOCKS[type(update.part)]
             if not content or content[-1]["type"] != kind:
@@ -198,7 +202,7 @@ async def _whole(front: Front, talk: Conversation) -> Answer:
     return _head(front) | {"content": content, "usage": _usage(talk)} | _end(talk, finish)
 
 
-def _tool_use(call: Call, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _tool_use(call: CallPart, arguments: Mapping[str, Any]) -> dict[str, Any]:
     name = new_id("toolu").replace("-", "_")
     return {"type": "tool_use", "id": name, "name": call.name, "input": arguments}
 
@@ -209,13 +213,16 @@ class _Blocks:
     def __init__(self) -> None:
         self._index = -1
         self._open: type[Part] | None = None
+        self._call = -1  # number of the open call
 
     def take(self, part: Part) -> bytes:
         """Return the events of *part*, including the end of the block before it."""
-        if isinstance(part, Call):
-            data = self.end() + self._begin(Call, _tool_use(part, {}))
-            data += self._delta({"type": "input_json_delta", "partial_json": part.arguments})
-            return data + self.end()
+        if isinstance(part, CallPart):
+            data = b""
+            if part.number != self._call:
+                self._call = part.number
+                data = self.end() + self._begin(CallPart, _tool_use(part, {}))
+            return data + self._delta({"type": "input_json_delta", "partial_json": part.arguments})
         kind, empty, delta, field = BLOCKS[type(part)]
         data = b""
         if self._open is not type(part):

@@ -3,6 +3,8 @@
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
+from npurt.llm.decode.calls.format import Call, CallPart, add_part, new_call_id
+from npurt.llm.decode.calls.reading import Said, Thought
 from npurt.serve.http import sse
 from npurt.serve.http.endpoint import Answer, Request
 from npurt.serve.http.errors import wrong
@@ -12,8 +14,6 @@ from npurt.serve.model import options
 from npurt.serve.model.conversation import Conversation
 from npurt.serve.model.front import Front
 from npurt.serve.model.generation import Likely
-from npurt.serve.model.reading import Said, Thought
-from npurt.serve.tools.calls import Call, new_call_id
 from npurt.serve.tools.wanted import tools_of
 
 
@@ -77,7 +77,7 @@ def stream_options(fields: Fields) -> Fields | None:
 async def _whole(front: Front, talk: Conversation, logged: bool) -> Answer:
     count = len(talk.texts.choices)
     said, thought, reasons = [""] * count, [""] * count, ["end"] * count
-    calls: list[list[dict[str, Any]]] = [[] for _ in range(count)]
+    calls: list[list[Call]] = [[] for _ in range(count)]
     likely: list[list[Likely]] = [[] for _ in range(count)]
     async for update in talk.updates(signs=False):
         assert update is not None
@@ -86,8 +86,8 @@ async def _whole(front: Front, talk: Conversation, logged: bool) -> Answer:
                 said[update.choice] += text
             case Thought(text):
                 thought[update.choice] += text
-            case Call() as call:
-                calls[update.choice].append(_call(call))
+            case CallPart() as part:
+                add_part(calls[update.choice], part)
         likely[update.choice] += update.likely
         reasons[update.choice] = update.finish or "end"
     choices = [
@@ -103,15 +103,15 @@ async def _whole(front: Front, talk: Conversation, logged: bool) -> Answer:
     return made | {"choices": choices, "usage": usage(talk.texts)}
 
 
-def _message(said: str, thought: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+def _message(said: str, thought: str, calls: list[Call]) -> dict[str, Any]:
     content = None if calls and not said else said
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     if thought:
         message["reasoning_content"] = thought
-    return message | ({"tool_calls": calls} if calls else {})
+    return message | ({"tool_calls": list(map(_call, calls))} if calls else {})
 
 
-def _call(call: Call) -> dict[str, Any]:
+def _call(call: Call | CallPart) -> dict[str, Any]:
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": new_call_id(), "type": "function", "function": function}
 
@@ -149,9 +149,13 @@ async def _parts(front: Front, talk: Conversation, chosen: Fields) -> AsyncGener
                 yield chunk(update.choice, {"content": text}, update.likely)
             case Thought(text):
                 yield chunk(update.choice, {"reasoning_content": text}, update.likely)
-            case Call() as call:
-                index, called[update.choice] = called[update.choice], called[update.choice] + 1
-                delta = {"tool_calls": [{"index": index, **_call(call)}]}
+            case CallPart() as part:
+                if part.number == called[update.choice]:
+                    called[update.choice] += 1
+                    call = _call(part)
+                else:  # only the first delta of a call has its id, type and name
+                    call = {"function": {"arguments": part.arguments}}
+                delta = {"tool_calls": [{"index": part.number, **call}]}
                 yield chunk(update.choice, delta, update.likely)
             case None if update.likely:
                 yield chunk(update.choice, {"content": ""}, update.likely)

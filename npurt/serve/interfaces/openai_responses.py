@@ -6,6 +6,7 @@ Source of the fields and events: platform.openai.com, API reference, Responses.
 from collections.abc import AsyncGenerator
 from typing import Any
 
+from npurt.llm.decode.calls.reading import Part
 from npurt.serve.http import sse
 from npurt.serve.http.endpoint import Answer, Request
 from npurt.serve.http.errors import wrong
@@ -15,7 +16,6 @@ from npurt.serve.interfaces.openai_items import Item, ThoughtItem, new_item
 from npurt.serve.model import options
 from npurt.serve.model.conversation import Conversation
 from npurt.serve.model.front import Front
-from npurt.serve.model.reading import Part
 from npurt.serve.tools.wanted import Tools, flat_tools, tools_of
 
 

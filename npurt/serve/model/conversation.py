@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from npurt.errors import NpurtError
+from npurt.llm.decode.calls.choose import format_of
+from npurt.llm.decode.calls.format import CallPart
+from npurt.llm.decode.calls.reading import BEGIN, END, Part, Reader, begins_in_thought
+from npurt.llm.decode.calls.strict import Markers, grammar
 from npurt.llm.decode.grammar.grammar import Grammar
 from npurt.serve.http.endpoint import Request
 from npurt.serve.http.errors import wrong
 from npurt.serve.model.front import Front, Wanted
 from npurt.serve.model.generation import Likely, Texts
-from npurt.serve.model.reading import BEGIN, END, Part, Reader, begins_in_thought
 from npurt.serve.model.served_model import ServedModel
-from npurt.serve.tools.calls import Call
-from npurt.serve.tools.choose import format_of
-from npurt.serve.tools.strict import Markers, grammar
 from npurt.serve.tools.wanted import Tools, reader_format
 
 
@@ -101,11 +101,21 @@ class Conversation:
             wanted.response_format = tools.response_format()
         self._several = tools.several
         self._readers = [
-            Reader(calls, tools.schemas, thinks=thinks, within=begins_in_thought(prompt))
+            Reader(
+                calls,
+                tools.schemas,
+                thinks=thinks,
+                within=begins_in_thought(prompt),
+                forced=tools.forced,
+            )
             for _ in range(wanted.choices)
         ]
         self._ping = front.settings.ping
         self.texts: Texts = front.begin([ids], wanted)
+
+    def ended(self, choice: int) -> int:
+        """Return the number of calls of *choice* that are complete."""
+        return self._readers[choice].ended
 
     async def updates(self, *, signs: bool = True) -> AsyncGenerator[Update | None, None]:
         """Yield new output; with *signs*, yield None after `Settings.ping` seconds without output.
@@ -123,9 +133,9 @@ class Conversation:
             reader = self._readers[piece.choice]
             parts = list(reader.push(piece.text))
             if piece.finish:
-                parts += reader.finish()
+                parts += reader.finish(cut=piece.finish in ("length", "context"))
             finish = piece.finish
-            if reader.called and not self._several:
+            if reader.ended and not self._several:
                 parts = _to_first_call(parts)
                 self.texts.stop(piece.choice)
                 finish = "stop"
@@ -161,5 +171,5 @@ def _grammar(model: ServedModel, tools: Tools, prompt: str, *, thinks: bool) -> 
 
 
 def _to_first_call(parts: list[Part]) -> list[Part]:
-    first = next(i for i, part in enumerate(parts) if isinstance(part, Call))
-    return parts[: first + 1]
+    first = [i for i, part in enumerate(parts) if isinstance(part, CallPart) and not part.number]
+    return parts[: first[-1] + 1] if first else []

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from npurt.errors import LayoutError, ModelFormatError, NpurtError
+from npurt.llm.decode.calls.reading import BEGIN, END
 from npurt.llm.file.mapped import MappedGGUF
 from npurt.llm.text.chat import ChatTemplate, joined_parts
 from npurt.llm.text.fill_in import FillIn
 from npurt.llm.text.tokenizer import Tokenizer
 from npurt.serve.http.errors import of, wrong
 from npurt.serve.model.model_file import ModelFile
-from npurt.serve.model.reading import BEGIN, END
 
 
 class ServedModel(ModelFile):

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from npurt.llm.decode.calls.format import Call, Format, Schemas, call_of, objects
+from npurt.llm.decode.calls.strict import Functions
 from npurt.llm.decode.grammar.lark import ANY_ARGUMENTS, one_call
 from npurt.serve.http import limits
 from npurt.serve.http.errors import wrong
 from npurt.serve.http.fields import Fields
-from npurt.serve.tools.calls import Call, Format, Schemas, call_of, objects
-from npurt.serve.tools.strict import Functions
 
 
 @dataclass(slots=True)

@@ -11,9 +11,17 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from npurt.serve.tools import strict
-from npurt.serve.tools.calls import Call, Format, Schemas, written
-from npurt.serve.tools.strict import Functions, Markers
+from npurt.llm.decode.calls import strict
+from npurt.llm.decode.calls.format import (
+    Call,
+    Format,
+    Growth,
+    Progress,
+    Schemas,
+    without_surrogates,
+    written,
+)
+from npurt.llm.decode.calls.strict import Functions, Markers
 
 FUNCTION = re.compile(r"\s*<function=([^<>\n]+)>")
 FUNCTION_END = re.compile(r"\s*</function>")
@@ -23,6 +31,10 @@ PARAMETER = re.compile(
     re.S,
 )
 LAST_TAGS = re.compile(r"(?:<function=[^<>\n]+>|</parameter>)\s*</function>\s*(?=</tool_call>)")
+BEGIN = re.compile(r"\s*<parameter=([^<>\n]+)>\n?(?=.)", re.S)
+TAGS = ("<parameter=", "</function>")
+END_TAG = "\n</parameter>"
+VALUE_END = re.compile(r"\n?</parameter>")
 DEPTH = 4  # levels of nested schemas that are searched for types
 
 
@@ -40,6 +52,11 @@ class Coder(Format):
             return text.find(self.end)
         found = LAST_TAGS.search(text)
         return found.end() if found else -1
+
+    def growth(self, text: str, at: int) -> Growth | None:
+        """Return the growth of the next call; see `Format`."""
+        found = FUNCTION.match(text, at)
+        return CoderGrowth(found[1].strip(), found.end()) if found else None
 
     def rules(self, functions: Functions, markers: Markers) -> str:
         """Return the Lark rules of an answer; see `Format`."""
@@ -63,6 +80,86 @@ class Coder(Format):
         if not calls or body[at:].strip():
             raise ValueError("no function, or something after it")
         return calls
+
+
+class CoderGrowth:
+    """The arguments of a call with tags, which become JSON; see `Growth`.
+
+    Args:
+        name: The function's name.
+        start: The index in the text where the parameters begin.
+    """
+
+    stub = ""
+
+    def __init__(self, name: str, start: int) -> None:
+        self.name = name
+        self.start = start
+        self._count = 0  # parameters so far
+        self._text = False  # inside the text of a parameter
+
+    def take(self, text: str, schemas: Schemas) -> tuple[str, int, Progress]:
+        """Return a piece of JSON, the number of characters read, and the progress."""
+        properties = schemas.get(self.name, {}).get("properties")
+        properties = properties if isinstance(properties, Mapping) else {}
+        made, at = "", 0
+        while True:
+            if self._text:
+                inner, used, closed = _text_of(text[at:])
+                made += json.dumps(inner, ensure_ascii=False)[1:-1] + '"' * closed
+                at += used
+                self._text = not closed
+                if not closed:
+                    return without_surrogates(made), at, "more"
+            if FUNCTION_END.match(text, at):
+                return f"{made}{'' if self._count else '{'}}}", at, "end"
+            begin = BEGIN.match(text, at)
+            if begin is None:
+                rest = text[at:].lstrip()
+                known = any(tag.startswith(rest[: len(tag)]) for tag in TAGS)
+                return made, at, "more" if known else "broken"
+            key, schema = begin[1].strip(), properties.get(begin[1].strip())
+            kinds = _kinds(schema) if isinstance(schema, Mapping) else {"string"}
+            if kinds == {"string"}:
+                value, used = '"', begin.end()
+                self._text = True
+            else:
+                inner, used, closed = _text_of(text[begin.end() :])
+                if not closed:
+                    return made, at, "more"
+                value = json.dumps(_value(inner, schema), ensure_ascii=False)
+                used += begin.end()
+            before = ", " if self._count else "{"
+            made += f"{before}{json.dumps(key, ensure_ascii=False)}: {value}"
+            self._count, at = self._count + 1, used
+
+
+def _text_of(text: str) -> tuple[str, int, bool]:
+    """Return the final part of a parameter's *text*, its length, and whether the text ends there.
+
+    The length includes the end tag.
+    """
+    at = 0
+    while found := VALUE_END.search(text, at):
+        ends = _another_tag(text[found.end() :])
+        if ends is not False:
+            return text[: found.start()], found.end() if ends else found.start(), bool(ends)
+        at = found.start() + 1
+    held = max(
+        next(i for i in range(len(tag), -1, -1) if text.endswith(tag[:i]))
+        for tag in (END_TAG, END_TAG.lstrip())
+    )
+    return text[: len(text) - held], len(text) - held, False
+
+
+def _another_tag(text: str) -> bool | None:
+    """Return whether *text*, which follows an end tag, begins with a tag; None: more decides."""
+    rest, tags = text.lstrip(), TAGS
+    if rest.startswith(TAGS[1]):
+        rest, tags = rest[len(TAGS[1]) :].lstrip(), ("<function=", "</tool_call>")
+    if rest.startswith(tags):
+        return True
+    return None if any(tag.startswith(rest) for tag in tags) else False
 
 
 def _call(name: str, body: str, at: int, schemas: Schemas) -> tuple[Call, int]:

@@ -7,9 +7,10 @@ import json
 import re
 from collections.abc import Sequence
 
-from npurt.serve.tools import strict
-from npurt.serve.tools.calls import Call, Format, Schemas, call_of, objects
-from npurt.serve.tools.strict import Functions, Markers
+from npurt.llm.decode.calls import strict
+from npurt.llm.decode.calls.format import Call, Format, Growth, Schemas, call_of, objects
+from npurt.llm.decode.calls.growing import JsonGrowth, json_growth
+from npurt.llm.decode.calls.strict import Functions, Markers
 
 LISTED = re.compile(r"\s*(?:\[\s*)?\{")
 NAMED = re.compile(
@@ -24,6 +25,14 @@ class Mistral(Format):
     end = ""
     bare = ""
     markup: tuple[str, ...] = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
+
+    def growth(self, text: str, at: int) -> Growth | None:
+        """Return the growth of the next call; see `Format`."""
+        if listed := json_growth(text, at):
+            return listed
+        found = NAMED.match(text, at)
+        ready = found and text.startswith("{", found.end())
+        return JsonGrowth(found[1], found.end()) if found and ready else None
 
     def rules(self, functions: Functions, markers: Markers) -> str:
         """Return the Lark rules of an answer; see `Format`."""

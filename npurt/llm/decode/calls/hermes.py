@@ -7,9 +7,10 @@ Source: the chat templates of these models: ``<tool_call>\n{"name": ..., "argume
 import re
 from collections.abc import Sequence
 
-from npurt.serve.tools import strict
-from npurt.serve.tools.calls import Call, Format, Schemas, call_of, objects
-from npurt.serve.tools.strict import Functions, Markers
+from npurt.llm.decode.calls import strict
+from npurt.llm.decode.calls.format import Call, Format, Growth, Schemas, call_of, objects
+from npurt.llm.decode.calls.growing import json_growth
+from npurt.llm.decode.calls.strict import Functions, Markers
 
 # A JSON string, which may be incomplete at the end of the text.  A control character ends it.
 STRING = r'"(?:[^"\\\x00-\x1f]|\\[^\x00-\x1f])*+\\?(?:["\x00-\x1f]|\Z)'
@@ -29,6 +30,10 @@ class Hermes(Format):
         found = BEFORE_END.match(text)
         assert found, "the pattern matches the empty text"
         return found.end() if found.end() < len(text) else -1
+
+    def growth(self, text: str, at: int) -> Growth | None:
+        """Return the growth of the next call; see `Format`."""
+        return json_growth(text, at)
 
     def rules(self, functions: Functions, markers: Markers) -> str:
         """Return the Lark rules of an answer; see `Format`."""

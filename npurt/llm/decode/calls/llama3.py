@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from npurt.errors import GrammarError
-from npurt.serve.tools import strict
-from npurt.serve.tools.calls import Call, Format, Schemas, call_of, objects, written
-from npurt.serve.tools.strict import Functions, Markers
+from npurt.llm.decode.calls import strict
+from npurt.llm.decode.calls.format import Call, Format, Growth, Schemas, call_of, objects, written
+from npurt.llm.decode.calls.growing import json_growth
+from npurt.llm.decode.calls.strict import Functions, Markers
 
 
 class Llama3(Format):
@@ -21,8 +22,12 @@ class Llama3(Format):
 
     start = "<|python_tag|>"
     end = ""
-    bare = "{"
+    bare = ""  # an object without the marker is found as any call in JSON is
     markup: tuple[str, ...] = ("<|python_tag|>",)
+
+    def growth(self, text: str, at: int) -> Growth | None:
+        """Return the growth of the next call; see `Format`."""
+        return json_growth(text, at)
 
     def rules(self, functions: Functions, markers: Markers) -> str:
         """Return the Lark rules of an answer; see `Format`.

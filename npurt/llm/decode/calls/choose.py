@@ -1,10 +1,10 @@
 """Choose the format of a model's calls from its chat template."""
 
-from npurt.serve.tools.calls import Format
-from npurt.serve.tools.coder import Coder
-from npurt.serve.tools.hermes import Hermes
-from npurt.serve.tools.llama3 import Llama3, Pythonic
-from npurt.serve.tools.mistral import Mistral
+from npurt.llm.decode.calls.coder import Coder
+from npurt.llm.decode.calls.format import Format
+from npurt.llm.decode.calls.hermes import Hermes
+from npurt.llm.decode.calls.llama3 import Llama3, Pythonic
+from npurt.llm.decode.calls.mistral import Mistral
 
 # The first string found in the template decides.  <|start_header_id|> is Llama 3's markup of turns.
 SIGNS: tuple[tuple[str, type[Format]], ...] = (

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npurt.serve.model.reading import Reader, Said, Thought, begins_in_thought
-from npurt.serve.tools.calls import Call
-from npurt.serve.tools.choose import format_of
-from npurt.serve.tools.coder import Coder
-from npurt.serve.tools.hermes import Hermes
-from npurt.serve.tools.llama3 import Llama3, Pythonic
-from npurt.serve.tools.mistral import Mistral
+from npurt.llm.decode.calls.choose import format_of
+from npurt.llm.decode.calls.coder import Coder
+from npurt.llm.decode.calls.format import CallPart, add_part
+from npurt.llm.decode.calls.hermes import Hermes
+from npurt.llm.decode.calls.llama3 import Llama3, Pythonic
+from npurt.llm.decode.calls.mistral import Mistral
+from npurt.llm.decode.calls.reading import Reader, Said, Thought, begins_in_thought
 
 SCHEMAS = {
     "f": {"properties": {"a": {"type": "integer"}, "s": {"type": "string"}, "l": {}}},
@@ -20,15 +20,19 @@ SCHEMAS = {
 }
 
 
-def read(pieces, calls=None, **options):
+def read(pieces, kind=None, **options):
     """Return what a reader parses from *pieces*: thoughts, answer, calls."""
-    reader = Reader(calls, SCHEMAS, **options)
+    reader = Reader(kind, SCHEMAS, **options)
     parts = [part for piece in pieces for part in reader.push(piece)] + list(reader.finish())
-    assert reader.called == sum(isinstance(part, Call) for part in parts)
+    calls = []
+    for part in parts:
+        if isinstance(part, CallPart):
+            add_part(calls, part)
+    assert reader.called == len(calls)
     return (
         "".join(part.text for part in parts if isinstance(part, Thought)),
         "".join(part.text for part in parts if isinstance(part, Said)),
-        [(part.name, json.loads(part.arguments)) for part in parts if isinstance(part, Call)],
+        [(call.name, json.loads(call.arguments)) for call in calls],
     )
 
 

@@ -4,19 +4,46 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-from npurt.serve.tools.strict import Functions, Markers
+from npurt.llm.decode.calls.strict import Functions, Markers
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
-    """A function call: the function's name, and the arguments as a JSON object in a string."""
+    """A function call: the function's name, and the arguments as a JSON object in a string.
+
+    The arguments of a call that the end of the completion cut off are the beginning of JSON.
+    """
 
     name: str
     arguments: str
 
 
+@dataclass(frozen=True, slots=True)
+class CallPart:
+    """A piece of a call.
+
+    Attributes:
+        number: The call's number in the completion, from 0.  Its first piece begins the call.
+        name: The function's name.
+        arguments: A piece of the arguments.
+    """
+
+    number: int
+    name: str
+    arguments: str
+
+
+def add_part(calls: list[Call], part: CallPart) -> None:
+    """Add *part* to *calls*, the list of a completion's calls so far."""
+    if part.number == len(calls):
+        calls.append(Call(part.name, part.arguments))
+    else:
+        calls[part.number].arguments += part.arguments
+
+
+Progress = Literal["more", "end", "broken"]
 Schemas = Mapping[str, Mapping[str, Any]]  # schema of each function's parameters by its name
 
 
@@ -43,6 +70,15 @@ class Format(Protocol):
         """
         return -1
 
+    def growth(self, text: str, at: int) -> "Growth | None":
+        """Return the growth of the arguments of the next call; None if *text* has none yet.
+
+        Args:
+            text: Text after *start*.
+            at: The index in *text* up to which earlier calls were read.
+        """
+        return None
+
     def rules(self, functions: Functions, markers: Markers) -> str:
         """Return the Lark rules of an ``answer`` whose calls match *functions*; see `strict`.
 
@@ -56,6 +92,29 @@ class Format(Protocol):
 
         Raises:
             ValueError: *body* contains no call, or other text besides calls.
+        """
+
+
+class Growth(Protocol):
+    """Reads the arguments of a call while the model writes them.
+
+    Attributes:
+        name: The function's name.
+        start: The index in the text where the arguments begin.
+        stub: The text that replaces the arguments once they are complete.
+    """
+
+    name: str
+    start: int
+    stub: str
+
+    def take(self, text: str, schemas: Schemas) -> tuple[str, int, Progress]:
+        """Return a piece of JSON, the number of characters of *text* read, and the progress.
+
+        The progress is ``"broken"`` if the text after these characters cannot be arguments.
+
+        Args:
+            text: The text after the arguments read so far.
         """
 
 
@@ -112,9 +171,12 @@ def objects(text: str, separators: str = "") -> list[Any]:
     return found
 
 
-def parsed_arguments(call: Call) -> dict[str, Any]:
-    """Return the arguments of *call* as an object."""
-    found: dict[str, Any] = json.loads(call.arguments)
+def parsed_arguments(call: Call) -> dict[str, Any] | None:
+    """Return the arguments of *call* as an object; None if the call was cut off."""
+    try:
+        found: dict[str, Any] = json.loads(call.arguments or "{}")
+    except ValueError:
+        return None
     return found
 
 
