@@ -239,7 +239,7 @@ def test_calls_with_tags_are_the_same_in_pieces_and_whole(text):
     )
     whole = Reader(Coder(), SCHEMAS)
     parts = list(whole.push(f"{body}</tool_call>")) + list(whole.finish())
-    said, calls = read(list(f"{body}</tool_call>"), Coder)
+    _, calls = read(list(f"{body}</tool_call>"), Coder)
     joined = "".join(part.arguments for part in parts if isinstance(part, CallPart))
     if whole.ended == whole.called == 1:
         assert json.loads(calls[0][1]) == json.loads(joined)

@@ -104,6 +104,9 @@ class FakeBackend:
         if submit.prompt + len(done) > self.n_ctx:
             return Event(submit.id, finish="context")
         token = self.say(submit, done)
+        if submit.sampling.get("seed") == 777 and len(done) == 2:
+            error = ("the fake fails at its third token", "take another seed")
+            return Event(submit.id, finish="failed", error=error)
         if token is None:
             return Event(submit.id, finish="end", read=running.read)
         if token in submit.stop_ids:

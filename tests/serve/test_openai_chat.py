@@ -238,14 +238,14 @@ async def test_a_full_context_is_a_length():
 @pytest.mark.parametrize("stream", [True, False])
 @asking
 async def test_an_error_of_the_engine_ends_the_answer(stream):
-    reply = await Client("x")(CHAT, SAY_HI | {"seed": 666, "stream": stream})
+    reply = await Client("Hello, you")(CHAT, SAY_HI | {"seed": 777, "stream": stream})
 
     if stream:
         assert reply.status == 200
-        assert reply.events[-1]["error"]["message"].startswith("the fake refuses seed 666")
+        assert reply.events[-1]["error"]["message"].startswith("the fake fails")
         assert "[DONE]" not in reply.events
     else:
-        assert reply.status == 400
+        assert reply.status == 500
 
 
 @asking

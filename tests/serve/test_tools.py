@@ -140,9 +140,12 @@ async def test_tools_that_make_no_sense_are_refused(change, param):
 
 
 @asking
-async def test_a_template_that_knows_no_tools_says_so():
-    reply = await client("x", "{{ messages[0].content }}")(CHAT, ASK)
-    assert (reply.status, reply.json["error"]["param"]) == (400, "tools")
+async def test_a_template_that_knows_no_tools_gets_them_as_text():
+    asked = client(CALL, "{% for m in messages %}{{ m.content }}{% endfor %}")
+    reply = await asked(CHAT, ASK)
+
+    assert '{"name": "weather"' in asked.prompt
+    assert reply.json["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "weather"
 
 
 # --- Thoughts ---------------------------------------------------------------------------------

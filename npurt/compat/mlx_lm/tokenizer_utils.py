@@ -222,7 +222,7 @@ class TokenizerWrapper:
 
         Raises:
             LayoutError: *conversation* is empty, or the template raises an error.
-            SettingError: The template does not read *tools*, or omits the last message.
+            SettingError: The template omits the last message.
             UnsupportedOp: npurt does not support an option of transformers' function.
         """
         refuse(dict.fromkeys(UNREAD) | template_variables, *UNREAD)

@@ -304,7 +304,7 @@ class TextGenerator:
         Raises:
             LayoutError: *messages* is not a list of messages, or the template refuses a message.
             ModelFormatError: The file has no chat template, or its template does not work.
-            SettingError: The template does not read *tools*, *enable_thinking* or a variable.
+            SettingError: The template does not read *enable_thinking* or a variable.
             UnsupportedOp: npurt does not support an option.
         """
         variables = without_missing(options)
@@ -336,7 +336,7 @@ class TextGenerator:
         Raises:
             LayoutError: *messages* is not a list of messages, or the template refuses a message.
             ModelFormatError: The file has no chat template, or its template does not work.
-            SettingError: The template does not read *tools* or a variable.
+            SettingError: The template does not read a variable.
         """
         if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
             raise LayoutError(
@@ -381,8 +381,8 @@ def _after(begin: str, pieces: Iterable[str]) -> Iterator[str]:
 
 
 def _require_read(template: "ChatTemplate", variables: Mapping[str, Any]) -> None:
-    """Raise SettingError if the template does not read one of *variables*."""
-    unread = [name for name in variables if name not in template.variables]
+    """Raise SettingError if the template does not read one of *variables* except tools."""
+    unread = [name for name in variables if name not in template.variables | {"tools"}]
     if unread:
         import difflib
 

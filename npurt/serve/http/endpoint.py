@@ -126,9 +126,10 @@ class Endpoint(Generic[F]):
         answer = await until_gone(self._handle(request), receive)
         if isinstance(answer, sse.Stream):
             try:
+                await until_gone(answer.source.begun(), receive)
                 await until_gone(self._stream(scope, answer, send), receive)
             finally:
-                answer.cancel()  # also if the stream was not started
+                answer.source.cancel()  # also if the stream was not started
         else:
             await reply(send, answer, head=scope["method"] == "HEAD")
 

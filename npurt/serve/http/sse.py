@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import AsyncGenerator, Callable
-from typing import Any
+from typing import Any, Protocol
 
 HEADERS = {
     "Cache-Control": "no-cache",
@@ -35,12 +35,24 @@ def line(value: Any) -> bytes:
     return compact(value) + b"\n"
 
 
+class Source(Protocol):
+    """The generation of a stream."""
+
+    async def begun(self) -> None:
+        """Wait until the request is accepted; raise the error if it is refused."""
+
+    def cancel(self) -> None:
+        """End the generation."""
+
+
 class Stream:
     """A response that is sent in parts while it is generated.
 
     Args:
         parts: Yields the encoded parts.
-        cancel: Stops the generation; always called at the end, also after an error.
+        source: What generates the parts.  Its ``begun`` is awaited before anything is sent, so a
+            refused request has the status of its error.  Its ``cancel`` is always called at the
+            end, also after an error.
         kind: The content type.
         packed: Encodes the body of an error as the last part of the stream.
     """
@@ -48,12 +60,12 @@ class Stream:
     def __init__(
         self,
         parts: AsyncGenerator[bytes, None],
-        cancel: Callable[[], None],
+        source: Source,
         *,
         kind: str = EVENTS,
         packed: Callable[[Any], bytes] = data,
     ) -> None:
         self.parts = parts
-        self.cancel = cancel
+        self.source = source
         self.kind = kind
         self.packed = packed

@@ -41,7 +41,7 @@ async def answer(front: Front, request: Request) -> Answer:
     talk = await Conversation.of(front, request, given, wanted, tools, variables, before=before)
     talk.texts.progress = stream and fields.flag("return_progress")
     if stream:
-        return sse.Stream(_parts(front, talk), talk.texts.cancel, packed=_error)
+        return sse.Stream(_parts(front, talk), talk.texts, packed=_error)
     return await _whole(front, talk)
 
 

@@ -76,7 +76,7 @@ async def _answer(front: Front, request: Request, prompt: list[int]) -> Answer:
     talk.texts.progress = stream and fields.flag("return_progress")
     if not stream:
         return await talk.whole()
-    return sse.Stream(talk.parts(), talk.texts.cancel)
+    return sse.Stream(talk.parts(), talk.texts)
 
 
 class Completion:

@@ -176,7 +176,7 @@ def _lines(parts: Parts, texts: Texts) -> sse.Stream:
         async for part in parts:
             yield sse.line(part)
 
-    return sse.Stream(lines(), texts.cancel, kind=sse.LINES, packed=sse.line)
+    return sse.Stream(lines(), texts, kind=sse.LINES, packed=sse.line)
 
 
 def _message(update: Update | None) -> dict[str, Any]:

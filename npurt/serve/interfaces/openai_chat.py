@@ -43,7 +43,7 @@ async def chat(front: Front, request: Request) -> Answer:
     logged = wanted.top_logprobs is not None
     if chosen is None:
         return await _whole(front, talk, logged)
-    return sse.Stream(_parts(front, talk, chosen), talk.texts.cancel)
+    return sse.Stream(_parts(front, talk, chosen), talk.texts)
 
 
 def messages(fields: Fields) -> list[dict[str, Any]]:

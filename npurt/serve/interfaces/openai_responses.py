@@ -47,7 +47,7 @@ async def respond(front: Front, request: Request) -> Answer:
     talk.texts.progress = stream and fields.flag("return_progress")
     response = Response(front, talk, echoed)
     if stream:
-        return sse.Stream(response.events(), talk.texts.cancel, packed=response.error)
+        return sse.Stream(response.events(), talk.texts, packed=response.error)
     async for _ in response.events(signs=False):
         pass
     return response.whole()

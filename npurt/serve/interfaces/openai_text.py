@@ -69,7 +69,7 @@ async def completions(front: Front, request: Request) -> Answer:
     if chosen is None:
         return await _whole(front, texts, before, wanted.top_logprobs is not None)
     parts = _parts(front, texts, before, chosen)
-    return sse.Stream(parts, texts.cancel)
+    return sse.Stream(parts, texts)
 
 
 def _logprobs(fields: Fields) -> int | None:

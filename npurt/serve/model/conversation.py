@@ -74,6 +74,8 @@ class Conversation:
             return prompt, front.model.encode_prompt(prompt)
 
         prompt, ids = await request.in_thread(prepared)
+        if tools.forced:
+            await asyncio.to_thread(tools.check, tools.forced)
         if tools.strict and not (wanted.grammar or wanted.response_format):
             thinks = apart and not before and front.model.thinks
             wanted.lark = await asyncio.to_thread(  # compiling the grammar may take a second
@@ -160,6 +162,7 @@ def _grammar(model: ServedModel, tools: Tools, prompt: str, *, thinks: bool) -> 
         HttpError: A schema is invalid or too large.
     """
     markers = Markers(lambda text: next(iter(model.markup([text])), None))
+    tools.check(tools.strict)
     try:
         rules = format_of(model.source).rules(tools.checked, markers)
         thought = (BEGIN, END) if thinks else None

@@ -18,6 +18,7 @@ from npurt.serve.model.served_model import ServedModel
 DRAIN_SECONDS = 30.0
 LAST_SECONDS = 2.0  # timeout for sending the final error to clients
 LONGEST_RETRY = 60  # seconds; upper bound on Retry-After
+PATIENCE = 2.0  # seconds; see `Texts`
 SEEDS = 1 << 63
 
 
@@ -247,7 +248,9 @@ class Front:
                 timer.cancel()
             self._ended(texts, loop.time() - began)
 
-        texts = Texts(self.engine, submits, choices, sum(map(len, prompts)), done)
+        texts = Texts(self.engine, submits, choices, sum(map(len, prompts)), done,
+            min(PATIENCE, self.settings.ping),
+        )  # fmt: skip
         timer = loop.call_later(self.settings.deadline, texts.give_up, late)
         self._under_way.add(texts)
         self.counts.requests += 1

@@ -1,6 +1,7 @@
 """The completions of one request: decode tokens to text, and end at stop strings."""
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -139,6 +140,7 @@ class Texts:
         submits: The engine's `Submit` message for each choice.
         choices: The completions.
         done: Called once, when the last completion has ended or is cancelled.
+        patience: Seconds for which a stream waits for its first output before it begins.
 
     Attributes:
         choices: The completions.
@@ -153,15 +155,19 @@ class Texts:
         choices: Sequence[Choice],
         prompt_tokens: int,
         done: Callable[["Texts"], None],
+        patience: float = 0.0,
     ) -> None:
         self.choices = list(choices)
         self.prompt_tokens = prompt_tokens
         self.progress = False
+        self._patience = patience
         self._began = asyncio.get_running_loop().time()
         self._prompts: dict[tuple[int, ...], list[Choice]] = {}  # choices by prompt
         self._engine = engine
         self._done = done
         self._updates: asyncio.Queue[tuple[int, Event] | HttpError | None] = asyncio.Queue()
+        self._first = asyncio.Event()  # a choice has output, or failed
+        self._refused: HttpError | None = None  # the error of a choice without output
         self._open: dict[int, int] = {}  # the engine's sequence id by choice
         for i, submit in enumerate(submits):
             self._prompts.setdefault(tuple(submit.tokens), []).append(self.choices[i])
@@ -214,6 +220,18 @@ class Texts:
             silence.end()
             self.cancel()
 
+    async def begun(self) -> None:
+        """Wait for the first output, or *patience* seconds.
+
+        Raises:
+            HttpError: A choice failed before its first output.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._patience):
+                await self._first.wait()
+        if self._refused is not None:
+            raise self._refused
+
     def progress_now(self) -> dict[str, Any]:
         """Return llama.cpp's field ``prompt_progress``; {} if not requested or after a first token.
 
@@ -259,6 +277,9 @@ class Texts:
         """End all choices; `pieces` raises *error*."""
         for sequence in self._open.values():
             self._engine.cancel(sequence)
+        if not self._first.is_set():
+            self._refused = error
+            self._first.set()
         self._updates.put_nowait(error)
 
     def give_up(self, error: HttpError) -> None:
@@ -271,6 +292,10 @@ class Texts:
         done(self)
 
     def _put(self, number: int, event: Event) -> None:
+        if event.error is not None and not self._first.is_set():
+            self._refused = _failed(event)
+        if event.error is not None or event.tokens or event.finish or self.progress:
+            self._first.set()
         self._updates.put_nowait((number, event))
 
     def _taken(self, number: int, event: Event) -> Piece | None:
@@ -278,15 +303,19 @@ class Texts:
         if number not in self._open:  # a stop string has ended the choice
             return None
         if event.error is not None:
-            what, remedy = event.error
-            status = STATUSES.get(event.finish or "", 500)
-            raise HttpError(status, what, remedy=remedy)
+            raise _failed(event)
         piece = self.choices[number].take(event)
         if piece.finish:
             sequence = self._open.pop(number)
             if not event.finish:
                 self._engine.cancel(sequence)
         return piece if piece.text or piece.likely or piece.finish or piece.prompt else None
+
+
+def _failed(event: Event) -> HttpError:
+    assert event.error is not None
+    what, remedy = event.error
+    return HttpError(STATUSES.get(event.finish or "", 500), what, remedy=remedy)
 
 
 class _Silence:

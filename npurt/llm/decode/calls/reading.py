@@ -184,7 +184,8 @@ class Reader:
 
     def _in_call(self, last: bool) -> Iterator[Part]:
         assert self._calls is not None
-        yield from self._grow(GROWS)
+        if self._growth or not self._calls.end or self._calls.end not in self._held:
+            yield from self._grow(GROWS)
         if self._state != "call" or (self._growth and not last):
             return
         first = self._held.find(self._calls.end) if self._calls.end else -1
