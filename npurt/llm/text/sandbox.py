@@ -149,7 +149,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             "joiner": Joiner,
         }
         own: Filters = {"indent": self._indent, "replace": self._replace, "tojson": self._tojson}
-        own["format"] = self._format
+        own |= {"attr": self._attr, "format": self._format}
         more = self._paying(costly_filters.FILTERS)
         for table, reads, walks in (
             (PASSING, False, False),
@@ -321,6 +321,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
         return {name: paying(cost, function) for name, (cost, function) in costly.items()}
 
+    def _attr(self, value: Any, name: str) -> Any:
+        if str(name).startswith("_"):
+            raise SecurityError(f"access to {name:.60}")
+        return filters.do_attr(self, value, name)
+
     def _format(self, value: Any, *args: Any, **kwargs: Any) -> str:
         return self._percent(str(value), kwargs or args)
 
@@ -364,7 +369,6 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 # Filters, grouped by their use of arguments.  PASSING filters return an argument or an element:
 PASSING: Filters = {
     "abs": abs,
-    "attr": filters.do_attr,
     "count": len,
     "d": filters.do_default,
     "default": filters.do_default,
