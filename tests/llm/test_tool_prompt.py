@@ -6,6 +6,7 @@ import pytest
 
 from npurt.errors import LayoutError
 from npurt.llm.text.chat import ChatTemplate
+from tests.llm.conftest import open_tiny
 
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
 ARGUMENTS = {"city": "Rome", "days": 2}
@@ -87,3 +88,27 @@ def test_variables_have_the_defaults_of_llama_cpp():
     assert render(source, hello) == "11True"
     assert render(source, hello, date_string="1 May", enable_thinking=False) == "5False"
     assert render("{{ x is defined }}", hello) == "False"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "weather", "arguments": {"city": "Rome"}}',
+        '```json\n{"name": "weather", "arguments": {"city": "Rome"}}\n```',
+        '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>',
+    ],
+)
+def test_an_answer_of_llama_is_parsed_to_a_message_that_can_be_fed_back(text):
+    with open_tiny(chat_template=PLAIN, n_ctx=512) as llm:
+        llm.chat([{"role": "user", "content": "Hi"}], tools=TOOLS, max_tokens=1)
+        message = llm.parse_answer(text, TOOLS)
+        quoted = llm.parse_answer(f"Write {text}", TOOLS) if text[0] == "{" else None
+        plain = llm.parse_answer(text)
+        prompt = llm.detokenize(llm.apply_chat_template([message]))
+
+    (call,) = message["tool_calls"]
+    assert message["content"] is None
+    assert json.loads(call["function"]["arguments"]) == {"city": "Rome"}
+    assert plain == {"role": "assistant", "content": text}
+    assert quoted is None or quoted == {"role": "assistant", "content": f"Write {text}"}
+    assert "<assistant>" in prompt

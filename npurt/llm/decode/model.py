@@ -208,6 +208,7 @@ class Llama:
     generate = of_texts(TextGenerator.generate)
     chat = of_texts(TextGenerator.chat)
     apply_chat_template = of_texts(TextGenerator.apply_chat_template)
+    parse_answer = of_texts(TextGenerator.parse_answer)
     embed = of_embedder(Embedder.embed)
     rerank = of_embedder(Embedder.rerank)
 

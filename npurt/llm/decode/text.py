@@ -297,7 +297,7 @@ class TextGenerator:
         Args:
             stream, n, echo: As for `generate`.
             tools: Functions that the model may call, as JSON schemas.  The returned text contains
-                the model's calls, unparsed.
+                the model's calls as it writes them; `parse_answer` finds them.
             enable_thinking: Whether a reasoning model writes its reasoning before the answer.
             options: The options of `generate`, and variables of the template.
 
@@ -316,6 +316,28 @@ class TextGenerator:
         ids = self.apply_chat_template(messages, tools=tools, **variables)
         chosen: Any = n  # Any, because the overloads distinguish 1 from other numbers
         return self.generate(ids, n=chosen, echo=echo, stream=stream, **options)
+
+    def parse_answer(
+        self, text: str, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> dict[str, Any]:
+        """Return the message of an answer of `chat`, with the calls of functions in it.
+
+        The message has ``role``, ``content``, ``tool_calls`` as in OpenAI's API if the answer
+        calls functions, and ``reasoning_content`` if it has a thought.  It can be appended to the
+        messages of the next `chat`.
+
+        Args:
+            text: The whole answer.
+            tools: As for `chat`.  An answer has no calls but of these functions.
+
+        Raises:
+            ModelFormatError: The file has no chat template.
+            SettingError: *tools* is not a list of JSON schemas.
+        """
+        from npurt.llm.decode.calls.message import message_of
+
+        cut = self._generator.timing.finish in ("length", "context")
+        return message_of(text, _tools(tools), self.template.source, cut=cut)
 
     def apply_chat_template(
         self,

@@ -98,7 +98,7 @@ FILTERS: dict[str, Costly] = {
     "escape": (_times(6), _escape),
     "filesizeformat": (_times(1), filters.do_filesizeformat),
     "forceescape": (_times(6), _escape),
-    "pprint": (_cost_of_print, lambda value: pformat(value)),
+    "pprint": (_cost_of_print, pformat),
     "round": (_cost_of_count, filters.do_round),
     "slice": (_cost_of_lists, _slice),
     "striptags": (_cost_of_tags, lambda value: filters.do_striptags(str(value))),

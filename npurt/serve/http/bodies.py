@@ -46,8 +46,18 @@ TEXTS_WANTED: Properties = {
     "n": integer(1, limits.CHOICES),
     "ignore_eos": FLAG,
     "min_tokens": integer(0),
+    "t_max_predict_ms": integer(-1),
+    "post_sampling_probs": FLAG,  # refused if true
 }
-FORMATS: Properties = {"response_format": fields({"type": TEXT}), "grammar": TEXT}
+SCHEMA = either(OBJECT, TEXT)  # a JSON schema
+CONSTRAINTS: Properties = {  # by their names in vLLM's structured_outputs
+    "json": SCHEMA, "regex": TEXT, "choice": array(TEXT), "grammar": TEXT, "json_object": FLAG
+}  # fmt: skip
+FORMATS: Properties = {
+    "response_format": fields({"type": TEXT}), "grammar": TEXT, "json_schema": SCHEMA,
+    **{f"guided_{name}": CONSTRAINTS[name] for name in ("json", "regex", "choice", "grammar")},
+    "structured_outputs": fields(CONSTRAINTS),
+}  # fmt: skip
 STREAM: Properties = {"stream": FLAG, "stream_options": fields({"include_usage": FLAG})}
 
 # --- Messages and tools -------------------------------------------------------------------------
@@ -73,7 +83,10 @@ TOOLS: Properties = {
     "tool_choice": either(enum("auto", "none", "required"), CHOICE),
     "parallel_tool_calls": FLAG,
 }
-VARIABLES: Properties = {"chat_template_kwargs": OBJECT, "enable_thinking": FLAG}
+VARIABLES: Properties = {
+    "chat_template_kwargs": OBJECT,
+    **dict.fromkeys(("enable_thinking", "add_generation_prompt", "continue_final_message"), FLAG),
+}
 PROMPTS = either(TEXT, array(either(TEXT, integer(), array(integer()))))  # strings or token ids
 
 # --- OpenAI -------------------------------------------------------------------------------------
@@ -116,6 +129,7 @@ RESPONSES: Properties = {
     "instructions": TEXT,
     "max_output_tokens": LENGTH,
     **TEXTS_WANTED,
+    **FORMATS,
     "stream": FLAG,
     "text": fields({"format": fields({"type": TEXT})}),
     "tools": flat_tools("parameters"),
@@ -143,7 +157,7 @@ COUNT: Properties = {
     "thinking": fields({"type": TEXT}),
 }
 ANTHROPIC: Properties = {
-    **COUNT, **TEXTS_WANTED, "max_tokens": LENGTH, "stop_sequences": STOP, "stream": FLAG
+    **COUNT, **TEXTS_WANTED, **FORMATS, "max_tokens": LENGTH, "stop_sequences": STOP, "stream": FLAG
 }  # fmt: skip
 
 # --- llama.cpp ----------------------------------------------------------------------------------
@@ -152,7 +166,7 @@ COMPLETION: Properties = {
     "model": TEXT,
     **dict.fromkeys(("n_predict", "max_tokens"), LENGTH),
     **TEXTS_WANTED, **FORMATS,
-    "json_schema": OBJECT,
+    "response_fields": array(TEXT, limits.STOPS),
     "n_probs": integer(0, limits.TOP_LOGPROBS),
     "stream": FLAG,
     "return_progress": FLAG,

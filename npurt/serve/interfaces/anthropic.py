@@ -35,6 +35,7 @@ async def answer(front: Front, request: Request) -> Answer:
     fields.text("model")  # the model was chosen by this field
     wanted = options.wanted(fields, request.salt, "max_tokens")
     wanted.stops, wanted.choices = options.stops(fields, "stop_sequences")[0], 1
+    await options.constrain(fields, wanted)
     stream = fields.flag("stream")
     given, before = _messages(fields)
     tools, variables = _tools(fields), _variables(fields)

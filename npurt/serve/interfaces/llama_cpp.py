@@ -4,7 +4,7 @@ Source of the fields: llama.cpp tools/server/README.md.
 """
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from npurt.serve.http import sse
@@ -65,10 +65,6 @@ async def _answer(front: Front, request: Request, prompt: list[int]) -> Answer:
     wanted = options.wanted(fields, request.salt, "n_predict", "max_tokens")
     wanted.choices = 1
     await options.constrain(fields, wanted)
-    if fields.has("json_schema"):
-        schema = fields.inner("json_schema").values
-        asked = {"type": "json_schema", "json_schema": {"schema": schema}}
-        await options.constrain(Fields({"response_format": asked}), wanted)
     likeliest = fields.integer("n_probs")
     wanted.top_logprobs = likeliest or None
     stream = fields.flag("stream")
@@ -87,6 +83,7 @@ class Completion:
         self._front = front
         self._wanted = wanted
         self._prompt = fields.values.get("prompt", "")
+        self._fields: list[str] = fields.items("response_fields")
         self._began = time.perf_counter()
         self._first: float | None = None
 
@@ -137,7 +134,7 @@ class Completion:
         """Return the final object, with the settings and timings."""
         choice = self.texts.choices[0]
         end = choice.finish or "end"
-        return self._event(text, likely) | {
+        made = self._event(text, likely) | {
             "stop": True,
             "model": self._front.model.name,
             "prompt": self._prompt,
@@ -148,6 +145,7 @@ class Completion:
             "generation_settings": settings(self._front, self._wanted),
             "timings": self._timings(choice.count, choice.cached),
         }
+        return selected(made, self._fields) if self._fields else made
 
     def _timings(self, generated: int, cached: int) -> dict[str, Any]:
         """Return the durations from the client's view, including the time in the queue."""
@@ -164,6 +162,18 @@ class Completion:
             "predicted_ms": rest,
             "predicted_per_second": 1e3 * generated / rest if rest else 0.0,
         }
+
+
+def selected(made: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Any]:
+    """Return the fields *paths* of *made*, such as ``timings/prompt_n``; others are left out."""
+    found: dict[str, Any] = {}
+    for path in paths:
+        value: Any = made
+        for step in path.split("/"):
+            value = value.get(step, found) if isinstance(value, Mapping) else found
+        if value is not found:  # *found* stands for a missing field
+            found[path] = value
+    return found
 
 
 def settings(front: Front, wanted: Wanted) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from npurt.serve.http.endpoint import Answer, Request
 from npurt.serve.http.fields import Fields
 from npurt.serve.interfaces.llama_cpp import settings
-from npurt.serve.interfaces.openai_chat import messages, template_variables
+from npurt.serve.interfaces.openai_chat import continued, messages, template_variables
 from npurt.serve.interfaces.openai_common import known
 from npurt.serve.model.front import Front, Wanted
 from npurt.serve.model.offer import ModelPool
@@ -47,10 +47,14 @@ async def apply_template(front: Front, request: Request) -> Answer:
     fields: Fields = request.fields
     tools = tools_of(fields)
     given, variables = messages(fields), template_variables(fields)
+    given, before = continued(fields, given)
+    prompted = bool(before) or fields.flag("add_generation_prompt", True)
     prompt = await request.in_thread(
-        lambda: front.model.prompt(given, tools=tools.listed, variables=variables)
+        lambda: front.model.prompt(
+            given, tools=tools.listed, variables=variables, add_generation_prompt=prompted
+        )
     )
-    return {"prompt": prompt}
+    return {"prompt": prompt + before}
 
 
 async def props(offers: ModelPool, request: Request) -> Answer:

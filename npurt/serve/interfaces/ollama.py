@@ -33,7 +33,7 @@ async def chat(front: Front, request: Request) -> Answer:
         return await _loaded(front, {"message": {"role": "assistant", "content": ""}})
     _refuse_images(fields.objects("messages"))
     tools = tools_of(fields)
-    if tools.forced and wanted.response_format:
+    if tools.forced and wanted.constrained:
         raise wrong("tool_choice forces a call, and so no format can be", "leave one out", "format")
     given = messages(fields)
     stream = fields.flag("stream", True)

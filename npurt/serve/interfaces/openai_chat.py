@@ -3,8 +3,10 @@
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from npurt.llm.decode.calls.format import Call, CallPart, add_part, new_call_id
+from npurt.llm.decode.calls.format import Call, CallPart, add_part
+from npurt.llm.decode.calls.message import openai_call
 from npurt.llm.decode.calls.reading import Said, Thought
+from npurt.llm.text.chat import joined_parts
 from npurt.serve.http import sse
 from npurt.serve.http.endpoint import Answer, Request
 from npurt.serve.http.errors import wrong
@@ -31,14 +33,18 @@ async def chat(front: Front, request: Request) -> Answer:
         raise wrong("top_logprobs is set without logprobs", "set logprobs to true as well",
                     "top_logprobs")  # fmt: skip
     tools = tools_of(fields)
-    if tools.forced and (wanted.grammar or wanted.response_format):
+    if tools.forced and wanted.constrained:
         raise wrong("tool_choice forces a call, and so no other format can be", "leave one out",
                     "tool_choice")  # fmt: skip
     chosen = stream_options(fields)
     apart = fields.text("reasoning_format", "auto") != "none"
     given = messages(fields)
     variables = template_variables(fields)
-    talk = await Conversation.of(front, request, given, wanted, tools, variables, apart=apart)
+    given, before = continued(fields, given)
+    talk = await Conversation.of(
+        front, request, given, wanted, tools, variables, apart=apart, before=before,
+        prompted=fields.flag("add_generation_prompt", True),
+    )  # fmt: skip
     talk.texts.progress = chosen is not None and fields.flag("return_progress")
     logged = wanted.top_logprobs is not None
     if chosen is None:
@@ -49,6 +55,28 @@ async def chat(front: Front, request: Request) -> Answer:
 def messages(fields: Fields) -> list[dict[str, Any]]:
     """Return the messages of a chat."""
     return fields.items("messages")
+
+
+def continued(fields: Fields, given: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+    """Return the messages before a final message that is continued, and the text of this message.
+
+    The text is "" unless ``continue_final_message`` is true.
+
+    Raises:
+        HttpError: The final message is not an answer, or ``add_generation_prompt`` is true as well.
+    """
+    if not fields.flag("continue_final_message"):
+        return given, ""
+    if fields.flag("add_generation_prompt"):
+        raise wrong("continue_final_message and add_generation_prompt are true",
+                    "leave one of them out", "add_generation_prompt")  # fmt: skip
+    *earlier, last = joined_parts(given)
+    text = last.get("content")
+    if last.get("role") != "assistant" or not isinstance(text, str) or not earlier:
+        raise wrong("the final message is no answer with text",
+                    "end the messages with the beginning of an answer of the assistant",
+                    "continue_final_message")  # fmt: skip
+    return earlier, text
 
 
 def template_variables(fields: Fields) -> dict[str, Any]:
@@ -108,12 +136,7 @@ def _message(said: str, thought: str, calls: list[Call]) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     if thought:
         message["reasoning_content"] = thought
-    return message | ({"tool_calls": list(map(_call, calls))} if calls else {})
-
-
-def _call(call: Call | CallPart) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": new_call_id(), "type": "function", "function": function}
+    return message | ({"tool_calls": list(map(openai_call, calls))} if calls else {})
 
 
 async def _parts(front: Front, talk: Conversation, chosen: Fields) -> AsyncGenerator[bytes, None]:
@@ -152,7 +175,7 @@ async def _parts(front: Front, talk: Conversation, chosen: Fields) -> AsyncGener
             case CallPart() as part:
                 if part.number == called[update.choice]:
                     called[update.choice] += 1
-                    call = _call(part)
+                    call = openai_call(part)
                 else:  # only the first delta of a call has its id, type and name
                     call = {"function": {"arguments": part.arguments}}
                 delta = {"tool_calls": [{"index": part.number, **call}]}

@@ -36,9 +36,10 @@ async def respond(front: Front, request: Request) -> Answer:
         asked: dict[str, Any] = {"type": "json_schema", "json_schema": form.values}
     else:
         asked = dict(form.values)
-    await options.constrain(Fields({"response_format": asked or None}), wanted)
+    others = {name: value for name, value in fields.values.items() if name != "response_format"}
+    await options.constrain(Fields(others | {"response_format": asked or None}), wanted)
     tools = _tools(fields)
-    if tools.forced and wanted.response_format:
+    if tools.forced and wanted.constrained:
         raise wrong("tool_choice forces a call, and so no other format can be", "leave one out",
                     "tool_choice")  # fmt: skip
     stream = fields.flag("stream")

@@ -56,27 +56,34 @@ class Conversation:
         *,
         apart: bool = True,
         before: str = "",
+        prompted: bool = True,
     ) -> Self:
         """Begin to answer *messages*.
 
         Args:
             apart: Whether thoughts are separated from the answer.
             before: Text appended to the prompt: the beginning of the answer, not returned.
+            prompted: Whether the prompt ends with the start of an answer; always with *before*.
 
         Raises:
             HttpError: The queue is full, or the request is invalid.
         """
-        tools = tools or Tools()
+        chosen = tools or Tools()
         front.require_capacity(wanted.choices)  # before rendering and tokenizing
 
         def prepared() -> tuple[str, list[int]]:
-            prompt = front.model.prompt(messages, tools=tools.listed, variables=variables) + before
-            return prompt, front.model.encode_prompt(prompt)
+            prompt = front.model.prompt(
+                messages, tools=chosen.listed, variables=variables,
+                add_generation_prompt=prompted or bool(before),
+            )  # fmt: skip
+            return prompt + before, front.model.encode_prompt(prompt + before)
 
         prompt, ids = await request.in_thread(prepared)
+        # An answer of the request's own form has no calls.
+        tools = Tools() if wanted.constrained and not chosen.forced else chosen
         if tools.forced:
             await asyncio.to_thread(tools.check, tools.forced)
-        if tools.strict and not (wanted.grammar or wanted.response_format):
+        if tools.strict:
             thinks = apart and not before and front.model.thinks
             wanted.lark = await asyncio.to_thread(  # compiling the grammar may take a second
                 _grammar, front.model, tools, prompt, thinks=thinks

@@ -57,6 +57,7 @@ class Wanted:
         salt: The salt of the prefix cache, which differs for each API key.
         grammar, response_format, lark: Constraint of a completion; see `Submit`.
         embed: Whether the request is for the embeddings of the prompts.
+        predict_ms: Time from the first token to the end of a completion; None: no limit.
     """
 
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -74,6 +75,12 @@ class Wanted:
     lark: str | None = None
     prompt_logprobs: bool = False
     embed: bool = False
+    predict_ms: int | None = None
+
+    @property
+    def constrained(self) -> bool:
+        """Whether the request has a constraint of its own."""
+        return bool(self.grammar or self.response_format or self.lark)
 
 
 @dataclass(slots=True)
@@ -249,7 +256,7 @@ class Front:
             self._ended(texts, loop.time() - began)
 
         texts = Texts(self.engine, submits, choices, sum(map(len, prompts)), done,
-            min(PATIENCE, self.settings.ping),
+            min(PATIENCE, self.settings.ping), wanted.predict_ms,
         )  # fmt: skip
         timer = loop.call_later(self.settings.deadline, texts.give_up, late)
         self._under_way.add(texts)
@@ -263,7 +270,9 @@ class Front:
             raise wrong("the prompt is empty", "send at least one token of text", "prompt")
         if len(prompt) >= n_ctx + wanted.embed:  # a completion needs space for one more token
             error = wrong(
-                f"the prompt has {len(prompt)} tokens, and the context {n_ctx}",
+                # Clients search for these phrases, of Anthropic, llama.cpp and OpenAI.
+                f"prompt is too long: {len(prompt)} tokens > {n_ctx} maximum. It exceeds the "
+                f"available context size. This model's maximum context length is {n_ctx} tokens",
                 "send less, or start the server with a larger -c",
                 "messages", "context_length_exceeded",
             )  # fmt: skip

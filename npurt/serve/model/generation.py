@@ -141,6 +141,7 @@ class Texts:
         choices: The completions.
         done: Called once, when the last completion has ended or is cancelled.
         patience: Seconds for which a stream waits for its first output before it begins.
+        predict_ms: Time from the first token to the end of each completion; None: no limit.
 
     Attributes:
         choices: The completions.
@@ -156,11 +157,14 @@ class Texts:
         prompt_tokens: int,
         done: Callable[["Texts"], None],
         patience: float = 0.0,
+        predict_ms: int | None = None,
     ) -> None:
         self.choices = list(choices)
         self.prompt_tokens = prompt_tokens
         self.progress = False
         self._patience = patience
+        self._predict_ms = predict_ms
+        self._timed: set[int] = set()  # choices whose time is running
         self._began = asyncio.get_running_loop().time()
         self._prompts: dict[tuple[int, ...], list[Choice]] = {}  # choices by prompt
         self._engine = engine
@@ -294,9 +298,19 @@ class Texts:
     def _put(self, number: int, event: Event) -> None:
         if event.error is not None and not self._first.is_set():
             self._refused = _failed(event)
+        if event.tokens and self._predict_ms is not None and number not in self._timed:
+            self._timed.add(number)
+            loop = asyncio.get_running_loop()
+            loop.call_later(self._predict_ms / 1e3, self._end, number, event.id)
         if event.error is not None or event.tokens or event.finish or self.progress:
             self._first.set()
         self._updates.put_nowait((number, event))
+
+    def _end(self, number: int, sequence: int) -> None:
+        """End a choice whose time is over."""
+        if number in self._open:
+            self._engine.cancel(self._open[number])
+            self._updates.put_nowait((number, Event(sequence, finish="length")))
 
     def _taken(self, number: int, event: Event) -> Piece | None:
         """Return the new output of *event*; None if *event* has none."""

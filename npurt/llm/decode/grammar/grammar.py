@@ -66,8 +66,9 @@ class Grammar:
         the errors of `from_gbnf`.
         """
         _check_text("a regular expression", text)
-        expression = llguidance().regex_to_lark(text, "")
-        return cls._checked("regex", text, f"start: /{expression}/")
+        from npurt.llm.decode.grammar.lark import lark_of_regex
+
+        return cls._checked("regex", text, lark_of_regex(text))
 
     @classmethod
     def from_json_schema(cls, schema: str | bool | Mapping[str, Any]) -> Self:

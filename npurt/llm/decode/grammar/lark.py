@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from npurt.llm.decode.grammar import schemas
+from npurt.llm.decode.grammar.library import llguidance
 
 Functions = Mapping[str, Mapping[str, Any]]  # function name: schema of arguments
 ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object", "additionalProperties": True}
@@ -26,6 +27,11 @@ def parameters(schema: Mapping[str, Any]) -> dict[str, Any]:
 def quoted(text: str) -> str:
     """Return the Lark string literal that matches *text*."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\x7f")
+
+
+def lark_of_regex(text: str) -> str:
+    """Return the grammar of texts that match the regular expression *text*."""
+    return f"start: /{llguidance().regex_to_lark(text, '')}/\n"
 
 
 def value(schema: Any) -> str:
