@@ -137,3 +137,45 @@ def test_an_error_names_the_place_in_the_schema_and_no_grammar(schema, path):
     assert path in found.value.remedy
     assert "%json" not in str(found.value)
     assert "Lark" not in str(found.value)
+
+
+def makers():
+    """Return functions that make a grammar of the text of a schema, one for each interface."""
+    from npurt.cli.arguments.sampling import GrammarArgument
+    from npurt.compat.llama_cpp import LlamaGrammar
+    from npurt.llm.decode.grammar.grammar import grammar_of
+    from npurt.llm.decode.grammar.lark import one_call, parameters
+
+    return {
+        "-j": lambda text: GrammarArgument(True, False, text).grammar(),
+        "compat": LlamaGrammar.from_json_schema,
+        "json_object": lambda text: grammar_of(
+            None, {"type": "json_object", "schema": json.loads(text)}
+        ),
+        "json_schema": lambda text: grammar_of(
+            None, {"type": "json_schema", "json_schema": {"schema": json.loads(text)}}
+        ),
+        "a tool": lambda text: Grammar.from_json_schema(parameters(json.loads(text))),
+        "a call": lambda text: grammar_of(None, one_call({"f": json.loads(text)})),
+    }
+
+
+@pytest.mark.parametrize("name", makers())
+def test_every_interface_closes_and_bounds(name):
+    grammar = makers()[name](json.dumps(BASE))
+    grammar = getattr(grammar, "grammar", grammar)
+    begin = '{"name": "f", "arguments": ' if name == "a call" else ""
+    matcher = llguidance().LLMatcher(
+        vocabulary_of_bytes(), grammar.lark, log_level=0, limits=limits()
+    )
+    text = f'{begin}{{"a": {SIXTEEN}'
+    assert matcher.validate_tokens(list(f"{text}7".encode())) == len(text)
+    assert matcher.validate_tokens(list(f'{text}, "b"'.encode())) == len(text)
+
+
+@pytest.mark.parametrize("schema", [{}, {"type": "object"}, {"type": "object", "properties": {}}])
+def test_a_function_without_parameters_takes_nothing(schema):
+    from npurt.llm.decode.grammar.lark import parameters
+
+    assert allowed(parameters(schema), "{}") == "{}"
+    assert allowed(parameters(schema), '{"type"') == "{"
