@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from npurt.errors import ModelFormatError
 from npurt.llm.arch import encoder, families, forward
+from npurt.llm.arch.architecture import EMBEDDING
 from npurt.llm.convert.checkpoint.encoders import renamed
 from npurt.llm.convert.checkpoint.families import FAMILIES, Family
 from npurt.llm.convert.checkpoint.fused_experts import (
@@ -19,11 +20,12 @@ from npurt.llm.convert.checkpoint.fused_experts import (
     taken_experts,
     tensors_of_experts,
 )
+from npurt.llm.convert.checkpoint.head import with_head
 from npurt.llm.convert.checkpoint.joined import split_joined
 from npurt.llm.convert.checkpoint.keys import keys_of, rope_tables
 from npurt.llm.convert.checkpoint.orders import Order, Orders
 from npurt.llm.convert.checkpoint.pooling import pooling_of
-from npurt.llm.convert.checkpoint.safetensors import Stored, files, read
+from npurt.llm.convert.checkpoint.safetensors import AGAIN, Stored, files, read
 from npurt.llm.convert.checkpoint.settings import Settings, meaning
 from npurt.llm.convert.mixture import Types
 from npurt.llm.convert.tokenizer.pieces import MODEL
@@ -40,7 +42,6 @@ from npurt.quant.types import BY_NAME
 # Tables that old versions of transformers saved, and multi-token-prediction blocks, which npurt
 # does not run.
 IGNORED = ("*.rotary_emb.inv_freq", "*.attn.masked_bias", "mtp.*")
-HEAD = "lm_head.weight"
 CLASSES = ("ForCausalLM", "Model", "BertForMaskedLM")  # suffixes of the supported class names
 BARE_MODEL = ("layers.", "embed_tokens.", "norm.")  # prefixes in a model saved without its head
 # Name prefixes in multimodal models.  TEXT_PART maps the prefixes of the text model, in older and
@@ -88,11 +89,11 @@ def convert(folder: Path, target: Path, kind: str = "f16", *, progress: bool = T
         tensors = _tables(tables)
         known = {"general.architecture": family.arch} | keys_of(family, settings)
         stored = _read(folder, settings, family)
-        tensors += _tensors(family, settings, _with_head(settings, stored),
+        tensors += _tensors(family, settings, with_head(settings, stored),
                             partial(Types, kind, metadata=known))  # fmt: skip
     refuse_source(target, [*files(folder), *folder.glob("*.json"), *folder.glob("*.jinja"),
                             folder / MODEL])  # fmt: skip
-    rows = _rows(tensors)
+    rows = _rows(family, tensors)
     keys = {
         "general.architecture": family.arch,
         "general.type": "model",
@@ -106,7 +107,7 @@ def convert(folder: Path, target: Path, kind: str = "f16", *, progress: bool = T
     }
     with meaning("config.json"):
         pairs = {key: encoded(key, value) for key, value in keys.items()}
-    _check(pairs, tensors, list(tables.values()))
+    _check(pairs, rows, tensors, list(tables.values()))
     write(target, pairs, tensors, progress=progress)
 
 
@@ -128,12 +129,22 @@ def family_of(settings: Settings) -> Family:
     return FAMILIES[name]
 
 
-def _rows(tensors: Sequence[NewTensor]) -> int:
-    return next((each.shape[0] for each in tensors if each.name == "token_embd.weight"), 0)
+def _rows(family: Family, tensors: Sequence[NewTensor]) -> int:
+    """Return the number of rows of the embedding.
+
+    Raises:
+        ModelFormatError: The checkpoint has no embedding.
+    """
+    rows = [each.shape[0] for each in tensors if each.name == EMBEDDING]
+    if not rows:
+        [name] = [name for name, gguf in family.top.items() if f"{gguf}.weight" == EMBEDDING]
+        raise ModelFormatError(f"the checkpoint has no {name}.weight", remedy=AGAIN)
+    return rows[0]
 
 
 def _check(
     pairs: Mapping[str, bytes],
+    rows: int,
     tensors: Sequence[NewTensor],
     tables: Sequence[npt.NDArray[np.float32]],
 ) -> None:
@@ -146,7 +157,7 @@ def _check(
     metadata = read_header(header(pairs.values())).metadata
     architecture = families.find(metadata["general.architecture"])
     encodes = architecture.encoder is not None
-    config = architecture.complete(read_config(metadata, _rows(tensors), encoder=encodes))
+    config = architecture.complete(read_config(metadata, rows, encoder=encodes))
     forward.check(architecture, config)
     by_name = {each.name: each for each in tensors}
     if encodes:
@@ -178,22 +189,6 @@ def _read(folder: Path, settings: Settings, family: Family) -> dict[str, Stored]
         f"{folder.name} has parts other than the text model, which are not converted", stacklevel=3
     )
     return found
-
-
-def _with_head(settings: Settings, stored: dict[str, Stored]) -> dict[str, Stored]:
-    """Return *stored*, without the output matrix if it is tied to the embedding.
-
-    Raises:
-        ModelFormatError: config.json says that the output matrix is untied, and it is missing.
-    """
-    # LFM2 uses the name tie_embedding.
-    tied = settings.get("tie_embedding", settings.get("tie_word_embeddings"))
-    if tied is False and HEAD not in stored:
-        raise ModelFormatError(
-            f"config.json: tie_word_embeddings is false, but the checkpoint has no {HEAD}",
-            remedy="download the whole folder again",
-        )
-    return {name: each for name, each in stored.items() if name != HEAD or not tied}
 
 
 def _tables(tables: Mapping[str, npt.NDArray[np.float32]]) -> list[NewTensor]:
