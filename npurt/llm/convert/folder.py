@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from npurt.errors import ModelFormatError
 from npurt.llm.arch import encoder, families, forward
-from npurt.llm.arch.architecture import EMBEDDING
+from npurt.llm.arch.architecture import EMBEDDING, Architecture
 from npurt.llm.convert.checkpoint.encoders import renamed
-from npurt.llm.convert.checkpoint.families import FAMILIES, Family
+from npurt.llm.convert.checkpoint.families import FAMILIES, Family, Keys
 from npurt.llm.convert.checkpoint.fused_experts import (
     names_of_experts,
     taken_experts,
@@ -31,7 +31,7 @@ from npurt.llm.convert.mixture import Types
 from npurt.llm.convert.tokenizer.pieces import MODEL
 from npurt.llm.convert.tokenizer.vocabulary import vocabulary_of
 from npurt.llm.convert.types import FILE_TYPES, chosen, new_tensor
-from npurt.llm.file.config import read_config
+from npurt.llm.file.config import Config, read_config
 from npurt.llm.file.header import read_header
 from npurt.llm.file.writer import NewTensor, encoded, header, refuse_source, write
 from npurt.llm.text.tokenizer import Tokenizer
@@ -85,15 +85,16 @@ def convert(folder: Path, target: Path, kind: str = "f16", *, progress: bool = T
     with meaning("config.json"):
         settings = Settings.read(folder)
         family = family_of(settings)
+        known = {"general.architecture": family.arch} | keys_of(family, settings)
+        stored = with_head(settings, _read(folder, settings, family))
+        rows = _rows(family, stored)
+        # The numbers are checked before the next lines use them as sizes.
+        architecture, config = _configuration(known, rows)
         tables = rope_tables(settings)
         tensors = _tables(tables)
-        known = {"general.architecture": family.arch} | keys_of(family, settings)
-        stored = _read(folder, settings, family)
-        tensors += _tensors(family, settings, with_head(settings, stored),
-                            partial(Types, kind, metadata=known))  # fmt: skip
+        tensors += _tensors(family, settings, stored, partial(Types, kind, metadata=known))
     refuse_source(target, [*files(folder), *folder.glob("*.json"), *folder.glob("*.jinja"),
                             folder / MODEL])  # fmt: skip
-    rows = _rows(family, tensors)
     keys = {
         "general.architecture": family.arch,
         "general.type": "model",
@@ -107,7 +108,8 @@ def convert(folder: Path, target: Path, kind: str = "f16", *, progress: bool = T
     }
     with meaning("config.json"):
         pairs = {key: encoded(key, value) for key, value in keys.items()}
-    _check(pairs, rows, tensors, list(tables.values()))
+    _check(architecture, config, tensors, list(tables.values()))
+    Tokenizer.from_gguf(read_header(header(pairs.values())).metadata)
     write(target, pairs, tensors, progress=progress)
 
 
@@ -129,43 +131,55 @@ def family_of(settings: Settings) -> Family:
     return FAMILIES[name]
 
 
-def _rows(family: Family, tensors: Sequence[NewTensor]) -> int:
+def _rows(family: Family, stored: Mapping[str, Stored]) -> int:
     """Return the number of rows of the embedding.
 
     Raises:
-        ModelFormatError: The checkpoint has no embedding.
+        ModelFormatError: The checkpoint has no embedding, or one of an unknown type.
     """
-    rows = [each.shape[0] for each in tensors if each.name == EMBEDDING]
-    if not rows:
-        [name] = [name for name, gguf in family.top.items() if f"{gguf}.weight" == EMBEDDING]
-        raise ModelFormatError(f"the checkpoint has no {name}.weight", remedy=AGAIN)
-    return rows[0]
+    [stem] = [name for name, gguf in family.top.items() if f"{gguf}.weight" == EMBEDDING]
+    if f"{stem}.weight" not in stored:
+        raise ModelFormatError(f"the checkpoint has no {stem}.weight", remedy=AGAIN)
+    embedding = stored[f"{stem}.weight"]
+    return embedding.tensor().shape[0]
 
 
-def _check(
-    pairs: Mapping[str, bytes],
-    rows: int,
-    tensors: Sequence[NewTensor],
-    tables: Sequence[npt.NDArray[np.float32]],
-) -> None:
-    """Raise an error if npurt could not load the converted model.
+def _configuration(keys: Keys, rows: int) -> tuple[Architecture, Config]:
+    """Return the architecture and the configuration that npurt would read from the new file.
+
+    Args:
+        keys: The keys of the architecture.
+        rows: The number of rows of the embedding.
 
     Raises:
-        ModelFormatError: The model lacks tensors or has unknown ones, or its dimensions, rotary
-            tables and tokenizer are inconsistent.
+        ModelFormatError: The dimensions contradict each other, or exceed npurt's limits.
     """
-    metadata = read_header(header(pairs.values())).metadata
+    metadata = read_header(header(encoded(*pair) for pair in keys.items())).metadata
     architecture = families.find(metadata["general.architecture"])
     encodes = architecture.encoder is not None
     config = architecture.complete(read_config(metadata, rows, encoder=encodes))
     forward.check(architecture, config)
+    return architecture, config
+
+
+def _check(
+    architecture: Architecture,
+    config: Config,
+    tensors: Sequence[NewTensor],
+    tables: Sequence[npt.NDArray[np.float32]],
+) -> None:
+    """Raise an error if npurt could not run the converted model.
+
+    Raises:
+        ModelFormatError: The model lacks tensors or has unknown ones, or the shapes of tensors or
+            the rotary tables do not fit the configuration.
+    """
     by_name = {each.name: each for each in tensors}
-    if encodes:
+    if architecture.encoder is not None:
         encoder.build(architecture, config, by_name)
     else:
         for divisors in tables or (None,):
             forward.build(architecture, config, by_name, divisors)
-    Tokenizer.from_gguf(metadata)
 
 
 # --- Tensors --------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any
 
 from npurt.errors import ModelFormatError, NpurtError
 from npurt.files import opened, parsed
+from npurt.llm.file.config import MAX_LAYERS
 
 # SEVERAL: types of models with several parts.  COMMON: settings that apply to all parts.  DEFAULTS:
 # the defaults of a text part, which transformers omits from config.json.
@@ -57,13 +58,22 @@ OTHER_NAMES = {
     "layer_norm_epsilon": "layer_norm_eps", "activation_function": "hidden_act",
 }  # fmt: skip
 
-MAX_BYTES = 1 << 28  # maximum bytes of a JSON file; tokenizer.json has some 10 MB
+MAX_BYTES = 1 << 26  # maximum bytes of a JSON file; Gemma's tokenizer.json has 33 MB
+MAX_INTEGER = (1 << 31) - 1
 
 
-def content_of(path: Path) -> bytes:
-    """Return the bytes of a regular file.  Errors as `files.opened`."""
+def content_of(path: Path, maximum: int = MAX_BYTES) -> bytes:
+    """Return the bytes of a regular file.
+
+    Raises:
+        OSError: As `files.opened`.
+        ValueError: The file has more than *maximum* bytes.
+    """
     with opened(path) as file:
-        return file.read()
+        data = file.read(maximum + 1)
+    if len(data) > maximum:
+        raise ValueError(f"the file has more than {maximum} bytes")
+    return data
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -75,8 +85,6 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         if not path.exists():
             return {}
-        if path.stat().st_size > MAX_BYTES:
-            raise ValueError(f"the file has more than {MAX_BYTES} bytes")
         found = parsed(content_of(path))
     except (OSError, ValueError) as error:
         raise bad(f"{path.name} cannot be read: {error}") from error
@@ -113,7 +121,7 @@ class Settings:
     def __init__(self, values: dict[str, Any], *, is_part: bool = False) -> None:
         self._values = values
         self.is_part = is_part
-        self.layers = self.integer("num_hidden_layers")
+        self.layers = self.integer("num_hidden_layers", maximum=MAX_LAYERS)
 
     @classmethod
     def read(cls, folder: Path) -> "Settings":
@@ -140,11 +148,11 @@ class Settings:
         value = self._values.get(name)
         return default if value is None else value
 
-    def integer(self, name: str, default: int | None = None) -> int:
-        """Return the integer *name*; raise ModelFormatError unless it is 1 to 2^31 - 1."""
+    def integer(self, name: str, default: int | None = None, *, maximum: int = MAX_INTEGER) -> int:
+        """Return the integer *name*; raise ModelFormatError unless it is 1 to *maximum*."""
         value = self.get(name, default)
-        if type(value) is not int or not 0 < value < 1 << 31:
-            raise bad(f"config.json: {name} is {value!r:.40}, not an integer of 1 or more")
+        if type(value) is not int or not 0 < value <= maximum:
+            raise bad(f"config.json: {name} is {value!r:.40}, not an integer of 1 to {maximum}")
         return int(value)
 
     @property
