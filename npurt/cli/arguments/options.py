@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from npurt.errors import NpurtError, SettingError
-from npurt.files import require_file
+from npurt.files import require_file, unreadable
 from npurt.gguf_parts import part_names
 
 MODEL = "GGUF file, name of `npurt models`, https URL or hf:USER/REPO"
@@ -355,10 +355,12 @@ def bytes_of(path: str | Path, maximum: int = MAX_BYTES) -> bytes:
             data = file.read(maximum + 1)
     except OSError as error:
         raise NpurtError(
-            f"cannot read {path}: {error.strerror}", remedy="check the path"
+            f"cannot read {path}: {error.strerror}", remedy=unreadable(path, error)
         ) from error
     except ValueError as error:  # the path has a null character, or one the locale cannot encode
-        raise NpurtError(f"cannot read {path}: {error}", remedy="check the path") from error
+        raise NpurtError(
+            f"cannot read {path}: {error}", remedy="rename the file with plain letters"
+        ) from error
     if len(data) > maximum:
         raise NpurtError(f"{path} has more than {maximum} bytes", remedy="give a smaller file")
     return data

@@ -252,7 +252,7 @@ class Remote:
             return self._broken(error)
         what = self._shown(str(error) or type(error).__name__, 200)
         return RemoteError(f"{self._url} gives no valid HTTP response: {what}",
-                           remedy="start the server, or check --url")  # fmt: skip
+                           remedy="start the server; npurt serve prints its URL")  # fmt: skip
 
     def _broken(self, error: Exception) -> RemoteError:
         if isinstance(error, TimeoutError):

@@ -189,7 +189,10 @@ def _lost(what: str) -> DeviceLost:
 def _refusal(status: Status, done: int, count: int) -> NpurtError:
     what = f"the DSP stopped at op {done + 1} of {count}: {_MEANING[status]}"
     if status == Status.VALUE:
-        return NumericsError(what, remedy="check the model file with device 'cpu'")
+        return NumericsError(
+            what,
+            remedy="run it with device 'cpu'; if that fails too, download the model again",
+        )
     error, remedy = DriverError, "reinstall npurt; if that does not help, report it"
     if status == Status.CACHE:
         remedy = "update the firmware of the DSP; if that does not help, report it"

@@ -2,7 +2,6 @@
 
 import fnmatch
 import re
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.errors import ModelFormatError
+from npurt.file_kinds import kind_of
+from npurt.files import unreadable
 from npurt.llm.arch import encoder, families, forward
 from npurt.llm.arch.architecture import EMBEDDING, Architecture
-from npurt.llm.convert.checkpoint.encoders import renamed
 from npurt.llm.convert.checkpoint.families import FAMILIES, Family, Keys
 from npurt.llm.convert.checkpoint.fused_experts import (
     names_of_experts,
@@ -23,6 +23,7 @@ from npurt.llm.convert.checkpoint.fused_experts import (
 from npurt.llm.convert.checkpoint.head import with_head
 from npurt.llm.convert.checkpoint.joined import split_joined
 from npurt.llm.convert.checkpoint.keys import keys_of, rope_tables
+from npurt.llm.convert.checkpoint.names import text_model
 from npurt.llm.convert.checkpoint.orders import Order, Orders
 from npurt.llm.convert.checkpoint.pooling import pooling_of
 from npurt.llm.convert.checkpoint.safetensors import AGAIN, Stored, files, read
@@ -43,18 +44,6 @@ from npurt.quant.types import BY_NAME
 # does not run.
 IGNORED = ("*.rotary_emb.inv_freq", "*.attn.masked_bias", "mtp.*")
 CLASSES = ("ForCausalLM", "Model", "BertForMaskedLM")  # suffixes of the supported class names
-BARE_MODEL = ("layers.", "embed_tokens.", "norm.")  # prefixes in a model saved without its head
-# Name prefixes in multimodal models.  TEXT_PART maps the prefixes of the text model, in older and
-# newer files, to the prefix in a text-only model.  OTHER_PARTS has the prefixes of the other parts.
-TEXT_PART = {
-    "language_model.model.": "model.",
-    "language_model.lm_head.": "lm_head.",
-    "model.language_model.": "model.",
-}
-OTHER_PARTS = tuple(
-    f"{before}{name}." for before in ("", "model.")
-    for name in ("vision_tower", "multi_modal_projector", "visual")
-)  # fmt: skip
 NUMBER = r"(?:0|[1-9]\d{0,4})"  # index of a layer or an expert, without leading zeros
 # Parameters other than the weight or bias of a module -> the suffix of their names in GGUF.
 BARE = {"sinks": ".weight", "A_log": "", "dt_bias": ".bias"}
@@ -79,14 +68,19 @@ def convert(folder: Path, target: Path, kind: str = "f16", *, progress: bool = T
     """
     kind = chosen(kind)
     if not folder.is_dir():
-        raise ModelFormatError(
-            f"{folder} is no folder", remedy="pass the folder with config.json and the weights"
-        )
+        try:
+            found = kind_of(folder)
+        except OSError as error:
+            raise ModelFormatError(
+                f"{folder} is no folder: {error.strerror}", remedy=unreadable(folder, error)
+            ) from error
+        raise ModelFormatError(f"{folder} is no folder, but {found.what}", remedy=found.remedy)
     with meaning("config.json"):
         settings = Settings.read(folder)
         family = family_of(settings)
         known = {"general.architecture": family.arch} | keys_of(family, settings)
-        stored = with_head(settings, _read(folder, settings, family))
+        stored = text_model(read(folder), folder, encoder=family.is_encoder)
+        stored = with_head(settings, stored)
         rows = _rows(family, stored)
         # The numbers are checked before the next lines use them as sizes.
         architecture, config = _configuration(known, rows)
@@ -183,26 +177,6 @@ def _check(
 
 
 # --- Tensors --------------------------------------------------------------------------------------
-
-
-def _read(folder: Path, settings: Settings, family: Family) -> dict[str, Stored]:
-    """Return the tensors of the text model, by their names in a text-only model."""
-    stored = read(folder)
-    if family.is_encoder:
-        return {new: each for name, each in stored.items() if (new := renamed(name))}
-    if not settings.is_part:
-        return {
-            "model." * name.startswith(BARE_MODEL) + name: each for name, each in stored.items()
-        }
-    found = {}
-    for name, each in stored.items():
-        if not name.startswith(OTHER_PARTS):
-            first = next((start for start in TEXT_PART if name.startswith(start)), "")
-            found[TEXT_PART.get(first, "") + name.removeprefix(first)] = each
-    warnings.warn(
-        f"{folder.name} has parts other than the text model, which are not converted", stacklevel=3
-    )
-    return found
 
 
 def _tables(tables: Mapping[str, npt.NDArray[np.float32]]) -> list[NewTensor]:
@@ -350,7 +324,7 @@ def _order(orders: Orders, name: str, stored: Stored) -> Order | None:
         raise ModelFormatError(
             f"{stored.name} has shape {stored.shape}, but config.json implies {order.size} "
             + ("columns" if order.axis else "rows"),
-            remedy="check the number and width of heads in config.json",
+            remedy="use the config.json of these weights: download both from one place",
         )
     return order
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from npurt.errors import ModelFormatError, NumericsError
-from npurt.files import opened
+from npurt.files import opened, unreadable
 from npurt.llm.convert.checkpoint.settings import content_of
 from npurt.llm.file.gguf import GGUF
 from npurt.llm.file.header import MAGIC
@@ -46,7 +46,7 @@ def read_importance(path: Path) -> Importance:
             raise
         raise ModelFormatError(
             f"{path} cannot be read as an importance matrix: {error}",
-            remedy="check the path" if isinstance(error, OSError) else AGAIN,
+            remedy=unreadable(path, error) if isinstance(error, OSError) else AGAIN,
         ) from error
     if not found:
         raise ModelFormatError(f"{path} has no importance values", remedy=AGAIN)

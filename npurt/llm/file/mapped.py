@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Self
 
 from npurt.errors import LayoutError, ModelFormatError, SettingError, brief
+from npurt.file_kinds import READ, kind_of, recognised
+from npurt.files import unreadable
 from npurt.llm.file import parts
-from npurt.llm.file.header import MAX_TENSORS, Header, TensorInfo, bad, read_header
+from npurt.llm.file.header import MAGIC, MAX_TENSORS, Header, TensorInfo, bad, read_header
 from npurt.llm.file.metadata import require
 
 
@@ -183,6 +185,11 @@ def _open_file(
     """Map a file and read its header; *stack* closes the mapping, and errors name the file."""
     mapping = _map(path)
     stack.callback(mapping.close)
+    if mapping[: len(MAGIC)] != MAGIC:
+        kind = recognised(mapping[:READ], len(mapping), Path(path))
+        raise ModelFormatError(
+            f"{os.fspath(path)} is not a GGUF file: it is {kind.what}", remedy=kind.remedy
+        )
     with errors_of(path):
         return mapping, read_header(mapping)
 
@@ -205,9 +212,14 @@ def _map(path: str | os.PathLike[str]) -> mmap.mmap:
         raise _unreadable(path, error) from error
     try:
         status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_size == 0:
-            what = "a folder" if stat.S_ISDIR(status.st_mode) else "empty or not a regular file"
-            raise _unreadable(path, f"it is {what}")
+        regular = stat.S_ISREG(status.st_mode)
+        if stat.S_ISDIR(status.st_mode) or (regular and status.st_size == 0):
+            kind = kind_of(path)
+            raise ModelFormatError(
+                f"cannot open {os.fspath(path)}: it is {kind.what}", remedy=kind.remedy
+            )
+        if not regular:
+            raise OSError(errno.EINVAL, "it is not a regular file")
         return mmap.mmap(fd, status.st_size, access=mmap.ACCESS_READ)
     except OSError as error:
         raise _unreadable(path, error) from error
@@ -215,11 +227,10 @@ def _map(path: str | os.PathLike[str]) -> mmap.mmap:
         os.close(fd)
 
 
-def _unreadable(path: str | os.PathLike[str], why: object) -> ModelFormatError:
-    remedy = "pass the path of a .gguf file that you may read"
-    if isinstance(why, OSError) and why.errno == errno.ENOMEM:
-        remedy = "close other programs, raise the limit (ulimit -v), or use a smaller model"
+def _unreadable(
+    path: str | os.PathLike[str], error: OSError | ValueError, why: str = ""
+) -> ModelFormatError:
+    why = why or getattr(error, "strerror", None) or str(error)
     return ModelFormatError(
-        f"cannot open {os.fspath(path) or repr('')}: {getattr(why, 'strerror', None) or why}",
-        remedy=remedy,
+        f"cannot open {os.fspath(path) or repr('')}: {why}", remedy=unreadable(path, error)
     )

@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from npurt.errors import SettingError
+from npurt.files import unreadable
 from npurt.serve.http.errors import HttpError, shaped
 
 METHODS = "GET, POST, HEAD, OPTIONS"
@@ -23,8 +24,14 @@ def read_keys(path: Path) -> list[str]:
     """
     try:
         lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingError(f"cannot read {path}: {error}", remedy="check the path") from error
+    except OSError as error:
+        raise SettingError(
+            f"cannot read {path}: {error.strerror}", remedy=unreadable(path, error)
+        ) from error
+    except ValueError as error:
+        raise SettingError(
+            f"cannot read {path}: {error}", remedy="save it as UTF-8 text, one key a line"
+        ) from error
     keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     if not keys:
         raise SettingError(f"{path} has no key", remedy="write one key a line")

@@ -4,6 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 from npurt.errors import NpurtError, SettingError
+from npurt.files import unreadable
 from npurt.gguf_parts import model_name, part_names
 from npurt.llm.arch.reading import configuration
 from npurt.llm.file.mapped import MappedGGUF
@@ -88,7 +89,7 @@ def _first_files(folder: Path) -> list[Path]:
         found = sorted(folder.rglob("*"))
     except OSError as error:
         raise SettingError(
-            f"cannot read the folder {folder}: {error.strerror}", remedy="check the path"
+            f"cannot read the folder {folder}: {error.strerror}", remedy=unreadable(folder, error)
         ) from error
     ggufs = [
         path for path in found

@@ -48,4 +48,4 @@ def _experts(stem: str, parts: list[str], each: Stored) -> Iterator[tuple[str, S
         expert, part = divmod(i, len(parts))
         name = f"{stem}.{expert}.{parts[part]}_proj.weight"
         shape, data = (rows // len(parts), columns), each.data[i * size : (i + 1) * size]
-        yield name, Stored(name, each.dtype, shape, data)
+        yield name, Stored(name, each.dtype, shape, data, each.file)

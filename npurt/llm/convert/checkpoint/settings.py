@@ -109,18 +109,15 @@ def meaning(name: str) -> Iterator[None]:
 
 
 class Settings:
-    """The settings in config.json.
-
-    Attributes:
-        is_part: The settings are those of the text model in a model of several parts.
+    """The settings in config.json; for a model of several parts, those of the text model.
 
     Raises:
         ModelFormatError: ``num_hidden_layers`` is missing or wrong.
     """
 
-    def __init__(self, values: dict[str, Any], *, is_part: bool = False) -> None:
+    def __init__(self, values: dict[str, Any]) -> None:
         self._values = values
-        self.is_part = is_part
+        self.layers = 0
         self.layers = self.integer("num_hidden_layers", maximum=MAX_LAYERS)
 
     @classmethod
@@ -137,11 +134,9 @@ class Settings:
         text = values.get("text_config")
         if values.get("model_type") == "nomic_bert":
             values = {OTHER_NAMES.get(key, key): value for key, value in values.items()}
-        is_part = False
         if values.get("model_type") in SEVERAL and isinstance(text, dict):
-            is_part = True
             values = {key: values[key] for key in COMMON if key in values} | text
-        return cls(DEFAULTS.get(str(values.get("model_type")), {}) | values, is_part=is_part)
+        return cls(DEFAULTS.get(str(values.get("model_type")), {}) | values)
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return the value of *name*, or *default* if it is missing or null."""
@@ -149,11 +144,19 @@ class Settings:
         return default if value is None else value
 
     def integer(self, name: str, default: int | None = None, *, maximum: int = MAX_INTEGER) -> int:
-        """Return the integer *name*; raise ModelFormatError unless it is 1 to *maximum*."""
+        """Return the integer *name*; raise ModelFormatError unless it is 1 to *maximum*.
+
+        A list with the same number for each layer counts as this number.
+        """
         value = self.get(name, default)
+        if isinstance(value, list) and self._is_for_each_layer(value):
+            value = value[0]
         if type(value) is not int or not 0 < value <= maximum:
             raise bad(f"config.json: {name} is {value!r:.40}, not an integer of 1 to {maximum}")
         return int(value)
+
+    def _is_for_each_layer(self, values: list[Any]) -> bool:
+        return len(values) == self.layers > 0 and all(value == values[0] for value in values)
 
     @property
     def heads(self) -> int:

@@ -60,11 +60,11 @@ def dead_end(kind: str, count: int) -> GrammarError:
     if not count:
         return GrammarError(
             f"the {kind} matches no text",
-            remedy=f"correct the {kind}: it must allow at least one first token",
+            remedy=f"change the {kind}: its beginning must match a text",
         )
     return GrammarError(
         f"after {count} tokens the {kind} allows no next token",
-        remedy=f"correct the {kind}: it must be possible to complete each allowed prefix",
+        remedy=f"change the {kind}: each text that it can begin must have an end",
     )
 
 

@@ -163,4 +163,5 @@ def _parsed(text: str) -> Any:
 
 
 def _wrong(what: str) -> GrammarError:
-    return GrammarError(f"{WRONG}{what:.300}", remedy="correct the JSON schema")
+    remedy = "change this part of the schema; json-schema.org describes the keywords"
+    return GrammarError(f"{WRONG}{what:.300}", remedy=remedy)
