@@ -38,8 +38,16 @@ VERBS = (
     "regcmd",
     "sim",
     "skel",
+    "list",
+    "ls",
+    "ps",
+    "show",
+    "pull",
+    "rm",
     "completion",
 )
+# Verbs whose module has another name.
+MODULES = dict.fromkeys(("list", "ls", "ps", "show", "pull", "rm"), "stored")
 VERSION = f"npurt {__version__}"
 
 
@@ -50,9 +58,34 @@ def parser(only: Sequence[str] = VERBS) -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=VERSION)
     verbs = top.add_subparsers(required=True, metavar="VERB")
-    for verb in only:
-        importlib.import_module(f"npurt.cli.verbs.{verb}").add(verbs)
+    for module in dict.fromkeys(MODULES.get(verb, verb) for verb in only):
+        importlib.import_module(f"npurt.cli.verbs.{module}").add(verbs)
     return top
+
+
+def expanded(given: list[str]) -> list[str]:
+    """Return the command line *given* with the options of a file, as in ``npurt serve @FILE``.
+
+    The file has options as in a shell, in one or several lines; # begins a comment.  Options after
+    @FILE take precedence.
+
+    Raises:
+        NpurtError: The file cannot be read.
+        SettingError: A quote in the file is not closed.
+    """
+    if len(given) < 2 or not given[1].startswith("@"):
+        return given
+    import shlex
+
+    from npurt.cli.arguments.options import text_of
+
+    name = given[1].removeprefix("@")
+    try:
+        return [given[0], *shlex.split(text_of(name), comments=True), *given[2:]]
+    except ValueError as error:
+        raise SettingError(
+            f"{name}: {error}", remedy="close each quote, or write \\ before it"
+        ) from error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,7 +106,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
     """Run one verb, print its error if it fails, and return the exit status."""
     _open_streams()
-    given = list(sys.argv[1:] if argv is None else argv)
+    try:
+        given = expanded(list(sys.argv[1:] if argv is None else argv))
+    except NpurtError as error:
+        print(f"npurt: {error}", file=sys.stderr)
+        return 2
     if given == ["--version"]:
         print(VERSION)  # do not import the verbs
         return 0

@@ -371,3 +371,27 @@ def test_control_c_ends_other_verbs_quietly(terminal):
 
     assert run.end() == 130
     assert "Traceback" not in run.screen
+
+
+# --- Another model --------------------------------------------------------------------------------
+
+
+def test_a_conversation_continues_with_another_model(npurt):
+    other = tiny.path("qwen2", "q8_0")
+    lines = f"Hello\n/model {other}\n/model\nHello\n".encode()
+    result = npurt("chat", *QUICK, stdin=lines)
+
+    assert result.code == 0
+    first, shown, second = result.out.splitlines()
+    assert first == answers("Hello")[0]
+    assert other.name in shown
+    assert second
+
+
+def test_the_model_stays_if_another_cannot_be_opened(npurt):
+    lines = b"Hello\n/model /nowhere.gguf\n/regen\n"
+    result = npurt("chat", *QUICK, stdin=lines)
+
+    (answer,) = answers("Hello")
+    assert result.out == f"{answer}\n{answer}\n"
+    assert "/nowhere.gguf" in result.err

@@ -170,3 +170,28 @@ def test_the_engine_gets_the_flags_of_the_model():
     }.items() <= given.items()
     assert (given["draft"], given["draft_max"]) == (str(DRAFT), 3)
     assert "context_shift" not in given
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("-b", 0), "-b/--batch-size: 0 is below 1"),
+        (("-c", -1), "-1 is below 0"),
+        (("-np", 0), "0 is below 1"),
+        (("-np", 513), "a run has 512 rows (-b)"),
+        (("-np", 9, "-b", 8), "a run has 8 rows (-b)"),
+        (("--kv-bytes", 0), "0 is below 1"),
+        (("-dev", "gpu"), "'gpu' is not a device name"),
+        (("-md", "/nowhere.gguf"), "/nowhere.gguf"),
+        (("-md", __file__), "not a GGUF file"),
+        (("-devd", "gpu", "-md", DRAFT), "'gpu' is not a device name"),
+        (("--lora", "/nowhere.gguf"), "/nowhere.gguf"),
+        (("--context-shift",), "use a larger -c"),
+    ],
+)
+def test_an_option_that_is_refused_is_refused_before_the_address_is_printed(npurt, flags, said):
+    result = npurt("serve", "-m", MODEL, "--port", 0, *flags)
+
+    assert result.code != 0
+    assert said in result.err
+    assert "http://" not in result.err

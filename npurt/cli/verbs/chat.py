@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from npurt.cli.arguments import options
+from npurt.cli.arguments import llama_cpp, options
 from npurt.cli.arguments.parser import Parser, like
 from npurt.cli.arguments.sampling import add_sampling, check_sampling, sampling
 from npurt.cli.output import terminal
@@ -26,6 +26,7 @@ COMMANDS = {
     "/help": "list these commands",
     "/clear": "delete the conversation except the system message (also /reset)",
     "/regen": "answer the last message again",
+    "/model [NAME]": "show the model, or continue with another one",
     "/system [TEXT]": 'show the system message, or replace it; "" removes it',
     "/set [NAME VALUE]": "show the sampling settings, or change one, as in /set temp 0.5",
     "/save FILE": "write the conversation to a file, as JSON",
@@ -49,7 +50,7 @@ def add(verbs: Any) -> None:
         help="talk to a model",
         description=f"Talk to a model. {HELP} {MULTILINE}",
     )
-    source = options.add_model(parser)
+    source = options.add_model(parser, shift=True)
     source.required = False  # a server with only one model needs no -m
     remote.add(parser)
     options.add_conversation(parser)
@@ -58,6 +59,7 @@ def add(verbs: Any) -> None:
                         help="neither load nor save the input history")  # fmt: skip
     parser.add_argument("--no-markdown", dest="markdown", action="store_false",
                         help="do not render Markdown on a terminal")  # fmt: skip
+    llama_cpp.add(parser)
     parser.set_defaults(run=run, usage_error=parser.error)
 
 
@@ -75,8 +77,10 @@ def run(args: argparse.Namespace) -> int:
 
     check_sampling(args)
     path = options.model_path(args)
-    with Llama(path, **options.model(args)) as llm:
-        _talk(Chat(llm, args, options.models_of(args, path)))
+    chat = Chat(Llama(path, **options.model(args)), args, options.models_of(args, path))
+    with contextlib.ExitStack() as opened:
+        opened.callback(lambda: chat.llm.close())  # /model may have opened it
+        _talk(chat)
     return 0
 
 
@@ -193,6 +197,24 @@ class Chat:
         for command, about in COMMANDS.items():
             print(f"{command:18} {about}")
         print(MULTILINE)
+
+    def _model(self, name: str) -> None:
+        """Continue the conversation with another model; the old one stays if that fails."""
+        if not name:
+            print(repr(self.llm))
+            return
+        args = argparse.Namespace(**{**vars(self.args), "model": name})
+        if isinstance(self.llm, remote.Remote):
+            self.llm = remote.opened(args)
+        else:
+            from npurt.llm.decode.model import Llama
+
+            path = options.model_path(args)
+            found = Llama(path, **options.model(args))
+            self.llm.close()
+            self.llm, self._models = found, options.models_of(args, path)
+        self.args = args
+        print(repr(self.llm), file=sys.stderr)
 
     def _report(self, _: str) -> None:
         print(self.llm.report())

@@ -247,6 +247,9 @@ class Remote:
         remedy = remedies.get(status, "try again, or look at the server's log")
         return RemoteError(f"{self._url} refuses: {said}", remedy=remedy)
 
+    def close(self) -> None:
+        """Do nothing: no connection stays open between answers."""
+
     def _unreachable(self, error: Exception) -> RemoteError:
         if isinstance(error, TimeoutError):
             return self._broken(error)

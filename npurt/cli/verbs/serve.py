@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npurt.cli.arguments import options
+from npurt.cli.arguments import llama_cpp, options
 from npurt.cli.arguments.sampling import add_sampling, sampling
 from npurt.errors import SettingError
 
@@ -54,9 +54,9 @@ def add(verbs: Any) -> None:
                        help="let web pages of this origin use the server; may be "
                        "repeated")  # fmt: skip
     group.add_argument("--no-page", action="store_true", help="do not serve the chat page at /")
-    group.add_argument("-np", "--parallel", type=int, metavar="N",
+    group.add_argument("-np", "--parallel", type=options.positive, metavar="N",
                        help="maximum number of concurrent sequences (default: 8)")  # fmt: skip
-    group.add_argument("--kv-bytes", type=int, metavar="N",
+    group.add_argument("--kv-bytes", type=options.positive, metavar="N",
                        help="memory for the KV cache of all sequences (default: a quarter of "
                        "the free memory)")  # fmt: skip
     group.add_argument("--embeddings", "--embedding", action="store_true",
@@ -75,6 +75,7 @@ def add(verbs: Any) -> None:
     group.add_argument("--engine-timeout", type=options.seconds, default=120.0, metavar="SECONDS",
                        help="time without a message after which the engine is "
                        "restarted")  # fmt: skip
+    llama_cpp.add(parser)
     parser.set_defaults(run=run, usage_error=parser.error)
 
 
@@ -89,8 +90,6 @@ def run(args: argparse.Namespace) -> int:
     for name in ("stop", "grammar", "ignore_eos"):
         if defaults.pop(name):
             args.usage_error(f"{name} cannot be a default of the server; set it in requests")
-    if args.parallel is not None and args.parallel < 1:
-        args.usage_error(f"-np {args.parallel}: the number of sequences must be 1 or more")
     if not args.timeout or not args.engine_timeout:
         args.usage_error("a timeout must be above 0")
     if args.models_max < 0:
@@ -145,13 +144,9 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of `npurt.Engine` besides the model.
 
     Raises:
-        SettingError: An option works with a single sequence only.
+        NpurtError: A device, a draft model or an adapter does not exist.
     """
-    if args.context_shift:
-        raise SettingError(
-            "--context-shift is not possible with several sequences",
-            remedy="use a larger -c instead",
-        )
+    require_engine(args)
     given = options.model(args)
     del given["context_shift"]
     if args.draft:
@@ -160,6 +155,27 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     if args.embeddings:
         return chosen | {"embeddings": True}
     return chosen | {"max_sequences": args.parallel, "kv_bytes": args.kv_bytes}
+
+
+def require_engine(args: argparse.Namespace) -> None:
+    """Check the arguments of the engine's process before the server's address is printed.
+
+    Raises:
+        NpurtError: A device has no such name, or an adapter is no GGUF file.
+    """
+    from npurt.llm.file.mapped import MappedGGUF
+    from npurt.runtime.open.names import require_known
+
+    rows = args.batch_size or options.MAX_BATCH
+    if (args.parallel or 1) > rows:
+        args.usage_error(f"-np {args.parallel}: a run has {rows} rows (-b), one for each sequence")
+    for name in (options.device(args), args.device_draft or "cpu"):
+        require_known(name)
+    for path, _ in args.lora:
+        MappedGGUF(path).close()
+    if args.draft and args.draft != "lookup":
+        args.draft = str(options.draft_path(args.draft))
+        MappedGGUF(args.draft).close()
 
 
 def require_installed() -> None:

@@ -53,12 +53,12 @@ def _header(file: RangedFile) -> Header:
     data, wanted = b"", FIRST
     while True:
         data += file.read(len(data), wanted)
-        if not data.startswith(MAGIC):
+        if not data.startswith(MAGIC[: len(data)]):
             kind = recognised(data[:READ], file.nbytes or len(data), Path(file.name))
             raise ModelFormatError(
                 f"{file.name} is not a GGUF file: it is {kind.what}",
-                remedy="name a .gguf file of the repository, or another repository; a downloaded "
-                "folder of safetensors can be converted by npurt convert",
+                remedy="choose another file, which ends in .gguf; npurt convert converts a downloaded "
+                "folder of safetensors",
             )
         try:
             return read_header(data, file.nbytes)
