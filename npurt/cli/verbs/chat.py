@@ -78,9 +78,10 @@ def run(args: argparse.Namespace) -> int:
     check_sampling(args)
     path = options.model_path(args)
     chat = Chat(Llama(path, **options.model(args)), args, options.models_of(args, path))
-    with contextlib.ExitStack() as opened:
-        opened.callback(lambda: chat.llm.close())  # /model may have opened it
+    try:
         _talk(chat)
+    finally:
+        chat.llm.close()  # /model may have opened it
     return 0
 
 

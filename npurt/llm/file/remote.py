@@ -57,8 +57,8 @@ def _header(file: RangedFile) -> Header:
             kind = recognised(data[:READ], file.nbytes or len(data), Path(file.name))
             raise ModelFormatError(
                 f"{file.name} is not a GGUF file: it is {kind.what}",
-                remedy="choose another file, which ends in .gguf; npurt convert converts a downloaded "
-                "folder of safetensors",
+                remedy="choose another file, which ends in .gguf; npurt convert converts a "
+                "downloaded folder of safetensors",
             )
         try:
             return read_header(data, file.nbytes)
