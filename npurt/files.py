@@ -1,7 +1,6 @@
 """Write files atomically; read files and parse JSON from untrusted sources."""
 
 import contextlib
-import difflib
 import errno
 import json
 import os
@@ -91,6 +90,8 @@ def unreadable(path: str | os.PathLike[str], error: OSError | ValueError) -> str
 
 def _what_exists(path: Path) -> str:
     """Return the remedy for *path*, which does not exist: similar names, or the folder's files."""
+    import difflib  # not needed without an error
+
     folder = path.parent
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent
@@ -106,6 +107,7 @@ def _what_exists(path: Path) -> str:
     near = difflib.get_close_matches(path.name, names, SHOWN) or [
         name for name in names if not name.startswith(".")
     ]
+    near = [name for name in near if name.endswith(path.suffix)] or near
     more = f" and {len(near) - SHOWN} more" if len(near) > SHOWN else ""
     listed = ", ".join(str(folder / name) for name in near[:SHOWN])
     return f"give a file that exists, such as {listed}{more}" if near else f"{folder} is empty"

@@ -154,7 +154,7 @@ def test_an_error_is_not_hidden_below_a_long_usage(npurt):
     assert said[1].endswith("--tempp 3; did you mean --temp?")
 
 
-@pytest.mark.parametrize("written", ["--color", "--zzz"])
+@pytest.mark.parametrize("written", ["--frobnicate", "--zzz"])
 def test_an_error_shows_the_usage_of_its_verb_and_invents_no_option(npurt, written):
     result = npurt("chat", "-m", "x", written)
 
