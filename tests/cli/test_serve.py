@@ -99,7 +99,6 @@ def test_a_folder_without_models_ends_the_server(tmp_path, capfd):
         (["--host", "0.0.0.0"], "--api-key-file"),
         (["--api-key-file", "missing.txt"], "cannot read missing.txt"),
         (["--port", "99999"], "port is 99999"),
-        (["--context-shift"], "--context-shift: sequences share the memory of contexts"),
         (["--chat-template", "{{ broken"], "chat_template does not work"),
     ],
 )
