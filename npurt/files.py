@@ -1,4 +1,4 @@
-"""Write files atomically; read files and parse JSON from untrusted sources."""
+"""Write files atomically, notice changes of files; read files and JSON from untrusted sources."""
 
 import contextlib
 import errno
@@ -7,7 +7,7 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple, Self
 
 
 @contextlib.contextmanager
@@ -54,6 +54,32 @@ def require_file(path: Path) -> None:
     target = Path(os.path.realpath(path))
     if target.is_symlink() or (target.exists() and not target.is_file()):
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+
+
+class Version(NamedTuple):
+    """The version of a file: another file has another inode, and a write changes size or time."""
+
+    device: int
+    inode: int
+    nbytes: int
+    changed_ns: int  # time of the last write
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Self:
+        """Return the version of the file with *status*."""
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+    def overwritten(self, path: str) -> bool:
+        """Return whether *path* still names this file, and the file was written since.
+
+        A file that was deleted, or replaced by a rename, keeps its content until it is closed.
+        """
+        try:
+            now = os.stat(path)
+        except OSError:
+            return False
+        same = now.st_mtime_ns == self.changed_ns and now.st_size == self.nbytes
+        return not same and (now.st_dev, now.st_ino) == self[:2]
 
 
 @contextlib.contextmanager

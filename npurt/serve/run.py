@@ -20,7 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from npurt.errors import NpurtError
 from npurt.serve.app import application
 from npurt.serve.engine.client import Engine
-from npurt.serve.engine.protocol import VERSION, Open
+from npurt.serve.engine.protocol import MODEL, VERSION, Open
 from npurt.serve.http import limits
 from npurt.serve.http.address import Address
 from npurt.serve.model.front import DRAIN_SECONDS, Front, Settings
@@ -218,7 +218,8 @@ async def _serve(start: Start, listening: socket.socket) -> int:
     offers: ModelPool
     if isinstance(start.model, ServedModel):
         opening = Open(VERSION, str(start.model.path), start.options)
-        engine = Engine(start.command, opening, stuck=start.stuck)
+        identity = {MODEL: start.model.identity}
+        engine = Engine(start.command, opening, stuck=start.stuck, identity=identity)
         offers = Only(Front(start.model, engine, start.settings))
         named = start.model.name
     else:

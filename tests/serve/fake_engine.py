@@ -14,7 +14,8 @@ import threading
 import time
 
 from npurt.errors import NpurtError, SettingError
-from npurt.serve.engine.protocol import Event
+from npurt.llm.file.mapped import MappedGGUF
+from npurt.serve.engine.protocol import MODEL, Event
 from npurt.serve.engine.worker import work
 
 VOCABULARY = range(40, 120)  # ids of tokens with a few characters in the tiny vocabularies
@@ -184,6 +185,10 @@ class Stepping:
         self.fake = open_fake(path, options)
         self.n_ctx, self.sequences = self.fake.n_ctx, self.fake.sequences
         self.device, self.emit = self.fake.device, emit
+        self.identity = {}
+        if os.path.exists(path):
+            with MappedGGUF(path) as file:
+                self.identity[MODEL] = file.identity
         self.changed = threading.Condition()
         threading.Thread(target=self.run, daemon=True).start()
 

@@ -87,6 +87,7 @@ def serving(
     engine="tests.serve.fake_engine",
     template="chatml",
     model="llama3",
+    path=None,
     wait=True,
     address=None,
     settings=None,
@@ -97,7 +98,7 @@ def serving(
 ):  # fmt: skip
     """Yield a `Live` server."""
     given = {
-        "path": str(tiny.path(model, "q8_0")), "template": template, "engine": engine,
+        "path": str(path or tiny.path(model, "q8_0")), "template": template, "engine": engine,
         "options": options, "address": address or {}, "settings": settings or {},
         "head": head_seconds, "models_dir": models_dir and str(models_dir),
         "send": send_seconds,

@@ -9,6 +9,7 @@ from typing import Any
 from npurt.errors import UnsupportedOp
 from npurt.llm.decode.model import Llama
 from npurt.serve.engine.counts import device_counts
+from npurt.serve.engine.identity import identity
 from npurt.serve.engine.protocol import Event, Submit
 from npurt.serve.engine.worker import Emit, failure
 
@@ -28,6 +29,7 @@ class Embeddings:
         self._done = 0
         self.n_ctx = self._llm.n_ctx
         self.device = self._llm.device.caps.name
+        self.identity: Mapping[str, str] = identity(self._llm)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 

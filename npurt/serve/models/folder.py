@@ -2,6 +2,7 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import Self
 
 from npurt.errors import NpurtError, SettingError
 from npurt.files import unreadable
@@ -35,6 +36,10 @@ class FolderModel(ModelFile):
     def __init__(self, path: Path, name: str | None = None, n_ctx: int | None = None) -> None:
         self._n_ctx = n_ctx
         super().__init__(path, name)
+
+    def again(self) -> Self:
+        """Return the description of the file that has the path now."""
+        return type(self)(self.path, self.name, self._n_ctx)
 
     def _read(self, file: MappedGGUF) -> None:
         kind = file.metadata.get("general.type", "model")
