@@ -18,6 +18,7 @@ from npurt.serve.http.schema import (
     enum,
     fields,
     integer,
+    mapping,
     text,
 )
 
@@ -62,7 +63,7 @@ STREAM: Properties = {"stream": FLAG, "stream_options": fields({"include_usage":
 
 # --- Messages and tools -------------------------------------------------------------------------
 
-MESSAGE: Properties = {"role": TEXT, "content": either(TEXT, array(ANY))}
+MESSAGE: Properties = {"role": TEXT, "content": either(TEXT, array(ANY, limits.MESSAGES))}
 MESSAGES = array(fields(MESSAGE, "role"), limits.MESSAGES, 1)
 FUNCTION = fields({"name": TEXT, "parameters": OBJECT, "strict": FLAG})
 
@@ -87,7 +88,8 @@ VARIABLES: Properties = {
     "chat_template_kwargs": OBJECT,
     **dict.fromkeys(("enable_thinking", "add_generation_prompt", "continue_final_message"), FLAG),
 }
-PROMPTS = either(TEXT, array(either(TEXT, integer(), array(integer()))))  # strings or token ids
+IDS = array(integer(), limits.VALUES)
+PROMPTS = either(TEXT, array(either(TEXT, integer(), IDS), limits.VALUES))  # strings or token ids
 
 # --- OpenAI -------------------------------------------------------------------------------------
 
@@ -135,7 +137,7 @@ RESPONSES: Properties = {
     "tools": flat_tools("parameters"),
     "tool_choice": TOOLS["tool_choice"],
     "parallel_tool_calls": FLAG,
-    "metadata": OBJECT,
+    "metadata": mapping(limits.METADATA),
     "previous_response_id": ANY,  # refused by the handler
     "conversation": ANY,  # refused by the handler
 }
@@ -201,7 +203,7 @@ BODIES: Mapping[str, Schema] = {  # by path; OpenAI's paths work without /v1 as 
         "model": TEXT, "content": TEXT,
         **dict.fromkeys(("add_special", "parse_special", "with_pieces"), FLAG),
     }),
-    "/detokenize": fields({"model": TEXT, "tokens": array(integer(), limits.DETOKENIZED)}),
+    "/detokenize": fields({"model": TEXT, "tokens": array(integer(), limits.VALUES)}),
     "/apply-template": fields(
         {"model": TEXT, "messages": MESSAGES, **TOOLS, **VARIABLES}, "messages"
     ),

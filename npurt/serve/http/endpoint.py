@@ -5,6 +5,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, Generic, TypeVar
 from urllib.parse import parse_qsl
 
@@ -60,20 +61,19 @@ class Request:
         parameters: The variable parts of the path by name.
     """
 
-    def __init__(self, scope: Scope, values: dict[str, Any]) -> None:
+    def __init__(self, scope: Scope, values: dict[str, Any], *, large: bool = False) -> None:
         self.fields = Fields(values)
         self.path: str = scope["path"]
         self.salt: str = scope.get("state", {}).get("salt", "")
         self.parameters: dict[str, Any] = scope.get("path_params", {})
-        length = dict(scope["headers"]).get(b"content-length")
-        self._large = length is None or int(length) >= limits.LARGE
+        self._large = large
 
-    async def in_thread(self, work: Callable[[], T]) -> T:
-        """Return the result of *work*, called in a thread if the request is large.
+    async def in_thread(self, work: Callable[[], T], *, large: bool = False) -> T:
+        """Return the result of *work*, called in a thread if the request or the work is large.
 
         So a long *work* does not delay the streams of other requests.
         """
-        return await THREADS.do(work, large=self._large)
+        return await THREADS.do(work, large=large or self._large)
 
 
 Handler = Callable[[F, Request], Awaitable[Answer]]  # F: the type of the endpoint's *front*
@@ -117,12 +117,15 @@ class Endpoint(Generic[F]):
             await reply(send, shaped(found, scope["path"]), found.status)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        large = False
         if self._body is None:
-            values: dict[str, Any] = _query(scope)
+            values = _query(scope)
         else:
-            values = await limits.body(scope, receive)
-            schema.check(values, self._body)
-        request = Request(scope, values)
+            data = await limits.body(scope, receive)
+            large = len(data) >= limits.LARGE
+            values = await THREADS.do(partial(_read, data, self._body), large=large)
+            del data
+        request = Request(scope, values, large=large)
         answer = await until_gone(self._handle(request), receive)
         if isinstance(answer, sse.Stream):
             try:
@@ -147,6 +150,17 @@ class Endpoint(Generic[F]):
             known = of(error, 500) if isinstance(error, NpurtError) else internal_error(error)
             await send(_part(stream.packed(shaped(known, scope["path"]))))
         await send({"type": "http.response.body", "body": b""})
+
+
+def _read(data: bytes, body: schema.Schema) -> dict[str, Any]:
+    """Return the object in *data*, which matches the schema *body*.
+
+    Raises:
+        HttpError: *data* is no such object.
+    """
+    values = limits.parsed(data)
+    schema.check(values, body)
+    return values
 
 
 async def until_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T:
@@ -201,7 +215,11 @@ async def reply(
 ) -> None:
     """Send a whole response: an object as JSON, bytes as plain text; with *head*, headers only."""
     text = isinstance(answer, bytes)
-    data = answer if isinstance(answer, bytes) else sse.compact(answer)
+    if isinstance(answer, bytes):
+        data = answer
+    else:
+        large = limits.exceeds(answer, limits.LARGE)
+        data = await THREADS.do(partial(sse.whole, answer), large=large)
     kind = "text/plain; version=0.0.4; charset=utf-8" if text else "application/json"
     await send(_start(status, kind, {"Content-Length": str(len(data)), **(headers or {})}))
     await send({"type": "http.response.body", "body": b"" if head else data})

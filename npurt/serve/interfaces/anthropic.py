@@ -37,7 +37,7 @@ async def answer(front: Front, request: Request) -> Answer:
     wanted.stops, wanted.choices = options.stops(fields, "stop_sequences")[0], 1
     await options.constrain(fields, wanted)
     stream = fields.flag("stream")
-    given, before = _messages(fields)
+    given, before = await request.in_thread(lambda: _messages(fields))
     tools, variables = _tools(fields), _variables(fields)
     talk = await Conversation.of(front, request, given, wanted, tools, variables, before=before)
     talk.texts.progress = stream and fields.flag("return_progress")
@@ -49,7 +49,7 @@ async def answer(front: Front, request: Request) -> Answer:
 async def count_tokens(front: Front, request: Request) -> Answer:
     """Count the prompt tokens of a chat request."""
     fields = request.fields
-    given, before = _messages(fields)
+    given, before = await request.in_thread(lambda: _messages(fields))
     tools, variables = _tools(fields), _variables(fields)
 
     def count() -> int:
@@ -122,11 +122,11 @@ def _turn(message: Fields, role: str) -> list[dict[str, Any]]:
         return [{"role": role, "content": message.values["content"]}]
     results: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
-    texts = {"text": "", "thinking": ""}
+    texts: dict[str, list[str]] = {"text": [], "thinking": []}
     for block in message.objects("content"):
         match block.text("type"):
             case "text" | "thinking" as kind:
-                texts[kind] += block.required_text(kind)
+                texts[kind].append(block.required_text(kind))
             case "redacted_thinking":
                 pass
             case "tool_use":
@@ -141,12 +141,13 @@ def _turn(message: Fields, role: str) -> list[dict[str, Any]]:
                 results.append({"role": "tool", "tool_call_id": name, "content": content})
             case _:
                 raise block.wrong("type", "text, thinking, tool_use or tool_result")
-    turn: dict[str, Any] = {"role": role, "content": texts["text"]}
-    if texts["thinking"]:
-        turn["reasoning_content"] = texts["thinking"]
+    text, thinking = "".join(texts["text"]), "".join(texts["thinking"])
+    turn: dict[str, Any] = {"role": role, "content": text}
+    if thinking:
+        turn["reasoning_content"] = thinking
     if calls:
         turn["tool_calls"] = calls
-    empty = results and not (texts["text"] or calls)
+    empty = results and not (text or calls)
     return results if empty else [*results, turn]
 
 

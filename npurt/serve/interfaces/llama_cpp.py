@@ -7,11 +7,12 @@ import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
+from npurt.errors import brief
 from npurt.serve.http import sse
 from npurt.serve.http.endpoint import Answer, Request
 from npurt.serve.http.errors import wrong
 from npurt.serve.http.fields import Fields
-from npurt.serve.interfaces.openai_common import known, token_text
+from npurt.serve.interfaces.openai_common import are_ids, known, token_text
 from npurt.serve.model import options
 from npurt.serve.model.front import Front, Wanted
 from npurt.serve.model.generation import Likely, Texts
@@ -50,13 +51,15 @@ def prompt_of(model: ServedModel, given: Any) -> list[int]:
     if len(parts) > 1 and all(isinstance(part, str | list) for part in parts):
         raise wrong("prompt holds several prompts", "send one in a request", "prompt")
     ids: list[int] = []
+    if are_ids(given):
+        return known(model, given, "prompt")
     for i, part in enumerate(parts):
         if isinstance(part, str):
             ids += model.encode(part, add_bos=None if i == 0 else False)
         elif parts is given and isinstance(part, int) and not isinstance(part, bool):
             ids += known(model, [part], "prompt")
         else:
-            raise wrong(f"prompt is {given!r:.60}", "send a string or token ids", "prompt")
+            raise wrong(f"prompt is {brief(given)}", "send a string or token ids", "prompt")
     return ids
 
 

@@ -22,10 +22,15 @@ async def tokenize(front: Front, request: Request) -> Answer:
     content = fields.text("content", "") or ""
     add = None if fields.flag("add_special") else False
     special = fields.flag("parse_special", True)
-    ids = await request.in_thread(lambda: model.encode(content, add_bos=add, special=special))
-    if not fields.flag("with_pieces"):
-        return {"tokens": ids}
-    return {"tokens": [{"id": i, "piece": _piece(model.tokenizer.piece(i))} for i in ids]}
+    pieces = fields.flag("with_pieces")
+
+    def encoded() -> list[Any]:
+        ids = model.encode(content, add_bos=add, special=special)
+        if not pieces:
+            return ids
+        return [{"id": i, "piece": _piece(model.tokenizer.piece(i))} for i in ids]
+
+    return {"tokens": await request.in_thread(encoded)}
 
 
 def _piece(data: bytes) -> str | list[int]:
@@ -38,8 +43,12 @@ def _piece(data: bytes) -> str | list[int]:
 
 async def detokenize(front: Front, request: Request) -> Answer:
     """Return the text of token ids."""
-    ids = [int(i) for i in request.fields.items("tokens")]
-    return {"content": front.model.tokenizer.decode(known(front.model, ids, "tokens"))}
+
+    def decoded() -> str:
+        ids = [int(i) for i in request.fields.items("tokens")]
+        return front.model.tokenizer.decode(known(front.model, ids, "tokens"))
+
+    return {"content": await request.in_thread(decoded)}
 
 
 async def apply_template(front: Front, request: Request) -> Answer:

@@ -44,7 +44,8 @@ async def respond(front: Front, request: Request) -> Answer:
                     "tool_choice")  # fmt: skip
     stream = fields.flag("stream")
     echoed = _echoed(fields)
-    talk = await Conversation.of(front, request, _messages(fields), wanted, tools)
+    given = await request.in_thread(lambda: _messages(fields))
+    talk = await Conversation.of(front, request, given, wanted, tools)
     talk.texts.progress = stream and fields.flag("return_progress")
     response = Response(front, talk, echoed)
     if stream:

@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -161,7 +160,7 @@ async def constrain(fields: Fields, wanted: Wanted) -> None:
         HttpError: The constraint is invalid or too large, or there are several.
     """
     for name in SIZED:
-        if fields.has(name) and len(json.dumps(fields.values[name])) > limits.SCHEMA:
+        if fields.has(name) and limits.exceeds(fields.values[name], limits.SCHEMA):
             raise wrong(f"{name} has more than {limits.SCHEMA} characters", "send a smaller one",
                         name)  # fmt: skip
     given = _asked(fields)

@@ -1,6 +1,5 @@
 """Read the tools of a request, and whether the model may, must or must not call them."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -101,7 +100,7 @@ def tools_of(fields: Fields) -> Tools:
         if function.flag("strict"):
             strict.add(name)
         listed.append(tool.values)
-    if sum(len(json.dumps(schema)) for schema in schemas.values()) > limits.SCHEMA:
+    if limits.exceeds(schemas, limits.SCHEMA):
         raise wrong(f"schemas of tools have more than {limits.SCHEMA} characters",
                     "send fewer tools", "tools")  # fmt: skip
     several = fields.flag("parallel_tool_calls", True)
