@@ -9,6 +9,7 @@ previous one got a token.  So a sequence that kills the engine again ends no oth
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -221,21 +222,23 @@ class Engine:
 
     async def _session(self, opened: asyncio.Future[None]) -> None:
         """Run one process until it is lost."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                process = self._process = subprocess.Popen(
-                    [*self._command, str(theirs.fileno())],
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    start_new_session=True,  # so Ctrl-C signals the front only
-                )
-            except OSError as error:
-                ours.close()
-                raise EngineLost(
-                    f"the system starts no process: {error.strerror}",
-                    remedy="close other programs, or raise the limit of processes",
-                ) from error
+        try:
+            with contextlib.ExitStack() as undo:
+                ours, theirs = socket.socketpair()
+                undo.callback(ours.close)
+                with theirs:
+                    process = self._process = subprocess.Popen(
+                        [*self._command, str(theirs.fileno())],
+                        pass_fds=[theirs.fileno()],
+                        stdin=subprocess.DEVNULL,
+                        start_new_session=True,  # so Ctrl-C signals the front only
+                    )
+                undo.pop_all()
+        except OSError as error:
+            raise EngineLost(
+                f"the system starts no process: {error.strerror}",
+                remedy="close other programs, or raise the limits that `ulimit -n -u` shows",
+            ) from error
         reader, writer = await asyncio.open_connection(sock=ours)
         try:
             writer.write(frame(self._opening))
