@@ -19,7 +19,7 @@ LAYERS = [  # lowest first; two names in one layer never import each other
         "once",
         "ranges",
     },
-    {"build_sanitize", "file_kinds"},
+    {"build_sanitize", "file_kinds", "threads"},
     {"build_host", "build_hexagon"},
     {"build"},
     {"settings", "version"},

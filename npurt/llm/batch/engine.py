@@ -192,7 +192,7 @@ class Engine:
             begin = prompt if isinstance(prompt, str) else read(ids[: sequences[0].prompt])
             for sequence in sequences:
                 sequence.echo = begin
-        requests = [Request(each.id, self.cancel) for each in sequences]
+        requests = [Request(each.id, self.cancel, self._loop.require_process) for each in sequences]
         for request, sequence in zip(requests, sequences, strict=True):
             self._loop.submit(request, sequence)
         return requests if count > 1 else requests[0]

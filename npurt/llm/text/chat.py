@@ -54,11 +54,15 @@ class ChatTemplate:
         self._tokens = {"bos_token": bos or "", "eos_token": eos or ""}
         self._environment = BoundedEnvironment()
         self._environment.globals["raise_exception"] = _refuse
-        self._environment.globals["strftime_now"] = _strftime_now
+        self._environment.globals["strftime_now"] = self._strftime_now
         try:
             self._template = self._environment.build(source)
         except _FAILURES as error:
             raise _broken(error) from error
+
+    def _strftime_now(self, format: str) -> str:
+        self._environment.charge_time_format(format)
+        return _strftime_now(format)
 
     @functools.cached_property
     def variables(self) -> frozenset[str]:

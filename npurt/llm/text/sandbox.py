@@ -250,6 +250,16 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             self.meter.charge(ELEMENT * len(left) * max(0, right))
         return self.meter.made(super().call_binop(context, operator, left, right))
 
+    def charge_time_format(self, text: str) -> None:
+        """Charge for a text of `strftime` with the format *text*, whose fields may have a width.
+
+        Raises:
+            SecurityError: A field is too wide, or the budget is exhausted.
+        """
+        if re.search(r"%[^%a-zA-Z]*\d{4}", text):
+            raise SecurityError(f"a field of a date wider than {MAX_WIDTH}")
+        self.meter.charge(len(text) + MAX_WIDTH * text.count("%"))
+
     def _weight(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         return sum(map(self.meter.weight, (*args, *kwargs.values())))
 

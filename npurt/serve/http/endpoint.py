@@ -42,7 +42,14 @@ class WorkThreads:
         self._under_way = [each for each in self._under_way if not each.done()]
         if not large and not self._under_way:
             return work()
-        future = (self._large if large else self._small).submit(work)
+        try:
+            future = (self._large if large else self._small).submit(work)
+        except RuntimeError as error:
+            raise HttpError(
+                503, f"the system refuses a thread: {error}",
+                remedy="raise the server's limit of processes (ulimit -u)", code="no_threads",
+                headers={"Retry-After": "5"},
+            ) from error  # fmt: skip
         if large:
             self._under_way.append(future)
         return await asyncio.wrap_future(future)

@@ -75,7 +75,15 @@ def internal_error(error: Exception) -> HttpError:
     """Return the error response for a bug of npurt, and log the traceback.
 
     Neither the response nor the log contains the message of *error*, which may contain a prompt.
+    A failed import is not a bug: a package was replaced or removed after the server's start.
     """
+    if isinstance(error, ImportError):
+        log.error("the package %s cannot be loaded any more", error.name)
+        return HttpError(
+            500, f"the package {error.name} cannot be loaded any more",
+            remedy="install npurt[server] again and start the server again",
+            code="package_missing",
+        )  # fmt: skip
     log.error(
         "an internal error: %s\n%s",
         type(error).__name__, "".join(traceback.format_tb(error.__traceback__)),
