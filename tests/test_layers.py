@@ -13,6 +13,7 @@ LAYERS = [  # lowest first; two names in one layer never import each other
         "build_zig",
         "declarations",
         "errors",
+        "extras",
         "files",
         "gguf_parts",
         "hooks",

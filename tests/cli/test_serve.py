@@ -133,7 +133,7 @@ def test_without_its_packages_it_says_what_to_install(monkeypatch, capsys):
         importlib.util, "find_spec", lambda name: None if name == "uvicorn" else found(name)
     )
     assert main(["serve", "-m", MODEL]) == 2
-    assert "pip install 'npurt[server]'" in capsys.readouterr().err
+    assert "pip install 'llguidance" in capsys.readouterr().err
 
 
 def test_the_engine_gets_the_flags_of_the_model():

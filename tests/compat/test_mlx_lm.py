@@ -112,7 +112,7 @@ def test_what_npurt_does_not_have_is_refused_when_a_model_is_loaded(options, err
 
 
 def test_a_wrong_place_is_refused():
-    with pytest.raises(SettingError, match="there is no file"):
+    with pytest.raises(ModelFormatError, match="there is no file"):
         load("nothing")
     with pytest.raises(ModelFormatError, match=r"nothing\.gguf"):
         load("nothing.gguf")

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from npurt import extras
 from npurt.cli.arguments import llama_cpp, options
 from npurt.cli.arguments.sampling import add_sampling, sampling
 from npurt.errors import SettingError
@@ -23,8 +24,8 @@ def add(verbs: Any) -> None:
         "serve",
         help="serve models over HTTP with OpenAI's and other interfaces",
         description="Serve models over HTTP with the interfaces of OpenAI, Anthropic, Ollama and "
-        "llama.cpp.  This needs `pip install npurt[server]`.  After Ctrl-C or SIGTERM, the server "
-        "finishes the active requests and exits.",
+        "llama.cpp.  This needs the packages of the extra `server`.  After Ctrl-C or SIGTERM, the "
+        "server finishes the active requests and exits.",
     )
     source = options.add_model(parser)
     source.add_argument("--models-dir", type=Path, metavar="DIR",
@@ -187,5 +188,5 @@ def require_installed() -> None:
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise SettingError(
-            f"npurt serve needs {', '.join(missing)}", remedy="pip install 'npurt[server]'"
+            f"npurt serve needs {', '.join(missing)}", remedy=extras.command("server")
         )

@@ -36,9 +36,9 @@ class Engine:
     method.
 
     Args:
-        model: A file, or an open `Llama` with a `max_sequences` above 2.  Only the engine may use
-            an open `Llama` until the engine is closed.  The engine removes the tokens in its
-            context, and does not close it.
+        model: A model as for `Llama`, or an open `Llama` with a `max_sequences` above 2.  Only the
+            engine may use an open `Llama` until the engine is closed.  The engine removes the
+            tokens in its context, and does not close it.
         device: As for `Llama`.
         max_sequences: The largest number of sequences evaluated together; other requests wait.
         kv_bytes: Bytes of the KV cache for all sequences; by default a quarter of the free memory.

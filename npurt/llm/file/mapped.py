@@ -33,6 +33,10 @@ class MappedGGUF:
     a read would return the new bytes, and a read past the new end of a truncated file would end the
     process (SIGBUS).  `require_unchanged` notices most of these cases before a read.
 
+    Args:
+        path: A file, or another form of a model that `npurt.models.locate` finds or downloads.
+        progress: Show a progress bar of a download on a terminal.
+
     Attributes:
         path: The file, or the first file of a split model.
         paths: All files.
@@ -42,21 +46,16 @@ class MappedGGUF:
         data_offset: The start of the tensor data in bytes from the start of the (first) file.
 
     Raises:
-        SettingError: *path* is not a path.
+        SettingError: *path* is not a path, or names no file of a hub.
+        DownloadError: The model cannot be downloaded.
         ModelFormatError: The file cannot be opened, or is not a GGUF file that npurt reads, or a
             part of the model is missing or does not belong to it.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        try:
-            self.path = Path(path)
-        except TypeError as error:
-            raise SettingError(
-                f"{brief(path, 40)} is no path",
-                remedy="pass the path of a GGUF file, as a str or a Path",
-            ) from error
+    def __init__(self, path: str | os.PathLike[str], *, progress: bool = True) -> None:
+        self.path = _file(path, progress)
         with contextlib.ExitStack() as stack:
-            mapping, version, header = _open_file(path, stack)
+            mapping, version, header = _open_file(self.path, stack)
             mappings, versions, headers = [mapping], [version], [(self.path.name, header)]
             for file in parts.others(self.path, header.metadata):
                 mapping, version, header = _open_file(file, stack)
@@ -228,6 +227,22 @@ def errors_of(path: str | os.PathLike[str]) -> Iterator[None]:
         if name in error.what:
             raise
         raise ModelFormatError(f"{name}: {error.what}", remedy=error.remedy) from error
+
+
+def _file(path: str | os.PathLike[str], progress: bool) -> Path:
+    """Return the file of the model *path*; download it if it is not on this machine."""
+    try:
+        file = Path(path)
+    except TypeError as error:
+        raise SettingError(
+            f"{brief(path, 40)} is no path",
+            remedy="pass the path of a GGUF file, as a str or a Path",
+        ) from error
+    if os.path.exists(path):
+        return file
+    from npurt.models.location import locate  # imported here: a local file needs no download
+
+    return locate(path, progress=progress)
 
 
 def _open_file(

@@ -5,6 +5,7 @@ import importlib
 from collections.abc import Iterator
 from typing import Any
 
+from npurt import extras
 from npurt.errors import GrammarError, UnsupportedOp
 from npurt.once import once
 
@@ -20,7 +21,7 @@ def llguidance() -> Any:
     except ImportError as error:
         raise UnsupportedOp(
             "structured output needs the package llguidance, which is not installed",
-            remedy="install it: pip install 'npurt[structured]'",
+            remedy=f"install it: {extras.command('structured')}",
         ) from error
 
 
