@@ -81,6 +81,20 @@ def test_a_conversation_that_outgrows_the_context_says_so_and_goes_on(npurt):
     assert "remedy: /clear, or start again with a larger -c\n" in result.err
 
 
+def test_a_long_conversation_goes_on_without_its_oldest_turns(npurt, tmp_path):
+    """What the model is told is left out; the file of /save still has it."""
+    kept = tmp_path / "chat.json"
+    lines = "".join(f"question number {i}\n" for i in range(14)) + f"/save {kept}\n"
+    result = npurt("chat", *QUICK, "-c", 256, "--system", "Be brief.", stdin=lines.encode())
+
+    assert result.code == 0
+    assert result.err.count("its oldest turns are left out") == 1
+    assert "remedy" not in result.err
+    saved = json.loads(kept.read_text())
+    assert len(saved) == 1 + 2 * 14
+    assert all(each["content"] for each in saved)
+
+
 def test_an_answer_that_fills_the_context_says_so(npurt):
     result = npurt("chat", "-m", MODEL, "--temp", 2, "-s", 3, "-c", 100, stdin=b"Hello\n")
 

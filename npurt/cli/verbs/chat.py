@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -17,6 +17,7 @@ from npurt.cli.output import terminal
 from npurt.cli.verbs import remote
 from npurt.errors import ContextFull, NpurtError, SettingError
 from npurt.files import parsed, replacing
+from npurt.llm.text.turns import fitted, without
 
 if TYPE_CHECKING:
     from npurt.llm.decode.model import Llama
@@ -37,10 +38,14 @@ COMMANDS = {
 MULTILINE = 'A \\ at the end of a line continues the message; """ encloses several lines.'
 ALIASES = {"/reset": "/clear", "/exit": "/quit"}
 FULL = "/clear, or start again with a larger -c"
+LEFT_OUT = (
+    "[the conversation is longer than the context: its oldest turns are left out from now on; "
+    "/save keeps them]"
+)
 UNSET = {"n_predict": -1, "seed": -1}  # the numbers that stand for "not set" in /set
 QUOTES = '"""'
 
-Messages = list[dict[str, str]]
+Messages = Sequence[Mapping[str, Any]]
 
 
 def add(verbs: Any) -> None:
@@ -123,6 +128,7 @@ class Chat:
         self._models = models  # files of the model, which /save must not overwrite
         self.args = args
         self._messages: Messages = []
+        self._left_out = 0  # the number of oldest turns that are not sent
         self._set_system(args.system or "")
 
     def take(self, message: str) -> bool:
@@ -158,19 +164,22 @@ class Chat:
         *asked* ends with the user's message.
         """
         pieces: list[str] = []
+        left_out = self._left_out
 
-        def made() -> Iterator[str]:
-            for piece in self.llm.chat(asked, stream=True, **self._settings(self.args)):
+        def made(sent: Messages) -> Iterator[str]:
+            for piece in self._sent(sent):
                 pieces.append(piece)
                 yield piece
 
         try:
+            sent = self._fitting(asked)
             terminal.show(
-                made(), within=self._begins_in_thought(asked), markdown=self.args.markdown
+                made(sent), within=self._begins_in_thought(sent), markdown=self.args.markdown
             )
         except KeyboardInterrupt:
             print(" [stopped]", end="")
         except ContextFull as error:
+            self._left_out = left_out
             print(f"{error.what}\n  remedy: {FULL}", file=sys.stderr)
             return
         print(flush=True)
@@ -180,6 +189,41 @@ class Chat:
         if timing.finish == "context":
             print(f"[the context is full; {FULL}]", file=sys.stderr)
         self._messages = [*asked, {"role": "assistant", "content": "".join(pieces)}]
+
+    def _fitting(self, asked: Messages) -> Messages:
+        """Return the messages of *asked* that are sent: without turns that do not fit."""
+        sent = without(asked, self._left_out)
+        if isinstance(self.llm, remote.Remote):
+            return sent  # the server knows the size
+        most = self._settings(self.args).get("max_tokens")
+        count, _ = fitted(sent, self.llm.apply_chat_template, self.llm.n_ctx, most)
+        return self._shortened(sent, count)
+
+    def _sent(self, sent: Messages) -> Iterator[str]:
+        """Yield the answer to *sent*; send less if a server finds it too long."""
+        settings = self._settings(self.args)
+        while True:
+            begun = False
+            try:
+                for piece in self.llm.chat(sent, stream=True, **settings):
+                    begun = True
+                    yield piece
+            except ContextFull:
+                count = remote.turns_to_leave_out(sent)
+                if begun or not count:
+                    raise
+                sent = self._shortened(sent, count)
+            else:
+                return
+
+    def _shortened(self, sent: Messages, count: int) -> Messages:
+        """Return *sent* without its *count* oldest turns; say so the first time."""
+        if not count:
+            return sent
+        if not self._left_out:
+            print(LEFT_OUT, file=sys.stderr)
+        self._left_out += count
+        return without(sent, count)
 
     def _begins_in_thought(self, asked: Messages) -> bool:
         """Return whether the prompt ends with the tag that begins a thought."""
@@ -222,6 +266,7 @@ class Chat:
 
     def _clear(self, _: str) -> None:
         self._messages = [m for m in self._messages if m["role"] == "system"]
+        self._left_out = 0
 
     def _regen(self, _: str) -> None:
         if not self._messages or self._messages[-1]["role"] != "assistant":
@@ -271,6 +316,7 @@ class Chat:
 
     def _load(self, path: str) -> None:
         self._messages = _conversation(str(_named(path, "/load")))
+        self._left_out = 0
         print(f"[the conversation has {len(self._messages)} messages]", file=sys.stderr)
 
 

@@ -76,6 +76,9 @@ class Llama(TextModel):
     ) -> Result | Iterator[Result]:  # fmt: skip
         """Answer *messages*; return a chat completion, or an iterator of its chunks.
 
+        If the conversation is too long for the context, its oldest turns are left out, as in
+        `npurt.Llama.chat`; llama-cpp-python raises an error.
+
         Args:
             messages: As for `npurt.Llama.chat`.
             tools: As for `npurt.Llama.chat`.
@@ -94,7 +97,7 @@ class Llama(TextModel):
                 `create_completion`.
 
         Raises:
-            ContextFull: The prompt does not fit in the context.
+            ContextFull: The last turn alone does not fit in the context.
             UnsupportedOp: npurt does not support an option.
         """
         given = {name: value for name, value in locals().items() if name != "self"}
@@ -106,7 +109,11 @@ class Llama(TextModel):
             tools, tool_choice, functions, function_call, marked=self.chat_format == FORMAT,
             template=self._llm.template.source if tools or functions else "",
         )  # fmt: skip
-        ids = self._llm.apply_chat_template(messages, tools=calls.tools, **calls.variables)
+        ids = self._llm.fit(
+            messages,
+            lambda kept: self._llm.apply_chat_template(kept, tools=calls.tools, **calls.variables),
+            max_tokens,
+        )
         return self._answer(ids, calls, all_stops(stop, self.chat_format), given)
 
     def _handler(self) -> Any:

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 # dir() does not list attributes that only other parts of npurt use.
 INTERNALS = (
-    "account", "can_shift", "context", "embedder", "file", "generator", "head", "hidden_states",
-    "lock", "model", "output_matrix", "read", "speculator", "weight_bytes",
+    "account", "can_shift", "context", "embedder", "file", "fit", "generator", "head",
+    "hidden_states", "lock", "model", "output_matrix", "read", "speculator", "weight_bytes",
 )  # fmt: skip
 
 MAX_SEQUENCES = 4096  # upper bound of max_sequences; far above the capacity of a host
@@ -215,6 +215,7 @@ class Llama:
     detokenize = of_texts(TextGenerator.detokenize)
     generate = of_texts(TextGenerator.generate)
     chat = of_texts(TextGenerator.chat)
+    fit = of_texts(TextGenerator.fit)
     apply_chat_template = of_texts(TextGenerator.apply_chat_template)
     parse_answer = of_texts(TextGenerator.parse_answer)
     embed = of_embedder(Embedder.embed)

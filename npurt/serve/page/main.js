@@ -11,6 +11,7 @@ const settings = find("#settings");
 const messages = find("#messages");
 const chats = new Chats();
 const status = new Status();
+const LEFT_OUT = "The conversation is longer than the model's context: from now on its oldest messages are not sent.";
 let chat = chats.empty();
 let running = null; // the AbortController of the answer that is being generated
 let edited = null; // the number of the message that is being edited
@@ -113,9 +114,38 @@ function stop() {
 
 // Returns the request for the next message of the conversation.
 function request() {
-  const said = chat.messages.map(({ role, content }) => ({ role, content }));
+  if (!(chat.leftOut < chat.messages.length)) chat.leftOut = 0;
+  const sent = chat.messages.slice(chat.leftOut);
+  const said = sent.map(({ role, content }) => ({ role, content }));
   const system = chat.system ? [{ role: "system", content: chat.system }] : [];
   return { model: status.choice.model, messages: [...system, ...said], ...chat.settings };
+}
+
+// Yields the chunks of the next message of the conversation `mine`.  If the server finds the
+// conversation too long, leaves out its oldest turns from now on.
+async function* shortened(mine, body, signal) {
+  for (;;) {
+    try {
+      yield* ask(body, signal);
+      return;
+    } catch (error) {
+      const count = error.isContextFull ? oldest(mine.messages, mine.leftOut) : 0;
+      if (!count) throw error;
+      if (!mine.leftOut) notice(LEFT_OUT);
+      mine.leftOut += count;
+      const { messages } = body;
+      messages.splice(messages[0].role === "system" ? 1 : 0, count);
+    }
+  }
+}
+
+// Returns the number of messages after the first `start` that are the oldest turns with at least a
+// quarter of the characters; 0 if only one turn is left.
+function oldest(all, start) {
+  const size = (list) => list.reduce((sum, { content }) => sum + content.length, 0);
+  const kept = all.slice(start);
+  const begins = kept.flatMap(({ role }, i) => (i && role === "user" ? [i] : []));
+  return begins.find((i) => size(kept.slice(0, i)) >= size(kept) / 4) ?? begins.at(-1) ?? 0;
 }
 
 // Requests the next message from the server, and shows it while it is generated.
@@ -132,7 +162,7 @@ async function answer() {
   const shown = new Shown(made, message);
   const clock = new Clock(message.figures);
   try {
-    for await (const part of ask(body, controller.signal)) {
+    for await (const part of shortened(mine, body, controller.signal)) {
       const choice = part.choices?.[0];
       const delta = choice?.delta ?? {};
       if (delta.reasoning_content) message.thought = (message.thought ?? "") + delta.reasoning_content;
