@@ -122,6 +122,8 @@ def terminal_has_styles() -> bool:
     return os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("NO_COLOR")
 
 
+HOSTS = ("cpu", "numpy")  # devices that are no NPU
+
 DEBUG = Setting("NPURT_DEBUG", 0, "1: print the traceback of command-line errors")
 DEVICE = Setting("NPURT_DEVICE", "auto", "device to use when none is given")
 THREADS = Setting("NPURT_THREADS", 0, "CPU threads; 0 chooses from affinity, cgroup and core types")

@@ -27,6 +27,8 @@ from npurt.serve.http.connections import ACCEPTED, Connections, limit_repeats, m
 from npurt.serve.model.front import DRAIN_SECONDS, Front, Settings
 from npurt.serve.model.offer import ModelPool, Only
 from npurt.serve.model.served_model import ServedModel
+from npurt.serve.status.metrics import summary
+from npurt.settings import HOSTS
 
 if TYPE_CHECKING:
     from npurt.serve.models.folder import FolderModel
@@ -234,6 +236,7 @@ class Server(uvicorn.Server):
     async def _finish(self) -> None:
         log.warning("no new requests; active requests get %.0f s", DRAIN_SECONDS)
         await self._offers.drain()
+        log.warning("%s", await summary(self._offers))
         self.should_exit = True
 
 
@@ -320,7 +323,9 @@ async def _run_engine(engine: Engine, serving: asyncio.Task[None]) -> None:
             return
         _raise(opening)
         if engine.ready is not None:
-            log.warning("ready: %s, context of %d", engine.ready.device, engine.ready.n_ctx)
+            ready = engine.ready
+            hint = "; -dev rknpu or -dev hexagon uses an NPU" if ready.device in HOSTS else ""
+            log.warning("ready: %s, context of %d%s", ready.device, ready.n_ctx, hint)
         watching = asyncio.create_task(engine.watch())
         await asyncio.wait((serving, watching), return_when=asyncio.FIRST_COMPLETED)
         if watching.done():

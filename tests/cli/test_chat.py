@@ -37,7 +37,7 @@ def test_each_line_is_answered_in_the_light_of_those_before():
     assert result.out == "".join(f"{answer}\n" for answer in answers("Hello", "And now?"))
     first, *_, last = result.err.splitlines()
     assert first.startswith("Llama(llama3-q8_0.gguf, llama, cpu: ")
-    assert last.startswith("offload: 100.0 % of MACs on cpu")
+    assert last.startswith("offload: none, 100.0 % of MACs on cpu")
 
 
 def test_a_system_message_comes_first_and_survives_a_reset(npurt):
@@ -334,7 +334,7 @@ def test_control_c_stops_the_answer_and_not_the_program(terminal):
     chat.type("/quit\n")
 
     assert chat.end() == 0
-    assert "offload: 100.0 % of MACs on cpu" in chat.screen
+    assert "offload: none, 100.0 % of MACs on cpu" in chat.screen
     assert "Traceback" not in chat.screen
 
 

@@ -288,7 +288,7 @@ def test_control_c_ends_the_text_and_the_account_follows(npurt, interrupted, tex
     assert text
     assert texts["continued"].startswith(text)
     assert "attn_qkv" in result.err
-    assert re.search(r"decode \d+ tokens.*; offload: 100\.0 %", result.err.splitlines()[-1])
+    assert re.search(r"decode \d+ tokens.*; offload: none, 100\.0 %", result.err.splitlines()[-1])
 
 
 def test_control_c_leaves_json_that_says_so(npurt, interrupted, texts):
@@ -298,7 +298,7 @@ def test_control_c_leaves_json_that_says_so(npurt, interrupted, texts):
     assert (result.code, held["interrupted"]) == (130, True)
     assert held["text"]
     assert texts["continued"].startswith(held["text"])
-    assert held["report"]["line"].startswith("offload: 100.0 % of MACs")
+    assert held["report"]["line"].startswith("offload: none, 100.0 % of MACs")
 
 
 def press_control_c(monkeypatch, name, after):

@@ -43,7 +43,46 @@ def test_it_serves_until_a_signal(tmp_path):
     finally:
         process.send_signal(signal.SIGTERM)
     assert process.wait(HANG_SECONDS) == 128 + signal.SIGTERM
+    lines = log.read_text().splitlines()
+    asked = [line for line in lines if line.startswith("npurt: POST ")]
+    assert len(asked) == 2
+    pattern = r"npurt: POST /v1/completions 200, \d+\.\d\d s; 4 tokens of prompt.*, 4 generated"
+    assert all(re.fullmatch(pattern, line) for line in asked), asked
+    assert re.fullmatch(
+        r"npurt: 2 requests: \d tokens of prompts evaluated, 8 generated; work: \d+\.\d G "
+        r"multiply-adds, all on the CPU, no NPU in use; 0 fallbacks, 0 wrong products", lines[-1]
+    )  # fmt: skip
     assert not [pid for pid in os.listdir("/proc") if pid == str(process.pid)]
+
+
+def test_a_server_on_an_npu_says_its_share_of_the_work(tmp_path):
+    log = tmp_path / "log.txt"
+    command = [sys.executable, "-m", "npurt", "serve", "-m", MODEL, "--port", "0", "-np", "2",
+               "-c", "128", "-dev", "rknpu:sim", "--quiet"]  # fmt: skip
+    with log.open("w") as file:
+        process = subprocess.Popen(command, stderr=file)
+    try:
+        assert eventually(lambda: "ready: rknpu" in log.read_text())
+        url = re.search(r"at (http://127\.0\.0\.1:\d+)", log.read_text())[1]
+        body = json.dumps({"prompt": "Once", "max_tokens": 2}).encode()
+        with urllib.request.urlopen(f"{url}/v1/completions", body, timeout=HANG_SECONDS) as reply:
+            json.load(reply)
+        with urllib.request.urlopen(f"{url}/metrics", timeout=HANG_SECONDS) as reply:
+            lines = reply.read().decode().splitlines()
+        found = dict(line.split() for line in lines if line.startswith("npurt:"))
+        with urllib.request.urlopen(f"{url}/page/state", timeout=HANG_SECONDS) as reply:
+            state = json.load(reply)
+    finally:
+        process.send_signal(signal.SIGTERM)
+    process.wait(HANG_SECONDS)
+    share = float(found["npurt:npu_share"])
+    assert 0 < share <= 1
+    assert share == float(found["npurt:npu_macs_total"]) / float(found["npurt:macs_total"])
+    assert 0 < float(found["npurt:npu_seconds_total"]) < float(found["npurt:op_seconds_total"])
+    assert (state["npu"], state["npu_share"]) == (True, share)
+    *_, last = log.read_text().splitlines()
+    assert f"{100 * share:.1f} % on an NPU" in last
+    assert "POST" not in log.read_text()  # --quiet
 
 
 def test_a_server_without_a_key_warns_once():

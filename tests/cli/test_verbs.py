@@ -19,7 +19,7 @@ RAW = ("--raw", *GREEDY)  # continues the prompt as `Llama.generate` does
 TEXT = "The quick brown fox jumps over the lazy dog. " * 12
 LINE = (
     r"prefill \d+ tokens, \d+\.\d tokens/s; decode \d+ tokens, \d+\.\d tokens/s; "
-    r"offload: 100\.0 % of MACs on cpu \(cpu: \w+, \d+ threads\); 0 fallbacks; "
+    r"offload: none, 100\.0 % of MACs on cpu \(cpu: \w+, \d+ threads\); 0 fallbacks; "
     r"verified \d+ of \d+ products, 0 wrong"
 )
 
@@ -85,7 +85,7 @@ def test_run_gives_text_timing_and_ledger_as_json(npurt, greedy):
     assert held["text"] == greedy
     assert held["timing"]["generated_tokens"] == 12
     assert held["timing"]["prefill_rate"] > 0
-    assert held["report"]["line"].startswith("offload: 100.0 % of MACs on cpu")
+    assert held["report"]["line"].startswith("offload: none, 100.0 % of MACs on cpu")
 
 
 def test_run_says_in_json_how_drafting_went(npurt):

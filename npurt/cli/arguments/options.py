@@ -12,6 +12,7 @@ from typing import Any
 from npurt.errors import NpurtError, SettingError
 from npurt.files import require_file, unreadable
 from npurt.gguf_parts import part_names
+from npurt.settings import HOSTS
 
 MODEL = "GGUF file, name of `npurt models`, https URL or hf:USER/REPO"
 REPO = "hub repository: USER/REPO[:QUANT] (default: Q4_K_M) or USER/REPO/FILE.gguf"
@@ -163,7 +164,7 @@ def device(args: argparse.Namespace) -> str | None:
     named: str | None = args.device
     if args.gpu_layers != 0:
         return named
-    if named not in (None, "auto", "cpu", "numpy"):
+    if named not in (None, "auto", *HOSTS):
         raise SettingError(
             f"-ngl 0 runs all layers on the CPU, and -dev names {named}",
             remedy="leave out one of the two flags",

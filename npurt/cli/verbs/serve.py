@@ -15,6 +15,7 @@ from npurt.errors import SettingError
 if TYPE_CHECKING:
     from npurt.serve.models.folder import FolderModel
 
+LEVELS = ("debug", "info", "warning", "error")
 NEEDED = ("starlette", "uvicorn", "prometheus_client")  # packages of the extra `server`
 
 
@@ -55,6 +56,11 @@ def add(verbs: Any) -> None:
                        help="let web pages of this origin use the server; may be "
                        "repeated")  # fmt: skip
     group.add_argument("--no-page", action="store_true", help="do not serve the chat page at /")
+    group.add_argument("--log-level", choices=LEVELS, default="info", metavar="LEVEL",
+                       help="what is logged: info has a line for each request, debug also for "
+                       "those that only read, warning neither; error (default: info)")  # fmt: skip
+    group.add_argument("-q", "--quiet", action="store_true",
+                       help="log no line for each request, as --log-level warning")  # fmt: skip
     group.add_argument("-np", "--parallel", type=options.positive, metavar="N",
                        help="maximum number of concurrent sequences (default: 8)")  # fmt: skip
     group.add_argument("--kv-bytes", type=options.positive, metavar="N",
@@ -86,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
     from npurt.serve.http.address import Address
 
     logging.basicConfig(level=logging.WARNING, format="npurt: %(message)s", stream=sys.stderr)
+    logging.getLogger("npurt.serve").setLevel("WARNING" if args.quiet else args.log_level.upper())
     defaults = sampling(args)
     maximum = defaults.pop("max_tokens")
     for name in ("stop", "grammar", "ignore_eos"):

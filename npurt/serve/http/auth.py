@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from npurt.errors import SettingError
 from npurt.files import unreadable
 from npurt.serve.http.errors import HttpError, shaped
+from npurt.serve.http.log import refused
 
 BLANKS = " \t\r"  # around a key; str.strip also removes bytes of a key, such as A0
 METHODS = "GET, POST, HEAD, OPTIONS"
@@ -82,6 +83,7 @@ class Guard:
                 return
             scope["state"] = {**scope.get("state", {}), "salt": self._salt(scope["path"], headers)}
         except HttpError as error:
+            refused(scope, error.status)
             answer = JSONResponse(shaped(error, scope["path"]), error.status, error.headers)
             await answer(scope, receive, _with_origin(send, allowed))
             return

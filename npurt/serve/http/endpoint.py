@@ -16,6 +16,7 @@ from npurt.serve.http import limits, schema, sse
 from npurt.serve.http.errors import HttpError, internal_error, of, shaped, wrong
 from npurt.serve.http.fields import Fields
 from npurt.serve.http.limits import Gone
+from npurt.serve.http.log import RequestLine
 
 T = TypeVar("T")
 F = TypeVar("F")
@@ -102,11 +103,12 @@ class Endpoint(Generic[F]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        began = False
+        line = RequestLine(scope)
+        line.begin()
 
         async def sending(message: Message) -> None:
-            nonlocal began
-            began = True
+            if message["type"] == "http.response.start":
+                line.status = message["status"]
             await send(message)
 
         try:
@@ -114,14 +116,16 @@ class Endpoint(Generic[F]):
         except Gone:
             return
         except HttpError as error:
-            await reply(send, shaped(error, scope["path"]), error.status, error.headers)
+            await reply(sending, shaped(error, scope["path"]), error.status, error.headers)
         except NpurtError as error:
-            await reply(send, shaped(of(error), scope["path"]), 400)
+            await reply(sending, shaped(of(error), scope["path"]), 400)
         except Exception as error:
-            if began:
+            if line.status:
                 raise
             found = internal_error(error)
-            await reply(send, shaped(found, scope["path"]), found.status)
+            await reply(sending, shaped(found, scope["path"]), found.status)
+        finally:
+            line.end()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         large = False

@@ -11,6 +11,7 @@ from npurt.llm.decode.samplers.settings import Sampling
 from npurt.serve.engine.client import Engine
 from npurt.serve.engine.protocol import Ready, Submit
 from npurt.serve.http import limits
+from npurt.serve.http import log as request_log
 from npurt.serve.http.errors import HttpError, of, wrong
 from npurt.serve.model.generation import Choice, Texts
 from npurt.serve.model.served_model import ServedModel
@@ -250,9 +251,13 @@ class Front:
         )  # fmt: skip
         timer: asyncio.TimerHandle | None = None
 
+        line = request_log.current()
+
         def done(texts: Texts) -> None:
             if timer is not None:
                 timer.cancel()
+            if line is not None:
+                line.add(texts.figures())
             self._ended(texts, loop.time() - began)
 
         texts = Texts(self.engine, submits, choices, sum(map(len, prompts)), done,

@@ -198,6 +198,11 @@ class Texts:
         """Number of prompt tokens that have been evaluated or were in the prefix cache."""
         return sum(max(each.read for each in same) for same in self._prompts.values())
 
+    def figures(self) -> str:
+        """Return the numbers of tokens, for the line of the request in the log."""
+        cached = f" ({self.cached_tokens} cached)" if self.cached_tokens else ""
+        return f"{self.prompt_tokens} tokens of prompt{cached}, {self.completion_tokens} generated"
+
     async def pieces(self, every: float | None = None) -> AsyncIterator[Piece | None]:
         """Yield new output until all choices have ended; None after *every* seconds without output.
 

@@ -6,6 +6,8 @@ import { state } from "./server.js";
 
 const SECONDS = 2;
 
+const percent = (share) => `${(100 * share).toFixed(1)} %`;
+
 export class Status {
   constructor() {
     this.device = "";
@@ -38,12 +40,15 @@ export class Status {
     this.device = found.ready ? found.device : "";
     document.title = `${found.model} - npurt`;
     document.querySelector("#model").textContent = found.model;
+    const share = found.npu_share === null ? "" : `, ${percent(found.npu_share)} of the work`;
+    const npu = found.npu ? share : " (no NPU in use)";
     const fallbacks = found.fallbacks ? `, ${found.fallbacks} fallbacks` : "";
     document.querySelector("#where").textContent = found.ready
-      ? `on ${found.device}${fallbacks}`
+      ? `on ${found.device}${npu}${fallbacks}`
       : found.status === "unloaded" ? "loaded with the first message" : "loading";
     const rows = {
       Device: found.device,
+      "Work on the NPU": found.npu_share === null ? null : percent(found.npu_share),
       "Texts that run": found.sequences && `${found.running} of ${found.sequences}`,
       "Texts that wait": found.waiting,
       "Pages in use": found.pages === null ? null : `${found.used} of ${found.pages}`,

@@ -20,12 +20,17 @@ COUNTERS = {
     "npurt:engine_restarts": "Restarts of the engine's process.",
     "npurt:device_restarts": "Times the device was lost and reopened.",
     "npurt:fallbacks": "Distinct reasons for which the CPU computed work planned for the device.",
+    "npurt:macs": "Multiply-adds of matrix products.",
+    "npurt:npu_macs": "Multiply-adds of matrix products that an NPU computed.",
+    "npurt:op_seconds": "Seconds of all ops.",
+    "npurt:npu_seconds": "Seconds of ops on an NPU.",
     "npurt:verified": "Matrix products verified.",
     "npurt:wrong": "Verified products that were wrong, and were computed again.",
 }
 GAUGES = {
     "llamacpp:requests_processing": "Sequences that are running.",
     "llamacpp:requests_deferred": "Sequences that are waiting.",
+    "npurt:npu_share": "Share of the multiply-adds that an NPU computed, 0 to 1.",
     "npurt:ready": "1 if the engine accepts requests, else 0.",
 }
 
