@@ -13,14 +13,15 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from npurt.cli.arguments.parser import Parser
+from npurt.cli.arguments.parser import Parser, like
 from npurt.cli.signals import Unwinding
 from npurt.errors import NpurtError, SettingError, UnknownDevice
-from npurt.settings import DEBUG, read
+from npurt.settings import DEBUG, SETTINGS, read, unknown
 from npurt.version import __version__
 
 STDIN, STDOUT, STDERR = range(3)  # file descriptors
-USAGE = (SettingError, UnknownDevice)  # errors of invalid usage (exit status 2)
+# Errors of invalid usage (exit status 2), unless the system refused a file or an address.
+USAGE = (SettingError, UnknownDevice)
 VERBS = (
     "run",
     "chat",
@@ -120,6 +121,10 @@ def _run(argv: Sequence[str] | None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             # Bytes that are not text become U+FFFD; characters that cannot be written become "?".
             stream.reconfigure(errors="replace")
+    known = [setting.name for setting in SETTINGS]
+    for name in unknown():
+        hint = like(name, known, 0.85)
+        print(f"npurt: the variable {name} has no effect{hint}", file=sys.stderr)
     debug = 0
     try:
         debug = read(DEBUG, int)
@@ -133,7 +138,7 @@ def _run(argv: Sequence[str] | None) -> int:
         if debug:
             raise
         print(f"npurt: {error}", file=sys.stderr)
-        return 2 if isinstance(error, USAGE) else 1
+        return 2 if isinstance(error, USAGE) and not isinstance(error.__cause__, OSError) else 1
     except MemoryError as error:
         print(f"npurt: no memory left: {error}", file=sys.stderr)
         print("  remedy: close other programs, or use a smaller input", file=sys.stderr)

@@ -76,7 +76,7 @@ def test_a_conversation_that_outgrows_the_context_says_so_and_goes_on(npurt):
     result = npurt("chat", *QUICK, "-c", 256, stdin=lines)
 
     hello, hi = answers("Hello", "Hi")
-    assert (result.code, result.out) == (0, f"{hello}\n{hi}\n{hello}\n")
+    assert (result.code, result.out) == (1, f"{hello}\n{hi}\n{hello}\n")
     assert "do not fit" in result.err
     assert "remedy: /clear, or start again with a larger -c\n" in result.err
 
@@ -131,7 +131,7 @@ def test_what_the_template_refuses_is_an_error(npurt, tmp_path, template, said):
     file = tiny.read(MODEL).with_key("tokenizer.chat_template", 8, template)
     result = npurt("chat", "-m", tiny.write(file, tmp_path), stdin=b"Hello\n")
 
-    assert result.code == 0
+    assert result.code == 1
     assert said in result.err
     assert "remedy" in result.err
 
@@ -178,7 +178,7 @@ def test_help_lists_every_command_and_all_of_them_exist(npurt):
 def test_a_command_that_cannot_be_done_is_said_and_changes_nothing(npurt, typed, said):
     result = npurt("chat", *QUICK, stdin=f"{typed}\nHello\n".encode())
 
-    assert (result.code, result.out) == (0, answers("Hello")[0] + "\n")
+    assert (result.code, result.out) == (1, answers("Hello")[0] + "\n")
     assert said in result.err
     assert "remedy: " in result.err
 

@@ -122,7 +122,7 @@ def test_a_conversation_too_long_for_the_server_goes_on(live, npurt):
 def test_what_the_server_refuses_leaves_the_conversation(live, npurt):
     long = b"word " * 600
     result = npurt("chat", "--url", live.url, "-s", 0, stdin=b"Hello\n" + long + b"\nHello\n")
-    assert result.code == 0
+    assert result.code == 1
     assert result.out == f"{TEXT}\n{TEXT}\n"
     assert "and the context 512" in result.err
     assert "remedy: /clear" in result.err

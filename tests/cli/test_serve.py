@@ -88,7 +88,7 @@ def test_a_server_on_an_npu_says_its_share_of_the_work(tmp_path):
 def test_a_server_without_a_key_warns_once():
     result = spawn("serve", "-m", MODEL, "--host", "192.0.2.1", "--insecure")
 
-    assert result.code == 2
+    assert result.code == 1  # the system refuses the address
     assert result.err.count("there is no key") == 1
     assert "cannot listen on 192.0.2.1" in result.err
 
@@ -136,7 +136,6 @@ def test_a_folder_without_models_ends_the_server(tmp_path, capfd):
     ("flags", "said"),
     [
         (["--host", "0.0.0.0"], "--api-key-file"),
-        (["--api-key-file", "missing.txt"], "cannot read missing.txt"),
         (["--port", "99999"], "port is 99999"),
         (["--chat-template", "{{ broken"], "chat_template does not work"),
     ],
@@ -155,6 +154,12 @@ def test_what_is_for_one_text_is_refused(flags, capsys):
         main(["serve", "-m", MODEL, *flags])
 
 
+def test_what_the_system_refuses_is_a_failure(capfd):
+    assert main(["serve", "-m", MODEL, "--port", "0", "--api-key-file", "missing.txt"]) == 1
+    assert "cannot read missing.txt" in capfd.readouterr().err
+    assert main(["serve", "--models-dir", "missing"]) == 1
+
+
 def test_what_the_engine_refuses_ends_the_server(capfd):
     assert main(["serve", "-m", MODEL, "--port", "0", "-c", "1000000000"]) == 1
     assert "use an n_ctx (-c) of" in capfd.readouterr().err
@@ -171,7 +176,7 @@ def test_without_its_packages_it_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "uvicorn" else found(name)
     )
-    assert main(["serve", "-m", MODEL]) == 2
+    assert main(["serve", "-m", MODEL]) == 1
     assert "pip install 'llguidance" in capsys.readouterr().err
 
 

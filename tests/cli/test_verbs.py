@@ -56,7 +56,7 @@ def test_run_writes_a_trace_beside_the_same_text(npurt, greedy, tmp_path):
     assert (result.code, result.out) == (0, greedy + "\n")
     runs = [event for event in json.loads(path.read_text()) if event["name"] == "run"]
     assert [run["args"]["rows"] for run in runs[1:]] == [1] * (len(runs) - 1)
-    assert_failed(npurt("run", "-m", MODEL, "-p", TEXT, "--trace", tmp_path, *RAW), code=2)
+    assert_failed(npurt("run", "-m", MODEL, "-p", TEXT, "--trace", tmp_path, *RAW))
 
 
 @pytest.mark.parametrize("n", [-1, 4])
@@ -400,3 +400,15 @@ def test_the_example_reports_and_says_what_went_wrong():
     assert wrong.code == 1
     assert "remedy" in wrong.err
     assert "Traceback" not in wrong.err
+
+
+@pytest.mark.parametrize("verb", [["devices"], ["models"], ["plan", "x.gguf"], ["sim"]])
+def test_a_misspelt_variable_is_noticed_by_every_verb(npurt, monkeypatch, verb):
+    monkeypatch.setenv("NPURT_DEVCE", "rknpu")
+    monkeypatch.setenv("NPURT_SIM_RKNPU", "log=0")
+    monkeypatch.setenv("NPURT_QEMU_HEXAGON", "")
+
+    result = npurt(*verb)
+
+    said = [line for line in result.err.splitlines() if "has no effect" in line]
+    assert said == ["npurt: the variable NPURT_DEVCE has no effect; did you mean NPURT_DEVICE?"]

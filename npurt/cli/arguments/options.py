@@ -5,7 +5,7 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -172,11 +172,16 @@ def device(args: argparse.Namespace) -> str | None:
     return named if named == "numpy" else "cpu"
 
 
-def add_source(group: Any) -> Any:
-    """Add the flags that name a model, of which exactly one is required; return their group."""
+def add_source(group: Any, add: Callable[[Any], None] | None = None) -> Any:
+    """Add the flags that name a model, of which exactly one is required; return their group.
+
+    The usage shows the group only if nothing is added to it later, so *add* adds further flags.
+    """
     source = group.add_mutually_exclusive_group(required=True)
     source.add_argument("-m", "--model", metavar="FILE", help=MODEL)
     source.add_argument("-hf", "--hf-repo", dest="model", type=of_hub, metavar="REPO", help=REPO)
+    if add is not None:
+        add(source)
     return source
 
 
@@ -278,16 +283,21 @@ def add_text(parser: argparse.ArgumentParser, what: str, file: str) -> None:
 
 
 def add_model(
-    parser: argparse.ArgumentParser, context: str = TRAINED, *, shift: bool = False
+    parser: argparse.ArgumentParser,
+    add: Callable[[Any], None] | None = None,
+    *,
+    context: str = TRAINED,
+    shift: bool = False,
 ) -> Any:
     """Add the flags for opening a model; return the group of the flags that name it.
 
     Args:
+        add: See `add_source`.
         context: The default context, for the help.
         shift: The verb continues after the context is full, with ``--context-shift``.
     """
     group = parser.add_argument_group("model")
-    source = add_source(group)
+    source = add_source(group, add)
     add_device(group)
     group.add_argument("-c", "--ctx-size", type=natural, metavar="N",
                        help="tokens in the context; 0: the model's trained context "

@@ -18,7 +18,8 @@ class Help(argparse.HelpFormatter):
     def _get_help_string(self, action: argparse.Action) -> str:
         text = action.help or ""
         default = action.default
-        if default is None or default is False or default == [] or "default:" in text:
+        stated = "default:" in text or isinstance(action, argparse._StoreFalseAction)
+        if default is None or default is False or default == [] or stated:
             return text
         return text if default is argparse.SUPPRESS else f"{text} (default: %(default)s)"
 

@@ -74,8 +74,7 @@ def run(args: argparse.Namespace) -> int:
         args.usage_error("a chat is a conversation; for plain text: npurt run --raw")
     if args.url is not None:
         remote.settings(args)  # checks the settings before the first request
-        _talk(Chat(remote.opened(args), args, (), remote.settings))
-        return 0
+        return _talk(Chat(remote.opened(args), args, (), remote.settings))
     if args.model is None:
         args.usage_error("one of the arguments -m/--model -hf/--hf-repo --url is required")
     from npurt.llm.decode.model import Llama
@@ -84,14 +83,16 @@ def run(args: argparse.Namespace) -> int:
     path = options.model_path(args)
     chat = Chat(Llama(path, **options.model(args)), args, options.models_of(args, path))
     try:
-        _talk(chat)
+        return _talk(chat)
     finally:
         chat.llm.close()  # /model may have opened it
-    return 0
 
 
-def _talk(chat: "Chat") -> None:
-    """Read and handle messages until the user leaves."""
+def _talk(chat: "Chat") -> int:
+    """Read and handle messages until the user leaves; return the exit status.
+
+    A failure is shown to a user, who goes on.  A program, which is no terminal, gets status 1.
+    """
     print(f"{chat.llm!r}\n{HELP}", file=sys.stderr)
     with terminal.history(enabled=chat.args.history):
         while True:
@@ -101,6 +102,7 @@ def _talk(chat: "Chat") -> None:
             except KeyboardInterrupt:
                 print()
     print(chat.llm.report().line(), file=sys.stderr)
+    return int(chat.has_failed and not sys.stdin.isatty())
 
 
 def _checked(args: argparse.Namespace) -> dict[str, Any]:
@@ -114,6 +116,7 @@ class Chat:
     Attributes:
         llm: The model, local or on a server.
         args: The options of the verb, including changes by /set.
+        has_failed: Whether a message or command failed.
     """
 
     def __init__(
@@ -124,6 +127,7 @@ class Chat:
         settings: Callable[[argparse.Namespace], dict[str, Any]] = _checked,
     ) -> None:
         self.llm = llm
+        self.has_failed = False
         self._settings = settings
         self._models = models  # files of the model, which /save must not overwrite
         self.args = args
@@ -143,8 +147,10 @@ class Chat:
             elif message:
                 self._answer([*self._messages, {"role": "user", "content": message}])
         except NpurtError as error:
+            self.has_failed = True
             print(error, file=sys.stderr)
         except MemoryError as error:
+            self.has_failed = True
             print(f"no memory left: {error}\n  remedy: /clear, or close other programs",
                   file=sys.stderr)  # fmt: skip
         return True
@@ -179,7 +185,7 @@ class Chat:
         except KeyboardInterrupt:
             print(" [stopped]", end="")
         except ContextFull as error:
-            self._left_out = left_out
+            self._left_out, self.has_failed = left_out, True
             print(f"{error.what}\n  remedy: {FULL}", file=sys.stderr)
             return
         print(flush=True)

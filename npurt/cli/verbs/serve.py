@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from npurt import extras
 from npurt.cli.arguments import llama_cpp, options
 from npurt.cli.arguments.sampling import add_sampling, sampling
-from npurt.errors import SettingError
+from npurt.errors import NpurtError
 
 if TYPE_CHECKING:
     from npurt.serve.models.folder import FolderModel
@@ -28,10 +28,7 @@ def add(verbs: Any) -> None:
         "llama.cpp.  This needs the packages of the extra `server`.  After Ctrl-C or SIGTERM, the "
         "server finishes the active requests and exits.",
     )
-    source = options.add_model(parser)
-    source.add_argument("--models-dir", type=Path, metavar="DIR",
-                        help="serve all GGUF files in DIR and its subfolders by their names; load "
-                        "each model on first use")  # fmt: skip
+    options.add_model(parser, add_folder)
     add_sampling(parser)
     group = parser.add_argument_group("server")
     group.add_argument("--host", default="127.0.0.1", metavar="ADDRESS",
@@ -84,6 +81,13 @@ def add(verbs: Any) -> None:
                        "restarted")  # fmt: skip
     llama_cpp.add(parser)
     parser.set_defaults(run=run, usage_error=parser.error)
+
+
+def add_folder(source: Any) -> None:
+    """Add the flag of a folder of models to the flags that name a model."""
+    source.add_argument("--models-dir", type=Path, metavar="DIR",
+                        help="serve all GGUF files in DIR and its subfolders by their names; load "
+                        "each model on first use")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
@@ -190,10 +194,8 @@ def require_installed() -> None:
     """Check that the packages of the extra `server` are installed.
 
     Raises:
-        SettingError: A package is missing.
+        NpurtError: A package is missing.
     """
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise SettingError(
-            f"npurt serve needs {', '.join(missing)}", remedy=extras.command("server")
-        )
+        raise NpurtError(f"npurt serve needs {', '.join(missing)}", remedy=extras.command("server"))
