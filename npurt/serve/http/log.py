@@ -8,7 +8,7 @@ from starlette.types import Scope
 
 CLOSED = 499  # nginx's status for a request whose client disconnected before the answer
 
-log = logging.getLogger("npurt.serve.requests")
+log = logging.getLogger("npurt.serve").getChild("requests")
 _line: ContextVar["RequestLine | None"] = ContextVar("line", default=None)
 
 
