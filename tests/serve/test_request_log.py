@@ -69,6 +69,9 @@ def test_answers_that_programs_repeat_are_logged_at_debug_only(lines, caplog):
         client = Client("Hello")
         for path in ("/health", "/metrics", "/v1/models", "/page/state"):
             await client(path)
+        client.engine.alive = False
+        assert (await client("/health")).status == 503
+        client.engine.alive = True
         assert lines() == []
         caplog.set_level(logging.DEBUG, "npurt.serve")
         await client("/health")

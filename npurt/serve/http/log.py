@@ -15,7 +15,8 @@ _line: ContextVar["RequestLine | None"] = ContextVar("line", default=None)
 class RequestLine:
     """The line of a request, which is logged when the request ends.
 
-    Answers to GET are logged at the level DEBUG, because monitoring and the page repeat them.
+    Answers to GET are logged at the level DEBUG, because monitoring and the page repeat them; so
+    is 503, the answer while the model is loaded.  Other errors are logged at INFO.
 
     Attributes:
         status: The status of the answer; 0 before it begins.
@@ -39,7 +40,8 @@ class RequestLine:
     def end(self) -> None:
         """Log the line."""
         status = self.status or CLOSED
-        level = logging.DEBUG if self._reads and status < 400 else logging.INFO
+        usual = status < 400 or status == 503
+        level = logging.DEBUG if self._reads and usual else logging.INFO
         if not log.isEnabledFor(level):
             return
         asked = "".join(c if c.isprintable() else "?" for c in self._asked[:200])
