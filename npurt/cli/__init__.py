@@ -121,10 +121,7 @@ def _run(argv: Sequence[str] | None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             # Bytes that are not text become U+FFFD; characters that cannot be written become "?".
             stream.reconfigure(errors="replace")
-    known = [setting.name for setting in SETTINGS]
-    for name in unknown():
-        hint = like(name, known, 0.85)
-        print(f"npurt: the variable {name} has no effect{hint}", file=sys.stderr)
+    _name_unknown_variables()
     debug = 0
     try:
         debug = read(DEBUG, int)
@@ -158,6 +155,14 @@ def _run(argv: Sequence[str] | None) -> int:
             print(f"npurt: cannot write the output: {error.strerror}", file=sys.stderr)
             print("  remedy: free space on the disk, or write to another place", file=sys.stderr)
         return 1
+
+
+def _name_unknown_variables() -> None:
+    """Print a warning for each variable NPURT_... that npurt does not read."""
+    known = [setting.name for setting in SETTINGS]
+    for name in unknown():
+        hint = like(name, known, 0.85)
+        print(f"npurt: the variable {name} has no effect{hint}", file=sys.stderr)
 
 
 def _print_warning(message: Warning | str, *where: object, **rest: object) -> None:
