@@ -1,5 +1,6 @@
 """Generate text with a model: `generate` takes a prompt, `chat` takes messages."""
 
+import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
@@ -362,8 +363,9 @@ class TextGenerator:
 
         The first time that turns are left out, this gives a warning.
         """
-        if isinstance(messages, Iterable) and not isinstance(messages, str | Mapping):
-            messages = list(messages)
+        if not isinstance(messages, str | Mapping):
+            with contextlib.suppress(TypeError):  # *render* refuses other values
+                messages = list(messages)
         count, ids = fitted(messages, render, n_ctx or self._model.n_ctx, max_tokens)
         if count and not self._has_left_out:
             self._has_left_out = True

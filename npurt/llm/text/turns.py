@@ -53,7 +53,8 @@ def fitted(
         max_tokens: The largest number of tokens of the answer; None or -1: any.
     """
     ids = render(messages)
-    answer = n_ctx if max_tokens is None or max_tokens < 0 else max_tokens
+    is_limit = isinstance(max_tokens, int) and max_tokens >= 0  # `generate` refuses other values
+    answer = max_tokens if is_limit and max_tokens is not None else n_ctx
     if len(ids) + min(answer, n_ctx // LEAST) <= n_ctx:
         return 0, ids
     most = len(turns(messages)) - 1
