@@ -154,6 +154,41 @@ def test_stop_keeps_what_was_said(page):
     assert page.settles(2) == said
 
 
+def recorded(page):
+    """Record the bodies of requests from now on; return a function that returns them."""
+    page.run(
+        "window.bodies = []; const send = window.fetch; window.fetch = (path, options) => {"
+        "if (options.body) window.bodies.push(JSON.parse(options.body));"
+        "return send(path, options); }"
+    )
+    return lambda: page.run("return window.bodies")
+
+
+def test_a_failed_answer_is_shown_and_not_sent(page):
+    refusal = "the fake refuses seed 666"
+    begin(page, seed=666, max_tokens=4)
+    sent = recorded(page)
+    page.say("Hello")
+    page.settles(2)
+    page.run("const field = document.querySelector('[name=seed]'); field.value = 50;"
+             "field.dispatchEvent(new Event('change', { bubbles: true }))")  # fmt: skip
+    page.say("Hello again")
+    answer = page.settles(4)[3]
+
+    assert answer
+    assert [body["messages"] for body in sent()] == [
+        [{"role": "user", "content": "Hello"}],
+        [{"role": "user", "content": "Hello\n\nHello again"}],
+    ]
+    assert refusal in page.texts(".error")[0]
+    page.browser.refresh()
+    page.settles(4)
+    assert refusal in page.texts(".error")[0]
+    page.click("article:nth-of-type(2) [name=again]")
+    assert page.settles(2)[1]
+    assert not any(page.texts(".error"))
+
+
 def test_a_page_that_is_closed_keeps_what_was_said(page, server):
     page.say("Hello")
     assert eventually(lambda: len(page.texts()) == 2 and len(page.texts()[1]) > 20)

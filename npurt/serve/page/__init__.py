@@ -27,6 +27,7 @@ FILES = {
             "icon.svg",
             "main.js",
             "markdown.js",
+            "prompt.js",
             "server.js",
             "status.js",
             "style.css",

@@ -1,6 +1,7 @@
 // The page: shows one conversation at a time, and handles the user's actions.
 
 import { Chats } from "./chats.js";
+import { turns } from "./prompt.js";
 import { chat as ask } from "./server.js";
 import { Status } from "./status.js";
 import { article, copy, fill, list } from "./view.js";
@@ -113,9 +114,7 @@ function stop() {
 
 // Returns the request for the next message of the conversation.
 function request() {
-  const said = chat.messages.map(({ role, content }) => ({ role, content }));
-  const system = chat.system ? [{ role: "system", content: chat.system }] : [];
-  return { model: status.choice.model, messages: [...system, ...said], ...chat.settings };
+  return { model: status.choice.model, messages: turns(chat), ...chat.settings };
 }
 
 // Requests the next message from the server, and shows it while it is generated.
@@ -144,8 +143,7 @@ async function answer() {
     }
   } catch (error) {
     if (error.name === "AbortError") message.figures.finish = "stopped";
-    else if (mine === chat) notice(`${error.message} Regenerate asks again.`);
-    if (error.name !== "AbortError") message.figures.finish = "broken off";
+    else message.error = error.message;
   }
   message.figures.device = status.device;
   shown.now();

@@ -24,6 +24,7 @@ export function article(message, number) {
   made.append(element("details", { className: "thoughts", hidden: true },
     element("summary", { textContent: "Thoughts" }), element("div", { className: "thought" })));
   made.append(element("div", { className: "text" }));
+  if (message.role === "assistant") made.append(element("p", { className: "error", role: "alert" }));
   const actions = message.role === "user"
     ? [button("edit", "Edit")]
     : [button("again", "Regenerate"), button("copy-text", "Copy"), element("span")];
@@ -39,6 +40,9 @@ export function fill(made, message) {
   else show(text, markdown(message.content));
   made.querySelector(".thoughts").hidden = !message.thought;
   made.querySelector(".thought").textContent = message.thought ?? "";
+  const error = made.querySelector(".error");
+  if (error) error.hidden = !message.error;
+  if (error && message.error) error.textContent = message.error;
   const line = made.querySelector("footer span");
   if (line) line.textContent = figures(message);
 }
