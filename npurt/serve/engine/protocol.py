@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from npurt.errors import NpurtError
 
-VERSION = 1
+VERSION = 2
 HEADER = 4  # bytes of the length field
 MAX_FRAME = 64 << 20  # bytes; a prompt of a million tokens has 8 MB
 
@@ -133,6 +133,7 @@ class Event:
         vector: The embedding: float32, little endian, in base64.
         prompt_logprobs: Log probabilities of the prompt's next tokens, if requested; the first
             token of a prompt has none.
+        seconds: Seconds since the evaluation of the sequence began; 0 if unknown.
     """
 
     id: int
@@ -144,6 +145,7 @@ class Event:
     error: tuple[str, str] | None = None
     vector: str | None = None
     prompt_logprobs: Sequence[Logprob] = ()
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

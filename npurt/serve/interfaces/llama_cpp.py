@@ -3,7 +3,6 @@
 Source of the fields: llama.cpp tools/server/README.md.
 """
 
-import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
@@ -87,15 +86,12 @@ class Completion:
         self._front = front
         self._wanted = wanted
         self._prompt = fields.values.get("prompt", "")
-        self._began = time.perf_counter()
-        self._first: float | None = None
 
     async def whole(self) -> dict[str, Any]:
         """Wait for the end; return the response object of the whole completion."""
         text, likely = "", []
         async for piece in self.texts.pieces():
             assert piece is not None
-            self._first = self._first or time.perf_counter()
             text += piece.text
             likely += piece.likely
         return self.final(text, likely)
@@ -106,7 +102,6 @@ class Completion:
             if piece is None:
                 yield sse.data(self._event("", []) | self.texts.progress_now())
                 continue
-            self._first = self._first or time.perf_counter()
             if piece.text or piece.likely:
                 yield sse.data(self._event(piece.text, piece.likely))
         yield sse.data(self.final("", []))
@@ -146,23 +141,7 @@ class Completion:
             "truncated": False,
             "tokens_cached": choice.cached,
             "generation_settings": settings(self._front, self._wanted),
-            "timings": self._timings(choice.count, choice.cached),
-        }
-
-    def _timings(self, generated: int, cached: int) -> dict[str, Any]:
-        """Return the durations from the client's view, including the time in the queue."""
-        now = time.perf_counter()
-        first = self._first or now
-        read = self.texts.prompt_tokens - cached
-        prompt, rest = 1e3 * (first - self._began), 1e3 * (now - first)
-        return {
-            "cache_n": cached,
-            "prompt_n": read,
-            "prompt_ms": prompt,
-            "prompt_per_second": 1e3 * read / prompt if prompt else 0.0,
-            "predicted_n": generated,
-            "predicted_ms": rest,
-            "predicted_per_second": 1e3 * generated / rest if rest else 0.0,
+            "timings": choice.timings(),
         }
 
 

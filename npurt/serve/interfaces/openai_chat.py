@@ -7,7 +7,14 @@ from npurt.serve.http import sse
 from npurt.serve.http.endpoint import Answer, Request
 from npurt.serve.http.errors import wrong
 from npurt.serve.http.fields import Fields
-from npurt.serve.interfaces.openai_common import FINISH, chat_logprobs, head, usage
+from npurt.serve.interfaces.openai_common import (
+    FINISH,
+    chat_logprobs,
+    head,
+    timings_at_end,
+    usage,
+    usage_chunk,
+)
 from npurt.serve.model import options
 from npurt.serve.model.conversation import Conversation
 from npurt.serve.model.front import Front
@@ -100,7 +107,8 @@ async def _whole(front: Front, talk: Conversation, logged: bool) -> Answer:
         for i in range(count)
     ]
     made = head(front, "chatcmpl", "chat.completion")
-    return made | {"choices": choices, "usage": usage(talk.texts)}
+    figures = {"usage": usage(talk.texts), "timings": talk.texts.timings()}
+    return made | {"choices": choices} | figures
 
 
 def _message(said: str, thought: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
@@ -137,6 +145,7 @@ async def _parts(front: Front, talk: Conversation, chosen: Fields) -> AsyncGener
         unset = {"usage": None} if with_usage else {}
         return sse.data(made | {"choices": [choice]} | unset | others)
 
+    left = len(talk.texts.choices)
     for choice in talk.texts.choices:
         yield chunk(choice.number, {"role": "assistant", "content": ""})
     async for update in talk.updates():
@@ -156,7 +165,10 @@ async def _parts(front: Front, talk: Conversation, chosen: Fields) -> AsyncGener
             case None if update.likely:
                 yield chunk(update.choice, {"content": ""}, update.likely)
         if update.finish:
-            yield chunk(update.choice, {}, (), update.finish)
+            left -= 1
+            yield chunk(
+                update.choice, {}, (), update.finish, **timings_at_end(talk.texts, left, with_usage)
+            )
     if with_usage:
-        yield sse.data(made | {"choices": [], "usage": usage(talk.texts)})
+        yield usage_chunk(made, talk.texts)
     yield sse.DONE

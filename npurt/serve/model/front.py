@@ -84,6 +84,11 @@ class Counts:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    longest: int = 0  # the largest number of tokens of a prompt and its completion
+    queue_seconds: float = 0.0  # sums over all ended sequences
+    prompt_seconds: float = 0.0
+    generation_seconds: float = 0.0
+    timed_tokens: int = 0  # tokens generated in these seconds: all but the first of a completion
     seconds: float = 0.0  # sum of the durations of ended sequences, from request to end
     ended: int = 0  # ended sequences
 
@@ -303,6 +308,12 @@ class Front:
         counts.prompt_tokens += texts.prompt_tokens
         counts.cached_tokens += texts.cached_tokens
         counts.completion_tokens += texts.completion_tokens
+        for choice in texts.choices:
+            counts.longest = max(counts.longest, choice.prompt_tokens + choice.count)
+            counts.queue_seconds += choice.timing.queue
+            counts.prompt_seconds += choice.timing.prompt
+            counts.generation_seconds += choice.timing.generation
+            counts.timed_tokens += max(0, choice.count - 1)
 
     # --- The end --------------------------------------------------------------------------------
 
