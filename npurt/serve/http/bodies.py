@@ -148,6 +148,13 @@ ANTHROPIC: Properties = {
 
 # --- llama.cpp ----------------------------------------------------------------------------------
 
+OBJECT_PROMPT = fields({"prompt_string": TEXT, "multimodal_data": array(ANY)}, "prompt_string")
+# A string, token ids, an object, or a list of these; a list may mix strings and token ids.
+LLAMA_PROMPTS = either(
+    TEXT,
+    OBJECT_PROMPT,
+    array(either(TEXT, integer(), array(either(TEXT, integer())), OBJECT_PROMPT)),
+)
 COMPLETION: Properties = {
     "model": TEXT,
     **dict.fromkeys(("n_predict", "max_tokens"), LENGTH),
@@ -155,7 +162,8 @@ COMPLETION: Properties = {
     "json_schema": OBJECT,
     "n_probs": integer(0, limits.TOP_LOGPROBS),
     "stream": FLAG,
-    "return_progress": FLAG,
+    **dict.fromkeys(("return_progress", "return_tokens", "timings_per_token"), FLAG),
+    "n_cmpl": integer(1, limits.CHOICES),
 }  # fmt: skip
 INFILL: Properties = {
     **COMPLETION,
@@ -181,7 +189,7 @@ BODIES: Mapping[str, Schema] = {  # by path; OpenAI's paths work without /v1 as 
     "/v1/completions": fields(COMPLETIONS, "prompt"),
     "/v1/responses": fields(RESPONSES, "input"),
     "/v1/embeddings": fields(EMBEDDINGS, "input"),
-    "/completion": fields({"prompt": PROMPTS, **COMPLETION}, "prompt"),
+    "/completion": fields({"prompt": LLAMA_PROMPTS, **COMPLETION}, "prompt"),
     "/infill": fields(INFILL),
     "/tokenize": fields({
         "model": TEXT, "content": TEXT,

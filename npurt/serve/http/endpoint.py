@@ -19,7 +19,7 @@ from npurt.serve.http.limits import Gone
 T = TypeVar("T")
 F = TypeVar("F")
 QUERY_FIELDS = 16
-Answer = dict[str, Any] | bytes | sse.Stream
+Answer = dict[str, Any] | list[Any] | bytes | sse.Stream
 
 log = logging.getLogger("npurt.serve")
 
@@ -84,7 +84,7 @@ class Endpoint(Generic[F]):
 
     Args:
         front: The handler's first argument, a `Front` or `ModelPool`.
-        handler: Returns an object that is sent as JSON, bytes of plain text, or a stream.
+        handler: Returns an object or a list that is sent as JSON, bytes of plain text, or a stream.
         body: The schema of the request's body; None: requests have no body.
     """
 
@@ -192,13 +192,13 @@ def _part(data: bytes) -> dict[str, Any]:
 
 async def reply(
     send: Send,
-    answer: dict[str, Any] | bytes,
+    answer: dict[str, Any] | list[Any] | bytes,
     status: int = 200,
     headers: dict[str, str] | None = None,
     *,
     head: bool = False,
 ) -> None:
-    """Send a whole response: an object as JSON, bytes as plain text; with *head*, headers only."""
+    """Send a whole response: JSON, or bytes as plain text; with *head*, headers only."""
     text = isinstance(answer, bytes)
     data = answer if isinstance(answer, bytes) else sse.compact(answer)
     kind = "text/plain; version=0.0.4; charset=utf-8" if text else "application/json"

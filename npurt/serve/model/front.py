@@ -19,6 +19,7 @@ DRAIN_SECONDS = 30.0
 LAST_SECONDS = 2.0  # timeout for sending the final error to clients
 LONGEST_RETRY = 60  # seconds; upper bound on Retry-After
 SEEDS = 1 << 63
+DRAWN_SEEDS = 1 << 32  # drawn seeds are below this bound, so that every JSON parser keeps them
 
 
 @dataclass(slots=True)
@@ -46,6 +47,7 @@ class Wanted:
 
     Attributes:
         sampling: Fields of `Sampling`.
+        biased_texts: Biases of the logits of all tokens of a text, by text.
         max_tokens: Upper bound on the tokens of a completion; None: the server's default.
         stops: Strings that end a completion.
         stop_ids: Token ids that end a completion.
@@ -59,6 +61,7 @@ class Wanted:
     """
 
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    biased_texts: Mapping[str, float] = field(default_factory=dict)
     max_tokens: int | None = None
     stops: Sequence[str] = ()
     stop_ids: Sequence[int] = ()
@@ -272,11 +275,13 @@ class Front:
             error.counts = {"n_prompt_tokens": len(prompt), "n_ctx": n_ctx}
             raise error
         sampling = {**self.settings.sampling, **wanted.sampling}
+        if wanted.biased_texts:
+            sampling["logit_bias"] = self._biases(sampling.get("logit_bias"), wanted.biased_texts)
         self._check(sampling, wanted.stop_ids)
         seed = sampling.get("seed")
         submits = []
         for i in range(wanted.choices):
-            drawn = secrets.randbelow(SEEDS) if seed is None else (seed + i) % SEEDS
+            drawn = secrets.randbelow(DRAWN_SEEDS) if seed is None else (seed + i) % SEEDS
             submits.append(Submit(
                 0, list(prompt), len(prompt), {**sampling, "seed": drawn},
                 self.settings.max_tokens if wanted.max_tokens is None else wanted.max_tokens,
@@ -286,6 +291,16 @@ class Front:
                 embed=wanted.embed, lark=wanted.lark, prompt_logprobs=wanted.prompt_logprobs,
             ))  # fmt: skip
         return submits
+
+    def _biases(
+        self, by_id: Mapping[int, float] | None, by_text: Mapping[str, float]
+    ) -> dict[int, float]:
+        """Return the biases by token id; the biases of a token in several texts are added."""
+        found = dict(by_id or {})
+        for text, bias in by_text.items():
+            for token in set(self.model.encode(text, add_bos=False, special=False)):
+                found[token] = found.get(token, 0.0) + bias
+        return found
 
     def _check(self, sampling: Mapping[str, Any], stop_ids: Sequence[int]) -> None:
         try:

@@ -2,7 +2,7 @@
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -67,6 +67,7 @@ class Choice:
         new_line: Whether the completion has a line break.
         prompt_tokens: Number of the prompt's tokens.
         timing: The times of the completion.
+        sampling: The sampling settings, with a seed.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Choice:
         self.new_line = False
         self.prompt_tokens = 0
         self.timing = Timing()
+        self.sampling: Mapping[str, Any] = {}
         self._tokenizer = tokenizer
         self._stream = tokenizer.stream(special=False, continued=True)
         self._stops = tuple(stops)
@@ -184,6 +186,7 @@ class Texts:
         for i, submit in enumerate(submits):
             self._prompts.setdefault(tuple(submit.tokens), []).append(self.choices[i])
             self.choices[i].prompt_tokens = submit.prompt
+            self.choices[i].sampling = submit.sampling
             self._open[i] = engine.submit(submit, functools.partial(self._put, i))
 
     @property
