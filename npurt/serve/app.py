@@ -20,13 +20,14 @@ from npurt.serve.http.errors import HttpError, shaped
 from npurt.serve.interfaces import ollama, ollama_models
 from npurt.serve.interfaces.anthropic import answer as message
 from npurt.serve.interfaces.anthropic import count_tokens
-from npurt.serve.interfaces.embeddings import embed, embeddings
+from npurt.serve.interfaces.embeddings import embed, embed_prompt, embedding, embeddings
 from npurt.serve.interfaces.llama_cpp import completion, infill
 from npurt.serve.interfaces.llama_cpp_texts import apply_template, detokenize, props, tokenize
 from npurt.serve.interfaces.openai_chat import chat
 from npurt.serve.interfaces.openai_models import model, models
 from npurt.serve.interfaces.openai_responses import respond
 from npurt.serve.interfaces.openai_text import completions
+from npurt.serve.interfaces.rerank import rerank
 from npurt.serve.model.front import Front
 from npurt.serve.model.offer import ModelPool, Only, by_model
 from npurt.serve.page import FILES, STATE, state
@@ -43,6 +44,8 @@ OPENAI: dict[str, Handler[Front]] = {  # also without /v1
 LLAMA_CPP: dict[str, Handler[Front]] = {
     "/completion": completion,
     "/infill": infill,
+    "/embedding": embedding,
+    **dict.fromkeys(("/v1/rerank", "/v1/reranking", "/v2/rerank", "/rerank", "/reranking"), rerank),
     "/tokenize": tokenize,
     "/detokenize": detokenize,
     "/apply-template": apply_template,
@@ -56,6 +59,7 @@ OLLAMA: dict[str, Handler[Front]] = {
     "/api/generate": ollama.generate,
     "/api/show": ollama_models.show,
     "/api/embed": embed,
+    "/api/embeddings": embed_prompt,
 }
 READ: dict[str, Handler[ModelPool]] = {
     "/v1/models": models,

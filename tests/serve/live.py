@@ -46,6 +46,15 @@ class Live:
             re.findall(r"http://[\d.]+:\d+", log.read_text())))  # fmt: skip
         self.url = found[0]
 
+    def post(self, path, body):
+        """Return the status and the JSON of the answer to *body*."""
+        asked = urllib.request.Request(self.url + path, json.dumps(body).encode())
+        try:
+            with urllib.request.urlopen(asked, timeout=HANG_SECONDS) as reply:
+                return reply.status, json.load(reply)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
+
     def health(self):
         try:
             with urllib.request.urlopen(f"{self.url}/health", timeout=HANG_SECONDS) as reply:
@@ -87,6 +96,7 @@ def serving(
     engine="tests.serve.fake_engine",
     template="chatml",
     model="llama3",
+    path=None,
     wait=True,
     address=None,
     settings=None,
@@ -95,9 +105,9 @@ def serving(
     send_seconds=30.0,
     **options,
 ):  # fmt: skip
-    """Yield a `Live` server."""
+    """Yield a `Live` server of the model in the file *path*, or of the tiny model *model*."""
     given = {
-        "path": str(tiny.path(model, "q8_0")), "template": template, "engine": engine,
+        "path": str(path or tiny.path(model, "q8_0")), "template": template, "engine": engine,
         "options": options, "address": address or {}, "settings": settings or {},
         "head": head_seconds, "models_dir": models_dir and str(models_dir),
         "send": send_seconds,

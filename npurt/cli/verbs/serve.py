@@ -59,8 +59,9 @@ def add(verbs: Any) -> None:
     group.add_argument("--kv-bytes", type=int, metavar="N",
                        help="memory for the KV cache of all sequences (default: a quarter of "
                        "the free memory)")  # fmt: skip
-    group.add_argument("--embeddings", "--embedding", action="store_true",
-                       help="serve embeddings only")  # fmt: skip
+    group.add_argument("--embeddings", "--embedding", "--rerank", "--reranking",
+                       action="store_true",
+                       help="serve embeddings, and scores of rerankers, only")  # fmt: skip
     group.add_argument("--idle-seconds", type=options.seconds, default=300.0, metavar="SECONDS",
                        help="idle time after which a model of --models-dir is unloaded; 0: never "
                        "(default: 300)")  # fmt: skip

@@ -60,6 +60,9 @@ class Submit:
         lark: A constraint as a grammar in Lark, with llguidance's extensions.
         prompt_logprobs: Whether to report the log probabilities of the prompt's tokens as well.
         embed: Compute the embedding of *tokens*, and generate nothing.
+        normalize: Scale the embedding to length 1.
+        rank: Compute a reranker's score of *tokens*, a pair of texts, as the embedding.
+        second: Position of the second text of the pair, if it is a segment of its own; else 0.
     """
 
     id: int
@@ -77,6 +80,9 @@ class Submit:
     embed: bool = False
     lark: str | None = None
     prompt_logprobs: bool = False
+    normalize: bool = True
+    rank: bool = False
+    second: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,6 +103,14 @@ EMBEDDINGS: Properties = {
     "encoding_format": enum("float", "base64"),
     "dimensions": integer(1),
 }
+DOCUMENTS = array(either(TEXT, fields({"text": TEXT}, "text")), limits.TEXTS)
+RERANK = fields({
+    "model": TEXT,
+    "query": TEXT,
+    **dict.fromkeys(("documents", "texts"), DOCUMENTS),
+    "top_n": integer(0),
+    **dict.fromkeys(("return_documents", "return_text"), FLAG),
+}, "query")  # fmt: skip
 PARTS = either(
     TEXT, array(fields({"type": TEXT, "text": TEXT, "refusal": TEXT}), limits.MESSAGES)
 )  # fmt: skip
@@ -189,6 +197,10 @@ BODIES: Mapping[str, Schema] = {  # by path; OpenAI's paths work without /v1 as 
     "/v1/completions": fields(COMPLETIONS, "prompt"),
     "/v1/responses": fields(RESPONSES, "input"),
     "/v1/embeddings": fields(EMBEDDINGS, "input"),
+    **dict.fromkeys(("/v1/rerank", "/v1/reranking", "/v2/rerank", "/rerank", "/reranking"), RERANK),
+    "/embedding": fields({
+        "model": TEXT, "content": PROMPTS, "input": PROMPTS, "embd_normalize": integer(-1, 100),
+    }),
     "/completion": fields({"prompt": LLAMA_PROMPTS, **COMPLETION}, "prompt"),
     "/infill": fields(INFILL),
     "/tokenize": fields({
@@ -210,4 +222,5 @@ BODIES: Mapping[str, Schema] = {  # by path; OpenAI's paths work without /v1 as 
     }),
     "/api/show": fields({"model": TEXT}),
     "/api/embed": fields({"model": TEXT, "input": PROMPTS}, "input"),
+    "/api/embeddings": fields({"model": TEXT, "prompt": TEXT}),
 }  # fmt: skip

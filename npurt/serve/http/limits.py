@@ -28,6 +28,7 @@ DETOKENIZED = 1 << 20  # tokens in one request to /detokenize
 SCHEMA = 64 << 10  # characters of one schema or grammar
 TOP_LOGPROBS = 20  # tokens per position
 QUEUE = 4  # waiting sequences per sequence that the engine runs at the same time
+TEXTS = 2048  # texts to embed, or documents to rank, in one request
 EMBEDDINGS = 256  # inputs in the queue for embeddings; an idle server accepts a larger request
 DEPTH = 200  # nesting of lists and objects
 

@@ -58,6 +58,8 @@ class Wanted:
         salt: The salt of the prefix cache, which differs for each API key.
         grammar, response_format, lark: Constraint of a completion; see `Submit`.
         embed: Whether the request is for the embeddings of the prompts.
+        normalize: Whether embeddings are scaled to length 1.
+        pairs: For a reranker, the position of the second text in each prompt, as in `Submit`.
     """
 
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -76,6 +78,8 @@ class Wanted:
     lark: str | None = None
     prompt_logprobs: bool = False
     embed: bool = False
+    normalize: bool = True
+    pairs: Sequence[int] = ()
 
 
 @dataclass(slots=True)
@@ -232,9 +236,12 @@ class Front:
                 f"ask one that was started {'without' if embeds else 'with'} --embeddings",
                 code="unsupported",
             )  # fmt: skip
+        seconds = wanted.pairs or [0] * len(prompts)
         submits = [
-            submit for prompt in prompts for submit in self._submits(prompt, wanted)
-        ]  # fmt: skip
+            submit
+            for prompt, second in zip(prompts, seconds, strict=True)
+            for submit in self._submits(prompt, second, wanted)
+        ]
         self.require_capacity(len(submits))
         if self._on_demand is not None:
             self._on_demand.start()
@@ -261,7 +268,7 @@ class Front:
         self.counts.requests += 1
         return texts
 
-    def _submits(self, prompt: Sequence[int], wanted: Wanted) -> list[Submit]:
+    def _submits(self, prompt: Sequence[int], second: int, wanted: Wanted) -> list[Submit]:
         """Return the engine's `Submit` messages for the choices of *prompt*."""
         n_ctx = self.ready().n_ctx
         if not prompt:
@@ -289,6 +296,7 @@ class Front:
                 min_tokens=wanted.min_tokens, top_logprobs=wanted.top_logprobs, salt=wanted.salt,
                 grammar=wanted.grammar, response_format=wanted.response_format,
                 embed=wanted.embed, lark=wanted.lark, prompt_logprobs=wanted.prompt_logprobs,
+                normalize=wanted.normalize, rank=bool(wanted.pairs), second=second,
             ))  # fmt: skip
         return submits
 

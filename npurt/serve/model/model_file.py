@@ -7,6 +7,7 @@ from typing import Any
 
 from npurt.llm.file.mapped import MappedGGUF, errors_of
 from npurt.llm.file.metadata import optional
+from npurt.llm.file.pooling import has_classifier
 from npurt.llm.text import named_templates
 from npurt.llm.text.vocabulary import token_texts
 from npurt.version import __version__
@@ -23,6 +24,7 @@ class ModelFile:
     Attributes:
         metadata: The header's metadata that are strings or integers.
         n_vocab: Number of tokens in the vocabulary.
+        ranks: Whether the model has a reranker's classifier.
         source: The source of the chat template; "" if the model has none.
         nbytes: Size of all files of the model in bytes.
         created: When the file was written, in seconds since 1970.
@@ -50,4 +52,5 @@ class ModelFile:
             key: value for key, value in file.metadata.items() if isinstance(value, str | int)
         }
         self.n_vocab = len(token_texts(file.metadata))
+        self.ranks = has_classifier(file.tensors)
         self.source = optional(file.metadata, "tokenizer.chat_template", str, "")
