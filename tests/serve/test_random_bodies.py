@@ -1,6 +1,6 @@
 """Random bodies: every answer matches the OpenAPI description, and no state is left behind.
 
-Hypothesis draws 10,500 bodies, 700 for each path, and one application without sockets answers them;
+Hypothesis draws 700 bodies for each path, and one application without sockets answers them;
 after each answer it must have no request in progress.  `--hypothesis-profile=explore` (in `make
 soak`) draws 24,000 bodies, different ones each time.  tests/serve/test_hostile_bodies.py sends
 other bodies over sockets.

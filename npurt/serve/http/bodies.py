@@ -46,6 +46,7 @@ TEXTS_WANTED: Properties = {
     "n": integer(1, limits.CHOICES),
     "ignore_eos": FLAG,
     "min_tokens": integer(0),
+    "lora": array(fields({"id": integer(0), "scale": NUMBER}, "id", "scale"), limits.ADAPTERS),
 }
 FORMATS: Properties = {"response_format": fields({"type": TEXT}), "grammar": TEXT}
 STREAM: Properties = {"stream": FLAG, "stream_options": fields({"include_usage": FLAG})}
@@ -197,6 +198,9 @@ BODIES: Mapping[str, Schema] = {  # by path; OpenAI's paths work without /v1 as 
     "/v1/completions": fields(COMPLETIONS, "prompt"),
     "/v1/responses": fields(RESPONSES, "input"),
     "/v1/embeddings": fields(EMBEDDINGS, "input"),
+    "/v1/chat/completions/input_tokens": fields(CHAT, "messages"),
+    "/v1/responses/input_tokens": fields(RESPONSES, "input"),
+    **dict.fromkeys(("/models/load", "/models/unload"), fields({"model": TEXT})),
     **dict.fromkeys(("/v1/rerank", "/v1/reranking", "/v2/rerank", "/rerank", "/reranking"), RERANK),
     "/embedding": fields({
         "model": TEXT, "content": PROMPTS, "input": PROMPTS, "embd_normalize": integer(-1, 100),

@@ -20,7 +20,8 @@ TYPES = {  # error types of OpenAI's interface by status; other statuses: invali
 }
 LLAMA_CPP = {  # paths whose errors have llama.cpp's form
     "/apply-template", "/completion", "/detokenize", "/embedding", "/health", "/infill", "/metrics",
-    "/props", "/rerank", "/reranking", "/tokenize",
+    "/lora-adapters", "/models/load", "/models/unload", "/props", "/rerank", "/reranking", "/slots",
+    "/tokenize",
 }  # fmt: skip
 ANTHROPIC = TYPES | {413: "request_too_large", 500: "api_error", 503: "overloaded_error"}
 

@@ -21,6 +21,7 @@ CHOICES = 8  # completions of one request
 STOPS = 16  # stop strings
 STOP_TEXT = 1000  # characters of one stop string
 BIASES = 1024  # tokens or texts in logit_bias
+ADAPTERS = 64  # LoRA adapters in one request
 BIASED_TEXT = 1000  # characters of a text in logit_bias
 TOOLS = 128  # tools in one request
 TOOL_NAME = 256  # characters

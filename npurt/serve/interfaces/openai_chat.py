@@ -16,7 +16,7 @@ from npurt.serve.interfaces.openai_common import (
     usage_chunk,
 )
 from npurt.serve.model import options
-from npurt.serve.model.conversation import Conversation
+from npurt.serve.model.conversation import Conversation, prompt_of
 from npurt.serve.model.front import Front
 from npurt.serve.model.generation import Likely
 from npurt.serve.model.reading import Said, Thought
@@ -51,6 +51,14 @@ async def chat(front: Front, request: Request) -> Answer:
     if chosen is None:
         return await _whole(front, talk, logged)
     return sse.Stream(_parts(front, talk, chosen), talk.texts.cancel)
+
+
+async def count_input(front: Front, request: Request) -> Answer:
+    """Count the prompt tokens of a request to /v1/chat/completions, as llama.cpp does."""
+    fields = request.fields
+    given, variables = messages(fields), template_variables(fields)
+    _, ids = await prompt_of(front, request, given, tools_of(fields), variables)
+    return {"object": "response.input_tokens", "input_tokens": len(ids)}
 
 
 def messages(fields: Fields) -> list[dict[str, Any]]:

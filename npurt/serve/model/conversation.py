@@ -69,11 +69,7 @@ class Conversation:
         tools = tools or Tools()
         front.require_capacity(wanted.choices)  # before rendering and tokenizing
 
-        def prepared() -> tuple[str, list[int]]:
-            prompt = front.model.prompt(messages, tools=tools.listed, variables=variables) + before
-            return prompt, front.model.encode_prompt(prompt)
-
-        prompt, ids = await request.in_thread(prepared)
+        prompt, ids = await prompt_of(front, request, messages, tools, variables, before=before)
         if tools.strict and not (wanted.grammar or wanted.response_format):
             thinks = apart and not before and front.model.thinks
             wanted.lark = await asyncio.to_thread(  # compiling the grammar may take a second
@@ -141,6 +137,24 @@ class Conversation:
             elif signs and time() - last >= self._ping:  # tokens of a call are held back
                 last = time()
                 yield None
+
+
+async def prompt_of(
+    front: Front,
+    request: Request,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Tools,
+    variables: Mapping[str, Any] | None,
+    *,
+    before: str = "",
+) -> tuple[str, list[int]]:
+    """Return the prompt of *messages* and its token ids; arguments as for `Conversation.of`."""
+
+    def prepared() -> tuple[str, list[int]]:
+        prompt = front.model.prompt(messages, tools=tools.listed, variables=variables) + before
+        return prompt, front.model.encode_prompt(prompt)
+
+    return await request.in_thread(prepared)
 
 
 def _grammar(model: ServedModel, tools: Tools, prompt: str, *, thinks: bool) -> str:

@@ -32,6 +32,7 @@ class Settings:
         deadline: Upper bound on the duration of a request, in seconds.
         ping: Seconds without output after which a stream gets a keep-alive event.
         embeddings: Whether the server computes embeddings only.
+        lora: The file name and the scale of each LoRA adapter.
     """
 
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -39,6 +40,7 @@ class Settings:
     deadline: float = 600.0
     ping: float = 5.0
     embeddings: bool = False
+    lora: Sequence[tuple[str, float]] = ()
 
 
 @dataclass(slots=True)
@@ -58,6 +60,7 @@ class Wanted:
         salt: The salt of the prefix cache, which differs for each API key.
         grammar, response_format, lark: Constraint of a completion; see `Submit`.
         embed: Whether the request is for the embeddings of the prompts.
+        scales: The scale of each LoRA adapter by its number; None: the server's scales.
         normalize: Whether embeddings are scaled to length 1.
         pairs: For a reranker, the position of the second text in each prompt, as in `Submit`.
     """
@@ -77,6 +80,7 @@ class Wanted:
     response_format: Mapping[str, Any] | None = None
     lark: str | None = None
     prompt_logprobs: bool = False
+    scales: Mapping[int, float] | None = None
     embed: bool = False
     normalize: bool = True
     pairs: Sequence[int] = ()
@@ -150,6 +154,12 @@ class Front:
     def active(self) -> int:
         """Number of sequences that are running or waiting."""
         return sum(len(texts.choices) for texts in self._under_way)
+
+    @property
+    def running(self) -> list[Choice]:
+        """The completions that the engine evaluates, in the order of their requests."""
+        found = [choice for texts in self._under_way for choice in texts.running]
+        return sorted(found, key=lambda choice: choice.task)
 
     def ready(self) -> Ready:
         """Return the engine's `Ready` message; with `OnDemand`, the expected one until it is ready.
@@ -281,6 +291,7 @@ class Front:
             )  # fmt: skip
             error.counts = {"n_prompt_tokens": len(prompt), "n_ctx": n_ctx}
             raise error
+        self._require_scales(wanted.scales)
         sampling = {**self.settings.sampling, **wanted.sampling}
         if wanted.biased_texts:
             sampling["logit_bias"] = self._biases(sampling.get("logit_bias"), wanted.biased_texts)
@@ -299,6 +310,26 @@ class Front:
                 normalize=wanted.normalize, rank=bool(wanted.pairs), second=second,
             ))  # fmt: skip
         return submits
+
+    def _require_scales(self, scales: Mapping[int, float] | None) -> None:
+        """Check that *scales* are those of the server, which are part of the loaded model.
+
+        Raises:
+            HttpError: An adapter does not exist, or has another scale.
+        """
+        if scales is None:
+            return
+        own = dict(enumerate(scale for _, scale in self.settings.lora))
+        unknown = scales.keys() - own.keys()
+        if unknown:
+            raise wrong(f"lora names the adapter {min(unknown)}, and the server has {len(own)}",
+                        "use an id of /lora-adapters", "lora")  # fmt: skip
+        if own != dict.fromkeys(own, 0.0) | dict(scales):
+            raise wrong(
+                "lora has other scales than the server, and a loaded model keeps its scales",
+                "leave lora out, or start another server with --lora FILE:SCALE",
+                "lora", "unsupported",
+            )  # fmt: skip
 
     def _biases(
         self, by_id: Mapping[int, float] | None, by_text: Mapping[str, float]

@@ -68,6 +68,8 @@ class Choice:
         prompt_tokens: Number of the prompt's tokens.
         timing: The times of the completion.
         sampling: The sampling settings, with a seed.
+        limit: Upper bound on the generated tokens; None: no limit.
+        task: The engine's id of the sequence.
     """
 
     def __init__(
@@ -87,6 +89,8 @@ class Choice:
         self.prompt_tokens = 0
         self.timing = Timing()
         self.sampling: Mapping[str, Any] = {}
+        self.limit: int | None = None
+        self.task = 0
         self._tokenizer = tokenizer
         self._stream = tokenizer.stream(special=False, continued=True)
         self._stops = tuple(stops)
@@ -187,12 +191,19 @@ class Texts:
             self._prompts.setdefault(tuple(submit.tokens), []).append(self.choices[i])
             self.choices[i].prompt_tokens = submit.prompt
             self.choices[i].sampling = submit.sampling
+            self.choices[i].limit = submit.max_tokens
             self._open[i] = engine.submit(submit, functools.partial(self._put, i))
+            self.choices[i].task = self._open[i]
 
     @property
     def first_open(self) -> int:
         """The number of the first open choice; keep-alive events contain this number."""
         return next(iter(self._open), 0)
+
+    @property
+    def running(self) -> list[Choice]:
+        """The open choices that the engine evaluates."""
+        return [self.choices[i] for i in self._open if self.choices[i].timing.began is not None]
 
     @property
     def completion_tokens(self) -> int:

@@ -18,10 +18,13 @@ class ModelFile:
 
     Args:
         path: The file; the first file of a split model.
-        name: The name in requests; by default the file name without its suffix.
+        name: The name in requests, or several, separated by commas; by default the file name
+            without its suffix.
         template: A chat template, as *chat_template* of `Llama`.
 
     Attributes:
+        name: The first name in requests.
+        aliases: The other names.
         metadata: The header's metadata that are strings or integers.
         n_vocab: Number of tokens in the vocabulary.
         ranks: Whether the model has a reranker's classifier.
@@ -36,7 +39,8 @@ class ModelFile:
 
     def __init__(self, path: Path, name: str | None = None, template: str | None = None) -> None:
         self.path = path
-        self.name = name or path.stem
+        first, *others = [each.strip() for each in (name or path.stem).split(",")]
+        self.name, self.aliases = first or path.stem, [each for each in others if each]
         with errors_of(path), MappedGGUF(path) as file:
             self._read(file)
             self.nbytes = sum(part.stat().st_size for part in file.paths)

@@ -67,6 +67,14 @@ def _is_number(value: object, kind: Any) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
+def _scales(fields: Fields) -> dict[int, float] | None:
+    """Return the scales of LoRA adapters by their numbers in ``lora``; None without the field."""
+    if not fields.has("lora"):
+        return None
+    found = fields.objects("lora")
+    return {each.integer("id") or 0: each.number("scale") or 0.0 for each in found}
+
+
 def stops(fields: Fields, name: str = "stop") -> tuple[list[str], list[int]]:
     """Return the stop strings and the stop token ids in the field *name*."""
     given = fields.values.get(name)
@@ -93,6 +101,7 @@ def wanted(fields: Fields, salt: str, *lengths: str) -> Wanted:
     return Wanted(
         sampling=sampling(fields),
         biased_texts=biases(fields)[1],
+        scales=_scales(fields),
         max_tokens=None if maximum == -1 else maximum,
         stops=texts,
         stop_ids=ids,
