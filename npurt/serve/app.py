@@ -27,6 +27,7 @@ from npurt.serve.interfaces.llama_cpp_texts import (
     detokenize,
     lora_adapters,
     props,
+    set_adapters,
     slots,
     tokenize,
 )
@@ -55,6 +56,7 @@ LLAMA_CPP: dict[str, Handler[Front]] = {
     "/completion": completion,
     "/infill": infill,
     "/embedding": embedding,
+    "/lora-adapters": set_adapters,
     **dict.fromkeys(("/v1/rerank", "/v1/reranking", "/v2/rerank", "/rerank", "/reranking"), rerank),
     "/tokenize": tokenize,
     "/detokenize": detokenize,

@@ -1,14 +1,18 @@
 """llama.cpp's paths for the state of a server: slots, adapters, loading and counting tokens."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+import npurt
 from npurt.serve.model.front import Settings
 from npurt.serve.model.served_model import ServedModel
 from tests.limits import HANG_SECONDS
 from tests.llm import tiny
+from tests.llm.test_adapters import pairs_of, write
 from tests.serve.client import SAY_HI, TEMPLATE, Client, asking
+from tests.serve.live import serving
 from tests.serve.several import fill, several
 
 PROMPT = {"prompt": "a secret", "n_predict": 9, "seed": 7, "stop": ["secret stop"]}
@@ -60,26 +64,87 @@ async def test_slots_show_the_progress_of_sequences_but_no_prompt():
     assert not any(slot["is_processing"] for slot in (await client("/slots")).json)
 
 
+BOTH = [{"id": 0, "scale": 1}, {"id": 1, "scale": 0.5}]
+
+
 @asking
-async def test_adapters_are_listed_and_requests_may_name_their_scales():
+async def test_adapters_are_listed_and_their_scales_are_set():
     client = Client("x", settings=Settings(lora=[("a.gguf", 1.0), ("b.gguf", 0.5)]))
-    body = {"prompt": "a"}
-    both = [{"id": 0, "scale": 1}, {"id": 1, "scale": 0.5}]
+
+    async def used(**fields):
+        assert (await client("/completion", {"prompt": "a"} | fields)).status == 200
+        return client.backend.submitted[-1].scales
 
     assert (await client("/lora-adapters")).json == [
         {"id": 0, "path": "a.gguf", "scale": 1.0}, {"id": 1, "path": "b.gguf", "scale": 0.5}
     ]  # fmt: skip
-    assert (await Client("x")("/lora-adapters")).json == []
-    assert (await client("/completion", body | {"lora": both})).status == 200
-    for lora, words in (
-        ([], "other scales"), (both[:1], "other scales"), ([*both, {"id": 2, "scale": 0}], "has 2"),
-        ([{"id": 0, "scale": 1}, {"id": 1, "scale": 1}], "other scales"), ([{"id": 0}], "scale"),
-        ([{"id": -1, "scale": 1}], "id"), ("a.gguf", "list"),
-    ):  # fmt: skip
-        for path, asked in (("/completion", body), ("/v1/chat/completions", SAY_HI)):
-            reply = await client(path, asked | {"lora": lora})
-            assert reply.status == 400
-            assert words in reply.json["error"]["message"]
+    assert await used() == await used(lora=BOTH) == [1.0, 0.5]
+    assert await used(lora=[{"id": 1, "scale": 2}]) == [0.0, 2.0]
+    assert await used(lora=[]) == [0.0, 0.0]
+    assert (await client("/lora-adapters", [{"id": 0, "scale": 0.25}])).json == {"success": True}
+    assert [each["scale"] for each in (await client("/lora-adapters")).json] == [0.25, 0.0]
+    assert await used() == [0.25, 0.0]
+    assert await used(lora=BOTH) == [1.0, 0.5]
+
+
+@asking
+async def test_a_server_without_adapters_has_none():
+    client = Client("x")
+    assert (await client("/lora-adapters")).json == []
+    assert (await client("/completion", {"prompt": "a", "lora": []})).status == 200
+    assert client.backend.submitted[-1].scales is None
+
+
+@pytest.mark.parametrize(
+    ("lora", "words"),
+    [([*BOTH, {"id": 2, "scale": 0}], "has 2"), ([{"id": 0}], "scale"), ("a.gguf", "list"),
+     ([{"id": -1, "scale": 1}], "id"), ([{"id": 0, "scale": "1"}], "scale"), ([5], "object"),
+     (BOTH * 33, "list of 66")],
+)  # fmt: skip
+@asking
+async def test_wrong_adapters_are_refused(lora, words):
+    client = Client("x", settings=Settings(lora=[("a.gguf", 1.0), ("b.gguf", 0.5)]))
+    for path, body in (("/completion", {"prompt": "a", "lora": lora}), ("/lora-adapters", lora),
+                       ("/v1/chat/completions", SAY_HI | {"lora": lora})):  # fmt: skip
+        reply = await client(path, body)
+        assert reply.status == 400
+        assert words in reply.json["error"]["message"]
+    assert (await client("/lora-adapters", {"id": 0})).status == 400
+    assert [each["scale"] for each in (await client("/lora-adapters")).json] == [1.0, 0.5]
+
+
+def test_requests_with_other_scales_have_the_text_of_a_model_with_these_scales(tmp_path):
+    path, adapter = tiny.path("llama3", "q8_0"), tmp_path / "a.gguf"
+    write(adapter, pairs_of(tiny.path("llama3", "f32")))
+    greedy = {"prompt": "Hello", "n_predict": 12, "temperature": 0, "ignore_eos": True}
+
+    def alone(scale):
+        with npurt.Llama(path, lora=(adapter, scale), n_ctx=128, progress=False) as llm:
+            return llm.generate("Hello", max_tokens=12, temperature=0, ignore_eos=True)
+
+    scales = [1.0, 0.5, 0.0, 1.0]
+    wanted = {scale: alone(scale) for scale in set(scales)}
+    assert len(set(wanted.values())) == 3
+    settings = {"lora": [("a.gguf", 1.0)]}
+    with serving(
+        tmp_path, engine="npurt.serve.engine", path=path, settings=settings, n_ctx=128,
+        lora=[(str(adapter), 1.0)],
+    ) as server, ThreadPoolExecutor(8) as threads:  # fmt: skip
+
+        def text(scale, **fields):
+            asked = {} if scale is None else {"lora": [{"id": 0, "scale": scale}]}
+            status, answer = server.post("/completion", greedy | asked | fields)
+            assert status == 200, answer
+            return answer["content"]
+
+        assert text(None) == wanted[1.0]
+        assert list(threads.map(text, scales * 2)) == [wanted[scale] for scale in scales * 2]
+        status, answer = server.post("/completion", greedy | {"lora": [{"id": 0, "scale": 1e300}]})
+        assert (status, "scale" in answer["error"]["message"]) == (400, True)
+        assert text(0.5) == wanted[0.5]  # the engine continues after a scale that is too large
+        assert server.post("/lora-adapters", [{"id": 0, "scale": 0.5}])[0] == 200
+        assert text(None) == wanted[0.5]
+        assert server.settles("llamacpp:requests_processing", 0)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/responses"])

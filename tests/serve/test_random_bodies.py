@@ -84,7 +84,7 @@ INPUTS = st.fixed_dictionaries({"input": st.just("hi") | ITEMS | ANY})
 
 def objects(path):
     """Return a strategy for bodies of *path*; most of their fields are fields that *path* reads."""
-    properties = BODIES[path]["properties"]
+    properties = BODIES[path].get("properties", {"n": None})
     right = st.lists(st.sampled_from([name for name in RIGHT if name in properties] or ["n"]))
     wild = st.dictionaries(st.sampled_from(sorted(properties)), NUMBERS | ANY, max_size=2)
     return st.tuples(SIMPLE | STRANGE, INPUTS, right, wild).map(

@@ -63,6 +63,7 @@ class Submit:
         normalize: Scale the embedding to length 1.
         rank: Compute a reranker's score of *tokens*, a pair of texts, as the embedding.
         second: Position of the second text of the pair, if it is a segment of its own; else 0.
+        scales: The scale of each LoRA adapter; None: the scales in `Open`.
     """
 
     id: int
@@ -83,6 +84,7 @@ class Submit:
     normalize: bool = True
     rank: bool = False
     second: int = 0
+    scales: Sequence[float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ STOPS = either(  # strings and token ids
     text(limits.STOP_TEXT), array(either(text(limits.STOP_TEXT), integer(0)), limits.STOPS)
 )
 LENGTH = integer(-1)  # tokens; -1 is no limit
+ADAPTERS = array(fields({"id": integer(0), "scale": NUMBER}, "id", "scale"), limits.ADAPTERS)
 TEXTS_WANTED: Properties = {
     **dict.fromkeys(NUMBERS, NUMBER),
     **dict.fromkeys(INTEGERS, integer(-1)),
@@ -46,7 +47,7 @@ TEXTS_WANTED: Properties = {
     "n": integer(1, limits.CHOICES),
     "ignore_eos": FLAG,
     "min_tokens": integer(0),
-    "lora": array(fields({"id": integer(0), "scale": NUMBER}, "id", "scale"), limits.ADAPTERS),
+    "lora": ADAPTERS,
 }
 FORMATS: Properties = {"response_format": fields({"type": TEXT}), "grammar": TEXT}
 STREAM: Properties = {"stream": FLAG, "stream_options": fields({"include_usage": FLAG})}
@@ -200,6 +201,7 @@ BODIES: Mapping[str, Schema] = {  # by path; OpenAI's paths work without /v1 as 
     "/v1/embeddings": fields(EMBEDDINGS, "input"),
     "/v1/chat/completions/input_tokens": fields(CHAT, "messages"),
     "/v1/responses/input_tokens": fields(RESPONSES, "input"),
+    "/lora-adapters": ADAPTERS,
     **dict.fromkeys(("/models/load", "/models/unload"), fields({"model": TEXT})),
     **dict.fromkeys(("/v1/rerank", "/v1/reranking", "/v2/rerank", "/rerank", "/reranking"), RERANK),
     "/embedding": fields({

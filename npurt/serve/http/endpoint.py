@@ -120,8 +120,9 @@ class Endpoint(Generic[F]):
         if self._body is None:
             values: dict[str, Any] = _query(scope)
         else:
-            values = await limits.body(scope, receive)
-            schema.check(values, self._body)
+            listed = self._body["type"] == "array"
+            values = await limits.body(scope, receive, listed=listed)
+            schema.check(values[limits.LIST] if listed else values, self._body, "body" * listed)
         request = Request(scope, values)
         answer = await until_gone(self._handle(request), receive)
         if isinstance(answer, sse.Stream):

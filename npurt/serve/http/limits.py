@@ -38,8 +38,11 @@ class Gone(Exception):
     """The client disconnected."""
 
 
-async def body(scope: Scope, receive: Receive) -> dict[str, Any]:
-    """Return the body of a request, a JSON object.
+LIST = "list"  # the field with a body that is a list
+
+
+async def body(scope: Scope, receive: Receive, *, listed: bool = False) -> dict[str, Any]:
+    """Return the body of a request, a JSON object; with *listed*, a JSON list in the field `LIST`.
 
     Raises:
         Gone: The client disconnected before the end of the body.
@@ -53,7 +56,7 @@ async def body(scope: Scope, receive: Receive) -> dict[str, Any]:
         raise _too_large()
     try:
         async with asyncio.timeout(BODY_SECONDS):
-            return parsed(await _whole(receive))
+            return parsed(await _whole(receive), listed=listed)
     except TimeoutError:
         raise HttpError(
             408, f"the body did not arrive in {BODY_SECONDS:.0f} s", remedy="send it again"
@@ -77,8 +80,8 @@ def _too_large() -> HttpError:
     return HttpError(413, f"the body has more than {BODY} bytes", remedy="send less at once")
 
 
-def parsed(data: bytes) -> dict[str, Any]:
-    """Return the JSON object in *data*.
+def parsed(data: bytes, *, listed: bool = False) -> dict[str, Any]:
+    """Return the JSON object in *data*, or with *listed*, the list in the field `LIST`.
 
     Raises:
         HttpError: *data* is not a JSON object, or its nesting is too deep.
@@ -87,6 +90,8 @@ def parsed(data: bytes) -> dict[str, Any]:
         value = json.loads(data.decode(), parse_constant=_no_number, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise wrong(f"the body is no JSON: {error!s:.100}", "send a JSON object in UTF-8") from None
+    if listed:
+        value = {LIST: value}
     if not isinstance(value, Mapping):
         raise wrong("the body is no JSON object", "send an object such as {...}")
     if too_deep(value):

@@ -5,12 +5,14 @@ Source of the fields: llama.cpp tools/server/README.md.
 
 from typing import Any
 
+from npurt.serve.http import limits
 from npurt.serve.http.endpoint import Answer, Request
 from npurt.serve.http.errors import HttpError
 from npurt.serve.http.fields import Fields
 from npurt.serve.interfaces.llama_cpp import settings
 from npurt.serve.interfaces.openai_chat import messages, template_variables
 from npurt.serve.interfaces.openai_common import known
+from npurt.serve.model import options
 from npurt.serve.model.front import Front, Wanted
 from npurt.serve.model.generation import Choice
 from npurt.serve.model.offer import ModelPool
@@ -120,6 +122,12 @@ def _slot(number: int, choice: Choice | None, n_ctx: int) -> dict[str, Any]:
             "n_decoded": choice.count,
         },
     }
+
+
+async def set_adapters(front: Front, request: Request) -> Answer:
+    """Set the scales of the LoRA adapters for requests without the field lora."""
+    front.set_scales(options.scales(request.fields, limits.LIST) or {})
+    return {"success": True}
 
 
 async def lora_adapters(offers: ModelPool, request: Request) -> Answer:

@@ -291,7 +291,7 @@ class Front:
             )  # fmt: skip
             error.counts = {"n_prompt_tokens": len(prompt), "n_ctx": n_ctx}
             raise error
-        self._require_scales(wanted.scales)
+        scales = self._scales(wanted.scales)
         sampling = {**self.settings.sampling, **wanted.sampling}
         if wanted.biased_texts:
             sampling["logit_bias"] = self._biases(sampling.get("logit_bias"), wanted.biased_texts)
@@ -307,29 +307,34 @@ class Front:
                 min_tokens=wanted.min_tokens, top_logprobs=wanted.top_logprobs, salt=wanted.salt,
                 grammar=wanted.grammar, response_format=wanted.response_format,
                 embed=wanted.embed, lark=wanted.lark, prompt_logprobs=wanted.prompt_logprobs,
-                normalize=wanted.normalize, rank=bool(wanted.pairs), second=second,
+                normalize=wanted.normalize, rank=bool(wanted.pairs), second=second, scales=scales,
             ))  # fmt: skip
         return submits
 
-    def _require_scales(self, scales: Mapping[int, float] | None) -> None:
-        """Check that *scales* are those of the server, which are part of the loaded model.
+    def set_scales(self, scales: Mapping[int, float]) -> None:
+        """Set the scales of adapters for requests without ``lora``; others become 0.
 
         Raises:
-            HttpError: An adapter does not exist, or has another scale.
+            HttpError: An adapter does not exist.
         """
+        found = self._scales(scales) or []
+        names = [name for name, _ in self.settings.lora]
+        self.settings.lora = list(zip(names, found, strict=True))
+
+    def _scales(self, scales: Mapping[int, float] | None) -> list[float] | None:
+        """Return the scale of each adapter of a request; None without adapters.
+
+        Raises:
+            HttpError: An adapter does not exist.
+        """
+        count = len(self.settings.lora)
         if scales is None:
-            return
-        own = dict(enumerate(scale for _, scale in self.settings.lora))
-        unknown = scales.keys() - own.keys()
+            return [scale for _, scale in self.settings.lora] or None
+        unknown = [number for number in scales if number >= count]
         if unknown:
-            raise wrong(f"lora names the adapter {min(unknown)}, and the server has {len(own)}",
+            raise wrong(f"lora names the adapter {unknown[0]}, and the server has {count}",
                         "use an id of /lora-adapters", "lora")  # fmt: skip
-        if own != dict.fromkeys(own, 0.0) | dict(scales):
-            raise wrong(
-                "lora has other scales than the server, and a loaded model keeps its scales",
-                "leave lora out, or start another server with --lora FILE:SCALE",
-                "lora", "unsupported",
-            )  # fmt: skip
+        return [scales.get(number, 0.0) for number in range(count)] or None
 
     def _biases(
         self, by_id: Mapping[int, float] | None, by_text: Mapping[str, float]

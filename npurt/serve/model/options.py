@@ -67,11 +67,11 @@ def _is_number(value: object, kind: Any) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
-def _scales(fields: Fields) -> dict[int, float] | None:
-    """Return the scales of LoRA adapters by their numbers in ``lora``; None without the field."""
-    if not fields.has("lora"):
+def scales(fields: Fields, name: str = "lora") -> dict[int, float] | None:
+    """Return the scales of LoRA adapters by their numbers in a field; None without the field."""
+    if not fields.has(name):
         return None
-    found = fields.objects("lora")
+    found = fields.objects(name)
     return {each.integer("id") or 0: each.number("scale") or 0.0 for each in found}
 
 
@@ -101,7 +101,7 @@ def wanted(fields: Fields, salt: str, *lengths: str) -> Wanted:
     return Wanted(
         sampling=sampling(fields),
         biased_texts=biases(fields)[1],
-        scales=_scales(fields),
+        scales=scales(fields),
         max_tokens=None if maximum == -1 else maximum,
         stops=texts,
         stop_ids=ids,
