@@ -88,6 +88,7 @@ CHAT: Properties = {
     "logprobs": FLAG,
     "top_logprobs": integer(0, limits.TOP_LOGPROBS),
     "reasoning_format": TEXT,
+    "continue_final_message": FLAG,
 }  # fmt: skip
 COMPLETIONS: Properties = {
     "model": TEXT,

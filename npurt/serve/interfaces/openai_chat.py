@@ -43,9 +43,11 @@ async def chat(front: Front, request: Request) -> Answer:
                     "tool_choice")  # fmt: skip
     chosen = stream_options(fields)
     apart = fields.text("reasoning_format", "auto") != "none"
-    given = messages(fields)
+    given, before = _split_final(fields)
     variables = template_variables(fields)
-    talk = await Conversation.of(front, request, given, wanted, tools, variables, apart=apart)
+    talk = await Conversation.of(
+        front, request, given, wanted, tools, variables, apart=apart, before=before
+    )
     talk.texts.progress = chosen is not None and fields.flag("return_progress")
     logged = wanted.top_logprobs is not None
     if chosen is None:
@@ -56,9 +58,29 @@ async def chat(front: Front, request: Request) -> Answer:
 async def count_input(front: Front, request: Request) -> Answer:
     """Count the prompt tokens of a request to /v1/chat/completions, as llama.cpp does."""
     fields = request.fields
-    given, variables = messages(fields), template_variables(fields)
-    _, ids = await prompt_of(front, request, given, tools_of(fields), variables)
+    given, before = _split_final(fields)
+    variables, tools = template_variables(fields), tools_of(fields)
+    _, ids = await prompt_of(front, request, given, tools, variables, before=before)
     return {"object": "response.input_tokens", "input_tokens": len(ids)}
+
+
+def _split_final(fields: Fields) -> tuple[list[dict[str, Any]], str]:
+    """Return the messages, and the beginning of the answer.
+
+    With ``continue_final_message``, the final message is the beginning of the answer.
+
+    Raises:
+        HttpError: The final message is to be continued, but is not an answer with text.
+    """
+    if not fields.flag("continue_final_message"):
+        return messages(fields), ""
+    *others, final = messages(fields)
+    text = final.get("content")
+    if final["role"] != "assistant" or not isinstance(text, str) or not text or not others:
+        raise wrong("continue_final_message needs a final message of the assistant with text",
+                    "leave it out, or send the beginning of the answer as the last message",
+                    "continue_final_message")  # fmt: skip
+    return others, text
 
 
 def messages(fields: Fields) -> list[dict[str, Any]]:
