@@ -36,6 +36,7 @@ class Adapted:
         self._waiting: deque[Submit] = deque()
         self._opening: threading.Thread | None = None
         self._closing = False
+        self._lost: Exception | None = None  # why no model is open
         self._backend = opener(scales, self._pass_on)
         self.n_ctx, self.sequences = self._backend.n_ctx, self._backend.sequences
         self.device = self._backend.device
@@ -105,7 +106,11 @@ class Adapted:
                 self._scales = wanted
             except Exception as raised:  # noqa: BLE001  its sequences get the error
                 error = raised
-                self._backend = self._opener(self._scales, self._pass_on)
+                try:
+                    self._backend = self._opener(self._scales, self._pass_on)
+                except Exception as lost:  # noqa: BLE001  `stats` raises it, and the front restarts
+                    self._lost = lost
+                    return
         with self._lock:
             ready = []
             while self._waiting and self._wanted(self._waiting[0]) == wanted:
@@ -128,7 +133,13 @@ class Adapted:
                 self._pass_on([failure(submit.id, raised)])
 
     def stats(self) -> Mapping[str, float]:
-        """Return counts by name; those of a model that is being opened are unknown."""
+        """Return counts by name; those of a model that is being opened are unknown.
+
+        Raises:
+            Exception: The model could not be opened again.
+        """
+        if self._lost is not None:
+            raise self._lost
         with self._lock:
             waiting = float(len(self._waiting))
             if self._opening:
@@ -144,4 +155,5 @@ class Adapted:
             opening = self._opening
         if opening:
             opening.join()
-        self._backend.close()
+        if self._lost is None:
+            self._backend.close()
