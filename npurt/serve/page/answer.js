@@ -1,14 +1,13 @@
 // An answer while it is generated: its text, its speed, and its view.
 
-import { chat as ask } from "./server.js";
 import { fill } from "./view.js";
 
-// Appends the server's answer to `message`, and calls `shown` after each change.  An error becomes a
-// part of the message.
-export async function stream(body, signal, message, shown) {
+// Appends an answer, whose chunks `chunks` yields, to `message`, and calls `shown` after each change.
+// An error becomes a part of the message.
+export async function stream(chunks, message, shown) {
   const clock = new Clock(message.figures);
   try {
-    for await (const part of ask(body, signal)) {
+    for await (const part of chunks) {
       const choice = part.choices?.[0];
       const delta = choice?.delta ?? {};
       if (delta.reasoning_content) message.thought = (message.thought ?? "") + delta.reasoning_content;

@@ -3,6 +3,7 @@
 import { Shown, stream } from "./answer.js";
 import { Chats, download, newVersion, showVersion, upload } from "./chats.js";
 import { attached, turns } from "./prompt.js";
+import { chat as ask } from "./server.js";
 import { Status } from "./status.js";
 import { article, chips, copy, gauge, list, start } from "./view.js";
 
@@ -182,7 +183,7 @@ async function answer() {
   showRunning(controller);
   notice();
   const shown = new Shown(messages.lastElementChild, message);
-  await stream(body, controller.signal, message, () => shown.later());
+  await stream(ask(body, controller.signal), message, () => shown.later());
   message.figures.device = status.device;
   shown.now();
   if (running === controller) showRunning(null);
