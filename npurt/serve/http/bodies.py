@@ -193,6 +193,12 @@ OLLAMA: Properties = {
 }
 IMAGES: Properties = {"images": array(ANY, limits.MESSAGES)}  # handlers refuse a non-empty list
 
+
+def _counted(properties: Properties) -> Properties:
+    """Return the fields of a request whose tokens are counted: its answer is never a stream."""
+    return {name: schema for name, schema in properties.items() if name not in STREAM}
+
+
 # --- All ----------------------------------------------------------------------------------------
 
 BODIES: Mapping[str, Schema] = {  # by path; OpenAI's paths work without /v1 as well
@@ -200,8 +206,8 @@ BODIES: Mapping[str, Schema] = {  # by path; OpenAI's paths work without /v1 as 
     "/v1/completions": fields(COMPLETIONS, "prompt"),
     "/v1/responses": fields(RESPONSES, "input"),
     "/v1/embeddings": fields(EMBEDDINGS, "input"),
-    "/v1/chat/completions/input_tokens": fields(CHAT, "messages"),
-    "/v1/responses/input_tokens": fields(RESPONSES, "input"),
+    "/v1/chat/completions/input_tokens": fields(_counted(CHAT), "messages"),
+    "/v1/responses/input_tokens": fields(_counted(RESPONSES), "input"),
     "/lora-adapters": ADAPTERS,
     **dict.fromkeys(("/models/load", "/models/unload"), fields({"model": TEXT})),
     **dict.fromkeys(("/v1/rerank", "/v1/reranking", "/v2/rerank", "/rerank", "/reranking"), RERANK),
