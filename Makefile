@@ -75,8 +75,8 @@ soak: .venv/installed .venv/dev
 	.ci/clang
 	$(BIN)/python tests/soak.py --seconds $(SECONDS)
 
-# These programs are built from sources outside this repository; tests/foreign/sources.py lists
-# where they are searched for. If they are missing, one line says so.
+# These programs are packages of Debian and PyPI, in pinned versions, which apt and pip download
+# (tests/foreign/debian.py). If one is missing, one line says so.
 foreign: .venv/dev
 	.ci/qemu
 	$(BIN)/python npurt/build.py && touch .venv/installed

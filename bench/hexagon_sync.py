@@ -20,7 +20,7 @@ from npurt.hexagon.fastrpc import lib
 
 def synchronised():
     """Return the total number of requests and of their bytes."""
-    library = ctypes.CDLL(str(lib.SIMULATOR))
+    library = ctypes.CDLL(lib.simulator())
     library.npurt_sim_syncs.restype = ctypes.c_uint64
     nbytes = ctypes.c_uint64()
     return np.array([library.npurt_sim_syncs(ctypes.byref(nbytes)), nbytes.value])

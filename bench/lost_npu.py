@@ -6,6 +6,7 @@ A ratio is the time of the host in the NPU's arithmetic, divided by the time of 
 same threads: the median of rounds in turn.  See docs/decisions/039.
 """
 
+import argparse
 import statistics
 import time
 
@@ -29,6 +30,7 @@ def seconds(device, x, w, out):
 
 def main():
     """Print a row for each device, format and number of rows."""
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     rng = np.random.default_rng(0)
     values = rng.standard_normal((N, K)).astype(np.float32) / 32
     cpu = CpuDevice()

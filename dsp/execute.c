@@ -129,40 +129,46 @@ static uint64_t extent_of_y(const batch_op *op)
     return batch_extent(op->y.m, op->y.y_stride, (uint64_t) op->y.n * sizeof(float));
 }
 
-/* Invalidate the cache lines of the inputs and outputs of a delta net. */
-static void take_delta(const batch_op *op)
+/* Invalidate the cache lines of the inputs and outputs of a delta net; return 0 if it worked. */
+static int take_delta(const batch_op *op)
 {
     const npurt_delta *delta = &op->delta;
     uint32_t rows = batch_tokens(delta);
-    cache_take(delta->x, batch_extent(rows, delta->x_stride, npurt_delta_x_bytes(delta)));
-    cache_take(delta->y, batch_extent(rows, delta->y_stride, npurt_delta_y_bytes(delta)));
-    cache_take(op->state, batch_state_bytes(delta));
+    return cache_take(delta->x, batch_extent(rows, delta->x_stride, npurt_delta_x_bytes(delta))) |
+           cache_take(delta->y, batch_extent(rows, delta->y_stride, npurt_delta_y_bytes(delta))) |
+           cache_take(op->state, batch_state_bytes(delta));
 }
 
-static void give_delta(const batch_op *op)
+static int give_delta(const batch_op *op)
 {
     const npurt_delta *delta = &op->delta;
     uint32_t rows = batch_tokens(delta);
-    cache_give(delta->y, batch_extent(rows, delta->y_stride, npurt_delta_y_bytes(delta)));
-    cache_give(op->state, batch_state_bytes(delta));
+    return cache_give(delta->y, batch_extent(rows, delta->y_stride, npurt_delta_y_bytes(delta))) |
+           cache_give(op->state, batch_state_bytes(delta));
 }
 
-static void before_batch(const batch *batch)
+/* Invalidate the cache lines of the inputs and outputs of a product; return 0 if it worked. */
+static int take_matmul(const batch_op *op)
 {
-    for (const batch_op *op = batch->op; op < batch->op + batch->count; op++) {
-        if (op->kind == NPURT_OP_DELTA) {
-            take_delta(op);
-            continue;
-        }
-        const npurt_quantisation *x = &op->x;
-        if (!(op->flags & NPURT_SAME_X)) {
-            cache_take(x->x, batch_extent(x->m, x->x_stride, (uint64_t) x->k * sizeof(float)));
-        }
-        if (op->flags & NPURT_NEW_W) {
-            cache_take(op->tiles, (uint64_t) op->tile_bytes * op->tiles_count);
-        }
-        cache_take(op->y.y, extent_of_y(op)); /* the host may have written between the rows */
+    const npurt_quantisation *x = &op->x;
+    int error = cache_take(op->y.y, extent_of_y(op)); /* the host may have written between rows */
+    if (!(op->flags & NPURT_SAME_X)) {
+        error |= cache_take(x->x, batch_extent(x->m, x->x_stride, (uint64_t) x->k * sizeof(float)));
     }
+    if (op->flags & NPURT_NEW_W) {
+        error |= cache_take(op->tiles, (uint64_t) op->tile_bytes * op->tiles_count);
+    }
+    return error;
+}
+
+/* Prepare the caches; return 0 if it worked, and otherwise run no op. */
+static int before_batch(const batch *batch)
+{
+    int error = 0;
+    for (const batch_op *op = batch->op; op < batch->op + batch->count; op++) {
+        error |= op->kind == NPURT_OP_DELTA ? take_delta(op) : take_matmul(op);
+    }
+    return error;
 }
 
 /* Return the last word of an op's results, which is still in the DSP's cache. */
@@ -191,15 +197,14 @@ static uint32_t check_of(const batch *batch, uint32_t done)
     return check;
 }
 
-static void after_batch(const batch *batch)
+/* Give the results to the host; return 0 if it worked, and otherwise no op counts as complete. */
+static int after_batch(const batch *batch)
 {
+    int error = 0;
     for (const batch_op *op = batch->op; op < batch->op + batch->count; op++) {
-        if (op->kind == NPURT_OP_DELTA) {
-            give_delta(op);
-        } else {
-            cache_give(op->y.y, extent_of_y(op));
-        }
+        error |= op->kind == NPURT_OP_DELTA ? give_delta(op) : cache_give(op->y.y, extent_of_y(op));
     }
+    return error;
 }
 
 /* --- one thread's part of an op --------------------------------------------------------------- */
@@ -339,11 +344,17 @@ void execute(workspace *work, pool *pool, const vtcm *vtcm, npurt_reply *reply)
         work->batch.status = NPURT_E_THREADS;
     }
     reserve(work, pool->threads);
+    if (work->batch.count && before_batch(&work->batch)) {
+        work->batch.count = 0;
+        work->batch.status = NPURT_E_CACHE;
+    }
     if (work->batch.count) {
-        before_batch(&work->batch);
         pool_run(pool, run_batch, &run);
         check = check_of(&work->batch, run.done);
-        after_batch(&work->batch);
+        if (after_batch(&work->batch)) {
+            run.done = 0;
+            work->batch.status = NPURT_E_CACHE;
+        }
     }
     *reply = (npurt_reply){
         .magic = NPURT_REPLY_MAGIC,

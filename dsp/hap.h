@@ -17,6 +17,7 @@
 /* Return codes of methods: AEEStdErr.h's codes plus 0x80000400, the offset of the DSP. */
 enum {
     DSP_OK = 0,
+    DSP_E_FAILED = (int) 0x80000401,
     DSP_E_NO_MEMORY = (int) 0x80000402,
     DSP_E_BAD_PARM = (int) 0x8000040e,
     DSP_E_UNSUPPORTED = (int) 0x80000414,

@@ -13,7 +13,7 @@ static inline void lock_take(lock *lock)
         return;
     }
     while (__atomic_exchange_n(lock, 2, __ATOMIC_SEQ_CST)) {
-        qurt_futex_wait(lock, 2);
+        qurt_futex_wait(lock, 2); /* the loop continues after a failure too */
     }
 }
 

@@ -50,6 +50,7 @@ int maps_remove(maps *maps, int32_t fd)
     return i < 0 ? DSP_E_NO_SUCH_MAP : release(maps, i);
 }
 
+/* The results of HAP_munmap are not used: the session ends, and the process's end unmaps all. */
 void maps_clear(maps *maps)
 {
     for (int i = 0; i < MAPS_MAX; i++) {

@@ -37,7 +37,7 @@ static void await_change(uint32_t *word, uint32_t seen)
 {
     if (!changes_soon(word, seen)) {
         do {
-            qurt_futex_wait(word, (int) seen);
+            qurt_futex_wait(word, (int) seen); /* the loop continues after a failure too */
         } while (load(word) == seen);
     }
 }
@@ -90,7 +90,7 @@ static int start_thread(pool *pool, uint32_t index, int priority)
 void pool_start(pool *pool, uint32_t threads)
 {
     int priority = qurt_thread_get_priority(qurt_thread_get_id());
-    threads = threads < POOL_MAX ? threads : POOL_MAX;
+    threads = priority < 0 ? 0 : threads < POOL_MAX ? threads : POOL_MAX;
     qurt_sem_init_val(&pool->end, 0);
     pool->stacks = malloc((size_t) threads * POOL_STACK);
     while (pool->stacks && pool->threads < threads &&
@@ -123,6 +123,7 @@ void pool_stop(pool *pool)
     give(pool, NULL, NULL);
     for (uint32_t i = 0; i < pool->threads; i++) {
         int status;
+        /* the only failure is that the thread has already ended */
         qurt_thread_join(pool->member[i].id, &status);
         qurt_sem_destroy(&pool->member[i].start);
     }

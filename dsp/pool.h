@@ -35,7 +35,8 @@ struct pool {
     pool_member member[POOL_MAX];
 };
 
-/* Start at most `threads` threads; pool->threads becomes the number of started threads. */
+/* Start at most `threads` threads; pool->threads becomes the number of started threads, which is 0
+ * if QuRT refuses all of them. */
 void pool_start(pool *pool, uint32_t threads);
 
 /* Run the work on all threads; return when all have finished.  One caller at a time. */

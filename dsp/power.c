@@ -53,6 +53,7 @@ int power_vote(void *client)
     return accepted;
 }
 
+/* The results are not used: a vote that stays costs power only, and ends with the process. */
 void power_withdraw(void *client)
 {
     set_hvx(client, 0);

@@ -5,7 +5,8 @@
 enum { WRITE_LIMIT_US = 1000000 };
 
 /* Run the batches of all messages in the queue.  The queue's thread calls this function when one or
- * more messages have arrived. */
+ * more messages have arrived.  After any error, wait for the next call: a host that gets no reply
+ * opens the session again. */
 static void packets(dspqueue_t queue, int error, void *context)
 {
     session *session = context;

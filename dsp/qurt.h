@@ -45,13 +45,16 @@ qurt_thread_t qurt_thread_get_id(void);
 int qurt_thread_get_priority(qurt_thread_t id);
 
 typedef struct {
-    uint64_t opaque[2]; /* 8 bytes in the headers */
+    uint64_t opaque[2];
 } qurt_sem_t;
 
-int qurt_sem_init_val(qurt_sem_t *semaphore, uint16_t value);
+_Static_assert(sizeof(qurt_sem_t) == 16 && _Alignof(qurt_sem_t) == 8, "as in qurt_sem.h");
+
+/* qurt_sem.h calls the results of qurt_sem_add and qurt_sem_down unused values. */
+void qurt_sem_init_val(qurt_sem_t *semaphore, uint16_t value);
 int qurt_sem_add(qurt_sem_t *semaphore, unsigned amount);
 int qurt_sem_down(qurt_sem_t *semaphore);
-int qurt_sem_destroy(qurt_sem_t *semaphore);
+void qurt_sem_destroy(qurt_sem_t *semaphore);
 
 /* Inline in QuRT's headers too: no process on the DSP exports this name. */
 static inline int qurt_sem_up(qurt_sem_t *semaphore)

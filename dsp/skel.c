@@ -40,17 +40,23 @@ int npurt_open(const char *uri, remote_handle64 *h)
     return DSP_OK;
 }
 
+/* Close the session.  A queue that did not close may still run a batch: wait for the end of this
+ * batch, and keep the memory of the session, in which later batches find no thread. */
 int npurt_close(remote_handle64 h)
 {
     session *session = session_of(h);
-    queue_close(session);
+    int error = queue_close(session);
+    lock_take(&session->lock);
     pool_stop(&session->pool);
     power_withdraw(session);
     vtcm_release(&session->vtcm);
     maps_clear(&session->maps);
     workspace_free(&session->work);
-    free(session);
-    return DSP_OK;
+    lock_leave(&session->lock);
+    if (!error) {
+        free(session);
+    }
+    return error;
 }
 
 int npurt_echo(remote_handle64 h, uint64_t nonce, uint64_t *answer)
@@ -133,12 +139,10 @@ int npurt_checksum(remote_handle64 h, const uint8_t *data, int data_bytes, int32
     }
     lock_take(&session->lock);
     const uint8_t *mapped = maps_find(&session->maps, fd, offset, nbytes);
-    if (mapped) {
-        cache_take(mapped, nbytes);
-        *total += sum(mapped, nbytes);
-    }
+    int result = !mapped ? DSP_E_NO_SUCH_MAP : cache_take(mapped, nbytes) ? DSP_E_FAILED : DSP_OK;
+    *total += result == DSP_OK ? sum(mapped, nbytes) : 0;
     lock_leave(&session->lock);
-    return mapped ? DSP_OK : DSP_E_NO_SUCH_MAP;
+    return result;
 }
 
 int npurt_queue(remote_handle64 h, uint64_t id)

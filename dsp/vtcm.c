@@ -48,6 +48,7 @@ void vtcm_acquire(vtcm *vtcm, uint32_t threads, uint32_t most, uint32_t least)
 void vtcm_release(vtcm *vtcm)
 {
     if (vtcm->context) {
+        /* the result is not used: VTCM that stays acquired is released with the process */
         compute_resource_release(vtcm->context);
     }
     vtcm->context = 0;

@@ -85,6 +85,7 @@ enum {
     NPURT_E_MEMORY = 5,  /* no memory for activations or scratch */
     NPURT_E_THREADS = 6, /* threads could not be started */
     NPURT_E_VALUE = 7,   /* x holds NaN or infinity */
+    NPURT_E_CACHE = 8,   /* QuRT refused to maintain the cache, so that results may be old */
 };
 
 #endif

@@ -37,6 +37,7 @@ from npurt.errors import (
 from npurt.version import __version__
 
 if TYPE_CHECKING:
+    from npurt import models
     from npurt.llm.batch.engine import Engine
     from npurt.llm.decode.grammar.grammar import Grammar
     from npurt.llm.decode.model import Llama
@@ -76,6 +77,7 @@ __all__ = [
     "__version__",
     "devices",
     "matmul",
+    "models",
     "open_device",
     "pack",
     "report",
@@ -98,6 +100,8 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Import the module of a public name when the name is first used, so `import npurt` is fast."""
+    if name == "models":
+        return importlib.import_module("npurt.models")  # which sets the attribute
     if name not in _HOMES:
         raise AttributeError(f"module 'npurt' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOMES[name]), name)

@@ -63,7 +63,8 @@ def zig(tool: str, *args: Arg) -> None:
     spec = find_spec("ziglang")
     if spec is None or spec.origin is None:
         raise BuildError(
-            "there is no compiler\n  remedy: pip install 'npurt[dev]', which installs ziglang"
+            "there is no compiler\n"
+            "  remedy: pip install '.[dev]' in the checkout, which installs ziglang"
         )
     command = [Path(spec.origin).with_name("zig"), tool, *args]
     run(command, ZIG_LOCAL_CACHE_DIR=str(ROOT / "build/zig"))

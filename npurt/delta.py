@@ -138,7 +138,7 @@ def state_integers(values: F32) -> I32:
     if not np.isfinite(greatest).all():
         raise NumericsError(
             "the state of a delta net holds NaN or infinity",
-            remedy="check the model file with device 'cpu'",
+            remedy="run it with device 'cpu'; if that fails too, download the model again",
         )
     bits = np.frexp(greatest)[1]
     exact = np.empty((*values.shape[:-1], values.shape[-1] + 2), np.int32)

@@ -24,6 +24,7 @@
 Every error that a user can act on is an NpurtError; any other exception is a bug in npurt.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -134,10 +135,35 @@ class DownloadError(NpurtError, OSError):
 def brief(value: object, maximum: int = 60) -> str:
     """Return *value* for an error message: the first *maximum* characters of its repr.
 
-    If the repr fails, as for an integer of more than 4300 digits, return the type.
+    If the repr fails, as for an integer of more than 4300 digits, return the type.  The rest of a
+    long string, list or dict is not read.
     """
     try:
-        return f"{value!r:.{maximum}}"
+        return _beginning(value, maximum)[:maximum]
     except Exception:  # noqa: BLE001  # a class of the caller may define the repr
         digits = f" of {value.bit_length()} bits" if isinstance(value, int) else ""
         return f"<{type(value).__name__}{digits}>"
+
+
+def _beginning(value: object, maximum: int) -> str:
+    """Return the repr of *value*, or at least its first *maximum* characters."""
+    kind = type(value)
+    if isinstance(value, str | bytes) and kind in (str, bytes):
+        return repr(value[:maximum])
+    if isinstance(value, dict) and kind is dict:
+        pairs = ((f"{_beginning(key, maximum)}: ", each) for key, each in value.items())
+        return _listed("{", pairs, "}", maximum)
+    if isinstance(value, list) and kind is list:
+        return _listed("[", (("", each) for each in value), "]", maximum)
+    return repr(value)
+
+
+def _listed(begin: str, entries: Iterable[tuple[str, object]], end: str, maximum: int) -> str:
+    """Return *begin*, the *entries* with commas, and *end*; stop after *maximum* characters."""
+    text = begin
+    for before, value in entries:
+        text += f"{', ' * (text != begin)}{before}"
+        if len(text) >= maximum:
+            return text
+        text += _beginning(value, maximum - len(text))
+    return text + end

@@ -1,4 +1,4 @@
-"""Write files atomically; read files and parse JSON from untrusted sources."""
+"""Write files atomically, notice changes of files; read files and JSON from untrusted sources."""
 
 import contextlib
 import errno
@@ -7,7 +7,7 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple, Self
 
 
 @contextlib.contextmanager
@@ -56,6 +56,32 @@ def require_file(path: Path) -> None:
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
 
 
+class Version(NamedTuple):
+    """The version of a file: another file has another inode, and a write changes size or time."""
+
+    device: int
+    inode: int
+    nbytes: int
+    changed_ns: int  # time of the last write
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Self:
+        """Return the version of the file with *status*."""
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+    def overwritten(self, path: str) -> bool:
+        """Return whether *path* still names this file, and the file was written since.
+
+        A file that was deleted, or replaced by a rename, keeps its content until it is closed.
+        """
+        try:
+            now = os.stat(path)
+        except OSError:
+            return False
+        same = now.st_mtime_ns == self.changed_ns and now.st_size == self.nbytes
+        return not same and (now.st_dev, now.st_ino) == self[:2]
+
+
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
     """Open a regular file to read it.
@@ -67,6 +93,50 @@ def opened(path: Path) -> Iterator[BinaryIO]:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file")
         yield file
+
+
+SHOWN = 5  # names that a remedy lists
+
+
+def unreadable(path: str | os.PathLike[str], error: OSError | ValueError) -> str:
+    """Return the remedy for *error*, which occurred when *path* was opened to read it."""
+    code = error.errno if isinstance(error, OSError) else None
+    if code in (errno.ENOENT, errno.ENOTDIR):
+        return _what_exists(Path(path))
+    if code in (errno.EACCES, errno.EPERM):
+        return f"let this user read it: chmod u+r {os.fspath(path)}, or as its owner chmod a+r"
+    if code in (errno.EMFILE, errno.ENFILE):
+        return "close other programs, or raise the limit: ulimit -n 4096"
+    if code == errno.ENOMEM:
+        return "close other programs, raise the limit (ulimit -v), or use a smaller model"
+    if code == errno.EIO:
+        return "copy the file to another disk; if that fails too, download it again"
+    return "give the name of a regular file; ls -l shows what this name is"
+
+
+def _what_exists(path: Path) -> str:
+    """Return the remedy for *path*, which does not exist: similar names, or the folder's files."""
+    import difflib  # not needed without an error
+
+    folder = path.parent
+    while not folder.is_dir() and folder != folder.parent:
+        folder = folder.parent
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        names = []
+    if folder != path.parent:
+        inner = path.relative_to(folder).parts[0]
+        near = difflib.get_close_matches(inner, names, SHOWN)
+        found = f"; similar names in it: {', '.join(near)}" if near else ""
+        return f"{folder} has no {inner}{found}"
+    near = difflib.get_close_matches(path.name, names, SHOWN) or [
+        name for name in names if not name.startswith(".")
+    ]
+    near = [name for name in near if name.endswith(path.suffix)] or near
+    more = f" and {len(near) - SHOWN} more" if len(near) > SHOWN else ""
+    listed = ", ".join(str(folder / name) for name in near[:SHOWN])
+    return f"give a file that exists, such as {listed}{more}" if near else f"{folder} is empty"
 
 
 def _without_waiting(path: str, flags: int) -> int:

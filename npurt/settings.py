@@ -33,6 +33,12 @@ def stated(names: Container[str]) -> list[str]:
     return sorted(name for name in os.environ if name.upper() in names)
 
 
+def unknown() -> list[str]:
+    """Return the sorted variables of the environment that look like npurt's and have no effect."""
+    known = {each.name for each in SETTINGS} | OF_OTHERS
+    return sorted(name for name in os.environ if name.startswith("NPURT_") and name not in known)
+
+
 def read(setting: Setting, kind: type[T]) -> T:
     """Return the value of *setting*, converted to *kind*.
 
@@ -122,6 +128,8 @@ def terminal_has_styles() -> bool:
     return os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("NO_COLOR")
 
 
+HOSTS = ("cpu", "numpy")  # devices that are no NPU
+
 DEBUG = Setting("NPURT_DEBUG", 0, "1: print the traceback of command-line errors")
 DEVICE = Setting("NPURT_DEVICE", "auto", "device to use when none is given")
 THREADS = Setting("NPURT_THREADS", 0, "CPU threads; 0 chooses from affinity, cgroup and core types")
@@ -150,6 +158,11 @@ ROCKET_THREADS = Setting(
 # Variables that only the simulators read.
 SIM_FASTRPC = "NPURT_SIM_FASTRPC"
 SIM_RKNPU = "NPURT_SIM_RKNPU"
+# Variables that the simulators, the build and tests of the kernel's drivers read.
+OF_OTHERS = {
+    SIM_FASTRPC, SIM_RKNPU, "NPURT_QEMU_HEXAGON", "NPURT_SANITIZE", "NPURT_KERNEL_LOG",
+    "NPURT_KERNEL_COUNTS",
+}  # fmt: skip
 CACHE = Setting("NPURT_CACHE", "", "folder for models and for measurements of this machine")
 
 SETTINGS = (

@@ -164,7 +164,13 @@ def environment(folder):
     """Return the environment variables of a page's run: no user's settings, and no hub."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("NPURT_", "HF_", "COV_"))}
     cache = str(folder / ".cache")
-    return {**kept, "PYTHONPATH": str(PROJECT), "NPURT_CACHE": cache, "HF_HUB_OFFLINE": "1"}
+    return {
+        **kept,
+        "PYTHONPATH": str(PROJECT),
+        "NPURT_CACHE": cache,
+        "NPURT_MODELS": str(PROJECT / "models"),  # `make models` downloads the catalogue's
+        "HF_HUB_OFFLINE": "1",
+    }
 
 
 if __name__ == "__main__":

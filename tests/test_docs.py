@@ -13,6 +13,7 @@ import pytest
 
 from npurt.cli import VERBS, parser
 from npurt.llm.arch.families import ARCHITECTURES
+from npurt.models.catalogue import CATALOGUE
 from npurt.quant.types import FORMATS
 from tests import blocks, extending
 from tests.limits import HANG_SECONDS
@@ -24,12 +25,12 @@ TESTING = PROJECT / "docs/testing.md"
 DOCUMENTS = [README, PROJECT / "CONTRIBUTING.md", *sorted((PROJECT / "docs").rglob("*.md"))]
 # The maximum number of the documents' blocks that the tests do not run, for a stated reason.
 MAX_THAT_DO_NOT_RUN = {
-    "a board": 26,
+    "a board": 32,
     "a checkpoint": 2,
     "a model that fills gaps": 1,
     "an environment that may change": 1,
     "Docker or Podman": 4,
-    "the network": 8,
+    "the network": 10,
     "a program of yours": 2,
     "a server that runs": 10,  # tests/serve/test_pages.py runs blocks that only send requests
     "clang 19": 1,
@@ -73,6 +74,36 @@ def test_a_service_that_was_stopped_has_not_failed():
     ]
 
     assert f"SuccessExitStatus={128 + signal.SIGTERM}\n" in unit
+
+
+def test_a_service_uses_the_npu_and_what_its_page_created_before():
+    """The unit's flags parse; commands of the page create the paths that the unit uses."""
+    found = blocks.blocks(PROJECT / "docs/server-setup.md")
+    (unit,) = [block for block in found if "[Service]" in block.body]
+    before = [block.body for block in found if block.language == "sh" and block.line < unit.line]
+    created = "\n".join(before)
+    (started,) = re.findall(r"^ExecStart=(.+)$", unit.body, re.M)
+    program, *words = shlex.split(started)
+    args = parser().parse_args(words)
+
+    assert args.device == "rknpu"
+    assert f"python3 -m venv {Path(program).parents[1]}" in created
+    assert f"{Path(program).with_name('pip')} install" in created
+    model = Path(args.model)
+    assert f"--folder {model.parent}" in created
+    assert model.name in {each.file for each in CATALOGUE.values() if each.file in started}
+    assert f"tee {args.api_key_file}" in created
+    (user,) = re.findall(r"^User=(.+)$", unit.body, re.M)
+    assert re.search(rf"useradd .*{user}$", created, re.M)
+
+
+def test_a_new_login_finds_the_environment_of_a_board():
+    text = (PROJECT / "docs/boards/README.md").read_text()
+    made = [block for block in blocks.blocks(PROJECT / "docs/boards/README.md")
+            if "~/npurt" in block.body]  # fmt: skip
+
+    assert len(made) == 2
+    assert all(">> ~/.profile" in block.body for block in made), text
 
 
 def test_the_page_of_the_command_line_has_all_verbs():

@@ -17,7 +17,8 @@ from tests.limits import HANG_SECONDS
 
 PROJECT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [
-    PROJECT / f"docs/extending/{name}.md" for name in ("instruction-set", "op", "tensor-type")
+    PROJECT / f"docs/extending/{name}.md"
+    for name in ("architecture", "instruction-set", "op", "tensor-type")
 ]
 COPIED = ("npurt", "tests", "sim", "pyproject.toml", ".clang-format")
 BUILD = """

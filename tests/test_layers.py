@@ -13,13 +13,14 @@ LAYERS = [  # lowest first; two names in one layer never import each other
         "build_zig",
         "declarations",
         "errors",
+        "extras",
         "files",
         "gguf_parts",
         "hooks",
         "once",
         "ranges",
     },
-    {"build_sanitize"},
+    {"build_sanitize", "file_kinds", "threads"},
     {"build_host", "build_hexagon"},
     {"build"},
     {"settings", "version"},
@@ -80,6 +81,7 @@ TOP = len(LAYERS) - 1  # a name that is no module, as in `from npurt import matm
 SOURCES = sorted(ROOT.rglob("*.py"))
 WITHOUT_NUMPY = [
     *(ROOT / "llm/text").rglob("*.py"),
+    *(ROOT / "llm/decode/calls").rglob("*.py"),
     *(ROOT / "serve").rglob("*.py"),
     *(ROOT / "llm/file" / f"{name}.py" for name in ("header", "mapped", "metadata", "config")),
     ROOT / "quant/types.py",

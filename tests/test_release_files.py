@@ -168,3 +168,12 @@ def test_systemd_knows_every_line_of_the_unit(tmp_path):
     done = subprocess.run(["systemd-analyze", "verify", path], capture_output=True, text=True)
 
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_what_ci_runs_comes_from_package_registries_alone():
+    """No recipe takes a repository of others: docs/decisions/040."""
+    files = [PROJECT / "Makefile", *(PROJECT / ".ci").iterdir(), *(PROJECT / "tests").rglob("*.py")]
+    recipe = re.compile(r"git\W[^\n]*\b(?:clone|fetch)" + r"\b")
+
+    assert recipe.search('git = ("git", "-C", into)\nrun(*git, "fetch", "-q", url)')
+    assert [path for path in files if recipe.search(path.read_text())] == [Path(__file__)]

@@ -16,16 +16,16 @@ COMMAND = (
     "npurt run -m smollm2-135m -dev rknpu:sim --raw --temp 0 --report "
     '-n 10 -p "The three primary colors are"'
 )
-COLUMNS = 104
+COLUMNS = 108
 WIDTH, HEIGHT, MARGIN = 7.23, 17, 14  # pixels: of a character, of a line, of the margin
 FILL = ("#7ee787", "#d5dbe1")  # colours of the command and of its output
 HEAD = """<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" \
 viewBox="0 0 {width} {height}" role="img" aria-label="A terminal: npurt run, and its report">
 <!-- Written by docs/hooks/picture.py: what the command printed, on the simulator. -->
 <rect width="100%" height="100%" rx="8" fill="#1b1f24"/>
-<g font-family="ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace" font-size="12" \
-xml:space="preserve">
+<g font-family="ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace" font-size="12">
 """
+BLANK = "\u00a0"  # browsers join several ordinary spaces of a text in an SVG
 
 
 def output(model: Path | None = None) -> str:
@@ -51,10 +51,11 @@ def draw(text: str) -> str:
     for line in text.splitlines():
         lines += textwrap.wrap(line, COLUMNS, subsequent_indent="  ", drop_whitespace=False) or [""]
     width, height = round(COLUMNS * WIDTH) + 2 * MARGIN, len(lines) * HEIGHT + 2 * MARGIN
+    # textLength places the characters of any font in the same columns
     drawn = [
-        f'<text x="{MARGIN}" y="{MARGIN + HEIGHT * i - 5}" fill="{FILL[i > 1]}">'
-        f"{escape(line)}</text>\n"
-        for i, line in enumerate(lines, 1)
+        f'<text x="{MARGIN}" y="{MARGIN + HEIGHT * i - 5}" fill="{FILL[i > 1]}" '
+        f'textLength="{len(line) * WIDTH:.2f}">{escape(line.replace(" ", BLANK))}</text>\n'
+        for i, line in enumerate(map(str.rstrip, lines), 1)
     ]
     return HEAD.format(width=width, height=height) + "".join(drawn) + "</g>\n</svg>\n"
 

@@ -21,6 +21,7 @@ BELOW = (  # further modules and classes on the page of the API
     "npurt.segment",
     "npurt.testing",
 )
+FIRST = ("npurt.pack", "npurt.matmul", "npurt.Llama")  # on the page of the API
 WIDTH = "100"  # columns of a help text
 
 
@@ -38,6 +39,7 @@ def api() -> str:
     """Return the page of the API; mkdocstrings inserts the docstrings of the names."""
     names = [f"npurt.{name}" for name in npurt.__all__ if not hasattr(errors, name)]
     names = [name for name in names if not name.endswith("__")]
+    names.sort(key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
     lines = ["# API", "", "The public names of `npurt`, then further modules and classes.", ""]
     for name in [*names, *BELOW]:
         lines.append(f"::: {name}\n")

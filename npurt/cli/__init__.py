@@ -13,14 +13,15 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from npurt.cli.arguments.parser import Parser
+from npurt.cli.arguments.parser import Parser, like
 from npurt.cli.signals import Unwinding
 from npurt.errors import NpurtError, SettingError, UnknownDevice
-from npurt.settings import DEBUG, read
+from npurt.settings import DEBUG, SETTINGS, read, unknown
 from npurt.version import __version__
 
 STDIN, STDOUT, STDERR = range(3)  # file descriptors
-USAGE = (SettingError, UnknownDevice)  # errors of invalid usage (exit status 2)
+# Errors of invalid usage (exit status 2), unless the system refused a file or an address.
+USAGE = (SettingError, UnknownDevice)
 VERBS = (
     "run",
     "chat",
@@ -38,8 +39,16 @@ VERBS = (
     "regcmd",
     "sim",
     "skel",
+    "list",
+    "ls",
+    "ps",
+    "show",
+    "pull",
+    "rm",
     "completion",
 )
+# Verbs whose module has another name.
+MODULES = dict.fromkeys(("list", "ls", "ps", "show", "pull", "rm"), "stored")
 VERSION = f"npurt {__version__}"
 
 
@@ -50,9 +59,34 @@ def parser(only: Sequence[str] = VERBS) -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=VERSION)
     verbs = top.add_subparsers(required=True, metavar="VERB")
-    for verb in only:
-        importlib.import_module(f"npurt.cli.verbs.{verb}").add(verbs)
+    for module in dict.fromkeys(MODULES.get(verb, verb) for verb in only):
+        importlib.import_module(f"npurt.cli.verbs.{module}").add(verbs)
     return top
+
+
+def expanded(given: list[str]) -> list[str]:
+    """Return the command line *given* with the options of a file, as in ``npurt serve @FILE``.
+
+    The file has options as in a shell, in one or several lines; # begins a comment.  Options after
+    @FILE take precedence.
+
+    Raises:
+        NpurtError: The file cannot be read.
+        SettingError: A quote in the file is not closed.
+    """
+    if len(given) < 2 or not given[1].startswith("@"):
+        return given
+    import shlex
+
+    from npurt.cli.arguments.options import text_of
+
+    name = given[1].removeprefix("@")
+    try:
+        return [given[0], *shlex.split(text_of(name), comments=True), *given[2:]]
+    except ValueError as error:
+        raise SettingError(
+            f"{name}: {error}", remedy="close each quote, or write \\ before it"
+        ) from error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,7 +107,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
     """Run one verb, print its error if it fails, and return the exit status."""
     _open_streams()
-    given = list(sys.argv[1:] if argv is None else argv)
+    try:
+        given = expanded(list(sys.argv[1:] if argv is None else argv))
+    except NpurtError as error:
+        print(f"npurt: {error}", file=sys.stderr)
+        return 2
     if given == ["--version"]:
         print(VERSION)  # do not import the verbs
         return 0
@@ -83,6 +121,7 @@ def _run(argv: Sequence[str] | None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             # Bytes that are not text become U+FFFD; characters that cannot be written become "?".
             stream.reconfigure(errors="replace")
+    _name_unknown_variables()
     debug = 0
     try:
         debug = read(DEBUG, int)
@@ -96,7 +135,7 @@ def _run(argv: Sequence[str] | None) -> int:
         if debug:
             raise
         print(f"npurt: {error}", file=sys.stderr)
-        return 2 if isinstance(error, USAGE) else 1
+        return 2 if isinstance(error, USAGE) and not isinstance(error.__cause__, OSError) else 1
     except MemoryError as error:
         print(f"npurt: no memory left: {error}", file=sys.stderr)
         print("  remedy: close other programs, or use a smaller input", file=sys.stderr)
@@ -116,6 +155,14 @@ def _run(argv: Sequence[str] | None) -> int:
             print(f"npurt: cannot write the output: {error.strerror}", file=sys.stderr)
             print("  remedy: free space on the disk, or write to another place", file=sys.stderr)
         return 1
+
+
+def _name_unknown_variables() -> None:
+    """Print a warning for each variable NPURT_... that npurt does not read."""
+    known = [setting.name for setting in SETTINGS]
+    for name in unknown():
+        hint = like(name, known, 0.85)
+        print(f"npurt: the variable {name} has no effect{hint}", file=sys.stderr)
 
 
 def _print_warning(message: Warning | str, *where: object, **rest: object) -> None:

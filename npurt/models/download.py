@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from npurt.errors import DownloadError
+from npurt.file_kinds import kind_of
 from npurt.models.requests import Busy, Remote, answer, patiently, stated
 
 if TYPE_CHECKING:
@@ -209,8 +210,14 @@ def _check(remote: Remote, partial: Path) -> None:
         what = f"it has {found} bytes, not {remote.nbytes}"
     elif remote.digest and (digest := _digest(partial, remote.digest)) != remote.digest:
         what = f"its hash is {digest}, not {remote.digest}"
-    elif not remote.digest and (start := _start(partial)) != MAGIC:
-        what = f"it is no GGUF file, but starts with {start!r}"
+    elif not remote.digest and _start(partial) != MAGIC:
+        kind = kind_of(partial)
+        partial.unlink()
+        raise DownloadError(
+            f"{remote.name} from the server is no GGUF file, but {kind.what}",
+            remedy="open the URL in a browser and use the link of the .gguf file itself; on "
+            "Hugging Face its link has /resolve/ where the page's has /blob/",
+        )
     else:
         return
     partial.unlink()

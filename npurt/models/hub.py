@@ -27,6 +27,7 @@ from npurt.models.requests import Busy, Remote, shown
 from npurt.settings import variable
 
 QUESTION_S = 10.0  # timeout of a request to the hub's API, in seconds
+ENDPOINT = "unset HF_ENDPOINT, or set it to the URL of a hub"
 LONGEST_PATH = 1024  # characters of a path in a repository; a whole path may have 4096
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -241,14 +242,18 @@ class Hub:
             # The text of the error may contain the token.
             raise DownloadError(
                 f"{shown(self.endpoint)} sent an answer that no hub sends ({type(error).__name__})",
-                remedy="check HF_ENDPOINT",
+                remedy=ENDPOINT,
             ) from error
 
     def _not_found(self, repo: str) -> DownloadError:
         near = ", ".join(self._similar(repo))
         return DownloadError(
             f"{shown(self.endpoint)} has no repository {repo}, or you have no access to it",
-            remedy=(f"did you mean {near}?  " if near else "check the name; ")
+            remedy=(
+                f"did you mean {near}?  "
+                if near
+                else "look for the repository in a browser, and copy its name; "
+            )
             + "a private repository needs HF_TOKEN, or `hf auth login`",
         )
 
@@ -323,7 +328,7 @@ def _is_inside(name: str) -> bool:
 
 def _nonsense(what: str, value: object) -> DownloadError:
     return DownloadError(
-        f"the hub states an impossible {what}: {brief(value, 80)}", remedy="check HF_ENDPOINT"
+        f"the hub states an impossible {what}: {brief(value, 80)}", remedy=ENDPOINT
     )
 
 
@@ -338,7 +343,7 @@ def _refused(repo: str, error: Any) -> Exception:
     }
     return DownloadError(
         f"the hub refuses access to {repo} with status {status}",
-        remedy=remedies.get(status, "check the name, and HF_ENDPOINT"),
+        remedy=remedies.get(status, f"open the page of {repo} in a browser; {ENDPOINT}"),
     )
 
 

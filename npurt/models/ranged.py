@@ -67,12 +67,12 @@ class RangedFile:
         if found != start or total is None:
             raise DownloadError(
                 f"cannot read {self.name} from byte {start}: the server does not send this part",
-                remedy=f"check the URL; or {WHOLE}",
+                remedy=WHOLE,
             )
         tag = response.headers.get("etag", "")
         if total != (self.nbytes or total) or tag != (self._tag or tag):
             raise DownloadError(
                 f"{self.name} changed while it was read, or is not the file that the hub states",
-                remedy="try again",
+                remedy="run the same command once more: the new version is read from its beginning",
             )
         self.nbytes, self._tag = total, tag

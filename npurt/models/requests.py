@@ -65,7 +65,7 @@ class Busy(Exception):
         why: str,
         wait: float | None = None,
         tries: int = LARGEST,
-        remedy: str = "check the connection",
+        remedy: str = "see whether other pages of this server open on this machine",
     ) -> None:
         super().__init__(why)
         self.wait = wait
@@ -238,7 +238,8 @@ def answer(remote: Remote, headers: dict[str, str], secure: bool) -> Iterator[An
             ) from error
         except (httpx2.InvalidURL, httpx2.UnsupportedProtocol, UnicodeError) as error:
             raise DownloadError(
-                f"cannot download {remote.name}: {error}", remedy="check the URL"
+                f"cannot download {remote.name}: {error}",
+                remedy="copy the link of the file from the browser: https://HOST/PATH/NAME.gguf",
             ) from error
         except httpx2.HTTPError as error:
             raise no_answer(url, error) from error
@@ -249,7 +250,8 @@ def answer(remote: Remote, headers: dict[str, str], secure: bool) -> Iterator[An
         url = following
     raise DownloadError(
         f"cannot download {remote.name}: redirected more than {REDIRECTS} times",
-        remedy="check the URL; the server is set up wrongly",
+        remedy="download the file with a browser, and give its path: this server does not send "
+        "files properly",
     )
 
 
@@ -268,11 +270,12 @@ def _require_content(remote: Remote, response: Any) -> None:
     remedies = {
         401: "give a token with access to the file: set HF_TOKEN, or run `hf auth login`",
         403: "request access to the file with the account of the token in HF_TOKEN",
-        404: "check the name: there is no such file",
+        404: "open the page of the repository in a browser, and copy the link of the file: this "
+        "name does not exist",
     }
     raise DownloadError(
         f"cannot download {remote.name}: the server answers {status}",
-        remedy=remedies.get(status, "check the URL in a browser"),
+        remedy=remedies.get(status, "open the link in a browser, which shows the server's reason"),
     )
 
 
@@ -311,6 +314,7 @@ def _number(remote: Remote, digits: str) -> int:
     if len(digits) > 20 or int(digits) > LARGEST:
         raise DownloadError(
             f"cannot download {remote.name}: the server states a size of {digits:.30} bytes",
-            remedy="check the URL; the server is set up wrongly",
+            remedy="download the file with a browser, and give its path: this server does not send "
+            "files properly",
         )
     return int(digits)

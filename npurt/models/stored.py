@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from npurt.gguf_parts import part_names
-from npurt.models.catalogue import CATALOGUE, find
+from npurt.models import catalogue
 from npurt.models.hub import Hub
 
 
@@ -28,21 +28,21 @@ def stored(folders: Iterable[Path], hub: Hub | None) -> Iterator[Stored]:
     """Yield the models of the catalogue, then others in *folders*, then those of *hub*'s cache."""
     folders = list(folders)
     known: set[Path] = set()
-    for name in CATALOGUE:
-        found = [file for folder in folders if (file := find(name, folder))]
+    for name in catalogue.CATALOGUE:
+        found = [file for folder in folders if (file := catalogue.find(name, folder))]
         known.update(file.resolve() for file in found)
         yield Stored(name, "catalogue", tuple(found[:1]))
     for folder in folders:
-        for files in _models(folder, "*"):
+        for files in models_in(folder, "*"):
             if files[0].resolve() not in known:
                 yield Stored(str(files[0]), "file", files)
-        for files in _models(folder, "urls/*/*"):
+        for files in models_in(folder, "urls/*/*"):
             yield Stored(str(files[0]), "URL", files)
     if hub:
         yield from _of_hub(hub)
 
 
-def _models(folder: Path, pattern: str) -> Iterator[tuple[Path, ...]]:
+def models_in(folder: Path, pattern: str) -> Iterator[tuple[Path, ...]]:
     """Yield the files of each complete model below *folder*, sorted by name."""
     with contextlib.suppress(OSError):  # an unreadable folder has no usable models
         for first in sorted(folder.glob(pattern)):
@@ -60,7 +60,7 @@ def _of_hub(hub: Hub) -> Iterator[Stored]:
         seen = set()
         with contextlib.suppress(OSError):
             for snapshot in sorted((folder / "snapshots").iterdir(), key=_changed, reverse=True):
-                for files in _models(snapshot, "**/*"):
+                for files in models_in(snapshot, "**/*"):
                     name = files[0].relative_to(snapshot).as_posix()
                     if name not in seen:
                         seen.add(name)

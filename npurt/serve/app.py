@@ -17,6 +17,7 @@ from npurt.serve.http.description import PATH, description
 from npurt.serve.http.endpoint import Answer, Endpoint, Handler
 from npurt.serve.http.endpoint import Request as Asked
 from npurt.serve.http.errors import HttpError, shaped
+from npurt.serve.http.log import refused
 from npurt.serve.interfaces import ollama, ollama_models
 from npurt.serve.interfaces.anthropic import answer as message
 from npurt.serve.interfaces.anthropic import count_tokens
@@ -153,6 +154,7 @@ def _unrouted(scope: Scope, error: HTTPException) -> Response:
         remedy="GET /openapi.json lists the paths",
         code="not_found" if error.status_code == 404 else "method_not_allowed",
     )
+    refused(scope, error.status_code)
     body = shaped(known, scope["path"])
     return JSONResponse(body, error.status_code, dict(error.headers or {}))
 

@@ -20,17 +20,21 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from npurt.errors import NpurtError
 from npurt.serve.app import application
 from npurt.serve.engine.client import Engine
-from npurt.serve.engine.protocol import VERSION, Open
+from npurt.serve.engine.protocol import MODEL, VERSION, Open
 from npurt.serve.http import limits
-from npurt.serve.http.address import Address
+from npurt.serve.http.address import BACKLOG, Address
+from npurt.serve.http.connections import ACCEPTED, Connections, limit_repeats, most_connections
 from npurt.serve.model.front import DRAIN_SECONDS, Front, Settings
 from npurt.serve.model.offer import ModelPool, Only
 from npurt.serve.model.served_model import ServedModel
+from npurt.serve.status.metrics import summary
+from npurt.settings import HOSTS
 
 if TYPE_CHECKING:
     from npurt.serve.models.folder import FolderModel
     from npurt.serve.models.policy import Policy
 
+PROBE_SECONDS = 1.0  # time between two probes of a connection that the client has half-closed
 IDLE_SECONDS = 30  # limit on the idle time of a connection between two requests
 ENGINE = (sys.executable, "-m", "npurt.serve.engine")
 
@@ -106,12 +110,24 @@ def _require_sound(request: h11.Request) -> None:
 
 
 class Protocol(H11Protocol):
-    """The HTTP protocol of a connection, with timeouts for receiving headers and for sending."""
+    """The HTTP protocol of a connection, with timeouts for receiving headers and for sending.
+
+    A client may close its side after a request (half-close), and gets the answer.  A client that
+    closes the connection looks the same until the server sends something.  So until the response
+    begins, the server sends an interim response (102, RFC 9110, 15.2) each `PROBE_SECONDS`: it is
+    ignored by the former, and ends the connection of the latter.
+    """
+
+    server_state: Connections
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the timeout for the first request's headers."""
         super().connection_made(transport)
         self.conn = ChunkedConnection(transport.is_closing)
+        self._half_closed = False
+        self._probing = Timer(self._probe)
+        if not self.server_state.admit(self):
+            transport.abort()
         self._late = Timer(transport.abort)  # runs while headers are incomplete
         self._stalled = Timer(transport.abort)  # runs while the send buffer is full
         self._late.start(limits.HEAD_SECONDS)
@@ -119,6 +135,8 @@ class Protocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Parse *data*; run the headers' timeout while the headers of a request are incomplete."""
         super().data_received(data)
+        if self._answering:
+            self.server_state.busy(self)
         if self.conn.their_state is not h11.IDLE:
             self._late.stop()
         elif self.conn.trailing_data[0]:
@@ -135,10 +153,48 @@ class Protocol(H11Protocol):
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop both timeouts."""
+        """Stop the timers."""
         self._late.stop()
         self._stalled.stop()
+        self._probing.stop()
+        self.server_state.lost(self)
         super().connection_lost(exc)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.transport.close()
+
+    @property
+    def _answering(self) -> bool:
+        """Whether a whole request was received and is being answered."""
+        cycle = self.cycle
+        return cycle is not None and not (cycle.more_body or cycle.response_complete)
+
+    def on_response_complete(self) -> None:
+        """Begin the next request; close the connection if the client has closed its side."""
+        self.server_state.idle(self)
+        super().on_response_complete()
+        if self._answering:  # a pipelined request
+            self.server_state.busy(self)
+        elif self._half_closed:
+            self.transport.close()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Return whether to keep the connection open, until the client has its answer."""
+        self._half_closed = self._answering
+        if self._half_closed:
+            self._probe()
+        return self._half_closed
+
+    def _probe(self) -> None:
+        """Send an interim response if the response has not begun."""
+        if self.transport.is_closing() or not self._answering or self.cycle.response_started:
+            return
+        self._probing.stop()
+        if self.scope["http_version"] == "1.1":  # interim responses are unknown to HTTP/1.0
+            interim = h11.InformationalResponse(status_code=102, headers=[])
+            self.transport.write(self.conn.send(interim) or b"")
+            self._probing.start(PROBE_SECONDS)
 
 
 class Server(uvicorn.Server):
@@ -148,15 +204,23 @@ class Server(uvicorn.Server):
         status: The exit status: 128 plus the number of the signal; 0 before a signal.
     """
 
-    def __init__(self, app: ASGIApp, offers: ModelPool) -> None:
+    def __init__(self, app: ASGIApp, offers: ModelPool, connections: Connections) -> None:
         super().__init__(uvicorn.Config(
             app, http=Protocol, ws="none", lifespan="off", log_config=None, access_log=False,
             server_header=False, timeout_keep_alive=IDLE_SECONDS, timeout_graceful_shutdown=5,
+            backlog=ACCEPTED,
         ))  # fmt: skip
         self.status = 0
+        self.server_state = connections
         self._offers = offers
         self._loop = asyncio.get_running_loop()
         self._draining: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections; clients wait in the kernel's queue, not only `ACCEPTED` of them."""
+        await super().startup(sockets)
+        for listening in sockets or ():
+            listening.listen(BACKLOG)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Start to drain the server; at a second signal, exit at once."""
@@ -172,6 +236,7 @@ class Server(uvicorn.Server):
     async def _finish(self) -> None:
         log.warning("no new requests; active requests get %.0f s", DRAIN_SECONDS)
         await self._offers.drain()
+        log.warning("%s", await summary(self._offers))
         self.should_exit = True
 
 
@@ -215,10 +280,14 @@ def run(start: Start) -> int:
 
 async def _serve(start: Start, listening: socket.socket) -> int:
     address, engine = start.address, None
+    connections = Connections(most_connections(1 if isinstance(start.model, ServedModel)
+                                               else len(start.model)))  # fmt: skip
+    limit_repeats()
     offers: ModelPool
     if isinstance(start.model, ServedModel):
         opening = Open(VERSION, str(start.model.path), start.options)
-        engine = Engine(start.command, opening, stuck=start.stuck)
+        identity = {MODEL: start.model.identity}
+        engine = Engine(start.command, opening, stuck=start.stuck, identity=identity)
         offers = Only(Front(start.model, engine, start.settings))
         named = start.model.name
     else:
@@ -230,7 +299,7 @@ async def _serve(start: Start, listening: socket.socket) -> int:
     app = application(
         offers, keys=address.keys, hosts=address.hosts, origins=address.origins, page=start.page
     )
-    server = Server(app, offers)
+    server = Server(app, offers, connections)
     host, port = listening.getsockname()[:2]
     log.warning("%s at http://%s:%d", named, f"[{host}]" if ":" in host else host, port)
     serving = asyncio.create_task(server.serve([listening]))
@@ -254,7 +323,9 @@ async def _run_engine(engine: Engine, serving: asyncio.Task[None]) -> None:
             return
         _raise(opening)
         if engine.ready is not None:
-            log.warning("ready: %s, context of %d", engine.ready.device, engine.ready.n_ctx)
+            ready = engine.ready
+            hint = "; -dev rknpu or -dev hexagon uses an NPU" if ready.device in HOSTS else ""
+            log.warning("ready: %s, context of %d%s", ready.device, ready.n_ctx, hint)
         watching = asyncio.create_task(engine.watch())
         await asyncio.wait((serving, watching), return_when=asyncio.FIRST_COMPLETED)
         if watching.done():

@@ -41,8 +41,11 @@ typedef struct {
     uint32_t shadow;         /* 1: simulate the DSP's caches, so that missing maintenance shows */
     uint32_t queue_stuck;    /* 1: packets never arrive at the DSP */
     uint32_t verbose;        /* 1: messages go to descriptor 2 as well */
+    uint32_t vtcm_traps;     /* 1: unaligned vector accesses to VTCM end the PD */
     uint32_t checksum;       /* 1: a skel needs the section with its checksum */
     char without[LINK_NAME]; /* a name that this shell lacks; "": none */
+    char fails[LINK_NAME];   /* a call of skels that fails; "": none */
+    uint32_t fails_first, fails_last; /* the numbers of its calls that fail, from 1 */
 } link_machine;
 
 /* An argument as a skel receives it: remote_arg of a 32-bit machine. */

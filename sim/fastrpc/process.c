@@ -18,7 +18,11 @@
 /* The oldest qemu with HVX; the first descriptor that qemu does not inherit. */
 enum { NEEDED_MAJOR = 8, NEEDED_MINOR = 1, FREE_FROM = 5 };
 
-#define REMEDY "install it with: apt-get install qemu-user\n  (or name one in NPURT_QEMU_HEXAGON)"
+/* .ci/qemu is the home of these facts; tests/test_qemu_remedy.py compares. */
+#define REMEDY                                                                                     \
+    "install it with: apt-get install qemu-user\n  (Debian 12 has 7.2, which is too old: add "     \
+    "bookworm-backports to apt's sources, then\n  apt-get install -t bookworm-backports "          \
+    "qemu-user; or name another one in NPURT_QEMU_HEXAGON)"
 
 /* --- finding --------------------------------------------------------------------------------- */
 
@@ -190,7 +194,8 @@ void process_explain(void)
         report("%s is version %d.%d, which has no HVX; %d.%d or newer is needed\n  remedy: " REMEDY,
                qemu, major, minor, NEEDED_MAJOR, NEEDED_MINOR);
     } else {
-        report("%s %d.%d ended before it served; set NPURT_SIM_FASTRPC=log=1 to see its messages",
+        report("%s %d.%d ended before it served\n"
+               "  remedy: set NPURT_SIM_FASTRPC=log=1 to see its messages",
                qemu, major, minor);
     }
 }

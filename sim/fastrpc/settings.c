@@ -156,6 +156,34 @@ static bool set_name(char name[LINK_NAME], const char *value)
     return snprintf(name, LINK_NAME, "%s", value) < LINK_NAME;
 }
 
+/* Read NTH or NTH+: the number of a call, and whether later calls are meant too. */
+static bool read_turn(char *text, uint64_t *nth, bool *stays)
+{
+    size_t length = strlen(text);
+    *stays = length && text[length - 1] == '+';
+    text[length - *stays] = 0;
+    return read_number(text, nth);
+}
+
+/* Set the call that fails from a value of the form NAME[:NTH[+]]; without a number, all calls. */
+static bool set_failure(link_machine *m, const char *value)
+{
+    char text[WORD];
+    snprintf(text, sizeof(text), "%s", value);
+    char *turn = strchr(text, ':');
+    uint64_t nth = 1;
+    bool stays = true;
+    if (turn) {
+        *turn = 0;
+    }
+    if ((turn && !read_turn(turn + 1, &nth, &stays)) || nth >> 32 || !set_name(m->fails, text)) {
+        return false;
+    }
+    m->fails_first = (uint32_t) nth;
+    m->fails_last = stays ? UINT32_MAX : (uint32_t) nth;
+    return true;
+}
+
 static bool set_flag_word(uint32_t *word, const char *value)
 {
     return set_word(word, value, 1);
@@ -171,10 +199,9 @@ static bool set_fault(fault *f, const char *value, uint32_t argument)
     if (after) {
         *after = 0;
     }
-    size_t length = strlen(text);
-    bool stays = length && text[length - 1] == '+';
-    text[length - stays] = 0;
-    if (!read_number(text, &nth) || (after && !read_number(after + 1, &given)) || given >> 32) {
+    bool stays;
+    if (!read_turn(text, &nth, &stays) || (after && !read_number(after + 1, &given)) ||
+        given >> 32) {
         return false;
     }
     *f = (fault){nth, stays, (uint32_t) given};
@@ -207,8 +234,10 @@ static bool set_value(const char *key, const char *value)
            (strcmp(key, "coherent") == 0 && set_flag(&current.coherent, value)) ||
            (strcmp(key, "power") == 0 && set_flag_word(&m->power, value)) ||
            (strcmp(key, "shadow") == 0 && set_flag_word(&m->shadow, value)) ||
+           (strcmp(key, "vtcm_traps") == 0 && set_flag_word(&m->vtcm_traps, value)) ||
            (strcmp(key, "checksum") == 0 && set_flag_word(&m->checksum, value)) ||
            (strcmp(key, "without") == 0 && set_name(m->without, value)) ||
+           (strcmp(key, "fails") == 0 && set_failure(m, value)) ||
            (strcmp(key, "queue_stuck") == 0 && set_flag_word(&m->queue_stuck, value)) ||
            (strcmp(key, "present") == 0 && set_flag(&current.present, value)) ||
            (strcmp(key, "signed") == 0 && set_flag(&current.signed_pd, value)) ||

@@ -13,6 +13,7 @@
 enum {
     FASTRPC_ALLOC_DMA = 1,
     FASTRPC_INVOKE = 3,
+    FASTRPC_ATTACH = 4,
     FASTRPC_CREATE = 5,
     FASTRPC_MMAP = 6,
     FASTRPC_MUNMAP = 7,
@@ -83,7 +84,7 @@ _Static_assert(sizeof(driver_argument) == 24 && sizeof(driver_create) == 24 &&
  * numbered from 2. */
 enum { REMOTECTL = 0, LISTENER = 3, CURRENT1 = 4, MESSAGES1 = 5, LISTENER1 = 7, REMOTECTL1 = 8 };
 enum { REMOTECTL_OPEN, REMOTECTL_CLOSE };
-enum { LISTENER_NEXT = 4, LISTENER_MORE = 5 };
+enum { LISTENER_START = 3, LISTENER_NEXT = 4, LISTENER_MORE = 5 };
 enum { CURRENT_EXIT = 2, CURRENT_EXCEPTION = 7 };
 enum {
     DSPQUEUE_INIT = 2,

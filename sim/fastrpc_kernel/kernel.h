@@ -70,8 +70,9 @@ int dsp_info(uint32_t attribute, uint32_t *value);
 /* --- processes of the DSP --------------------------------------------------------------------- */
 
 typedef struct {
-    bool used, queues; /* queues: the module serves dspqueue */
-    uint64_t handle;   /* handle in the simulator */
+    bool used;
+    enum { SKEL, QUEUES, DEFAULT_LISTENER } kind; /* the others are a part of every DSP process */
+    uint64_t handle;                              /* of a skel, in the simulator */
 } module;
 
 typedef struct {
@@ -138,6 +139,7 @@ int module_call(process *p, uint32_t handle, uint32_t scalars, argument *argumen
 int remotectl(process *p, uint32_t method, argument *arguments);
 
 /* --- listener.c: calls of the DSP to the CPU -------------------------------------------------- */
+void listener_start(process *p);
 int listener_next(process *p, argument *arguments);
 int listener_more(process *p, argument *arguments);
 /* Return whether the CPU finds a skel in its search path and the file is an ELF file. */

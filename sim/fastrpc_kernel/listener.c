@@ -17,7 +17,7 @@ typedef struct {
 } piece;
 
 enum { TEXT_BYTES = 1 << 16, WAIT_S = 5, FIRST_CONTEXT = 100 };
-enum { OPEN_MODULE = 0, FILE_CLOSE = 3, FILE_READ = 4, FILE_SIZE = 10, FILE_OPEN = 19 };
+enum { OPEN_MODULE = 0, FILE_CLOSE = 3, FILE_READ = 4, FILE_OPEN = 19 };
 
 static uint32_t aligned(uint32_t at)
 {
@@ -173,14 +173,28 @@ bool listener_finds(process *p, const char *name)
     if (ask(p, opened[0], FILE_OPEN, 5, in_file, 1, out_file)) {
         return false;
     }
-    uint64_t size = 0;
-    piece the_file[] = {{&file, 4}}, out_size[] = {{&size, 8}};
-    ask(p, opened[0], FILE_SIZE, 1, the_file, 1, out_size);
+    piece the_file[] = {{&file, 4}};
     uint32_t want[2] = {file, sizeof(head)};
     piece in_read[] = {{want, 8}}, out_read[] = {{got, 8}, {head, sizeof(head)}};
     bool elf = ask(p, opened[0], FILE_READ, 1, in_read, 2, out_read) == 0 &&
                got[0] == sizeof(head) && memcmp(head, "\177ELF", 4) == 0;
     ask(p, opened[0], FILE_CLOSE, 1, the_file, 0, NULL);
-    say("the CPU has %s: %llu bytes%s", name, (unsigned long long) size, elf ? "" : ", not ELF");
+    say("the CPU has %s%s", name, elf ? "" : ", not ELF");
     return elf;
+}
+
+static void *read_file(void *p)
+{
+    listener_finds(p, getenv("NPURT_KERNEL_READS"));
+    return NULL;
+}
+
+/* A program will serve files.  The DSP reads the one that NPURT_KERNEL_READS names, as the DSP
+ * reads settings of sensors. */
+void listener_start(process *p)
+{
+    pthread_t thread;
+    if (getenv("NPURT_KERNEL_READS") && pthread_create(&thread, NULL, read_file, p) == 0) {
+        pthread_detach(thread);
+    }
 }

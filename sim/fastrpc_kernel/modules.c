@@ -1,5 +1,5 @@
-/* Modules of a DSP process: skels, which run in the simulator, and the module that serves dspqueue.
- * */
+/* Modules of a DSP process: skels, which run in the simulator, the module that serves dspqueue, and
+ * the one with which a daemon says that it serves files. */
 #define _GNU_SOURCE
 #include "kernel.h"
 #include <stdio.h>
@@ -51,13 +51,15 @@ static int open_module(process *p, const char *uri, int32_t *handle)
         snprintf(name, sizeof(name), "%.*s", (int) strcspn(from, "?"), from);
     }
     module *m = &p->modules[i];
-    *m = (module){.queues = strcmp(name, "libdspqueue_rpc_skel.so") == 0};
+    *m = (module){.kind = strcmp(name, "libdspqueue_rpc_skel.so") == 0 ? QUEUES
+                          : strcmp(uri, "adsp_default_listener") == 0  ? DEFAULT_LISTENER
+                                                                       : SKEL};
     /* Refuse a skel that the CPU does not find; a malformed URI goes to the simulator, which
      * refuses it. */
-    if (!m->queues && *name && strchr(uri, '?') && !listener_finds(p, name)) {
+    if (m->kind == SKEL && *name && strchr(uri, '?') && !listener_finds(p, name)) {
         return DSP(E_UNABLETOLOAD);
     }
-    int code = m->queues ? 0 : open_skel(p, uri, &m->handle);
+    int code = m->kind == SKEL ? open_skel(p, uri, &m->handle) : 0;
     m->used = code == 0;
     *handle = m->used ? FIRST_MODULE + i : 0;
     return code;
@@ -70,7 +72,7 @@ static int close_module(process *p, uint32_t handle)
         return DSP(E_INVHANDLE);
     }
     m->used = false;
-    return m->queues ? 0 : dsp.close(m->handle);
+    return m->kind == SKEL ? dsp.close(m->handle) : 0;
 }
 
 int remotectl(process *p, uint32_t method, argument *arguments)
@@ -94,6 +96,7 @@ int module_call(process *p, uint32_t handle, uint32_t scalars, argument *argumen
     if (handle >= FIRST_MODULE + MODULES || !m->used) {
         return DSP(E_INVHANDLE);
     }
-    return m->queues ? queue_call(p, scalars >> 24 & 31, arguments)
-                     : dsp.invoke(m->handle, scalars, arguments);
+    return m->kind == QUEUES ? queue_call(p, scalars >> 24 & 31, arguments)
+           : m->kind == SKEL ? dsp.invoke(m->handle, scalars, arguments)
+                             : 0;
 }

@@ -6,8 +6,8 @@
  * npurt's simulator: each open file of the device with a process has a session of the simulator, in
  * which a board's skel runs under qemu-hexagon.  This code implements the driver and the modules
  * that every DSP process has; dma-bufs are memfds.  NPURT_KERNEL_LOG=1 logs the requests to stderr,
- * NPURT_KERNEL_COUNTS names a file for their counts, and NPURT_SIM_FASTRPC holds the simulator's
- * settings.
+ * NPURT_KERNEL_COUNTS names a file for their counts, NPURT_KERNEL_READS a file that the DSP reads
+ * from the program, and NPURT_SIM_FASTRPC holds the simulator's settings.
  */
 #define _GNU_SOURCE
 #include "kernel.h"
@@ -37,7 +37,7 @@ static int (*real_open)(const char *, int, ...);
 static int (*real_close)(int);
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static bool verbose;
-static pid_t owner; /* a child of vfork() shares this memory and may close descriptors */
+static pid_t owner; /* it opened the nodes; a child of vfork() shares this memory and closes them */
 
 int fail(int error)
 {
@@ -65,7 +65,6 @@ static void load(void)
     memcpy(&real_open, &functions[1], sizeof(real_open));
     memcpy(&real_close, &functions[2], sizeof(real_close));
     verbose = getenv("NPURT_KERNEL_LOG") != NULL;
-    owner = getpid();
     dsp_load();
     atexit(count_tell);
 }
@@ -84,8 +83,9 @@ static int new_file(const char *name, int kind)
         real_close(fd);
         return fail(EMFILE);
     }
-    if (fd >= 0) {
+    if (fd >= 0 && kind != OTHER) {
         kinds[fd] = kind;
+        owner = getpid();
     }
     return fd;
 }
@@ -183,6 +183,8 @@ static int ask_device(int fd, unsigned long request, void *data)
         return dma->fd < 0 ? -1 : 0;
     case FASTRPC_INVOKE:
         return p ? process_call(p, data) : fail(EINVAL);
+    case FASTRPC_ATTACH: /* to the DSP's own process, in whose place a session is started */
+        return process_create(fd, &(driver_create){.attributes = CREATE_UNSIGNED});
     case FASTRPC_CREATE:
         return process_create(fd, data);
     case FASTRPC_MEM_MAP:

@@ -5,7 +5,7 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/uio.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 enum { ARGUMENTS = 600, SMALL_QUEUE = 64 };
@@ -82,7 +82,7 @@ void process_end(process *p)
         }
     }
     for (int i = 0; i < MODULES; i++) {
-        if (p->modules[i].used && !p->modules[i].queues) {
+        if (p->modules[i].used && p->modules[i].kind == SKEL) {
             dsp.close(p->modules[i].handle);
         }
     }
@@ -115,6 +115,9 @@ static int serve(process *p, uint32_t handle, uint32_t scalars, argument *argume
         method -= 2;
         /* fallthrough */
     case LISTENER:
+        if (method == LISTENER_START) {
+            listener_start(p);
+        }
         return method == LISTENER_NEXT   ? listener_next(p, arguments)
                : method == LISTENER_MORE ? listener_more(p, arguments)
                                          : 0;
@@ -127,16 +130,14 @@ static int serve(process *p, uint32_t handle, uint32_t scalars, argument *argume
 }
 
 /* Return whether the first and the last byte can be read, as copy_from_user() requires. */
-static bool readable(const void *at, size_t bytes)
+static bool readable(const char *at, size_t bytes)
 {
-    for (int end = 0; end < 2 && bytes; end++) {
-        char byte;
-        struct iovec from = {(char *) at + (end ? bytes - 1 : 0), 1}, to = {&byte, 1};
-        if (process_vm_readv(getpid(), &to, 1, &from, 1, 0) != 1) {
-            return false;
-        }
+    static int scratch = -1; /* the kernel copies a byte to it, or reports EFAULT */
+    if (scratch < 0) {
+        scratch = memfd_create("scratch", MFD_CLOEXEC);
     }
-    return true;
+    return bytes == 0 ||
+           (pwrite(scratch, at, 1, 0) == 1 && pwrite(scratch, at + bytes - 1, 1, 0) == 1);
 }
 
 /* Return whether the simulator's session has died; if it has, end the waiting calls. */

@@ -56,7 +56,7 @@ def test_bench_reports_on_request(npurt):
         "bench", "-m", MODEL, "-p", 4, "-n", 0, "-r", 1, "--report", "--verify", "always"
     )
 
-    assert "offload: 100.0 % of MACs on cpu" in result.err
+    assert "offload: none, 100.0 % of MACs on cpu" in result.err
     assert "ffn_down" in result.err
 
 

@@ -37,7 +37,7 @@ def test_each_line_is_answered_in_the_light_of_those_before():
     assert result.out == "".join(f"{answer}\n" for answer in answers("Hello", "And now?"))
     first, *_, last = result.err.splitlines()
     assert first.startswith("Llama(llama3-q8_0.gguf, llama, cpu: ")
-    assert last.startswith("offload: 100.0 % of MACs on cpu")
+    assert last.startswith("offload: none, 100.0 % of MACs on cpu")
 
 
 def test_a_system_message_comes_first_and_survives_a_reset(npurt):
@@ -76,9 +76,23 @@ def test_a_conversation_that_outgrows_the_context_says_so_and_goes_on(npurt):
     result = npurt("chat", *QUICK, "-c", 256, stdin=lines)
 
     hello, hi = answers("Hello", "Hi")
-    assert (result.code, result.out) == (0, f"{hello}\n{hi}\n{hello}\n")
+    assert (result.code, result.out) == (1, f"{hello}\n{hi}\n{hello}\n")
     assert "do not fit" in result.err
     assert "remedy: /clear, or start again with a larger -c\n" in result.err
+
+
+def test_a_long_conversation_goes_on_without_its_oldest_turns(npurt, tmp_path):
+    """What the model is told is left out; the file of /save still has it."""
+    kept = tmp_path / "chat.json"
+    lines = "".join(f"question number {i}\n" for i in range(14)) + f"/save {kept}\n"
+    result = npurt("chat", *QUICK, "-c", 256, "--system", "Be brief.", stdin=lines.encode())
+
+    assert result.code == 0
+    assert result.err.count("its oldest turns are left out") == 1
+    assert "remedy" not in result.err
+    saved = json.loads(kept.read_text())
+    assert len(saved) == 1 + 2 * 14
+    assert all(each["content"] for each in saved)
 
 
 def test_an_answer_that_fills_the_context_says_so(npurt):
@@ -117,7 +131,7 @@ def test_what_the_template_refuses_is_an_error(npurt, tmp_path, template, said):
     file = tiny.read(MODEL).with_key("tokenizer.chat_template", 8, template)
     result = npurt("chat", "-m", tiny.write(file, tmp_path), stdin=b"Hello\n")
 
-    assert result.code == 0
+    assert result.code == 1
     assert said in result.err
     assert "remedy" in result.err
 
@@ -138,7 +152,7 @@ def test_help_lists_every_command_and_all_of_them_exist(npurt):
     names = re.findall(r"^(/\w+)", listed, re.MULTILINE)
 
     assert set(names) == {"/help", "/clear", "/regen", "/system", "/set", "/save", "/load",
-                          "/report", "/quit"}  # fmt: skip
+                          "/model", "/report", "/quit"}  # fmt: skip
     assert "no command" not in npurt("chat", *QUICK, stdin="\n".join(names).encode()).err
 
 
@@ -164,7 +178,7 @@ def test_help_lists_every_command_and_all_of_them_exist(npurt):
 def test_a_command_that_cannot_be_done_is_said_and_changes_nothing(npurt, typed, said):
     result = npurt("chat", *QUICK, stdin=f"{typed}\nHello\n".encode())
 
-    assert (result.code, result.out) == (0, answers("Hello")[0] + "\n")
+    assert (result.code, result.out) == (1, answers("Hello")[0] + "\n")
     assert said in result.err
     assert "remedy: " in result.err
 
@@ -320,7 +334,7 @@ def test_control_c_stops_the_answer_and_not_the_program(terminal):
     chat.type("/quit\n")
 
     assert chat.end() == 0
-    assert "offload: 100.0 % of MACs on cpu" in chat.screen
+    assert "offload: none, 100.0 % of MACs on cpu" in chat.screen
     assert "Traceback" not in chat.screen
 
 
@@ -371,3 +385,26 @@ def test_control_c_ends_other_verbs_quietly(terminal):
 
     assert run.end() == 130
     assert "Traceback" not in run.screen
+
+
+# --- Another model --------------------------------------------------------------------------------
+
+
+def test_a_conversation_continues_with_another_model(npurt):
+    other = tiny.path("qwen2", "q8_0")
+    lines = f"Hello\n/model {other}\n/model\nHello\n".encode()
+    result = npurt("chat", *QUICK, stdin=lines)
+
+    assert result.code == 0
+    first, rest = result.out.split(f"\nLlama({other.name}, qwen2, ")
+    assert first == answers("Hello")[0]
+    assert rest.partition("\n")[2].strip()
+
+
+def test_the_model_stays_if_another_cannot_be_opened(npurt):
+    lines = b"Hello\n/model /nowhere.gguf\n/regen\n"
+    result = npurt("chat", *QUICK, stdin=lines)
+
+    (answer,) = answers("Hello")
+    assert result.out == f"{answer}\n{answer}\n"
+    assert "/nowhere.gguf" in result.err

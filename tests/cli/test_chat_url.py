@@ -107,10 +107,22 @@ def test_settings_that_are_left_alone_are_the_servers(monkeypatch, capsys):
     assert capsys.readouterr().out == "ok\nok\n"
 
 
+def test_a_conversation_too_long_for_the_server_goes_on(live, npurt):
+    """The server's context has 512 positions."""
+    lines = "".join(f"{i} {'word ' * 40}\n" for i in range(8))
+    result = npurt("chat", "--url", f"{live.url}/v1", "-s", 0, "-sys", "Be brief.",
+                   stdin=lines.encode())  # fmt: skip
+
+    assert result.code == 0
+    assert result.out == f"{TEXT}\n" * 8
+    assert result.err.count("its oldest turns are left out") == 1
+    assert "remedy" not in result.err
+
+
 def test_what_the_server_refuses_leaves_the_conversation(live, npurt):
     long = b"word " * 600
     result = npurt("chat", "--url", live.url, "-s", 0, stdin=b"Hello\n" + long + b"\nHello\n")
-    assert result.code == 0
+    assert result.code == 1
     assert result.out == f"{TEXT}\n{TEXT}\n"
     assert "and the context 512" in result.err
     assert "remedy: /clear" in result.err

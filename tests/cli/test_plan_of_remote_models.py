@@ -144,7 +144,7 @@ def test_a_server_without_ranges_is_refused(hub, npurt):
     assert "npurt models fetch" in said
 
 
-@pytest.mark.parametrize(("status", "remedy"), [(401, "HF_TOKEN"), (404, "check the name")])
+@pytest.mark.parametrize(("status", "remedy"), [(401, "HF_TOKEN"), (404, "in a browser")])
 def test_a_server_that_refuses_is_believed(real, npurt, status, remedy):
     real.faults = [Fault(PAGE, times=99, status=status)]
     said = refused(npurt, real.url + PAGE)

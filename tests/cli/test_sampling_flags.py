@@ -106,8 +106,12 @@ def test_the_short_names_are_those_of_llama_cli():
 def test_a_wrong_grammar_is_refused_before_the_model_is_opened(npurt):
     """The model does not exist, yet the error is about the grammar."""
     nowhere = ("run", "-m", "/there/is/no/such.gguf", "-p", "Hello")
-    for flags in (("--grammar", "root ::= ("), ("-j", "{"), ("-j", '{"type": "strange"}')):
-        assert_failed(npurt(*nowhere, *flags), "correct the")
+    for flags, said in (
+        (("--grammar", "root ::= ("), "the grammar is not GBNF"),
+        (("-j", "{"), "the JSON schema is wrong"),
+        (("-j", '{"type": "strange"}'), "the JSON schema is wrong"),
+    ):
+        assert_failed(npurt(*nowhere, *flags), said)
         with pytest.raises(GrammarError):
             parsed(*flags)
     assert_usage(npurt(*RUN, "--grammar", "x", "-j", "{}"), "not allowed with")

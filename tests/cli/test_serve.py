@@ -43,13 +43,52 @@ def test_it_serves_until_a_signal(tmp_path):
     finally:
         process.send_signal(signal.SIGTERM)
     assert process.wait(HANG_SECONDS) == 128 + signal.SIGTERM
+    lines = log.read_text().splitlines()
+    asked = [line for line in lines if line.startswith("npurt: POST ")]
+    assert len(asked) == 2
+    pattern = r"npurt: POST /v1/completions 200, \d+\.\d\d s; 4 tokens of prompt.*, 4 generated"
+    assert all(re.fullmatch(pattern, line) for line in asked), asked
+    assert re.fullmatch(
+        r"npurt: 2 requests: \d tokens of prompts evaluated, 8 generated; work: \d+\.\d G "
+        r"multiply-adds, all on the CPU, no NPU in use; 0 fallbacks, 0 wrong products", lines[-1]
+    )  # fmt: skip
     assert not [pid for pid in os.listdir("/proc") if pid == str(process.pid)]
+
+
+def test_a_server_on_an_npu_says_its_share_of_the_work(tmp_path):
+    log = tmp_path / "log.txt"
+    command = [sys.executable, "-m", "npurt", "serve", "-m", MODEL, "--port", "0", "-np", "2",
+               "-c", "128", "-dev", "rknpu:sim", "--quiet"]  # fmt: skip
+    with log.open("w") as file:
+        process = subprocess.Popen(command, stderr=file)
+    try:
+        assert eventually(lambda: "ready: rknpu" in log.read_text())
+        url = re.search(r"at (http://127\.0\.0\.1:\d+)", log.read_text())[1]
+        body = json.dumps({"prompt": "Once", "max_tokens": 2}).encode()
+        with urllib.request.urlopen(f"{url}/v1/completions", body, timeout=HANG_SECONDS) as reply:
+            json.load(reply)
+        with urllib.request.urlopen(f"{url}/metrics", timeout=HANG_SECONDS) as reply:
+            lines = reply.read().decode().splitlines()
+        found = dict(line.split() for line in lines if line.startswith("npurt:"))
+        with urllib.request.urlopen(f"{url}/page/state", timeout=HANG_SECONDS) as reply:
+            state = json.load(reply)
+    finally:
+        process.send_signal(signal.SIGTERM)
+    process.wait(HANG_SECONDS)
+    share = float(found["npurt:npu_share"])
+    assert 0 < share <= 1
+    assert share == float(found["npurt:npu_macs_total"]) / float(found["npurt:macs_total"])
+    assert 0 < float(found["npurt:npu_seconds_total"]) < float(found["npurt:op_seconds_total"])
+    assert (state["npu"], state["npu_share"]) == (True, share)
+    *_, last = log.read_text().splitlines()
+    assert f"{100 * share:.1f} % on an NPU" in last
+    assert "POST" not in log.read_text()  # --quiet
 
 
 def test_a_server_without_a_key_warns_once():
     result = spawn("serve", "-m", MODEL, "--host", "192.0.2.1", "--insecure")
 
-    assert result.code == 2
+    assert result.code == 1  # the system refuses the address
     assert result.err.count("there is no key") == 1
     assert "cannot listen on 192.0.2.1" in result.err
 
@@ -97,9 +136,7 @@ def test_a_folder_without_models_ends_the_server(tmp_path, capfd):
     ("flags", "said"),
     [
         (["--host", "0.0.0.0"], "--api-key-file"),
-        (["--api-key-file", "missing.txt"], "cannot read missing.txt"),
         (["--port", "99999"], "port is 99999"),
-        (["--context-shift"], "--context-shift is not possible with several sequences"),
         (["--chat-template", "{{ broken"], "chat_template does not work"),
     ],
 )
@@ -115,6 +152,12 @@ def test_what_makes_no_sense_is_refused(flags, said, capfd):
 def test_what_is_for_one_text_is_refused(flags, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["serve", "-m", MODEL, *flags])
+
+
+def test_what_the_system_refuses_is_a_failure(capfd):
+    assert main(["serve", "-m", MODEL, "--port", "0", "--api-key-file", "missing.txt"]) == 1
+    assert "cannot read missing.txt" in capfd.readouterr().err
+    assert main(["serve", "--models-dir", "missing"]) == 1
 
 
 def test_what_the_engine_refuses_ends_the_server(capfd):
@@ -133,8 +176,8 @@ def test_without_its_packages_it_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "uvicorn" else found(name)
     )
-    assert main(["serve", "-m", MODEL]) == 2
-    assert "pip install 'npurt[server]'" in capsys.readouterr().err
+    assert main(["serve", "-m", MODEL]) == 1
+    assert "pip install 'llguidance" in capsys.readouterr().err
 
 
 def test_the_engine_gets_the_flags_of_the_model():
@@ -170,3 +213,28 @@ def test_the_engine_gets_the_flags_of_the_model():
     }.items() <= given.items()
     assert (given["draft"], given["draft_max"]) == (str(DRAFT), 3)
     assert "context_shift" not in given
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("-b", 0), "-b/--batch-size: 0 is below 1"),
+        (("-c", -1), "-1 is below 0"),
+        (("-np", 0), "0 is below 1"),
+        (("-np", 513), "a run has 512 rows (-b)"),
+        (("-np", 9, "-b", 8), "a run has 8 rows (-b)"),
+        (("--kv-bytes", 0), "0 is below 1"),
+        (("-dev", "gpu"), "'gpu' is not a device name"),
+        (("-md", "/nowhere.gguf"), "/nowhere.gguf"),
+        (("-md", __file__), "not a GGUF file"),
+        (("-devd", "gpu", "-md", DRAFT), "'gpu' is not a device name"),
+        (("--lora", "/nowhere.gguf"), "/nowhere.gguf"),
+        (("--context-shift",), "use a larger -c"),
+    ],
+)
+def test_an_option_that_is_refused_is_refused_before_the_address_is_printed(npurt, flags, said):
+    result = npurt("serve", "-m", MODEL, "--port", 0, *flags)
+
+    assert result.code != 0
+    assert said in result.err
+    assert "http://" not in result.err

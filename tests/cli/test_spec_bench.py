@@ -118,7 +118,9 @@ def test_a_drawing_without_matplotlib_is_refused_before_anything_is_measured(
 ):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
 
-    assert_failed(npurt(*QUICK, "--plot", tmp_path / "a.png"), "matplotlib", "npurt[plot]")
+    assert_failed(
+        npurt(*QUICK, "--plot", tmp_path / "a.png"), "matplotlib", "pip install 'matplotlib"
+    )
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a", "missing/a.png"])

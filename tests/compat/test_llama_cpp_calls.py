@@ -124,12 +124,60 @@ def test_one_of_several_functions_is_called_when_that_is_required(caller):
         assert json.loads(call["function"]["arguments"]) in called[call["function"]["name"]]
         assert done["choices"][0]["finish_reason"] == "tool_calls"
         chunks = list(caller.create_chat_completion(MESSAGES, seed=seed, stream=True, **options))
-        (streamed,) = chunks[1]["choices"][0]["delta"]["tool_calls"]
-        assert streamed["function"] == call["function"]
+        deltas = [chunk["choices"][0]["delta"]["tool_calls"] for chunk in chunks[1:-1]]
+        assert {each["function"]["name"] for (each,) in deltas} == {call["function"]["name"]}
+        arguments = "".join(each["function"]["arguments"] for (each,) in deltas)
+        assert json.loads(arguments) == json.loads(call["function"]["arguments"])
     assert names == called.keys()
     cut = caller.create_chat_completion(MESSAGES, **options | {"max_tokens": 3})["choices"][0]
     assert cut["finish_reason"] == "length"
     assert "tool_calls" not in cut["message"]
+    assert cut["message"]["content"] == ""  # no text of a call that is cut before its name
+
+
+FORMS = [
+    '{"name": "second", "arguments": {"a": 333}}',
+    '```json\n{"name": "second", "parameters": {"a": 333}}\n```',
+    '<tools>\n{"name": "second", "arguments": {"a": 333}}\n</tools>',
+    '<tool_call>{"name": "second", "arguments": {"a": 333}}</tool_call>',
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("text", FORMS)
+def test_a_call_that_the_model_chooses_is_found(caller, monkeypatch, text, stream):
+    monkeypatch.setattr(caller, "_remembered", lambda generation: [*generation][:0] + list(text))
+    options = {"tools": TOOLS, "stream": stream, "max_tokens": 1}
+    done = caller.create_chat_completion(MESSAGES, **options)
+    if stream:
+        deltas = [chunk["choices"][0]["delta"] for chunk in done]
+        assert not any(delta.get("content") for delta in deltas)
+        calls = [call for delta in deltas for call in delta.get("tool_calls") or ()]
+    else:
+        calls = done["choices"][0]["message"]["tool_calls"]
+    assert {call["function"]["name"] for call in calls} == {"second"}
+    arguments = "".join(call["function"]["arguments"] for call in calls)
+    assert json.loads(arguments) == {"a": 333}
+
+
+def test_an_answer_that_quotes_json_remains_content(caller, monkeypatch):
+    text = f"Write {FORMS[0]} to call it."
+    monkeypatch.setattr(caller, "_remembered", lambda generation: [*generation][:0] + list(text))
+    done = caller.create_chat_completion(MESSAGES, tools=TOOLS, max_tokens=1)
+    assert done["choices"][0]["message"] == {"role": "assistant", "content": text}
+
+
+def test_a_call_that_is_fed_back_has_arguments_in_the_form_of_the_template(caller):
+    call = {"id": "a", "type": "function",
+            "function": {"name": "second", "arguments": '{"a": 333}'}}  # fmt: skip
+    answer = {"role": "assistant", "content": None, "tool_calls": [call]}
+    source = (
+        "{% for m in messages %}{% for t in m.tool_calls or [] %}{% for k, v in "
+        "t.function.arguments|items %}<{{ k }}={{ v }}>{% endfor %}{% endfor %}{% endfor %}"
+    )
+    with Llama(PATH, chat_format=source, verbose=False) as model:
+        model.create_chat_completion([*MESSAGES, answer], max_tokens=1)
+        assert "<a=333>" in model.detokenize(model.input_ids.tolist()).decode(errors="replace")
 
 
 def test_functions_have_their_older_names(caller):

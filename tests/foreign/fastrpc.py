@@ -1,65 +1,42 @@
-"""Build Qualcomm's libcdsprpc (BSD-3-Clause) as its makefile does, and a kernel to run it on.
+"""Qualcomm's libcdsprpc as Debian has it, for aarch64, and a kernel to run it on.
 
 The library that boards have runs on sim/fastrpc_kernel, which is preloaded.  npurt loads the
 library by its name, as on a board, and is never linked to it.
 """
 
-import re
 import shutil
+from importlib.metadata import requires, version
 from pathlib import Path
 
-from npurt.build import PACKAGE, ROOT, build_library, host, make
-from npurt.build_zig import Arg, Job, Stamp, objects, whole, zig
-from tests.foreign.sources import Program, unpacked
+from packaging.requirements import Requirement
 
-PROGRAM = Program(
+from npurt import build
+from tests.foreign.debian import PYTHON_PACKAGES, Root
+
+
+def _dependencies() -> list[str]:
+    """Return the packages that npurt needs, in the versions installed here."""
+    needed = [Requirement(each) for each in requires("npurt") or []]
+    names = [each.name for each in needed if each.marker is None]
+    return [f"{name}=={version(name)}" for name in names]
+
+
+ROOT = Root(
     "fastrpc",
-    "https://github.com/qualcomm/fastrpc",
-    "29851fde11d4e2a4ce221536485d0f7d46ffca30",
+    packages=("libfastrpc1=1.0.9-1~bpo13+2", "libbsd0", "libmd0", "libyaml-0-2", *PYTHON_PACKAGES),
+    wheels=_dependencies(),
 )
-HERE = Path(__file__).parent
-
-# The flags of src/Makefile.am without PARSE_YAML: libyaml would read settings of other machines.
-# strl.h has the two functions that the library takes from libbsd.
-FLAGS = [
-    *("-g0", "-O2", "-w", "-fPIC", "-D_GNU_SOURCE", "-fno-short-enums", "-fno-sanitize=all"),
-    *("-DARM_ARCH_7A", "-DLE_ENABLE", "-DENABLE_UPSTREAM_DRIVER_INTERFACE", "-DUSE_SYSLOG"),
-    *("-DDEFAULT_DOMAIN_ID=3", '-DCONFIG_BASE_DIR="/usr/share/qcom/"'),
-    '-DMACHINE_NAME_PATH="/sys/firmware/devicetree/base/model"',
-    '-DDEFAULT_DSP_SEARCH_PATHS=";/usr/lib/rfsa/adsp;/usr/lib/dsp;"',
-]
+LIBRARY = ROOT.path("lib/aarch64-linux-gnu/libcdsprpc.so.1")
+PACKAGE = build.ROOT / "build/aarch64/npurt"  # where the build of the wheel puts the libraries
 
 
-def sources(source: Path) -> list[Path]:
-    """Return the source files of the library, from its makefile."""
-    text = (source / "src/Makefile.am").read_text()
-    listed = re.search(r"^LIBDSPRPC_SOURCES = ((?:.*\\\n)*.*)", text, re.MULTILINE)
-    assert listed
-    return [source / "src" / name for name in re.findall(r"\S+\.c\b", listed[1])]
-
-
-def build() -> Path:
-    """Build the library if it is not up to date; return its path.
+def npurt() -> None:
+    """Build npurt for aarch64, into `PACKAGE`.
 
     Raises:
-        MissingError: The sources are not available here.
-        BuildError: They do not compile.
+        BuildError: It does not compile.
     """
-    source = unpacked(PROGRAM)
-    library = source.with_name(f"{source.name}.built") / "libcdsprpc.so.1"
-    flags: list[Arg] = [*FLAGS, f"-I{source / 'inc'}", "-include", HERE / "strl.h"]
-    flags += ["-target", f"{host()}-linux-gnu.2.34"]
-    inputs = [*source.rglob("*.[ch]"), HERE / "strl.h", Path(__file__)]
-    stamp = Stamp(f"{source.name}-{host()}", inputs, "")
-    if stamp.made() is None:
-        folder = library.with_name("objects")
-        folder.mkdir(parents=True, exist_ok=True)
-        made = objects([Job(path, tuple(flags)) for path in sources(source)], folder)
-        with whole(library) as partial:
-            link = ["-shared", "-Wl,-soname,libcdsprpc.so.1", "-ldl", "-lm", "-lpthread"]
-            zig("cc", *flags[-2:], *made, *link, "-o", partial)
-        stamp.record([library])
-    return library
+    build.make(PACKAGE, "aarch64", ("cpu", "hexagon-host", "skel"))
 
 
 def kernel(folder: Path) -> Path:
@@ -68,9 +45,10 @@ def kernel(folder: Path) -> Path:
     Raises:
         BuildError: It does not compile.
     """
-    code = ROOT / "sim/fastrpc_kernel"
-    simulator, shell = make(PACKAGE, host(), ("fastrpc", "shell"))
+    code = build.ROOT / "sim/fastrpc_kernel"
+    simulator, shell = build.make(PACKAGE, "aarch64", ("fastrpc", "shell"))
     shutil.copy(simulator, folder / "dsp_side.so")
     shutil.copy(shell, folder / "shell")
     sources = sorted(code.glob("*.c"))
-    return build_library(host(), folder / "fastrpc_kernel.so", sources=sources, includes=[code])
+    out = folder / "fastrpc_kernel.so"
+    return build.build_library("aarch64", out, sources=sources, includes=[code])

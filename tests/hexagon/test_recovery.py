@@ -233,6 +233,32 @@ def test_a_worker_that_hangs_or_dies_is_replaced(name, simulator, monkeypatch):
         assert len(hexagon.events()) == 2
 
 
+def test_a_worker_of_another_npurt_is_refused(simulator, monkeypatch):
+    """A worker that replaces a dead one runs the npurt that is installed now."""
+    with at_work(**CONNECTIONS["worker"]) as hexagon:
+        work = Work(hexagon)
+        os.kill(hexagon._sessions.opened[0].transport.process, signal.SIGKILL)
+        monkeypatch.setattr("npurt.hexagon.connect.worker.__version__", "0.0.1")
+        with pytest.raises(DeviceLost, match=r"npurt .*, and this program npurt 0\.0\.1"):
+            work.is_right()
+
+
+def test_another_skel_is_refused_after_a_restart(simulator, monkeypatch):
+    with at_work() as hexagon:
+        work = Work(hexagon)
+        connect = sessions.connect
+
+        def replaced(asked):
+            transport = connect(asked)
+            transport.info = transport.info._replace(build=transport.info.build + 1)
+            return transport
+
+        monkeypatch.setattr(sessions, "connect", replaced)
+        kill(3)
+        with pytest.raises(DeviceLost, match="code for the DSP was replaced"):
+            work.is_right()
+
+
 @pytest.mark.parametrize("fault", ["queue_read=1", "queue_stuck=1"])
 def test_a_queue_that_fails_in_use_is_given_up_for_good(fault, simulator):
     with at_work(transport="dspqueue") as hexagon:

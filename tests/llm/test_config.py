@@ -96,6 +96,20 @@ def test_without_an_architecture_there_is_no_configuration():
             read_config(keys, 1000)
 
 
+def test_a_list_of_equal_numbers_counts_as_the_number():
+    lists = {
+        "attention__head_count": [4, 4, 4, 9],  # one more than the blocks
+        "feed_forward_length": [288, 288, 288],
+        "attention__key_length": [32, 32, 32],
+    }
+    changes = {name: raw.view("i", values) for name, values in lists.items()}
+    assert read_config(metadata(**changes), 1000) == read_config(metadata(), 1000)
+    for name in lists:
+        refused("differs by layer", **{name: raw.view("i", [])})
+        refused("array of numbers", **{name: raw.view("f", [4.0, 4.0, 4.0])})
+    refused("differs by layer", block_count=raw.view("i", [3, 3, 3]))
+
+
 def test_dimensions_that_differ_by_layer_are_refused_as_such():
     refused("differs by layer", attention__head_count=raw.view("i", [4, 2, 4]))
     refused("differs by layer", feed_forward_length=raw.view("i", [288, 0, 288]))

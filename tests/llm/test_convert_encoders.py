@@ -97,6 +97,13 @@ def folder_of(model, folder, tensors=None):
     return folder
 
 
+def test_a_missing_embedding_is_named(tmp_path):
+    tensors = {name: each for name, each in weights("bert").items() if "word_emb" not in name}
+    folder = folder_of("bert", tmp_path, tensors)
+    says = r"the checkpoint has no embeddings\.word_embeddings\.weight"
+    refused(folder, tmp_path / "a.gguf", says)
+
+
 @pytest.mark.parametrize("model", CONFIGS)
 def test_the_file_is_the_known_one_and_computes_what_transformers_does(model, tmp_path):
     convert(folder_of(model, tmp_path), tmp_path / "made.gguf", "bf16", progress=False)

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npurt.errors import GrammarError
+from npurt.llm.decode.grammar.constraint import Constraint
 from npurt.llm.decode.grammar.gbnf import lark_of
 from npurt.llm.decode.grammar.grammar import MAX_RULES, MAX_TEXT, Grammar
-from tests.llm.grammars import EXPRESSIONS, is_of, tokenizer_of, written
+from tests.llm.grammars import EXPRESSIONS, is_of, is_of_ids, tokenizer_of, written
 
 
 def allowed(gbnf, *texts):
@@ -153,8 +154,72 @@ def test_the_time_for_rules_grows_with_their_number_alone():
     """The rules are in the worst order: each pass over all rules would settle only one of them."""
     count = 12_000
     chain = "".join(f'r{i} ::= "a" r{i + 1} | "b"\n' for i in range(count))
-    lark = lark_of(f'root ::= r0\n{chain}r{count} ::= "c"\n', count + 2)
+    lark, _ = lark_of(f'root ::= r0\n{chain}r{count} ::= "c"\n', count + 2)
 
     assert lark.count("\n") == count + 3
     with pytest.raises(GrammarError, match=f"more than {MAX_RULES} rules"):
         Grammar.from_gbnf(f'root ::= r0\n{chain[: MAX_TEXT - 100]}\nx ::= "c"\n')
+
+
+# --- Tokens ---------------------------------------------------------------------------------------
+
+
+def ids_allowed(gbnf, *ids):
+    return [is_of_ids(tokenizer_of("qwen2"), Grammar.from_gbnf(gbnf), each) for each in ids]
+
+
+def test_tokens_are_named_by_their_text_or_id():
+    tokenizer = tokenizer_of("qwen2")
+    start = tokenizer.encode("<|im_start|>", add_bos=False)[0]
+    assert start in tokenizer.control
+    [a] = tokenizer.encode("a", add_bos=False)
+    for name in ("<|im_start|>", f"<[{start}]>"):
+        grammar = f'root ::= {name} x "a"\nx ::= "a"? # {name}'
+        assert ids_allowed(grammar, [start, a], [start, a, a], [a], [a, a, a]) == [
+            True, True, False, False,
+        ]  # fmt: skip
+
+
+def test_another_token_than_the_named_one_is_matched_by_an_exclamation_mark():
+    tokenizer = tokenizer_of("qwen2")
+    [start] = tokenizer.encode("<|im_start|>", add_bos=False)
+    [a] = tokenizer.encode("a", add_bos=False)
+    grammar = "root ::= think* <|im_start|> [b]?\nthink ::= !<|im_start|>"
+    assert ids_allowed(grammar, [start], [a, 300, a, start], [start, start]) == [
+        True, True, False,
+    ]  # fmt: skip
+
+
+def test_text_before_and_after_a_token_is_matched_as_usual():
+    tokenizer = tokenizer_of("qwen2")
+    [start] = tokenizer.encode("<|im_start|>", add_bos=False)
+    grammar = 'root ::= words <|im_start|> words\nwords ::= [a-z]+ ("-" [a-z]+)*'
+    for before, after, wanted in (("ab-c", "d", True), ("ab-", "d", False), ("", "d", False)):
+        ids = [*tokenizer.encode(before, add_bos=False), start]
+        ids += tokenizer.encode(after, add_bos=False)
+        assert ids_allowed(grammar, ids) == [wanted]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("<thinking>", "no single token of this model"), ("<[608]>", "the model has 608 tokens")],
+)
+def test_a_token_that_the_model_lacks_is_refused(name, says):
+    grammar = Grammar.from_gbnf(f'root ::= "a" {name}')
+    with pytest.raises(GrammarError, match=says) as caught:
+        Constraint(grammar, tokenizer_of("qwen2"), 0)
+    assert name in caught.value.what
+
+
+@pytest.mark.parametrize("gbnf", ["root ::= <", "root ::= <a b>", "root ::= !a", "root ::= <[x]>"])
+def test_what_is_no_token_is_refused(gbnf):
+    with pytest.raises(GrammarError, match="out of place"):
+        Grammar.from_gbnf(gbnf)
+
+
+def test_a_grammar_with_tokens_generates_them():
+    tokenizer = tokenizer_of("qwen2")
+    grammar = Grammar.from_gbnf('root ::= "a" <|im_start|> "b"')
+    text, complete = written(tokenizer, grammar, 1)
+    assert complete
+    assert text == "a<|im_start|>b"

@@ -72,6 +72,18 @@ SLOW = {
     ).replace("{{ ns.x }}", "{{ ns.x | list }}"),
 }
 LARGE = {
+    "a width in percent": "{{ '%9999999s' % 'a' }}",
+    "a width from a value": "{{ '%*d' % (9999999, 1) }}",
+    "a precision": "{{ '%.9999999f' % 1.0 }}",
+    "a centre": "{{ 'a' | center(10**9) }}",
+    "a batch": "{{ [1] | batch(10**9, 'x') | list }}",
+    "slices": "{{ [1] | slice(10**9) | list }}",
+    "wrapped lines": "{{ ('x ' * 50000) | wordwrap(1, True, 'y' * 10000) }}",
+    "a sum of lists": "{{ ([[1]] * 100000) | sum(start=[]) }}",
+    "many fields": "{{ ('%s' * 10000) % (('x' * 10000,) * 10000) }}",
+    "a date": "{{ strftime_now('%1270d' * 100000) }}",
+    "a date of many fields": "{{ strftime_now('%999d' * 100000) }}",
+    "a date with flags": "{{ strftime_now('%_^-0#9999999c') }}",
     "a repeated text": "{{ 'a' * 10**10 }}",
     "a repetition of text": "{{ 10**10 * 'a' }}",
     "a repeated list": "{{ [0] * 10**10 }}",

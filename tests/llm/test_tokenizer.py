@@ -264,7 +264,6 @@ REFUSED = {
     "tokens that are numbers": (but(BPE, tokens=raw.view("i", range(608))), "strings"),
     "tokens that are one text": (but(BPE, tokens="abc"), "strings"),
     "a token twice": (but(BPE, tokens=twice(BPE["tokenizer.ggml.tokens"])), "twice"),
-    "no kinds": (without(BPE, "token_type"), "token_type"),
     "too few kinds": (but(BPE, token_type=KINDS[:-1]), "607"),
     "kinds that are fractions": (but(BPE, token_type=raw.view("f", [0.5] * 608)), "token_type"),
     "an unknown kind": (but(BPE, token_type=raw.view("i", [7] * 608)), "0 to 6"),
@@ -343,3 +342,22 @@ def test_any_small_vocabulary_is_built_or_refused(tokens, kinds, merges, model):
     ids = ours.encode("ab <a>", add_bos=False)
     assert all(0 <= i < len(tokens) for i in ids)
     ours.decode(range(len(tokens)))
+
+
+# --- A file without kinds -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_kinds_that_a_file_lacks_follow_from_texts_and_roles(name):
+    keys = {key: each for key, each in metadata(name).items() if not key.endswith("token_type")}
+    found, known = Tokenizer.from_gguf(keys), TINY[name]
+    assert found.control == known.control
+    assert found.eog == known.eog
+    # Nothing shows which other tokens are user-defined, which is why texts with them are left out.
+    kinds, tokens = metadata_kinds[name], list(keys["tokenizer.ggml.tokens"])
+    user = [token for token, kind in zip(tokens, kinds, strict=True) if kind == 4]
+    texts = [text for text in STRINGS if not any(token in text for token in user)]
+    assert len(texts) > len(STRINGS) / 2
+    for text in texts:
+        for special in (False, True):
+            assert found.encode(text, special=special) == known.encode(text, special=special)

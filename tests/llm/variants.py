@@ -1,8 +1,10 @@
 """Helpers that change tiny models: the same model in another form, or a model with other parts."""
 
 import math
+import os
 from dataclasses import replace
 
+import gguf
 import numpy as np
 
 from npurt.quant.tensor import QTensor
@@ -146,3 +148,22 @@ def joined(file, whole, *parts):
         rows = [arrays.pop(f"{block}.{part}.weight") for part in parts]
         arrays[f"{block}.{whole}.weight"] = np.concatenate(rows, axis=-2)
     return with_values(file, arrays)
+
+
+def write_other_weights(source, target):
+    """Write the model *source* with the weights of layers 0 and 1 exchanged; return *target*.
+
+    The file has the same header and size, and the same time of its last change.
+    """
+    data = bytearray(source.read_bytes())
+    found = {tensor.name: tensor for tensor in gguf.GGUFReader(source).tensors}
+    for name in [name for name in found if name.startswith("blk.0.")]:
+        first, second = found[name], found[name.replace("blk.0.", "blk.1.")]
+        assert first.n_bytes == second.n_bytes
+        spans = [slice(each.data_offset, each.data_offset + each.n_bytes)
+                 for each in (first, second)]  # fmt: skip
+        data[spans[0]], data[spans[1]] = data[spans[1]], data[spans[0]]
+    target.write_bytes(data)
+    stat = source.stat()
+    os.utime(target, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    return target

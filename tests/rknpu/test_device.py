@@ -275,7 +275,7 @@ def test_a_weight_that_is_not_finite_is_refused(shared, bad):
 
     with pytest.raises(NumericsError, match="a weight") as caught:
         shared.pack(QTensor(values, "f32"))
-    assert "correct the weight" in caught.value.remedy
+    assert "this weight is damaged" in caught.value.remedy
 
 
 def test_what_is_no_matrix_is_refused(shared):

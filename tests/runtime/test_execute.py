@@ -112,7 +112,7 @@ def test_counters_are_those_of_the_products():
 
     (row,) = [row for row in ledger.report().rows if row.tensor == "blk.0.ffn_down"]
     assert (row.calls, row.rows, row.macs) == (2, 4, 4 * row.shape[0] * row.shape[1])
-    assert ledger.report().line().startswith("offload: 100.0 % of MACs on numpy")
+    assert ledger.report().line().startswith("offload: none, 100.0 % of MACs on numpy")
 
 
 # --- Failures -------------------------------------------------------------------------------------

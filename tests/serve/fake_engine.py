@@ -14,7 +14,8 @@ import threading
 import time
 
 from npurt.errors import NpurtError, SettingError
-from npurt.serve.engine.protocol import Event
+from npurt.llm.file.mapped import MappedGGUF
+from npurt.serve.engine.protocol import MODEL, Event
 from npurt.serve.engine.worker import work
 
 VOCABULARY = range(40, 120)  # ids of tokens with a few characters in the tiny vocabularies
@@ -104,6 +105,9 @@ class FakeBackend:
         if submit.prompt + len(done) > self.n_ctx:
             return Event(submit.id, finish="context")
         token = self.say(submit, done)
+        if submit.sampling.get("seed") == 777 and len(done) == 2:
+            error = ("the fake fails at its third token", "take another seed")
+            return Event(submit.id, finish="failed", error=error)
         if token is None:
             return Event(submit.id, finish="end", read=running.read)
         if token in submit.stop_ids:
@@ -181,6 +185,10 @@ class Stepping:
         self.fake = open_fake(path, options)
         self.n_ctx, self.sequences = self.fake.n_ctx, self.fake.sequences
         self.device, self.emit = self.fake.device, emit
+        self.identity = {}
+        if os.path.exists(path):
+            with MappedGGUF(path) as file:
+                self.identity[MODEL] = file.identity
         self.changed = threading.Condition()
         threading.Thread(target=self.run, daemon=True).start()
 

@@ -22,6 +22,9 @@ from npurt.serve.http import limits
 from npurt.serve.model.served_model import ServedModel
 logging.basicConfig(level=logging.WARNING, format="npurt: %(message)s")
 given = json.loads(sys.argv[1])
+if given["files"]:
+    import resource
+    resource.setrlimit(resource.RLIMIT_NOFILE, given["files"])
 if given["models_dir"]:
     from npurt.serve.models.folder import scan
     model, _ = scan(__import__("pathlib").Path(given["models_dir"]))
@@ -103,6 +106,7 @@ def serving(
     head_seconds=30.0,
     models_dir=None,
     send_seconds=30.0,
+    files=None,
     **options,
 ):  # fmt: skip
     """Yield a `Live` server of the model in the file *path*, or of the tiny model *model*."""
@@ -110,7 +114,7 @@ def serving(
         "path": str(path or tiny.path(model, "q8_0")), "template": template, "engine": engine,
         "options": options, "address": address or {}, "settings": settings or {},
         "head": head_seconds, "models_dir": models_dir and str(models_dir),
-        "send": send_seconds,
+        "send": send_seconds, "files": files,
     }  # fmt: skip
     log = folder / "log.txt"
     with log.open("w") as file:

@@ -13,7 +13,7 @@ from tests.limits import eventually
 class Model:
     """A fake open model, whose sequences end when the test says so."""
 
-    n_ctx, sequences, device = 64, 2, "fake"
+    n_ctx, sequences, device, identity = 64, 2, "fake", {}
 
     def __init__(self, scales, emit):
         self.scales, self.emit = scales, emit

@@ -145,6 +145,25 @@ def test_a_chat_is_streamed_and_kept(page):
     assert logged(page) == []
 
 
+def test_a_long_conversation_goes_on_without_its_oldest_messages(page):
+    turns = [
+        {"role": role, "content": f"{i} " + "word " * 600}
+        for i in range(4) for role in ("user", "assistant")
+    ]  # fmt: skip
+    begin(page, turns, max_tokens=4)  # the server's context has 8192 positions
+    page.say("And now?")
+    answer = page.settles(10)[-1]
+    assert answer
+    assert "oldest messages are not sent" in page.texts("#notice")[0]
+    page.say("And then?")
+    assert page.settles(12)[-1]
+    assert page.texts("#notice") == [""]  # said once
+    page.browser.refresh()
+    page.say("And after a reload?")
+    assert page.settles(14)[-1]
+    assert page.texts("#notice") == [""]
+
+
 def test_stop_keeps_what_was_said(page):
     page.say("Hello")
     assert eventually(lambda: len(page.texts()) == 2 and len(page.texts()[1]) > 20)

@@ -49,8 +49,11 @@ class Text:
 
 
 @contextlib.asynccontextmanager
-async def running(command=FAKE, path="model.gguf", stuck=120.0, opens=None, **options):
-    engine = Engine(command, Open(0, str(path), options), stuck=stuck, opens=opens)
+async def running(
+    command=FAKE, path="model.gguf", stuck=120.0, opens=None, identity=None, **options
+):
+    opening = Open(0, str(path), options)
+    engine = Engine(command, opening, stuck=stuck, opens=opens, identity=identity)
     async with asyncio.timeout(HANG_SECONDS):
         await engine.start()
         try:

@@ -173,10 +173,11 @@ async def test_errors_have_anthropics_form(change):
 
 @asking
 async def test_an_error_in_a_stream_is_an_event():
-    events = (await client("x")(PATH, HI | {"stream": True, "seed": 666})).events
+    body = HI | {"stream": True, "seed": 777, "max_tokens": 9}
+    events = (await client("Hello, you")(PATH, body)).events
     name, data = events[-1]
     assert (name, data["type"]) == ("error", "error")
-    assert "666" in data["error"]["message"]
+    assert "the fake fails" in data["error"]["message"]
 
 
 def test_anthropics_client_reads_it(real):

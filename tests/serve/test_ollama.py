@@ -136,7 +136,7 @@ async def test_silence_is_broken_by_lines():
             ("/api/generate", {"prompt": "x", "raw": True}),
         )
     ]
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.2)
     asked.engine.go.set()
     for task in tasks:
         lines = (await task).lines

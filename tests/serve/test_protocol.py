@@ -18,7 +18,7 @@ MESSAGES = [
     ),
     protocol.Cancel(1),
     protocol.AskStats(),
-    protocol.Ready(1, 128, 4, "cpu"),
+    protocol.Ready(1, 128, 4, "cpu", {"the model": "1f"}),
     protocol.Failed("what", "remedy"),
     protocol.Step([EVENT, protocol.Event(8)]),
     protocol.Stats({"steps": 1.0}),

@@ -3,11 +3,12 @@
 import asyncio
 import gzip
 import socket
+import sys
 
 import pytest
 
 from npurt.errors import SettingError
-from npurt.serve.http import limits
+from npurt.serve.http import endpoint, limits
 from npurt.serve.http.address import Address
 from npurt.serve.http.auth import read_keys
 from tests.serve.client import SAY_HI, Client, asking
@@ -58,7 +59,7 @@ SAID = b'{"messages":[{"role":"user","content":"a"}],'
 BAD = [
     (b"", 400), (b"{", 400), (b"[]", 400), (b"null", 400), (b'"a"', 400), (b"\xff\xfe{}", 400),
     (b'{"messages": NaN}', 400), (b'{"n": Infinity}', 400), (SAID + b'"x":1e400}', 400),
-    (SAID + b'"x":[{"y":-1e999}]}', 400), (b"[" * 100_000, 400),
+    (SAID + b'"x":[{"y":-1e999}]}', 400), (b"[" * 100_000, 413), (b"[" * 60_000, 400),
     (b'{"a":' * 300 + b"1" + b"}" * 300, 400), (b'{"n": ' + b"9" * 5000 + b"}", 400),
     (b'{"messages":[{"role":"user","content":"hi"}],"x":1e999}', 400), (b"[-1e999]", 400),
     (b"x" * (limits.BODY + 1), 413), (b'{"messages":[],"messages":5}', 400),
@@ -349,3 +350,53 @@ async def test_a_mistake_within_a_stream_ends_it_with_an_error(path, last, caplo
         assert reply.events[-1][0] == last
     else:
         assert reply.events[-1].keys() == {last}
+
+
+@pytest.mark.parametrize("key", ["sk-abc\u00e0", "\u00a0sk\u0085", "sk-\u2028a\x1c"])
+@asking
+async def test_a_key_may_contain_any_bytes(tmp_path, key):
+    """In UTF-8, these keys begin or end with bytes that are blanks in latin-1."""
+    file = tmp_path / "keys"
+    file.write_bytes(f"# keys\n  {key}\t\r\nother\n".encode())
+    assert read_keys(file) == [key, "other"]
+    client = Client("x", guard={"keys": read_keys(file)})
+    sent = key.encode().decode("latin-1")
+    for headers in ({"authorization": f"Bearer  {sent}"}, {"x-api-key": sent}):
+        assert (await client("/v1/models", headers=headers)).status == 200
+    reply = await client("/v1/models", headers={"authorization": f"Bearer {sent[:-1]}"})
+    assert reply.status == 401
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [("http://localhost", 200), ("https://localhost", 200), ("ftp://localhost", 403),
+     ("evil://localhost", 403), ("chrome-extension://localhost", 403), ("://localhost", 403),
+     ("localhost", 403), ("null", 403)],
+)  # fmt: skip
+@asking
+async def test_only_web_pages_are_of_the_servers_own_origin(origin, status):
+    reply = await Client("x")("/v1/models", headers={"origin": origin})
+    assert reply.status == status
+
+
+@asking
+async def test_a_package_that_cannot_be_loaded_is_named(monkeypatch):
+    """For example after an upgrade of packages under a running server."""
+    client = Client("x")
+    monkeypatch.setitem(sys.modules, "npurt.serve.status.prometheus", None)
+    reply = await client("/metrics")
+    assert reply.status == 500
+    assert "npurt.serve.status.prometheus cannot be loaded" in reply.json["error"]["message"]
+    assert "start the server again" in reply.json["error"]["message"]
+
+
+@asking
+async def test_a_refused_thread_is_503(monkeypatch):
+    def refused(work):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(endpoint.THREADS._large, "submit", refused)
+    body = {"content": "a " * limits.LARGE}
+    reply = await Client("x")("/tokenize", body)
+    assert reply.status == 503
+    assert "refuses a thread" in reply.json["error"]["message"]

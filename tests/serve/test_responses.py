@@ -137,10 +137,11 @@ async def test_what_is_wrong_is_named(change, param):
 
 @asking
 async def test_an_error_in_a_stream_is_an_event():
-    events = (await client("x")(PATH, {"input": "hi", "seed": 666, "stream": True})).events
+    body = {"input": "hi", "seed": 777, "stream": True}
+    events = (await client("Hello, you")(PATH, body)).events
     name, data = events[-2]
     assert (name, data["type"]) == ("error", "error")
-    assert "666" in data["message"]
+    assert "the fake fails" in data["message"]
 
 
 def test_openais_client_reads_it(real):

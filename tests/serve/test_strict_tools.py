@@ -7,17 +7,17 @@ import jsonschema
 import numpy as np
 import pytest
 
+from npurt.llm.decode.calls.coder import Coder
+from npurt.llm.decode.calls.format import CallPart, add_part
+from npurt.llm.decode.calls.hermes import Hermes
+from npurt.llm.decode.calls.llama3 import Llama3, Pythonic
+from npurt.llm.decode.calls.mistral import Mistral
+from npurt.llm.decode.calls.reading import BEGIN, END, Reader
+from npurt.llm.decode.calls.strict import Markers, grammar
 from npurt.llm.decode.grammar.constraint import Constraint
 from npurt.llm.decode.grammar.grammar import Grammar
 from npurt.llm.decode.grammar.library import limits, llguidance
 from npurt.llm.decode.grammar.vocabulary import vocabulary_of_bytes
-from npurt.serve.model.reading import BEGIN, END, Reader
-from npurt.serve.tools.calls import Call
-from npurt.serve.tools.coder import Coder
-from npurt.serve.tools.hermes import Hermes
-from npurt.serve.tools.llama3 import Llama3, Pythonic
-from npurt.serve.tools.mistral import Mistral
-from npurt.serve.tools.strict import Markers, grammar
 from tests.serve.client import SAY_HI, TEMPLATE, Client, asking, served
 
 CHAT = "/v1/chat/completions"
@@ -36,7 +36,7 @@ WEATHER = {
                         "required": ["x"], "additionalProperties": False}},
 }  # fmt: skip
 NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
-FUNCTIONS = {"weather": WEATHER, "now": NOTHING, "loose": {}}
+FUNCTIONS = {"weather": WEATHER, "now": NOTHING, "loose": {"additionalProperties": True}}
 TEXT = Markers(lambda text: None)
 
 
@@ -108,7 +108,10 @@ def test_whatever_follows_the_begin_of_a_call_is_a_call(kind, begin):
         ended += 1
         reader = Reader(kind(), FUNCTIONS)
         text = begin + data.decode()
-        calls = [part for part in [*reader.push(text), *reader.finish()] if isinstance(part, Call)]
+        calls = []
+        for part in [*reader.push(text), *reader.finish()]:
+            if isinstance(part, CallPart):
+                add_part(calls, part)
         assert calls, text
         for call in calls:
             jsonschema.validate(json.loads(call.arguments), FUNCTIONS[call.name])

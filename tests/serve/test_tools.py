@@ -140,9 +140,12 @@ async def test_tools_that_make_no_sense_are_refused(change, param):
 
 
 @asking
-async def test_a_template_that_knows_no_tools_says_so():
-    reply = await client("x", "{{ messages[0].content }}")(CHAT, ASK)
-    assert (reply.status, reply.json["error"]["param"]) == (400, "tools")
+async def test_a_template_that_knows_no_tools_gets_them_as_text():
+    asked = client(CALL, "{% for m in messages %}{{ m.content }}{% endfor %}")
+    reply = await asked(CHAT, ASK)
+
+    assert '{"name": "weather"' in asked.prompt
+    assert reply.json["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "weather"
 
 
 # --- Thoughts ---------------------------------------------------------------------------------
@@ -241,3 +244,101 @@ async def test_arguments_are_always_json(number):
     assert "tool_calls" not in choice["message"]
     assert choice["message"]["content"] == text
     assert choice["finish_reason"] == "stop"
+
+
+# --- Calls in every interface -------------------------------------------------------------------
+
+LOOSE = '```json\n{"name": "weather", "arguments": {"city": "Rome"}}\n```'
+QUOTED = 'Write {"name": "weather", "arguments": {"city": "Rome"}} for it.'
+FLAT = [{"type": "function", "name": "weather", "parameters": PARAMETERS}]
+INPUT = [{"name": "weather", "input_schema": PARAMETERS}]
+ASKED = [
+    (CHAT, SAY_HI | {"tools": TOOLS}),
+    ("/v1/responses", {"input": "hi", "tools": FLAT}),
+    ("/v1/messages", SAY_HI | {"max_tokens": 200, "tools": INPUT}),
+    ("/api/chat", SAY_HI | {"tools": TOOLS}),
+]
+
+
+async def calls_and_text(asked, path, body, stream):
+    """Return the calls, as name and arguments, and the text of an answer."""
+    reply = await asked(path, body | {"stream": stream})
+    assert reply.status == 200
+    calls, text = [], ""
+    if path == CHAT and stream:
+        for delta in deltas(reply.events):
+            text += delta.get("content") or ""
+            for each in delta.get("tool_calls", ()):
+                if "id" in each:
+                    calls.append([each["function"]["name"], ""])
+                calls[-1][1] += each["function"]["arguments"]
+    elif path == CHAT:
+        message = reply.json["choices"][0]["message"]
+        text = message["content"] or ""
+        calls = [list(each["function"].values()) for each in message.get("tool_calls", ())]
+    elif path == "/v1/responses":
+        events = reply.events if stream else []
+        output = events[-1][1]["response"]["output"] if stream else reply.json["output"]
+        calls = [[o["name"], o["arguments"]] for o in output if o["type"] == "function_call"]
+        text = "".join(o["content"][0]["text"] for o in output if o["type"] == "message")
+        pieces = [e["delta"] for name, e in events if name.endswith("arguments.delta")]
+        assert not stream or "".join(pieces) == "".join(each[1] for each in calls)
+    elif path == "/v1/messages" and stream:
+        for _, event in reply.events:
+            block, delta = event.get("content_block", {}), event.get("delta", {})
+            if block.get("type") == "tool_use":
+                calls.append([block["name"], ""])
+            if "partial_json" in delta:
+                calls[-1][1] += delta["partial_json"]
+            text += delta.get("text", "")
+    elif path == "/v1/messages":
+        content = reply.json["content"]
+        calls = [[c["name"], json.dumps(c["input"])] for c in content if c["type"] == "tool_use"]
+        text = "".join(c["text"] for c in content if c["type"] == "text")
+    else:
+        messages = [line["message"] for line in reply.lines] if stream else [reply.json["message"]]
+        text = "".join(message["content"] for message in messages)
+        found = [c["function"] for message in messages for c in message.get("tool_calls", ())]
+        calls = [[each["name"], json.dumps(each["arguments"])] for each in found]
+    return [(name, json.loads(arguments)) for name, arguments in calls], text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "body"), ASKED)
+@asking
+async def test_a_call_in_a_fence_is_a_call_and_a_quotation_is_text(path, body, stream):
+    asked = client(LOOSE)
+    assert await calls_and_text(asked, path, body, stream) == ([("weather", {"city": "Rome"})], "")
+    asked.say(QUOTED)
+    assert await calls_and_text(asked, path, body, stream) == ([], QUOTED)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "body"), ASKED)
+@asking
+async def test_a_long_call_is_whole_in_every_interface(path, body, stream):
+    city = 'a city with \\ and " ' * 12
+    text = json.dumps({"name": "weather", "arguments": {"city": city}})
+    found = await calls_and_text(client(f"<tool_call>{text}</tool_call>"), path, body, stream)
+    assert found == ([("weather", {"city": city})], "")
+
+
+@asking
+async def test_long_arguments_come_in_many_deltas():
+    events = (await client(LONG.replace("x" * 60, "x " * 60))(CHAT, ASK | {"stream": True})).events
+    pieces = [c for delta in deltas(events) for c in delta.get("tool_calls", ())]
+    assert len(pieces) > 10
+    assert [("id" in piece) for piece in pieces] == [True] + [False] * (len(pieces) - 1)
+
+
+@asking
+async def test_a_forced_call_that_max_tokens_cuts_off_is_a_call():
+    text = '{"name": "weather", "arguments": {"city": "Rome and more of it"}}'
+    body = ASK | {"tool_choice": "required", "max_tokens": 30}
+    choice = (await client(text)(CHAT, body)).json["choices"][0]
+    (call,) = choice["message"]["tool_calls"]
+
+    assert choice["finish_reason"] == "length"
+    assert choice["message"]["content"] is None
+    assert call["function"]["name"] == "weather"
+    assert text.index(call["function"]["arguments"]) > 0

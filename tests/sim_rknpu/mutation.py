@@ -12,7 +12,7 @@ detected in bits that the hardware is known to ignore:
     CNA 0x107C bits 27..0    LINE_STRIDE, when there is one line or one group of four
 """
 
-import sys
+import argparse
 from dataclasses import dataclass
 
 import numpy as np
@@ -98,11 +98,14 @@ def measure(kind, task):
 
 
 def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-v", action="store_true", help="print the flips that show nothing")
+    verbose = parser.parse_args().v
     client.configure("hang_ms=0.01 log=0")
     for name, (kind, task) in PROGRAMS.items():
         count = measure(kind, task)
         print(f"{name:32} {100 * count.share:6.2f} % of {count.tried} flips show")  # noqa: T201
-        if "-v" in sys.argv:
+        if verbose:
             for word, position, bit in count.missed:
                 print(f"    word {position} {word:#018x} bit {bit}")  # noqa: T201
 

@@ -8,62 +8,28 @@ from hypothesis import strategies as st
 from tests.sim_rknpu import client, lists
 from tests.sim_rknpu.alone import Lut, Pooling, activation
 from tests.sim_rknpu.bench import hangs
-from tests.sim_rknpu.client import Rknpu, Rocket, entry
+from tests.sim_rknpu.client import Rknpu, Rocket
+from tests.sim_rknpu.jobs import (
+    SENTINEL,
+    allocate,
+    convolve,
+    cube,
+    integers,
+    look_up,
+    pool_cube,
+    run,
+    shifted_lut,
+    sigmoid,
+    unit_lut,
+    weights_of,
+)
 from tests.sim_rknpu.programs import (
-    DTYPES,
     Convolution,
     operand,
     pack_cube,
     requantise,
     unpack_cube,
 )
-
-SENTINEL = 0xEE
-
-
-def run(driver, program, enable, out):
-    """Submit one program as a job, and wait."""
-    whole = np.append(program, np.zeros(len(program) % 2, np.uint64)).tobytes()
-    if isinstance(driver, Rocket):
-        code = driver.buffer(whole)
-        driver.run([(code.iova, len(program))], [code], [out])
-        return
-    code = driver.buffer(whole, client.LISTS)
-    entries = driver.create(40, client.TASKS)
-    mask = 0xC00 if enable == 0x60 else 0x300
-    raw = entry(code.iova, len(program), enable, int_mask=mask)
-    entries.bytes[:] = np.frombuffer(raw, np.uint8)
-    driver.submit(entries, 1)
-    out.prep()
-
-
-def allocate(driver, nbytes):
-    out = driver.create(nbytes)
-    out.bytes[:] = SENTINEL
-    out.fini()
-    return out
-
-
-def convolve(driver, conv, x, w):
-    """Run a convolution of *x* and *w*; return the channels without padding."""
-    kinds = [DTYPES[kind] for kind in conv.types]
-    features = driver.buffer(pack_cube(x, kinds[0]).tobytes())
-    weights = driver.buffer(conv.pack_weights(w).tobytes())
-    height, width = conv.out_shape
-    out = allocate(driver, conv.n * height * width * np.dtype(kinds[1]).itemsize)
-    run(driver, conv.words(features.iova, weights.iova, out.iova), 0x1D, out)
-    channels = conv.ic if conv.depthwise else conv.oc
-    return unpack_cube(out.bytes, kinds[1], channels, height, width)
-
-
-def integers(rng, shape, dtype, low=-128, high=128):
-    return rng.integers(low, high, shape).astype(dtype)
-
-
-def weights_of(rng, conv, dtype, low=-128, high=128):
-    shape = (conv.ic,) if conv.depthwise else (conv.oc, conv.ic)
-    return integers(rng, (*shape, *conv.kernel), dtype, low, high)
-
 
 # --- convolutions ----------------------------------------------------------------------------
 
@@ -236,39 +202,6 @@ def test_an_operand_is_combined_with_each_sum_in_float32(which, height, channels
 # --- the LUT ---------------------------------------------------------------------------------
 
 
-def q15(values, minimum=0):
-    """Return values of 0 to 1 as entries, as rocket-userspace rounds them."""
-    return np.clip(np.floor(np.abs(values) * 32768 + 0.5), minimum, 32767).astype(np.uint16)
-
-
-def unit_lut(f):
-    """Return the LUT of *f* on [0, 1], like rocket-userspace's build_lut_unit."""
-    at = np.arange(513) * 32 / 2596
-    return Lut(q15(f(at - 512 * 32 / 2596)), q15(f(at)), 2596, -0.0, 1, 15, 23107, 22)
-
-
-def shifted_lut(f, low, high, out_low=0.0, exponent=0):
-    """Return the LUT of *f* on [low, high] in the positive half, like build_lut_shifted."""
-    span, scale = 2.0**exponent, 16384 / (high - low)
-    entries = q15((f(low + np.arange(513) * (high - low) / 512) - out_low) / span, 1)
-    offset = int(np.floor(out_low * 32768 / span + 0.5))
-    return Lut(np.full(513, entries[0]), entries, scale, -low * scale, offset, 15 - exponent)
-
-
-def look_up(driver, lut, x):
-    """Return the LUT's results for float16 *x*, on the simulator."""
-    columns = -(-len(x) // 8)
-    raw = np.zeros(8 * columns, np.float16)
-    raw[: len(x)] = x
-    source, out = driver.buffer(raw.tobytes()), allocate(driver, raw.nbytes)
-    run(driver, activation(lut, columns, source.iova, out.iova), 0x18, out)
-    return out.bytes.view(np.float16)[: len(x)]
-
-
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
-
-
 entries = st.integers(0, 2**32 - 1).map(
     lambda seed: np.random.default_rng(seed).integers(0, 0x8000, (2, 513)).astype(np.uint16)
 )
@@ -334,6 +267,14 @@ def test_the_lut_is_as_far_off_as_that_of_silicon(name):
     assert abs(error.max() - published) <= unit
 
 
+def test_what_is_not_a_number_has_no_index():
+    with Rocket() as driver:
+        out = look_up(driver, unit_lut(sigmoid), np.array([np.nan, 0], np.float16))
+
+    assert np.isnan(out[0])
+    assert out[1] == np.float16(0.5)
+
+
 @pytest.mark.parametrize(("exponent", "wrong"), [(15, 4), (14, 8), (13, 16), (11, 64), (10, 128)])
 def test_a_sum_of_zero_is_what_silicon_makes_of_it(exponent, wrong):
     """The values of exp, tanh, hard swish, ELU and SiLU at zero depend on MINUS_EXP only."""
@@ -397,12 +338,9 @@ def test_poolings(method, channels, size, kernel, stride, seed):
 
 
 def pooled(kind, pool, x):
-    height, width = pool.out_shape
     with kind() as driver:
-        source = driver.buffer(pack_cube(x, np.float16).tobytes())
-        out = allocate(driver, -(-pool.channels // 8) * 16 * height * width)
-        run(driver, pool.words(source.iova, out.iova), 0x60, out)
-        return unpack_cube(out.bytes, np.float16, pool.channels, height, width).astype(np.float64)
+        out = pool_cube(driver, pool, cube(driver, x))
+        return unpack_cube(out.bytes, np.float16, pool.channels, *pool.out_shape).astype(np.float64)
 
 
 @pytest.mark.parametrize("kind", [Rocket, Rknpu])
@@ -428,6 +366,11 @@ REFUSED = {
         WIDE, requantise(0x10000000, 0x80, 1, 1, 0x80, (1, 2)), "the channels of the second"
     ),
     "int8 out without a bias": (WIDE, {}, "DPU_BS_CFG"),
+    "an operand of another size": (
+        Convolution(32, 16, 1, 16, types=("fp16", "fp16")),
+        operand("add", 0x10000000, 16) | {"DPU_RDMA_SURF_NOTCH": {"surf_notch_addr": 15}},
+        "RDMA_SURF_NOTCH",
+    ),
     "an int8 sum cut before the DPU": (
         WIDE,
         requantise(0x10000000, 0x80, 1, 1, 0x80) | {"CORE_CLIP_TRUNCATE": {"clip_truncate": 1}},
@@ -459,6 +402,25 @@ def test_tables_of_another_program_do_not_count():
             run(driver, np.delete(program, keep), 0x18, out)
 
     assert "both tables of 513 entries" in client.report()["last_refusal"]
+
+
+@pytest.mark.parametrize("entries", [514, 512])
+def test_a_table_has_513_entries(entries):
+    lut = unit_lut(sigmoid)
+    longer = Lut(**{**vars(lut), "negative": np.resize(lut.negative, entries)})
+    with Rocket() as driver, hangs(driver):
+        assert (look_up(driver, longer, np.zeros(8, np.float16)).view(np.uint8) == SENTINEL).all()
+
+    assert "513 entries" in client.report()["last_refusal"]
+
+
+def test_an_entry_above_15_bits_is_refused():
+    tables = np.zeros((2, 513), np.uint16)
+    tables[1, 7] = 0x8000
+    with Rocket() as driver, hangs(driver):
+        look_up(driver, Lut(*tables, 1, 0, 0, 15), np.zeros(8, np.float16))
+
+    assert "DPU_LUT_ACCESS_DATA = 0x8000" in client.report()["last_refusal"]
 
 
 BAD_POOLINGS = {

@@ -5,13 +5,14 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from npurt.errors import NpurtError, SettingError
-from npurt.files import require_file
+from npurt.files import require_file, unreadable
 from npurt.gguf_parts import part_names
+from npurt.settings import HOSTS
 
 MODEL = "GGUF file, name of `npurt models`, https URL or hf:USER/REPO"
 REPO = "hub repository: USER/REPO[:QUANT] (default: Q4_K_M) or USER/REPO/FILE.gguf"
@@ -22,6 +23,7 @@ INTERRUPTED = 130  # exit status after Ctrl-C
 TRAINED = "the model's trained context, at most 4096"
 KV_TYPES = ("f16", "f32")  # the first is the default
 GOES_ON = "{} is not complete; run the same command again to resume the download"
+MAX_BATCH = 512  # tokens of a run; `npurt.cpu.kernels.abi.limits` has the same number
 MAX_SECONDS = 1e8  # upper bound on a timeout; the system's limit is slightly higher
 MAX_BYTES = 256 << 20  # upper bound on a file that is read into memory (not a model)
 
@@ -88,8 +90,9 @@ def add_device(group: Any) -> None:
 def add_compute(group: Any) -> None:
     """Add the flags for threads, batch size and verification."""
     group.add_argument("-t", "--threads", type=number, metavar="N", help=THREADS)
-    group.add_argument("-b", "--batch-size", type=int, metavar="N",
-                       help="tokens evaluated at once, at most 512 (default: 512)")  # fmt: skip
+    group.add_argument("-b", "--batch-size", type=_batch, metavar="N",
+                       help=f"tokens evaluated at once, at most {MAX_BATCH} (default: "
+                       f"{MAX_BATCH})")  # fmt: skip
     group.add_argument("--verify", choices=("off", "sample", "always"),
                        help="verify products of the device (default: NPURT_VERIFY, else "
                        "sample)")  # fmt: skip
@@ -123,6 +126,35 @@ def _layers(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of layers") from None
 
 
+def _batch(text: str) -> int:
+    """Parse the number of tokens in a run; a larger number, as llama.cpp's 2048, is `MAX_BATCH`."""
+    value = positive(text)
+    if value > MAX_BATCH:
+        print(f"npurt: -b {value}: npurt evaluates at most {MAX_BATCH} tokens at once",
+              file=sys.stderr)  # fmt: skip
+    return min(value, MAX_BATCH)
+
+
+def positive(text: str) -> int:
+    """Parse an integer of 1 or more."""
+    return _at_least(1, text)
+
+
+def natural(text: str) -> int:
+    """Parse an integer of 0 or more."""
+    return _at_least(0, text)
+
+
+def _at_least(minimum: int, text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+    if value < minimum:
+        raise argparse.ArgumentTypeError(f"{value} is below {minimum}")
+    return value
+
+
 def device(args: argparse.Namespace) -> str | None:
     """Return the device that ``-dev`` and ``-ngl`` choose.
 
@@ -132,7 +164,7 @@ def device(args: argparse.Namespace) -> str | None:
     named: str | None = args.device
     if args.gpu_layers != 0:
         return named
-    if named not in (None, "auto", "cpu", "numpy"):
+    if named not in (None, "auto", *HOSTS):
         raise SettingError(
             f"-ngl 0 runs all layers on the CPU, and -dev names {named}",
             remedy="leave out one of the two flags",
@@ -140,11 +172,16 @@ def device(args: argparse.Namespace) -> str | None:
     return named if named == "numpy" else "cpu"
 
 
-def add_source(group: Any) -> Any:
-    """Add the flags that name a model, of which exactly one is required; return their group."""
+def add_source(group: Any, add: Callable[[Any], None] | None = None) -> Any:
+    """Add the flags that name a model, of which exactly one is required; return their group.
+
+    The usage shows the group only if nothing is added to it later, so *add* adds further flags.
+    """
     source = group.add_mutually_exclusive_group(required=True)
     source.add_argument("-m", "--model", metavar="FILE", help=MODEL)
     source.add_argument("-hf", "--hf-repo", dest="model", type=of_hub, metavar="REPO", help=REPO)
+    if add is not None:
+        add(source)
     return source
 
 
@@ -245,12 +282,24 @@ def add_text(parser: argparse.ArgumentParser, what: str, file: str) -> None:
     source.add_argument("-f", "--file", metavar="FILE", help=f"{file}; -: standard input")
 
 
-def add_model(parser: argparse.ArgumentParser, context: str = TRAINED) -> Any:
-    """Add the flags for opening a model; return the group of the flags that name it."""
+def add_model(
+    parser: argparse.ArgumentParser,
+    add: Callable[[Any], None] | None = None,
+    *,
+    context: str = TRAINED,
+    shift: bool = False,
+) -> Any:
+    """Add the flags for opening a model; return the group of the flags that name it.
+
+    Args:
+        add: See `add_source`.
+        context: The default context, for the help.
+        shift: The verb continues after the context is full, with ``--context-shift``.
+    """
     group = parser.add_argument_group("model")
-    source = add_source(group)
+    source = add_source(group, add)
     add_device(group)
-    group.add_argument("-c", "--ctx-size", type=int, metavar="N",
+    group.add_argument("-c", "--ctx-size", type=natural, metavar="N",
                        help="tokens in the context; 0: the model's trained context "
                        f"(default: {context})")  # fmt: skip
     add_compute(group)
@@ -266,10 +315,12 @@ def add_model(parser: argparse.ArgumentParser, context: str = TRAINED) -> Any:
     group.add_argument(
         "--strict", action="store_true", help="fail instead of falling back to the CPU"
     )
-    group.add_argument("--context-shift", action="store_true",
-                       help="drop the oldest half of the context when it is full")  # fmt: skip
+    if shift:
+        group.add_argument("--context-shift", action="store_true",
+                           help="drop the oldest half of the context when it is "
+                           "full")  # fmt: skip
     add_draft(group)
-    group.add_argument("--draft-max", type=int, metavar="N",
+    group.add_argument("--draft-max", type=positive, metavar="N",
                        help="maximum number of tokens per draft (default: 8)")  # fmt: skip
     group.add_argument("-devd", "--device-draft", metavar="NAME",
                        help="device of a draft model (default: cpu)")  # fmt: skip
@@ -283,7 +334,7 @@ def model(args: argparse.Namespace) -> dict[str, Any]:
         "n_ctx": args.ctx_size,
         "kv_type": args.kv_type or KV_TYPES[0],
         "strict": args.strict,
-        "context_shift": args.context_shift,
+        "context_shift": getattr(args, "context_shift", False),
         "draft": args.draft and draft_path(args.draft),
         "draft_max": args.draft_max,
         "draft_device": args.device_draft,
@@ -355,10 +406,12 @@ def bytes_of(path: str | Path, maximum: int = MAX_BYTES) -> bytes:
             data = file.read(maximum + 1)
     except OSError as error:
         raise NpurtError(
-            f"cannot read {path}: {error.strerror}", remedy="check the path"
+            f"cannot read {path}: {error.strerror}", remedy=unreadable(path, error)
         ) from error
     except ValueError as error:  # the path has a null character, or one the locale cannot encode
-        raise NpurtError(f"cannot read {path}: {error}", remedy="check the path") from error
+        raise NpurtError(
+            f"cannot read {path}: {error}", remedy="rename the file with plain letters"
+        ) from error
     if len(data) > maximum:
         raise NpurtError(f"{path} has more than {maximum} bytes", remedy="give a smaller file")
     return data

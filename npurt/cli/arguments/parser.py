@@ -8,7 +8,7 @@ from typing import Any
 
 CLOSE = 0.7  # minimum similarity of a suggested option; "color" and "lora" have 2/3
 CLOSE_CHOICE = 0.6  # minimum similarity of a suggested verb or value; "rnu" and "run" have 2/3
-OLLAMA = {"list": "models", "ls": "models", "pull": "models fetch"}  # Ollama's verb -> npurt's
+OLLAMA = {"create": "convert", "stop": "ps"}  # verbs of Ollama that npurt lacks -> npurt's
 MAX_LINES = 6  # upper bound on the lines of the usage before an error message
 
 
@@ -18,7 +18,8 @@ class Help(argparse.HelpFormatter):
     def _get_help_string(self, action: argparse.Action) -> str:
         text = action.help or ""
         default = action.default
-        if default is None or default is False or default == [] or "default:" in text:
+        stated = "default:" in text or isinstance(action, argparse._StoreFalseAction)
+        if default is None or default is False or default == [] or stated:
             return text
         return text if default is argparse.SUPPRESS else f"{text} (default: %(default)s)"
 
@@ -29,10 +30,14 @@ class Parser(argparse.ArgumentParser):
     argparse parses ``--fi`` as ``--file`` and ``-hf`` as ``-h`` with the value "f"; this parser
     refuses such arguments.  A number may follow a letter directly, as in ``-n5``.  The parser of
     the verb reports an unknown argument, and suggests similar names.
+
+    Args:
+        mixed: Options may stand between the positional arguments.
     """
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: Any, mixed: bool = False, **options: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, "formatter_class": Help, **options})
+        self._mixed = mixed
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
@@ -43,6 +48,7 @@ class Parser(argparse.ArgumentParser):
         """
         if args is not None:
             self._refuse_unknown(list(args))
+            args = self._words_last(args) if self._mixed else args
         found, extra = super().parse_known_args(args, namespace)
         if extra:
             self.error(f"unrecognized arguments: {' '.join(extra)}")
@@ -55,6 +61,23 @@ class Parser(argparse.ArgumentParser):
             usage = f"usage: {self.prog} [OPTION ...]; {self.prog} --help lists the options\n"
         self._print_message(usage, file)
 
+    def _words_last(self, args: Sequence[str]) -> list[str]:
+        """Return *args* with the positional arguments after the options."""
+        options: list[str] = []
+        words: list[str] = []
+        rest = iter(args)
+        for written in rest:
+            action = self._option_string_actions.get(written)
+            if written == "--":
+                words += rest
+            elif action is None and not written.startswith("-"):
+                words.append(written)
+            else:
+                options.append(written)
+                if action is not None and action.nargs is None:
+                    options += [value for value in (next(rest, None),) if value is not None]
+        return [*options, "--", *words] if words else options
+
     def _refuse_unknown(self, args: list[str]) -> None:
         """Refuse an unknown option before argparse parses it as an abbreviation."""
         words, optional = iter(enumerate(args)), False
@@ -66,6 +89,8 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"unrecognized arguments: {written}{self._where()}")
             action = self._option_string_actions.get(written)
             optional = action is not None and action.nargs == "?"
+            for _ in range(action.nargs if action and isinstance(action.nargs, int) else 0):
+                next(words, None)
             if action is not None and action.nargs is None:
                 _, value = next(words, (i, ""))
                 if self._is_unknown(value):

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from npurt import extras
 from npurt.cli.output.tables import DRAFTED, drafted, markdown
 from npurt.errors import NpurtError
 from npurt.files import replacing
@@ -52,7 +53,7 @@ def require_plot(path: str) -> None:
     if find_spec("matplotlib") is None:
         raise NpurtError(
             "drawing needs matplotlib, which is not installed",
-            remedy="install it (pip install 'npurt[plot]'), or leave out --plot",
+            remedy=f"install it ({extras.command('plot')}), or leave out --plot",
         )
 
 

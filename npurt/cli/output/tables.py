@@ -1,4 +1,4 @@
-"""Markdown tables with aligned columns."""
+"""Tables with aligned columns, in Markdown or plain."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +14,13 @@ def markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
         "| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |"
         for line in lines
     )
+
+
+def plain(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Return the header *columns* and *lines* with aligned columns, without lines around them."""
+    every = [columns, *lines]
+    widths = [max(map(len, column)) for column in zip(*every, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in every)
 
 
 def drafted(row: dict[str, Any]) -> tuple[str, ...]:

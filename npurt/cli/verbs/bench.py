@@ -44,7 +44,7 @@ def add(verbs: Any) -> None:
                         help="print ratios to the rows of an earlier --json run")  # fmt: skip
     _add_spec(parser.add_argument_group("speculative decoding"))
     parser.set_defaults(run=run, usage_error=parser.error)
-    _add_matmul(parser.add_subparsers(metavar="matmul"))
+    _add_matmul(parser.add_subparsers(metavar="[matmul]"))
 
 
 def _add_spec(group: Any) -> None:

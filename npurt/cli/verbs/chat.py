@@ -6,17 +6,18 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from npurt.cli.arguments import options
+from npurt.cli.arguments import llama_cpp, options
 from npurt.cli.arguments.parser import Parser, like
 from npurt.cli.arguments.sampling import add_sampling, check_sampling, sampling
 from npurt.cli.output import terminal
 from npurt.cli.verbs import remote
 from npurt.errors import ContextFull, NpurtError, SettingError
 from npurt.files import parsed, replacing
+from npurt.llm.text.turns import fitted, without
 
 if TYPE_CHECKING:
     from npurt.llm.decode.model import Llama
@@ -26,6 +27,7 @@ COMMANDS = {
     "/help": "list these commands",
     "/clear": "delete the conversation except the system message (also /reset)",
     "/regen": "answer the last message again",
+    "/model [NAME]": "show the model, or continue with another one",
     "/system [TEXT]": 'show the system message, or replace it; "" removes it',
     "/set [NAME VALUE]": "show the sampling settings, or change one, as in /set temp 0.5",
     "/save FILE": "write the conversation to a file, as JSON",
@@ -36,10 +38,14 @@ COMMANDS = {
 MULTILINE = 'A \\ at the end of a line continues the message; """ encloses several lines.'
 ALIASES = {"/reset": "/clear", "/exit": "/quit"}
 FULL = "/clear, or start again with a larger -c"
+LEFT_OUT = (
+    "[the conversation is longer than the context: its oldest turns are left out from now on; "
+    "/save keeps them]"
+)
 UNSET = {"n_predict": -1, "seed": -1}  # the numbers that stand for "not set" in /set
 QUOTES = '"""'
 
-Messages = list[dict[str, str]]
+Messages = Sequence[Mapping[str, Any]]
 
 
 def add(verbs: Any) -> None:
@@ -49,7 +55,7 @@ def add(verbs: Any) -> None:
         help="talk to a model",
         description=f"Talk to a model. {HELP} {MULTILINE}",
     )
-    source = options.add_model(parser)
+    source = options.add_model(parser, shift=True)
     source.required = False  # a server with only one model needs no -m
     remote.add(parser)
     options.add_conversation(parser)
@@ -58,6 +64,7 @@ def add(verbs: Any) -> None:
                         help="neither load nor save the input history")  # fmt: skip
     parser.add_argument("--no-markdown", dest="markdown", action="store_false",
                         help="do not render Markdown on a terminal")  # fmt: skip
+    llama_cpp.add(parser)
     parser.set_defaults(run=run, usage_error=parser.error)
 
 
@@ -67,21 +74,25 @@ def run(args: argparse.Namespace) -> int:
         args.usage_error("a chat is a conversation; for plain text: npurt run --raw")
     if args.url is not None:
         remote.settings(args)  # checks the settings before the first request
-        _talk(Chat(remote.opened(args), args, (), remote.settings))
-        return 0
+        return _talk(Chat(remote.opened(args), args, (), remote.settings))
     if args.model is None:
         args.usage_error("one of the arguments -m/--model -hf/--hf-repo --url is required")
     from npurt.llm.decode.model import Llama
 
     check_sampling(args)
     path = options.model_path(args)
-    with Llama(path, **options.model(args)) as llm:
-        _talk(Chat(llm, args, options.models_of(args, path)))
-    return 0
+    chat = Chat(Llama(path, **options.model(args)), args, options.models_of(args, path))
+    try:
+        return _talk(chat)
+    finally:
+        chat.llm.close()  # /model may have opened it
 
 
-def _talk(chat: "Chat") -> None:
-    """Read and handle messages until the user leaves."""
+def _talk(chat: "Chat") -> int:
+    """Read and handle messages until the user leaves; return the exit status.
+
+    A failure is shown to a user, who goes on.  A program, which is no terminal, gets status 1.
+    """
     print(f"{chat.llm!r}\n{HELP}", file=sys.stderr)
     with terminal.history(enabled=chat.args.history):
         while True:
@@ -91,6 +102,7 @@ def _talk(chat: "Chat") -> None:
             except KeyboardInterrupt:
                 print()
     print(chat.llm.report().line(), file=sys.stderr)
+    return int(chat.has_failed and not sys.stdin.isatty())
 
 
 def _checked(args: argparse.Namespace) -> dict[str, Any]:
@@ -104,6 +116,7 @@ class Chat:
     Attributes:
         llm: The model, local or on a server.
         args: The options of the verb, including changes by /set.
+        has_failed: Whether a message or command failed.
     """
 
     def __init__(
@@ -114,10 +127,12 @@ class Chat:
         settings: Callable[[argparse.Namespace], dict[str, Any]] = _checked,
     ) -> None:
         self.llm = llm
+        self.has_failed = False
         self._settings = settings
         self._models = models  # files of the model, which /save must not overwrite
         self.args = args
         self._messages: Messages = []
+        self._left_out = 0  # the number of oldest turns that are not sent
         self._set_system(args.system or "")
 
     def take(self, message: str) -> bool:
@@ -132,8 +147,10 @@ class Chat:
             elif message:
                 self._answer([*self._messages, {"role": "user", "content": message}])
         except NpurtError as error:
+            self.has_failed = True
             print(error, file=sys.stderr)
         except MemoryError as error:
+            self.has_failed = True
             print(f"no memory left: {error}\n  remedy: /clear, or close other programs",
                   file=sys.stderr)  # fmt: skip
         return True
@@ -153,19 +170,22 @@ class Chat:
         *asked* ends with the user's message.
         """
         pieces: list[str] = []
+        left_out = self._left_out
 
-        def made() -> Iterator[str]:
-            for piece in self.llm.chat(asked, stream=True, **self._settings(self.args)):
+        def made(sent: Messages) -> Iterator[str]:
+            for piece in self._sent(sent):
                 pieces.append(piece)
                 yield piece
 
         try:
+            sent = self._fitting(asked)
             terminal.show(
-                made(), within=self._begins_in_thought(asked), markdown=self.args.markdown
+                made(sent), within=self._begins_in_thought(sent), markdown=self.args.markdown
             )
         except KeyboardInterrupt:
             print(" [stopped]", end="")
         except ContextFull as error:
+            self._left_out, self.has_failed = left_out, True
             print(f"{error.what}\n  remedy: {FULL}", file=sys.stderr)
             return
         print(flush=True)
@@ -175,6 +195,41 @@ class Chat:
         if timing.finish == "context":
             print(f"[the context is full; {FULL}]", file=sys.stderr)
         self._messages = [*asked, {"role": "assistant", "content": "".join(pieces)}]
+
+    def _fitting(self, asked: Messages) -> Messages:
+        """Return the messages of *asked* that are sent: without turns that do not fit."""
+        sent = without(asked, self._left_out)
+        if isinstance(self.llm, remote.Remote):
+            return sent  # the server knows the size
+        most = self._settings(self.args).get("max_tokens")
+        count, _ = fitted(sent, self.llm.apply_chat_template, self.llm.n_ctx, most)
+        return self._shortened(sent, count)
+
+    def _sent(self, sent: Messages) -> Iterator[str]:
+        """Yield the answer to *sent*; send less if a server finds it too long."""
+        settings = self._settings(self.args)
+        while True:
+            begun = False
+            try:
+                for piece in self.llm.chat(sent, stream=True, **settings):
+                    begun = True
+                    yield piece
+            except ContextFull:
+                count = remote.turns_to_leave_out(sent)
+                if begun or not count:
+                    raise
+                sent = self._shortened(sent, count)
+            else:
+                return
+
+    def _shortened(self, sent: Messages, count: int) -> Messages:
+        """Return *sent* without its *count* oldest turns; say so the first time."""
+        if not count:
+            return sent
+        if not self._left_out:
+            print(LEFT_OUT, file=sys.stderr)
+        self._left_out += count
+        return without(sent, count)
 
     def _begins_in_thought(self, asked: Messages) -> bool:
         """Return whether the prompt ends with the tag that begins a thought."""
@@ -194,11 +249,30 @@ class Chat:
             print(f"{command:18} {about}")
         print(MULTILINE)
 
+    def _model(self, name: str) -> None:
+        """Continue the conversation with another model; the old one stays if that fails."""
+        if not name:
+            print(repr(self.llm))
+            return
+        args = argparse.Namespace(**{**vars(self.args), "model": name})
+        if isinstance(self.llm, remote.Remote):
+            self.llm = remote.opened(args)
+        else:
+            from npurt.llm.decode.model import Llama
+
+            path = options.model_path(args)
+            found = Llama(path, **options.model(args))
+            self.llm.close()
+            self.llm, self._models = found, options.models_of(args, path)
+        self.args = args
+        print(repr(self.llm), file=sys.stderr)
+
     def _report(self, _: str) -> None:
         print(self.llm.report())
 
     def _clear(self, _: str) -> None:
         self._messages = [m for m in self._messages if m["role"] == "system"]
+        self._left_out = 0
 
     def _regen(self, _: str) -> None:
         if not self._messages or self._messages[-1]["role"] != "assistant":
@@ -248,6 +322,7 @@ class Chat:
 
     def _load(self, path: str) -> None:
         self._messages = _conversation(str(_named(path, "/load")))
+        self._left_out = 0
         print(f"[the conversation has {len(self._messages)} messages]", file=sys.stderr)
 
 

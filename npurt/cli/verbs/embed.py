@@ -5,7 +5,7 @@ import json
 import sys
 from typing import Any
 
-from npurt.cli.arguments import options
+from npurt.cli.arguments import llama_cpp, options
 from npurt.errors import LayoutError
 
 POOLING = ("none", "mean", "cls", "last", "rank")
@@ -38,6 +38,7 @@ def add(verbs: Any) -> None:
     parser.add_argument("--json", action="store_true",
                         help="print one JSON object in the form of OpenAI's API")  # fmt: skip
     options.add_model(parser)
+    llama_cpp.add(parser)
     parser.set_defaults(run=run, usage_error=parser.error)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npurt.cli.arguments.options import GOES_ON, INTERRUPTED
+from npurt.cli.output.tables import plain
 from npurt.errors import NpurtError, SettingError
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ COLUMNS = ("name", "size", "licence", "memory", "source", "path")
 
 def add(verbs: Any) -> None:
     """Add the verb."""
-    parser = verbs.add_parser("models", help="list or fetch models")
+    parser = verbs.add_parser("models", help="list or fetch models", mixed=True)
     parser.add_argument("action", nargs="?", choices=("list", "fetch"), default="list")
     parser.add_argument("names", nargs="*", metavar="NAME",
                         help="models to fetch: names of the list, hf:USER/REPO or https URLs "
@@ -48,10 +49,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(rows))
         return 0
-    lines = [COLUMNS, *(tuple(_cells(each)) for each in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        print("  ".join(map(str.ljust, line, widths)).rstrip())
+    print(plain(COLUMNS, [_cells(each) for each in rows]))
     print("\nmemory: weights and KV cache of the default context; Python and the vocabulary need "
           "0.1 to 0.2 GB more")  # fmt: skip
     print(ABOUT)

@@ -5,7 +5,7 @@ import json
 import sys
 from typing import Any
 
-from npurt.cli.arguments import options
+from npurt.cli.arguments import llama_cpp, options
 
 
 def add(verbs: Any) -> None:
@@ -15,6 +15,7 @@ def add(verbs: Any) -> None:
     parser.add_argument("--chunks", type=int, metavar="N", help="use only the first N chunks")
     options.add_model(parser, context="512")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    llama_cpp.add(parser)
     parser.set_defaults(run=run, ctx_size=512)
 
 

@@ -125,7 +125,7 @@ def run_program(args: argparse.Namespace) -> int:
                 np.save(file, array)
         except OSError as error:
             raise NpurtError(
-                f"cannot write {path}: {error.strerror}", remedy="check the path and the disk"
+                f"cannot write {path}: {error.strerror}", remedy="name another folder in -o"
             ) from error
         written.append({"file": str(path), "dtype": str(array.dtype), "shape": array.shape})
     if args.json:

@@ -6,9 +6,11 @@ Source of the fields: platform.openai.com/docs/api-reference/chat.
 import argparse
 import contextlib
 import http.client
+import itertools
 import json
 import time
 import urllib.parse
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,7 @@ from npurt.cli.arguments import options
 from npurt.cli.arguments.sampling import add_sampling, check_sampling, sampling
 from npurt.cli.output import terminal
 from npurt.errors import ContextFull, NpurtError, SettingError
+from npurt.llm.text.turns import turns
 
 SECONDS = 300.0  # timeout for a silent server; a server may send nothing during a long prefill
 MAX_LINE = 1 << 20  # upper bound on one event in bytes
@@ -247,12 +250,15 @@ class Remote:
         remedy = remedies.get(status, "try again, or look at the server's log")
         return RemoteError(f"{self._url} refuses: {said}", remedy=remedy)
 
+    def close(self) -> None:
+        """Do nothing: no connection stays open between answers."""
+
     def _unreachable(self, error: Exception) -> RemoteError:
         if isinstance(error, TimeoutError):
             return self._broken(error)
         what = self._shown(str(error) or type(error).__name__, 200)
         return RemoteError(f"{self._url} gives no valid HTTP response: {what}",
-                           remedy="start the server, or check --url")  # fmt: skip
+                           remedy="start the server; npurt serve prints its URL")  # fmt: skip
 
     def _broken(self, error: Exception) -> RemoteError:
         if isinstance(error, TimeoutError):
@@ -267,6 +273,13 @@ class Remote:
         if self._key:
             text = text.replace(self._key, "[key]")
         return "".join(c if c.isprintable() else " " for c in text[:maximum])
+
+
+def turns_to_leave_out(messages: Sequence[Mapping[str, Any]]) -> int:
+    """Return the number of oldest turns with a quarter of the characters; not the last turn."""
+    sizes = [sum(len(messages[i]["content"] or "") for i in turn) for turn in turns(messages)]
+    before = list(itertools.accumulate(sizes[:-1]))
+    return min(bisect_left(before, sum(sizes) / 4) + 1, len(before))
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from npurt.cli.arguments import options
+from npurt.cli.arguments import llama_cpp, options
 from npurt.cli.arguments.sampling import add_sampling, sampling
 from npurt.errors import LayoutError, SettingError
 
@@ -26,7 +26,7 @@ def add(verbs: Any) -> None:
         "the timing is printed in any case.",
     )
     options.add_text(parser, "the prompt", "read the prompt from a file, without its last line end")
-    options.add_model(parser)
+    options.add_model(parser, shift=True)
     options.add_conversation(parser, raw="complete the prompt without a chat template")
     add_sampling(parser)
     options.add_unneeded(parser, "-st", "--single-turn", why="run answers once")
@@ -35,6 +35,7 @@ def add(verbs: Any) -> None:
     parser.add_argument("--trace", metavar="FILE", help="write a timeline for Perfetto to FILE")
     parser.add_argument("--json", action="store_true",
                         help="print one JSON object at the end instead of a stream")  # fmt: skip
+    llama_cpp.add(parser)
     parser.set_defaults(run=run, usage_error=parser.error)
 
 

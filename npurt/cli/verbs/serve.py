@@ -7,13 +7,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npurt.cli.arguments import options
+from npurt import extras
+from npurt.cli.arguments import llama_cpp, options
 from npurt.cli.arguments.sampling import add_sampling, sampling
-from npurt.errors import SettingError
+from npurt.errors import NpurtError
 
 if TYPE_CHECKING:
     from npurt.serve.models.folder import FolderModel
 
+LEVELS = ("debug", "info", "warning", "error")
 NEEDED = ("starlette", "uvicorn", "prometheus_client")  # packages of the extra `server`
 
 
@@ -23,13 +25,10 @@ def add(verbs: Any) -> None:
         "serve",
         help="serve models over HTTP with OpenAI's and other interfaces",
         description="Serve models over HTTP with the interfaces of OpenAI, Anthropic, Ollama and "
-        "llama.cpp.  This needs `pip install npurt[server]`.  After Ctrl-C or SIGTERM, the server "
-        "finishes the active requests and exits.",
+        "llama.cpp.  This needs the packages of the extra `server`.  After Ctrl-C or SIGTERM, the "
+        "server finishes the active requests and exits.",
     )
-    source = options.add_model(parser)
-    source.add_argument("--models-dir", type=Path, metavar="DIR",
-                        help="serve all GGUF files in DIR and its subfolders by their names; load "
-                        "each model on first use")  # fmt: skip
+    options.add_model(parser, add_folder)
     add_sampling(parser)
     group = parser.add_argument_group("server")
     group.add_argument("--host", default="127.0.0.1", metavar="ADDRESS",
@@ -55,9 +54,14 @@ def add(verbs: Any) -> None:
                        help="let web pages of this origin use the server; may be "
                        "repeated")  # fmt: skip
     group.add_argument("--no-page", action="store_true", help="do not serve the chat page at /")
-    group.add_argument("-np", "--parallel", type=int, metavar="N",
+    group.add_argument("--log-level", choices=LEVELS, default="info", metavar="LEVEL",
+                       help="what is logged: info has a line for each request, debug also for "
+                       "those that only read, warning neither; error (default: info)")  # fmt: skip
+    group.add_argument("-q", "--quiet", action="store_true",
+                       help="log no line for each request, as --log-level warning")  # fmt: skip
+    group.add_argument("-np", "--parallel", type=options.positive, metavar="N",
                        help="maximum number of concurrent sequences (default: 8)")  # fmt: skip
-    group.add_argument("--kv-bytes", type=int, metavar="N",
+    group.add_argument("--kv-bytes", type=options.positive, metavar="N",
                        help="memory for the KV cache of all sequences (default: a quarter of "
                        "the free memory)")  # fmt: skip
     group.add_argument("--embeddings", "--embedding", "--rerank", "--reranking",
@@ -77,7 +81,15 @@ def add(verbs: Any) -> None:
     group.add_argument("--engine-timeout", type=options.seconds, default=120.0, metavar="SECONDS",
                        help="time without a message after which the engine is "
                        "restarted")  # fmt: skip
+    llama_cpp.add(parser)
     parser.set_defaults(run=run, usage_error=parser.error)
+
+
+def add_folder(source: Any) -> None:
+    """Add the flag of a folder of models to the flags that name a model."""
+    source.add_argument("--models-dir", type=Path, metavar="DIR",
+                        help="serve all GGUF files in DIR and its subfolders by their names; load "
+                        "each model on first use")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
@@ -86,13 +98,12 @@ def run(args: argparse.Namespace) -> int:
     from npurt.serve.http.address import Address
 
     logging.basicConfig(level=logging.WARNING, format="npurt: %(message)s", stream=sys.stderr)
+    logging.getLogger("npurt.serve").setLevel("WARNING" if args.quiet else args.log_level.upper())
     defaults = sampling(args)
     maximum = defaults.pop("max_tokens")
     for name in ("stop", "grammar", "ignore_eos"):
         if defaults.pop(name):
             args.usage_error(f"{name} cannot be a default of the server; set it in requests")
-    if args.parallel is not None and args.parallel < 1:
-        args.usage_error(f"-np {args.parallel}: the number of sequences must be 1 or more")
     if not args.timeout or not args.engine_timeout:
         args.usage_error("a timeout must be above 0")
     if args.models_max < 0:
@@ -150,13 +161,9 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of `npurt.Engine` besides the model.
 
     Raises:
-        SettingError: An option works with a single sequence only.
+        NpurtError: A device, a draft model or an adapter does not exist.
     """
-    if args.context_shift:
-        raise SettingError(
-            "--context-shift is not possible with several sequences",
-            remedy="use a larger -c instead",
-        )
+    require_engine(args)
     given = options.model(args)
     del given["context_shift"]
     if args.draft:
@@ -167,14 +174,33 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     return chosen | {"max_sequences": args.parallel, "kv_bytes": args.kv_bytes}
 
 
+def require_engine(args: argparse.Namespace) -> None:
+    """Check the arguments of the engine's process before the server's address is printed.
+
+    Raises:
+        NpurtError: A device has no such name, or an adapter is no GGUF file.
+    """
+    from npurt.llm.file.mapped import MappedGGUF
+    from npurt.runtime.open.names import require_known
+
+    rows = args.batch_size or options.MAX_BATCH
+    if (args.parallel or 1) > rows:
+        args.usage_error(f"-np {args.parallel}: a run has {rows} rows (-b), one for each sequence")
+    for name in (options.device(args), args.device_draft or "cpu"):
+        require_known(name)
+    for path, _ in args.lora:
+        MappedGGUF(path).close()
+    if args.draft and args.draft != "lookup":
+        args.draft = str(options.draft_path(args.draft))
+        MappedGGUF(args.draft).close()
+
+
 def require_installed() -> None:
     """Check that the packages of the extra `server` are installed.
 
     Raises:
-        SettingError: A package is missing.
+        NpurtError: A package is missing.
     """
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise SettingError(
-            f"npurt serve needs {', '.join(missing)}", remedy="pip install 'npurt[server]'"
-        )
+        raise NpurtError(f"npurt serve needs {', '.join(missing)}", remedy=extras.command("server"))

@@ -5,11 +5,15 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from npurt.compat.llama_cpp.arguments import missing
 from npurt.errors import SettingError, brief
-from npurt.llm.decode.grammar.lark import Functions, either, one_call, quoted, value
+from npurt.llm.decode.calls.choose import format_of
+from npurt.llm.decode.calls.format import CallPart
+from npurt.llm.decode.calls.hermes import Hermes
+from npurt.llm.decode.calls.reading import Reader, Said, Thought
+from npurt.llm.decode.grammar.lark import Functions, either, one_call, parameters, quoted, value
 from npurt.runtime.open.arguments import listed
 
 # The chat format for function calls, with a template by npurt's authors.  An answer is either a
@@ -64,16 +68,10 @@ functions.<name>:
 """
 
 
-class CallPart(NamedTuple):
-    """A piece of a call: the call's number from 0, the function, and a piece of JSON arguments."""
-
-    number: int
-    name: str
-    arguments: str
-
-
 Part = str | CallPart  # a piece of the content, or of a call
-Reader = Callable[[Iterable[str]], Iterator[Part]]
+# Reads the pieces of an answer.  Its second argument is called after the last piece, and returns
+# whether a limit of tokens cut the answer off.
+Read = Callable[[Iterable[str], Callable[[], bool]], Iterator[Part]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +89,7 @@ class Calls:
     tools: Sequence[Mapping[str, Any]] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     variables: Mapping[str, Any] = field(default_factory=dict)
-    read: Reader = iter
+    read: Read = lambda pieces, _: iter(pieces)
     possible: bool = True
 
 
@@ -102,6 +100,7 @@ def calls_of(
     function_call: Any,
     *,
     marked: bool,
+    template: str = "",
 ) -> Calls:
     """Return the settings of function calls for the arguments of a chat.
 
@@ -111,6 +110,7 @@ def calls_of(
         functions: The older form of *tools*, without the object around each function.
         function_call: The older form of *tool_choice*.
         marked: Whether the chat format is `FORMAT`; a *tool_choice* of None then means ``"none"``.
+        template: The source of the chat template, which tells the format of calls.
 
     Raises:
         SettingError: *tool_choice* names a function that is not in *tools*.
@@ -130,13 +130,18 @@ def calls_of(
     if isinstance(tool_choice, str) and tool_choice == "auto":
         if marked and schemas:
             return Calls(tools, {"grammar": _written(schemas, message=True)}, read=_read_marked)
+        if schemas:
+            reader = functools.partial(Reader, format_of(template), schemas)
+            return Calls(tools, read=functools.partial(_read_free, reader), possible=False)
         return Calls(tools, possible=False)
     demanded = _demanded(tool_choice, schemas)
     if len(demanded) == 1:
         return _call_of(tools, *demanded.items(), marked=marked)
     if marked:
         return Calls(tools, {"grammar": _written(demanded, message=False)}, read=_read_marked)
-    return Calls(tools, {"response_format": one_call(demanded)}, read=_read_object)
+    reader = functools.partial(Reader, Hermes(), demanded, forced=list(demanded))
+    options = {"response_format": one_call(demanded)}
+    return Calls(tools, options, read=functools.partial(_read_free, reader))
 
 
 def _schemas(tools: Any) -> Functions:
@@ -147,7 +152,7 @@ def _schemas(tools: Any) -> Functions:
         )
     ]
     return {
-        function["name"]: function.get("parameters") or {"type": "object"}
+        function["name"]: parameters(function.get("parameters") or {})
         for function in given
         if isinstance(function, Mapping) and isinstance(function.get("name"), str)
     }
@@ -177,7 +182,7 @@ def _call_of(tools: Any, function: tuple[str, Any], *, marked: bool) -> Calls:
     return Calls(tools, options, begin, functools.partial(_read_arguments, name))
 
 
-def _read_arguments(name: str, pieces: Iterable[str]) -> Iterator[Part]:
+def _read_arguments(name: str, pieces: Iterable[str], _: object = None) -> Iterator[Part]:
     """Yield a call of *name* with the arguments *pieces*, even if *pieces* is empty."""
     yield CallPart(0, name, "")
     for piece in pieces:
@@ -192,15 +197,12 @@ def _written(functions: Functions, *, message: bool) -> Any:
     """Return the grammar of an answer in `FORMAT`: calls; *message* also allows a message."""
     from npurt.llm.decode.grammar.grammar import Grammar
 
-    calls = [
-        f"{quoted(_begin_of(name))} {value({'type': 'object', **schema})}"
-        for name, schema in functions.items()
-    ]
+    calls = [f"{quoted(_begin_of(name))} {value(schema)}" for name, schema in functions.items()]
     text = f" | {quoted(MESSAGE)} /(.|\\n)*/" if message else ""
     return Grammar.from_lark(f'start: call ("\\n" call)*{text}\n{either("call", calls)}')
 
 
-def _read_marked(pieces: Iterable[str]) -> Iterator[Part]:
+def _read_marked(pieces: Iterable[str], _: object = None) -> Iterator[Part]:
     """Yield the parts of an answer in `FORMAT`: pieces of a message, or complete calls."""
     pieces, index, text = iter(pieces), 0, ""
     for piece in pieces:
@@ -226,12 +228,15 @@ def _end_of_object(text: str, start: int) -> int:
         return 0
 
 
-def _read_object(pieces: Iterable[str]) -> Iterator[Part]:
-    """Yield the call in a JSON object with name and arguments, or a truncated object as text."""
-    text = "".join(pieces)
-    try:
-        call = json.loads(text)
-    except ValueError:
-        yield text
-        return
-    yield CallPart(0, call["name"], json.dumps(call["arguments"], ensure_ascii=False))
+def _read_free(
+    new_reader: Callable[[], Reader], pieces: Iterable[str], cut: Callable[[], bool]
+) -> Iterator[Part]:
+    """Yield the text and the calls that a new reader finds."""
+    reader = new_reader()
+    for piece in pieces:
+        yield from map(_part, reader.push(piece))
+    yield from map(_part, reader.finish(cut=cut()))
+
+
+def _part(part: Said | Thought | CallPart) -> Part:
+    return part if isinstance(part, CallPart) else part.text

@@ -144,9 +144,17 @@ def chat_formatter_to_chat_completion_handler(
         functions = {
             name: given[name] for name in ("functions", "function_call", "tools", "tool_choice")
         }
-        made = chat_formatter(messages=messages, **functions)
         calls = calls_of(**functions, marked=False)
-        ids = llama.tokenize(made.prompt.encode(), add_bos=not made.added_special, special=True)
+        made: ChatFormatterResponse
+
+        def render(kept: Any) -> list[int]:
+            nonlocal made
+            made = chat_formatter(messages=kept, **functions)
+            prompt, bos = made.prompt.encode(), not made.added_special
+            ids: list[int] = llama.tokenize(prompt, add_bos=bos, special=True)
+            return ids
+
+        ids = llama._llm.fit(messages, render, given["max_tokens"])
         stops = [*stop_texts(given["stop"]), *stop_texts(made.stop)]
         return llama._answer(ids, calls, stops, given, made.stopping_criteria)
 

@@ -76,15 +76,17 @@ class Llama(TextModel):
     ) -> Result | Iterator[Result]:  # fmt: skip
         """Answer *messages*; return a chat completion, or an iterator of its chunks.
 
+        If the conversation is too long for the context, its oldest turns are left out, as in
+        `npurt.Llama.chat`; llama-cpp-python raises an error.
+
         Args:
             messages: As for `npurt.Llama.chat`.
             tools: As for `npurt.Llama.chat`.
             tool_choice: A function, ``{"type": "function", "function": {"name": ...}}``, forces a
                 call of this function.  ``"required"`` forces a call of one of *tools*.  ``"none"``
-                omits *tools* from the prompt.  With ``"auto"`` the model chooses: with the
-                *chat_format* ``"chatml-function-calling"`` its calls become *tool_calls*; with
-                other formats they remain in the content as generated.  None means ``"none"`` with
-                this format, and ``"auto"`` with others.
+                omits *tools* from the prompt.  With ``"auto"`` the model chooses.  None means
+                ``"none"`` with the *chat_format* ``"chatml-function-calling"``, and ``"auto"`` with
+                others.
             response_format: As for `npurt.Llama.chat`.
             functions, function_call: Older names of *tools* and *tool_choice*.
             logprobs: Whether the result has the log probability of each token.
@@ -95,7 +97,7 @@ class Llama(TextModel):
                 `create_completion`.
 
         Raises:
-            ContextFull: The prompt does not fit in the context.
+            ContextFull: The last turn alone does not fit in the context.
             UnsupportedOp: npurt does not support an option.
         """
         given = {name: value for name, value in locals().items() if name != "self"}
@@ -104,9 +106,14 @@ class Llama(TextModel):
             return answer
         refuse(given, DEFAULTS)  # raise errors about options before errors of the template
         calls = calls_of(
-            tools, tool_choice, functions, function_call, marked=self.chat_format == FORMAT
+            tools, tool_choice, functions, function_call, marked=self.chat_format == FORMAT,
+            template=self._llm.template.source if tools or functions else "",
+        )  # fmt: skip
+        ids = self._llm.fit(
+            messages,
+            lambda kept: self._llm.apply_chat_template(kept, tools=calls.tools, **calls.variables),
+            max_tokens,
         )
-        ids = self._llm.apply_chat_template(messages, tools=calls.tools, **calls.variables)
         return self._answer(ids, calls, all_stops(stop, self.chat_format), given)
 
     def _handler(self) -> Any:
@@ -146,7 +153,10 @@ class Llama(TextModel):
         top = top_logprobs_of(logprobs, None if alone else given["top_logprobs"])
         sampler = self._sampler(request, ids)
         text = self._generation(ids, sampler, stops, given["max_tokens"], top)
-        parts = calls.read(self._remembered(text))
+        timing = self._llm.generator
+        parts = calls.read(
+            self._remembered(text), lambda: timing.timing.finish in ("length", "context")
+        )
         read = None if top is None else Logprobs(self._piece).of_chat
         name = self._name(given["model"])
         if flag("stream", given["stream"]):

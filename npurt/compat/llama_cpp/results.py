@@ -5,7 +5,8 @@ import uuid
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from npurt.compat.llama_cpp.calls import CallPart, Part
+from npurt.compat.llama_cpp.calls import Part
+from npurt.llm.decode.calls.format import CallPart
 from npurt.llm.decode.generate import Timing
 from npurt.llm.decode.logprobs import TokenLogprob
 

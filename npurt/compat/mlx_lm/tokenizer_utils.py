@@ -8,6 +8,7 @@ from typing import Any
 from npurt.compat.mlx_lm.functions import as_schema
 from npurt.compat.mlx_lm.missing import refuse
 from npurt.errors import ModelFormatError, SettingError, brief
+from npurt.llm.decode.calls.hermes import Hermes
 from npurt.llm.decode.model import Llama
 from npurt.llm.text.chat import joined_parts
 from npurt.llm.text.tokenizer import Tokenizer
@@ -222,7 +223,7 @@ class TokenizerWrapper:
 
         Raises:
             LayoutError: *conversation* is empty, or the template raises an error.
-            SettingError: The template does not read *tools*, or omits the last message.
+            SettingError: The template omits the last message.
             UnsupportedOp: npurt does not support an option of transformers' function.
         """
         refuse(dict.fromkeys(UNREAD) | template_variables, *UNREAD)
@@ -332,12 +333,18 @@ class TokenizerWrapper:
 
 
 def _read_call(text: str, tools: Any = None) -> Any:
-    """Return the call in the JSON *text*: an object with ``name`` and ``arguments``.
+    """Return the call in the JSON *text*: a dict with ``name`` and ``arguments``.
+
+    Several calls are returned as a list.
 
     Raises:
-        ValueError: *text* is no JSON.
+        ValueError: *text* has no call.
     """
-    return json.loads(text)
+    calls = [
+        {"name": call.name, "arguments": json.loads(call.arguments)}
+        for call in Hermes().parse(text, {})
+    ]
+    return calls[0] if len(calls) == 1 else calls
 
 
 def _up_to_the_end_of(message: Mapping[str, Any], text: str, prompted: bool) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Literal, overload
 from npurt.compat.folders import model_in
 from npurt.compat.mlx_lm.missing import missing, refuse
 from npurt.compat.mlx_lm.tokenizer_utils import TokenizerWrapper
-from npurt.errors import SettingError
+from npurt.errors import ModelFormatError
 from npurt.llm.decode.model import Llama
 from npurt.runtime.open.arguments import flag, require_path
 
@@ -49,8 +49,8 @@ def load(
     """Return a model and its tokenizer, and with *return_config* the metadata of the file.
 
     Args:
-        path_or_hf_repo: A GGUF file, a folder with one GGUF file, or a hub repository with GGUF
-            files: ``user/repo`` or ``user/repo:QUANT``.
+        path_or_hf_repo: A model as for `npurt.Llama`, a folder with one GGUF file, or a hub
+            repository with GGUF files: ``user/repo`` or ``user/repo:QUANT``.
         tokenizer_config: ``eos_token``, an additional token that ends a generation, and
             ``chat_template``.
         model_config: Refused unless None or empty.
@@ -87,13 +87,15 @@ def _file(place: str | os.PathLike[str], revision: str | None) -> Path:
     path = Path(require_path(place))
     if path.is_dir():
         return model_in(path)
-    if path.exists() or path.suffix == ".gguf":
-        return path
-    if str(place).count("/") != 1:
-        raise SettingError(
-            f"there is no file {place}", remedy="pass a GGUF file, or a repository: user/repo"
-        )
     from npurt.models.hub import Hub
+    from npurt.models.location import locate
     from npurt.models.reference import Reference
 
-    return Hub.usual().fetch(Reference.of(str(place), None, revision))
+    repository = str(place).removeprefix("hf:")
+    if revision is None or repository == str(place):
+        try:
+            return locate(place)
+        except ModelFormatError:
+            if repository.count("/") != 1:
+                raise
+    return Hub.usual().fetch(Reference.of(repository, None, revision))

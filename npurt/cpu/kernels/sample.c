@@ -8,6 +8,7 @@
  */
 #include "kernels.h"
 #include <math.h>
+#include <stdlib.h>
 
 /* Numbers of candidates: the first and the last attempt without top-k; the largest top-k. */
 enum { FIRST = 64, LAST = 512, MOST = 4096 };
@@ -21,6 +22,11 @@ typedef struct {
     int32_t ids[MOST];
     double below[MOST]; /* logit - largest logit */
 } npurt_candidates;
+
+typedef struct {
+    npurt_candidates candidates;
+    double weights[MOST];
+} npurt_space;
 
 /* Finds the k largest logits; returns 0 if a logit is NaN or +inf, or if there is no candidate. */
 static int find(const npurt_sampling *s, const float *x, int64_t k, npurt_candidates *c)
@@ -101,31 +107,44 @@ static int filter(const npurt_sampling *s, npurt_candidates *c, int all, double 
     return cut || all;
 }
 
+/* Draws a token; `own` has space for the candidates and their weights. */
+static int64_t draw(const npurt_sampling *s, const float *x, double random, npurt_space *own)
+{
+    const int64_t most = s->top_k ? s->top_k : LAST;
+    npurt_candidates *c = &own->candidates;
+    double *weights = own->weights, mass = 0;
+    for (int64_t k = s->top_k ? most : FIRST; k <= most; k *= 8) {
+        if (!find(s, x, k, c)) {
+            return NPURT_REFUSED;
+        }
+        if (!s->top_k && s->top_p < 1 && mass == 0) {
+            mass = mass_of(s, x, x[c->ids[0]]);
+        }
+        const int right = filter(s, c, s->top_k || c->count < k, mass, weights);
+        if (right == NPURT_REFUSED) {
+            return NPURT_REFUSED;
+        }
+        if (right) {
+            const double sum = weigh(c, s->temperature, weights);
+            const int64_t at = reach(weights, c->count, random * sum, sum * OF_DOUBLES);
+            return at >= 0 && at < c->count ? c->ids[at] : NPURT_REFUSED;
+        }
+    }
+    return NPURT_REFUSED;
+}
+
+/* The space is on the heap: it has 80 KB, and the stack of a thread may have only 64 KiB. */
 int64_t npurt_sample(const npurt_sampling *s, const float *x, int64_t n, double random)
 {
     const npurt_range last = s->allowed[s->allowed_count - 1];
     if (s->top_k > MOST || last.first > n || last.end > n) {
         return NPURT_REFUSED;
     }
-    const int64_t most = s->top_k ? s->top_k : LAST;
-    npurt_candidates c;
-    double weights[MOST], mass = 0;
-    for (int64_t k = s->top_k ? most : FIRST; k <= most; k *= 8) {
-        if (!find(s, x, k, &c)) {
-            return NPURT_REFUSED;
-        }
-        if (!s->top_k && s->top_p < 1 && mass == 0) {
-            mass = mass_of(s, x, x[c.ids[0]]);
-        }
-        const int right = filter(s, &c, s->top_k || c.count < k, mass, weights);
-        if (right == NPURT_REFUSED) {
-            return NPURT_REFUSED;
-        }
-        if (right) {
-            const double sum = weigh(&c, s->temperature, weights);
-            const int64_t at = reach(weights, c.count, random * sum, sum * OF_DOUBLES);
-            return at >= 0 && at < c.count ? c.ids[at] : NPURT_REFUSED;
-        }
+    npurt_space *own = malloc(sizeof *own);
+    if (!own) {
+        return NPURT_REFUSED;
     }
-    return NPURT_REFUSED;
+    const int64_t drawn = draw(s, x, random, own);
+    free(own);
+    return drawn;
 }

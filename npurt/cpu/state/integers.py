@@ -32,7 +32,7 @@ class IntegerState(DeltaState):
         if not all(np.isfinite(x).all() for x in (net.q, net.k, net.v, net.decay, net.beta)):
             raise NumericsError(
                 "the inputs of a delta net hold NaN or infinity",
-                remedy="check the model file with device 'cpu'",
+                remedy="run it with device 'cpu'; if that fails too, download the model again",
             )
         exact = self._exact
         exact = state_integers(exact) if exact.dtype == np.float32 else exact.copy()

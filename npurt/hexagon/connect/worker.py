@@ -6,7 +6,7 @@ JSON.  The parent ignores answers with other numbers: they belong to packets who
 not read because of Ctrl-C.  The worker allocates the blocks.  It numbers a block by the file
 descriptor in its own process, and sends the parent a copy of the descriptor.
 
-    o a `Connection`, as JSON -> [info, simulated], as JSON
+    o a `Connection`, as JSON -> [info, simulated, the worker's version of npurt], as JSON
     a nbytes, in decimal      -> [number of the block, nbytes], as JSON, and its descriptor
     m [method of `Transport`, number of the block], as JSON -> nothing
     x the numbers of the written and the read block (-1: none) as int32, and the batch
@@ -43,6 +43,7 @@ from npurt.hexagon.fastrpc.rpcmem import U8, Block
 from npurt.hexagon.session import messages
 from npurt.hexagon.session.session import OPENING_SECONDS
 from npurt.hexagon.session.transport import Info, Send, Transport, TransportName
+from npurt.version import __version__
 
 Answer = tuple[bytes, list[int]]  # the result, and file descriptors
 
@@ -81,8 +82,9 @@ class Worker(Transport):
         self._finalizer = weakref.finalize(self, _reap, self._parent, *owned)
         try:
             answer = self._ask(b"o" + json.dumps(asdict(connection)).encode(), opening)
-            info, self.simulated = json.loads(answer)
+            info, self.simulated, version = json.loads(answer)
             self.info = Info(*info)
+            _require_same_npurt(version)
         except BaseException:
             self.close()
             raise
@@ -221,6 +223,21 @@ def connect(connection: Connection) -> Transport:
     return Worker(connection) if connection.worker else connection.open_session()
 
 
+def _require_same_npurt(version: str) -> None:
+    """Check the version of a worker: a new worker runs the npurt that is installed now.
+
+    Raises:
+        DriverError: npurt was replaced since this process started.
+    """
+    if version != __version__:
+        raise DriverError(
+            f"the worker for the Hexagon is npurt {version}, and this program npurt {__version__}",
+            remedy="start the program again: npurt was replaced while it ran",
+            call=codes.OPEN,
+            code=0,
+        )
+
+
 def _close_all(fds: list[int]) -> None:
     while fds:
         os.close(fds.pop())
@@ -322,7 +339,7 @@ class _Server:
 
     def _open(self, connection: bytes) -> Answer:
         opened = self._transport = Connection(**json.loads(connection)).open_session()
-        return json.dumps([opened.info, opened.simulated]).encode(), []
+        return json.dumps([opened.info, opened.simulated, __version__]).encode(), []
 
     def _allocate(self, nbytes: bytes) -> Answer:
         assert self._transport

@@ -9,7 +9,7 @@ from npurt.hexagon.connect import probe
 from npurt.hexagon.connect.connection import Connection
 from npurt.hexagon.connect.worker import connect
 from npurt.hexagon.device.session_memory import SessionMemory
-from npurt.hexagon.session.transport import TransportName
+from npurt.hexagon.session.transport import Info, TransportName
 from npurt.restart import patiently
 
 RESTART_SECONDS = 10  # maximum time for a restart of the DSP
@@ -28,6 +28,7 @@ class Sessions:
 
     def __init__(self, connection: Connection) -> None:
         self.opened: list[SessionMemory] = []
+        self._skel: tuple[int, int, int] | None = None  # identifies the first session's skel
         self._connection = connection
         self._packets = 0  # of sessions that are closed
 
@@ -66,10 +67,27 @@ class Sessions:
         connection = self._connection  # the lambda must not refer to self: a reference cycle
         transport = connect(connection)
         try:
+            self._require_same_skel(transport.info)
             self.opened.append(SessionMemory(transport, lambda: probe.capacity(connection)))
         except BaseException:
             transport.close()
             raise
+
+    def _require_same_skel(self, info: Info) -> None:
+        """Check that a session runs the code of the first session.
+
+        Raises:
+            DriverError: npurt's code for the DSP was replaced.
+        """
+        skel = info.protocol, info.arch, info.build
+        if (self._skel or skel) != skel:
+            raise DriverError(
+                "npurt's code for the DSP was replaced since the device was opened",
+                remedy="start the program again",
+                call="info",
+                code=info.build,
+            )
+        self._skel = skel
 
     def with_space(self) -> Iterator[SessionMemory]:
         """Yield the open sessions, then a new session if the DSP allows one."""

@@ -20,6 +20,7 @@ from typing import Any, Generic, TypeVar
 
 from npurt.errors import DeviceLost, DeviceTimeout, NpurtError
 from npurt.hexagon.fastrpc.native_call import End, NativeCall, NativeCaller
+from npurt.threads import start
 
 T = TypeVar("T")
 
@@ -89,13 +90,7 @@ class Caller:
         self._late: Callable[[], bool] | None = None  # whether the last late job still runs
         arguments = self._jobs, self._native
         self._thread = threading.Thread(target=_work, args=arguments, name=name, daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError as error:
-            raise NpurtError(
-                f"{name}: {error}",
-                remedy="close other programs, or raise the limit that `ulimit -u` shows",
-            ) from error
+        start(self._thread)
 
     @property
     def stuck(self) -> bool:

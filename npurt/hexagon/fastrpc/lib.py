@@ -18,7 +18,7 @@ from npurt.hexagon.fastrpc import abi, codes
 from npurt.hexagon.fastrpc.caller import refuse_fork
 from npurt.library import path_of
 from npurt.once import once
-from npurt.settings import FASTRPC_LIBRARY, read
+from npurt.settings import FASTRPC_LIBRARY, SIM_FASTRPC, read
 
 CANDIDATES = (
     "libcdsprpc.so.1",  # installed by runtime packages; development packages install the next
@@ -86,7 +86,7 @@ class Library:
         what, _, remedy = said.partition("\n  remedy: ")
         if not what:
             return None
-        command = " ".join(remedy.split()) or "install another qemu: apt-get install qemu-user"
+        command = " ".join(remedy.split()) or f"set {SIM_FASTRPC}=log=1 to see its messages"
         return DeviceNotFound(f"the simulated DSP does not start: {what}", remedy=command)
 
     def __repr__(self) -> str:

@@ -13,6 +13,7 @@ npurt.files and npurt.once, because the build uses it before npurt is installed.
 from pathlib import Path
 
 from npurt.errors import NpurtError
+from npurt.files import unreadable
 from npurt.hexagon.idl.method import Call, Interface, Method
 from npurt.hexagon.idl.parser import parse
 from npurt.hexagon.idl.types import DmaHandle
@@ -29,8 +30,10 @@ def load(path: Path) -> Interface:
     """
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise NpurtError(
-            f"cannot read {path}: {error}", remedy="check the path; UTF-8 is needed"
+            f"cannot read {path}: {error.strerror}", remedy=unreadable(path, error)
         ) from error
+    except UnicodeDecodeError as error:
+        raise NpurtError(f"cannot read {path}: {error}", remedy="save it as UTF-8 text") from error
     return parse(text, str(path))

@@ -98,6 +98,7 @@ class Status(IntEnum):
     MEMORY = 5
     THREADS = 6
     VALUE = 7
+    CACHE = 8
 
 
 _MEANING = {
@@ -108,6 +109,7 @@ _MEANING = {
     Status.MEMORY: "the DSP has no memory for the activations of the op",
     Status.THREADS: "the DSP could not start threads",
     Status.VALUE: "the activations of the op hold NaN or infinity",
+    Status.CACHE: "the operating system of the DSP refused to clean the cache",
 }
 
 
@@ -187,8 +189,13 @@ def _lost(what: str) -> DeviceLost:
 def _refusal(status: Status, done: int, count: int) -> NpurtError:
     what = f"the DSP stopped at op {done + 1} of {count}: {_MEANING[status]}"
     if status == Status.VALUE:
-        return NumericsError(what, remedy="check the model file with device 'cpu'")
+        return NumericsError(
+            what,
+            remedy="run it with device 'cpu'; if that fails too, download the model again",
+        )
     error, remedy = DriverError, "reinstall npurt; if that does not help, report it"
+    if status == Status.CACHE:
+        remedy = "update the firmware of the DSP; if that does not help, report it"
     if status in (Status.MEMORY, Status.THREADS):
         error, remedy = DeviceFull, "use a shorter prompt, or smaller batches"
     return error(what, remedy=remedy, call="execute", code=status)

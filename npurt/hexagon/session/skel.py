@@ -18,7 +18,7 @@ from pathlib import Path
 
 from npurt.doctor.system import System
 from npurt.errors import DeviceNotFound, LayoutError
-from npurt.files import replacing
+from npurt.files import replacing, unreadable
 from npurt.hexagon.idl.interface import interface
 from npurt.hexagon.session import checksum, installed
 from npurt.once import once
@@ -84,7 +84,7 @@ def code_of(skel: Path, system: System | None = None) -> bytes:
     except OSError as error:
         raise DeviceNotFound(
             f"cannot read {skel}: {error.strerror}",
-            remedy="check the path; reinstall npurt if the file is one of npurt's own",
+            remedy=f"{unreadable(skel, error)}; npurt's own are part of its package",
         ) from error
     if _checks_code() if system is None else installed.checks_code(system):
         with contextlib.suppress(LayoutError):

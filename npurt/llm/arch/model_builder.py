@@ -170,7 +170,7 @@ class ModelBuilder(Builder):
         if self._missing:
             raise ModelFormatError(
                 f"the file lacks {_some(self._missing)}",
-                remedy="check that the file is complete and states the right architecture",
+                remedy=CONVERT_AGAIN,
             )
         if self._misfits:
             raise self._misfits[0]

@@ -36,9 +36,9 @@ class Engine:
     method.
 
     Args:
-        model: A file, or an open `Llama` with a `max_sequences` above 2.  Only the engine may use
-            an open `Llama` until the engine is closed.  The engine removes the tokens in its
-            context, and does not close it.
+        model: A model as for `Llama`, or an open `Llama` with a `max_sequences` above 2.  Only the
+            engine may use an open `Llama` until the engine is closed.  The engine removes the
+            tokens in its context, and does not close it.
         device: As for `Llama`.
         max_sequences: The largest number of sequences evaluated together; other requests wait.
         kv_bytes: Bytes of the KV cache for all sequences; by default a quarter of the free memory.
@@ -120,6 +120,7 @@ class Engine:
             self.llm.model.ledger.notes.append(self.sizes)
             drafts = None if draft is None else _drafts(self.llm, opened, **drafting)
             scheduler = Scheduler(self.llm.model, sequences=running, prefixes=cached, drafts=drafts)
+            self._longest = scheduler.longest
             self._loop = Loop(scheduler, self.llm.lock, on_step)
             self._loop.start(opened.pop_all())
         self._close = weakref.finalize(self, Loop.close, self._loop)
@@ -192,7 +193,7 @@ class Engine:
             begin = prompt if isinstance(prompt, str) else read(ids[: sequences[0].prompt])
             for sequence in sequences:
                 sequence.echo = begin
-        requests = [Request(each.id, self.cancel) for each in sequences]
+        requests = [Request(each.id, self.cancel, self._loop.require_process) for each in sequences]
         for request, sequence in zip(requests, sequences, strict=True):
             self._loop.submit(request, sequence)
         return requests if count > 1 else requests[0]
@@ -215,6 +216,8 @@ class Engine:
     ) -> Request | list[Request]:  # fmt: skip
         """Submit a request to answer *messages*; the model's chat template makes the prompt.
 
+        The oldest turns of a conversation that is too long are left out, as in `Llama.chat`.
+
         Args:
             template: *tools* and other variables of the template.
             n, options: As for `submit`.
@@ -222,7 +225,12 @@ class Engine:
         Raises:
             The errors of `submit` and `Llama.apply_chat_template`.
         """
-        ids = self.llm.apply_chat_template(messages, **dict(template or {}))
+        ids = self.llm.fit(
+            messages,
+            lambda kept: self.llm.apply_chat_template(kept, **dict(template or {})),
+            options.get("max_tokens"),
+            self._longest,
+        )
         chosen: Any = n  # Any, because the overloads distinguish 1 from other numbers
         requests: Request | list[Request] = self.submit(ids, n=chosen, **options)
         return requests

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import os
 import threading
 import time
 import weakref
@@ -10,12 +11,13 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import replace
 
-from npurt.errors import SettingError
+from npurt.errors import NpurtError, SettingError
 from npurt.llm.batch.events import Event, Stats
 from npurt.llm.batch.request import Request
 from npurt.llm.batch.scheduler import Scheduler
 from npurt.llm.batch.sequence import Sequence
 from npurt.llm.session.lock import Lock
+from npurt.threads import start
 
 PAUSE = 0.002  # seconds
 
@@ -45,15 +47,21 @@ class Loop:
         self._error: BaseException | None = None  # the exception that ended the thread
         self._opened = contextlib.ExitStack()
         self._thread = threading.Thread(target=self._run, name="npurt engine", daemon=True)
+        self._process = os.getpid()
 
     def start(self, opened: contextlib.ExitStack) -> None:
         """Start the thread, which closes *opened* when it ends.
 
         Raises:
+            NpurtError: The system allows no further thread.
             SettingError: Another thread is using the model.
         """
         self._opened = opened
-        self._thread.start()
+        try:
+            start(self._thread)
+        except NpurtError:
+            opened.close()
+            raise
         self._ready.wait()
         if self._error:
             raise self._error
@@ -96,6 +104,19 @@ class Loop:
 
         self._try_to_call(end)
 
+    def require_process(self) -> None:
+        """Check that the thread is in this process: a forked process has no copy of it.
+
+        Raises:
+            SettingError: This process was forked from the one that opened the engine.
+        """
+        if self._process != os.getpid():
+            raise SettingError(
+                "this engine is of the process from which this one was forked",
+                remedy="open an engine in this process, or start processes with multiprocessing's "
+                "'spawn'",
+            )
+
     def _try_to_call(self, call: Call) -> None:
         """Do as `_call`, but do nothing if the engine is closed: its sequences have ended."""
         with contextlib.suppress(SettingError):
@@ -114,6 +135,7 @@ class Loop:
             found.append(self._scheduler.stats())
             done.set()
 
+        self.require_process()
         if threading.current_thread() is self._thread:
             return self._scheduler.stats()
         self._call(ask)
@@ -126,8 +148,9 @@ class Loop:
         """Let the thread call *call* before its next step.
 
         Raises:
-            SettingError: The engine is closed.
+            SettingError: The engine is closed, or of another process.
         """
+        self.require_process()
         with self._changed:
             if self._closing:
                 why = f": {self._error!r:.200}" if self._error else ""
@@ -136,7 +159,9 @@ class Loop:
             self._changed.notify()
 
     def close(self) -> None:
-        """End all sequences, and wait for the thread to end."""
+        """End all sequences, and wait for the thread to end; do nothing in a forked process."""
+        if self._process != os.getpid():
+            return
         with self._changed:
             self._closing = True
             self._changed.notify()

@@ -29,14 +29,21 @@ class Request:
     Args:
         id: The request id in the engine.
         cancel: A function that cancels the request.
+        require: A function that raises an error if no event can arrive in this process.
 
     Attributes:
         id: As in the arguments.
     """
 
-    def __init__(self, id: int, cancel: Callable[["Request"], None]) -> None:
+    def __init__(
+        self,
+        id: int,
+        cancel: Callable[["Request"], None],
+        require: Callable[[], None] = lambda: None,
+    ) -> None:
         self.id = id
         self._cancel = cancel
+        self._require = require
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._taken: list[Event] = []
 
@@ -50,8 +57,10 @@ class Request:
 
         Raises:
             Exception: The exception that ended the request: see `Event.error`.
+            SettingError: This process was forked from the one that opened the engine.
         """
         while not (self._taken and self._taken[-1].finish):
+            self._require()
             self._taken.append(self._events.get())
             if self._taken[-1].error is None:
                 yield self._taken[-1]

@@ -2,7 +2,6 @@
 
 import fnmatch
 import re
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,25 +10,29 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.errors import ModelFormatError
+from npurt.file_kinds import kind_of
+from npurt.files import unreadable
 from npurt.llm.arch import encoder, families, forward
-from npurt.llm.convert.checkpoint.encoders import renamed
-from npurt.llm.convert.checkpoint.families import FAMILIES, Family
+from npurt.llm.arch.architecture import EMBEDDING, Architecture
+from npurt.llm.convert.checkpoint.families import FAMILIES, Family, Keys
 from npurt.llm.convert.checkpoint.fused_experts import (
     names_of_experts,
     taken_experts,
     tensors_of_experts,
 )
+from npurt.llm.convert.checkpoint.head import with_head
 from npurt.llm.convert.checkpoint.joined import split_joined
 from npurt.llm.convert.checkpoint.keys import keys_of, rope_tables
+from npurt.llm.convert.checkpoint.names import text_model
 from npurt.llm.convert.checkpoint.orders import Order, Orders
 from npurt.llm.convert.checkpoint.pooling import pooling_of
-from npurt.llm.convert.checkpoint.safetensors import Stored, files, read
+from npurt.llm.convert.checkpoint.safetensors import AGAIN, Stored, files, read
 from npurt.llm.convert.checkpoint.settings import Settings, meaning
 from npurt.llm.convert.mixture import Types
 from npurt.llm.convert.tokenizer.pieces import MODEL
 from npurt.llm.convert.tokenizer.vocabulary import vocabulary_of
 from npurt.llm.convert.types import FILE_TYPES, chosen, new_tensor
-from npurt.llm.file.config import read_config
+from npurt.llm.file.config import Config, read_config
 from npurt.llm.file.header import read_header
 from npurt.llm.file.writer import NewTensor, encoded, header, refuse_source, write
 from npurt.llm.text.tokenizer import Tokenizer
@@ -40,20 +43,7 @@ from npurt.quant.types import BY_NAME
 # Tables that old versions of transformers saved, and multi-token-prediction blocks, which npurt
 # does not run.
 IGNORED = ("*.rotary_emb.inv_freq", "*.attn.masked_bias", "mtp.*")
-HEAD = "lm_head.weight"
 CLASSES = ("ForCausalLM", "Model", "BertForMaskedLM")  # suffixes of the supported class names
-BARE_MODEL = ("layers.", "embed_tokens.", "norm.")  # prefixes in a model saved without its head
-# Name prefixes in multimodal models.  TEXT_PART maps the prefixes of the text model, in older and
-# newer files, to the prefix in a text-only model.  OTHER_PARTS has the prefixes of the other parts.
-TEXT_PART = {
-    "language_model.model.": "model.",
-    "language_model.lm_head.": "lm_head.",
-    "model.language_model.": "model.",
-}
-OTHER_PARTS = tuple(
-    f"{before}{name}." for before in ("", "model.")
-    for name in ("vision_tower", "multi_modal_projector", "visual")
-)  # fmt: skip
 NUMBER = r"(?:0|[1-9]\d{0,4})"  # index of a layer or an expert, without leading zeros
 # Parameters other than the weight or bias of a module -> the suffix of their names in GGUF.
 BARE = {"sinks": ".weight", "A_log": "", "dt_bias": ".bias"}
@@ -78,21 +68,27 @@ def convert(folder: Path, target: Path, kind: str = "f16", *, progress: bool = T
     """
     kind = chosen(kind)
     if not folder.is_dir():
-        raise ModelFormatError(
-            f"{folder} is no folder", remedy="pass the folder with config.json and the weights"
-        )
+        try:
+            found = kind_of(folder)
+        except OSError as error:
+            raise ModelFormatError(
+                f"{folder} is no folder: {error.strerror}", remedy=unreadable(folder, error)
+            ) from error
+        raise ModelFormatError(f"{folder} is no folder, but {found.what}", remedy=found.remedy)
     with meaning("config.json"):
         settings = Settings.read(folder)
         family = family_of(settings)
+        known = {"general.architecture": family.arch} | keys_of(family, settings)
+        stored = text_model(read(folder), folder, encoder=family.is_encoder)
+        stored = with_head(settings, stored)
+        rows = _rows(family, stored)
+        # The numbers are checked before the next lines use them as sizes.
+        architecture, config = _configuration(known, rows)
         tables = rope_tables(settings)
         tensors = _tables(tables)
-        known = {"general.architecture": family.arch} | keys_of(family, settings)
-        stored = _read(folder, settings, family)
-        tensors += _tensors(family, settings, _with_head(settings, stored),
-                            partial(Types, kind, metadata=known))  # fmt: skip
+        tensors += _tensors(family, settings, stored, partial(Types, kind, metadata=known))
     refuse_source(target, [*files(folder), *folder.glob("*.json"), *folder.glob("*.jinja"),
                             folder / MODEL])  # fmt: skip
-    rows = _rows(tensors)
     keys = {
         "general.architecture": family.arch,
         "general.type": "model",
@@ -106,7 +102,8 @@ def convert(folder: Path, target: Path, kind: str = "f16", *, progress: bool = T
     }
     with meaning("config.json"):
         pairs = {key: encoded(key, value) for key, value in keys.items()}
-    _check(pairs, tensors, list(tables.values()))
+    _check(architecture, config, tensors, list(tables.values()))
+    Tokenizer.from_gguf(read_header(header(pairs.values())).metadata)
     write(target, pairs, tensors, progress=progress)
 
 
@@ -128,72 +125,58 @@ def family_of(settings: Settings) -> Family:
     return FAMILIES[name]
 
 
-def _rows(tensors: Sequence[NewTensor]) -> int:
-    return next((each.shape[0] for each in tensors if each.name == "token_embd.weight"), 0)
+def _rows(family: Family, stored: Mapping[str, Stored]) -> int:
+    """Return the number of rows of the embedding.
+
+    Raises:
+        ModelFormatError: The checkpoint has no embedding, or one of an unknown type.
+    """
+    [stem] = [name for name, gguf in family.top.items() if f"{gguf}.weight" == EMBEDDING]
+    if f"{stem}.weight" not in stored:
+        raise ModelFormatError(f"the checkpoint has no {stem}.weight", remedy=AGAIN)
+    embedding = stored[f"{stem}.weight"]
+    return embedding.tensor().shape[0]
+
+
+def _configuration(keys: Keys, rows: int) -> tuple[Architecture, Config]:
+    """Return the architecture and the configuration that npurt would read from the new file.
+
+    Args:
+        keys: The keys of the architecture.
+        rows: The number of rows of the embedding.
+
+    Raises:
+        ModelFormatError: The dimensions contradict each other, or exceed npurt's limits.
+    """
+    metadata = read_header(header(encoded(*pair) for pair in keys.items())).metadata
+    architecture = families.find(metadata["general.architecture"])
+    encodes = architecture.encoder is not None
+    config = architecture.complete(read_config(metadata, rows, encoder=encodes))
+    forward.check(architecture, config)
+    return architecture, config
 
 
 def _check(
-    pairs: Mapping[str, bytes],
+    architecture: Architecture,
+    config: Config,
     tensors: Sequence[NewTensor],
     tables: Sequence[npt.NDArray[np.float32]],
 ) -> None:
-    """Raise an error if npurt could not load the converted model.
+    """Raise an error if npurt could not run the converted model.
 
     Raises:
-        ModelFormatError: The model lacks tensors or has unknown ones, or its dimensions, rotary
-            tables and tokenizer are inconsistent.
+        ModelFormatError: The model lacks tensors or has unknown ones, or the shapes of tensors or
+            the rotary tables do not fit the configuration.
     """
-    metadata = read_header(header(pairs.values())).metadata
-    architecture = families.find(metadata["general.architecture"])
-    encodes = architecture.encoder is not None
-    config = architecture.complete(read_config(metadata, _rows(tensors), encoder=encodes))
-    forward.check(architecture, config)
     by_name = {each.name: each for each in tensors}
-    if encodes:
+    if architecture.encoder is not None:
         encoder.build(architecture, config, by_name)
     else:
         for divisors in tables or (None,):
             forward.build(architecture, config, by_name, divisors)
-    Tokenizer.from_gguf(metadata)
 
 
 # --- Tensors --------------------------------------------------------------------------------------
-
-
-def _read(folder: Path, settings: Settings, family: Family) -> dict[str, Stored]:
-    """Return the tensors of the text model, by their names in a text-only model."""
-    stored = read(folder)
-    if family.is_encoder:
-        return {new: each for name, each in stored.items() if (new := renamed(name))}
-    if not settings.is_part:
-        return {
-            "model." * name.startswith(BARE_MODEL) + name: each for name, each in stored.items()
-        }
-    found = {}
-    for name, each in stored.items():
-        if not name.startswith(OTHER_PARTS):
-            first = next((start for start in TEXT_PART if name.startswith(start)), "")
-            found[TEXT_PART.get(first, "") + name.removeprefix(first)] = each
-    warnings.warn(
-        f"{folder.name} has parts other than the text model, which are not converted", stacklevel=3
-    )
-    return found
-
-
-def _with_head(settings: Settings, stored: dict[str, Stored]) -> dict[str, Stored]:
-    """Return *stored*, without the output matrix if it is tied to the embedding.
-
-    Raises:
-        ModelFormatError: config.json says that the output matrix is untied, and it is missing.
-    """
-    # LFM2 uses the name tie_embedding.
-    tied = settings.get("tie_embedding", settings.get("tie_word_embeddings"))
-    if tied is False and HEAD not in stored:
-        raise ModelFormatError(
-            f"config.json: tie_word_embeddings is false, but the checkpoint has no {HEAD}",
-            remedy="download the whole folder again",
-        )
-    return {name: each for name, each in stored.items() if name != HEAD or not tied}
 
 
 def _tables(tables: Mapping[str, npt.NDArray[np.float32]]) -> list[NewTensor]:
@@ -341,7 +324,7 @@ def _order(orders: Orders, name: str, stored: Stored) -> Order | None:
         raise ModelFormatError(
             f"{stored.name} has shape {stored.shape}, but config.json implies {order.size} "
             + ("columns" if order.axis else "rows"),
-            remedy="check the number and width of heads in config.json",
+            remedy="use the config.json of these weights: download both from one place",
         )
     return order
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from npurt.errors import ModelFormatError, NumericsError
+from npurt.files import opened, unreadable
 from npurt.llm.convert.checkpoint.settings import content_of
 from npurt.llm.file.gguf import GGUF
 from npurt.llm.file.header import MAGIC
@@ -37,7 +38,7 @@ def read_importance(path: Path) -> Importance:
         NumericsError: A value is NaN, infinite or negative.
     """
     try:
-        with open(path, "rb") as file:
+        with opened(path) as file:
             is_gguf = file.read(len(MAGIC)) == MAGIC
         found = _read_gguf(path) if is_gguf else dict(_legacy(_content(path)))
     except (OSError, ValueError, struct.error) as error:
@@ -45,7 +46,7 @@ def read_importance(path: Path) -> Importance:
             raise
         raise ModelFormatError(
             f"{path} cannot be read as an importance matrix: {error}",
-            remedy="check the path" if isinstance(error, OSError) else AGAIN,
+            remedy=unreadable(path, error) if isinstance(error, OSError) else AGAIN,
         ) from error
     if not found:
         raise ModelFormatError(f"{path} has no importance values", remedy=AGAIN)
@@ -113,9 +114,7 @@ def _means(sums: F32, counts: F32) -> F32:
 
 
 def _content(path: Path) -> memoryview:
-    if path.stat().st_size > MAX_BYTES:
-        raise ValueError(f"the file has more than {MAX_BYTES} bytes")
-    return memoryview(content_of(path))
+    return memoryview(content_of(path, MAX_BYTES))
 
 
 def _legacy(data: memoryview) -> Iterator[tuple[str, F32]]:

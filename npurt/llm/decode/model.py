@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 # dir() does not list attributes that only other parts of npurt use.
 INTERNALS = (
-    "account", "can_shift", "context", "embedder", "file", "generator", "head", "hidden_states",
-    "lock", "model", "output_matrix", "read", "speculator", "weight_bytes",
+    "account", "can_shift", "context", "embedder", "file", "fit", "generator", "head",
+    "hidden_states", "lock", "model", "output_matrix", "read", "speculator", "weight_bytes",
 )  # fmt: skip
 
 MAX_SEQUENCES = 4096  # upper bound of max_sequences; far above the capacity of a host
@@ -54,7 +54,9 @@ class Llama:
     thread, or protect the calls with a lock.
 
     Args:
-        path: The file.  `npurt.llm.arch` lists the architectures that npurt runs.
+        path: The file, or another form of a model for `npurt.models.locate`: a name of
+            `npurt models`, ``hf:user/repo:QUANT``, an https URL.  A model that is not on this
+            machine is downloaded.  `npurt.llm.arch` lists the architectures that npurt runs.
         device: The device that runs matrix products: a name from `npurt.devices`, or a `Device`.
             The CPU runs everything else.  `close` closes this `Device`, but a failure to open the
             model does not.
@@ -74,7 +76,8 @@ class Llama:
             ``"zephyr"``.
         progress: Show progress bars on a terminal.
         draft: Decode speculatively.  ``"lookup"`` drafts from the sequence itself; a path is the
-            file of a smaller model with the same vocabulary, or of a DFlash draft for this model.
+            file of a smaller model with the same vocabulary, or of a DFlash draft for this model,
+            in a form for *path*.
             The completion has the same tokens as without drafts.
         draft_max: The largest number of draft tokens in a step; a controller chooses the number for
             each step.  The default is 8, or less if *n_batch* or *n_ctx* is too small for 8.
@@ -86,6 +89,7 @@ class Llama:
             full sequences.
 
     Raises:
+        DownloadError: The model cannot be downloaded.
         ModelFormatError: npurt cannot run the file, or cannot use *draft* with it.
         DeviceNotFound: The device does not exist.
         SettingError: The value of an argument is invalid.
@@ -131,12 +135,16 @@ class Llama:
         checks, adapted = Checks(mode(verify)), adapters(lora)
         with contextlib.ExitStack() as opened:  # after an error, closes in reverse order
             with errors_of(path):
-                file = opened.enter_context(GGUF(path))
+                file = opened.enter_context(GGUF(path, progress=progress))
                 setup = set_up(
                     file, n_ctx, self.n_batch, kv_type, adapted, sequences=sequences,
                     kv_bytes=kv_bytes,
                 )  # fmt: skip
-            network = open_network(draft, setup) if draft and draft != "lookup" else None
+            network = (
+                open_network(draft, setup, progress=progress)
+                if draft and draft != "lookup"
+                else None
+            )
             devices = opened.enter_context(Devices(device, n_threads))
             if draft is not None:
                 require_verifies(devices)
@@ -207,7 +215,9 @@ class Llama:
     detokenize = of_texts(TextGenerator.detokenize)
     generate = of_texts(TextGenerator.generate)
     chat = of_texts(TextGenerator.chat)
+    fit = of_texts(TextGenerator.fit)
     apply_chat_template = of_texts(TextGenerator.apply_chat_template)
+    parse_answer = of_texts(TextGenerator.parse_answer)
     embed = of_embedder(Embedder.embed)
     rerank = of_embedder(Embedder.rerank)
 

@@ -1,6 +1,7 @@
 """Generate text with a model: `generate` takes a prompt, `chat` takes messages."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from npurt.errors import LayoutError, ModelFormatError, SettingError, brief
@@ -9,6 +10,7 @@ from npurt.llm.decode.grammar.grammar import Grammar
 from npurt.llm.decode.options import Options, Request, Stop, without_missing
 from npurt.llm.decode.sampler import Criterion, Processor, Sampler
 from npurt.llm.file.metadata import optional
+from npurt.llm.text.turns import fitted
 from npurt.runtime.open.arguments import flag, integer, listed
 
 if TYPE_CHECKING:  # templates are imported with the first chat: jinja2 takes 40 ms
@@ -36,6 +38,7 @@ class TextGenerator:
         self._generator = generator
         self._model = generator.context.model
         self._template = template
+        self._has_left_out = False  # turns of a conversation
 
     # --- Tokens ---------------------------------------------------------------------------------
 
@@ -291,20 +294,25 @@ class TextGenerator:
     ) -> str | list[str] | Iterator[str]:
         """Return the model's answer to *messages*, which the chat template turns into a prompt.
 
+        If the conversation is too long for the context, its oldest turns are left out, with a
+        warning the first time; system messages remain, and so do calls of tools beside their
+        results.  To get ContextFull instead, pass `apply_chat_template(messages)` to `generate`.
+
         A message is a dict with ``role`` and ``content``.  The content is a text, or a list of
         parts ``{"type": "text", "text": ...}``, which are joined.
 
         Args:
             stream, n, echo: As for `generate`.
             tools: Functions that the model may call, as JSON schemas.  The returned text contains
-                the model's calls, unparsed.
+                the model's calls as it writes them; `parse_answer` finds them.
             enable_thinking: Whether a reasoning model writes its reasoning before the answer.
             options: The options of `generate`, and variables of the template.
 
         Raises:
+            ContextFull: The last turn alone is longer than the context.
             LayoutError: *messages* is not a list of messages, or the template refuses a message.
             ModelFormatError: The file has no chat template, or its template does not work.
-            SettingError: The template does not read *tools*, *enable_thinking* or a variable.
+            SettingError: The template does not read *enable_thinking* or a variable.
             UnsupportedOp: npurt does not support an option.
         """
         variables = without_missing(options)
@@ -313,9 +321,58 @@ class TextGenerator:
         }
         if enable_thinking is not None:
             variables["enable_thinking"] = enable_thinking
-        ids = self.apply_chat_template(messages, tools=tools, **variables)
+        ids = self.fit(
+            messages,
+            lambda kept: self.apply_chat_template(kept, tools=tools, **variables),
+            options.get("max_tokens"),
+        )
         chosen: Any = n  # Any, because the overloads distinguish 1 from other numbers
         return self.generate(ids, n=chosen, echo=echo, stream=stream, **options)
+
+    def parse_answer(
+        self, text: str, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> dict[str, Any]:
+        """Return the message of an answer of `chat`, with the calls of functions in it.
+
+        The message has ``role``, ``content``, ``tool_calls`` as in OpenAI's API if the answer
+        calls functions, and ``reasoning_content`` if it has a thought.  It can be appended to the
+        messages of the next `chat`.
+
+        Args:
+            text: The whole answer.
+            tools: As for `chat`.  An answer has no calls but of these functions.
+
+        Raises:
+            ModelFormatError: The file has no chat template.
+            SettingError: *tools* is not a list of JSON schemas.
+        """
+        from npurt.llm.decode.calls.message import message_of
+
+        cut = self._generator.timing.finish in ("length", "context")
+        return message_of(text, _tools(tools), self.template.source, cut=cut)
+
+    def fit(
+        self,
+        messages: Sequence[Message],
+        render: Callable[[Sequence[Message]], list[int]],
+        max_tokens: int | None = None,
+        n_ctx: int | None = None,
+    ) -> list[int]:
+        """Return the prompt that *render* makes of *messages*, without turns that do not fit.
+
+        The first time that turns are left out, this gives a warning.
+        """
+        if isinstance(messages, Iterable) and not isinstance(messages, str | Mapping):
+            messages = list(messages)
+        count, ids = fitted(messages, render, n_ctx or self._model.n_ctx, max_tokens)
+        if count and not self._has_left_out:
+            self._has_left_out = True
+            warnings.warn(
+                f"a conversation is longer than the context: its oldest turns ({count} now) are "
+                "left out of the prompt; a larger n_ctx (-c) keeps more",
+                stacklevel=4,
+            )
+        return ids
 
     def apply_chat_template(
         self,
@@ -336,7 +393,7 @@ class TextGenerator:
         Raises:
             LayoutError: *messages* is not a list of messages, or the template refuses a message.
             ModelFormatError: The file has no chat template, or its template does not work.
-            SettingError: The template does not read *tools* or a variable.
+            SettingError: The template does not read a variable.
         """
         if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
             raise LayoutError(
@@ -381,8 +438,8 @@ def _after(begin: str, pieces: Iterable[str]) -> Iterator[str]:
 
 
 def _require_read(template: "ChatTemplate", variables: Mapping[str, Any]) -> None:
-    """Raise SettingError if the template does not read one of *variables*."""
-    unread = [name for name in variables if name not in template.variables]
+    """Raise SettingError if the template does not read one of *variables* except tools."""
+    unread = [name for name in variables if name not in template.variables | {"tools"}]
     if unread:
         import difflib
 

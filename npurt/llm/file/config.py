@@ -119,28 +119,26 @@ def read_config(metadata: Metadata, n_vocab: int, *, encoder: bool = False) -> C
         ModelFormatError: A key is missing, has a wrong type, or contradicts another key.
     """
     arch = require(metadata, "general.architecture", str)
+    n_blocks = 0
 
     def number(name: str, default: int | None = None, maximum: int = limits().columns) -> int:
         key = f"{arch}.{name}"
         if isinstance(metadata.get(key), memoryview):
-            raise _bad(f"{key} differs by layer, which npurt does not run")
-        value = (
-            require(metadata, key, int)
-            if default is None
-            else optional(metadata, key, int, default)
-        )
+            value = _for_each_layer(metadata, key, n_blocks)
+        elif default is None:
+            value = require(metadata, key, int)
+        else:
+            value = optional(metadata, key, int, default)
         if not 0 < value <= maximum and value != default:
             raise _bad(f"{key} = {value} is not a sensible count")
         return value
 
+    n_blocks = number("block_count", maximum=MAX_LAYERS)
     width, heads = number("embedding_length"), number("attention.head_count")
     head_width = number("attention.key_length", max(width // heads, 1))
     mixed = f"{arch}.expert_count" in metadata and number("expert_count", 0, limits().experts) > 0
     n_ff = number("feed_forward_length", 0 if mixed else None)
-    n_blocks, n_ahead = (
-        number("block_count", maximum=MAX_LAYERS),
-        number("nextn_predict_layers", 0),
-    )
+    n_ahead = number("nextn_predict_layers", 0)
     if n_ahead >= n_blocks:
         raise _bad(f"{n_ahead} of {n_blocks} blocks predict further tokens; no layer remains")
     n_layers = n_blocks - n_ahead
@@ -178,6 +176,14 @@ def read_config(metadata: Metadata, n_vocab: int, *, encoder: bool = False) -> C
             recurrent=_recurrent(metadata, arch, number, config.n_layers),
         )
     return config
+
+
+def _for_each_layer(metadata: Metadata, key: str, n_blocks: int) -> int:
+    """Return the number *key*, which is a list with the same number for each block."""
+    listed = numbers(metadata, key, INTEGERS)[:n_blocks].tolist()
+    if len(set(listed)) != 1 or len(listed) < n_blocks:
+        raise _bad(f"{key} differs by layer, which npurt does not run")
+    return int(listed[0])
 
 
 def _kv_heads(

@@ -8,6 +8,8 @@ Source: llama.cpp tools/gguf-split (keys of parts), MIT.
 
 import contextlib
 import errno
+import functools
+import hashlib
 import mmap
 import os
 import stat
@@ -17,16 +19,23 @@ from pathlib import Path
 from typing import Self
 
 from npurt.errors import LayoutError, ModelFormatError, SettingError, brief
+from npurt.file_kinds import READ, kind_of, recognised
+from npurt.files import Version, unreadable
 from npurt.llm.file import parts
-from npurt.llm.file.header import MAX_TENSORS, Header, TensorInfo, bad, read_header
+from npurt.llm.file.header import MAGIC, MAX_TENSORS, Header, TensorInfo, bad, read_header
 from npurt.llm.file.metadata import require
 
 
 class MappedGGUF:
     """A GGUF file, or all files of a split model, mapped read-only.
 
-    The file must not be truncated while it is open: the kernel would end the process at the next
-    read past the new end (SIGBUS).
+    The file may be replaced by a rename or deleted while it is open.  It must not be overwritten:
+    a read would return the new bytes, and a read past the new end of a truncated file would end the
+    process (SIGBUS).  `require_unchanged` notices most of these cases before a read.
+
+    Args:
+        path: A file, or another form of a model that `npurt.models.locate` finds or downloads.
+        progress: Show a progress bar of a download on a terminal.
 
     Attributes:
         path: The file, or the first file of a split model.
@@ -37,29 +46,30 @@ class MappedGGUF:
         data_offset: The start of the tensor data in bytes from the start of the (first) file.
 
     Raises:
-        SettingError: *path* is not a path.
+        SettingError: *path* is not a path, or names no file of a hub.
+        DownloadError: The model cannot be downloaded.
         ModelFormatError: The file cannot be opened, or is not a GGUF file that npurt reads, or a
             part of the model is missing or does not belong to it.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        try:
-            self.path = Path(path)
-        except TypeError as error:
-            raise SettingError(
-                f"{brief(path, 40)} is no path",
-                remedy="pass the path of a GGUF file, as a str or a Path",
-            ) from error
+    def __init__(self, path: str | os.PathLike[str], *, progress: bool = True) -> None:
+        self.path = _file(path, progress)
         with contextlib.ExitStack() as stack:
-            mapping, header = _open_file(path, stack)
-            mappings, headers = [mapping], [(self.path.name, header)]
+            mapping, version, header = _open_file(self.path, stack)
+            mappings, versions, headers = [mapping], [version], [(self.path.name, header)]
             for file in parts.others(self.path, header.metadata):
-                mapping, header = _open_file(file, stack)
+                mapping, version, header = _open_file(file, stack)
                 mappings.append(mapping)
+                versions.append(version)
                 headers.append((file.name, header))
             self._take(headers)
             stack.pop_all()
         self._mappings = mappings
+        # Strings: os.stat takes twice as long for a Path.
+        self._opened = [
+            (str(path), version) for path, version in zip(self.paths, versions, strict=True)
+        ]
+        self._starts = [header.data_offset for _, header in headers]
 
     def _take(self, headers: Sequence[tuple[str, Header]]) -> None:
         """Set the attributes from the files of the model: the name and header of each, in order."""
@@ -84,8 +94,50 @@ class MappedGGUF:
         """
         return require(self.metadata, "general.architecture", str)
 
+    @functools.cached_property
+    def header_digest(self) -> str:
+        """A hash of the headers and sizes of all files.
+
+        Raises:
+            LayoutError: The file is closed.
+        """
+        digest = hashlib.sha256()
+        for part, start in enumerate(self._starts):
+            digest.update(self._opened[part][1].nbytes.to_bytes(8, "little"))
+            digest.update(memoryview(self._mapped(part))[:start])
+        return digest.hexdigest()
+
+    @functools.cached_property
+    def identity(self) -> str:
+        """A string that is the same only for the same files: headers, sizes, times of last writes.
+
+        Raises:
+            LayoutError: The file is closed.
+        """
+        times = [version.changed_ns for _, version in self._opened]
+        return hashlib.sha256(f"{self.header_digest} {times}".encode()).hexdigest()
+
+    def require_unchanged(self) -> None:
+        """Raise an error if a file was overwritten or truncated since it was opened.
+
+        Raises:
+            ModelFormatError: A file was changed.
+        """
+        for path, version in self._opened:
+            if version.overwritten(path):
+                raise ModelFormatError(
+                    f"{os.path.basename(path)} was changed while it was open",
+                    remedy="open it again; to replace a model that may be in use, write another "
+                    "file and rename it",
+                )
+
     def _view(self, info: TensorInfo) -> memoryview:
-        """Return the bytes of a tensor."""
+        """Return the bytes of a tensor.
+
+        Raises:
+            ModelFormatError: The file was changed.
+        """
+        self.require_unchanged()
         return memoryview(self._mapped(info.part))[info.offset : info.offset + info.nbytes]
 
     def beginning(self, name: str, maximum: int) -> bytes:
@@ -177,14 +229,35 @@ def errors_of(path: str | os.PathLike[str]) -> Iterator[None]:
         raise ModelFormatError(f"{name}: {error.what}", remedy=error.remedy) from error
 
 
+def _file(path: str | os.PathLike[str], progress: bool) -> Path:
+    """Return the file of the model *path*; download it if it is not on this machine."""
+    try:
+        file = Path(path)
+    except TypeError as error:
+        raise SettingError(
+            f"{brief(path, 40)} is no path",
+            remedy="pass the path of a GGUF file, as a str or a Path",
+        ) from error
+    if os.path.exists(path):
+        return file
+    from npurt.models.location import locate  # imported here: a local file needs no download
+
+    return locate(path, progress=progress)
+
+
 def _open_file(
     path: str | os.PathLike[str], stack: contextlib.ExitStack
-) -> tuple[mmap.mmap, Header]:
+) -> tuple[mmap.mmap, Version, Header]:
     """Map a file and read its header; *stack* closes the mapping, and errors name the file."""
-    mapping = _map(path)
+    mapping, version = _map(path)
     stack.callback(mapping.close)
+    if mapping[: len(MAGIC)] != MAGIC:
+        kind = recognised(mapping[:READ], len(mapping), Path(path))
+        raise ModelFormatError(
+            f"{os.fspath(path)} is not a GGUF file: it is {kind.what}", remedy=kind.remedy
+        )
     with errors_of(path):
-        return mapping, read_header(mapping)
+        return mapping, version, read_header(mapping)
 
 
 def _add_tensors(tensors: dict[str, TensorInfo], part: Header, index: int, name: str) -> None:
@@ -197,29 +270,33 @@ def _add_tensors(tensors: dict[str, TensorInfo], part: Header, index: int, name:
         tensors[info.name] = replace(info, part=index)
 
 
-def _map(path: str | os.PathLike[str]) -> mmap.mmap:
-    """Return a mapping of a regular file; its descriptor is closed."""
+def _map(path: str | os.PathLike[str]) -> tuple[mmap.mmap, Version]:
+    """Return a mapping of a regular file, and the file's version; its descriptor is closed."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not block
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from error
     try:
         status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_size == 0:
-            what = "a folder" if stat.S_ISDIR(status.st_mode) else "empty or not a regular file"
-            raise _unreadable(path, f"it is {what}")
-        return mmap.mmap(fd, status.st_size, access=mmap.ACCESS_READ)
+        regular = stat.S_ISREG(status.st_mode)
+        if stat.S_ISDIR(status.st_mode) or (regular and status.st_size == 0):
+            kind = kind_of(path)
+            raise ModelFormatError(
+                f"cannot open {os.fspath(path)}: it is {kind.what}", remedy=kind.remedy
+            )
+        if not regular:
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        return mmap.mmap(fd, status.st_size, access=mmap.ACCESS_READ), Version.of(status)
     except OSError as error:
         raise _unreadable(path, error) from error
     finally:
         os.close(fd)
 
 
-def _unreadable(path: str | os.PathLike[str], why: object) -> ModelFormatError:
-    remedy = "pass the path of a .gguf file that you may read"
-    if isinstance(why, OSError) and why.errno == errno.ENOMEM:
-        remedy = "close other programs, raise the limit (ulimit -v), or use a smaller model"
+def _unreadable(
+    path: str | os.PathLike[str], error: OSError | ValueError, why: str = ""
+) -> ModelFormatError:
+    why = why or getattr(error, "strerror", None) or str(error)
     return ModelFormatError(
-        f"cannot open {os.fspath(path) or repr('')}: {getattr(why, 'strerror', None) or why}",
-        remedy=remedy,
+        f"cannot open {os.fspath(path) or repr('')}: {why}", remedy=unreadable(path, error)
     )

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from npurt.errors import ModelFormatError
+from npurt.file_kinds import READ, recognised
 from npurt.llm.file import parts
 from npurt.llm.file.gguf import GGUF
-from npurt.llm.file.header import Header, Incomplete, TensorInfo, read_header
+from npurt.llm.file.header import MAGIC, Header, Incomplete, TensorInfo, read_header
 from npurt.models.ranged import RangedFile
 
 FIRST = 1 << 20  # bytes of the first request; a vocabulary takes 2 to 20 MB
@@ -52,6 +53,13 @@ def _header(file: RangedFile) -> Header:
     data, wanted = b"", FIRST
     while True:
         data += file.read(len(data), wanted)
+        if not data.startswith(MAGIC[: len(data)]):
+            kind = recognised(data[:READ], file.nbytes or len(data), Path(file.name))
+            raise ModelFormatError(
+                f"{file.name} is not a GGUF file: it is {kind.what}",
+                remedy="choose another file, which ends in .gguf; npurt convert converts a "
+                "downloaded folder of safetensors",
+            )
         try:
             return read_header(data, file.nbytes)
         except Incomplete as error:

@@ -4,6 +4,8 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from npurt.threads import start
+
 T = TypeVar("T")
 
 
@@ -11,13 +13,16 @@ class Background(Generic[T]):
     """Calls *make* in a new thread at once.  The thread does not keep the process alive.
 
     `concurrent.futures` can do this too, but its import adds 5 ms to the start of every program.
+
+    Raises:
+        NpurtError: The system allows no further thread.
     """
 
     def __init__(self, make: Callable[[], T], name: str) -> None:
         self._made: list[T] = []
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, args=(make,), name=name, daemon=True)
-        self._thread.start()
+        start(self._thread)
 
     def _run(self, make: Callable[[], T]) -> None:
         try:

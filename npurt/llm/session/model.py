@@ -289,9 +289,17 @@ class Model:
     # --- Closing --------------------------------------------------------------------------------
 
     def require_open(self) -> None:
-        """Raise SettingError if the model is closed."""
+        """Raise an error if the model is closed, or its file was overwritten.
+
+        Every evaluation reads the file: token embeddings, and all weights after a device restart.
+
+        Raises:
+            ModelFormatError: The file was overwritten.
+            SettingError: The model is closed.
+        """
         if self._closed:
             raise SettingError("this model is closed", remedy="open the file again with Llama()")
+        self.file.require_unchanged()
 
     def close(self) -> None:
         """Release the weights; file and devices stay open.  A second call does nothing."""

@@ -129,6 +129,7 @@ class Network:
         n_ctx: P.
 
     Attributes:
+        identity: The identity of the draft's file; see `MappedGGUF.identity`.
         fill_size: Elements of the matrices that multiply a token of a block.
         read_size: Elements of the matrices that multiply a token of the target.
 
@@ -137,6 +138,7 @@ class Network:
     """
 
     def __init__(self, file: GGUF, target: Config, n_ctx: int) -> None:
+        self.identity = file.identity
         self.shape = read_shape(file, target)
         require_context(file.metadata, n_ctx)
         table = check_tensors(file, self.shape)

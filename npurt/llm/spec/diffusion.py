@@ -20,13 +20,15 @@ from npurt.llm.spec.truncated_head import TruncatedHead
 from npurt.runtime.report.ledger import Row
 
 
-def open_network(path: str | os.PathLike[str], target: Setup) -> Network | None:
+def open_network(
+    path: str | os.PathLike[str], target: Setup, *, progress: bool = True
+) -> Network | None:
     """Return the network in the file *path*; None if the file has another architecture.
 
     Raises:
         ModelFormatError: npurt cannot run the network with *target*.
     """
-    with GGUF(path) as file:
+    with GGUF(path, progress=progress) as file:
         if file.architecture != NAME:
             return None
         require_same_vocabulary(file, target.description.file)

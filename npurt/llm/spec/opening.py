@@ -54,14 +54,18 @@ class Drafts:
     Args:
         make: A function that returns a drafter for the sequence in a context of the model.
         maximum: The largest number of draft tokens in a step.
+        identity: The identity of the draft's file; "" without a file.
 
     Attributes:
-        maximum: As in the arguments.
+        maximum, identity: As in the arguments.
         speculation: The counts of all sequences.
     """
 
-    def __init__(self, make: Callable[[Context], Drafter], maximum: int) -> None:
+    def __init__(
+        self, make: Callable[[Context], Drafter], maximum: int, identity: str = ""
+    ) -> None:
         self.maximum = maximum
+        self.identity = identity
         self.speculation = Speculation()
         self._make = make
 
@@ -108,7 +112,8 @@ def open_drafts(
     """
     target.setup.description.require_decoder()
     maximum = _draft_limit(target, maximum)
-    drafts = Drafts(_maker(draft, network, target, opened, device or "cpu"), maximum)
+    make, identity = _maker(draft, network, target, opened, device or "cpu")
+    drafts = Drafts(make, maximum, identity)
     target.ledger.add_status_note(drafts.speculation.line)
     return drafts
 
@@ -141,20 +146,21 @@ def _maker(
     target: Model,
     opened: contextlib.ExitStack,
     device: str,
-) -> Callable[[Context], Drafter]:
+) -> tuple[Callable[[Context], Drafter], str]:
+    """Return a function that makes drafters, and the identity of the draft's file."""
     if draft != "lookup" and network is None:
         model = _draft_model(draft, target, opened, device)
         output = output_head(model)
-        return lambda context: Assistant(Context(model), target, output)
+        return lambda context: Assistant(Context(model), target, output), model.file.identity
     if device != "cpu":
         raise SettingError(
             f"{Path(draft).name} cannot draft on {device}",
             remedy="leave draft_device (-devd) out: lookup and block drafts run on the host",
         )
     if network is None:
-        return lambda context: Lookup()
+        return lambda context: Lookup(), ""
     name, head = Path(draft).name, block_head(target, network)
-    return lambda context: Diffusion(name, network.another(), context, head)
+    return lambda context: Diffusion(name, network.another(), context, head), network.identity
 
 
 def _draft_model(

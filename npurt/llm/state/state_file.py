@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from npurt.delta import is_state
 from npurt.errors import StateFormatError, brief
-from npurt.files import opened, replacing
+from npurt.files import opened, replacing, unreadable
 from npurt.llm.state.state import Snapshot, State
 
 MAGIC = b"npurtsta"
@@ -86,7 +86,7 @@ def load(state: State, identity: bytes, n_vocab: int, path: str | os.PathLike[st
     except OSError as error:
         raise StateFormatError(
             f"cannot read a state from {source}: {error.strerror or error}",
-            remedy="check the path; save_state() writes these files",
+            remedy=f"{unreadable(source, error)}; save_state() writes these files",
         ) from error
 
 

@@ -3,6 +3,7 @@
 The template is an untrusted program; `sandbox` limits its time and memory.
 """
 
+import contextlib
 import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,8 +14,10 @@ from jinja2 import TemplateError
 from jinja2.meta import find_undeclared_variables
 
 from npurt.errors import LayoutError, ModelFormatError, brief
+from npurt.llm.text import tool_prompt
 from npurt.llm.text.sandbox import BUDGET, PER_INPUT, BoundedEnvironment, Meter
 
+PROBE = '{"probe": "value"}'  # arguments of a call
 MAX_SOURCE = 1 << 16  # characters; the longest chat templates have some 30,000
 
 # Templates are code and can raise any of these errors.
@@ -51,11 +54,15 @@ class ChatTemplate:
         self._tokens = {"bos_token": bos or "", "eos_token": eos or ""}
         self._environment = BoundedEnvironment()
         self._environment.globals["raise_exception"] = _refuse
-        self._environment.globals["strftime_now"] = _strftime_now
+        self._environment.globals["strftime_now"] = self._strftime_now
         try:
             self._template = self._environment.build(source)
         except _FAILURES as error:
             raise _broken(error) from error
+
+    def _strftime_now(self, format: str) -> str:
+        self._environment.charge_time_format(format)
+        return _strftime_now(format)
 
     @functools.cached_property
     def variables(self) -> frozenset[str]:
@@ -77,11 +84,15 @@ class ChatTemplate:
 
         Args:
             messages: Dicts ``{"role": ..., "content": ...}``.  The content is text, a list of
-                parts, or None if the message has ``tool_calls``.  The arguments of a call are
-                passed on unchanged: most templates expect a dict, DeepSeek's expects JSON text.
+                parts, or None if the message has ``tool_calls``.  The arguments of a call are a
+                dict or JSON text; the template receives the form that it expects.  The role
+                ``developer`` becomes ``system`` unless the template mentions ``developer``.
             add_generation_prompt: End the prompt with the start of the model's answer.
-            tools: Descriptions of functions, as JSON schemas.
-            variables: Other variables of the template, such as ``enable_thinking=False``.
+            tools: Descriptions of functions, as JSON schemas.  If the template does not read
+                tools, the system message describes them (`tool_prompt`).
+            variables: Other variables of the template, such as ``enable_thinking=False``.  If
+                the template reads ``enable_thinking``, its default is True; the default of
+                ``date_string`` is today, as in llama.cpp.
 
         Raises:
             LayoutError: The messages are malformed, or the template raises an error about them.
@@ -89,8 +100,36 @@ class ChatTemplate:
         """
         given: dict[str, Any] = {"messages": messages, "tools": tools or None}
         given["add_generation_prompt"] = add_generation_prompt
-        plain, size = _plain(variables | given)
+        plain, size = _plain(self._defaults() | variables | given)
         _check(plain["messages"])
+        plain["messages"] = [self._readable(message) for message in plain["messages"]]
+        if plain["tools"] and "tools" not in self.variables:
+            return self._described(plain, size)
+        return self._rendered(plain, size)
+
+    def _defaults(self) -> dict[str, Any]:
+        """Return the values of variables that the caller need not set."""
+        today = datetime.now().strftime("%d %b %Y")
+        values = {"date_string": today, "enable_thinking": True}
+        return {name: value for name, value in values.items() if name in self.variables}
+
+    def _described(self, plain: dict[str, Any], size: int) -> str:
+        """Render messages whose tools the template does not read."""
+        introduction = tool_prompt.described(plain.pop("tools"))
+        messages, size = plain["messages"], size + len(introduction)
+        try:
+            told = tool_prompt.told(messages, introduction, system=True)
+            text = self._rendered(plain | {"messages": told}, size)
+            if introduction.strip() in text:
+                return text
+        except LayoutError:
+            if any(message["role"] == "system" for message in messages):
+                raise
+        # The template refuses or omits system messages.
+        told = tool_prompt.told(messages, introduction, system=False)
+        return self._rendered(plain | {"messages": told}, size)
+
+    def _rendered(self, plain: dict[str, Any], size: int) -> str:
         try:
             self._environment.meter = Meter(BUDGET + PER_INPUT * size)
             return self._template.render(self._tokens | plain)
@@ -101,6 +140,56 @@ class ChatTemplate:
             ) from error
         except _FAILURES as error:
             raise _broken(error) from error
+
+    # --- Calls in messages ----------------------------------------------------------------------
+
+    def _readable(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Return *message* in the form that the template expects; a missing content becomes ""."""
+        made = {key: value for key, value in message.items() if value is not None}
+        if made["role"] == "developer" and "developer" not in self.source:
+            made["role"] = "system"
+        calls = made.pop("tool_calls", None)
+        if calls:
+            made["tool_calls"] = [self._readable_call(call) for call in calls]
+        made.setdefault("content", "")
+        return made
+
+    def _readable_call(self, call: dict[str, Any]) -> dict[str, Any]:
+        function = call.get("function")
+        if not isinstance(function, dict):
+            return call
+        arguments = function.get("arguments")
+        if isinstance(arguments, str) and not self._reads_text:
+            with contextlib.suppress(ValueError, RecursionError):
+                parsed = json.loads(arguments or "{}")
+                if isinstance(parsed, dict):
+                    arguments = parsed
+        elif isinstance(arguments, dict) and self._reads_text:
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        return {**call, "function": {**function, "arguments": arguments}}
+
+    @functools.cached_property
+    def _reads_text(self) -> bool:
+        """Whether the template expects the arguments of calls as JSON text, as DeepSeek's does."""
+        as_object = self._with_arguments(json.loads(PROBE))
+        if as_object is not None and "probe" in as_object and "{'probe'" not in as_object:
+            return False
+        as_text = self._with_arguments(PROBE)
+        return as_text is not None and PROBE in as_text
+
+    def _with_arguments(self, arguments: Any) -> str | None:
+        """Render a conversation with a call; return None if the template fails."""
+        function = {"name": "f", "arguments": arguments}
+        call = {"id": "abcdefghi", "type": "function", "function": function}
+        messages = [
+            {"role": "user", "content": "Hello"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+        ]
+        given = {"messages": messages, "tools": None, "add_generation_prompt": False}
+        try:
+            return self._rendered(self._defaults() | given, 0)
+        except (LayoutError, ModelFormatError):
+            return None
 
 
 def joined_parts(messages: Iterable[Any]) -> list[Any]:

@@ -92,7 +92,8 @@ def source(template: str) -> str:
         except ModelFormatError as error:
             raise SettingError(
                 f"chat_template does not work: {error.what.partition(': ')[2]}",
-                remedy=f"correct the Jinja source, or use one of {', '.join(NAMED)}",
+                remedy="leave it out for the model's own template, or name one of "
+                f"{', '.join(NAMED)}",
             ) from error
         return template
     if template not in NAMED:

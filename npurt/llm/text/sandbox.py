@@ -21,7 +21,7 @@ import re
 import string
 import threading
 import time
-from collections.abc import Callable, ItemsView, KeysView, ValuesView
+from collections.abc import Callable, ItemsView, KeysView, Mapping, ValuesView
 from functools import wraps
 from typing import Any
 
@@ -34,6 +34,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 from jinja2.tests import TESTS
 from jinja2.utils import Cycler, Joiner, Namespace
 
+from npurt.llm.text import costly_filters
 from npurt.llm.text.metering import STEP, add_metering
 
 BUDGET = 1 << 24  # units; a character of output costs one
@@ -55,6 +56,7 @@ METHODS: tuple[tuple[type | tuple[type, ...], frozenset[str]], ...] = (
     ((list, tuple, int, float, range, type), frozenset()),
 )
 Filters = dict[str, Callable[..., Any]]
+FIELD = re.compile(r"%(?:\([^)]*\))?([#0\- +]*[*\d]*(?:\.[*\d]*)?)")  # flags, width, precision
 CONTAINERS = (list, tuple, dict, KeysView, ValuesView, ItemsView)
 
 
@@ -147,10 +149,12 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             "joiner": Joiner,
         }
         own: Filters = {"indent": self._indent, "replace": self._replace, "tojson": self._tojson}
+        own |= {"attr": self._attr, "format": self._format}
+        more = self._paying(costly_filters.FILTERS)
         for table, reads, walks in (
             (PASSING, False, False),
             (WALKING, False, True),
-            (READING | own, True, False),
+            (READING | own | more, True, False),
             (ORDERING | {"join": self._join}, True, True),
         ):
             for name, function in table.items():
@@ -237,7 +241,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         """Charge for the result of an operator; refuse operations whose result may be too large."""
         self.meter.charge(STEP)
         if operator == "%" and isinstance(left, str):
-            raise SecurityError("% formats text: use ~ or format()")
+            return self.meter.made(self._percent(left, right))
         if operator == "**" and not _is_small_power(left, right):
             raise SecurityError(f"an integer of more than {MAX_INT_BITS} bits")
         if operator == "*" and isinstance(left, int):
@@ -245,6 +249,16 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if operator == "*" and isinstance(left, str | list | tuple) and isinstance(right, int):
             self.meter.charge(ELEMENT * len(left) * max(0, right))
         return self.meter.made(super().call_binop(context, operator, left, right))
+
+    def charge_time_format(self, text: str) -> None:
+        """Charge for a text of `strftime` with the format *text*, whose fields may have a width.
+
+        Raises:
+            SecurityError: A field is too wide, or the budget is exhausted.
+        """
+        if re.search(r"%[^%a-zA-Z]*\d{4}", text):
+            raise SecurityError(f"a field of a date wider than {MAX_WIDTH}")
+        self.meter.charge(len(text) + MAX_WIDTH * text.count("%"))
 
     def _weight(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         return sum(map(self.meter.weight, (*args, *kwargs.values())))
@@ -304,6 +318,37 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self._pay_replace(text, old, new, -1 if count is None else count)
         return text.replace(old, new, -1 if count is None else count)
 
+    def _paying(self, costly: Mapping[str, costly_filters.Costly]) -> Filters:
+        """Return the filters of *costly*, which charge for their work before it."""
+
+        def paying(cost: Callable[..., int], function: Callable[..., Any]) -> Callable[..., Any]:
+            @wraps(function)
+            def paid(*args: Any, **kwargs: Any) -> Any:
+                self.meter.charge(cost(self._weight(args, kwargs), *args, **kwargs))
+                return function(*args, **kwargs)
+
+            return paid
+
+        return {name: paying(cost, function) for name, (cost, function) in costly.items()}
+
+    def _attr(self, value: Any, name: str) -> Any:
+        if str(name).startswith("_"):
+            raise SecurityError(f"access to {name:.60}")
+        return filters.do_attr(self, value, name)
+
+    def _format(self, value: Any, *args: Any, **kwargs: Any) -> str:
+        return self._percent(str(value), kwargs or args)
+
+    def _percent(self, text: str, values: Any) -> str:
+        """Return ``text % values``; the width of a field must be a number of up to three digits."""
+        fields = FIELD.findall(text)
+        if any("*" in size or re.search(r"\d{4}", size) for size in fields):
+            raise SecurityError(f"a field wider than {MAX_WIDTH}, or of unknown width")
+        # A character is written as up to 10 characters, as in %a.
+        self.meter.charge(len(text) + len(fields) * (10 * self.meter.weight(values) + MAX_WIDTH))
+        made: str = text % values
+        return made
+
     def _indent(
         self, value: Any, width: int | str = 4, first: bool = False, blank: bool = False
     ) -> str:
@@ -339,6 +384,7 @@ PASSING: Filters = {
     "default": filters.do_default,
     "first": filters.do_first,
     "last": filters.do_last,
+    "random": filters.do_random,
     "length": len,
     "safe": lambda value: value,  # autoescape is off
 }
@@ -367,6 +413,7 @@ READING: Filters = {
 # ORDERING filters iterate over the elements and compare them:
 ORDERING: Filters = {
     "dictsort": filters.do_dictsort,
+    "groupby": filters.do_groupby,
     "max": filters.do_max,
     "min": filters.do_min,
     "sort": filters.do_sort,

@@ -56,6 +56,7 @@ MAX_MERGES = 1 << 21
 MAX_MERGE_TEXT = 1 << 26  # bytes
 MAX_MARKUP = 1 << 17
 MAX_MARKUP_TEXT = 1 << 21  # bytes
+LONG_TEXT = 1 << 15  # characters from which on `encode` lets other threads run
 MAX_TEXT = 1 << 22  # characters: about a million tokens, the longest context of any model
 MAX_PIECE = 128  # characters of a SentencePiece token, because `_merges` tries every split
 
@@ -167,7 +168,10 @@ class Tokenizer:
             )
         with self._lock:
             self._encoder.encode_special_tokens = not special
-            ids = self._encoder.encode(text, add_special_tokens=False).ids
+            if len(text) < LONG_TEXT:
+                ids = self._encoder.encode(text, add_special_tokens=False).ids
+            else:  # this method lets other threads run; it starts threads of its own
+                ids = self._encoder.encode_batch_fast([text], add_special_tokens=False)[0].ids
         if not special and not self._letters.keys().isdisjoint(ids):
             ids = [letter for i in ids for letter in self._letters.get(i, (i,))]
         return head + ids

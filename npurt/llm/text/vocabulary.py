@@ -5,6 +5,7 @@ the texts of tokens that end a generation).
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Self
@@ -50,6 +51,11 @@ ENDS = re.compile(
     r"|<\|(fim_pad|fim_repo|repo_name|file_sep)\|>|<fim[-_]pad>|<fim-repo>|<reponame>|<REPO>"
     r"|</s>|<eos>|_?<EOT>|\[EOT\]|\[EOS\]|<end_of_turn>|<end_of_utterance>|<｜end▁of▁sentence｜>"
 )
+# In a file without kinds, texts of markup tokens, and of tokens for single bytes.
+MARKUP = re.compile(
+    r"<\|[^\s|]+\|>|<｜[^\s｜]+｜>|\[(?:CLS|SEP|UNK|PAD|MASK)\]|<(?:s|pad|bos|mask)>"
+)
+BYTES = re.compile(r"<0x[0-9A-F]{2}>")
 # If a vocabulary has both tokens of HARMONY, <|end|> ends a channel of a message, and the message
 # continues.
 HARMONY, END_OF_MESSAGE = {"<|return|>", "<|call|>"}, "<|end|>"
@@ -97,11 +103,14 @@ class Vocabulary:
                 remedy=f"use a model whose tokenizer.ggml.model is {BPE}, {SENTENCEPIECE} or "
                 f"{WORDPIECE}",
             )
-        given = per_token(metadata, "token_type", INTEGERS, len(tokens)).tolist()
-        if not set(given) <= set(Kind):
-            raise ModelFormatError("a token's type is not one of 0 to 6", remedy=CONVERT_AGAIN)
-        kinds = bytes(given)
         roles = _roles(metadata, model, len(tokens))
+        if "tokenizer.ggml.token_type" in metadata:
+            given = per_token(metadata, "token_type", INTEGERS, len(tokens)).tolist()
+            if not set(given) <= set(Kind):
+                raise ModelFormatError("a token's type is not one of 0 to 6", remedy=CONVERT_AGAIN)
+            kinds = bytes(given)
+        else:
+            kinds = bytes(_inferred(model, tokens, roles))
         control = _control(tokens, kinds)
         ends = {i for i in control if ENDS.fullmatch(tokens[i])}
         texts = {tokens[i]: i for i in ends}
@@ -109,6 +118,20 @@ class Vocabulary:
             ends.discard(texts.get(END_OF_MESSAGE, -1))
         ends.update(i for role, i in roles.items() if role not in ("bos", "unknown"))
         return cls(model, tokens, kinds, roles, control, frozenset(ends), _never(metadata, kinds))
+
+
+def _inferred(model: str, tokens: StringArray, roles: dict[str, int]) -> Iterator[Kind]:
+    """Yield the kind of each token of a file without kinds, by its text and its role."""
+    roles = roles if model != WORDPIECE else {}
+    markup = set(roles.values()) - {roles.get("unknown")}
+    for i, text in enumerate(tokens):
+        if i == roles.get("unknown"):
+            yield Kind.UNKNOWN
+        elif i in markup or ENDS.fullmatch(text) or MARKUP.fullmatch(text):
+            yield Kind.CONTROL
+        else:
+            is_byte = model == SENTENCEPIECE and BYTES.fullmatch(text)
+            yield Kind.BYTE if is_byte else Kind.NORMAL
 
 
 def token_texts(metadata: Metadata) -> StringArray:

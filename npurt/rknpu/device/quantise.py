@@ -157,7 +157,8 @@ def from_codes(codes: I8, scales: F32) -> QuantisedWeight:
         )
     if not np.isfinite(scales).all():
         raise NumericsError(
-            "a scale of an i8 weight is NaN or infinity", remedy="check the source of the scales"
+            "a scale of an i8 weight is NaN or infinity",
+            remedy="compute the scales again from finite weights",
         )
     part = _empty(n, slice(0, k), PLAIN)
     part.codes[:, :k] = codes
@@ -186,7 +187,7 @@ def _round_slice(part: Part, rows: slice, values: F32) -> float:
         except NumericsError as error:
             raise NumericsError(
                 "a weight holds NaN or infinity, or values too large to add up",
-                remedy="correct the weight; download or convert a damaged file again",
+                remedy="download or convert the file again: this weight is damaged",
             ) from error
         scales /= part.block
         # Steps of scale * block in a basis whose vectors have length sqrt(block).

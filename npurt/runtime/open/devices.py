@@ -7,7 +7,6 @@ Grammar: ``cpu``, ``auto``, ``numpy``, ``hexagon[:INDEX[/SESSION]]``, ``hexagon:
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from npurt import library
 from npurt.cpu.device import CpuDevice
@@ -15,11 +14,9 @@ from npurt.cpu.kernels import abi
 from npurt.device import Device
 from npurt.errors import DeviceNotFound, NpurtError, UnknownDevice, brief
 from npurt.runtime.open.arguments import optional_integer
+from npurt.runtime.open.names import KINDS, entry_points, no_device
+from npurt.runtime.open.names import SIMULATORS as SIMULATORS
 from npurt.settings import DEVICE, LIBRARIES, read
-
-KINDS = ("cpu", "hexagon", "rknpu", "numpy")
-GROUP = "npurt.devices"  # name of the entry point group
-SIMULATORS = ("hexagon:sim", "rknpu:sim", "rknpu:sim-vendor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +26,6 @@ class Found:
     device: str
     found: bool
     detail: str  # a description, or the reason why the device cannot be used
-
-
-def no_device(said: str) -> UnknownDevice:
-    """Return the error for *said*, a text from the user that is not a device name."""
-    return UnknownDevice(
-        f"{said} is not a device name",
-        remedy=f"use auto, or one of {', '.join((*KINDS, *SIMULATORS))}",
-    )
 
 
 def open_device(name: str | None = None, *, threads: int | None = None) -> Device:
@@ -89,7 +78,7 @@ def _of_others(kind: str) -> Callable[[str], Device] | None:
     Raises:
         DeviceNotFound: The function cannot be imported.
     """
-    for entry in _entry_points():
+    for entry in entry_points():
         if entry.name == kind:
             try:
                 opener: Callable[[str], Device] = entry.load()
@@ -125,17 +114,10 @@ def _numpy(name: str) -> Device:
 OPENERS = {"hexagon": _hexagon, "rknpu": _rknpu, "numpy": _numpy}
 
 
-def _entry_points() -> Any:
-    """Return the entry points of devices in other packages."""
-    from importlib import metadata  # imported here because the import takes 13 ms
-
-    return metadata.entry_points(group=GROUP)
-
-
 def devices() -> list[Found]:
     """Return all device types: descriptions, or reasons why they are missing.  Never raises."""
     rows = []
-    others = sorted({entry.name for entry in _entry_points()})
+    others = sorted({entry.name for entry in entry_points()})
     for kind in (*KINDS, *others):
         try:
             with open_device(kind) as device:

@@ -12,6 +12,7 @@ from typing import Any
 from npurt.errors import NotOffloaded
 from npurt.runtime.report.trace import Trace
 from npurt.segment import Counter
+from npurt.settings import HOSTS
 
 
 @dataclass(slots=True)
@@ -85,9 +86,17 @@ class Report:
             entry["share"] = entry["seconds"] / seconds if seconds else 0.0
         return sorted(groups.values(), key=lambda entry: -entry["seconds"])
 
+    def macs(self) -> int:
+        """Return the number of multiply-adds."""
+        return sum(row.macs for row in self.rows)
+
+    def npu_macs(self) -> int:
+        """Return the number of multiply-adds that NPUs computed."""
+        return sum(row.macs for row in self.rows if row.actual not in HOSTS)
+
     def line(self) -> str:
         """Return a one-line summary: multiply-adds by device, fallbacks, verification."""
-        macs = sum(row.macs for row in self.rows)
+        macs, on_npus = self.macs(), self.npu_macs()
         by_device: dict[str, int] = {}
         for row in self.rows:
             by_device[row.actual] = by_device.get(row.actual, 0) + row.macs
@@ -101,7 +110,8 @@ class Report:
         failed = sum(row.failed for row in self.rows)
         products = sum(row.calls for row in self.rows if row.macs or row.verified)
         return (
-            f"offload: {shares or 'nothing ran'} ({self.device}); {astray} fallbacks; "
+            f"offload: {'' if on_npus or not macs else 'none, '}{shares or 'nothing ran'} "
+            f"({self.device}); {astray} fallbacks; "
             f"verified {checked} of {products} products, {failed} wrong"
         )
 

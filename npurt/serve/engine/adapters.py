@@ -40,6 +40,7 @@ class Adapted:
         self._backend = opener(scales, self._pass_on)
         self.n_ctx, self.sequences = self._backend.n_ctx, self._backend.sequences
         self.device = self._backend.device
+        self.identity = self._backend.identity  # of the model with the scales at the beginning
 
     def submit(self, submit: Submit) -> None:
         """Submit a sequence to the open model, or let it wait for a model with its scales.

@@ -13,6 +13,7 @@ from npurt.llm.batch.events import Event as Given
 from npurt.llm.batch.request import Request
 from npurt.llm.decode.grammar.grammar import Grammar
 from npurt.serve.engine.counts import device_counts
+from npurt.serve.engine.identity import identity
 from npurt.serve.engine.protocol import Event, Submit
 from npurt.serve.engine.worker import Emit, failure
 
@@ -35,6 +36,7 @@ class Batched:
         positions = stats.page * stats.pages
         self.n_ctx = min(self._engine.llm.n_ctx, positions or self._engine.llm.n_ctx)
         self.device = self._engine.llm.device.caps.name
+        self.identity: Mapping[str, str] = identity(self._engine.llm)
 
     def submit(self, submit: Submit) -> None:
         """Submit a sequence to the engine.

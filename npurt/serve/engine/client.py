@@ -1,18 +1,21 @@
 """The front's side of an engine: start its process, restart it, and resubmit its sequences.
 
 If the process dies or sends no message for too long, it is started again, and every open sequence
-is resubmitted with its prompt and generated tokens.  Sequences that may have killed the process
-(suspects) are resubmitted one at a time, each after the previous one got a token.  So a sequence
-that kills the engine again ends no other sequence.
+is resubmitted with its prompt and generated tokens.  If the new process opened other files, such as
+another model under the same name, the engine ends instead: the text would mix two models.
+
+Sequences that may have killed the process (suspects) are resubmitted one at a time, each after the
+previous one got a token.  So a sequence that kills the engine again ends no other sequence.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from npurt.errors import NpurtError
@@ -52,6 +55,10 @@ log = logging.getLogger("npurt.serve")
 
 class StuckOpening(EngineLost):
     """An engine took too long to open its model."""
+
+
+class ModelReplaced(EngineLost):
+    """An engine opened other files than the front or an earlier engine."""
 
 
 class OpenSequence:
@@ -113,6 +120,7 @@ class Engine:
         opening: The first message to the process.
         stuck: Seconds without a message after which a process with open sequences is killed.
         opens: Timeout in seconds for opening the model; by default `opening_seconds`.
+        identity: The identity of files that the front has read, as in `Ready`.
 
     Attributes:
         failure: The error if the model could not be opened `MAX_OPENINGS` times in a row, or None.
@@ -127,6 +135,7 @@ class Engine:
         *,
         stuck: float = 120.0,
         opens: float | None = None,
+        identity: Mapping[str, str] | None = None,
     ) -> None:
         self.ready: Ready | None = None
         self.failure: NpurtError | None = None
@@ -135,6 +144,7 @@ class Engine:
         self._opening = replace(opening, version=VERSION)
         self._stuck = stuck
         self._opens = opening_seconds(opening.path) if opens is None else opens
+        self._identity = dict(identity or {})  # what every process must report, by name
         self._openings = 0  # failed attempts in a row to open the model
         self._sequences: dict[int, OpenSequence] = {}
         self._ids = 0
@@ -159,7 +169,11 @@ class Engine:
         await opened
 
     async def watch(self) -> None:
-        """Wait for the end of the task that restarts the process; only a bug ends this task."""
+        """Wait for the end of the task that restarts the process.
+
+        Raises:
+            ModelReplaced: A new process opened other files; another error is a bug.
+        """
         if self._keeper is not None:
             await asyncio.shield(self._keeper)
 
@@ -196,6 +210,9 @@ class Engine:
                     opened.set_exception(error)
                     return
                 log.error("the engine is lost: %s", error.what)
+                if isinstance(error, ModelReplaced):
+                    self._give_up(error)
+                    raise
                 self._count_death(error)
             finally:
                 self._disconnect()
@@ -205,21 +222,23 @@ class Engine:
 
     async def _session(self, opened: asyncio.Future[None]) -> None:
         """Run one process until it is lost."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                process = self._process = subprocess.Popen(
-                    [*self._command, str(theirs.fileno())],
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    start_new_session=True,  # so Ctrl-C signals the front only
-                )
-            except OSError as error:
-                ours.close()
-                raise EngineLost(
-                    f"the system starts no process: {error.strerror}",
-                    remedy="close other programs, or raise the limit of processes",
-                ) from error
+        try:
+            with contextlib.ExitStack() as undo:
+                ours, theirs = socket.socketpair()
+                undo.callback(ours.close)
+                with theirs:
+                    process = self._process = subprocess.Popen(
+                        [*self._command, str(theirs.fileno())],
+                        pass_fds=[theirs.fileno()],
+                        stdin=subprocess.DEVNULL,
+                        start_new_session=True,  # so Ctrl-C signals the front only
+                    )
+                undo.pop_all()
+        except OSError as error:
+            raise EngineLost(
+                f"the system starts no process: {error.strerror}",
+                remedy="close other programs, or raise the limits that `ulimit -n -u` shows",
+            ) from error
         reader, writer = await asyncio.open_connection(sock=ours)
         try:
             writer.write(frame(self._opening))
@@ -239,6 +258,7 @@ class Engine:
                     f"the engine began with {answer!r:.60}",
                     remedy="run the same npurt on both sides",
                 )
+            self._require_same(answer.identity)
             self.ready, self._writer = answer, writer
             self._openings, self.failure = 0, None
             self._heard = asyncio.get_running_loop().time()
@@ -249,6 +269,20 @@ class Engine:
         finally:
             writer.close()
             await self._reap(process)
+
+    def _require_same(self, found: Mapping[str, str]) -> None:
+        """Check that a process reports the same identities as the front and the first process.
+
+        Raises:
+            ModelReplaced: It opened another file.
+        """
+        changed = [name for name in self._identity if self._identity[name] != found.get(name)]
+        if changed:
+            raise ModelReplaced(
+                f"{changed[0]} was replaced while the server used it",
+                remedy="start the server again: it then uses the new file",
+            )
+        self._identity = dict(found)
 
     async def _reap(self, process: subprocess.Popen[bytes]) -> None:
         """Wait until *process* exits after its socket was closed; kill it after a timeout."""

@@ -10,8 +10,10 @@ from npurt.device import F32
 from npurt.errors import UnsupportedOp
 from npurt.llm.decode.model import Llama
 from npurt.serve.engine.counts import device_counts
+from npurt.serve.engine.identity import identity
 from npurt.serve.engine.protocol import Event, Submit
 from npurt.serve.engine.worker import Emit, failure
+from npurt.threads import start
 
 
 class Embeddings:
@@ -29,8 +31,9 @@ class Embeddings:
         self._done = 0
         self.n_ctx = self._llm.n_ctx
         self.device = self._llm.device.caps.name
+        self.identity: Mapping[str, str] = identity(self._llm)
         self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+        start(self._thread)
 
     def submit(self, submit: Submit) -> None:
         """Append a request to the queue.

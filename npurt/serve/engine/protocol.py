@@ -4,9 +4,9 @@ A message is a frame: four bytes of length, big endian, then JSON ``[name, value
 The front sends `Open` first, and then `Submit`, `Cancel` and `AskStats`; the engine answers `Open`
 with `Ready` or `Failed`, and then sends a `Step` for each step, and `Stats` for each `AskStats`.
 
-The tokens of a sequence are a function of `Submit` alone.  So if an engine is lost, the front
-submits the sequence to a new engine, with the tokens generated so far, and the new engine generates
-the same next tokens.
+The tokens of a sequence are a function of `Submit` and `Ready.identity` alone.  So if an engine is
+lost, the front submits the sequence to a new engine of the same identity, with the tokens generated
+so far, and the new engine generates the same next tokens.
 """
 
 import json
@@ -18,6 +18,7 @@ from npurt.errors import NpurtError
 
 VERSION = 2
 HEADER = 4  # bytes of the length field
+MODEL = "the model"  # the name of the model's file in `Ready.identity`
 MAX_FRAME = 64 << 20  # bytes; a prompt of a million tokens has 8 MB
 
 # json.dumps would make a new encoder for each call.
@@ -108,12 +109,15 @@ class Ready:
         n_ctx: Upper bound on the tokens of a sequence.
         sequences: Number of sequences that run at the same time.
         device: Name of the device that computes the matrix products.
+        identity: The identity of each opened file, and npurt's version, by name.  Tokens depend on
+            these, so that only an engine with the same ones continues the sequences of another.
     """
 
     version: int
     n_ctx: int
     sequences: int
     device: str
+    identity: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

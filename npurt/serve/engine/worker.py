@@ -24,6 +24,7 @@ class Backend(Protocol):
     n_ctx: int
     sequences: int
     device: str
+    identity: Mapping[str, str]  # see `protocol.Ready`
 
     def submit(self, submit: protocol.Submit) -> None:
         """Queue a sequence; it is admitted when there is space for it.
@@ -82,7 +83,9 @@ def work(connection: socket.socket, open_backend: Opener) -> None:
         except MemoryError as error:
             send(protocol.Failed(f"no memory left: {error}", "ask for a smaller -c"))
             return
-        send(protocol.Ready(protocol.VERSION, backend.n_ctx, backend.sequences, backend.device))
+        send(protocol.Ready(
+            protocol.VERSION, backend.n_ctx, backend.sequences, backend.device, backend.identity
+        ))  # fmt: skip
         while (command := receive(connection)) is not None:
             _obey(command, backend, send)
         late = threading.Timer(LEAVE_SECONDS, os._exit, (1,))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from npurt.errors import SettingError
 from npurt.runtime.open.arguments import integer
 
+BACKLOG = 1024  # connections that wait until the server accepts them
 REMEDIES = {  # remedies for errors of a listening socket, by errno
     errno.EADDRINUSE: "choose another --port, or stop the program that uses it",
     errno.EACCES: "choose a --port above 1023",
@@ -57,7 +58,7 @@ class Address:
         integer("port", self.port, 0, 65535)
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         try:
-            listening = socket.create_server((self.host, self.port), family=family, backlog=1024)
+            listening = socket.create_server((self.host, self.port), family=family, backlog=BACKLOG)
         except OSError as error:
             why = str(error.strerror).partition(" (while")[0]  # the rest repeats the address
             raise SettingError(

@@ -10,8 +10,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from npurt.errors import SettingError
+from npurt.files import unreadable
 from npurt.serve.http.errors import HttpError, shaped
+from npurt.serve.http.log import refused
 
+BLANKS = " \t\r"  # around a key; str.strip also removes bytes of a key, such as A0
 METHODS = "GET, POST, HEAD, OPTIONS"
 
 
@@ -22,10 +25,17 @@ def read_keys(path: Path) -> list[str]:
         SettingError: The file cannot be read, or contains no key.
     """
     try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingError(f"cannot read {path}: {error}", remedy="check the path") from error
-    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        lines = path.read_text().split("\n")  # splitlines also splits at characters of a key
+    except OSError as error:
+        raise SettingError(
+            f"cannot read {path}: {error.strerror}", remedy=unreadable(path, error)
+        ) from error
+    except ValueError as error:
+        raise SettingError(
+            f"cannot read {path}: {error}", remedy="save it as UTF-8 text, one key a line"
+        ) from error
+    keys = [line.strip(BLANKS) for line in lines if not line.startswith("#")]
+    keys = [key for key in keys if key]
     if not keys:
         raise SettingError(f"{path} has no key", remedy="write one key a line")
     return keys
@@ -73,6 +83,7 @@ class Guard:
                 return
             scope["state"] = {**scope.get("state", {}), "salt": self._salt(scope["path"], headers)}
         except HttpError as error:
+            refused(scope, error.status)
             answer = JSONResponse(shaped(error, scope["path"]), error.status, error.headers)
             await answer(scope, receive, _with_origin(send, allowed))
             return
@@ -88,7 +99,9 @@ class Guard:
         )  # fmt: skip
 
     def _check_origin(self, origin: str | None, host: str) -> None:
-        if origin is None or origin in self._origins or origin.partition("://")[2] == host:
+        scheme, _, authority = (origin or "").partition("://")
+        own = scheme in ("http", "https") and authority == host  # https: a proxy with TLS
+        if origin is None or origin in self._origins or own:
             return
         raise HttpError(
             403, f"web pages of {origin!r:.100} may not use this server",
@@ -104,7 +117,7 @@ class Guard:
         if not self._keys or path in self._public:
             return ""
         scheme, _, token = headers.get(b"authorization", "").partition(" ")
-        given = token.strip() if scheme.lower() == "bearer" else headers.get(b"x-api-key", "")
+        given = token.strip(BLANKS) if scheme.lower() == "bearer" else headers.get(b"x-api-key", "")
         digest = _digest(given.encode("latin-1"))
         # Compare with every key in constant time, so that the duration reveals nothing.
         if not sum([hmac.compare_digest(digest, key) for key in self._keys]):

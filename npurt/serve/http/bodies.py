@@ -18,6 +18,7 @@ from npurt.serve.http.schema import (
     enum,
     fields,
     integer,
+    mapping,
     text,
 )
 
@@ -48,13 +49,23 @@ TEXTS_WANTED: Properties = {
     "ignore_eos": FLAG,
     "min_tokens": integer(0),
     "lora": ADAPTERS,
+    "t_max_predict_ms": integer(-1),
+    "post_sampling_probs": FLAG,  # refused if true
 }
-FORMATS: Properties = {"response_format": fields({"type": TEXT}), "grammar": TEXT}
+SCHEMA = either(OBJECT, TEXT)  # a JSON schema
+CONSTRAINTS: Properties = {  # by their names in vLLM's structured_outputs
+    "json": SCHEMA, "regex": TEXT, "choice": array(TEXT), "grammar": TEXT, "json_object": FLAG
+}  # fmt: skip
+FORMATS: Properties = {
+    "response_format": fields({"type": TEXT}), "grammar": TEXT, "json_schema": SCHEMA,
+    **{f"guided_{name}": CONSTRAINTS[name] for name in ("json", "regex", "choice", "grammar")},
+    "structured_outputs": fields(CONSTRAINTS),
+}  # fmt: skip
 STREAM: Properties = {"stream": FLAG, "stream_options": fields({"include_usage": FLAG})}
 
 # --- Messages and tools -------------------------------------------------------------------------
 
-MESSAGE: Properties = {"role": TEXT, "content": either(TEXT, array(ANY))}
+MESSAGE: Properties = {"role": TEXT, "content": either(TEXT, array(ANY, limits.MESSAGES))}
 MESSAGES = array(fields(MESSAGE, "role"), limits.MESSAGES, 1)
 FUNCTION = fields({"name": TEXT, "parameters": OBJECT, "strict": FLAG})
 
@@ -75,8 +86,12 @@ TOOLS: Properties = {
     "tool_choice": either(enum("auto", "none", "required"), CHOICE),
     "parallel_tool_calls": FLAG,
 }
-VARIABLES: Properties = {"chat_template_kwargs": OBJECT, "enable_thinking": FLAG}
-PROMPTS = either(TEXT, array(either(TEXT, integer(), array(integer()))))  # strings or token ids
+VARIABLES: Properties = {
+    "chat_template_kwargs": OBJECT,
+    **dict.fromkeys(("enable_thinking", "add_generation_prompt", "continue_final_message"), FLAG),
+}
+IDS = array(integer(), limits.VALUES)
+PROMPTS = either(TEXT, array(either(TEXT, integer(), IDS), limits.VALUES))  # strings or token ids
 
 # --- OpenAI -------------------------------------------------------------------------------------
 
@@ -88,7 +103,6 @@ CHAT: Properties = {
     "logprobs": FLAG,
     "top_logprobs": integer(0, limits.TOP_LOGPROBS),
     "reasoning_format": TEXT,
-    "continue_final_message": FLAG,
 }  # fmt: skip
 COMPLETIONS: Properties = {
     "model": TEXT,
@@ -127,12 +141,13 @@ RESPONSES: Properties = {
     "instructions": TEXT,
     "max_output_tokens": LENGTH,
     **TEXTS_WANTED,
+    **FORMATS,
     "stream": FLAG,
     "text": fields({"format": fields({"type": TEXT})}),
     "tools": flat_tools("parameters"),
     "tool_choice": TOOLS["tool_choice"],
     "parallel_tool_calls": FLAG,
-    "metadata": OBJECT,
+    "metadata": mapping(limits.METADATA),
     "previous_response_id": ANY,  # refused by the handler
     "conversation": ANY,  # refused by the handler
 }
@@ -154,7 +169,7 @@ COUNT: Properties = {
     "thinking": fields({"type": TEXT}),
 }
 ANTHROPIC: Properties = {
-    **COUNT, **TEXTS_WANTED, "max_tokens": LENGTH, "stop_sequences": STOP, "stream": FLAG
+    **COUNT, **TEXTS_WANTED, **FORMATS, "max_tokens": LENGTH, "stop_sequences": STOP, "stream": FLAG
 }  # fmt: skip
 
 # --- llama.cpp ----------------------------------------------------------------------------------
@@ -170,7 +185,7 @@ COMPLETION: Properties = {
     "model": TEXT,
     **dict.fromkeys(("n_predict", "max_tokens"), LENGTH),
     **TEXTS_WANTED, **FORMATS,
-    "json_schema": OBJECT,
+    "response_fields": array(TEXT, limits.STOPS),
     "n_probs": integer(0, limits.TOP_LOGPROBS),
     "stream": FLAG,
     **dict.fromkeys(("return_progress", "return_tokens", "timings_per_token"), FLAG),
@@ -220,7 +235,7 @@ BODIES: Mapping[str, Schema] = {  # by path; OpenAI's paths work without /v1 as 
         "model": TEXT, "content": TEXT,
         **dict.fromkeys(("add_special", "parse_special", "with_pieces"), FLAG),
     }),
-    "/detokenize": fields({"model": TEXT, "tokens": array(integer(), limits.DETOKENIZED)}),
+    "/detokenize": fields({"model": TEXT, "tokens": array(integer(), limits.VALUES)}),
     "/apply-template": fields(
         {"model": TEXT, "messages": MESSAGES, **TOOLS, **VARIABLES}, "messages"
     ),

@@ -5,6 +5,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, Generic, TypeVar
 from urllib.parse import parse_qsl
 
@@ -15,6 +16,7 @@ from npurt.serve.http import limits, schema, sse
 from npurt.serve.http.errors import HttpError, internal_error, of, shaped, wrong
 from npurt.serve.http.fields import Fields
 from npurt.serve.http.limits import Gone
+from npurt.serve.http.log import RequestLine
 
 T = TypeVar("T")
 F = TypeVar("F")
@@ -41,7 +43,14 @@ class WorkThreads:
         self._under_way = [each for each in self._under_way if not each.done()]
         if not large and not self._under_way:
             return work()
-        future = (self._large if large else self._small).submit(work)
+        try:
+            future = (self._large if large else self._small).submit(work)
+        except RuntimeError as error:
+            raise HttpError(
+                503, f"the system refuses a thread: {error}",
+                remedy="raise the server's limit of processes (ulimit -u)", code="no_threads",
+                headers={"Retry-After": "5"},
+            ) from error  # fmt: skip
         if large:
             self._under_way.append(future)
         return await asyncio.wrap_future(future)
@@ -60,20 +69,19 @@ class Request:
         parameters: The variable parts of the path by name.
     """
 
-    def __init__(self, scope: Scope, values: dict[str, Any]) -> None:
+    def __init__(self, scope: Scope, values: dict[str, Any], *, large: bool = False) -> None:
         self.fields = Fields(values)
         self.path: str = scope["path"]
         self.salt: str = scope.get("state", {}).get("salt", "")
         self.parameters: dict[str, Any] = scope.get("path_params", {})
-        length = dict(scope["headers"]).get(b"content-length")
-        self._large = length is None or int(length) >= limits.LARGE
+        self._large = large
 
-    async def in_thread(self, work: Callable[[], T]) -> T:
-        """Return the result of *work*, called in a thread if the request is large.
+    async def in_thread(self, work: Callable[[], T], *, large: bool = False) -> T:
+        """Return the result of *work*, called in a thread if the request or the work is large.
 
         So a long *work* does not delay the streams of other requests.
         """
-        return await THREADS.do(work, large=self._large)
+        return await THREADS.do(work, large=large or self._large)
 
 
 Handler = Callable[[F, Request], Awaitable[Answer]]  # F: the type of the endpoint's *front*
@@ -95,11 +103,12 @@ class Endpoint(Generic[F]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        began = False
+        line = RequestLine(scope)
+        line.begin()
 
         async def sending(message: Message) -> None:
-            nonlocal began
-            began = True
+            if message["type"] == "http.response.start":
+                line.status = message["status"]
             await send(message)
 
         try:
@@ -107,29 +116,34 @@ class Endpoint(Generic[F]):
         except Gone:
             return
         except HttpError as error:
-            await reply(send, shaped(error, scope["path"]), error.status, error.headers)
+            await reply(sending, shaped(error, scope["path"]), error.status, error.headers)
         except NpurtError as error:
-            await reply(send, shaped(of(error), scope["path"]), 400)
+            await reply(sending, shaped(of(error), scope["path"]), 400)
         except Exception as error:
-            if began:
+            if line.status:
                 raise
             found = internal_error(error)
-            await reply(send, shaped(found, scope["path"]), found.status)
+            await reply(sending, shaped(found, scope["path"]), found.status)
+        finally:
+            line.end()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        large = False
         if self._body is None:
-            values: dict[str, Any] = _query(scope)
+            values = _query(scope)
         else:
-            listed = self._body["type"] == "array"
-            values = await limits.body(scope, receive, listed=listed)
-            schema.check(values[limits.LIST] if listed else values, self._body, "body" * listed)
-        request = Request(scope, values)
+            data = await limits.body(scope, receive)
+            large = len(data) >= limits.LARGE
+            values = await THREADS.do(partial(_read, data, self._body), large=large)
+            del data
+        request = Request(scope, values, large=large)
         answer = await until_gone(self._handle(request), receive)
         if isinstance(answer, sse.Stream):
             try:
+                await until_gone(answer.source.begun(), receive)
                 await until_gone(self._stream(scope, answer, send), receive)
             finally:
-                answer.cancel()  # also if the stream was not started
+                answer.source.cancel()  # also if the stream was not started
         else:
             await reply(send, answer, head=scope["method"] == "HEAD")
 
@@ -147,6 +161,18 @@ class Endpoint(Generic[F]):
             known = of(error, 500) if isinstance(error, NpurtError) else internal_error(error)
             await send(_part(stream.packed(shaped(known, scope["path"]))))
         await send({"type": "http.response.body", "body": b""})
+
+
+def _read(data: bytes, body: schema.Schema) -> dict[str, Any]:
+    """Return the object in *data*, or the field `limits.LIST` with a list; it matches *body*.
+
+    Raises:
+        HttpError: *data* is no such object.
+    """
+    listed = body["type"] == "array"
+    values = limits.parsed(data, listed=listed)
+    schema.check(values[limits.LIST] if listed else values, body, "body" * listed)
+    return values
 
 
 async def until_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T:
@@ -201,7 +227,11 @@ async def reply(
 ) -> None:
     """Send a whole response: JSON, or bytes as plain text; with *head*, headers only."""
     text = isinstance(answer, bytes)
-    data = answer if isinstance(answer, bytes) else sse.compact(answer)
+    if isinstance(answer, bytes):
+        data = answer
+    else:
+        large = limits.exceeds(answer, limits.LARGE)
+        data = await THREADS.do(partial(sse.whole, answer), large=large)
     kind = "text/plain; version=0.0.4; charset=utf-8" if text else "application/json"
     await send(_start(status, kind, {"Content-Length": str(len(data)), **(headers or {})}))
     await send({"type": "http.response.body", "body": b"" if head else data})

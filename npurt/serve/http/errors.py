@@ -34,7 +34,7 @@ class HttpError(NpurtError):
         code: The machine-readable name of the error.
         param: The name of the wrong field of the request.
         headers: Additional headers of the response.
-        counts: Additional fields of the error in llama.cpp's interface.
+        counts: Additional fields of the error: ``n_prompt_tokens`` and ``n_ctx``, as in llama.cpp.
     """
 
     def __init__(
@@ -76,7 +76,15 @@ def internal_error(error: Exception) -> HttpError:
     """Return the error response for a bug of npurt, and log the traceback.
 
     Neither the response nor the log contains the message of *error*, which may contain a prompt.
+    A failed import is not a bug: a package was replaced or removed after the server's start.
     """
+    if isinstance(error, ImportError):
+        log.error("the package %s cannot be loaded any more", error.name)
+        return HttpError(
+            500, f"the package {error.name} cannot be loaded any more",
+            remedy="install npurt[server] again and start the server again",
+            code="package_missing",
+        )  # fmt: skip
     log.error(
         "an internal error: %s\n%s",
         type(error).__name__, "".join(traceback.format_tb(error.__traceback__)),
@@ -89,15 +97,16 @@ def internal_error(error: Exception) -> HttpError:
 
 def shaped(error: HttpError, path: str) -> dict[str, Any]:
     """Return the response body of *error* in the form of the interface that *path* belongs to."""
+    kind = TYPES.get(error.status, "invalid_request_error")
+    if error.code == "context_length_exceeded":
+        kind = "exceed_context_size_error"
     if path.startswith("/v1/messages"):
-        kind = ANTHROPIC.get(error.status, "invalid_request_error")
-        return {"type": "error", "error": {"type": kind, "message": error.message}}
+        if not error.counts:
+            kind = ANTHROPIC.get(error.status, "invalid_request_error")
+        return {"type": "error", "error": {"type": kind, "message": error.message, **error.counts}}
     if path.startswith("/api/"):
         return {"error": error.message}
-    kind = TYPES.get(error.status, "invalid_request_error")
     if path in LLAMA_CPP:
-        if error.code == "context_length_exceeded":
-            kind = "exceed_context_size_error"
         return {
             "error": {"code": error.status, "message": error.message, "type": kind, **error.counts}
         }
@@ -107,5 +116,6 @@ def shaped(error: HttpError, path: str) -> dict[str, Any]:
             "type": kind,
             "param": error.param,
             "code": error.code,
+            **error.counts,
         }
     }

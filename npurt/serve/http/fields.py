@@ -6,6 +6,7 @@ The values are not checked here: `schema.check` has checked the body against its
 from collections.abc import Mapping
 from typing import Any
 
+from npurt.errors import brief
 from npurt.serve.http.errors import HttpError, wrong
 
 
@@ -24,7 +25,9 @@ class Fields:
         """Return the error of a *field* whose value is not *allowed*."""
         name = self.name(field)
         return wrong(
-            f"{name} is {self.values.get(field)!r:.100}", f"{name} must be {allowed}", param=name
+            f"{name} is {brief(self.values.get(field), 100)}",
+            f"{name} must be {allowed}",
+            param=name,
         )
 
     def has(self, field: str) -> bool:

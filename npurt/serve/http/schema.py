@@ -1,13 +1,14 @@
 """Write JSON Schemas of request bodies, and check bodies against them.
 
 The module supports the keywords of JSON Schema that `bodies` uses: type, enum, anyOf, minimum,
-maximum, maxLength, minItems, maxItems, items, required, properties.  Additional properties are
-allowed.  /openapi.json publishes the schemas.
+maximum, maxLength, minItems, maxItems, maxProperties, items, required, properties.  Additional
+properties are allowed.  /openapi.json publishes the schemas.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from npurt.errors import brief
 from npurt.serve.http.errors import HttpError, wrong
 
 Schema = Mapping[str, Any]
@@ -41,6 +42,11 @@ def array(items: Schema, maximum: int | None = None, minimum: int = 0) -> Schema
     """Return the schema of a list of *minimum* to *maximum* elements."""
     bounds = {"minItems": minimum or None, "maxItems": maximum}
     return {"type": "array", "items": items} | {k: v for k, v in bounds.items() if v is not None}
+
+
+def mapping(maximum: int) -> Schema:
+    """Return the schema of an object with at most *maximum* properties of any names."""
+    return {"type": "object", "maxProperties": maximum}
 
 
 def enum(*values: str) -> Schema:
@@ -88,8 +94,10 @@ def check(value: Any, schema: Schema, name: str = "") -> None:
     if found is None or not _fits(value, found):
         raise refused(value, schema, name)
     if isinstance(value, list):
-        for i, each in enumerate(value):
-            check(each, found.get("items", ANY), f"{name}[{i}]")
+        items = found.get("items", ANY)
+        if items and not _are_integers(value, items):
+            for i, each in enumerate(value):
+                check(each, items, f"{name}[{i}]")
     elif isinstance(value, dict):
         properties: Mapping[str, Schema] = found.get("properties", {})
         for field in found.get("required", ()):
@@ -100,6 +108,17 @@ def check(value: Any, schema: Schema, name: str = "") -> None:
                 check(value[field], each, _joined(name, field))
 
 
+def _are_integers(values: list[Any], schema: Schema) -> bool:
+    """Return whether *values* are integers that match *schema*; False may also mean unknown.
+
+    This takes a hundredth of the time of checks of each value.
+    """
+    found = branch(schema, 0)
+    return found is not None and set(map(type, values)) == {int} and (
+        _fits(min(values), found) and _fits(max(values), found)
+    )  # fmt: skip
+
+
 def branch(schema: Schema, value: Any) -> Schema | None:
     """Return the alternative of *schema* that has the type of *value*; None if none has it."""
     return next((each for each in schema.get("anyOf", (schema,)) if _typed(value, each)), None)
@@ -108,7 +127,7 @@ def branch(schema: Schema, value: Any) -> Schema | None:
 def refused(value: Any, schema: Schema, name: str) -> HttpError:
     """Return the error of a *value* that does not match *schema*."""
     size = f"a list of {len(value)}" if isinstance(value, list) else ""
-    what = f"{name} is {size or repr(value):.100}"
+    what = f"{name} is {size or brief(value, 100)}"
     return wrong(what, f"{name} must be {allowed(schema)}", param=name)
 
 
@@ -141,6 +160,8 @@ def _fits(value: Any, schema: Schema) -> bool:
         return len(value) <= int(schema.get("maxLength", LARGEST))
     if isinstance(value, list):
         return int(schema.get("minItems", 0)) <= len(value) <= int(schema.get("maxItems", LARGEST))
+    if isinstance(value, dict):
+        return len(value) <= int(schema.get("maxProperties", LARGEST))
     if "minimum" in schema:
         return bool(schema["minimum"] <= value <= schema["maximum"])
     return True
@@ -161,6 +182,8 @@ def _in_words(schema: Schema) -> str:
                 maximum
             )
             return f"a list of {' and '.join(bounds)}" if bounds else "a list"
+        case "object" if "maxProperties" in schema:
+            return f"an object of {schema['maxProperties']} entries at most"
         case kind:
             return {"boolean": "true or false", "number": "a number", "object": "an object"}.get(
                 kind, ""

@@ -6,6 +6,8 @@ Source of the fields and events: docs.anthropic.com, API reference, Messages.
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
+from npurt.llm.decode.calls.format import Call, CallPart, add_part, parsed_arguments
+from npurt.llm.decode.calls.reading import Part, Said, Thought
 from npurt.serve.http import sse
 from npurt.serve.http.endpoint import Answer, Request
 from npurt.serve.http.fields import Fields
@@ -13,8 +15,6 @@ from npurt.serve.interfaces.openai_common import new_id
 from npurt.serve.model import options
 from npurt.serve.model.conversation import Conversation, prompt_of
 from npurt.serve.model.front import Front
-from npurt.serve.model.reading import Part, Said, Thought
-from npurt.serve.tools.calls import Call, parsed_arguments
 from npurt.serve.tools.wanted import Tools, flat_tools, tools_of
 
 REASONS = {
@@ -35,20 +35,21 @@ async def answer(front: Front, request: Request) -> Answer:
     fields.text("model")  # the model was chosen by this field
     wanted = options.wanted(fields, request.salt, "max_tokens")
     wanted.stops, wanted.choices = options.stops(fields, "stop_sequences")[0], 1
+    await options.constrain(fields, wanted)
     stream = fields.flag("stream")
-    given, before = _messages(fields)
+    given, before = await request.in_thread(lambda: _messages(fields))
     tools, variables = _tools(fields), _variables(fields)
     talk = await Conversation.of(front, request, given, wanted, tools, variables, before=before)
     talk.texts.progress = stream and fields.flag("return_progress")
     if stream:
-        return sse.Stream(_parts(front, talk), talk.texts.cancel, packed=_error)
+        return sse.Stream(_parts(front, talk), talk.texts, packed=_error)
     return await _whole(front, talk)
 
 
 async def count_tokens(front: Front, request: Request) -> Answer:
     """Count the prompt tokens of a chat request."""
     fields = request.fields
-    given, before = _messages(fields)
+    given, before = await request.in_thread(lambda: _messages(fields))
     tools, variables = _tools(fields), _variables(fields)
     _, ids = await prompt_of(front, request, given, tools, variables, before=before)
     return {"input_tokens": len(ids)}
@@ -117,11 +118,11 @@ def _turn(message: Fields, role: str) -> list[dict[str, Any]]:
         return [{"role": role, "content": message.values["content"]}]
     results: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
-    texts = {"text": "", "thinking": ""}
+    texts: dict[str, list[str]] = {"text": [], "thinking": []}
     for block in message.objects("content"):
         match block.text("type"):
             case "text" | "thinking" as kind:
-                texts[kind] += block.required_text(kind)
+                texts[kind].append(block.required_text(kind))
             case "redacted_thinking":
                 pass
             case "tool_use":
@@ -136,12 +137,13 @@ def _turn(message: Fields, role: str) -> list[dict[str, Any]]:
                 results.append({"role": "tool", "tool_call_id": name, "content": content})
             case _:
                 raise block.wrong("type", "text, thinking, tool_use or tool_result")
-    turn: dict[str, Any] = {"role": role, "content": texts["text"]}
-    if texts["thinking"]:
-        turn["reasoning_content"] = texts["thinking"]
+    text, thinking = "".join(texts["text"]), "".join(texts["thinking"])
+    turn: dict[str, Any] = {"role": role, "content": text}
+    if thinking:
+        turn["reasoning_content"] = thinking
     if calls:
         turn["tool_calls"] = calls
-    empty = results and not (texts["text"] or calls)
+    empty = results and not (text or calls)
     return results if empty else [*results, turn]
 
 
@@ -180,12 +182,16 @@ def _end(talk: Conversation, finish: str) -> dict[str, str | None]:
 
 async def _whole(front: Front, talk: Conversation) -> Answer:
     content: list[dict[str, Any]] = []
+    calls: list[Call] = []
     finish = "end"
     async for update in talk.updates(signs=False):
         assert update is not None
         finish = update.finish or finish
-        if isinstance(update.part, Call):
-            content.append(_tool_use(update.part, parsed_arguments(update.part)))
+        if isinstance(update.part, CallPart):
+            if update.part.number == len(calls):
+                content.append(_tool_use(update.part, {}))
+            add_part(calls, update.part)
+            content[-1]["input"] = parsed_arguments(calls[-1]) or {}
         elif update.part is not None:
             kind, empty, _, field = BLOCKS[type(update.part)]
             if not content or content[-1]["type"] != kind:
@@ -194,7 +200,7 @@ async def _whole(front: Front, talk: Conversation) -> Answer:
     return _head(front) | {"content": content, "usage": _usage(talk)} | _end(talk, finish)
 
 
-def _tool_use(call: Call, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _tool_use(call: CallPart, arguments: Mapping[str, Any]) -> dict[str, Any]:
     name = new_id("toolu").replace("-", "_")
     return {"type": "tool_use", "id": name, "name": call.name, "input": arguments}
 
@@ -205,13 +211,16 @@ class _Blocks:
     def __init__(self) -> None:
         self._index = -1
         self._open: type[Part] | None = None
+        self._call = -1  # number of the open call
 
     def take(self, part: Part) -> bytes:
         """Return the events of *part*, including the end of the block before it."""
-        if isinstance(part, Call):
-            data = self.end() + self._begin(Call, _tool_use(part, {}))
-            data += self._delta({"type": "input_json_delta", "partial_json": part.arguments})
-            return data + self.end()
+        if isinstance(part, CallPart):
+            data = b""
+            if part.number != self._call:
+                self._call = part.number
+                data = self.end() + self._begin(CallPart, _tool_use(part, {}))
+            return data + self._delta({"type": "input_json_delta", "partial_json": part.arguments})
         kind, empty, delta, field = BLOCKS[type(part)]
         data = b""
         if self._open is not type(part):

@@ -6,17 +6,19 @@ Source of the fields of /embedding: llama.cpp tools/server/README.md.
 import base64
 import time
 from array import array
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from npurt.llm.file.pooling import Pooling, read_pooling
 from npurt.serve.http import limits
 from npurt.serve.http.endpoint import Answer, Request
 from npurt.serve.http.errors import wrong
 from npurt.serve.http.fields import Fields
-from npurt.serve.interfaces.openai_common import is_id, known
+from npurt.serve.interfaces.openai_common import are_ids, known
 from npurt.serve.model.front import Front, Wanted
 
 MAXIMUM = 32760.0  # of the values that are normalised by their maximum (embd_normalize 0)
+T = TypeVar("T")
 
 
 async def embeddings(front: Front, request: Request) -> Answer:
@@ -31,15 +33,13 @@ async def embeddings(front: Front, request: Request) -> Answer:
     if size is not None and any(len(vector) != size for vector in vectors):
         raise wrong(f"embeddings of {front.model.name} have another size than {size}",
                     "leave dimensions out", "dimensions", "unsupported")  # fmt: skip
+
+    def written(vector: "array[float]") -> list[float] | str:
+        return vector.tolist() if form == "float" else base64.b64encode(vector).decode()
+
     data = [
-        {
-            "object": "embedding",
-            "index": i,
-            "embedding": vector.tolist()
-            if form == "float"
-            else base64.b64encode(vector.tobytes()).decode(),
-        }
-        for i, vector in enumerate(vectors)
+        {"object": "embedding", "index": i, "embedding": each}
+        for i, each in enumerate(await _each(request, written, vectors))
     ]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return {"object": "list", "data": data, "model": front.model.name, "usage": usage}
@@ -54,7 +54,7 @@ async def embed(front: Front, request: Request) -> Answer:
     vectors, tokens = await vectors_of(front, texts, Wanted(salt=request.salt))
     return {
         "model": front.model.name,
-        "embeddings": [vector.tolist() for vector in vectors],
+        "embeddings": await _each(request, lambda vector: vector.tolist(), vectors),
         "total_duration": time.perf_counter_ns() - began,
         "load_duration": 0,
         "prompt_eval_count": tokens,
@@ -122,18 +122,25 @@ def _require_pooling(front: Front) -> None:
                     "use /embedding, which returns all vectors", code="unsupported")  # fmt: skip
 
 
+async def _each(
+    request: Request, written: Callable[["array[float]"], T], vectors: list["array[float]"]
+) -> list[T]:
+    """Return each of *vectors* as *written* returns it; many vectors are written in a thread."""
+    large = sum(map(len, vectors)) > limits.LARGE
+    return await request.in_thread(lambda: [written(vector) for vector in vectors], large=large)
+
+
 def _texts(front: Front, fields: Fields, name: str) -> list[list[int]]:
     """Return the token ids of each text in the field *name*."""
     given = fields.values.get(name)
-    several = isinstance(given, list) and not all(is_id(each) for each in given)
-    found: list[Any] = given if several and isinstance(given, list) else [given]
+    found: list[Any] = given if isinstance(given, list) and not are_ids(given) else [given]
     if len(found) > limits.TEXTS:
         raise wrong(f"{name} has {len(found)} texts", f"send {limits.TEXTS} at most", name)
     ids = []
     for each in found:
         if isinstance(each, str) and each:
             ids.append(front.model.encode_whole(each))
-        elif isinstance(each, list) and each and all(is_id(i) for i in each):
+        elif each and are_ids(each):
             ids.append(known(front.model, each, name))
         else:
             raise fields.wrong(name, "a string, token ids, or a list of these; none may be empty")

@@ -6,11 +6,12 @@ Source of the fields: llama.cpp tools/server/README.md.
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
+from npurt.errors import brief
 from npurt.serve.http import limits, sse
 from npurt.serve.http.endpoint import Answer, Request
 from npurt.serve.http.errors import wrong
 from npurt.serve.http.fields import Fields
-from npurt.serve.interfaces.openai_common import is_id, known, token_text
+from npurt.serve.interfaces.openai_common import are_ids, known, token_text
 from npurt.serve.model import options
 from npurt.serve.model.front import Front, Wanted
 from npurt.serve.model.generation import Choice, Likely, Texts
@@ -73,13 +74,15 @@ def _ids(model: ServedModel, given: Any) -> list[int]:
         given = given.get("prompt_string")
     parts = given if isinstance(given, list) and given else [given]
     ids: list[int] = []
+    if are_ids(given):
+        return known(model, given, "prompt")
     for i, part in enumerate(parts):
         if isinstance(part, str):
             ids += model.encode(part, add_bos=None if i == 0 else False)
-        elif parts is given and is_id(part):
+        elif parts is given and are_ids([part]):
             ids += known(model, [part], "prompt")
         else:
-            raise wrong(f"prompt is {given!r:.60}", "send a string or token ids", "prompt")
+            raise wrong(f"prompt is {brief(given)}", "send a string or token ids", "prompt")
     return ids
 
 
@@ -91,10 +94,6 @@ async def _answer(front: Front, request: Request, prompts: list[list[int]]) -> A
         raise wrong(f"{len(prompts)} prompts with n_cmpl = {wanted.choices} are too many",
                     f"ask for {limits.CHOICES} completions at most", "prompt")  # fmt: skip
     await options.constrain(fields, wanted)
-    if fields.has("json_schema"):
-        schema = fields.inner("json_schema").values
-        asked = {"type": "json_schema", "json_schema": {"schema": schema}}
-        await options.constrain(Fields({"response_format": asked}), wanted)
     likeliest = fields.integer("n_probs")
     wanted.top_logprobs = likeliest or None
     stream = fields.flag("stream")
@@ -103,7 +102,7 @@ async def _answer(front: Front, request: Request, prompts: list[list[int]]) -> A
     if not stream:
         found = await talk.whole()
         return found if len(found) > 1 else found[0]
-    return sse.Stream(talk.parts(), talk.texts.cancel)
+    return sse.Stream(talk.parts(), talk.texts)
 
 
 class Completions:
@@ -118,6 +117,7 @@ class Completions:
         self._prompts = prompts
         self._timed = fields.flag("timings_per_token")
         self._with_tokens = fields.flag("return_tokens")
+        self._fields: list[str] = fields.items("response_fields")
 
     async def whole(self) -> list[dict[str, Any]]:
         """Wait for the end; return the response object of each completion."""
@@ -189,7 +189,7 @@ class Completions:
         """Return the final object of a completion, with the settings and timings."""
         end = choice.finish or "end"
         prompt = self._prompts[choice.number // self._wanted.choices]
-        return self._event(choice, text, likely, tokens) | {
+        made = self._event(choice, text, likely, tokens) | {
             "stop": True,
             "model": self._front.model.name,
             "prompt": self._front.model.tokenizer.decode(prompt),
@@ -201,6 +201,19 @@ class Completions:
             "generation_settings": settings(self._front, self._wanted, choice.sampling),
             "timings": choice.timings(),
         }
+        return selected(made, self._fields) if self._fields else made
+
+
+def selected(made: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Any]:
+    """Return the fields *paths* of *made*, such as ``timings/prompt_n``; others are left out."""
+    found: dict[str, Any] = {}
+    for path in paths:
+        value: Any = made
+        for step in path.split("/"):
+            value = value.get(step, found) if isinstance(value, Mapping) else found
+        if value is not found:  # *found* stands for a missing field
+            found[path] = value
+    return found
 
 
 def settings(front: Front, wanted: Wanted, used: Mapping[str, Any] | None = None) -> dict[str, Any]:

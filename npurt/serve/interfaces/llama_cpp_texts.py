@@ -10,7 +10,7 @@ from npurt.serve.http.endpoint import Answer, Request
 from npurt.serve.http.errors import HttpError
 from npurt.serve.http.fields import Fields
 from npurt.serve.interfaces.llama_cpp import settings
-from npurt.serve.interfaces.openai_chat import messages, template_variables
+from npurt.serve.interfaces.openai_chat import continued, messages, template_variables
 from npurt.serve.interfaces.openai_common import known
 from npurt.serve.model import options
 from npurt.serve.model.front import Front, Wanted
@@ -26,10 +26,15 @@ async def tokenize(front: Front, request: Request) -> Answer:
     content = fields.text("content", "") or ""
     add = None if fields.flag("add_special") else False
     special = fields.flag("parse_special", True)
-    ids = await request.in_thread(lambda: model.encode(content, add_bos=add, special=special))
-    if not fields.flag("with_pieces"):
-        return {"tokens": ids}
-    return {"tokens": [{"id": i, "piece": _piece(model.tokenizer.piece(i))} for i in ids]}
+    pieces = fields.flag("with_pieces")
+
+    def encoded() -> list[Any]:
+        ids = model.encode(content, add_bos=add, special=special)
+        if not pieces:
+            return ids
+        return [{"id": i, "piece": _piece(model.tokenizer.piece(i))} for i in ids]
+
+    return {"tokens": await request.in_thread(encoded)}
 
 
 def _piece(data: bytes) -> str | list[int]:
@@ -42,8 +47,12 @@ def _piece(data: bytes) -> str | list[int]:
 
 async def detokenize(front: Front, request: Request) -> Answer:
     """Return the text of token ids."""
-    ids = [int(i) for i in request.fields.items("tokens")]
-    return {"content": front.model.tokenizer.decode(known(front.model, ids, "tokens"))}
+
+    def decoded() -> str:
+        ids = [int(i) for i in request.fields.items("tokens")]
+        return front.model.tokenizer.decode(known(front.model, ids, "tokens"))
+
+    return {"content": await request.in_thread(decoded)}
 
 
 async def apply_template(front: Front, request: Request) -> Answer:
@@ -51,10 +60,14 @@ async def apply_template(front: Front, request: Request) -> Answer:
     fields: Fields = request.fields
     tools = tools_of(fields)
     given, variables = messages(fields), template_variables(fields)
+    given, before = continued(fields, given)
+    prompted = bool(before) or fields.flag("add_generation_prompt", True)
     prompt = await request.in_thread(
-        lambda: front.model.prompt(given, tools=tools.listed, variables=variables)
+        lambda: front.model.prompt(
+            given, tools=tools.listed, variables=variables, add_generation_prompt=prompted
+        )
     )
-    return {"prompt": prompt}
+    return {"prompt": prompt + before}
 
 
 async def props(offers: ModelPool, request: Request) -> Answer:

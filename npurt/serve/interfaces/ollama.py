@@ -8,6 +8,8 @@ from collections.abc import AsyncGenerator, Callable
 from datetime import UTC, datetime
 from typing import Any
 
+from npurt.llm.decode.calls.format import Call, CallPart, add_part, parsed_arguments
+from npurt.llm.decode.calls.reading import Said, Thought
 from npurt.serve.http import sse
 from npurt.serve.http.endpoint import Answer, Request
 from npurt.serve.http.errors import wrong
@@ -17,8 +19,6 @@ from npurt.serve.model import options
 from npurt.serve.model.conversation import Conversation, Update
 from npurt.serve.model.front import Front, Wanted
 from npurt.serve.model.generation import Texts
-from npurt.serve.model.reading import Said, Thought
-from npurt.serve.tools.calls import Call, parsed_arguments
 from npurt.serve.tools.wanted import tools_of
 
 REASONS = {"length": "length", "context": "length"}  # others: stop
@@ -33,7 +33,7 @@ async def chat(front: Front, request: Request) -> Answer:
         return await _loaded(front, {"message": {"role": "assistant", "content": ""}})
     _refuse_images(fields.objects("messages"))
     tools = tools_of(fields)
-    if tools.forced and wanted.response_format:
+    if tools.forced and wanted.constrained:
         raise wrong("tool_choice forces a call, and so no format can be", "leave one out", "format")
     given = messages(fields)
     stream = fields.flag("stream", True)
@@ -173,7 +173,7 @@ def _lines(parts: Parts, texts: Texts) -> sse.Stream:
         async for part in parts:
             yield sse.line(part)
 
-    return sse.Stream(lines(), texts.cancel, kind=sse.LINES, packed=sse.line)
+    return sse.Stream(lines(), texts, kind=sse.LINES, packed=sse.line)
 
 
 def _message(update: Update | None) -> dict[str, Any]:
@@ -183,19 +183,29 @@ def _message(update: Update | None) -> dict[str, Any]:
             message["content"] = text
         case Thought(text):
             message["thinking"] = text
-        case Call() as call:
-            function = {"name": call.name, "arguments": parsed_arguments(call)}
-            message["tool_calls"] = [{"function": function}]
     return message
 
 
 async def _chat_parts(talk: Conversation, said: _Talk, *, signs: bool) -> Parts:
+    calls: list[Call] = []
+    sent = 0  # number of calls sent
     async for update in talk.updates(signs=signs):
         if update is None:
             yield said.sign({"message": _message(None)})
             continue
-        if update.part is not None:
+        if isinstance(update.part, CallPart):
+            add_part(calls, update.part)
+        elif update.part is not None:
             yield said.object({"message": _message(update)})
+        # Arguments are an object in this interface, so a call is sent when it is complete.
+        whole = len(calls) if update.finish else talk.ended(update.choice)
+        for call in calls[sent:whole]:
+            if (arguments := parsed_arguments(call)) is not None:  # None: the call was cut off
+                function = {"name": call.name, "arguments": arguments}
+                yield said.object({"message": _message(None) | {
+                    "tool_calls": [{"function": function}]
+                }})  # fmt: skip
+        sent = max(sent, whole)
         if update.finish:
             yield said.end({"message": _message(None)}, update.finish)
 

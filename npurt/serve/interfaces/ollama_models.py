@@ -7,11 +7,11 @@ import hashlib
 from datetime import UTC, datetime
 from typing import Any
 
+from npurt.llm.decode.calls.reading import BEGIN
 from npurt.serve.http.endpoint import Answer, Request
 from npurt.serve.model.front import Front
 from npurt.serve.model.model_file import ModelFile
 from npurt.serve.model.offer import ModelPool
-from npurt.serve.model.reading import BEGIN
 from npurt.version import __version__
 
 FOREVER = "9999-12-31T23:59:59Z"

@@ -3,6 +3,10 @@
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
+from npurt.llm.decode.calls.format import Call, CallPart, add_part
+from npurt.llm.decode.calls.message import openai_call
+from npurt.llm.decode.calls.reading import Said, Thought
+from npurt.llm.text.chat import joined_parts
 from npurt.serve.http import sse
 from npurt.serve.http.endpoint import Answer, Request
 from npurt.serve.http.errors import wrong
@@ -19,8 +23,6 @@ from npurt.serve.model import options
 from npurt.serve.model.conversation import Conversation, prompt_of
 from npurt.serve.model.front import Front
 from npurt.serve.model.generation import Likely
-from npurt.serve.model.reading import Said, Thought
-from npurt.serve.tools.calls import Call, new_call_id
 from npurt.serve.tools.wanted import tools_of
 
 
@@ -38,54 +40,61 @@ async def chat(front: Front, request: Request) -> Answer:
         raise wrong("top_logprobs is set without logprobs", "set logprobs to true as well",
                     "top_logprobs")  # fmt: skip
     tools = tools_of(fields)
-    if tools.forced and (wanted.grammar or wanted.response_format):
+    if tools.forced and wanted.constrained:
         raise wrong("tool_choice forces a call, and so no other format can be", "leave one out",
                     "tool_choice")  # fmt: skip
     chosen = stream_options(fields)
     apart = fields.text("reasoning_format", "auto") != "none"
-    given, before = _split_final(fields)
     variables = template_variables(fields)
+    given, before = continued(fields, messages(fields))
     talk = await Conversation.of(
-        front, request, given, wanted, tools, variables, apart=apart, before=before
-    )
+        front, request, given, wanted, tools, variables, apart=apart, before=before,
+        prompted=fields.flag("add_generation_prompt", True),
+    )  # fmt: skip
     talk.texts.progress = chosen is not None and fields.flag("return_progress")
     logged = wanted.top_logprobs is not None
     if chosen is None:
         return await _whole(front, talk, logged)
-    return sse.Stream(_parts(front, talk, chosen), talk.texts.cancel)
+    return sse.Stream(_parts(front, talk, chosen), talk.texts)
 
 
 async def count_input(front: Front, request: Request) -> Answer:
     """Count the prompt tokens of a request to /v1/chat/completions, as llama.cpp does."""
     fields = request.fields
-    given, before = _split_final(fields)
+    given, before = continued(fields, messages(fields))
     variables, tools = template_variables(fields), tools_of(fields)
-    _, ids = await prompt_of(front, request, given, tools, variables, before=before)
+    prompted = fields.flag("add_generation_prompt", True)
+    _, ids = await prompt_of(
+        front, request, given, tools, variables, before=before, prompted=prompted
+    )
     return {"object": "response.input_tokens", "input_tokens": len(ids)}
-
-
-def _split_final(fields: Fields) -> tuple[list[dict[str, Any]], str]:
-    """Return the messages, and the beginning of the answer.
-
-    With ``continue_final_message``, the final message is the beginning of the answer.
-
-    Raises:
-        HttpError: The final message is to be continued, but is not an answer with text.
-    """
-    if not fields.flag("continue_final_message"):
-        return messages(fields), ""
-    *others, final = messages(fields)
-    text = final.get("content")
-    if final["role"] != "assistant" or not isinstance(text, str) or not text or not others:
-        raise wrong("continue_final_message needs a final message of the assistant with text",
-                    "leave it out, or send the beginning of the answer as the last message",
-                    "continue_final_message")  # fmt: skip
-    return others, text
 
 
 def messages(fields: Fields) -> list[dict[str, Any]]:
     """Return the messages of a chat."""
     return fields.items("messages")
+
+
+def continued(fields: Fields, given: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+    """Return the messages before a final message that is continued, and the text of this message.
+
+    The text is "" unless ``continue_final_message`` is true.
+
+    Raises:
+        HttpError: The final message is not an answer, or ``add_generation_prompt`` is true as well.
+    """
+    if not fields.flag("continue_final_message"):
+        return given, ""
+    if fields.flag("add_generation_prompt"):
+        raise wrong("continue_final_message and add_generation_prompt are true",
+                    "leave one of them out", "add_generation_prompt")  # fmt: skip
+    *earlier, last = joined_parts(given)
+    text = last.get("content")
+    if last.get("role") != "assistant" or not isinstance(text, str) or not earlier:
+        raise wrong("the final message is no answer with text",
+                    "end the messages with the beginning of an answer of the assistant",
+                    "continue_final_message")  # fmt: skip
+    return earlier, text
 
 
 def template_variables(fields: Fields) -> dict[str, Any]:
@@ -114,7 +123,7 @@ def stream_options(fields: Fields) -> Fields | None:
 async def _whole(front: Front, talk: Conversation, logged: bool) -> Answer:
     count = len(talk.texts.choices)
     said, thought, reasons = [""] * count, [""] * count, ["end"] * count
-    calls: list[list[dict[str, Any]]] = [[] for _ in range(count)]
+    calls: list[list[Call]] = [[] for _ in range(count)]
     likely: list[list[Likely]] = [[] for _ in range(count)]
     async for update in talk.updates(signs=False):
         assert update is not None
@@ -123,8 +132,8 @@ async def _whole(front: Front, talk: Conversation, logged: bool) -> Answer:
                 said[update.choice] += text
             case Thought(text):
                 thought[update.choice] += text
-            case Call() as call:
-                calls[update.choice].append(_call(call))
+            case CallPart() as part:
+                add_part(calls[update.choice], part)
         likely[update.choice] += update.likely
         reasons[update.choice] = update.finish or "end"
     choices = [
@@ -141,17 +150,12 @@ async def _whole(front: Front, talk: Conversation, logged: bool) -> Answer:
     return made | {"choices": choices} | figures
 
 
-def _message(said: str, thought: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+def _message(said: str, thought: str, calls: list[Call]) -> dict[str, Any]:
     content = None if calls and not said else said
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     if thought:
         message["reasoning_content"] = thought
-    return message | ({"tool_calls": calls} if calls else {})
-
-
-def _call(call: Call) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": new_call_id(), "type": "function", "function": function}
+    return message | ({"tool_calls": list(map(openai_call, calls))} if calls else {})
 
 
 async def _parts(front: Front, talk: Conversation, chosen: Fields) -> AsyncGenerator[bytes, None]:
@@ -188,9 +192,13 @@ async def _parts(front: Front, talk: Conversation, chosen: Fields) -> AsyncGener
                 yield chunk(update.choice, {"content": text}, update.likely)
             case Thought(text):
                 yield chunk(update.choice, {"reasoning_content": text}, update.likely)
-            case Call() as call:
-                index, called[update.choice] = called[update.choice], called[update.choice] + 1
-                delta = {"tool_calls": [{"index": index, **_call(call)}]}
+            case CallPart() as part:
+                if part.number == called[update.choice]:
+                    called[update.choice] += 1
+                    call = openai_call(part)
+                else:  # only the first delta of a call has its id, type and name
+                    call = {"function": {"arguments": part.arguments}}
+                delta = {"tool_calls": [{"index": part.number, **call}]}
                 yield chunk(update.choice, delta, update.likely)
             case None if update.likely:
                 yield chunk(update.choice, {"content": ""}, update.likely)

@@ -4,8 +4,9 @@ import itertools
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
+from npurt.errors import brief
 from npurt.serve.http import sse
 from npurt.serve.http.errors import wrong
 from npurt.serve.model.front import Front
@@ -77,9 +78,9 @@ def token_text(model: ServedModel, token: int) -> tuple[str, list[int]]:
     return data.decode("utf-8", "replace"), list(data)
 
 
-def is_id(value: object) -> bool:
-    """Return whether *value* is an integer; in Python, true and false would be integers too."""
-    return isinstance(value, int) and not isinstance(value, bool)
+def are_ids(value: object) -> TypeGuard[list[int]]:
+    """Return whether *value* is a list of integers; it may be empty."""
+    return isinstance(value, list) and set(map(type, value)) <= {int}
 
 
 def known(model: ServedModel, ids: Sequence[int], param: str) -> list[int]:
@@ -89,9 +90,9 @@ def known(model: ServedModel, ids: Sequence[int], param: str) -> list[int]:
         HttpError: An id is not in the vocabulary.
     """
     count = model.tokenizer.n_vocab
-    unknown = [i for i in ids if not 0 <= i < count]
-    if unknown:
-        raise wrong(f"token id {unknown[0]} is not in the vocabulary of {count}",
+    if ids and not 0 <= min(ids) <= max(ids) < count:
+        unknown = next(i for i in ids if not 0 <= i < count)
+        raise wrong(f"token id {brief(unknown)} is not in the vocabulary of {count}",
                     "use ids of /tokenize", param)  # fmt: skip
     return list(ids)
 

@@ -3,9 +3,9 @@
 from abc import abstractmethod
 from typing import Any, Protocol
 
+from npurt.llm.decode.calls.format import Call, CallPart
+from npurt.llm.decode.calls.reading import Part, Said, Thought
 from npurt.serve.interfaces.openai_common import new_id
-from npurt.serve.model.reading import Part, Said, Thought
-from npurt.serve.tools.calls import Call
 
 Events = list[tuple[str, dict[str, Any]]]
 
@@ -142,23 +142,28 @@ class ThoughtItem(_Text):
 class CallItem:
     """A function call."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, part: CallPart) -> None:
         self.closed = False
+        self._number = part.number
         self._id = new_id("fc").replace("-", "_")
         self._call_id = new_id("call").replace("-", "_")
-        self._call = call
+        self._call = Call(part.name, "")
 
     def takes(self, part: Part) -> bool:
-        """Return False: a call is always one part."""
-        return False
+        """Return whether *part* continues this call."""
+        return isinstance(part, CallPart) and part.number == self._number
 
     def begin(self) -> Events:
         """Return the item's first event, without arguments."""
-        return [("response.output_item.added", {"item": self.whole() | {"arguments": ""}})]
+        return [("response.output_item.added", {"item": self.whole()})]
 
     def add(self, part: Part) -> Events:
-        """Return the event with the arguments."""
-        delta = {"item_id": self._id, "delta": self._call.arguments}
+        """Append *part* to the arguments; return its event."""
+        assert isinstance(part, CallPart)
+        if not part.arguments:
+            return []
+        self._call.arguments += part.arguments
+        delta = {"item_id": self._id, "delta": part.arguments}
         return [("response.function_call_arguments.delta", delta)]
 
     def end(self) -> Events:
@@ -184,6 +189,6 @@ class CallItem:
 
 def new_item(part: Part) -> Item:
     """Return a new item for *part*, without the content of *part*."""
-    if isinstance(part, Call):
+    if isinstance(part, CallPart):
         return CallItem(part)
     return TextItem() if isinstance(part, Said) else ThoughtItem()

@@ -6,6 +6,7 @@ Source of the fields and events: platform.openai.com, API reference, Responses.
 from collections.abc import AsyncGenerator
 from typing import Any
 
+from npurt.llm.decode.calls.reading import Part
 from npurt.serve.http import sse
 from npurt.serve.http.endpoint import Answer, Request
 from npurt.serve.http.errors import wrong
@@ -15,7 +16,6 @@ from npurt.serve.interfaces.openai_items import Item, ThoughtItem, new_item
 from npurt.serve.model import options
 from npurt.serve.model.conversation import Conversation, prompt_of
 from npurt.serve.model.front import Front
-from npurt.serve.model.reading import Part
 from npurt.serve.tools.wanted import Tools, flat_tools, tools_of
 
 
@@ -36,18 +36,20 @@ async def respond(front: Front, request: Request) -> Answer:
         asked: dict[str, Any] = {"type": "json_schema", "json_schema": form.values}
     else:
         asked = dict(form.values)
-    await options.constrain(Fields({"response_format": asked or None}), wanted)
+    others = {name: value for name, value in fields.values.items() if name != "response_format"}
+    await options.constrain(Fields(others | {"response_format": asked or None}), wanted)
     tools = _tools(fields)
-    if tools.forced and wanted.response_format:
+    if tools.forced and wanted.constrained:
         raise wrong("tool_choice forces a call, and so no other format can be", "leave one out",
                     "tool_choice")  # fmt: skip
     stream = fields.flag("stream")
     echoed = _echoed(fields)
-    talk = await Conversation.of(front, request, _messages(fields), wanted, tools)
+    given = await request.in_thread(lambda: _messages(fields))
+    talk = await Conversation.of(front, request, given, wanted, tools)
     talk.texts.progress = stream and fields.flag("return_progress")
     response = Response(front, talk, echoed)
     if stream:
-        return sse.Stream(response.events(), talk.texts.cancel, packed=response.error)
+        return sse.Stream(response.events(), talk.texts, packed=response.error)
     async for _ in response.events(signs=False):
         pass
     return response.whole()

@@ -12,8 +12,8 @@ from npurt.serve.http.fields import Fields
 from npurt.serve.interfaces.openai_chat import stream_options
 from npurt.serve.interfaces.openai_common import (
     FINISH,
+    are_ids,
     head,
-    is_id,
     known,
     text_logprobs,
     timings_at_end,
@@ -64,13 +64,10 @@ async def completions(front: Front, request: Request) -> Answer:
         wanted.prompt_logprobs = wanted.top_logprobs is not None
         if fields.text("suffix") is not None:
             raise wrong("echo cannot be used with suffix", "leave one of them out", "echo")
-        echoes = [
-            Echo(
-                front.model.tokenizer.decode(ids, special=False),
-                ids if wanted.prompt_logprobs else (),
-            )
-            for ids in found
-        ]
+        scored, decode = wanted.prompt_logprobs, front.model.tokenizer.decode
+        echoes = await request.in_thread(
+            lambda: [Echo(decode(ids, special=False), ids if scored else ()) for ids in found]
+        )
     chosen = stream_options(fields)
     texts = front.begin(found, wanted)
     texts.progress = chosen is not None and fields.flag("return_progress")
@@ -78,7 +75,7 @@ async def completions(front: Front, request: Request) -> Answer:
     if chosen is None:
         return await _whole(front, texts, before, wanted.top_logprobs is not None)
     parts = _parts(front, texts, before, chosen)
-    return sse.Stream(parts, texts.cancel)
+    return sse.Stream(parts, texts)
 
 
 def _logprobs(fields: Fields) -> int | None:
@@ -95,8 +92,7 @@ def prompts(model: ServedModel, fields: Fields) -> list[list[int]]:
         HttpError: The field is something else, or has too many prompts.
     """
     given = fields.values.get("prompt")
-    several = isinstance(given, list) and not all(is_id(each) for each in given)
-    found = given if several and isinstance(given, list) else [given]
+    found = given if isinstance(given, list) and not are_ids(given) else [given]
     if len(found) > limits.CHOICES:
         raise wrong(f"there are {len(found)} prompts", f"send {limits.CHOICES} at most", "prompt")
     suffix = fields.text("suffix")
@@ -106,7 +102,7 @@ def prompts(model: ServedModel, fields: Fields) -> list[list[int]]:
             ids.append(model.around(each, suffix))
         elif isinstance(each, str):
             ids.append(model.encode(each))
-        elif isinstance(each, list) and all(is_id(i) for i in each) and suffix is None:
+        elif are_ids(each) and suffix is None:
             ids.append(known(model, each, "prompt"))
         else:
             raise fields.wrong("prompt", "a string, token ids, or a list of these")

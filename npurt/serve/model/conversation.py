@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from npurt.errors import NpurtError
+from npurt.llm.decode.calls.choose import format_of
+from npurt.llm.decode.calls.format import CallPart
+from npurt.llm.decode.calls.reading import BEGIN, END, Part, Reader, begins_in_thought
+from npurt.llm.decode.calls.strict import Markers, grammar
 from npurt.llm.decode.grammar.grammar import Grammar
 from npurt.serve.http.endpoint import Request
 from npurt.serve.http.errors import wrong
 from npurt.serve.model.front import Front, Wanted
 from npurt.serve.model.generation import Likely, Texts
-from npurt.serve.model.reading import BEGIN, END, Part, Reader, begins_in_thought
 from npurt.serve.model.served_model import ServedModel
-from npurt.serve.tools.calls import Call
-from npurt.serve.tools.choose import format_of
-from npurt.serve.tools.strict import Markers, grammar
 from npurt.serve.tools.wanted import Tools, reader_format
 
 
@@ -56,21 +56,29 @@ class Conversation:
         *,
         apart: bool = True,
         before: str = "",
+        prompted: bool = True,
     ) -> Self:
         """Begin to answer *messages*.
 
         Args:
             apart: Whether thoughts are separated from the answer.
             before: Text appended to the prompt: the beginning of the answer, not returned.
+            prompted: Whether the prompt ends with the start of an answer; always with *before*.
 
         Raises:
             HttpError: The queue is full, or the request is invalid.
         """
-        tools = tools or Tools()
+        chosen = tools or Tools()
         front.require_capacity(wanted.choices)  # before rendering and tokenizing
 
-        prompt, ids = await prompt_of(front, request, messages, tools, variables, before=before)
-        if tools.strict and not (wanted.grammar or wanted.response_format):
+        prompt, ids = await prompt_of(
+            front, request, messages, chosen, variables, before=before, prompted=prompted
+        )
+        # An answer of the request's own form has no calls.
+        tools = Tools() if wanted.constrained and not chosen.forced else chosen
+        if tools.forced:
+            await asyncio.to_thread(tools.check, tools.forced)
+        if tools.strict:
             thinks = apart and not before and front.model.thinks
             wanted.lark = await asyncio.to_thread(  # compiling the grammar may take a second
                 _grammar, front.model, tools, prompt, thinks=thinks
@@ -97,11 +105,21 @@ class Conversation:
             wanted.response_format = tools.response_format()
         self._several = tools.several
         self._readers = [
-            Reader(calls, tools.schemas, thinks=thinks, within=begins_in_thought(prompt))
+            Reader(
+                calls,
+                tools.schemas,
+                thinks=thinks,
+                within=begins_in_thought(prompt),
+                forced=tools.forced,
+            )
             for _ in range(wanted.choices)
         ]
         self._ping = front.settings.ping
         self.texts: Texts = front.begin([ids], wanted)
+
+    def ended(self, choice: int) -> int:
+        """Return the number of calls of *choice* that are complete."""
+        return self._readers[choice].ended
 
     async def updates(self, *, signs: bool = True) -> AsyncGenerator[Update | None, None]:
         """Yield new output; with *signs*, yield None after `Settings.ping` seconds without output.
@@ -119,9 +137,9 @@ class Conversation:
             reader = self._readers[piece.choice]
             parts = list(reader.push(piece.text))
             if piece.finish:
-                parts += reader.finish()
+                parts += reader.finish(cut=piece.finish in ("length", "context"))
             finish = piece.finish
-            if reader.called and not self._several:
+            if reader.ended and not self._several:
                 parts = _to_first_call(parts)
                 self.texts.stop(piece.choice)
                 finish = "stop"
@@ -147,12 +165,16 @@ async def prompt_of(
     variables: Mapping[str, Any] | None,
     *,
     before: str = "",
+    prompted: bool = True,
 ) -> tuple[str, list[int]]:
     """Return the prompt of *messages* and its token ids; arguments as for `Conversation.of`."""
 
     def prepared() -> tuple[str, list[int]]:
-        prompt = front.model.prompt(messages, tools=tools.listed, variables=variables) + before
-        return prompt, front.model.encode_prompt(prompt)
+        prompt = front.model.prompt(
+            messages, tools=tools.listed, variables=variables,
+            add_generation_prompt=prompted or bool(before),
+        )  # fmt: skip
+        return prompt + before, front.model.encode_prompt(prompt + before)
 
     return await request.in_thread(prepared)
 
@@ -164,6 +186,7 @@ def _grammar(model: ServedModel, tools: Tools, prompt: str, *, thinks: bool) -> 
         HttpError: A schema is invalid or too large.
     """
     markers = Markers(lambda text: next(iter(model.markup([text])), None))
+    tools.check(tools.strict)
     try:
         rules = format_of(model.source).rules(tools.checked, markers)
         thought = (BEGIN, END) if thinks else None
@@ -175,5 +198,5 @@ def _grammar(model: ServedModel, tools: Tools, prompt: str, *, thinks: bool) -> 
 
 
 def _to_first_call(parts: list[Part]) -> list[Part]:
-    first = next(i for i, part in enumerate(parts) if isinstance(part, Call))
-    return parts[: first + 1]
+    first = [i for i, part in enumerate(parts) if isinstance(part, CallPart) and not part.number]
+    return parts[: first[-1] + 1] if first else []

@@ -11,6 +11,7 @@ from npurt.llm.decode.samplers.settings import Sampling
 from npurt.serve.engine.client import Engine
 from npurt.serve.engine.protocol import Ready, Submit
 from npurt.serve.http import limits
+from npurt.serve.http import log as request_log
 from npurt.serve.http.errors import HttpError, of, wrong
 from npurt.serve.model.generation import Choice, Texts
 from npurt.serve.model.served_model import ServedModel
@@ -18,6 +19,7 @@ from npurt.serve.model.served_model import ServedModel
 DRAIN_SECONDS = 30.0
 LAST_SECONDS = 2.0  # timeout for sending the final error to clients
 LONGEST_RETRY = 60  # seconds; upper bound on Retry-After
+PATIENCE = 2.0  # seconds; see `Texts`
 SEEDS = 1 << 63
 DRAWN_SEEDS = 1 << 32  # drawn seeds are below this bound, so that every JSON parser keeps them
 
@@ -63,6 +65,7 @@ class Wanted:
         scales: The scale of each LoRA adapter by its number; None: the server's scales.
         normalize: Whether embeddings are scaled to length 1.
         pairs: For a reranker, the position of the second text in each prompt, as in `Submit`.
+        predict_ms: Time from the first token to the end of a completion; None: no limit.
     """
 
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -84,6 +87,12 @@ class Wanted:
     embed: bool = False
     normalize: bool = True
     pairs: Sequence[int] = ()
+    predict_ms: int | None = None
+
+    @property
+    def constrained(self) -> bool:
+        """Whether the request has a constraint of its own."""
+        return bool(self.grammar or self.response_format or self.lark)
 
 
 @dataclass(slots=True)
@@ -267,12 +276,18 @@ class Front:
         )  # fmt: skip
         timer: asyncio.TimerHandle | None = None
 
+        line = request_log.current()
+
         def done(texts: Texts) -> None:
             if timer is not None:
                 timer.cancel()
+            if line is not None:
+                line.add(texts.figures())
             self._ended(texts, loop.time() - began)
 
-        texts = Texts(self.engine, submits, choices, sum(map(len, prompts)), done)
+        texts = Texts(self.engine, submits, choices, sum(map(len, prompts)), done,
+            min(PATIENCE, self.settings.ping), wanted.predict_ms,
+        )  # fmt: skip
         timer = loop.call_later(self.settings.deadline, texts.give_up, late)
         self._under_way.add(texts)
         self.counts.requests += 1
@@ -285,7 +300,9 @@ class Front:
             raise wrong("the prompt is empty", "send at least one token of text", "prompt")
         if len(prompt) >= n_ctx + wanted.embed:  # a completion needs space for one more token
             error = wrong(
-                f"the prompt has {len(prompt)} tokens, and the context {n_ctx}",
+                # Clients search for these phrases, of Anthropic, llama.cpp and OpenAI.
+                f"prompt is too long: {len(prompt)} tokens > {n_ctx} maximum. It exceeds the "
+                f"available context size. This model's maximum context length is {n_ctx} tokens",
                 "send less, or start the server with a larger -c",
                 "messages", "context_length_exceeded",
             )  # fmt: skip

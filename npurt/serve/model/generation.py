@@ -1,6 +1,7 @@
 """The completions of one request: decode tokens to text, and end at stop strings."""
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -164,6 +165,8 @@ class Texts:
         submits: The engine's `Submit` message for each choice.
         choices: The completions.
         done: Called once, when the last completion has ended or is cancelled.
+        patience: Seconds for which a stream waits for its first output before it begins.
+        predict_ms: Time from the first token to the end of each completion; None: no limit.
 
     Attributes:
         choices: The completions.
@@ -178,14 +181,21 @@ class Texts:
         choices: Sequence[Choice],
         prompt_tokens: int,
         done: Callable[["Texts"], None],
+        patience: float = 0.0,
+        predict_ms: int | None = None,
     ) -> None:
         self.choices = list(choices)
         self.prompt_tokens = prompt_tokens
         self.progress = False
+        self._patience = patience
+        self._predict_ms = predict_ms
+        self._timed: set[int] = set()  # choices whose time is running
         self._prompts: dict[tuple[int, ...], list[Choice]] = {}  # choices by prompt
         self._engine = engine
         self._done = done
         self._updates: asyncio.Queue[tuple[int, Event] | HttpError | None] = asyncio.Queue()
+        self._first = asyncio.Event()  # a choice has output, or failed
+        self._refused: HttpError | None = None  # the error of a choice without output
         self._open: dict[int, int] = {}  # the engine's sequence id by choice
         for i, submit in enumerate(submits):
             self._prompts.setdefault(tuple(submit.tokens), []).append(self.choices[i])
@@ -225,6 +235,11 @@ class Texts:
         """Return llama.cpp's object ``timings`` of all choices."""
         return timings(self.choices, self.prompt_tokens, self.cached_tokens)
 
+    def figures(self) -> str:
+        """Return the numbers of tokens, for the line of the request in the log."""
+        cached = f" ({self.cached_tokens} cached)" if self.cached_tokens else ""
+        return f"{self.prompt_tokens} tokens of prompt{cached}, {self.completion_tokens} generated"
+
     async def pieces(self, every: float | None = None) -> AsyncIterator[Piece | None]:
         """Yield new output until all choices have ended; None after *every* seconds without output.
 
@@ -250,6 +265,18 @@ class Texts:
         finally:
             silence.end()
             self.cancel()
+
+    async def begun(self) -> None:
+        """Wait for the first output, or *patience* seconds.
+
+        Raises:
+            HttpError: A choice failed before its first output.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._patience):
+                await self._first.wait()
+        if self._refused is not None:
+            raise self._refused
 
     def progress_now(self) -> dict[str, Any]:
         """Return llama.cpp's field ``prompt_progress``; {} if not requested or after a first token.
@@ -296,6 +323,9 @@ class Texts:
         """End all choices; `pieces` raises *error*."""
         for sequence in self._open.values():
             self._engine.cancel(sequence)
+        if not self._first.is_set():
+            self._refused = error
+            self._first.set()
         self._updates.put_nowait(error)
 
     def give_up(self, error: HttpError) -> None:
@@ -309,22 +339,40 @@ class Texts:
 
     def _put(self, number: int, event: Event) -> None:
         self.choices[number].timing.take(event)
+        if event.error is not None and not self._first.is_set():
+            self._refused = _failed(event)
+        if event.tokens and self._predict_ms is not None and number not in self._timed:
+            self._timed.add(number)
+            loop = asyncio.get_running_loop()
+            loop.call_later(self._predict_ms / 1e3, self._end, number, event.id)
+        if event.error is not None or event.tokens or event.finish or self.progress:
+            self._first.set()
         self._updates.put_nowait((number, event))
+
+    def _end(self, number: int, sequence: int) -> None:
+        """End a choice whose time is over."""
+        if number in self._open:
+            self._engine.cancel(self._open[number])
+            self._updates.put_nowait((number, Event(sequence, finish="length")))
 
     def _taken(self, number: int, event: Event) -> Piece | None:
         """Return the new output of *event*; None if *event* has none."""
         if number not in self._open:  # a stop string has ended the choice
             return None
         if event.error is not None:
-            what, remedy = event.error
-            status = STATUSES.get(event.finish or "", 500)
-            raise HttpError(status, what, remedy=remedy)
+            raise _failed(event)
         piece = self.choices[number].take(event)
         if piece.finish:
             sequence = self._open.pop(number)
             if not event.finish:
                 self._engine.cancel(sequence)
         return piece if piece.text or piece.likely or piece.finish or piece.prompt else None
+
+
+def _failed(event: Event) -> HttpError:
+    assert event.error is not None
+    what, remedy = event.error
+    return HttpError(STATUSES.get(event.finish or "", 500), what, remedy=remedy)
 
 
 class _Silence:

@@ -32,6 +32,7 @@ class ModelFile:
         nbytes: Size of all files of the model in bytes.
         created: When the file was written, in seconds since 1970.
         fingerprint: A string that changes when the same request may get another answer.
+        identity: The identity of the file; see `MappedGGUF.identity`.
 
     Raises:
         ModelFormatError: The file is not a model that npurt can read.
@@ -47,11 +48,12 @@ class ModelFile:
             self.created = int(path.stat().st_mtime)
         if template is not None:
             self.source = named_templates.source(template)
-        identity = f"{__version__} {path.name} {self.nbytes} {self.source}"
-        self.fingerprint = "fp_" + hashlib.sha256(identity.encode()).hexdigest()[:10]
+        described = f"{__version__} {self._header} {self.source}"
+        self.fingerprint = "fp_" + hashlib.sha256(described.encode()).hexdigest()[:10]
 
     def _read(self, file: MappedGGUF) -> None:
         """Set the attributes that come from *file*, which is closed afterwards."""
+        self.identity, self._header = file.identity, file.header_digest
         self.metadata: Mapping[str, Any] = {
             key: value for key, value in file.metadata.items() if isinstance(value, str | int)
         }

@@ -1,11 +1,13 @@
 """Read a request's sampling, length and constraint fields, as OpenAI and llama.cpp name them."""
 
 import asyncio
-import json
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from npurt.errors import NpurtError
-from npurt.llm.decode.grammar.grammar import grammar_of
+from npurt.errors import GrammarError, NpurtError
+from npurt.llm.decode.grammar.grammar import Grammar, grammar_of
+from npurt.llm.decode.grammar.lark import lark_of_regex, quoted
 from npurt.serve.http import limits
 from npurt.serve.http.bodies import INTEGERS, NUMBERS
 from npurt.serve.http.errors import wrong
@@ -97,7 +99,11 @@ def wanted(fields: Fields, salt: str, *lengths: str) -> Wanted:
         if fields.has(name):
             maximum = fields.integer(name)
             break
+    if fields.flag("post_sampling_probs"):
+        raise wrong("post_sampling_probs is true", "leave it out: log probabilities are computed "
+                    "before sampling", "post_sampling_probs", "unsupported")  # fmt: skip
     texts, ids = stops(fields)
+    limit = fields.integer("t_max_predict_ms")
     return Wanted(
         sampling=sampling(fields),
         biased_texts=biases(fields)[1],
@@ -109,25 +115,87 @@ def wanted(fields: Fields, salt: str, *lengths: str) -> Wanted:
         ignore_eos=fields.flag("ignore_eos"),
         min_tokens=fields.integer("min_tokens") or 0,
         salt=salt,
+        predict_ms=limit if limit and limit > 0 else None,
     )
 
 
+def _asked(fields: Fields) -> dict[str, Callable[[], dict[str, Any]]]:
+    """Return the constraints that *fields* set, by the name of the field.
+
+    Each is a function that returns options of `Wanted`: response_format, grammar or lark.
+    """
+    given: dict[str, Callable[[], dict[str, Any]]] = {}
+    form = fields.inner("response_format")
+    if form.text("type", "text") != "text":
+        given["response_format"] = lambda: {"response_format": form.values}
+    if fields.text("grammar"):
+        given["grammar"] = lambda: {"grammar": fields.text("grammar")}
+    structured = fields.inner("structured_outputs")
+    for kind, names in NAMES_OF_CONSTRAINTS.items():
+        for source, name in [(fields, name) for name in names] + [(structured, kind)]:
+            if source.has(name) and source.values[name] is not False:
+                given[source.name(name)] = functools.partial(KINDS[kind], source.values[name])
+    return given
+
+
+def _of_schema(schema: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
+
+
+def _of_choice(texts: Any) -> dict[str, Any]:
+    if not isinstance(texts, list) or not texts or not all(isinstance(t, str) for t in texts):
+        raise GrammarError("the choice is no list of texts", remedy="send at least one text")
+    return {"lark": f"start: {' | '.join(map(quoted, texts))}\n"}
+
+
+# Names of a constraint in other servers; the keys are its names in vLLM's structured_outputs.
+NAMES_OF_CONSTRAINTS = {
+    "json": ("json_schema", "guided_json"),
+    "regex": ("guided_regex",),
+    "choice": ("guided_choice",),
+    "grammar": ("guided_grammar",),
+    "json_object": (),
+}
+KINDS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
+    "json": _of_schema,
+    "regex": lambda text: {"lark": lark_of_regex(text)},
+    "choice": _of_choice,
+    "grammar": lambda text: {"grammar": text},
+    "json_object": lambda _: {"response_format": {"type": "json_object"}},
+}
+SIZED = (  # fields whose size is limited
+    "response_format", "grammar", "structured_outputs", *sum(NAMES_OF_CONSTRAINTS.values(), ())
+)  # fmt: skip
+
+
 async def constrain(fields: Fields, wanted: Wanted) -> None:
-    """Set the constraint in *wanted* from the field ``response_format`` or ``grammar``.
+    """Set the constraint in *wanted* from the fields of OpenAI, llama.cpp and vLLM.
 
     Raises:
-        HttpError: The constraint is invalid or too large.
+        HttpError: The constraint is invalid or too large, or there are several.
     """
-    form = fields.inner("response_format")
-    wanted.grammar = fields.text("grammar") or None
-    if form.text("type", "text") != "text":
-        wanted.response_format = form.values
-    if len(json.dumps(form.values)) > limits.SCHEMA or len(wanted.grammar or "") > limits.SCHEMA:
-        raise wrong(f"a schema has more than {limits.SCHEMA} characters", "send a smaller one",
-                    "response_format")  # fmt: skip
-    if wanted.grammar or wanted.response_format:
-        try:  # in a thread, because compiling a grammar may take a second
-            await asyncio.to_thread(grammar_of, wanted.grammar, wanted.response_format)
-        except NpurtError as error:
-            param = "grammar" if wanted.grammar else "response_format"
-            raise wrong(error.what, error.remedy, param) from error
+    for name in SIZED:
+        if fields.has(name) and limits.exceeds(fields.values[name], limits.SCHEMA):
+            raise wrong(f"{name} has more than {limits.SCHEMA} characters", "send a smaller one",
+                        name)  # fmt: skip
+    given = _asked(fields)
+    if len(given) > 1:
+        raise wrong(f"both {' and '.join(given)} are set", "leave all but one out", max(given))
+    if not given:
+        return
+    ((param, make),) = given.items()
+
+    def checked() -> dict[str, Any]:
+        found = make()
+        if "lark" in found:
+            Grammar.from_lark(found["lark"])
+        else:
+            grammar_of(found.get("grammar"), found.get("response_format"))
+        return found
+
+    try:
+        # In a thread, because compiling a grammar may take a second.
+        for name, value in (await asyncio.to_thread(checked)).items():
+            setattr(wanted, name, value)
+    except NpurtError as error:
+        raise wrong(error.what, error.remedy, param) from error

@@ -1,15 +1,14 @@
 """A model as the front loads it: with tokenizer and chat template, without weights."""
 
-import contextlib
 import ctypes
 import functools
 import gc
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from npurt.errors import LayoutError, ModelFormatError, NpurtError
+from npurt.llm.decode.calls.reading import BEGIN, END
 from npurt.llm.file.mapped import MappedGGUF
 from npurt.llm.text.chat import ChatTemplate, joined_parts
 from npurt.llm.text.fill_in import FillIn
@@ -17,7 +16,6 @@ from npurt.llm.text.pairs import pair, whole
 from npurt.llm.text.tokenizer import Tokenizer
 from npurt.serve.http.errors import of, wrong
 from npurt.serve.model.model_file import ModelFile
-from npurt.serve.model.reading import BEGIN, END
 
 
 class ServedModel(ModelFile):
@@ -122,17 +120,11 @@ class ServedModel(ModelFile):
         """Render *messages* with the chat template; return the prompt.
 
         Raises:
-            HttpError: The template raises an error for the messages, or does not use *tools*.
+            HttpError: The template raises an error for the messages.
         """
         template = self.template
-        if tools and "tools" not in template.variables:
-            raise wrong(
-                f"the chat template of {self.name} does not support tools",
-                "leave tools out, or use a model that can call functions",
-                param="tools", code="unsupported",
-            )  # fmt: skip
         try:
-            given = joined_parts([_readable(message, self.source) for message in messages])
+            given = joined_parts(messages)
             return template.render(
                 given,
                 add_generation_prompt=add_generation_prompt,
@@ -189,32 +181,3 @@ def _give_back() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # a function of glibc
     if trim is not None:
         trim(0)
-
-
-def _readable(message: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return *message* in the form that chat templates expect.
-
-    The role developer becomes system unless the template mentions developer.  Arguments of calls
-    that are JSON strings become objects.  A missing content becomes "".
-    """
-    made = {key: value for key, value in message.items() if value is not None}
-    if made.get("role") == "developer" and "developer" not in source:
-        made["role"] = "system"
-    calls = made.get("tool_calls")
-    if isinstance(calls, list):
-        made["tool_calls"] = [_readable_call(call) for call in calls]
-        if not calls:
-            del made["tool_calls"]
-    made.setdefault("content", "")
-    return made
-
-
-def _readable_call(call: Any) -> Any:
-    function = call.get("function") if isinstance(call, dict) else None
-    arguments = function.get("arguments") if isinstance(function, dict) else None
-    if isinstance(arguments, str):
-        with contextlib.suppress(ValueError, RecursionError):
-            parsed = json.loads(arguments or "{}")
-            if isinstance(parsed, dict):
-                return {**call, "function": {**function, "arguments": parsed}}  # type: ignore[dict-item]
-    return call

@@ -2,8 +2,10 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import Self
 
 from npurt.errors import NpurtError, SettingError
+from npurt.files import unreadable
 from npurt.gguf_parts import model_name, part_names
 from npurt.llm.arch.reading import configuration
 from npurt.llm.file.mapped import MappedGGUF
@@ -34,6 +36,10 @@ class FolderModel(ModelFile):
     def __init__(self, path: Path, name: str | None = None, n_ctx: int | None = None) -> None:
         self._n_ctx = n_ctx
         super().__init__(path, name)
+
+    def again(self) -> Self:
+        """Return the description of the file that has the path now."""
+        return type(self)(self.path, self.name, self._n_ctx)
 
     def _read(self, file: MappedGGUF) -> None:
         kind = file.metadata.get("general.type", "model")
@@ -88,7 +94,7 @@ def _first_files(folder: Path) -> list[Path]:
         found = sorted(folder.rglob("*"))
     except OSError as error:
         raise SettingError(
-            f"cannot read the folder {folder}: {error.strerror}", remedy="check the path"
+            f"cannot read the folder {folder}: {error.strerror}", remedy=unreadable(folder, error)
         ) from error
     ggufs = [
         path for path in found

@@ -19,7 +19,7 @@ from typing import Any
 from npurt.errors import NpurtError
 from npurt.llm.batch.engine import USUAL_SEQUENCES
 from npurt.serve.engine.client import Engine
-from npurt.serve.engine.protocol import VERSION, Open, Ready
+from npurt.serve.engine.protocol import MODEL, VERSION, Open, Ready
 from npurt.serve.engine.wire import EngineLost
 from npurt.serve.http.endpoint import Request
 from npurt.serve.http.errors import HttpError, wrong
@@ -124,12 +124,13 @@ class Router:
 
     async def _open(self, instance: Instance) -> Front:
         """Read the tokenizer of a model, and return its front."""
-        model, launch = instance.model, self._launch
+        launch = self._launch
         try:
-            served = await asyncio.to_thread(ServedModel, model.path, model.name)
+            model, served = await asyncio.to_thread(_read, instance.model)
         except (NpurtError, OSError) as error:
             self._forget(instance)
-            raise _unloadable(model, error) from error
+            raise _unloadable(instance.model, error) from error
+        self._models[model.name] = instance.model = model
         settings, options = self._settings, dict(launch.options)
         if model.embeds:
             settings = replace(settings, embeddings=True)
@@ -137,7 +138,8 @@ class Router:
                        if key not in ("max_sequences", "kv_bytes", "n_ctx")}  # fmt: skip
             options["embeddings"] = True
         opening = Open(VERSION, str(model.path), options)
-        engine = Engine(launch.command, opening, stuck=launch.stuck)
+        identity = {MODEL: served.identity}
+        engine = Engine(launch.command, opening, stuck=launch.stuck, identity=identity)
         sequences = 1 if settings.embeddings else options.get("max_sequences") or USUAL_SEQUENCES
         expected = Ready(VERSION, model.positions, sequences, "")
         front = Front(
@@ -290,7 +292,10 @@ class Router:
         return self._offer(self._chosen(request))
 
     def _offer(self, model: FolderModel) -> ModelStatus:
-        counts, left = self._counts[model.name], [h for h in self._held if h.model is model]
+        counts, left = (
+            self._counts[model.name],
+            [h for h in self._held if h.model.name == model.name],
+        )
         instance = self._current.get(model.name) or next(iter(left), None)
         if instance is None:
             return ModelStatus(model, counts, "unloaded")
@@ -329,6 +334,15 @@ class Router:
         for task in self._waits:
             task.cancel()
         await asyncio.gather(*map(self._unloading, self._all()), return_exceptions=True)
+
+
+def _read(model: FolderModel) -> tuple[FolderModel, ServedModel]:
+    """Return the description and the tokenizer of a model's file, which may have been replaced."""
+    served = ServedModel(model.path, model.name)
+    while served.identity != model.identity:
+        model = model.again()
+        served = ServedModel(model.path, model.name)
+    return model, served
 
 
 def _take_note(opening: "asyncio.Task[Front]") -> None:

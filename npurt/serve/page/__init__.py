@@ -14,7 +14,8 @@ from starlette.routing import Route
 from npurt.serve.http.endpoint import Answer, Request
 from npurt.serve.model.front import Front
 from npurt.serve.model.offer import ModelPool
-from npurt.serve.status.metrics import engine_stats, values
+from npurt.serve.status.metrics import engine_stats, npu_share, values
+from npurt.settings import HOSTS
 from npurt.version import __version__
 
 # Files by path.  They contain no secrets, so requests for them need no API key.
@@ -93,6 +94,8 @@ async def state(offers: ModelPool, request: Request) -> Answer:
         "version": __version__,
         "ready": ready is not None and bool(counts["npurt:ready"]) and not offers.draining,
         "device": ready.device if ready else None,
+        "npu": ready.device not in HOSTS if ready else None,
+        "npu_share": npu_share(engine),
         "context": ready.n_ctx if ready else None,
         "sequences": ready.sequences if ready else None,
         "running": counts["llamacpp:requests_processing"],

@@ -2,7 +2,7 @@
 
 import { Shown, stream } from "./answer.js";
 import { Chats, download, newVersion, showVersion, upload } from "./chats.js";
-import { attached, turns } from "./prompt.js";
+import { attached, oldest, turns } from "./prompt.js";
 import { chat as ask } from "./server.js";
 import { Status } from "./status.js";
 import { article, chips, copy, gauge, list, start } from "./view.js";
@@ -13,6 +13,7 @@ const text = find("#text");
 const settings = find("#settings");
 const messages = find("#messages");
 const chats = new Chats();
+const LEFT_OUT = "The conversation is longer than the model's context: from now on its oldest messages are not sent.";
 const status = new Status(() => {
   if (!chat.messages.length) showChat(); // the start screen has the model's name
   showGauge();
@@ -168,6 +169,22 @@ function stop() {
   running?.abort();
 }
 
+// Yields the chunks of the next message of the conversation `mine`.  If the server finds the
+// conversation too long, leaves out its oldest turns from now on.
+async function* shortened(mine, body, signal) {
+  for (;;) {
+    try {
+      yield* ask({ ...body, messages: turns(mine) }, signal);
+      return;
+    } catch (error) {
+      const count = error.isContextFull ? oldest(mine.messages, mine.leftOut ?? 0) : 0;
+      if (!count) throw error;
+      if (!mine.leftOut) notice(LEFT_OUT);
+      mine.leftOut = (mine.leftOut ?? 0) + count;
+    }
+  }
+}
+
 // Requests the text of the last message from the server, and shows it while it is generated.  A
 // message that has text is continued.
 async function answer() {
@@ -175,7 +192,8 @@ async function answer() {
   const mine = chat; // the user may open another conversation in the meantime
   const message = mine.messages.at(-1);
   const rest = message.content ? { continue_final_message: true, add_generation_prompt: false } : {};
-  const body = { model: status.choice.model, messages: turns(mine), ...mine.settings, ...rest };
+  const body = { model: status.choice.model, ...mine.settings, ...rest };
+  if (!(mine.leftOut < mine.messages.length - 1)) mine.leftOut = 0;
   delete message.error;
   save();
   message.waiting = true;
@@ -183,7 +201,7 @@ async function answer() {
   showRunning(controller);
   notice();
   const shown = new Shown(messages.lastElementChild, message);
-  await stream(ask(body, controller.signal), message, () => shown.later());
+  await stream(shortened(mine, body, controller.signal), message, () => shown.later());
   message.figures.device = status.device;
   shown.now();
   if (running === controller) showRunning(null);

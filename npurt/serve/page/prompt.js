@@ -5,9 +5,10 @@ const MOST = 1 << 20; // bytes of an attached file; a request has at most 4 MiB
 // Returns the messages that a request sends.  Answers without text (their request failed, or was
 // stopped early) are omitted.  Then neighbours with the same role are joined, because some chat
 // templates refuse two messages of the same role in a row.
-export function turns({ system, messages }) {
+// The first `leftOut` messages are omitted, too.
+export function turns({ system, messages, leftOut = 0 }) {
   const found = system ? [{ role: "system", content: system }] : [];
-  for (const message of messages) {
+  for (const message of messages.slice(leftOut)) {
     const { role } = message;
     const content = [message.content, ...(message.files ?? []).map(quoted)].filter(Boolean).join("\n\n");
     if (role === "assistant" && !content) continue;
@@ -16,6 +17,15 @@ export function turns({ system, messages }) {
     else found.push({ role, content });
   }
   return found;
+}
+
+// Returns the number of messages after the first `start` that are the oldest turns with at least a
+// quarter of the characters; 0 if only one turn is left.
+export function oldest(all, start) {
+  const size = (list) => list.reduce((sum, { content }) => sum + content.length, 0);
+  const kept = all.slice(start);
+  const begins = kept.flatMap(({ role }, i) => (i && role === "user" ? [i] : []));
+  return begins.find((i) => size(kept.slice(0, i)) >= size(kept) / 4) ?? begins.at(-1) ?? 0;
 }
 
 // Returns an attached file as a block of code, between fences longer than any in its text.

@@ -2,7 +2,14 @@
 
 const KEY = "npurt.key";
 
-export class ServerError extends Error {}
+export class ServerError extends Error {
+  // `error` is the object in the server's answer.
+  constructor(message, error = {}) {
+    super(message);
+    this.isContextFull =
+      error.code === "context_length_exceeded" || error.type === "exceed_context_size_error";
+  }
+}
 
 // Resolves to an API key that the user types.  All requests that need a key wait for one dialog.
 let asking = null;
@@ -38,7 +45,7 @@ async function ask(path, options = {}) {
       throw new ServerError("The server does not answer.");
     }
     if (answer.ok) return answer;
-    if (answer.status !== 401) throw new ServerError(await reason(answer));
+    if (answer.status !== 401) throw await refusal(answer);
     if (key === sessionStorage.getItem(KEY)) {
       await askKey();
       if (key === sessionStorage.getItem(KEY)) throw new ServerError("The server needs another API key.");
@@ -46,11 +53,12 @@ async function ask(path, options = {}) {
   }
 }
 
-async function reason(answer) {
+async function refusal(answer) {
   try {
-    return (await answer.json()).error.message;
+    const { error } = await answer.json();
+    return new ServerError(error.message, error);
   } catch {
-    return `The server answered ${answer.status}.`;
+    return new ServerError(`The server answered ${answer.status}.`);
   }
 }
 
@@ -86,7 +94,7 @@ export async function* chat(body, signal) {
       const data = event.replace(/^data: /, "");
       if (data === "[DONE]") return;
       const part = JSON.parse(data);
-      if (part.error) throw new ServerError(part.error.message);
+      if (part.error) throw new ServerError(part.error.message, part.error);
       yield part;
     }
   }

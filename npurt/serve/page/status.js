@@ -6,6 +6,8 @@ import { models, state } from "./server.js";
 const SECONDS = 2;
 const MODEL = "npurt.model"; // key of the chosen model
 
+const percent = (share) => `${(100 * share).toFixed(1)} %`;
+
 export class Status {
   // Calls `changed` after the state was read.
   constructor(changed) {
@@ -46,12 +48,15 @@ export class Status {
     this.changed();
     document.title = `${found.model} - npurt`;
     document.querySelector("#model").textContent = found.model;
+    const share = found.npu_share === null ? "" : `, ${percent(found.npu_share)} of the work`;
+    const npu = found.npu ? share : " (no NPU in use)";
     const fallbacks = found.fallbacks ? `, ${found.fallbacks} fallbacks` : "";
     document.querySelector("#where").textContent = found.ready
-      ? `on ${found.device}${fallbacks}`
+      ? `on ${found.device}${npu}${fallbacks}`
       : found.status === "unloaded" ? "loaded with the first message" : "loading";
     const rows = {
       Device: found.device,
+      "Work on the NPU": found.npu_share === null ? null : percent(found.npu_share),
       Running: found.sequences && `${found.running} of ${found.sequences}`,
       Queued: found.waiting,
       "KV cache pages": found.pages === null ? null : `${found.used} of ${found.pages}`,

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from npurt.serve.http.endpoint import Answer, Request
 from npurt.serve.model.offer import ModelPool, ModelStatus
 
-OF_THE_DEVICE = ("fallbacks", "verified", "wrong", "device_restarts")
+OF_THE_DEVICE = (
+    "fallbacks", "verified", "wrong", "device_restarts", "macs", "npu_macs", "op_seconds",
+    "npu_seconds",
+)  # fmt: skip
 
 
 async def metrics(offers: ModelPool, request: Request) -> Answer:
@@ -54,8 +57,34 @@ def values(offer: ModelStatus, engine: Mapping[str, float]) -> dict[str, float]:
         "npurt:engine_restarts": front.engine.restarts if front else 0,
         "npurt:ready": float(front.engine.alive) if front else 0.0,
         **{f"npurt:{name}": engine.get(name, 0.0) for name in OF_THE_DEVICE},
+        "npurt:npu_share": npu_share(engine) or 0.0,
     }
 
 
 def _rate(count: float, seconds: float) -> float:
     return count / seconds if seconds else 0.0
+
+
+def npu_share(engine: Mapping[str, float]) -> float | None:
+    """Return the share of NPUs in the engine's multiply-adds; None if nothing ran."""
+    macs = engine.get("macs")
+    return engine.get("npu_macs", 0.0) / macs if macs else None
+
+
+async def summary(offers: ModelPool) -> str:
+    """Return a sentence about all requests: tokens, the NPU's share of the work, fallbacks."""
+    found = offers.offers()
+    stats = await asyncio.gather(*map(engine_stats, found))
+    every = [values(offer, engine) for offer, engine in zip(found, stats, strict=True)]
+    total = {name: sum(each[name] for each in every) for name in every[0]}
+    share = npu_share({"macs": total["npurt:macs"], "npu_macs": total["npurt:npu_macs"]})
+    on_npu = "nothing ran" if share is None else f"{100 * share:.1f} % on an NPU"
+    if share == 0:
+        on_npu = "all on the CPU, no NPU in use"
+    return (
+        f"{total['npurt:requests']:.0f} requests: "
+        f"{total['llamacpp:prompt_tokens']:.0f} tokens of prompts evaluated, "
+        f"{total['llamacpp:tokens_predicted']:.0f} generated; "
+        f"work: {total['npurt:macs'] / 1e9:.1f} G multiply-adds, {on_npu}; "
+        f"{total['npurt:fallbacks']:.0f} fallbacks, {total['npurt:wrong']:.0f} wrong products"
+    )

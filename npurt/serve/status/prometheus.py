@@ -25,6 +25,10 @@ COUNTERS = {
     "npurt:engine_restarts": "Restarts of the engine's process.",
     "npurt:device_restarts": "Times the device was lost and reopened.",
     "npurt:fallbacks": "Distinct reasons for which the CPU computed work planned for the device.",
+    "npurt:macs": "Multiply-adds of matrix products.",
+    "npurt:npu_macs": "Multiply-adds of matrix products that an NPU computed.",
+    "npurt:op_seconds": "Seconds of all ops.",
+    "npurt:npu_seconds": "Seconds of ops on an NPU.",
     "npurt:verified": "Matrix products verified.",
     "npurt:wrong": "Verified products that were wrong, and were computed again.",
 }
@@ -34,6 +38,7 @@ GAUGES = {
     "llamacpp:prompt_tokens_seconds": "Mean rate of the evaluation of prompts, in tokens/s.",
     "llamacpp:predicted_tokens_seconds": "Mean rate of generation, in tokens/s.",
     "llamacpp:n_tokens_max": "Largest number of tokens of a prompt and its completion.",
+    "npurt:npu_share": "Share of the multiply-adds that an NPU computed, 0 to 1.",
     "npurt:ready": "1 if the engine accepts requests, else 0.",
 }
 

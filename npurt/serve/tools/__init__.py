@@ -1,5 +1,4 @@
-"""Function calls in completions: one module for each format of calls.
+"""The tools of a request.  `npurt.llm.decode.calls` parses the calls of an answer.
 
 May import the package `http`.
-Begin with `calls`; `wanted` reads the tools of a request.
 """

@@ -1,16 +1,17 @@
 """Read the tools of a request, and whether the model may, must or must not call them."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from npurt.llm.decode.grammar.lark import one_call
+from npurt.errors import NpurtError
+from npurt.llm.decode.calls.format import Call, Format, Schemas, call_of, objects
+from npurt.llm.decode.calls.strict import Functions
+from npurt.llm.decode.grammar.grammar import Grammar, grammar_of
+from npurt.llm.decode.grammar.lark import ANY_ARGUMENTS, one_call, parameters
 from npurt.serve.http import limits
 from npurt.serve.http.errors import wrong
 from npurt.serve.http.fields import Fields
-from npurt.serve.tools.calls import Call, Format, Schemas, call_of, objects
-from npurt.serve.tools.strict import Functions
 
 
 @dataclass(slots=True)
@@ -33,10 +34,33 @@ class Tools:
 
     @property
     def checked(self) -> Functions:
-        """The schema of each function for a grammar; {} (any arguments) if it is not strict."""
+        """The schema of each function for a grammar; any arguments if it is not strict."""
         return {
-            name: schema if name in self.strict else {} for name, schema in self.schemas.items()
+            name: schema if name in self.strict else ANY_ARGUMENTS
+            for name, schema in self.schemas.items()
         }
+
+    def check(self, names: Iterable[str]) -> None:
+        """Check that a grammar can force calls of the functions *names* to match their schemas.
+
+        Raises:
+            HttpError: A schema is invalid or too large; the error names the function.
+        """
+        for name in names:
+            try:
+                Grammar.from_json_schema(parameters(self.schemas[name]))
+            except NpurtError as error:
+                raise wrong(
+                    f"the parameters of the tool {name} cannot be followed: {error.what}",
+                    error.remedy, "tools",
+                ) from error  # fmt: skip
+        try:
+            grammar_of(None, self.response_format())
+        except NpurtError as error:
+            raise wrong(
+                f"the tools cannot be followed together: {error.what}",
+                "send fewer tools, or tools with simpler parameters", "tools",
+            ) from error  # fmt: skip
 
     def response_format(self) -> dict[str, Any] | None:
         """Return the response format of one call of a forced function; None if none is forced."""
@@ -76,7 +100,7 @@ def tools_of(fields: Fields) -> Tools:
         if function.flag("strict"):
             strict.add(name)
         listed.append(tool.values)
-    if sum(len(json.dumps(schema)) for schema in schemas.values()) > limits.SCHEMA:
+    if limits.exceeds(schemas, limits.SCHEMA):
         raise wrong(f"schemas of tools have more than {limits.SCHEMA} characters",
                     "send fewer tools", "tools")  # fmt: skip
     several = fields.flag("parallel_tool_calls", True)

@@ -42,4 +42,8 @@ bool elf_read(int fd, uint32_t offset, void *to, uint32_t bytes);
 const char *checksum_wrong(int fd, const elf_header *h, const elf_segment *segment,
                            const uint8_t *base);
 
+/* vectors.c: make unaligned vector accesses to VTCM end the PD, in the code of a file that is loaded
+ * at *base*.  Return the reason why this is not possible, or NULL. */
+const char *vectors_watch(int fd, const elf_header *h, uint8_t *base);
+
 #endif

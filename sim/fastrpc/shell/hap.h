@@ -12,6 +12,8 @@ void HAP_debug(const char *message, int level, const char *file, int line);
 void HAP_debug_v2(int level, const char *file, int line, const char *format, ...);
 void HAP_debug_runtime(int level, const char *file, int line, const char *format, ...);
 
+bool vtcm_contains(uint32_t address);
+
 int HAP_power_set(void *client, const void *request);
 int HAP_power_get(void *client, void *response);
 int HAP_power_destroy_client(void *client);

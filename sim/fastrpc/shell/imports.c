@@ -270,7 +270,8 @@ void *import_find(const char *name)
     for (uint32_t i = 0; i < NAMES; i++) {
         if (strcmp(names[i].name, name) == 0) {
             bool there = exported(names[i].versions) && strcmp(name, shared->machine.without);
-            return !there ? NULL : simulated[i] ? simulated[i] : names[i].absent;
+            void *at = simulated[i] ? failing(name, simulated[i]) : names[i].absent;
+            return there ? at : NULL;
         }
     }
     return NULL;

@@ -153,6 +153,7 @@ static const char *read_segments(module *m, int fd)
         }
     }
     wrong = shared->machine.checksum ? checksum_wrong(fd, &h, segment, m->base) : NULL;
+    wrong = !wrong && shared->machine.vtcm_traps ? vectors_watch(fd, &h, m->base) : wrong;
     if (wrong) {
         return wrong;
     }

@@ -72,6 +72,10 @@ void tls_module_ends(uint32_t module);
 /* --- imports.c ------------------------------------------------------------------------------- */
 void *import_find(const char *name);
 
+/* --- fails.c --------------------------------------------------------------------------------- */
+/* Return what a skel calls for `function`: another one if the setting `fails` names the call. */
+void *failing(const char *name, void *function);
+
 /* --- thread.c -------------------------------------------------------------------------------- */
 enum { THREADS_FULL = -1 };
 int thread_start(void (*entry)(void *), void *argument, void *stack, size_t bytes);

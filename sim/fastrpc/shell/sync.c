@@ -70,21 +70,19 @@ void qurt_mutex_unlock(qurt_mutex *mutex)
 
 /* --- semaphore ------------------------------------------------------------------------------- */
 
-int qurt_sem_init_val(qurt_semaphore *semaphore, uint16_t value)
+void qurt_sem_init_val(qurt_semaphore *semaphore, uint16_t value)
 {
     store(&semaphore->value, value);
-    return QURT_EOK;
 }
 
-int qurt_sem_init(qurt_semaphore *semaphore)
+void qurt_sem_init(qurt_semaphore *semaphore)
 {
-    return qurt_sem_init_val(semaphore, 1);
+    qurt_sem_init_val(semaphore, 1);
 }
 
-int qurt_sem_destroy(qurt_semaphore *semaphore)
+void qurt_sem_destroy(qurt_semaphore *semaphore)
 {
     store(&semaphore->value, 0);
-    return QURT_EOK;
 }
 
 int qurt_sem_add(qurt_semaphore *semaphore, uint32_t amount)

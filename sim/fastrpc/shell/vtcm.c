@@ -58,6 +58,11 @@ static void set_access(const context *c, int protection)
     }
 }
 
+bool vtcm_contains(uint32_t address)
+{
+    return vtcm && address - (uint32_t) vtcm < grains(shared->machine.vtcm);
+}
+
 /* --- requests -------------------------------------------------------------------------------- */
 
 int compute_resource_attr_init(resource_request *request)

@@ -193,6 +193,13 @@ def queue_null_export(c):
 
 
 @scenario
+def queue_write_null(c):
+    c.started()
+    _, queue = c.queue()
+    c.say("write of 8 bytes from null", c.lib.dspqueue_write_noblock(queue, 0, 0, None, 8, None))
+
+
+@scenario
 def queue_twice(c):
     c.started()
     _, queue = c.queue()

@@ -58,7 +58,7 @@ void qurt_mutex_lock(qurt_object *mutex);
 void qurt_mutex_unlock(qurt_object *mutex);
 int qurt_barrier_init(qurt_object *barrier, uint32_t threads);
 int qurt_barrier_wait(qurt_object *barrier);
-int qurt_sem_init_val(qurt_object *semaphore, uint16_t value);
+void qurt_sem_init_val(qurt_object *semaphore, uint16_t value);
 int qurt_sem_add(qurt_object *semaphore, uint32_t amount);
 int qurt_sem_down(qurt_object *semaphore);
 void qurt_signal_init(qurt_object *signal);

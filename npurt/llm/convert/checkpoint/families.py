@@ -239,7 +239,7 @@ def _every_fourth_global(settings: Settings) -> Keys:
 def _lfm2(settings: Settings) -> Keys:
     kinds = settings.get("layer_types")
     if kinds is None:
-        full = settings.get("full_attn_idxs") or []
+        full = set(settings.get("full_attn_idxs") or [])
         kinds = ["full_attention" if i in full else "conv" for i in range(settings.layers)]
     heads = settings.integer("num_key_value_heads")
     settings.require("conv_bias", None, False)

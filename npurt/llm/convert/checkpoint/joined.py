@@ -8,6 +8,7 @@ Sources: transformers models/qwen3_5_moe, models/qwen3_next, Apache-2.0 (layouts
 import re
 from collections.abc import Iterator, Mapping
 
+from npurt.cpu.kernels.abi import limits
 from npurt.errors import ModelFormatError
 from npurt.llm.convert.checkpoint.safetensors import AGAIN, Stored
 
@@ -38,9 +39,13 @@ def _experts(stem: str, parts: list[str], each: Stored) -> Iterator[tuple[str, S
     if len(each.shape) != 3 or 0 in each.shape or each.shape[1] % len(parts):
         raise ModelFormatError(f"{each.name} has shape {each.shape}", remedy=AGAIN)
     count, rows, columns = each.shape
+    if count > limits().experts:
+        raise ModelFormatError(
+            f"{each.name} has {count} experts, above {limits().experts}", remedy=AGAIN
+        )
     size = len(each.data) // (count * len(parts))  # bytes of a matrix
     for i in range(count * len(parts)):
         expert, part = divmod(i, len(parts))
         name = f"{stem}.{expert}.{parts[part]}_proj.weight"
         shape, data = (rows // len(parts), columns), each.data[i * size : (i + 1) * size]
-        yield name, Stored(name, each.dtype, shape, data)
+        yield name, Stored(name, each.dtype, shape, data, each.file)

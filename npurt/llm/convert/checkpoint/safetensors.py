@@ -9,6 +9,7 @@ Source: huggingface/safetensors README, "Format", Apache-2.0.
 import json
 import math
 import mmap
+import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.errors import ModelFormatError
-from npurt.files import opened, parsed
-from npurt.llm.convert.checkpoint.settings import content_of
+from npurt.file_kinds import kind_of
+from npurt.files import opened
+from npurt.llm.convert.checkpoint.settings import read_json
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME, Format
 
@@ -27,8 +29,14 @@ INDEX = "model.safetensors.index.json"
 WHOLE = "model.safetensors"
 DTYPES = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 BYTES = "U8"  # the dtype of quantised codes
-MAX_HEADER = 100_000_000  # bytes: the limit of the reference implementation
+# Limits.  A Qwen3-Next has 74,000 tensors, whose names take 10 MB; weights of images have 5 axes.
+MAX_HEADER = 1 << 25  # bytes
+MAX_TENSORS = 1 << 18
+MAX_NAME = 256  # characters
+MAX_AXES = 8
 MAX_FILES = 1000
+ADAPTERS = ("adapter_model.safetensors",)  # written by peft
+SHARD = re.compile(r"(?P<model>.+)-\d{5}-of-(?P<count>\d{5})\.safetensors", re.ASCII | re.DOTALL)
 AGAIN = "download the whole folder again"
 
 
@@ -40,6 +48,7 @@ class Stored:
     dtype: str  # the name of the type in the file
     shape: tuple[int, ...]
     data: memoryview
+    file: str  # the name of the file
 
     @property
     def format(self) -> Format:
@@ -76,38 +85,55 @@ def read(folder: Path) -> dict[str, Stored]:
     """Return the tensors of all files of a checkpoint, by name.
 
     Raises:
-        ModelFormatError: A file is missing or damaged, or two files have the same tensor name.
+        ModelFormatError: A file is missing or damaged, or two files have different tensors of one
+            name.
     """
     found: dict[str, Stored] = {}
     for path in files(folder):
         for stored in _tensors(path):
-            if stored.name in found:
-                raise _bad(path, f"{stored.name} is in another file as well")
-            found[stored.name] = stored
+            add(found, stored.name, stored)
+        if len(found) > MAX_TENSORS:
+            raise _bad(path, f"the checkpoint has more than {MAX_TENSORS} tensors")
     return found
+
+
+def add(found: dict[str, Stored], name: str, each: Stored) -> None:
+    """Add a tensor to *found*, unless it is there with the same content.
+
+    Raises:
+        ModelFormatError: *found* has another tensor of this name.
+    """
+    twin = found.setdefault(name, each)
+    if twin is not each and not _identical(twin, each):
+        raise ModelFormatError(
+            f"the checkpoint has {name} twice with different content: as {twin.name} in "
+            f"{twin.file}, and as {each.name} in {each.file}",
+            remedy="move the files of another version of the model out of the folder",
+        )
+
+
+def _identical(one: Stored, other: Stored) -> bool:
+    return (one.dtype, one.shape) == (other.dtype, other.shape) and np.array_equal(
+        np.frombuffer(one.data, np.uint8), np.frombuffer(other.data, np.uint8)
+    )
 
 
 def files(folder: Path) -> list[Path]:
     """Return the paths of a checkpoint's weight files.
 
+    Without an index, these are model.safetensors, a complete set of shards, or the only file.
+
     Raises:
-        ModelFormatError: The folder has no weight files, or the index is damaged or lists a
-            missing file.
+        ModelFormatError: The folder has no weight files, a shard is missing, or the index is
+            damaged.
     """
     index = folder / INDEX
     if not index.exists():
-        whole = folder / WHOLE
-        if whole.exists():
-            return [whole]
-        raise ModelFormatError(
-            f"{folder} has neither {WHOLE} nor {INDEX}",
-            remedy="pass the folder of a checkpoint; if it has .bin or .pth files, save the model "
-            "again with safe_serialization=True first",
-        )
+        return _without_index(folder)
     try:
-        names = set(parsed(content_of(index))["weight_map"].values())
+        names = set(read_json(index)["weight_map"].values())
         plain = len(names) <= MAX_FILES and all(Path(name).name == name for name in names)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise _bad(index, f"the index lists no files ({error!r:.80})") from error
     if not plain:
         raise _bad(index, "the index lists names of files outside its folder")
@@ -115,6 +141,35 @@ def files(folder: Path) -> list[Path]:
     if missing:
         raise _bad(index, f"these files are missing: {', '.join(missing[:5])}")
     return [folder / name for name in sorted(names)]
+
+
+def _without_index(folder: Path) -> list[Path]:
+    found = sorted(path for path in folder.glob("*.safetensors") if path.name not in ADAPTERS)
+    shards = [match for path in found if (match := SHARD.fullmatch(path.name))]
+    if folder / WHOLE in found:
+        return [folder / WHOLE]
+    if len(found) == 1 and not shards:
+        return found
+    if not found:
+        kind = kind_of(folder)
+        raise ModelFormatError(
+            f"{folder} has no .safetensors file: it is {kind.what}", remedy=kind.remedy
+        )
+    sets = {(shard["model"], int(shard["count"])) for shard in shards}
+    if len(shards) < len(found) or len(sets) > 1:
+        raise ModelFormatError(
+            f"{folder} has several models: {', '.join(path.name for path in found[:5])}",
+            remedy="move the files of one model into a folder, with config.json and tokenizer.json",
+        )
+    [(model, count)] = sets
+    names = [f"{model}-{i + 1:05}-of-{count:05}.safetensors" for i in range(min(count, MAX_FILES))]
+    missing = [name for name in names if folder / name not in found]
+    if missing:
+        raise ModelFormatError(
+            f"{folder} lacks {len(missing)} of {count} files: {', '.join(missing[:5])}",
+            remedy=f"download the missing files into {folder}",
+        )
+    return [folder / name for name in names]
 
 
 def _tensors(path: Path) -> list[Stored]:
@@ -158,9 +213,11 @@ def _require_contiguous(path: Path, entries: dict[str, Any], size: int) -> None:
 
 
 def _stored(path: Path, name: str, entry: dict[str, Any], data: memoryview) -> Stored:
-    dtype, shape = str(entry["dtype"]), tuple(entry["shape"])
+    dtype, shape = f"{entry['dtype']:.20}", tuple(entry["shape"])
     start, stop = entry["data_offsets"]
-    if any(type(n) is not int or n < 0 for n in (start, stop, *shape)):
+    if len(name) > MAX_NAME or len(shape) > MAX_AXES:
+        raise _bad(path, f"{name:.40} has {len(name)} characters and {len(shape)} axes")
+    if any(type(n) is not int or not 0 <= n < 1 << 63 for n in (start, stop, *shape)):
         raise _bad(path, f"{name} has an impossible shape or data range")
     if not start <= stop <= len(data):
         raise _bad(path, f"{name} ends at {stop}, past the file's {len(data)} bytes of data")
@@ -169,7 +226,7 @@ def _stored(path: Path, name: str, entry: dict[str, Any], data: memoryview) -> S
         nbytes = math.prod(shape) * size
         if nbytes != stop - start:
             raise _bad(path, f"{name} of shape {shape} takes {nbytes} bytes, not {stop - start}")
-    return Stored(name, dtype, shape, data[start:stop])
+    return Stored(name, dtype, shape, data[start:stop], path.name)
 
 
 def _bad(path: Path, what: str) -> ModelFormatError:

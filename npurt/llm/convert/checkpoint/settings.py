@@ -8,6 +8,7 @@ from typing import Any
 
 from npurt.errors import ModelFormatError, NpurtError
 from npurt.files import opened, parsed
+from npurt.llm.file.config import MAX_LAYERS
 
 # SEVERAL: types of models with several parts.  COMMON: settings that apply to all parts.  DEFAULTS:
 # the defaults of a text part, which transformers omits from config.json.
@@ -57,13 +58,22 @@ OTHER_NAMES = {
     "layer_norm_epsilon": "layer_norm_eps", "activation_function": "hidden_act",
 }  # fmt: skip
 
-MAX_BYTES = 1 << 28  # maximum bytes of a JSON file; tokenizer.json has some 10 MB
+MAX_BYTES = 1 << 26  # maximum bytes of a JSON file; Gemma's tokenizer.json has 33 MB
+MAX_INTEGER = (1 << 31) - 1
 
 
-def content_of(path: Path) -> bytes:
-    """Return the bytes of a regular file.  Errors as `files.opened`."""
+def content_of(path: Path, maximum: int = MAX_BYTES) -> bytes:
+    """Return the bytes of a regular file.
+
+    Raises:
+        OSError: As `files.opened`.
+        ValueError: The file has more than *maximum* bytes.
+    """
     with opened(path) as file:
-        return file.read()
+        data = file.read(maximum + 1)
+    if len(data) > maximum:
+        raise ValueError(f"the file has more than {maximum} bytes")
+    return data
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -75,8 +85,6 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         if not path.exists():
             return {}
-        if path.stat().st_size > MAX_BYTES:
-            raise ValueError(f"the file has more than {MAX_BYTES} bytes")
         found = parsed(content_of(path))
     except (OSError, ValueError) as error:
         raise bad(f"{path.name} cannot be read: {error}") from error
@@ -101,19 +109,16 @@ def meaning(name: str) -> Iterator[None]:
 
 
 class Settings:
-    """The settings in config.json.
-
-    Attributes:
-        is_part: The settings are those of the text model in a model of several parts.
+    """The settings in config.json; for a model of several parts, those of the text model.
 
     Raises:
         ModelFormatError: ``num_hidden_layers`` is missing or wrong.
     """
 
-    def __init__(self, values: dict[str, Any], *, is_part: bool = False) -> None:
+    def __init__(self, values: dict[str, Any]) -> None:
         self._values = values
-        self.is_part = is_part
-        self.layers = self.integer("num_hidden_layers")
+        self.layers = 0
+        self.layers = self.integer("num_hidden_layers", maximum=MAX_LAYERS)
 
     @classmethod
     def read(cls, folder: Path) -> "Settings":
@@ -129,23 +134,29 @@ class Settings:
         text = values.get("text_config")
         if values.get("model_type") == "nomic_bert":
             values = {OTHER_NAMES.get(key, key): value for key, value in values.items()}
-        is_part = False
         if values.get("model_type") in SEVERAL and isinstance(text, dict):
-            is_part = True
             values = {key: values[key] for key in COMMON if key in values} | text
-        return cls(DEFAULTS.get(str(values.get("model_type")), {}) | values, is_part=is_part)
+        return cls(DEFAULTS.get(str(values.get("model_type")), {}) | values)
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return the value of *name*, or *default* if it is missing or null."""
         value = self._values.get(name)
         return default if value is None else value
 
-    def integer(self, name: str, default: int | None = None) -> int:
-        """Return the integer *name*; raise ModelFormatError unless it is 1 to 2^31 - 1."""
+    def integer(self, name: str, default: int | None = None, *, maximum: int = MAX_INTEGER) -> int:
+        """Return the integer *name*; raise ModelFormatError unless it is 1 to *maximum*.
+
+        A list with the same number for each layer counts as this number.
+        """
         value = self.get(name, default)
-        if type(value) is not int or not 0 < value < 1 << 31:
-            raise bad(f"config.json: {name} is {value!r:.40}, not an integer of 1 or more")
+        if isinstance(value, list) and self._is_for_each_layer(value):
+            value = value[0]
+        if type(value) is not int or not 0 < value <= maximum:
+            raise bad(f"config.json: {name} is {value!r:.40}, not an integer of 1 to {maximum}")
         return int(value)
+
+    def _is_for_each_layer(self, values: list[Any]) -> bool:
+        return len(values) == self.layers > 0 and all(value == values[0] for value in values)
 
     @property
     def heads(self) -> int:

@@ -18,7 +18,8 @@ from npurt.llm.convert.checkpoint.settings import bad, meaning, read_json
 from npurt.llm.convert.tokenizer.sentencepiece import OTHER, Pieces, read_model
 from npurt.llm.convert.tokenizer.steps import SPECIAL, parts, require_rows
 from npurt.llm.text.detokenize import SPACE
-from npurt.llm.text.vocabulary import SENTENCEPIECE, Kind
+from npurt.llm.text.tokenizer import MAX_PIECE
+from npurt.llm.text.vocabulary import MAX_TOKENS, SENTENCEPIECE, Kind
 
 MODEL = "tokenizer.model"
 ADDED, PADDING = -1000.0, -10000.0  # scores of added tokens and of rows without a token
@@ -73,7 +74,7 @@ def _added(folder: Path, described: dict[str, Any]) -> Iterator[tuple[int, str, 
 
 def _put(found: Pieces, i: int, text: str, *, special: bool) -> None:
     """Set the text of token *i* to *text*, and its kind by *special*."""
-    if type(i) is not int or not isinstance(text, str) or not 0 <= i < len(found.texts) + (1 << 16):
+    if type(i) is not int or not isinstance(text, str) or not 0 <= i < MAX_TOKENS:
         raise ValueError(f"the added token {text!r:.40} has the id {i!r:.40}")
     while len(found.texts) <= i:
         found.texts.append("")
@@ -100,6 +101,8 @@ def _listed(described: dict[str, Any]) -> Pieces:
     unknown = model.get("unk_token")
     for i in range(len(texts)):
         text = texts[i]
+        if len(text) > MAX_PIECE:
+            raise bad(f"tokenizer.json: token {i} has {len(text)} characters, above {MAX_PIECE}")
         found.texts.append(text)
         found.scores.append(-float(ranks.get(text, len(ranks))))
         is_byte = len(text) == 6 and text.startswith("<0x") and text.endswith(">")

@@ -16,7 +16,6 @@ from npurt.errors import ModelFormatError
 from npurt.llm.convert.checkpoint.settings import bad, content_of
 from npurt.llm.text.vocabulary import MAX_TEXT, MAX_TOKENS, Kind
 
-MAX_BYTES = 1 << 26  # maximum bytes of a file; Gemma's has 4.7 MB
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types
 SIZES = {FIXED64: 8, FIXED32: 4}
 PIECES, TRAINER, NORMALIZER = 1, 2, 3  # fields of the model
@@ -55,8 +54,6 @@ def read_model(path: Path) -> Pieces:
             normalises characters.
     """
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise ValueError(f"the file has more than {MAX_BYTES} bytes")
         return _model(memoryview(content_of(path)))
     except ModelFormatError:
         raise

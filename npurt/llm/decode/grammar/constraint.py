@@ -29,10 +29,14 @@ class Constraint:
         grammar: The grammar of the completion.
         tokenizer: The model's tokenizer.
         begins: The number of prompt tokens.
+
+    Raises:
+        GrammarError: The grammar names a token that the tokenizer lacks.
     """
 
     def __init__(self, grammar: Grammar, tokenizer: Tokenizer, begins: int) -> None:
         self._grammar = grammar
+        self._lark = grammar.lark_for(tokenizer)
         self._n_vocab = tokenizer.n_vocab
         self._ends = sorted(tokenizer.eog)
         self._begins = begins
@@ -114,7 +118,7 @@ class Constraint:
 
     def _new_matcher(self) -> Any:
         return llguidance().LLMatcher(
-            self._vocabulary.result(), self._grammar.lark, log_level=0, limits=limits()
+            self._vocabulary.result(), self._lark, log_level=0, limits=limits()
         )
 
     def _check(self, matcher: Any) -> None:

@@ -6,6 +6,9 @@ grammar without recursion is one terminal, and the conversion is exact.  The con
 recursive grammar does not match texts in which a terminal must end early: ``zab``, if a rule
 ``[a-z]+`` is followed by ``"ab"``.
 
+``<[ID]>`` and ``<think>`` match one token, by its id or its text, and ``!`` before them any other
+token.  The Lark has the numbers of these tokens in a list, because ids depend on the model.
+
 Sources: llama.cpp grammars/README.md and src/llama-grammar.cpp, MIT: the syntax, which line feeds
 end a rule, escapes, ``.`` as any character, and that the last definition of a rule is used;
 llguidance docs/syntax.md, MIT: names of terminals are in capitals.
@@ -25,6 +28,7 @@ PART = re.compile(
       | (?P<line> \r\n? | \n )
       | (?P<is> ::= )
       | (?P<name> [\w-]++ )
+      | (?P<token> !?< (?: \[ \d{1,9} \] | [^<>"\[\s][^<>"\s]*+ ) > )
       | (?P<text> "(?: [^"\\] | \\. )*+" )
       | (?P<set> \[ (?: [^\]\\] | \\. )*+ \] )
       | (?P<times> [*+?] | \{ \s*+ \d{1,9} \s*+ (?: , \s*+ (?: \d{1,9} \s*+ )? )? \} )
@@ -36,6 +40,7 @@ CHARACTER = re.compile(ONE, re.DOTALL)
 RANGE = re.compile(f"({ONE})(?:-({ONE}))?", re.DOTALL)
 ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", '"': '"', "[": "[", "]": "]"}
 ANY = r"/[\x{0}-\x{10FFFF}]/"
+Token = int | str  # a token's id, or its text
 TIMES = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 
@@ -74,13 +79,16 @@ class Rule:
         self.depth = max(self.depth, depth)
 
 
-def lark_of(text: str, max_rules: int) -> str:
-    """Return the GBNF grammar *text* converted to Lark.
+def lark_of(text: str, max_rules: int) -> tuple[str, list[Token]]:
+    """Return the GBNF grammar *text* converted to Lark, and the tokens that it names.
+
+    ``<[@N]>`` in the Lark stands for token N of the list, and ``<[^@N]>`` for any other token.
 
     Raises:
         GrammarError: *text* is not GBNF, has more than *max_rules* rules, or matches no text.
     """
-    rules = _Reader(text, max_rules).rules()
+    reader = _Reader(text, max_rules)
+    rules = reader.rules()
     references = [
         [[s for s in option if isinstance(s.what, int)] for option in rule.options]
         for rule in rules
@@ -91,14 +99,18 @@ def lark_of(text: str, max_rules: int) -> str:
             "the GBNF matches no text: each alternative of its rule root is infinitely recursive",
             remedy="add an alternative without recursion",
         )
-    fixed = _reached([[_numbers(s for o in each for s in o)] for each in references])
+    fixed = _reached([
+        # Only terminals of text become terminals of Lark; a rule with a token needs itself.
+        [_numbers(s for o in each for s in o) | ({i} if _has_token(rules[i]) else set())]
+        for i, each in enumerate(references)
+    ])  # fmt: skip
     names = [f"R{i}" if i in fixed else f"r{i}" for i in range(len(rules))]
     lines = [
         f"{name}: {_options(rule, rules, names)}\n"
         for rule, name in zip(rules, names, strict=True)
         if rule.name
     ]
-    return f"start: {names[0]}\n" + "".join(lines)
+    return f"start: {names[0]}\n" + "".join(lines), list(reader.tokens)
 
 
 class _Reader:
@@ -109,6 +121,7 @@ class _Reader:
         self._max_rules = max_rules
         self._numbers = {"root": 0}
         self._rules = [Rule("root")]
+        self.tokens: dict[Token, int] = {}  # the tokens that the grammar names, with their numbers
 
     def rules(self) -> list[Rule]:
         """Return the list of rules and groups; a rule's number is its index."""
@@ -156,7 +169,7 @@ class _Reader:
                 top.options.append([])
             elif kind == "times":
                 self._repeat(top, part, at)
-            elif kind in ("name", "text", "set") or part == ".":
+            elif kind in ("name", "text", "set", "token") or part == ".":
                 top.add(Symbol(self._what(kind, part, at)), 0)
             else:
                 raise self._wrong(f"{part} is out of place", at)
@@ -172,6 +185,11 @@ class _Reader:
             characters = CHARACTER.findall(part[1:-1])
             text = "".join(chr(self._character(each, at)) for each in characters)
             return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\x7f")  # Lark's escape
+        if kind == "token":
+            name = part.removeprefix("!")
+            token: Token = int(name[2:-2]) if name[1] == "[" else name
+            number = self.tokens.setdefault(token, len(self.tokens))
+            return f"<[{'^' * part.startswith('!')}@{number}]>"
         return ANY if part == "." else self._set(part[1:-1], at)
 
     def _number(self, name: str) -> int:
@@ -256,6 +274,10 @@ def _reached(needs: Sequence[Sequence[set[int]]]) -> set[int]:
     return reached
 
 
+def _has_token(rule: Rule) -> bool:
+    return any(str(symbol.what).startswith("<[") for option in rule.options for symbol in option)
+
+
 def _numbers(symbols: Iterator[Symbol]) -> set[int]:
     return {symbol.what for symbol in symbols if isinstance(symbol.what, int)}
 
@@ -281,4 +303,8 @@ def _symbol(symbol: Symbol, rules: Sequence[Rule], names: Sequence[str]) -> str:
 
 
 def _wrong(what: str) -> GrammarError:
-    return GrammarError(f"the grammar is not GBNF: {what:.300}", remedy="correct the grammar")
+    return GrammarError(
+        f"the grammar is not GBNF: {what:.300}",
+        remedy="write rules as NAME ::= TEXTS | OTHERS; llama.cpp's grammars/README.md has the "
+        "syntax, and npurt.Grammar.from_lark reads Lark",
+    )

@@ -1,19 +1,28 @@
 """Check grammars for completions: JSON schemas, regular expressions, GBNF and Lark."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from npurt.errors import GrammarError, SettingError, brief
 from npurt.llm.decode.grammar.library import check, limits, llguidance, no_panic
 from npurt.llm.decode.grammar.vocabulary import vocabulary_of_bytes
+from npurt.llm.text.tokenizer import Tokenizer
 
 MAX_TEXT = 1 << 18  # characters of a grammar; the slowest known grammar of that length takes 1 s
 # llguidance recurses for each rule that names another rule, and for each reference in a schema: a
 # chain of 3,000 rules overflows the stack of a thread and ends the process.
 MAX_RULES = 1500
+SYNTAX = {  # kind -> the remedy for a grammar that is wrong
+    "GBNF": "change this place; llama.cpp's grammars/README.md has the syntax",
+    "JSON schema": "change or leave out this part of the schema",
+    "Lark": "change this place; llguidance's docs/syntax.md has the syntax",
+    "regex": "change this place; the syntax is that of Rust's crate regex, without look-around",
+}
+TOKEN = re.compile(r"(?<=<\[|\[\^)@(\d+)(?=\]>)")
 RULE = re.compile(r"^[ \t]*[?!]*\w[^:\"/\n]*:", re.M)
+QUOTE = re.compile(r"^ *\d+ \|", re.M)  # a line of the grammar in a message of llguidance
 # Added to each grammar.  Without it, llguidance generates text as soon as the grammar allows only
 # one continuation; a grammar of 1 KB may force gigabytes of text.
 NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
@@ -31,6 +40,16 @@ class Grammar:
     kind: str
     text: str
     lark: str = field(repr=False)  # the grammar in Lark, for llguidance
+    tokens: tuple[int | str, ...] = ()  # see `gbnf.lark_of`
+
+    def lark_for(self, tokenizer: Tokenizer) -> str:
+        """Return the grammar in Lark, with the ids of the tokens that it names.
+
+        Raises:
+            GrammarError: The tokenizer has no such token.
+        """
+        ids = [_id_of(token, tokenizer) for token in self.tokens]
+        return TOKEN.sub(lambda match: str(ids[int(match[1])]), self.lark) if ids else self.lark
 
     @classmethod
     def from_gbnf(cls, text: str) -> Self:
@@ -43,7 +62,8 @@ class Grammar:
         from npurt.llm.decode.grammar import gbnf
 
         _check_text("a GBNF grammar", text)
-        return cls._checked("GBNF", text, gbnf.lark_of(text, MAX_RULES))
+        lark, tokens = gbnf.lark_of(text, MAX_RULES)
+        return cls._checked("GBNF", text, lark, tokens=tokens)
 
     @classmethod
     def from_lark(cls, text: str) -> Self:
@@ -65,8 +85,9 @@ class Grammar:
         the errors of `from_gbnf`.
         """
         _check_text("a regular expression", text)
-        expression = llguidance().regex_to_lark(text, "")
-        return cls._checked("regex", text, f"start: /{expression}/")
+        from npurt.llm.decode.grammar.lark import lark_of_regex
+
+        return cls._checked("regex", text, lark_of_regex(text))
 
     @classmethod
     def from_json_schema(cls, schema: str | bool | Mapping[str, Any]) -> Self:
@@ -79,8 +100,17 @@ class Grammar:
 
         given = schemas.json_of(schema)
         _check_text("a JSON schema", given)
-        read = schemas.lark_of(given)
-        return cls._checked("JSON schema", given, f"start: %json {read}", schemas.references(read))
+        try:
+            return cls._of_schema(given)
+        except GrammarError as error:
+            raise schemas.at_its_place(error, given, cls._of_schema) from None
+
+    @classmethod
+    def _of_schema(cls, text: str) -> Self:
+        from npurt.llm.decode.grammar import schemas
+
+        read = schemas.lark_of(text)
+        return cls._checked("JSON schema", text, f"start: %json {read}", schemas.references(read))
 
     @classmethod
     def json_object(cls) -> Self:
@@ -88,7 +118,9 @@ class Grammar:
         return cls.from_json_schema({"type": "object"})
 
     @classmethod
-    def _checked(cls, kind: str, text: str, lark: str, rules: int = 0) -> Self:
+    def _checked(
+        cls, kind: str, text: str, lark: str, rules: int = 0, tokens: Sequence[int | str] = ()
+    ) -> Self:
         if rules > MAX_RULES:
             raise GrammarError(
                 f"the {kind} has {rules} rules or references, above {MAX_RULES}",
@@ -96,8 +128,25 @@ class Grammar:
             )
         lark += NO_FORCING
         with no_panic(kind):
-            _check_lark(kind, lark)
-        return cls(kind, text, lark)
+            _check_lark(kind, TOKEN.sub("0", lark) if tokens else lark)
+        return cls(kind, text, lark, tuple(tokens))
+
+
+def _id_of(token: int | str, tokenizer: Tokenizer) -> int:
+    if isinstance(token, int):
+        if token < tokenizer.n_vocab:
+            return token
+        raise GrammarError(
+            f"the GBNF names token <[{token}]>, but the model has {tokenizer.n_vocab} tokens",
+            remedy=f"use an id below {tokenizer.n_vocab}; Llama.tokenizer.encode returns ids",
+        )
+    ids = tokenizer.encode(token, add_bos=False)
+    if len(ids) != 1:
+        raise GrammarError(
+            f"the GBNF names {token}, which is no single token of this model",
+            remedy=f'write "{token}" in quotes to match it as text, or use a token of the model',
+        )
+    return ids[0]
 
 
 def grammar_of(grammar: Any, response_format: Any) -> Grammar | None:
@@ -181,4 +230,8 @@ def _check_lark(kind: str, lark: str) -> None:
 
 
 def _wrong(kind: str, what: str) -> GrammarError:
-    return GrammarError(f"the {kind} is wrong: {what:.300}", remedy=f"correct the {kind}")
+    # llguidance quotes the lines of the grammar after the reason.
+    reason = " ".join(QUOTE.split(what)[0].removeprefix("ERROR: ").split())
+    if kind == "JSON schema":
+        reason = reason.partition("failed to compile JSON schema: ")[2] or reason
+    return GrammarError(f"the {kind} is wrong: {reason:.300}", remedy=SYNTAX[kind])

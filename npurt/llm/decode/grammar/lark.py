@@ -5,13 +5,33 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from npurt.llm.decode.grammar import schemas
+from npurt.llm.decode.grammar.library import llguidance
 
-Functions = Mapping[str, Mapping[str, Any]]  # function name: schema of arguments; {} allows any
+Functions = Mapping[str, Mapping[str, Any]]  # function name: schema of arguments
+ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object", "additionalProperties": True}
+# Keywords that describe the properties of an object.
+PROPERTIES = (
+    "properties", "additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf"
+)  # fmt: skip
+
+
+def parameters(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of a function's arguments, which are an object.
+
+    A function without *schema*, or with one that describes no property, has no parameters.
+    """
+    none: dict[str, Any] = {} if any(key in schema for key in PROPERTIES) else {"properties": {}}
+    return {"type": "object", **none, **schema}
 
 
 def quoted(text: str) -> str:
     """Return the Lark string literal that matches *text*."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\x7f")
+
+
+def lark_of_regex(text: str) -> str:
+    """Return the grammar of texts that match the regular expression *text*."""
+    return f"start: /{llguidance().regex_to_lark(text, '')}/\n"
 
 
 def value(schema: Any) -> str:
@@ -34,8 +54,8 @@ def one_call(functions: Functions) -> dict[str, Any]:
     """Return the response format of a JSON object with *name* and *arguments* of one call."""
     definitions: dict[str, Any] = {}
     calls = []
-    for name, parameters in functions.items():
-        schema = dict(parameters) or {"type": "object"}
+    for name, given in functions.items():
+        schema = parameters(given)
         for key in ("$defs", "definitions"):  # the paths of references begin at the root
             definitions.setdefault(key, {}).update(schema.pop(key, None) or {})
         calls.append({

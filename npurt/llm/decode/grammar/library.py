@@ -5,6 +5,7 @@ import importlib
 from collections.abc import Iterator
 from typing import Any
 
+from npurt import extras
 from npurt.errors import GrammarError, UnsupportedOp
 from npurt.once import once
 
@@ -20,7 +21,7 @@ def llguidance() -> Any:
     except ImportError as error:
         raise UnsupportedOp(
             "structured output needs the package llguidance, which is not installed",
-            remedy="install it: pip install 'npurt[structured]'",
+            remedy=f"install it: {extras.command('structured')}",
         ) from error
 
 
@@ -60,11 +61,11 @@ def dead_end(kind: str, count: int) -> GrammarError:
     if not count:
         return GrammarError(
             f"the {kind} matches no text",
-            remedy=f"correct the {kind}: it must allow at least one first token",
+            remedy=f"change the {kind}: its beginning must match a text",
         )
     return GrammarError(
         f"after {count} tokens the {kind} allows no next token",
-        remedy=f"correct the {kind}: it must be possible to complete each allowed prefix",
+        remedy=f"change the {kind}: each text that it can begin must have an end",
     )
 
 

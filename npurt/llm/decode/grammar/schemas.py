@@ -2,20 +2,25 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from npurt.errors import GrammarError, brief
+from npurt.llm.decode.grammar.bounded import ANY_REFERENCE, bound, target
 from npurt.llm.decode.grammar.multiples import check_multiples
 
 # Whitespace between two symbols of JSON.  Its length is limited: a model could repeat it endlessly.
 # Source: llama.cpp common/json-schema-to-grammar.cpp, SPACE_RULE, MIT: the allowed whitespace.
 JSON_SPACE = r"[ ]|\n{1,2}[ \t]{0,20}"
+WRONG = "the JSON schema is wrong: "
+MAX_TRIALS = 200  # schemas that are read to find the wrong part of one
 MAX_SCHEMAS = 100  # JSON schemas in a Lark grammar
 
 
 def lark_of(text: str) -> str:
-    """Return the JSON schema *text* with npurt's rule for whitespace, as JSON for llguidance.
+    """Return the JSON schema *text* as JSON for llguidance.
+
+    Its objects are closed and its numbers bounded (`bounded`), and whitespace is bounded.
 
     Raises:
         GrammarError: *text* is not a JSON schema, or its multipleOf need too large a parser.
@@ -28,10 +33,81 @@ def lark_of(text: str) -> str:
     if not isinstance(parsed, dict):
         raise _wrong("it is neither an object nor true")
     check_multiples(parsed)
+    bound(parsed)
     own = parsed.get("x-guidance", {})
     if isinstance(own, dict):
         parsed["x-guidance"] = {"whitespace_pattern": JSON_SPACE} | own
     return json_of(parsed)
+
+
+def at_its_place(error: GrammarError, text: str, read: Callable[[str], object]) -> GrammarError:
+    """Return *error* about the schema *text* with the path of the part that causes it.
+
+    Args:
+        read: Raises GrammarError about the text of a schema that llguidance cannot read.
+    """
+    try:
+        root = _parsed(text)
+    except GrammarError:
+        return error
+    if not isinstance(root, dict) or not error.what.startswith(WRONG):
+        return error
+    shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
+
+    def reads(schema: Mapping[str, Any]) -> bool:
+        try:
+            read(json_of({**shared, **schema}))
+        except GrammarError:
+            return False
+        return True
+
+    path, schema, left = "#", root, MAX_TRIALS
+    while left > 0:
+        named = target(root, schema.get("$ref"))
+        if isinstance(named, dict) and named is not root and not reads(named):
+            path, schema, left = str(schema["$ref"]), named, left - 1
+            continue
+        for step, inner in _inner(schema):
+            left -= 1
+            if left > 0 and not reads(inner):
+                path, schema = f"{path}/{step}", inner
+                break
+        else:
+            break
+    for key in schema:
+        left -= 1
+        if key not in shared and left > 0:
+            rest = {name: value for name, value in schema.items() if name != key}
+            if reads(rest):
+                path = f"{path}/{_step(key)}"
+                break
+    if path == "#":
+        return error
+    what = error.what.removeprefix(WRONG)
+    return GrammarError(
+        f"the JSON schema, at {path}, is wrong: {what}", remedy=f"change the schema at {path}"
+    )
+
+
+def _inner(schema: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the schemas directly inside *schema*, each with its path from there."""
+    for key in ("properties", "patternProperties", "$defs", "definitions"):
+        named = schema.get(key)
+        for name, each in named.items() if isinstance(named, dict) else ():
+            if isinstance(each, dict):
+                yield f"{key}/{_step(name)}", each
+    for key in ("items", "additionalProperties"):
+        if isinstance(schema.get(key), dict):
+            yield key, schema[key]
+    for key in ("prefixItems", "allOf", "anyOf", "oneOf"):
+        listed = schema.get(key)
+        for i, each in enumerate(listed if isinstance(listed, list) else ()):
+            if isinstance(each, dict):
+                yield f"{key}/{i}", each
+
+
+def _step(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")
 
 
 def references_in_lark(text: str) -> int:
@@ -60,7 +136,7 @@ def references_in_lark(text: str) -> int:
 
 def references(text: str) -> int:
     """Return the number of references in *text*, a JSON schema from `json_of`."""
-    return text.count('"$ref"')
+    return text.count('"$ref"') - text.count(json_of(ANY_REFERENCE)[1:-1])
 
 
 def json_of(schema: Any) -> str:
@@ -87,4 +163,5 @@ def _parsed(text: str) -> Any:
 
 
 def _wrong(what: str) -> GrammarError:
-    return GrammarError(f"the JSON schema is wrong: {what:.300}", remedy="correct the JSON schema")
+    remedy = "change this part of the schema; json-schema.org describes the keywords"
+    return GrammarError(f"{WRONG}{what:.300}", remedy=remedy)

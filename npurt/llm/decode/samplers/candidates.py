@@ -86,8 +86,8 @@ def best_of(logits: Logits) -> int:
     if not math.isfinite(logits[best]):
         raise NumericsError(
             f"the largest logit, of token {best}, is {logits[best]}",
-            remedy="run with --verify always, which names a wrong matrix product; or check the "
-            "weights",
+            remedy="run with --verify always, which names a wrong matrix product; if none is "
+            "wrong, the weights are damaged: download the file again",
         )
     return best
 
