@@ -171,7 +171,7 @@ def test_systemd_knows_every_line_of_the_unit(tmp_path):
 
 
 def test_what_ci_runs_comes_from_package_registries_alone():
-    """No recipe takes a repository of others: docs/decisions/040."""
+    """No recipe takes a repository of others: docs/decisions/041."""
     files = [PROJECT / "Makefile", *(PROJECT / ".ci").iterdir(), *(PROJECT / "tests").rglob("*.py")]
     recipe = re.compile(r"git\W[^\n]*\b(?:clone|fetch)" + r"\b")
 

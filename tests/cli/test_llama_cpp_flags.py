@@ -8,6 +8,9 @@ import pytest
 from npurt.cli import parser
 from npurt.cli.arguments import llama_cpp
 from tests.cli.conftest import assert_usage
+from tests.llm import tiny
+
+MODEL = tiny.path("llama3", "q8_0")
 
 
 def words(text):
@@ -160,7 +163,7 @@ def test_a_large_batch_is_512_with_a_note(npurt, capsys):
     given = parser_of("serve").parse_args(["-m", "x", "-b", "2048"])
     assert given.batch_size == 512
     assert "-b 2048: npurt evaluates at most 512 tokens at once" in capsys.readouterr().err
-    assert_usage(npurt("serve", "-m", "x", "-b", 0), "-b", "0 is below 1")
+    assert_usage(npurt("serve", "-m", MODEL, "-b", 0), "-b must be 1 or more")
 
 
 def test_the_flags_are_no_part_of_the_help(npurt):

@@ -218,8 +218,8 @@ def test_the_engine_gets_the_flags_of_the_model():
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("-b", 0), "-b/--batch-size: 0 is below 1"),
-        (("-c", -1), "-1 is below 0"),
+        (("-b", 0), "-b must be 1 or more"),
+        (("-c", -1), "-c 0 or more"),
         (("-np", 0), "0 is below 1"),
         (("-np", 513), "a run has 512 rows (-b)"),
         (("-np", 9, "-b", 8), "a run has 8 rows (-b)"),

@@ -219,7 +219,7 @@ def test_what_cannot_be_run_is_an_error_with_a_remedy(npurt, arguments, said):
         (("--temp", "nan"), "temperature"),
         (("--stop", ""), "stop"),
         (("-c", -1), "-1"),
-        (("-b", 0), "0 is below 1"),
+        (("-b", 0), "512"),
         (("-dev", "gpu"), "not a device name"),
         (("-dev", "hexagon:simple"), "names no Hexagon"),
         (("-dev", "rknpu:7"), "one NPU"),

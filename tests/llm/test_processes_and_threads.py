@@ -41,16 +41,17 @@ def test_an_engine_is_refused_in_a_forked_process():
 
 SMALL_STACK = """
 import sys, threading, npurt
+llm = npurt.Llama(sys.argv[1], device="cpu", n_ctx=128, progress=False)
 threading.stack_size(64 << 10)
 done = []
 def run():
-    with npurt.Llama(sys.argv[1], device="cpu", n_ctx=128, progress=False) as llm:
-        for top_k in (0, 40):
-            llm.generate("hello", max_tokens=5, temperature=1.0, top_k=top_k, top_p=0.9)
+    for top_k in (0, 40):
+        llm.generate("hello", max_tokens=5, temperature=1.0, top_k=top_k, top_p=0.9)
     done.append(True)
 thread = threading.Thread(target=run)
 thread.start()
 thread.join()
+llm.close()
 assert done
 """
 

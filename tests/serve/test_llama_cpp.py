@@ -222,7 +222,7 @@ async def test_tokens_and_texts():
 @asking
 async def test_a_template_is_applied():
     prompt = (await Client()("/apply-template", SAY_HI)).json["prompt"]
-    assert prompt.endswith("<user>hi<assistant>")
+    assert prompt.endswith("<user>hi[THINK]<assistant>")
 
 
 @asking

@@ -83,7 +83,7 @@ async def test_generate_answers_and_continues(coder):  # noqa: F811
     asked = client("Hello")
     body = {"prompt": "hi", "system": "be kind", "stream": False}
     assert (await asked("/api/generate", body)).json["response"] == "Hello"
-    assert asked.prompt.endswith("<system>be kind<user>hi<assistant>")
+    assert asked.prompt.endswith("<system>be kind<user>hi[THINK]<assistant>")
     lines = (await asked("/api/generate", {"prompt": "Once", "raw": True})).lines
     assert "".join(line["response"] for line in lines) == "Hello"
     assert asked.prompt.endswith("Once")

@@ -38,7 +38,7 @@ async def test_an_answer_has_this_form():
         }
     ]
     tokens = len(served().tokenizer.encode("Hello", add_bos=False))
-    prompt = len(served().encode_prompt("<user>hi<assistant>"))
+    prompt = len(served().encode_prompt("<user>hi[THINK]<assistant>"))
     assert answer["usage"]["prompt_tokens"] == prompt
     assert answer["usage"]["completion_tokens"] == tokens
     assert answer["usage"]["total_tokens"] == prompt + tokens

@@ -72,6 +72,9 @@ def is_whole(lark, text):
     [
         ({"guided_choice": []}, "guided_choice"),
         ({"guided_regex": "("}, "guided_regex"),
+        ({"guided_regex": "\ud800"}, "guided_regex"),
+        ({"guided_choice": ["\ud800"]}, "guided_choice"),
+        ({"structured_outputs": {"regex": "\ud800"}}, "structured_outputs.regex"),
         ({"json_schema": {"type": 5}}, "json_schema"),
         ({"structured_outputs": {"json": {"type": 5}}}, "structured_outputs.json"),
         ({"guided_grammar": "nonsense ::"}, "guided_grammar"),

@@ -92,7 +92,8 @@ async def test_items_become_messages():
     ]
     assert (await asked(PATH, {"input": items})).status == 200
     assert asked.prompt.endswith(
-        '<system>d<user>q<assistant>[CALL]f{"k": 1}[CALL]g{}<tool>r<assistant>a<user>go<assistant>'
+        '<system>d<user>q<assistant>[CALL]f{"k": 1}[CALL]g{}<tool>r<assistant>a<user>go'
+        "[THINK]<assistant>"
     )
 
 

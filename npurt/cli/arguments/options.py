@@ -128,7 +128,10 @@ def _layers(text: str) -> int:
 
 def _batch(text: str) -> int:
     """Parse the number of tokens in a run; a larger number, as llama.cpp's 2048, is `MAX_BATCH`."""
-    value = positive(text)
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
     if value > MAX_BATCH:
         print(f"npurt: -b {value}: npurt evaluates at most {MAX_BATCH} tokens at once",
               file=sys.stderr)  # fmt: skip
@@ -137,21 +140,12 @@ def _batch(text: str) -> int:
 
 def positive(text: str) -> int:
     """Parse an integer of 1 or more."""
-    return _at_least(1, text)
-
-
-def natural(text: str) -> int:
-    """Parse an integer of 0 or more."""
-    return _at_least(0, text)
-
-
-def _at_least(minimum: int, text: str) -> int:
     try:
         value = int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
-    if value < minimum:
-        raise argparse.ArgumentTypeError(f"{value} is below {minimum}")
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is below 1")
     return value
 
 
@@ -299,7 +293,7 @@ def add_model(
     group = parser.add_argument_group("model")
     source = add_source(group, add)
     add_device(group)
-    group.add_argument("-c", "--ctx-size", type=natural, metavar="N",
+    group.add_argument("-c", "--ctx-size", type=int, metavar="N",
                        help="tokens in the context; 0: the model's trained context "
                        f"(default: {context})")  # fmt: skip
     add_compute(group)

@@ -183,7 +183,9 @@ def require_engine(args: argparse.Namespace) -> None:
     from npurt.llm.file.mapped import MappedGGUF
     from npurt.runtime.open.names import require_known
 
-    rows = args.batch_size or options.MAX_BATCH
+    rows = options.MAX_BATCH if args.batch_size is None else args.batch_size
+    if rows < 1 or (args.ctx_size or 0) < 0:
+        args.usage_error("-b must be 1 or more, and -c 0 or more")
     if (args.parallel or 1) > rows:
         args.usage_error(f"-np {args.parallel}: a run has {rows} rows (-b), one for each sequence")
     for name in (options.device(args), args.device_draft or "cpu"):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from npurt.device import F32
-from npurt.errors import LayoutError, brief
+from npurt.errors import LayoutError, NumericsError, brief
 from npurt.llm.arch.decoder import Chunk
 from npurt.llm.session.lock import locked
 from npurt.llm.session.model import Model
@@ -385,6 +385,17 @@ def run_together(pieces: Sequence[Piece], out: F32) -> bool:
     return True
 
 
+def _with_larger_cache(error: NumericsError, model: Model) -> NumericsError:
+    """Return *error*, with the remedy for keys and values that exceed the range of float16."""
+    if model.setup.limits.kv_dtype != "f16":
+        return error
+    return NumericsError(
+        error.what,
+        remedy="open the model with kv_type='f32' (-ctk f32), as its keys or values may exceed the "
+        f"range of float16; otherwise: {error.remedy}",
+    )
+
+
 def _run(pieces: Sequence[Piece], out: F32) -> bool:
     """Do as `run_together`, but do not add the tokens to the contexts."""
     decoder, chunks = pieces[0].context.model.decoder, []
@@ -394,7 +405,10 @@ def _run(pieces: Sequence[Piece], out: F32) -> bool:
         if hidden:
             hidden.begin(state.position, len(ids))
     begun = [piece.context._state.begin() for piece in pieces]
-    values = decoder.run(chunks, out) if all(begun) else None
+    try:
+        values = decoder.run(chunks, out) if all(begun) else None
+    except NumericsError as error:
+        raise _with_larger_cache(error, pieces[0].context.model) from error
     if values is None:
         for context, *_ in pieces:
             context._state.lose()

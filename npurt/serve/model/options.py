@@ -142,6 +142,11 @@ def _of_schema(schema: Any) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
 
 
+def _of_regex(text: str) -> dict[str, Any]:
+    Grammar.from_regex(text)  # checks the text
+    return {"lark": lark_of_regex(text)}
+
+
 def _of_choice(texts: Any) -> dict[str, Any]:
     if not isinstance(texts, list) or not texts or not all(isinstance(t, str) for t in texts):
         raise GrammarError("the choice is no list of texts", remedy="send at least one text")
@@ -158,7 +163,7 @@ NAMES_OF_CONSTRAINTS = {
 }
 KINDS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "json": _of_schema,
-    "regex": lambda text: {"lark": lark_of_regex(text)},
+    "regex": _of_regex,
     "choice": _of_choice,
     "grammar": lambda text: {"grammar": text},
     "json_object": lambda _: {"response_format": {"type": "json_object"}},

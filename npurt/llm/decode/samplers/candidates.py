@@ -76,6 +76,14 @@ class Text:
         return ids
 
 
+# Measured on every device: too large keys or values are the usual cause in models that are sound.
+OVERFLOW = (
+    "open the model with kv_type='f32' (-ctk f32), as its keys or values may exceed the range of "
+    "float16; if it is open so already, run with --verify always, which names a wrong matrix "
+    "product; if none is wrong, the weights are damaged: download the file again"
+)
+
+
 def best_of(logits: Logits) -> int:
     """Return the token with the largest logit; of several such tokens, the first.
 
@@ -86,8 +94,7 @@ def best_of(logits: Logits) -> int:
     if not math.isfinite(logits[best]):
         raise NumericsError(
             f"the largest logit, of token {best}, is {logits[best]}",
-            remedy="run with --verify always, which names a wrong matrix product; if none is "
-            "wrong, the weights are damaged: download the file again",
+            remedy=OVERFLOW,
         )
     return best
 
