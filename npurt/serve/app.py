@@ -21,13 +21,23 @@ from npurt.serve.http.log import refused
 from npurt.serve.interfaces import ollama, ollama_models
 from npurt.serve.interfaces.anthropic import answer as message
 from npurt.serve.interfaces.anthropic import count_tokens
-from npurt.serve.interfaces.embeddings import embed, embeddings
+from npurt.serve.interfaces.embeddings import embed, embed_prompt, embedding, embeddings
 from npurt.serve.interfaces.llama_cpp import completion, infill
-from npurt.serve.interfaces.llama_cpp_texts import apply_template, detokenize, props, tokenize
+from npurt.serve.interfaces.llama_cpp_texts import (
+    apply_template,
+    detokenize,
+    lora_adapters,
+    props,
+    set_adapters,
+    slots,
+    tokenize,
+)
 from npurt.serve.interfaces.openai_chat import chat
-from npurt.serve.interfaces.openai_models import model, models
-from npurt.serve.interfaces.openai_responses import respond
+from npurt.serve.interfaces.openai_chat import count_input as count_chat
+from npurt.serve.interfaces.openai_models import load, model, models, unload
+from npurt.serve.interfaces.openai_responses import count_input, respond
 from npurt.serve.interfaces.openai_text import completions
+from npurt.serve.interfaces.rerank import rerank
 from npurt.serve.model.front import Front
 from npurt.serve.model.offer import ModelPool, Only, by_model
 from npurt.serve.page import FILES, STATE, state
@@ -40,10 +50,15 @@ OPENAI: dict[str, Handler[Front]] = {  # also without /v1
     "/v1/completions": completions,
     "/v1/responses": respond,
     "/v1/embeddings": embeddings,
+    "/v1/chat/completions/input_tokens": count_chat,
+    "/v1/responses/input_tokens": count_input,
 }
 LLAMA_CPP: dict[str, Handler[Front]] = {
     "/completion": completion,
     "/infill": infill,
+    "/embedding": embedding,
+    "/lora-adapters": set_adapters,
+    **dict.fromkeys(("/v1/rerank", "/v1/reranking", "/v2/rerank", "/rerank", "/reranking"), rerank),
     "/tokenize": tokenize,
     "/detokenize": detokenize,
     "/apply-template": apply_template,
@@ -57,7 +72,9 @@ OLLAMA: dict[str, Handler[Front]] = {
     "/api/generate": ollama.generate,
     "/api/show": ollama_models.show,
     "/api/embed": embed,
+    "/api/embeddings": embed_prompt,
 }
+POOL: dict[str, Handler[ModelPool]] = {"/models/load": load, "/models/unload": unload}
 READ: dict[str, Handler[ModelPool]] = {
     "/v1/models": models,
     "/models": models,
@@ -66,6 +83,8 @@ READ: dict[str, Handler[ModelPool]] = {
     "/v1/health": health,
     "/metrics": metrics,
     "/props": props,
+    "/slots": slots,
+    "/lora-adapters": lora_adapters,
     "/api/version": ollama_models.version,
     "/api/tags": ollama_models.tags,
     "/api/ps": ollama_models.running,
@@ -94,7 +113,8 @@ def application(
         path: Endpoint(offers, by_model(made), BODIES[path]) for path, made in written.items()
     }
     answers |= {path.removeprefix("/v1"): answers[path] for path in OPENAI}
-    published = description(written, READ, PUBLIC)
+    answers |= {path: Endpoint(offers, made, BODIES[path]) for path, made in POOL.items()}
+    published = description(written | POOL, READ, PUBLIC)
 
     async def described(offers: object, request: Asked) -> Answer:
         return published

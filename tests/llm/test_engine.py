@@ -3,6 +3,7 @@
 import gc
 import itertools
 import threading
+import time
 import weakref
 
 import numpy as np
@@ -229,6 +230,25 @@ def test_a_deadline_ends_a_text(engine):
     assert late.result().finish == "deadline"
     assert late.result().tokens == ()
     assert wanted.usage.generated == 4
+
+
+def test_the_time_of_a_request_does_not_include_the_queue():
+    seen = []
+
+    def told(events):
+        seen.extend((time.monotonic(), event) for event in events)
+
+    with open_engine(max_sequences=1, on_step=told) as engine:
+        first = engine.submit(IDS[:9], max_tokens=9, ignore_eos=True)
+        second = engine.submit(IDS[:9], max_tokens=9, ignore_eos=True)
+        assert eventually(lambda: sum(event.finish != "" for _, event in seen) == 2)
+    ended = next(now for now, event in seen if event.id == first.id and event.finish)
+    later = [(now, event) for now, event in seen if event.id == second.id]
+
+    assert all(now - event.seconds >= ended for now, event in later)
+    spent = [event.seconds for _, event in later]
+    assert spent == sorted(spent)
+    assert spent[0] > 0
 
 
 def test_priority_comes_first():

@@ -49,6 +49,15 @@ class Live:
             re.findall(r"http://[\d.]+:\d+", log.read_text())))  # fmt: skip
         self.url = found[0]
 
+    def post(self, path, body):
+        """Return the status and the JSON of the answer to *body*."""
+        asked = urllib.request.Request(self.url + path, json.dumps(body).encode())
+        try:
+            with urllib.request.urlopen(asked, timeout=HANG_SECONDS) as reply:
+                return reply.status, json.load(reply)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
+
     def health(self):
         try:
             with urllib.request.urlopen(f"{self.url}/health", timeout=HANG_SECONDS) as reply:
@@ -100,7 +109,7 @@ def serving(
     files=None,
     **options,
 ):  # fmt: skip
-    """Yield a `Live` server."""
+    """Yield a `Live` server of the model in the file *path*, or of the tiny model *model*."""
     given = {
         "path": str(path or tiny.path(model, "q8_0")), "template": template, "engine": engine,
         "options": options, "address": address or {}, "settings": settings or {},

@@ -49,7 +49,8 @@ BOMBS = [
     ">", "> ", "- ", "1. ", "[", "![", "](", "[](", "[a](", "*", "**", "*a", "**a*", "_", "*a_b~~",
     "`", "`a``", "|", "|-", "a|b\n-|-\n", "<", "#", "\\", "~~~\n", "```\n", "  - x\n", "&amp;",
     "http://", "http://a", "[a](http://b) ", "*a* ", " ", "\n", "\t", "-" * 50 + " " * 50, "((",
-    "_a", "***a", "> - ",
+    "_a", "***a", "> - ", "$", "$$", "$$ a\n", "\\[ a\n", "\\(", "\\[", "$a$ ", "$a^{", "\\(a\\)",
+    "$a'", "$5 ", "$$\\frac{", "- [ ] ", "- [x] a\n", "|:-:|\n|:-:|\n",
 ]  # fmt: skip
 
 
@@ -121,10 +122,10 @@ def test_a_chat_is_streamed_and_kept(page):
     said, answer = page.settles(2)
     assert said == "Hello"
     assert answer
-    (line,) = page.texts("article footer span")
+    (line,) = page.texts(".figures")
     assert re.fullmatch(
         r"40 tokens, \d+\.\d tokens/s, first after \d+\.\d\d s, on fake, "
-        "cut at its most tokens", line
+        "reached the limit of tokens", line
     )  # fmt: skip
 
     page.browser.refresh()
@@ -168,9 +169,44 @@ def test_stop_keeps_what_was_said(page):
     assert eventually(lambda: len(page.texts()) == 2 and len(page.texts()[1]) > 20)
     page.type(Keys.ESCAPE)
     said = page.settles(2)
-    assert "stopped" in page.texts("article footer span")[0]
+    assert "stopped" in page.texts(".figures")[0]
     page.browser.refresh()
     assert page.settles(2) == said
+
+
+def recorded(page):
+    """Record the bodies of requests from now on; return a function that returns them."""
+    page.run(
+        "window.bodies = []; const send = window.fetch; window.fetch = (path, options) => {"
+        "if (options.body) window.bodies.push(JSON.parse(options.body));"
+        "return send(path, options); }"
+    )
+    return lambda: page.run("return window.bodies")
+
+
+def test_a_failed_answer_is_shown_and_not_sent(page):
+    refusal = "the fake refuses seed 666"
+    begin(page, seed=666, max_tokens=4)
+    sent = recorded(page)
+    page.say("Hello")
+    page.settles(2)
+    page.run("const field = document.querySelector('[name=seed]'); field.value = 50;"
+             "field.dispatchEvent(new Event('change', { bubbles: true }))")  # fmt: skip
+    page.say("Hello again")
+    answer = page.settles(4)[3]
+
+    assert answer
+    assert [body["messages"] for body in sent()] == [
+        [{"role": "user", "content": "Hello"}],
+        [{"role": "user", "content": "Hello\n\nHello again"}],
+    ]
+    assert refusal in page.texts(".error")[0]
+    page.browser.refresh()
+    page.settles(4)
+    assert refusal in page.texts(".error")[0]
+    page.click("article:nth-of-type(2) [name=again]")
+    assert page.settles(2)[1]
+    assert not any(page.texts(".error"))
 
 
 def test_a_page_that_is_closed_keeps_what_was_said(page, server):
@@ -327,14 +363,14 @@ def test_the_state_of_the_server_is_shown_live(page):
     page.click("#server summary")
     state = "return Object.fromEntries([...document.querySelectorAll('dt')].map("
     state += "e => [e.textContent, e.nextSibling.textContent]))"
-    assert eventually(lambda: page.run(state).get("Texts that run") == "0 of 4")
+    assert eventually(lambda: page.run(state).get("Running") == "0 of 4")
     page.say("Hello")
-    assert eventually(lambda: page.run(state)["Texts that run"] == "1 of 4")
+    assert eventually(lambda: page.run(state)["Running"] == "1 of 4")
     page.click("#stop")
-    assert eventually(lambda: page.run(state)["Texts that run"] == "0 of 4")
+    assert eventually(lambda: page.run(state)["Running"] == "0 of 4")
     found = page.run(state)
-    assert (found["Device"], found["Checked products"]) == ("fake", "7")
-    assert found["Pages in use"] == "not known"
+    assert (found["Device"], found["Verified products"]) == ("fake", "7")
+    assert found["KV cache pages"] == "unknown"
 
 
 def test_the_user_chooses_one_of_several_models(browser, tmp_path):
@@ -360,7 +396,9 @@ def test_the_user_chooses_one_of_several_models(browser, tmp_path):
 
 
 def test_the_picture_of_the_page_can_be_drawn_again():
-    drawn, kept = screenshot.draw(tiny.path("qwen3", "q8_0")), screenshot.PICTURE.read_bytes()
-
-    assert drawn[:24] == kept[:24]  # both images are PNGs of the same width and height
-    assert len(kept) < 150_000
+    for drawn, picture in zip(
+        screenshot.draw(tiny.path("qwen3", "q8_0")), screenshot.PICTURES, strict=True
+    ):
+        kept = picture.read_bytes()
+        assert screenshot.smaller(drawn)[:24] == kept[:24]  # a PNG of the same width and height
+        assert len(kept) < 100_000

@@ -15,6 +15,7 @@ from npurt.serve.engine.embeddings import Embeddings
 from npurt.serve.engine.protocol import Submit
 from npurt.serve.engine.worker import _obey
 from tests.limits import HANG_SECONDS
+from tests.llm import gguf_files as raw
 from tests.llm import tiny
 from tests.serve.client import SAY_HI, Client, asking
 from tests.serve.live import serving
@@ -80,11 +81,61 @@ def test_errors_are_of_the_clients_own_classes(server):
             client.completions.create(model="x", prompt="a")
 
 
+def test_ollamas_older_path_has_one_vector_that_is_not_scaled(server):
+    with npurt.Llama(tiny.path("llama3", "q8_0"), n_ctx=64) as llm:
+        raw = llm.embed(TEXTS[1], normalize=False)
+    status, answer = server.post("/api/embeddings", {"model": "x", "prompt": TEXTS[1]})
+    assert status == 200
+    assert np.array_equal(np.array(answer["embedding"], np.float32), raw)
+    assert server.post("/api/embeddings", {"model": "x"}) == (200, {"embedding": []})
+    found = ollama.Client(host=server.url, timeout=HANG_SECONDS)
+    with contextlib.closing(found._client):
+        assert found.embeddings("x", TEXTS[1]).embedding == answer["embedding"]
+
+
+@pytest.mark.parametrize("norm", [None, -1, 0, 1, 2, 3])
+def test_llama_cpps_path_scales_vectors_as_asked(server, expected, norm):
+    asked = {} if norm is None else {"embd_normalize": norm}
+    status, answer = server.post("/embedding", {"content": TEXTS} | asked)
+    rows = [np.array(each["embedding"]) for each in answer]
+
+    assert status == 200
+    assert [each["index"] for each in answer] == [0, 1, 2]
+    assert {row.shape for row in rows} == {(1, expected.shape[1])}
+    for (row,), wanted in zip(rows, expected, strict=True):
+        scaled = row / np.linalg.norm(row)
+        np.testing.assert_allclose(scaled, wanted, rtol=0, atol=1e-6)  # float32 of values below 1
+        if norm == 0:
+            assert abs(row).max() == pytest.approx(32760)
+        elif norm in (None, 1, 2, 3):
+            assert np.linalg.norm(row, norm or 2) == pytest.approx(1)
+    one = server.post("/embedding", {"input": TEXTS[0]} | asked)[1]
+    assert one == answer[:1]
+
+
+def test_a_model_without_pooling_has_a_vector_for_each_token(tmp_path):
+    file = tiny.read(tiny.path("qwen3", "q8_0")).with_key("qwen3.pooling_type", raw.U32, 0)
+    path = tiny.write(file, tmp_path)
+    with npurt.Llama(path, n_ctx=64, progress=False) as llm:
+        wanted = llm.embed("An NPU", normalize=False)
+    options = {"engine": "npurt.serve.engine", "settings": {"embeddings": True}}
+    with serving(tmp_path, path=path, embeddings=True, n_ctx=64, **options) as server:
+        (found,) = server.post("/embedding", {"content": "An NPU"})[1]
+        refused = server.post("/v1/embeddings", {"input": "An NPU"})
+
+    assert np.array_equal(np.array(found["embedding"], np.float32), wanted)
+    assert len(wanted) > 1
+    assert refused[0] == 400
+    assert "/embedding" in refused[1]["error"]["message"]
+
+
 @asking
 async def test_a_server_of_texts_embeds_none():
     client = Client("x")
     reply = await client("/v1/embeddings", {"input": "a"})
     assert (reply.status, reply.json["error"]["code"]) == (400, "unsupported")
+    assert (await client("/embedding", {"content": "a"})).json["error"]["code"] == 400
+    assert "--embeddings" in (await client("/api/embeddings", {"prompt": "a"})).json["error"]
     assert (await client("/v1/chat/completions", SAY_HI)).status == 200
 
 

@@ -62,10 +62,112 @@ async def test_a_prompt_may_mix_texts_and_ids():
     assert client.backend.submitted[0].tokens == [70, 71, *ids_of("Hello", add_bos=False), 72]
 
 
-@pytest.mark.parametrize("prompt", [None, 5, {}, [], ["a", "b"], [[1], [2]], [True], [99999]])
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        None,
+        5,
+        {},
+        [],
+        [[]],
+        [True],
+        [99999],
+        [[99999], "a"],
+        ["a"] * 9,
+        {"prompt_string": 1},
+        {"prompt_string": "a", "multimodal_data": ["aGk="]},
+    ],
+)
 @asking
 async def test_a_prompt_that_is_none_is_refused(prompt):
     assert (await Client("x")("/completion", {"prompt": prompt})).status == 400
+
+
+@pytest.mark.parametrize(
+    ("prompt", "count"),
+    [("Hello", 1), (["Hello"], 1), ([70, "Hello"], 1), ({"prompt_string": "Hello"}, 1),
+     (["Hello", "you"], 2), ([[70, 71], [72]], 2), ([[70, "Hello"], "you"], 2),
+     (["Hello", {"prompt_string": "you", "multimodal_data": []}, [70]], 3)],
+)  # fmt: skip
+@asking
+async def test_several_prompts_have_a_list_of_answers(prompt, count):
+    client = Client(" world\n")
+    answer = (await client("/completion", {"prompt": prompt})).json
+    found = [answer] if count == 1 else answer
+
+    assert isinstance(answer, dict if count == 1 else list)
+    assert [each["content"] for each in found] == [" world\n"] * count
+    assert [each["index"] for each in found] == list(range(count))
+    assert [each["tokens_evaluated"] for each in found] == (
+        [len(submit.tokens) for submit in client.backend.submitted]
+    )
+    events = (await client("/completion", {"prompt": prompt, "stream": True})).events
+    for i, each in enumerate(found):
+        parts = [event for event in events if event["index"] == i]
+        assert "".join(event["content"] for event in parts) == each["content"]
+        assert [event["stop"] for event in parts] == [False] * (len(parts) - 1) + [True]
+        assert parts[-1]["prompt"] == each["prompt"]
+
+
+@asking
+async def test_several_completions_of_a_prompt():
+    client = Client()
+    body = HELLO | {"n_predict": 3, "n_cmpl": 2, "seed": 5}
+    first, second = (await client("/completion", body)).json
+    other = (await client("/completion", HELLO | {"n_predict": 3, "seed": 6})).json
+    assert first["content"] != second["content"] == other["content"]
+    assert (await client("/completion", {"prompt": ["a", "b", "c"], "n_cmpl": 3})).status == 400
+
+
+@asking
+async def test_the_tokens_and_the_seed_of_an_answer_are_returned():
+    client = Client()
+    body = HELLO | {"n_predict": 9}
+    answer = (await client("/completion", body | {"return_tokens": True})).json
+    seed = answer["generation_settings"]["seed"]
+    again = (await client("/completion", body | {"seed": seed, "stream": True})).events
+
+    assert 0 <= seed < 1 << 32
+    assert client.model.tokenizer.decode(answer["tokens"]) == answer["content"]
+    assert [token for event in again for token in event["tokens"]] == answer["tokens"]
+    assert "".join(event["content"] for event in again) == answer["content"]
+    assert (await client("/completion", body)).json["tokens"] == []
+
+
+@asking
+async def test_an_answer_says_whether_it_has_a_line_break():
+    for text, expected in (("a\nb", True), ("ab", False)):
+        assert (await Client(text)("/completion", HELLO)).json["has_new_line"] is expected
+
+
+@asking
+async def test_timings_come_with_each_event():
+    events = (
+        await Client(" world")("/completion", HELLO | {"stream": True, "timings_per_token": True})
+    ).events
+    counts = [event["timings"]["predicted_n"] for event in events]
+    assert counts == sorted(counts)
+    assert counts[0] == 1
+
+
+@asking
+async def test_a_bias_of_a_text_is_that_of_its_tokens():
+    client = Client("x")
+    tokens = set(ids_of("Hello", add_bos=False))
+    for given in ([["Hello", -0.5]], {"Hello": -0.5}):
+        assert (await client("/completion", HELLO | {"logit_bias": given})).status == 200
+        found = client.backend.submitted[-1].sampling["logit_bias"]
+        assert found == dict.fromkeys(tokens, -0.5)
+    digit = ids_of("7", add_bos=False)[0]
+    for given, expected in (
+        ([["7", False]], {digit: float("-inf")}),  # a text: only keys of an object may be ids
+        ({"7": 1.5}, {7: 1.5}),
+        ([[digit, 1], ["7", 2]], {digit: 3.0}),
+    ):
+        assert (await client("/completion", HELLO | {"logit_bias": given})).status == 200
+        assert client.backend.submitted[-1].sampling["logit_bias"] == expected
+    for wrong in ([["", 1]], [["x" * 1001, 1]], [[-1, 1]], [["a", "b"]], {"a": True}):
+        assert (await client("/completion", HELLO | {"logit_bias": wrong})).status == 400
 
 
 @asking

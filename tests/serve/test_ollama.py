@@ -27,7 +27,7 @@ async def test_an_answer_has_this_form():
     assert (answer["model"], answer["done"], answer["done_reason"]) == ("tiny", True, "stop")
     assert answer["created_at"].endswith("Z")
     assert answer["eval_count"] > 0
-    assert answer["total_duration"] == answer["prompt_eval_duration"] + answer["eval_duration"]
+    assert answer["total_duration"] >= answer["prompt_eval_duration"] + answer["eval_duration"]
 
 
 @asking

@@ -350,3 +350,21 @@ async def test_a_model_without_a_template_says_so(tmp_path_factory):
 
     assert reply.status == 400
     assert reply.json["error"]["code"] == "no_chat_template"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@asking
+async def test_a_final_message_of_the_assistant_is_continued(stream):
+    client = Client(" world")
+    begun = {"role": "assistant", "content": "Hello"}
+    body = {"messages": [*SAY_HI["messages"], begun], "continue_final_message": True}
+    reply = await client(CHAT, body | {"stream": stream})
+    if stream:
+        said = "".join(each["choices"][0]["delta"].get("content", "") for each in reply.events[:-1])
+    else:
+        said = reply.json["choices"][0]["message"]["content"]
+
+    assert said == " world"
+    assert client.prompt.endswith("<assistant>Hello")
+    counted = await client(f"{CHAT}/input_tokens", body)
+    assert counted.json["input_tokens"] == len(client.backend.submitted[-1].tokens)

@@ -136,7 +136,8 @@ def test_the_fields_that_are_read_are_those_of_the_schemas():
     described = set().union(*(names_of(body) for body in BODIES.values()))
 
     assert {"messages", "stream", "tool_choice"} <= read
-    assert read - described == {"tool_calls"}  # tool_calls is a field of assistant messages
+    # tool_calls is a field of assistant messages, fail_on_no_slot one of a query.
+    assert read - described == {"tool_calls", "fail_on_no_slot"}
     assert {
         name for name in described - {*NUMBERS, *INTEGERS} if f'"{name}"' not in source
     } == set()

@@ -102,4 +102,5 @@ def test_the_state_of_a_real_engine_has_pages_and_checks(real):
 
     assert found["device"] == "cpu"
     assert 0 <= found["used"] <= found["pages"]
-    assert None not in found.values()
+    # no product was computed yet
+    assert {name for name, value in found.items() if value is None} <= {"npu_share"}

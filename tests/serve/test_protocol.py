@@ -38,7 +38,7 @@ def test_a_message_arrives_as_it_was_sent(message):
 def test_a_step_has_these_bytes():
     sent = protocol.frame(protocol.Step([protocol.Event(3, [5], read=2)]))
 
-    assert sent == b'\0\0\0\x2b["Step",[[3,[5],null,[],2,0,null,null,[]]]]'
+    assert sent == b'\0\0\0\x2f["Step",[[3,[5],null,[],2,0,null,null,[],0.0]]]'
 
 
 def test_every_kind_of_message_is_tried_above():

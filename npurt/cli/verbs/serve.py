@@ -37,7 +37,8 @@ def add(verbs: Any) -> None:
         "--port", type=int, default=8080, metavar="N", help="port to listen on; 0: any free port"
     )
     group.add_argument("-a", "--alias", metavar="NAME",
-                       help="name of the model in requests (default: the file's name)")  # fmt: skip
+                       help="name of the model in requests, or several, separated by commas "
+                       "(default: the file's name)")  # fmt: skip
     group.add_argument("--chat-template", metavar="TEXT",
                        help="chat template as Jinja source, or the name of a format such as "
                        "chatml")  # fmt: skip
@@ -63,8 +64,9 @@ def add(verbs: Any) -> None:
     group.add_argument("--kv-bytes", type=options.positive, metavar="N",
                        help="memory for the KV cache of all sequences (default: a quarter of "
                        "the free memory)")  # fmt: skip
-    group.add_argument("--embeddings", "--embedding", action="store_true",
-                       help="serve embeddings only")  # fmt: skip
+    group.add_argument("--embeddings", "--embedding", "--rerank", "--reranking",
+                       action="store_true",
+                       help="serve embeddings, and scores of rerankers, only")  # fmt: skip
     group.add_argument("--idle-seconds", type=options.seconds, default=300.0, metavar="SECONDS",
                        help="idle time after which a model of --models-dir is unloaded; 0: never "
                        "(default: 300)")  # fmt: skip
@@ -131,7 +133,10 @@ def run(args: argparse.Namespace) -> int:
     from npurt.serve.run import Start
     from npurt.serve.run import run as serve
 
-    settings = Settings(defaults, maximum, args.timeout, embeddings=args.embeddings)
+    settings = Settings(
+        defaults, maximum, args.timeout, embeddings=args.embeddings,
+        lora=[(Path(file).name, scale) for file, scale in args.lora],
+    )  # fmt: skip
     return serve(Start(
         model, address, engine_options(args), settings, args.engine_timeout,
         page=not args.no_page, policy=policy,

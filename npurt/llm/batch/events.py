@@ -43,6 +43,7 @@ class Event:
         cached: The number of prompt tokens that had been evaluated for another request.
         prompt_logprobs: Log probabilities of prompt tokens evaluated in the step, from the second
             token of the prompt on, if the request wants them.
+        seconds: Seconds since the evaluation of the request began, without its time in the queue.
     """
 
     id: int
@@ -55,6 +56,7 @@ class Event:
     usage: Usage | None = None
     cached: int = 0
     prompt_logprobs: Sequence[TokenLogprob] = ()
+    seconds: float = 0.0
 
 
 @dataclass(slots=True)

@@ -78,6 +78,7 @@ class Sequence(GeneratedSequence):
         self.echo = ""
         self.deadline = None if deadline is None else time.monotonic() + _seconds(deadline)
         self.cached: int | None = None
+        self._began: float | None = None  # when the sequence was admitted first
         self.marks: list[int] = []
         self._controller: BatchController | None = None
         self._top = asked.top_logprobs or 0
@@ -118,6 +119,7 @@ class Sequence(GeneratedSequence):
     def begin(self, context: Context, drafts: Drafts | None, step: StepCost) -> None:
         """Begin evaluation in *context*; create a speculator from *drafts*, if given."""
         self.context = context
+        self._began = self._began or time.monotonic()
         if drafts:
             try:
                 self.speculator = drafts.speculator(context, functools.partial(self._control, step))
@@ -220,9 +222,11 @@ class Sequence(GeneratedSequence):
         read = min(self.context.n_tokens, self.prompt) if self.context else 0
         cached = min(self.cached or 0, self.prompt)
         scores, self._scores = tuple(self._scores), []
+        spent = time.monotonic() - self._began if self._began else 0.0
         return Event(
-            self.id, ids, text, tuple(logprobs), self.finish, error, read, usage, cached, scores
-        )
+            self.id, ids, text, tuple(logprobs), self.finish, error, read, usage, cached, scores,
+            spent,
+        )  # fmt: skip
 
 
 def _seconds(deadline: Any) -> float:

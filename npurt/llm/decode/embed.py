@@ -1,7 +1,6 @@
 """Compute embeddings of texts: hidden states after the output norm, pooled in float64."""
 
 import contextlib
-import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, Literal, NamedTuple, overload
 
@@ -15,21 +14,15 @@ from npurt.graph.rows import Rows
 from npurt.graph.state import States
 from npurt.llm.arch.decoder import output_norm
 from npurt.llm.arch.weights import FileWeights
-from npurt.llm.file.metadata import CONVERT_AGAIN, require
-from npurt.llm.file.pooling import Pooling, pooling_of
+from npurt.llm.file.metadata import CONVERT_AGAIN
+from npurt.llm.file.pooling import DENSE, OUTPUT, Pooling, has_classifier, pooling_of
 from npurt.llm.session.context import Context
 from npurt.llm.session.lock import locked
+from npurt.llm.text.pairs import Segmented, pair, whole
 from npurt.runtime.open.arguments import flag, listed
 
 F64 = npt.NDArray[np.float64]
 Text = str | Sequence[int]  # a str, or all its token ids with BOS and EOS
-Segmented = tuple[list[int], list[int] | None]  # token ids, and for encoders each token's segment
-
-# The classifier of a reranker: hidden state -> tanh(dense) -> output; a file may lack one of them.
-# Source of the names and of the order: llama.cpp src/llama-graph.cpp (build_pooling), MIT.
-DENSE, OUTPUT = "cls", "cls.output"
-PAIR_TEMPLATE = "tokenizer.chat_template.rerank"  # metadata: the prompt of a pair, with PLACES
-PLACES = re.compile(r"\{query\}|\{document\}")
 LAST_OF_RERANKERS = ("qwen3",)  # architectures whose classifier reads the last token, not the first
 SHARES = ("qwen3",)  # architectures whose classifier applies a softmax to its outputs
 
@@ -169,9 +162,7 @@ class Embedder:
     def rerank(self, query: str, documents: Sequence[str]) -> F32:
         """Return the relevance of each document to *query*, float32 ``[N]``; larger is better.
 
-        The model must be a reranker.  If its file has a template for pairs, control tokens spelt
-        out in a text are encoded as control tokens.  Otherwise a pair is the query and the
-        document, each followed by the tokenizer's EOS ([SEP]) if the file requires it.
+        The model must be a reranker; `text.pairs` makes the tokens of a query and a document.
 
         Raises:
             ContextFull: A pair has more tokens than the context has positions; no pair is
@@ -182,7 +173,20 @@ class Embedder:
         self._model.require_open()
         documents = listed("documents", documents, "a list of texts")
         self._require_classifier()
-        pairs = [self._pair(query, document) for document in documents]
+        tokenizer, metadata = self._model.tokenizer, self._model.file.metadata
+        return self.scores([pair(tokenizer, metadata, query, document) for document in documents])
+
+    @locked
+    def scores(self, pairs: Sequence[Segmented]) -> F32:
+        """Return the score of each pair of texts, whose tokens `text.pairs` makes, float32 ``[N]``.
+
+        Raises:
+            ContextFull: A pair has more tokens than the context has positions; no pair is
+                evaluated.
+            ModelFormatError: The file has no classifier.
+        """
+        self._model.require_open()
+        self._require_classifier()
         for index, (ids, _) in enumerate(pairs):
             self._fitting(f"the query with document {index}", ids, truncate=False)
         with self._kept():
@@ -190,30 +194,12 @@ class Embedder:
             scores = [self._pooled(each, Pooling.RANK, normalize=False)[0] for each in states]
         return np.array(scores, np.float32)
 
-    def _pair(self, query: str, document: str) -> Segmented:
-        """Return the token ids of a query with a document, and the segment of each token.
-
-        Source: llama.cpp tools/server/server-common.cpp (format_prompt_rerank), MIT.
-        """
-        tokenizer, metadata = self._model.tokenizer, self._model.file.metadata
-        first = self.tokens(query)
-        second = tokenizer.encode(document, add_bos=False, special=False)
-        if PAIR_TEMPLATE in metadata:
-            texts = {"{query}": query, "{document}": document}
-            template = require(metadata, PAIR_TEMPLATE, str)
-            prompt = PLACES.sub(lambda place: texts[place[0]], template)
-            ids = tokenizer.encode(prompt, add_bos=False)
-            return ids, None
-        second += [] if self._end is None else [self._end]
-        return first + second, [0] * len(first) + [1] * len(second)
-
     def tokens(self, text: str) -> list[int]:
         """Return the token ids of *text*, with BOS and EOS if the file requires them.
 
         Control tokens that are spelt out in the text are encoded as plain text.
         """
-        ids = self._model.tokenizer.encode(text, special=False)
-        return ids if self._end is None else [*ids, self._end]
+        return whole(self._model.tokenizer, text)
 
     @property
     def _end(self) -> int | None:
@@ -312,7 +298,7 @@ class Embedder:
         return (unit(hidden) if normalize else hidden).astype(np.float32)
 
     def _require_classifier(self) -> None:
-        if not {f"{DENSE}.weight", f"{OUTPUT}.weight"} & self._model.file.tensors.keys():
+        if not has_classifier(self._model.file.tensors):
             raise ModelFormatError(
                 f"the file has neither {DENSE}.weight nor {OUTPUT}.weight, so it is no reranker",
                 remedy="use another pooling, or the file of a reranker",

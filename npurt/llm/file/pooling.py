@@ -3,6 +3,7 @@
 Source of the key and its numbers: llama.cpp include/llama.h (enum llama_pooling_type), MIT.
 """
 
+from collections.abc import Collection
 from enum import Enum
 
 from npurt.errors import ModelFormatError, SettingError, brief
@@ -19,7 +20,16 @@ class Pooling(Enum):
     RANK = "rank"  # scores that a classifier computes from one hidden state
 
 
+# The classifier of a reranker: hidden state -> tanh(dense) -> output; a file may lack one of them.
+# Source of the names and of the order: llama.cpp src/llama-graph.cpp (build_pooling), MIT.
+DENSE, OUTPUT = "cls", "cls.output"
+
 NUMBERS = dict(enumerate(Pooling))  # values of <a>.pooling_type
+
+
+def has_classifier(tensors: Collection[str]) -> bool:
+    """Return whether *tensors*, the names in a file, include a reranker's classifier."""
+    return f"{DENSE}.weight" in tensors or f"{OUTPUT}.weight" in tensors
 
 
 def read_pooling(metadata: Metadata) -> Pooling | None:

@@ -98,6 +98,7 @@ class Batched:
             read=event.read,
             cached=event.cached,
             prompt_logprobs=[(found.logprob, found.top) for found in event.prompt_logprobs],
+            seconds=round(event.seconds, 6),
         )
 
     def stats(self) -> Mapping[str, float]:

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from npurt.device import F32
 from npurt.errors import UnsupportedOp
 from npurt.llm.decode.model import Llama
 from npurt.serve.engine.counts import device_counts
@@ -59,13 +60,22 @@ class Embeddings:
                     return
                 submit = self._waiting.popleft()
             try:
-                (made,) = self._llm.embedder.each([list(submit.tokens)])
+                values = self._values(submit)
             except Exception as error:  # noqa: BLE001  other requests continue
                 self._emit([failure(submit.id, error)])
                 continue
             self._done += 1
-            vector = base64.b64encode(made.values.astype("<f4").tobytes()).decode()
+            vector = base64.b64encode(values.astype("<f4").tobytes()).decode()
             self._emit([Event(submit.id, finish="end", read=submit.prompt, vector=vector)])
+
+    def _values(self, submit: Submit) -> F32:
+        """Return the embedding, or the score, of the tokens of *submit*."""
+        tokens = list(submit.tokens)
+        if not submit.rank:
+            return self._llm.embedder.each([tokens], submit.normalize)[0].values
+        second = submit.second
+        segments = [0] * second + [1] * (len(tokens) - second) if second else None
+        return self._llm.embedder.scores([(tokens, segments)])
 
     def stats(self) -> Mapping[str, float]:
         """Return counts by name."""

@@ -61,6 +61,10 @@ class Submit:
         lark: A constraint as a grammar in Lark, with llguidance's extensions.
         prompt_logprobs: Whether to report the log probabilities of the prompt's tokens as well.
         embed: Compute the embedding of *tokens*, and generate nothing.
+        normalize: Scale the embedding to length 1.
+        rank: Compute a reranker's score of *tokens*, a pair of texts, as the embedding.
+        second: Position of the second text of the pair, if it is a segment of its own; else 0.
+        scales: The scale of each LoRA adapter; None: the scales in `Open`.
     """
 
     id: int
@@ -78,6 +82,10 @@ class Submit:
     embed: bool = False
     lark: str | None = None
     prompt_logprobs: bool = False
+    normalize: bool = True
+    rank: bool = False
+    second: int = 0
+    scales: Sequence[float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +145,7 @@ class Event:
         vector: The embedding: float32, little endian, in base64.
         prompt_logprobs: Log probabilities of the prompt's next tokens, if requested; the first
             token of a prompt has none.
+        seconds: Seconds since the evaluation of the sequence began; 0 if unknown.
     """
 
     id: int
@@ -148,6 +157,7 @@ class Event:
     error: tuple[str, str] | None = None
     vector: str | None = None
     prompt_logprobs: Sequence[Logprob] = ()
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ STOPS = either(  # strings and token ids
     text(limits.STOP_TEXT), array(either(text(limits.STOP_TEXT), integer(0)), limits.STOPS)
 )
 LENGTH = integer(-1)  # tokens; -1 is no limit
+ADAPTERS = array(fields({"id": integer(0), "scale": NUMBER}, "id", "scale"), limits.ADAPTERS)
 TEXTS_WANTED: Properties = {
     **dict.fromkeys(NUMBERS, NUMBER),
     **dict.fromkeys(INTEGERS, integer(-1)),
@@ -47,6 +48,7 @@ TEXTS_WANTED: Properties = {
     "n": integer(1, limits.CHOICES),
     "ignore_eos": FLAG,
     "min_tokens": integer(0),
+    "lora": ADAPTERS,
     "t_max_predict_ms": integer(-1),
     "post_sampling_probs": FLAG,  # refused if true
 }
@@ -118,6 +120,14 @@ EMBEDDINGS: Properties = {
     "encoding_format": enum("float", "base64"),
     "dimensions": integer(1),
 }
+DOCUMENTS = array(either(TEXT, fields({"text": TEXT}, "text")), limits.TEXTS)
+RERANK = fields({
+    "model": TEXT,
+    "query": TEXT,
+    **dict.fromkeys(("documents", "texts"), DOCUMENTS),
+    "top_n": integer(0),
+    **dict.fromkeys(("return_documents", "return_text"), FLAG),
+}, "query")  # fmt: skip
 PARTS = either(
     TEXT, array(fields({"type": TEXT, "text": TEXT, "refusal": TEXT}), limits.MESSAGES)
 )  # fmt: skip
@@ -164,6 +174,13 @@ ANTHROPIC: Properties = {
 
 # --- llama.cpp ----------------------------------------------------------------------------------
 
+OBJECT_PROMPT = fields({"prompt_string": TEXT, "multimodal_data": array(ANY)}, "prompt_string")
+# A string, token ids, an object, or a list of these; a list may mix strings and token ids.
+LLAMA_PROMPTS = either(
+    TEXT,
+    OBJECT_PROMPT,
+    array(either(TEXT, integer(), array(either(TEXT, integer())), OBJECT_PROMPT)),
+)
 COMPLETION: Properties = {
     "model": TEXT,
     **dict.fromkeys(("n_predict", "max_tokens"), LENGTH),
@@ -171,7 +188,8 @@ COMPLETION: Properties = {
     "response_fields": array(TEXT, limits.STOPS),
     "n_probs": integer(0, limits.TOP_LOGPROBS),
     "stream": FLAG,
-    "return_progress": FLAG,
+    **dict.fromkeys(("return_progress", "return_tokens", "timings_per_token"), FLAG),
+    "n_cmpl": integer(1, limits.CHOICES),
 }  # fmt: skip
 INFILL: Properties = {
     **COMPLETION,
@@ -190,6 +208,12 @@ OLLAMA: Properties = {
 }
 IMAGES: Properties = {"images": array(ANY, limits.MESSAGES)}  # handlers refuse a non-empty list
 
+
+def _counted(properties: Properties) -> Properties:
+    """Return the fields of a request whose tokens are counted: its answer is never a stream."""
+    return {name: schema for name, schema in properties.items() if name not in STREAM}
+
+
 # --- All ----------------------------------------------------------------------------------------
 
 BODIES: Mapping[str, Schema] = {  # by path; OpenAI's paths work without /v1 as well
@@ -197,7 +221,15 @@ BODIES: Mapping[str, Schema] = {  # by path; OpenAI's paths work without /v1 as 
     "/v1/completions": fields(COMPLETIONS, "prompt"),
     "/v1/responses": fields(RESPONSES, "input"),
     "/v1/embeddings": fields(EMBEDDINGS, "input"),
-    "/completion": fields({"prompt": PROMPTS, **COMPLETION}, "prompt"),
+    "/v1/chat/completions/input_tokens": fields(_counted(CHAT), "messages"),
+    "/v1/responses/input_tokens": fields(_counted(RESPONSES), "input"),
+    "/lora-adapters": ADAPTERS,
+    **dict.fromkeys(("/models/load", "/models/unload"), fields({"model": TEXT})),
+    **dict.fromkeys(("/v1/rerank", "/v1/reranking", "/v2/rerank", "/rerank", "/reranking"), RERANK),
+    "/embedding": fields({
+        "model": TEXT, "content": PROMPTS, "input": PROMPTS, "embd_normalize": integer(-1, 100),
+    }),
+    "/completion": fields({"prompt": LLAMA_PROMPTS, **COMPLETION}, "prompt"),
     "/infill": fields(INFILL),
     "/tokenize": fields({
         "model": TEXT, "content": TEXT,
@@ -218,4 +250,5 @@ BODIES: Mapping[str, Schema] = {  # by path; OpenAI's paths work without /v1 as 
     }),
     "/api/show": fields({"model": TEXT}),
     "/api/embed": fields({"model": TEXT, "input": PROMPTS}, "input"),
+    "/api/embeddings": fields({"model": TEXT, "prompt": TEXT}),
 }  # fmt: skip

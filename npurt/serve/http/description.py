@@ -47,7 +47,7 @@ def description(
         operation = _operation(path, handler)
         if path in keyless:
             operation["security"] = []
-        paths[path.replace(":path}", "}")] = {"get": operation}
+        paths.setdefault(path.replace(":path}", "}"), {})["get"] = operation
     return {
         "openapi": "3.1.0",
         "info": {"title": "npurt", "version": __version__, "description": ABOUT},
@@ -65,7 +65,7 @@ def _operation(
     made: dict[str, Any] = {"summary": (inspect.getdoc(handler) or "").partition("\n")[0]}
     if body is not None:
         made["requestBody"] = {"required": True, "content": {JSON: {"schema": body}}}
-        if "stream" in body["properties"]:
+        if "stream" in body.get("properties", ()):
             kind = sse.LINES if path.startswith("/api/") else sse.EVENTS.partition(";")[0]
             # The schema of a stream is empty: some readers of OpenAPI apply a schema to the whole
             # stream, others to each event.

@@ -21,7 +21,7 @@ from npurt.serve.http.log import RequestLine
 T = TypeVar("T")
 F = TypeVar("F")
 QUERY_FIELDS = 16
-Answer = dict[str, Any] | bytes | sse.Stream
+Answer = dict[str, Any] | list[Any] | bytes | sse.Stream
 
 log = logging.getLogger("npurt.serve")
 
@@ -92,7 +92,7 @@ class Endpoint(Generic[F]):
 
     Args:
         front: The handler's first argument, a `Front` or `ModelPool`.
-        handler: Returns an object that is sent as JSON, bytes of plain text, or a stream.
+        handler: Returns an object or a list that is sent as JSON, bytes of plain text, or a stream.
         body: The schema of the request's body; None: requests have no body.
     """
 
@@ -164,13 +164,14 @@ class Endpoint(Generic[F]):
 
 
 def _read(data: bytes, body: schema.Schema) -> dict[str, Any]:
-    """Return the object in *data*, which matches the schema *body*.
+    """Return the object in *data*, or the field `limits.LIST` with a list; it matches *body*.
 
     Raises:
         HttpError: *data* is no such object.
     """
-    values = limits.parsed(data)
-    schema.check(values, body)
+    listed = body["type"] == "array"
+    values = limits.parsed(data, listed=listed)
+    schema.check(values[limits.LIST] if listed else values, body, "body" * listed)
     return values
 
 
@@ -218,13 +219,13 @@ def _part(data: bytes) -> dict[str, Any]:
 
 async def reply(
     send: Send,
-    answer: dict[str, Any] | bytes,
+    answer: dict[str, Any] | list[Any] | bytes,
     status: int = 200,
     headers: dict[str, str] | None = None,
     *,
     head: bool = False,
 ) -> None:
-    """Send a whole response: an object as JSON, bytes as plain text; with *head*, headers only."""
+    """Send a whole response: JSON, or bytes as plain text; with *head*, headers only."""
     text = isinstance(answer, bytes)
     if isinstance(answer, bytes):
         data = answer

@@ -19,7 +19,8 @@ TYPES = {  # error types of OpenAI's interface by status; other statuses: invali
     504: "timeout_error",
 }
 LLAMA_CPP = {  # paths whose errors have llama.cpp's form
-    "/apply-template", "/completion", "/detokenize", "/health", "/infill", "/metrics", "/props",
+    "/apply-template", "/completion", "/detokenize", "/embedding", "/health", "/infill", "/metrics",
+    "/lora-adapters", "/models/load", "/models/unload", "/props", "/rerank", "/reranking", "/slots",
     "/tokenize",
 }  # fmt: skip
 ANTHROPIC = TYPES | {413: "request_too_large", 500: "api_error", 503: "overloaded_error"}

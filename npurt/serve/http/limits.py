@@ -24,13 +24,16 @@ MESSAGES = 1000  # messages in one request
 CHOICES = 8  # completions of one request
 STOPS = 16  # stop strings
 STOP_TEXT = 1000  # characters of one stop string
-BIASES = 1024  # tokens in logit_bias
+BIASES = 1024  # tokens or texts in logit_bias
+ADAPTERS = 64  # LoRA adapters in one request
+BIASED_TEXT = 1000  # characters of a text in logit_bias
 METADATA = 16  # entries of metadata, as in OpenAI's interface
 TOOLS = 128  # tools in one request
 TOOL_NAME = 256  # characters
 SCHEMA = 64 << 10  # characters of one schema or grammar
 TOP_LOGPROBS = 20  # tokens per position
 QUEUE = 4  # waiting sequences per sequence that the engine runs at the same time
+TEXTS = 2048  # texts to embed, or documents to rank, in one request
 EMBEDDINGS = 256  # inputs in the queue for embeddings; an idle server accepts a larger request
 DEPTH = 200  # nesting of lists and objects
 STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)  # a string of JSON
@@ -38,6 +41,9 @@ STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)  # a string of JSON
 
 class Gone(Exception):
     """The client disconnected."""
+
+
+LIST = "list"  # the field with a body that is a list
 
 
 async def body(scope: Scope, receive: Receive) -> bytes:
@@ -79,8 +85,8 @@ def _too_large() -> HttpError:
     return HttpError(413, f"the body has more than {BODY} bytes", remedy="send less at once")
 
 
-def parsed(data: bytes) -> dict[str, Any]:
-    """Return the JSON object in *data*.
+def parsed(data: bytes, *, listed: bool = False) -> dict[str, Any]:
+    """Return the JSON object in *data*, or with *listed*, the list in the field `LIST`.
 
     Raises:
         HttpError: *data* is not a JSON object, has too many values, or its nesting is too deep.
@@ -90,6 +96,8 @@ def parsed(data: bytes) -> dict[str, Any]:
         value = json.loads(data.decode(), parse_constant=_no_number, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise wrong(f"the body is no JSON: {error!s:.100}", "send a JSON object in UTF-8") from None
+    if listed:
+        value = {LIST: value}
     if not isinstance(value, Mapping):
         raise wrong("the body is no JSON object", "send an object such as {...}")
     if too_deep(value):

@@ -21,7 +21,7 @@ def compact(value: Any) -> bytes:
     return ENCODE(value).encode()
 
 
-def whole(value: dict[str, Any]) -> bytes:
+def whole(value: dict[str, Any] | list[Any]) -> bytes:
     """Return *value* as JSON, as `compact`, but let other threads run: encode lists in parts."""
     return b"".join(_parts(value))
 

@@ -13,7 +13,7 @@ from npurt.serve.http.endpoint import Answer, Request
 from npurt.serve.http.fields import Fields
 from npurt.serve.interfaces.openai_common import new_id
 from npurt.serve.model import options
-from npurt.serve.model.conversation import Conversation
+from npurt.serve.model.conversation import Conversation, prompt_of
 from npurt.serve.model.front import Front
 from npurt.serve.tools.wanted import Tools, flat_tools, tools_of
 
@@ -51,12 +51,8 @@ async def count_tokens(front: Front, request: Request) -> Answer:
     fields = request.fields
     given, before = await request.in_thread(lambda: _messages(fields))
     tools, variables = _tools(fields), _variables(fields)
-
-    def count() -> int:
-        prompt = front.model.prompt(given, tools=tools.listed, variables=variables)
-        return len(front.model.encode_prompt(prompt + before))
-
-    return {"input_tokens": await request.in_thread(count)}
+    _, ids = await prompt_of(front, request, given, tools, variables, before=before)
+    return {"input_tokens": len(ids)}
 
 
 def _error(body: Any) -> bytes:

@@ -3,29 +3,28 @@
 Source of the fields: llama.cpp tools/server/README.md.
 """
 
-import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from npurt.errors import brief
-from npurt.serve.http import sse
+from npurt.serve.http import limits, sse
 from npurt.serve.http.endpoint import Answer, Request
 from npurt.serve.http.errors import wrong
 from npurt.serve.http.fields import Fields
 from npurt.serve.interfaces.openai_common import are_ids, known, token_text
 from npurt.serve.model import options
 from npurt.serve.model.front import Front, Wanted
-from npurt.serve.model.generation import Likely, Texts
+from npurt.serve.model.generation import Choice, Likely, Texts
 from npurt.serve.model.served_model import ServedModel
 
 STOP_TYPES = {"end": "eos", "length": "limit", "context": "limit", "stop": "word"}
 
 
 async def completion(front: Front, request: Request) -> Answer:
-    """Complete a prompt."""
+    """Complete one prompt or several."""
     given = request.fields.values.get("prompt")
-    ids = await request.in_thread(lambda: prompt_of(front.model, given))
-    return await _answer(front, request, ids)
+    found = await request.in_thread(lambda: prompts_of(front.model, given))
+    return await _answer(front, request, found)
 
 
 async def infill(front: Front, request: Request) -> Answer:
@@ -38,88 +37,135 @@ async def infill(front: Front, request: Request) -> Answer:
     ]
     before = "".join(others) + before + (fields.text("prompt", "") or "")
     ids = await request.in_thread(lambda: front.model.around(before, after))
-    return await _answer(front, request, ids)
+    return await _answer(front, request, [ids])
 
 
-def prompt_of(model: ServedModel, given: Any) -> list[int]:
-    """Return the token ids of *given*: a string, or a list of strings and token ids.
+def prompts_of(model: ServedModel, given: Any) -> list[list[int]]:
+    """Return the token ids of each prompt in *given*.
+
+    A prompt is a string, a list of strings and token ids, or an object with the string
+    ``prompt_string``.  A list with a list, an object, or strings alone has several prompts.
 
     Raises:
-        HttpError: *given* is neither, or contains several prompts.
+        HttpError: *given* is something else, or has too many prompts.
     """
-    parts = given if isinstance(given, list) else [given]
-    if len(parts) > 1 and all(isinstance(part, str | list) for part in parts):
-        raise wrong("prompt holds several prompts", "send one in a request", "prompt")
+    several = isinstance(given, list) and (
+        all(isinstance(part, str) for part in given)
+        or any(isinstance(part, list | Mapping) for part in given)
+    )
+    found = given if several and isinstance(given, list) else [given]
+    if not found:
+        raise wrong("prompt is an empty list", "send at least one prompt", "prompt")
+    if len(found) > limits.CHOICES:
+        raise wrong(f"there are {len(found)} prompts", f"send {limits.CHOICES} at most", "prompt")
+    return [_ids(model, each) for each in found]
+
+
+def _ids(model: ServedModel, given: Any) -> list[int]:
+    """Return the token ids of one prompt.
+
+    Raises:
+        HttpError: *given* is not a prompt.
+    """
+    if isinstance(given, Mapping):
+        if given.get("multimodal_data"):
+            raise wrong("npurt reads no pictures and no sound", "leave multimodal_data out",
+                        "prompt", "unsupported")  # fmt: skip
+        given = given.get("prompt_string")
+    parts = given if isinstance(given, list) and given else [given]
     ids: list[int] = []
     if are_ids(given):
         return known(model, given, "prompt")
     for i, part in enumerate(parts):
         if isinstance(part, str):
             ids += model.encode(part, add_bos=None if i == 0 else False)
-        elif parts is given and isinstance(part, int) and not isinstance(part, bool):
+        elif parts is given and are_ids([part]):
             ids += known(model, [part], "prompt")
         else:
             raise wrong(f"prompt is {brief(given)}", "send a string or token ids", "prompt")
     return ids
 
 
-async def _answer(front: Front, request: Request, prompt: list[int]) -> Answer:
+async def _answer(front: Front, request: Request, prompts: list[list[int]]) -> Answer:
     fields = request.fields
     wanted = options.wanted(fields, request.salt, "n_predict", "max_tokens")
-    wanted.choices = 1
+    wanted.choices = fields.integer("n_cmpl") or wanted.choices
+    if len(prompts) * wanted.choices > limits.CHOICES:
+        raise wrong(f"{len(prompts)} prompts with n_cmpl = {wanted.choices} are too many",
+                    f"ask for {limits.CHOICES} completions at most", "prompt")  # fmt: skip
     await options.constrain(fields, wanted)
     likeliest = fields.integer("n_probs")
     wanted.top_logprobs = likeliest or None
     stream = fields.flag("stream")
-    talk = Completion(front, front.begin([prompt], wanted), wanted, fields)
+    talk = Completions(front, front.begin(prompts, wanted), wanted, fields, prompts)
     talk.texts.progress = stream and fields.flag("return_progress")
     if not stream:
-        return await talk.whole()
+        found = await talk.whole()
+        return found if len(found) > 1 else found[0]
     return sse.Stream(talk.parts(), talk.texts)
 
 
-class Completion:
-    """One completion in llama.cpp's form."""
+class Completions:
+    """The completions of a request in llama.cpp's form."""
 
-    def __init__(self, front: Front, texts: Texts, wanted: Wanted, fields: Fields) -> None:
+    def __init__(
+        self, front: Front, texts: Texts, wanted: Wanted, fields: Fields, prompts: list[list[int]]
+    ) -> None:
         self.texts = texts
         self._front = front
         self._wanted = wanted
-        self._prompt = fields.values.get("prompt", "")
+        self._prompts = prompts
+        self._timed = fields.flag("timings_per_token")
+        self._with_tokens = fields.flag("return_tokens")
         self._fields: list[str] = fields.items("response_fields")
-        self._began = time.perf_counter()
-        self._first: float | None = None
 
-    async def whole(self) -> dict[str, Any]:
-        """Wait for the end; return the response object of the whole completion."""
-        text, likely = "", []
+    async def whole(self) -> list[dict[str, Any]]:
+        """Wait for the end; return the response object of each completion."""
+        count = len(self.texts.choices)
+        text: list[list[str]] = [[] for _ in range(count)]
+        likely: list[list[Likely]] = [[] for _ in range(count)]
+        tokens: list[list[int]] = [[] for _ in range(count)]
         async for piece in self.texts.pieces():
             assert piece is not None
-            self._first = self._first or time.perf_counter()
-            text += piece.text
-            likely += piece.likely
-        return self.final(text, likely)
+            text[piece.choice].append(piece.text)
+            likely[piece.choice] += piece.likely
+            if self._with_tokens:
+                tokens[piece.choice] += piece.tokens
+        return [
+            self._final(choice, "".join(text[i]), likely[i], tokens[i])
+            for i, choice in enumerate(self.texts.choices)
+        ]
 
     async def parts(self) -> AsyncGenerator[bytes, None]:
-        """Yield the events of a stream; in the last one, ``stop`` is true."""
+        """Yield the events of a stream; in the last one of a completion, ``stop`` is true."""
         async for piece in self.texts.pieces(self._front.settings.ping):
+            choice = self.texts.choices[piece.choice if piece else self.texts.first_open]
             if piece is None:
-                yield sse.data(self._event("", []) | self.texts.progress_now())
+                yield sse.data(self._event(choice) | self.texts.progress_now())
                 continue
-            self._first = self._first or time.perf_counter()
+            tokens = piece.tokens
             if piece.text or piece.likely:
-                yield sse.data(self._event(piece.text, piece.likely))
-        yield sse.data(self.final("", []))
+                event = self._event(choice, piece.text, piece.likely, tokens)
+                yield sse.data(event | ({"timings": choice.timings()} if self._timed else {}))
+                tokens = ()
+            if piece.finish:
+                yield sse.data(self._final(choice, tokens=tokens))
 
-    def _event(self, text: str, likely: Sequence[Likely]) -> dict[str, Any]:
-        choice = self.texts.choices[0]
+    def _event(
+        self,
+        choice: Choice,
+        text: str = "",
+        likely: Sequence[Likely] = (),
+        tokens: Sequence[int] = (),
+    ) -> dict[str, Any]:
         found = {
-            "index": 0,
+            "index": choice.number,
             "content": text,
+            "tokens": list(tokens),
             "stop": False,
             "id_slot": -1,
             "tokens_predicted": choice.count,
-            "tokens_evaluated": self.texts.prompt_tokens,
+            "tokens_evaluated": choice.prompt_tokens,
         }
         return found | ({"completion_probabilities": self._chances(likely)} if likely else {})
 
@@ -133,38 +179,29 @@ class Completion:
             for token, (logprob, top) in likely
         ]
 
-    def final(self, text: str, likely: Sequence[Likely]) -> dict[str, Any]:
-        """Return the final object, with the settings and timings."""
-        choice = self.texts.choices[0]
+    def _final(
+        self,
+        choice: Choice,
+        text: str = "",
+        likely: Sequence[Likely] = (),
+        tokens: Sequence[int] = (),
+    ) -> dict[str, Any]:
+        """Return the final object of a completion, with the settings and timings."""
         end = choice.finish or "end"
-        made = self._event(text, likely) | {
+        prompt = self._prompts[choice.number // self._wanted.choices]
+        made = self._event(choice, text, likely, tokens) | {
             "stop": True,
             "model": self._front.model.name,
-            "prompt": self._prompt,
+            "prompt": self._front.model.tokenizer.decode(prompt),
+            "has_new_line": choice.new_line,
             "stop_type": STOP_TYPES[end],
             "stopping_word": choice.stopped or "",
-            "truncated": False,
+            "truncated": end == "context",
             "tokens_cached": choice.cached,
-            "generation_settings": settings(self._front, self._wanted),
-            "timings": self._timings(choice.count, choice.cached),
+            "generation_settings": settings(self._front, self._wanted, choice.sampling),
+            "timings": choice.timings(),
         }
         return selected(made, self._fields) if self._fields else made
-
-    def _timings(self, generated: int, cached: int) -> dict[str, Any]:
-        """Return the durations from the client's view, including the time in the queue."""
-        now = time.perf_counter()
-        first = self._first or now
-        read = self.texts.prompt_tokens - cached
-        prompt, rest = 1e3 * (first - self._began), 1e3 * (now - first)
-        return {
-            "cache_n": cached,
-            "prompt_n": read,
-            "prompt_ms": prompt,
-            "prompt_per_second": 1e3 * read / prompt if prompt else 0.0,
-            "predicted_n": generated,
-            "predicted_ms": rest,
-            "predicted_per_second": 1e3 * generated / rest if rest else 0.0,
-        }
 
 
 def selected(made: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Any]:
@@ -179,9 +216,15 @@ def selected(made: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def settings(front: Front, wanted: Wanted) -> dict[str, Any]:
-    """Return the generation settings of a request in llama.cpp's form."""
-    sampling = {**front.settings.sampling, **wanted.sampling}
+def settings(front: Front, wanted: Wanted, used: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the generation settings of a request in llama.cpp's form.
+
+    Args:
+        front: The front, for the server's defaults.
+        wanted: The options of the request.
+        used: The sampling settings of one completion, with the seed that was drawn for it.
+    """
+    sampling = {**front.settings.sampling, **wanted.sampling} if used is None else used
     maximum = front.settings.max_tokens if wanted.max_tokens is None else wanted.max_tokens
     return {
         **{name: value for name, value in sampling.items() if name != "logit_bias"},

@@ -1,16 +1,20 @@
-"""llama.cpp's interface: /tokenize, /detokenize, /apply-template and /props.
+"""llama.cpp's interface: /tokenize, /detokenize, /apply-template, /props, /slots, /lora-adapters.
 
 Source of the fields: llama.cpp tools/server/README.md.
 """
 
 from typing import Any
 
+from npurt.serve.http import limits
 from npurt.serve.http.endpoint import Answer, Request
+from npurt.serve.http.errors import HttpError
 from npurt.serve.http.fields import Fields
 from npurt.serve.interfaces.llama_cpp import settings
 from npurt.serve.interfaces.openai_chat import continued, messages, template_variables
 from npurt.serve.interfaces.openai_common import known
+from npurt.serve.model import options
 from npurt.serve.model.front import Front, Wanted
+from npurt.serve.model.generation import Choice
 from npurt.serve.model.offer import ModelPool
 from npurt.serve.tools.wanted import tools_of
 from npurt.version import __version__
@@ -90,3 +94,59 @@ def _props(front: Front) -> dict[str, Any]:
         "modalities": {"vision": False, "audio": False},
         "build_info": f"npurt {__version__}",
     }
+
+
+async def slots(offers: ModelPool, request: Request) -> Answer:
+    """List the sequences that may run at the same time, and the progress of those that run.
+
+    The list contains no prompts.  With the query ``fail_on_no_slot=1``, the status is 503 if all
+    slots are in use.
+    """
+    async with offers.using(request) as front:
+        ready, running = front.ready(), front.running[: front.ready().sequences]
+        if request.fields.text("fail_on_no_slot") == "1" and len(running) == ready.sequences:
+            raise HttpError(503, "no slot is available", remedy="ask again later",
+                            code="no_slot")  # fmt: skip
+        filled = [*running, *[None] * (ready.sequences - len(running))]
+        return [_slot(number, choice, ready.n_ctx) for number, choice in enumerate(filled)]
+
+
+def _slot(number: int, choice: Choice | None, n_ctx: int) -> dict[str, Any]:
+    slot: dict[str, Any] = {
+        "id": number,
+        "n_ctx": n_ctx,
+        "speculative": False,
+        "is_processing": choice is not None,
+    }
+    if choice is None:
+        return slot
+    left = -1 if choice.limit is None else choice.limit - choice.count
+    sampling = {name: value for name, value in choice.sampling.items() if name != "logit_bias"}
+    return slot | {
+        "id_task": choice.task,
+        "n_prompt_tokens": choice.prompt_tokens,
+        "n_prompt_tokens_processed": choice.read,
+        "n_prompt_tokens_cache": choice.cached,
+        "params": sampling | {"n_predict": -1 if choice.limit is None else choice.limit},
+        "next_token": {
+            "has_next_token": True,
+            "has_new_line": choice.new_line,
+            "n_remain": left,
+            "n_decoded": choice.count,
+        },
+    }
+
+
+async def set_adapters(front: Front, request: Request) -> Answer:
+    """Set the scales of the LoRA adapters for requests without the field lora."""
+    front.set_scales(options.scales(request.fields, limits.LIST) or {})
+    return {"success": True}
+
+
+async def lora_adapters(offers: ModelPool, request: Request) -> Answer:
+    """List the LoRA adapters of the model."""
+    async with offers.using(request) as front:
+        return [
+            {"id": number, "path": name, "scale": scale}
+            for number, (name, scale) in enumerate(front.settings.lora)
+        ]

@@ -135,12 +135,9 @@ class _Talk:
         self._front = front
         self._texts = texts
         self._began = time.perf_counter_ns()
-        self._first = 0
 
     def object(self, values: dict[str, Any]) -> dict[str, Any]:
         """Return an object before the end of the answer."""
-        if self._texts.completion_tokens:
-            self._first = self._first or time.perf_counter_ns()
         head = {"model": self._front.model.name, "created_at": stamp()}
         return head | values | {"done": False}
 
@@ -149,18 +146,18 @@ class _Talk:
         return self.object(values) | self._texts.progress_now()
 
     def end(self, values: dict[str, Any], finish: str) -> dict[str, Any]:
-        """Return the last object; its durations are in ns, from the client's view."""
+        """Return the last object; its durations are in ns, the total from the client's view."""
         now, texts = time.perf_counter_ns(), self._texts
-        first = self._first or now
+        timing = texts.choices[0].timing
         return self.object(values) | {
             "done": True,
             "done_reason": REASONS.get(finish, "stop"),
             "total_duration": now - self._began,
             "load_duration": 0,
             "prompt_eval_count": texts.prompt_tokens,
-            "prompt_eval_duration": first - self._began,
+            "prompt_eval_duration": int(1e9 * timing.prompt),
             "eval_count": texts.completion_tokens,
-            "eval_duration": now - first,
+            "eval_duration": int(1e9 * timing.generation),
         }
 
     async def whole(

@@ -11,9 +11,16 @@ from npurt.serve.http import sse
 from npurt.serve.http.endpoint import Answer, Request
 from npurt.serve.http.errors import wrong
 from npurt.serve.http.fields import Fields
-from npurt.serve.interfaces.openai_common import FINISH, chat_logprobs, head, usage
+from npurt.serve.interfaces.openai_common import (
+    FINISH,
+    chat_logprobs,
+    head,
+    timings_at_end,
+    usage,
+    usage_chunk,
+)
 from npurt.serve.model import options
-from npurt.serve.model.conversation import Conversation
+from npurt.serve.model.conversation import Conversation, prompt_of
 from npurt.serve.model.front import Front
 from npurt.serve.model.generation import Likely
 from npurt.serve.tools.wanted import tools_of
@@ -38,9 +45,8 @@ async def chat(front: Front, request: Request) -> Answer:
                     "tool_choice")  # fmt: skip
     chosen = stream_options(fields)
     apart = fields.text("reasoning_format", "auto") != "none"
-    given = messages(fields)
     variables = template_variables(fields)
-    given, before = continued(fields, given)
+    given, before = continued(fields, messages(fields))
     talk = await Conversation.of(
         front, request, given, wanted, tools, variables, apart=apart, before=before,
         prompted=fields.flag("add_generation_prompt", True),
@@ -50,6 +56,18 @@ async def chat(front: Front, request: Request) -> Answer:
     if chosen is None:
         return await _whole(front, talk, logged)
     return sse.Stream(_parts(front, talk, chosen), talk.texts)
+
+
+async def count_input(front: Front, request: Request) -> Answer:
+    """Count the prompt tokens of a request to /v1/chat/completions, as llama.cpp does."""
+    fields = request.fields
+    given, before = continued(fields, messages(fields))
+    variables, tools = template_variables(fields), tools_of(fields)
+    prompted = fields.flag("add_generation_prompt", True)
+    _, ids = await prompt_of(
+        front, request, given, tools, variables, before=before, prompted=prompted
+    )
+    return {"object": "response.input_tokens", "input_tokens": len(ids)}
 
 
 def messages(fields: Fields) -> list[dict[str, Any]]:
@@ -128,7 +146,8 @@ async def _whole(front: Front, talk: Conversation, logged: bool) -> Answer:
         for i in range(count)
     ]
     made = head(front, "chatcmpl", "chat.completion")
-    return made | {"choices": choices, "usage": usage(talk.texts)}
+    figures = {"usage": usage(talk.texts), "timings": talk.texts.timings()}
+    return made | {"choices": choices} | figures
 
 
 def _message(said: str, thought: str, calls: list[Call]) -> dict[str, Any]:
@@ -160,6 +179,7 @@ async def _parts(front: Front, talk: Conversation, chosen: Fields) -> AsyncGener
         unset = {"usage": None} if with_usage else {}
         return sse.data(made | {"choices": [choice]} | unset | others)
 
+    left = len(talk.texts.choices)
     for choice in talk.texts.choices:
         yield chunk(choice.number, {"role": "assistant", "content": ""})
     async for update in talk.updates():
@@ -183,7 +203,10 @@ async def _parts(front: Front, talk: Conversation, chosen: Fields) -> AsyncGener
             case None if update.likely:
                 yield chunk(update.choice, {"content": ""}, update.likely)
         if update.finish:
-            yield chunk(update.choice, {}, (), update.finish)
+            left -= 1
+            yield chunk(
+                update.choice, {}, (), update.finish, **timings_at_end(talk.texts, left, with_usage)
+            )
     if with_usage:
-        yield sse.data(made | {"choices": [], "usage": usage(talk.texts)})
+        yield usage_chunk(made, talk.texts)
     yield sse.DONE

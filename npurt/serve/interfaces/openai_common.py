@@ -3,10 +3,11 @@
 import itertools
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 from npurt.errors import brief
+from npurt.serve.http import sse
 from npurt.serve.http.errors import wrong
 from npurt.serve.model.front import Front
 from npurt.serve.model.generation import Likely, Texts
@@ -40,6 +41,24 @@ def usage(texts: Texts) -> dict[str, Any]:
         "total_tokens": texts.prompt_tokens + texts.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": texts.cached_tokens},
     }
+
+
+def timings_at_end(texts: Texts, left: int, with_usage: bool) -> dict[str, Any]:
+    """Return the field ``timings`` of a choice's last chunk.
+
+    As in llama.cpp, only the last chunk of a stream has it.
+
+    Args:
+        texts: The completions.
+        left: Number of choices that continue.
+        with_usage: Whether a chunk with the usage follows.
+    """
+    return {} if left or with_usage else {"timings": texts.timings()}
+
+
+def usage_chunk(made: Mapping[str, Any], texts: Texts) -> bytes:
+    """Return the last chunk of a stream with the usage; *made* are the first fields of chunks."""
+    return sse.data({**made, "choices": [], "usage": usage(texts), "timings": texts.timings()})
 
 
 def head(front: Front, kind: str, of: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""OpenAI's interface: /v1/models."""
+"""OpenAI's interface: /v1/models; and llama.cpp's /models/load and /models/unload."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ async def model(offers: ModelPool, request: Request) -> Answer:
     """Describe one model."""
     name = request.parameters["name"]
     for offer in offers.offers():
-        if offer.model.name in (name, name.removesuffix(".gguf")):
+        if {name, name.removesuffix(".gguf")} & {offer.model.name, *offer.model.aliases}:
             return described(offer)
     raise HttpError(
         404, f"there is no model {name!r:.100}", remedy="/v1/models lists the models",
@@ -30,6 +30,7 @@ def described(offer: ModelStatus) -> dict[str, Any]:
     ready = offer.front.engine.ready if offer.front else None
     return {
         "id": model.name,
+        "aliases": model.aliases,
         "object": "model",
         "created": model.created,
         "owned_by": "npurt",
@@ -40,3 +41,15 @@ def described(offer: ModelStatus) -> dict[str, Any]:
             "size": model.nbytes,
         },
     }
+
+
+async def load(offers: ModelPool, request: Request) -> Answer:
+    """Begin to load a model."""
+    await offers.load(request)
+    return {"success": True}
+
+
+async def unload(offers: ModelPool, request: Request) -> Answer:
+    """Begin to unload a model, after its active requests."""
+    offers.unload(request)
+    return {"success": True}

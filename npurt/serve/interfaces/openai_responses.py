@@ -14,7 +14,7 @@ from npurt.serve.http.fields import Fields
 from npurt.serve.interfaces.openai_common import new_id, now
 from npurt.serve.interfaces.openai_items import Item, ThoughtItem, new_item
 from npurt.serve.model import options
-from npurt.serve.model.conversation import Conversation
+from npurt.serve.model.conversation import Conversation, prompt_of
 from npurt.serve.model.front import Front
 from npurt.serve.tools.wanted import Tools, flat_tools, tools_of
 
@@ -53,6 +53,13 @@ async def respond(front: Front, request: Request) -> Answer:
     async for _ in response.events(signs=False):
         pass
     return response.whole()
+
+
+async def count_input(front: Front, request: Request) -> Answer:
+    """Count the prompt tokens of a request to /v1/responses."""
+    fields = request.fields
+    _, ids = await prompt_of(front, request, _messages(fields), _tools(fields), None)
+    return {"object": "response.input_tokens", "input_tokens": len(ids)}
 
 
 # --- Requests -----------------------------------------------------------------------------------

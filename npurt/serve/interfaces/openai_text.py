@@ -10,7 +10,16 @@ from npurt.serve.http.endpoint import Answer, Request
 from npurt.serve.http.errors import wrong
 from npurt.serve.http.fields import Fields
 from npurt.serve.interfaces.openai_chat import stream_options
-from npurt.serve.interfaces.openai_common import FINISH, are_ids, head, known, text_logprobs, usage
+from npurt.serve.interfaces.openai_common import (
+    FINISH,
+    are_ids,
+    head,
+    known,
+    text_logprobs,
+    timings_at_end,
+    usage,
+    usage_chunk,
+)
 from npurt.serve.model import options
 from npurt.serve.model.front import Front
 from npurt.serve.model.generation import Likely, Texts
@@ -112,7 +121,7 @@ async def _whole(front: Front, texts: Texts, before: list[Echo], logged: bool) -
             "finish_reason": FINISH[text.finish or "end"],
         })  # fmt: skip
     made = head(front, "cmpl", "text_completion")
-    return made | {"choices": choices, "usage": usage(texts)}
+    return made | {"choices": choices, "usage": usage(texts), "timings": texts.timings()}
 
 
 async def _parts(
@@ -145,6 +154,7 @@ async def _parts(
         # An echo with log probabilities is sent after the engine has computed them.
         if len(echo.ids) == 1 or (echo.text and not echo.ids):
             yield echoed(number)
+    left = len(before)
     async for piece in texts.pieces(front.settings.ping):
         if piece is None:
             yield chunk(texts.first_open, "", **texts.progress_now())
@@ -157,7 +167,9 @@ async def _parts(
         if piece.text or piece.likely or piece.finish:
             given = piece.likely
             likely = text_logprobs(front.model, given, offsets[number]) if given else None
-            yield chunk(number, piece.text, likely, piece.finish)
+            left -= piece.finish is not None
+            at_end = timings_at_end(texts, left, with_usage) if piece.finish else {}
+            yield chunk(number, piece.text, likely, piece.finish, **at_end)
     if with_usage:
-        yield sse.data(made | {"choices": [], "usage": usage(texts)})
+        yield usage_chunk(made, texts)
     yield sse.DONE

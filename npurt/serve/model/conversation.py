@@ -71,14 +71,9 @@ class Conversation:
         chosen = tools or Tools()
         front.require_capacity(wanted.choices)  # before rendering and tokenizing
 
-        def prepared() -> tuple[str, list[int]]:
-            prompt = front.model.prompt(
-                messages, tools=chosen.listed, variables=variables,
-                add_generation_prompt=prompted or bool(before),
-            )  # fmt: skip
-            return prompt + before, front.model.encode_prompt(prompt + before)
-
-        prompt, ids = await request.in_thread(prepared)
+        prompt, ids = await prompt_of(
+            front, request, messages, chosen, variables, before=before, prompted=prompted
+        )
         # An answer of the request's own form has no calls.
         tools = Tools() if wanted.constrained and not chosen.forced else chosen
         if tools.forced:
@@ -160,6 +155,28 @@ class Conversation:
             elif signs and time() - last >= self._ping:  # tokens of a call are held back
                 last = time()
                 yield None
+
+
+async def prompt_of(
+    front: Front,
+    request: Request,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Tools,
+    variables: Mapping[str, Any] | None,
+    *,
+    before: str = "",
+    prompted: bool = True,
+) -> tuple[str, list[int]]:
+    """Return the prompt of *messages* and its token ids; arguments as for `Conversation.of`."""
+
+    def prepared() -> tuple[str, list[int]]:
+        prompt = front.model.prompt(
+            messages, tools=tools.listed, variables=variables,
+            add_generation_prompt=prompted or bool(before),
+        )  # fmt: skip
+        return prompt + before, front.model.encode_prompt(prompt + before)
+
+    return await request.in_thread(prepared)
 
 
 def _grammar(model: ServedModel, tools: Tools, prompt: str, *, thinks: bool) -> str:

@@ -21,6 +21,7 @@ LAST_SECONDS = 2.0  # timeout for sending the final error to clients
 LONGEST_RETRY = 60  # seconds; upper bound on Retry-After
 PATIENCE = 2.0  # seconds; see `Texts`
 SEEDS = 1 << 63
+DRAWN_SEEDS = 1 << 32  # drawn seeds are below this bound, so that every JSON parser keeps them
 
 
 @dataclass(slots=True)
@@ -33,6 +34,7 @@ class Settings:
         deadline: Upper bound on the duration of a request, in seconds.
         ping: Seconds without output after which a stream gets a keep-alive event.
         embeddings: Whether the server computes embeddings only.
+        lora: The file name and the scale of each LoRA adapter.
     """
 
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -40,6 +42,7 @@ class Settings:
     deadline: float = 600.0
     ping: float = 5.0
     embeddings: bool = False
+    lora: Sequence[tuple[str, float]] = ()
 
 
 @dataclass(slots=True)
@@ -48,6 +51,7 @@ class Wanted:
 
     Attributes:
         sampling: Fields of `Sampling`.
+        biased_texts: Biases of the logits of all tokens of a text, by text.
         max_tokens: Upper bound on the tokens of a completion; None: the server's default.
         stops: Strings that end a completion.
         stop_ids: Token ids that end a completion.
@@ -58,10 +62,14 @@ class Wanted:
         salt: The salt of the prefix cache, which differs for each API key.
         grammar, response_format, lark: Constraint of a completion; see `Submit`.
         embed: Whether the request is for the embeddings of the prompts.
+        scales: The scale of each LoRA adapter by its number; None: the server's scales.
+        normalize: Whether embeddings are scaled to length 1.
+        pairs: For a reranker, the position of the second text in each prompt, as in `Submit`.
         predict_ms: Time from the first token to the end of a completion; None: no limit.
     """
 
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    biased_texts: Mapping[str, float] = field(default_factory=dict)
     max_tokens: int | None = None
     stops: Sequence[str] = ()
     stop_ids: Sequence[int] = ()
@@ -75,7 +83,10 @@ class Wanted:
     response_format: Mapping[str, Any] | None = None
     lark: str | None = None
     prompt_logprobs: bool = False
+    scales: Mapping[int, float] | None = None
     embed: bool = False
+    normalize: bool = True
+    pairs: Sequence[int] = ()
     predict_ms: int | None = None
 
     @property
@@ -93,6 +104,11 @@ class Counts:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    longest: int = 0  # the largest number of tokens of a prompt and its completion
+    queue_seconds: float = 0.0  # sums over all ended sequences
+    prompt_seconds: float = 0.0
+    generation_seconds: float = 0.0
+    timed_tokens: int = 0  # tokens generated in these seconds: all but the first of a completion
     seconds: float = 0.0  # sum of the durations of ended sequences, from request to end
     ended: int = 0  # ended sequences
 
@@ -147,6 +163,12 @@ class Front:
     def active(self) -> int:
         """Number of sequences that are running or waiting."""
         return sum(len(texts.choices) for texts in self._under_way)
+
+    @property
+    def running(self) -> list[Choice]:
+        """The completions that the engine evaluates, in the order of their requests."""
+        found = [choice for texts in self._under_way for choice in texts.running]
+        return sorted(found, key=lambda choice: choice.task)
 
     def ready(self) -> Ready:
         """Return the engine's `Ready` message; with `OnDemand`, the expected one until it is ready.
@@ -233,9 +255,12 @@ class Front:
                 f"ask one that was started {'without' if embeds else 'with'} --embeddings",
                 code="unsupported",
             )  # fmt: skip
+        seconds = wanted.pairs or [0] * len(prompts)
         submits = [
-            submit for prompt in prompts for submit in self._submits(prompt, wanted)
-        ]  # fmt: skip
+            submit
+            for prompt, second in zip(prompts, seconds, strict=True)
+            for submit in self._submits(prompt, second, wanted)
+        ]
         self.require_capacity(len(submits))
         if self._on_demand is not None:
             self._on_demand.start()
@@ -268,7 +293,7 @@ class Front:
         self.counts.requests += 1
         return texts
 
-    def _submits(self, prompt: Sequence[int], wanted: Wanted) -> list[Submit]:
+    def _submits(self, prompt: Sequence[int], second: int, wanted: Wanted) -> list[Submit]:
         """Return the engine's `Submit` messages for the choices of *prompt*."""
         n_ctx = self.ready().n_ctx
         if not prompt:
@@ -283,12 +308,15 @@ class Front:
             )  # fmt: skip
             error.counts = {"n_prompt_tokens": len(prompt), "n_ctx": n_ctx}
             raise error
+        scales = self._scales(wanted.scales)
         sampling = {**self.settings.sampling, **wanted.sampling}
+        if wanted.biased_texts:
+            sampling["logit_bias"] = self._biases(sampling.get("logit_bias"), wanted.biased_texts)
         self._check(sampling, wanted.stop_ids)
         seed = sampling.get("seed")
         submits = []
         for i in range(wanted.choices):
-            drawn = secrets.randbelow(SEEDS) if seed is None else (seed + i) % SEEDS
+            drawn = secrets.randbelow(DRAWN_SEEDS) if seed is None else (seed + i) % SEEDS
             submits.append(Submit(
                 0, list(prompt), len(prompt), {**sampling, "seed": drawn},
                 self.settings.max_tokens if wanted.max_tokens is None else wanted.max_tokens,
@@ -296,8 +324,44 @@ class Front:
                 min_tokens=wanted.min_tokens, top_logprobs=wanted.top_logprobs, salt=wanted.salt,
                 grammar=wanted.grammar, response_format=wanted.response_format,
                 embed=wanted.embed, lark=wanted.lark, prompt_logprobs=wanted.prompt_logprobs,
+                normalize=wanted.normalize, rank=bool(wanted.pairs), second=second, scales=scales,
             ))  # fmt: skip
         return submits
+
+    def set_scales(self, scales: Mapping[int, float]) -> None:
+        """Set the scales of adapters for requests without ``lora``; others become 0.
+
+        Raises:
+            HttpError: An adapter does not exist.
+        """
+        found = self._scales(scales) or []
+        names = [name for name, _ in self.settings.lora]
+        self.settings.lora = list(zip(names, found, strict=True))
+
+    def _scales(self, scales: Mapping[int, float] | None) -> list[float] | None:
+        """Return the scale of each adapter of a request; None without adapters.
+
+        Raises:
+            HttpError: An adapter does not exist.
+        """
+        count = len(self.settings.lora)
+        if scales is None:
+            return [scale for _, scale in self.settings.lora] or None
+        unknown = [number for number in scales if number >= count]
+        if unknown:
+            raise wrong(f"lora names the adapter {unknown[0]}, and the server has {count}",
+                        "use an id of /lora-adapters", "lora")  # fmt: skip
+        return [scales.get(number, 0.0) for number in range(count)] or None
+
+    def _biases(
+        self, by_id: Mapping[int, float] | None, by_text: Mapping[str, float]
+    ) -> dict[int, float]:
+        """Return the biases by token id; the biases of a token in several texts are added."""
+        found = dict(by_id or {})
+        for text, bias in by_text.items():
+            for token in set(self.model.encode(text, add_bos=False, special=False)):
+                found[token] = found.get(token, 0.0) + bias
+        return found
 
     def _check(self, sampling: Mapping[str, Any], stop_ids: Sequence[int]) -> None:
         try:
@@ -320,6 +384,12 @@ class Front:
         counts.prompt_tokens += texts.prompt_tokens
         counts.cached_tokens += texts.cached_tokens
         counts.completion_tokens += texts.completion_tokens
+        for choice in texts.choices:
+            counts.longest = max(counts.longest, choice.prompt_tokens + choice.count)
+            counts.queue_seconds += choice.timing.queue
+            counts.prompt_seconds += choice.timing.prompt
+            counts.generation_seconds += choice.timing.generation
+            counts.timed_tokens += max(0, choice.count - 1)
 
     # --- The end --------------------------------------------------------------------------------
 

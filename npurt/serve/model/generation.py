@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -11,6 +11,7 @@ from npurt.llm.decode.stops import split_at_stop
 from npurt.llm.text.tokenizer import Tokenizer
 from npurt.serve.engine.protocol import Event, Logprob, Submit
 from npurt.serve.http.errors import HttpError
+from npurt.serve.model.timings import Timing, timings
 
 STATUSES = {"refused": 400, "unavailable": 503}  # HTTP status by `Event.finish`; others: 500
 Likely = tuple[int, Logprob]  # a token id and its log probabilities
@@ -37,6 +38,7 @@ class Piece:
         finish: Why the choice ended: as in `Event`; ``"stop"`` also for a stop string.
         vector: The embedding, as in `Event`.
         prompt: Log probabilities of the prompt's next tokens, as in `Event`.
+        tokens: The tokens generated since the last piece.
     """
 
     choice: int
@@ -45,6 +47,7 @@ class Piece:
     finish: str | None = None
     vector: str | None = None
     prompt: Sequence[Logprob] = ()
+    tokens: Sequence[int] = ()
 
 
 class Choice:
@@ -62,6 +65,12 @@ class Choice:
         cached: Number of the prompt's tokens that were in the prefix cache.
         finish: Why the completion ended, as in `Piece`; None: it continues.
         stopped: The stop string that ended the completion, or None.
+        new_line: Whether the completion has a line break.
+        prompt_tokens: Number of the prompt's tokens.
+        timing: The times of the completion.
+        sampling: The sampling settings, with a seed.
+        limit: Upper bound on the generated tokens; None: no limit.
+        task: The engine's id of the sequence.
     """
 
     def __init__(
@@ -77,6 +86,12 @@ class Choice:
         self.cached = 0
         self.finish: str | None = None
         self.stopped: str | None = None
+        self.new_line = False
+        self.prompt_tokens = 0
+        self.timing = Timing()
+        self.sampling: Mapping[str, Any] = {}
+        self.limit: int | None = None
+        self.task = 0
         self._tokenizer = tokenizer
         self._stream = tokenizer.stream(special=False, continued=True)
         self._stops = tuple(stops)
@@ -85,6 +100,7 @@ class Choice:
         self._given = 0  # number of characters returned so far
         # Tokens not returned yet, each with the position of its first character.
         self._likely: list[tuple[int, Likely]] = []
+        self._tokens: list[int] = []  # tokens that were not part of a piece yet
 
     def take(self, event: Event) -> Piece:
         """Return the new output of *event*."""
@@ -95,6 +111,7 @@ class Choice:
                 start = self._given + len(self._held)
                 self._likely.append((start, (token, event.logprobs[i])))
             self.count += 1
+            self._tokens.append(token)
             text += self._shown_of(self._text(token))
             if self.finish:
                 break
@@ -103,9 +120,17 @@ class Choice:
         if event.finish and not self.finish:
             text, self.finish = text + self._held, event.finish
             self._given, self._held = self._given + len(self._held), ""
-        return Piece(
+        self.new_line = self.new_line or "\n" in text
+        piece = Piece(
             self.number, text, self._released(), self.finish, event.vector, event.prompt_logprobs
         )
+        if piece.text or piece.likely or piece.finish:
+            piece.tokens, self._tokens = self._tokens, []
+        return piece
+
+    def timings(self) -> dict[str, Any]:
+        """Return llama.cpp's object ``timings`` of this completion."""
+        return timings([self], self.prompt_tokens, self.cached)
 
     def _shown_of(self, text: str) -> str:
         """Append *text*; return the text before the part that may begin a stop string."""
@@ -165,7 +190,6 @@ class Texts:
         self._patience = patience
         self._predict_ms = predict_ms
         self._timed: set[int] = set()  # choices whose time is running
-        self._began = asyncio.get_running_loop().time()
         self._prompts: dict[tuple[int, ...], list[Choice]] = {}  # choices by prompt
         self._engine = engine
         self._done = done
@@ -175,12 +199,21 @@ class Texts:
         self._open: dict[int, int] = {}  # the engine's sequence id by choice
         for i, submit in enumerate(submits):
             self._prompts.setdefault(tuple(submit.tokens), []).append(self.choices[i])
+            self.choices[i].prompt_tokens = submit.prompt
+            self.choices[i].sampling = submit.sampling
+            self.choices[i].limit = submit.max_tokens
             self._open[i] = engine.submit(submit, functools.partial(self._put, i))
+            self.choices[i].task = self._open[i]
 
     @property
     def first_open(self) -> int:
         """The number of the first open choice; keep-alive events contain this number."""
         return next(iter(self._open), 0)
+
+    @property
+    def running(self) -> list[Choice]:
+        """The open choices that the engine evaluates."""
+        return [self.choices[i] for i in self._open if self.choices[i].timing.began is not None]
 
     @property
     def completion_tokens(self) -> int:
@@ -197,6 +230,10 @@ class Texts:
     def read(self) -> int:
         """Number of prompt tokens that have been evaluated or were in the prefix cache."""
         return sum(max(each.read for each in same) for same in self._prompts.values())
+
+    def timings(self) -> dict[str, Any]:
+        """Return llama.cpp's object ``timings`` of all choices."""
+        return timings(self.choices, self.prompt_tokens, self.cached_tokens)
 
     def figures(self) -> str:
         """Return the numbers of tokens, for the line of the request in the log."""
@@ -248,7 +285,7 @@ class Texts:
         """
         if not self.progress or self.completion_tokens:
             return {}
-        spent = asyncio.get_running_loop().time() - self._began
+        spent = max(choice.timing.prompt for choice in self.choices)
         return {
             "prompt_progress": {
                 "total": self.prompt_tokens,
@@ -301,6 +338,7 @@ class Texts:
         done(self)
 
     def _put(self, number: int, event: Event) -> None:
+        self.choices[number].timing.take(event)
         if event.error is not None and not self._first.is_set():
             self._refused = _failed(event)
         if event.tokens and self._predict_ms is not None and number not in self._timed:

@@ -7,6 +7,7 @@ from typing import Any
 
 from npurt.llm.file.mapped import MappedGGUF, errors_of
 from npurt.llm.file.metadata import optional
+from npurt.llm.file.pooling import has_classifier
 from npurt.llm.text import named_templates
 from npurt.llm.text.vocabulary import token_texts
 from npurt.version import __version__
@@ -17,12 +18,16 @@ class ModelFile:
 
     Args:
         path: The file; the first file of a split model.
-        name: The name in requests; by default the file name without its suffix.
+        name: The name in requests, or several, separated by commas; by default the file name
+            without its suffix.
         template: A chat template, as *chat_template* of `Llama`.
 
     Attributes:
+        name: The first name in requests.
+        aliases: The other names.
         metadata: The header's metadata that are strings or integers.
         n_vocab: Number of tokens in the vocabulary.
+        ranks: Whether the model has a reranker's classifier.
         source: The source of the chat template; "" if the model has none.
         nbytes: Size of all files of the model in bytes.
         created: When the file was written, in seconds since 1970.
@@ -35,7 +40,8 @@ class ModelFile:
 
     def __init__(self, path: Path, name: str | None = None, template: str | None = None) -> None:
         self.path = path
-        self.name = name or path.stem
+        first, *others = [each.strip() for each in (name or path.stem).split(",")]
+        self.name, self.aliases = first or path.stem, [each for each in others if each]
         with errors_of(path), MappedGGUF(path) as file:
             self._read(file)
             self.nbytes = sum(part.stat().st_size for part in file.paths)
@@ -52,4 +58,5 @@ class ModelFile:
             key: value for key, value in file.metadata.items() if isinstance(value, str | int)
         }
         self.n_vocab = len(token_texts(file.metadata))
+        self.ranks = has_classifier(file.tensors)
         self.source = optional(file.metadata, "tokenizer.chat_template", str, "")

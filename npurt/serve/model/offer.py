@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from npurt.serve.http.endpoint import Answer, Handler, Request
-from npurt.serve.http.errors import HttpError
+from npurt.serve.http.errors import HttpError, wrong
 from npurt.serve.model.front import Counts, Front
 from npurt.serve.model.model_file import ModelFile
 
@@ -48,6 +48,12 @@ class ModelPool(Protocol):
     def offers(self) -> Sequence[ModelStatus]:
         """Return all models."""
 
+    async def load(self, request: Request) -> None:
+        """Begin to load the model that *request* names, without waiting for the end."""
+
+    def unload(self, request: Request) -> None:
+        """Unload the model that *request* names after its active requests have ended."""
+
     def require_healthy(self) -> None:
         """Raise HttpError if the server accepts no requests."""
 
@@ -85,6 +91,16 @@ class Only:
         front = self._front
         status = "loading" if front.engine.ready is None else "loaded"
         return [ModelStatus(front.model, front.counts, status, front)]
+
+    async def load(self, request: Request) -> None:
+        """Do nothing: the only model is loaded when the server starts."""
+
+    def unload(self, request: Request) -> None:
+        """Raise HttpError: the only model cannot be unloaded."""
+        raise wrong(
+            f"{self._front.model.name} is the only model, which stays loaded",
+            "start the server with --models-dir to load and unload models", "model", "unsupported",
+        )  # fmt: skip
 
     def require_healthy(self) -> None:
         """Raise HttpError if the server accepts no requests, or the engine is lost."""

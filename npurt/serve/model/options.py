@@ -25,43 +25,56 @@ def sampling(fields: Fields) -> dict[str, Any]:
     seed = fields.integer("seed")
     found["seed"] = None if seed is None or seed == -1 else seed % SEEDS
     found["dry_sequence_breakers"] = fields.items("dry_sequence_breakers") or None
-    found["logit_bias"] = biases(fields)
+    found["logit_bias"] = biases(fields)[0] or None
     return {name: value for name, value in found.items() if value is not None}
 
 
-def biases(fields: Fields) -> dict[int, float] | None:
-    """Return the biases in ``logit_bias`` by token id.
+def biases(fields: Fields) -> tuple[dict[int, float], dict[str, float]]:
+    """Return the biases in ``logit_bias`` by token id, and those by text.
 
     The field is OpenAI's object, or llama.cpp's list of pairs, where the bias false bans a token.
+    In llama.cpp's form, the bias of a text is that of each of its tokens.
 
     Raises:
         HttpError: The field is neither.
     """
     given = fields.values.get("logit_bias")
+    found: dict[int, float] = {}
+    texts: dict[str, float] = {}
     if given is None:
-        return None
+        return found, texts
     pairs = list(given.items()) if isinstance(given, dict) else given
-    error = fields.wrong("logit_bias", "an object of numbers by token id")
+    error = fields.wrong("logit_bias", "an object of numbers by token id or text")
     if len(pairs) > limits.BIASES:
         raise error
-    found = {}
     for pair in pairs:
         if not isinstance(pair, list | tuple) or len(pair) != 2:
             raise error
         token, bias = pair
-        if isinstance(token, str) and token.isascii() and token.isdecimal() and len(token) < 10:
+        if isinstance(given, dict) and token.isascii() and token.isdecimal() and len(token) < 10:
             token = int(token)
         bias = float("-inf") if bias is False else bias
-        if not _is_number(token, int) or not _is_number(bias, int | float):
+        if not _is_number(bias, int | float) or (abs(bias) > 1e6 and bias != float("-inf")):
             raise error
-        if token < 0 or (abs(bias) > 1e6 and bias != float("-inf")):
+        if isinstance(token, str) and 0 < len(token) <= limits.BIASED_TEXT:
+            texts[token] = float(bias)
+        elif _is_number(token, int) and token >= 0:
+            found[token] = float(bias)
+        else:
             raise error
-        found[token] = float(bias)
-    return found
+    return found, texts
 
 
 def _is_number(value: object, kind: Any) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def scales(fields: Fields, name: str = "lora") -> dict[int, float] | None:
+    """Return the scales of LoRA adapters by their numbers in a field; None without the field."""
+    if not fields.has(name):
+        return None
+    found = fields.objects(name)
+    return {each.integer("id") or 0: each.number("scale") or 0.0 for each in found}
 
 
 def stops(fields: Fields, name: str = "stop") -> tuple[list[str], list[int]]:
@@ -93,6 +106,8 @@ def wanted(fields: Fields, salt: str, *lengths: str) -> Wanted:
     limit = fields.integer("t_max_predict_ms")
     return Wanted(
         sampling=sampling(fields),
+        biased_texts=biases(fields)[1],
+        scales=scales(fields),
         max_tokens=None if maximum == -1 else maximum,
         stops=texts,
         stop_ids=ids,

@@ -12,6 +12,7 @@ from npurt.llm.decode.calls.reading import BEGIN, END
 from npurt.llm.file.mapped import MappedGGUF
 from npurt.llm.text.chat import ChatTemplate, joined_parts
 from npurt.llm.text.fill_in import FillIn
+from npurt.llm.text.pairs import pair, whole
 from npurt.llm.text.tokenizer import Tokenizer
 from npurt.serve.http.errors import of, wrong
 from npurt.serve.model.model_file import ModelFile
@@ -43,9 +44,29 @@ class ServedModel(ModelFile):
 
     def encode_whole(self, text: str) -> list[int]:
         """Return the token ids of *text* for an embedding, with EOS if the metadata require it."""
-        ids = self.encode(text, special=False)
-        end = self.tokenizer.eos if self.tokenizer.add_eos else None
-        return ids if end is None else [*ids, end]
+        try:
+            return whole(self.tokenizer, text)
+        except NpurtError as error:
+            raise of(error) from error
+
+    def encode_pair(self, query: str, document: str) -> tuple[list[int], int]:
+        """Return the token ids of a pair for a reranker.
+
+        The second number is the position at which the second segment begins, or 0 without segments.
+
+        Raises:
+            HttpError: The model is no reranker, or the tokenizer refuses a text.
+        """
+        if not self.ranks:
+            raise wrong(
+                f"{self.name} is no reranker: it has no classifier",
+                "use a reranker, or compare the vectors of /v1/embeddings", code="unsupported",
+            )  # fmt: skip
+        try:
+            ids, segments = pair(self.tokenizer, self.metadata, query, document)
+        except NpurtError as error:
+            raise of(error) from error
+        return ids, segments.count(0) if segments else 0
 
     def text_of(self, token: int | None) -> str:
         """Return the text of a token; "" for None."""

@@ -76,6 +76,7 @@ class Router:
         self._held: list[Instance] = []  # instances whose engine uses memory
         self._one_loads = asyncio.Lock()
         self._watching: asyncio.Task[None] | None = None
+        self._waits: set[asyncio.Task[None]] = set()  # for models that are loaded by request
 
     # --- Requests -------------------------------------------------------------------------------
 
@@ -250,6 +251,36 @@ class Router:
                 elif loop.time() - instance.used >= idle:
                     self._unloading(instance)
 
+    # --- Loading and unloading by request -------------------------------------------------------
+
+    async def load(self, request: Request) -> None:
+        """Begin to load the model that *request* names, without waiting for the end.
+
+        Raises:
+            HttpError: The model does not exist, cannot be read, or can never fit into the memory.
+        """
+        instance = self._instance(self._chosen(request))
+        front = await asyncio.shield(instance.opening)
+        front.ready()
+        self._start(instance)
+        instance.users += 1  # a model without users would not be loaded
+        task = asyncio.create_task(_wait_until_loaded(instance, front))
+        self._waits.add(task)
+        task.add_done_callback(self._waits.discard)
+
+    def unload(self, request: Request) -> None:
+        """Begin to unload the model that *request* names; its active requests end before.
+
+        Raises:
+            HttpError: The model does not exist, or is not loaded.
+        """
+        model = self._chosen(request)
+        instance = self._current.get(model.name)
+        if instance is None or instance.loading is None:
+            raise wrong(f"{model.name} is not loaded", "/models tells which models are loaded",
+                        "model", "model_not_loaded")  # fmt: skip
+        self._unloading(instance)
+
     # --- The offered models ---------------------------------------------------------------------
 
     def offers(self) -> Sequence[ModelStatus]:
@@ -300,6 +331,8 @@ class Router:
             self._watching.cancel()
         for instance in self._all():
             instance.opening.cancel()
+        for task in self._waits:
+            task.cancel()
         await asyncio.gather(*map(self._unloading, self._all()), return_exceptions=True)
 
 
@@ -316,6 +349,16 @@ def _take_note(opening: "asyncio.Task[Front]") -> None:
     """Retrieve the task's exception, so that asyncio logs no warning about it."""
     if not opening.cancelled():
         opening.exception()
+
+
+async def _wait_until_loaded(instance: Instance, front: Front) -> None:
+    """Wait until an instance is loaded, and then remove one of its users."""
+    try:
+        with contextlib.suppress(HttpError):  # the log has the error
+            await front.load()
+    finally:
+        instance.users -= 1
+        instance.used = asyncio.get_running_loop().time()
 
 
 def _require_no_bug(instance: Instance, loading: asyncio.Task[None]) -> None:

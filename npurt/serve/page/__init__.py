@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from npurt.serve.http.endpoint import Answer, Request
+from npurt.serve.model.front import Front
 from npurt.serve.model.offer import ModelPool
 from npurt.serve.status.metrics import engine_stats, npu_share, values
 from npurt.settings import HOSTS
@@ -23,11 +24,14 @@ FILES = {
     **{
         f"/page/{name}": name
         for name in (
+            "answer.js",
             "chats.js",
-            "choice.js",
+            "code.js",
             "icon.svg",
             "main.js",
             "markdown.js",
+            "math.js",
+            "prompt.js",
             "server.js",
             "status.js",
             "style.css",
@@ -97,5 +101,12 @@ async def state(offers: ModelPool, request: Request) -> Answer:
         "running": counts["llamacpp:requests_processing"],
         "waiting": counts["llamacpp:requests_deferred"],
         "restarts": counts["npurt:engine_restarts"],
+        "defaults": _defaults(front) if front else None,
         **{name: engine.get(name) for name in known},
     }
+
+
+def _defaults(front: Front) -> dict[str, float]:
+    """Return the settings that are numbers, which apply to requests that do not set them."""
+    chosen = {**front.settings.sampling, "max_tokens": front.settings.max_tokens}
+    return {name: value for name, value in chosen.items() if isinstance(value, int | float)}

@@ -1,20 +1,27 @@
 // The page: shows one conversation at a time, and handles the user's actions.
 
-import { Chats } from "./chats.js";
+import { Shown, stream } from "./answer.js";
+import { Chats, download, newVersion, showVersion, upload } from "./chats.js";
+import { attached, oldest, turns } from "./prompt.js";
 import { chat as ask } from "./server.js";
 import { Status } from "./status.js";
-import { article, copy, fill, list } from "./view.js";
+import { article, chips, copy, gauge, list, start } from "./view.js";
 
+const THEME = "npurt.theme";
 const find = (selector) => document.querySelector(selector);
 const text = find("#text");
 const settings = find("#settings");
 const messages = find("#messages");
 const chats = new Chats();
-const status = new Status();
 const LEFT_OUT = "The conversation is longer than the model's context: from now on its oldest messages are not sent.";
+const status = new Status(() => {
+  if (!chat.messages.length) showChat(); // the start screen has the model's name
+  showGauge();
+});
 let chat = chats.empty();
 let running = null; // the AbortController of the answer that is being generated
 let edited = null; // the number of the message that is being edited
+let files = []; // the files that the next message gets
 
 // --- Display -------------------------------------------------------------------------------------
 
@@ -24,25 +31,36 @@ function notice(words = "") {
 }
 
 function showChat() {
-  messages.replaceChildren();
-  chat.messages.forEach((message, i) => messages.append(article(message, i)));
+  const nodes = chat.messages.map((message, i) => article(message, i));
+  messages.replaceChildren(...(nodes.length ? nodes : [start(status.model)]));
   messages.scrollTop = messages.scrollHeight;
   settings.reset();
   for (const field of settings.elements) {
     field.value = (field.name === "system" ? chat.system : chat.settings[field.name]) ?? "";
   }
   showList();
+  showGauge();
 }
 
 function showList() {
-  list(chats.all(), chat.id);
+  list(chats.all(find("#search").value), chat.id);
+}
+
+function showGauge() {
+  gauge(chat.messages.findLast((message) => message.figures?.used), status.context);
 }
 
 function showEditing(number) {
   edited = number;
   find("#editing").hidden = number === null;
   text.value = number === null ? "" : chat.messages[number].content;
+  showFiles(number === null ? [] : chat.messages[number].files ?? []);
   text.focus();
+}
+
+function showFiles(chosen) {
+  files = chosen;
+  chips(files);
 }
 
 function showRunning(controller) {
@@ -55,6 +73,11 @@ function showRunning(controller) {
 function showMenu(open) {
   find("#side").classList.toggle("open", open);
   find("#menu").setAttribute("aria-expanded", open);
+}
+
+function showTheme(theme) {
+  find("#theme").value = theme;
+  document.documentElement.dataset.theme = theme;
 }
 
 // --- Saved conversations -------------------------------------------------------------------------
@@ -87,38 +110,63 @@ function remove(id) {
   showList();
 }
 
+function rename(id) {
+  const kept = id === chat.id ? chat : chats.get(id);
+  const title = prompt("Name of the conversation:", kept?.title)?.trim();
+  if (!title) return;
+  Object.assign(kept, { title: title.slice(0, 200), named: true });
+  save(kept);
+}
+
+async function load(file) {
+  try {
+    const count = chats.add(await upload(file));
+    notice(`${count} new conversations.`);
+  } catch (error) {
+    notice(error.message);
+  }
+  showList();
+}
+
+async function attach(chosen) {
+  for (const file of chosen) {
+    try {
+      showFiles([...files, await attached(file)]);
+    } catch (error) {
+      notice(error.message);
+    }
+  }
+  text.focus();
+}
+
 // --- Answers -------------------------------------------------------------------------------------
 
 function send() {
   const content = text.value.trim();
-  if (!content || running) return;
+  if ((!content && !files.length) || running) return;
   if (edited !== null) chat.messages.length = edited;
-  chat.messages.push({ role: "user", content });
-  save();
-  showChat();
+  chat.messages.push({ role: "user", content, ...(files.length ? { files } : {}) });
+  chat.messages.push({ role: "assistant", content: "", figures: {} });
   showEditing(null);
   answer();
 }
 
 function again(number) {
   if (running) return;
-  chat.messages.length = number;
+  newVersion(chat, number);
+  answer();
+}
+
+function turn(number, by) {
+  const { version, versions } = chat.messages[number];
+  if (running || !versions[version + by]) return;
+  showVersion(chat, number, version + by);
   save();
   showChat();
-  answer();
 }
 
 function stop() {
   running?.abort();
-}
-
-// Returns the request for the next message of the conversation.
-function request() {
-  if (!(chat.leftOut < chat.messages.length)) chat.leftOut = 0;
-  const sent = chat.messages.slice(chat.leftOut);
-  const said = sent.map(({ role, content }) => ({ role, content }));
-  const system = chat.system ? [{ role: "system", content: chat.system }] : [];
-  return { model: status.choice.model, messages: [...system, ...said], ...chat.settings };
 }
 
 // Yields the chunks of the next message of the conversation `mine`.  If the server finds the
@@ -126,61 +174,39 @@ function request() {
 async function* shortened(mine, body, signal) {
   for (;;) {
     try {
-      yield* ask(body, signal);
+      yield* ask({ ...body, messages: turns(mine) }, signal);
       return;
     } catch (error) {
-      const count = error.isContextFull ? oldest(mine.messages, mine.leftOut) : 0;
+      const count = error.isContextFull ? oldest(mine.messages, mine.leftOut ?? 0) : 0;
       if (!count) throw error;
       if (!mine.leftOut) notice(LEFT_OUT);
-      mine.leftOut += count;
-      const { messages } = body;
-      messages.splice(messages[0].role === "system" ? 1 : 0, count);
+      mine.leftOut = (mine.leftOut ?? 0) + count;
     }
   }
 }
 
-// Returns the number of messages after the first `start` that are the oldest turns with at least a
-// quarter of the characters; 0 if only one turn is left.
-function oldest(all, start) {
-  const size = (list) => list.reduce((sum, { content }) => sum + content.length, 0);
-  const kept = all.slice(start);
-  const begins = kept.flatMap(({ role }, i) => (i && role === "user" ? [i] : []));
-  return begins.find((i) => size(kept.slice(0, i)) >= size(kept) / 4) ?? begins.at(-1) ?? 0;
-}
-
-// Requests the next message from the server, and shows it while it is generated.
+// Requests the text of the last message from the server, and shows it while it is generated.  A
+// message that has text is continued.
 async function answer() {
   const controller = new AbortController();
   const mine = chat; // the user may open another conversation in the meantime
-  const body = request();
-  const message = { role: "assistant", content: "", figures: {} };
-  mine.messages.push(message);
-  const made = article(message, mine.messages.length - 1);
-  messages.append(made);
+  const message = mine.messages.at(-1);
+  const rest = message.content ? { continue_final_message: true, add_generation_prompt: false } : {};
+  const body = { model: status.choice.model, ...mine.settings, ...rest };
+  if (!(mine.leftOut < mine.messages.length - 1)) mine.leftOut = 0;
+  delete message.error;
+  save();
+  message.waiting = true;
+  showChat();
   showRunning(controller);
   notice();
-  const shown = new Shown(made, message);
-  const clock = new Clock(message.figures);
-  try {
-    for await (const part of shortened(mine, body, controller.signal)) {
-      const choice = part.choices?.[0];
-      const delta = choice?.delta ?? {};
-      if (delta.reasoning_content) message.thought = (message.thought ?? "") + delta.reasoning_content;
-      message.content += delta.content ?? "";
-      if (delta.content || delta.reasoning_content) clock.tick();
-      if (choice?.finish_reason) message.figures.finish = choice.finish_reason;
-      if (part.usage) clock.end(part.usage.completion_tokens);
-      shown.later();
-    }
-  } catch (error) {
-    if (error.name === "AbortError") message.figures.finish = "stopped";
-    else if (mine === chat) notice(`${error.message} Regenerate asks again.`);
-    if (error.name !== "AbortError") message.figures.finish = "broken off";
-  }
+  const shown = new Shown(messages.lastElementChild, message);
+  await stream(shortened(mine, body, controller.signal), message, () => shown.later());
   message.figures.device = status.device;
   shown.now();
   if (running === controller) showRunning(null);
   keep(mine);
+  showGauge();
   status.read();
 }
 
@@ -189,56 +215,6 @@ function keep(mine) {
   if (mine !== chat && !chats.get(mine.id)) return;
   save(mine);
   if (mine !== chat && mine.id === chat.id) open(mine.id);
-}
-
-// Measures the tokens of an answer and their speed.
-class Clock {
-  constructor(figures) {
-    this.figures = Object.assign(figures, { tokens: 0, about: true });
-    this.began = performance.now();
-  }
-
-  // Counts one piece of text, which usually is one token.
-  tick() {
-    this.last = performance.now();
-    this.firstAt ??= this.last;
-    this.figures.first = (this.firstAt - this.began) / 1000;
-    this.count(this.figures.tokens + 1);
-  }
-
-  // Sets the exact count of tokens, from the server's usage.
-  end(tokens) {
-    this.figures.about = false;
-    this.count(tokens);
-  }
-
-  count(tokens) {
-    const seconds = (this.last - this.firstAt) / 1000;
-    this.figures.tokens = tokens;
-    this.figures.rate = seconds > 0 ? (tokens - 1) / seconds : undefined;
-  }
-}
-
-// Updates the view of a growing message.  The updates take at most a quarter of the time, and leave
-// the scroll position if the reader has scrolled up.
-class Shown {
-  constructor(made, message) {
-    Object.assign(this, { made, message, timer: null, took: 0 });
-  }
-
-  later() {
-    this.timer ??= setTimeout(() => this.now(), Math.max(30, 3 * this.took));
-  }
-
-  now() {
-    clearTimeout(this.timer);
-    this.timer = null;
-    const began = performance.now();
-    const atEnd = messages.scrollTop + messages.clientHeight > messages.scrollHeight - 40;
-    fill(this.made, this.message);
-    if (atEnd) messages.scrollTop = messages.scrollHeight;
-    this.took = performance.now() - began;
-  }
 }
 
 // --- Keys and buttons ----------------------------------------------------------------------------
@@ -273,10 +249,29 @@ find("#stop").addEventListener("click", stop);
 find("#keep").addEventListener("click", () => showEditing(null));
 find("#new").addEventListener("click", () => open(""));
 find("#menu").addEventListener("click", () => showMenu(!find("#side").classList.contains("open")));
+find("#search").addEventListener("input", showList);
+find("#attach").addEventListener("click", () => find("#files").click());
+find("#import").addEventListener("click", () => find("#imported").click());
+find("#export").addEventListener("click", () => download(chats.all()));
+for (const [selector, take] of [["#files", attach], ["#imported", ([file]) => load(file)]]) {
+  find(selector).addEventListener("change", async ({ target }) => {
+    await take([...target.files]);
+    target.value = ""; // so that the same file can be chosen again
+  });
+}
+find("#attached").addEventListener("click", (event) => {
+  const number = Number(event.target.closest("li")?.dataset.number);
+  if (event.target.name === "detach") showFiles(files.filter((_, i) => i !== number));
+});
+find("#theme").addEventListener("change", ({ target }) => {
+  localStorage.setItem(THEME, target.value);
+  showTheme(target.value);
+});
 find("#chats").addEventListener("click", (event) => {
   const { name } = event.target;
   const id = event.target.closest("li")?.dataset.id;
   if (name === "open") open(id);
+  if (name === "rename") rename(id);
   if (name === "delete") remove(id);
 });
 messages.addEventListener("click", (event) => {
@@ -284,8 +279,15 @@ messages.addEventListener("click", (event) => {
   const number = Number(event.target.closest("article")?.dataset.number);
   if (name === "edit" && !running) showEditing(number);
   if (name === "again") again(number);
+  if (name === "continue" && !running) answer();
+  if (name === "older") turn(number, -1);
+  if (name === "newer") turn(number, 1);
   if (name === "copy-text") copy(chat.messages[number].content);
   if (className === "copy") copy(event.target.closest("figure").querySelector("code").textContent);
+  if (name === "example") {
+    text.value = event.target.textContent;
+    send();
+  }
 });
 settings.addEventListener("submit", (event) => event.preventDefault());
 settings.addEventListener("change", () => {
@@ -309,6 +311,7 @@ addEventListener("pagehide", () => {
   if (running) save();
 });
 
+showTheme(localStorage.getItem(THEME) ?? "");
 chat = chats.get(sessionStorage.getItem("npurt.open") ?? "") ?? chats.empty();
 showChat();
 status.read();

@@ -2,14 +2,22 @@
 // http, https and mailto only, and images are not loaded.  The time is linear in the length of any
 // text, because searches do not repeat over the same characters, and nesting is limited.
 
+import { colored } from "./code.js";
+import { math } from "./math.js";
+
 const DEPTH = 12; // nesting of quotations and lists; deeper ones are shown as plain text
 const CHECKED = 2000; // characters of a link's address
-const MARK = /\\[!-/:-@[-`{-~]|`+|\*\*?|__?|~~|!?\[|\]|https?:\/\/|\n/g;
+const MARK = /\\[!-/:-@[-`{-~]|`+|\*\*?|__?|~~|!?\[|\]|\$\$?|https?:\/\/|\n/g;
 const ADDRESS = /\]\([ ]{0,9}<?((?:[^\s()<>]|\([^\s()<>]{0,200}\)){0,2000})>?(?:[ ]{1,9}"[^"\n]{0,200}")?[ ]{0,9}\)/y;
 const BARE = /https?:\/\/[^\s<>"'`)\]]{1,2000}/y;
 const FENCE = /^ {0,3}(`{3,}|~{3,})([^`]{0,200})$/;
 const ITEM = /^( {0,40})([-*+]|\d{1,9}[.)])( {1,4}|$)/;
 const HEADING = /^ {0,3}(#{1,6}) (.*)$/;
+const NOWHERE = -2;
+const LINES = 100; // lines of a block formula; this bounds the cost of beginnings without an end
+const FORMULAS = { $$: "$$", "\\[": "\\]" }; // of blocks: begin and end
+const TASK = /^\[([ xX])\]\s+/;
+const ALIGNED = ["", "left", "right", "center"]; // classes of cells: colon before 1, after 2
 const TAGS = { "*": "em", _: "em", "**": "strong", __: "strong", "~~": "s" };
 
 // Returns an element `tag` with `children`, which are nodes and strings.
@@ -74,6 +82,11 @@ function block(lines, i, depth, inParagraph) {
   if (/^(-{3,}|\*{3,}|_{3,})$/.test(bare.replaceAll(" ", ""))) {
     return { node: element("hr"), next: i + 1 };
   }
+  const begin = bare.slice(0, 2);
+  if (begin in FORMULAS) {
+    const found = formula(lines, i, begin, FORMULAS[begin]);
+    if (found) return found;
+  }
   if (depth < DEPTH && bare.startsWith(">")) return quotation(lines, i, depth);
   const item = ITEM.exec(line);
   // A numbered item ends a paragraph only if its number is 1.
@@ -81,6 +94,22 @@ function block(lines, i, depth, inParagraph) {
     return list(lines, i, depth, item);
   }
   if (!inParagraph && line.includes("|") && i + 1 < lines.length) return table(lines, i);
+  return null;
+}
+
+// Returns a formula that begins line `i` and ends a line; null if it does not end before a blank line.
+function formula(lines, i, begin, end) {
+  const kept = [];
+  const last = Math.min(lines.length, i + LINES);
+  for (let next = i; next < last && lines[next].trim(); next++) {
+    const bare = lines[next].trim().slice(next === i ? begin.length : 0);
+    if (bare.endsWith(end)) {
+      kept.push(bare.slice(0, -end.length));
+      return { node: element("div", { className: "formula" }, math(kept.join("\n"), true)), next: next + 1 };
+    }
+    if (bare.includes(end)) return null;
+    kept.push(bare);
+  }
   return null;
 }
 
@@ -94,7 +123,7 @@ function code(lines, i, fence) {
   }
   const caption = element("figcaption", {}, element("span", { textContent: fence[2].trim() }),
     element("button", { type: "button", className: "copy", textContent: "Copy" }));
-  const text = element("pre", {}, element("code", { textContent: kept.join("\n") }));
+  const text = element("pre", {}, element("code", {}, ...colored(kept.join("\n"), fence[2])));
   return { node: element("figure", { className: "code" }, caption, text), next: next + 1 };
 }
 
@@ -122,11 +151,17 @@ function list(lines, i, depth, first) {
       kept.push(lines[i].slice(Math.min(inner, lines[i].search(/\S|$/))));
       i++;
     }
+    const task = TASK.exec(kept[0]);
     const entry = element("li");
+    if (task) kept[0] = kept[0].slice(task[0].length);
     for (const node of blocks(kept, depth + 1)) entry.append(node);
     // The first paragraph of an item is shown without a margin.
     if (entry.childNodes.length && entry.firstChild.tagName === "P") {
       entry.firstChild.replaceWith(fragment([...entry.firstChild.childNodes]));
+    }
+    if (task) {
+      entry.className = "task";
+      entry.prepend(element("input", { type: "checkbox", disabled: true, checked: task[1] !== " " }), " ");
     }
     made.append(entry);
     item = i < lines.length ? ITEM.exec(lines[i]) : null;
@@ -148,9 +183,12 @@ function table(lines, i) {
   const head = cells(lines[i]);
   const rule = cells(lines[i + 1]);
   if (head.length !== rule.length || !rule.every((cell) => /^:?-+:?$/.test(cell))) return null;
+  const sides = rule.map((cell) => ALIGNED[Number(cell.startsWith(":")) + 2 * Number(cell.endsWith(":"))]);
   const row = (tag, texts) => {
     const made = element("tr");
-    for (const text of texts) made.append(element(tag, {}, inline(text)));
+    texts.forEach((text, at) => {
+      made.append(element(tag, sides[at] ? { className: sides[at] } : {}, inline(text)));
+    });
     return made;
   };
   const body = element("tbody");
@@ -173,7 +211,7 @@ function cells(line) {
 // kind, which bounds its height and the cost of a closing mark.
 function inline(text) {
   const stack = [{ mark: "", nodes: [] }];
-  const unclosed = new Set(); // lengths of runs of backticks without a second run
+  const unclosed = new Set(); // lengths of runs of backticks, and marks of formulas, without an end
   const add = (node) => stack.at(-1).nodes.push(node);
   const at = (mark) => stack.findIndex((frame) => frame.mark === mark);
   // Converts the open marks above level `level` to plain text.
@@ -194,6 +232,15 @@ function inline(text) {
     end = begin + mark.length;
     if (mark === "\n") {
       add(element("br"));
+    } else if (mark === "\\(" || mark === "\\[" || mark[0] === "$") {
+      const close = unclosed.has(mark) ? -1 : formulaEnd(text, mark, end);
+      if (close < 0) {
+        if (close === NOWHERE) unclosed.add(mark);
+        add(mark[0] === "$" ? mark : mark[1]);
+      } else {
+        add(math(text.slice(end, close), mark === "$$" || mark === "\\["));
+        end = close + mark.length;
+      }
     } else if (mark[0] === "\\") {
       add(mark[1]);
     } else if (mark[0] === "`") {
@@ -223,6 +270,17 @@ function inline(text) {
   if (end < text.length) add(text.slice(end));
   flatten(1);
   return fragment(stack[0].nodes);
+}
+
+// Returns the index of the end of a formula that begins at `from`.  It is NOWHERE if no later formula
+// with this mark can end either, and -1 if a dollar sign is one of an amount, such as $5.
+function formulaEnd(text, mark, from) {
+  const end = mark[0] === "$" ? mark : mark === "\\(" ? "\\)" : "\\]";
+  const at = text.indexOf(end, from);
+  if (at < 0) return NOWHERE;
+  if (mark !== "$") return text.slice(from, at).trim() ? at : -1;
+  const amount = /\s/.test(text[from]) || /\s/.test(text[at - 1]) || /\d/.test(text[at + 1] ?? "");
+  return at === from || amount ? -1 : at;
 }
 
 // Returns a fragment of nodes and strings.

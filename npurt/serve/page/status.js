@@ -1,16 +1,20 @@
 // The live view of the server: its device, queue, pages and sequences.
 
 import { element, show } from "./markdown.js";
-import { Choice } from "./choice.js";
-import { state } from "./server.js";
+import { models, state } from "./server.js";
 
 const SECONDS = 2;
+const MODEL = "npurt.model"; // key of the chosen model
 
 const percent = (share) => `${(100 * share).toFixed(1)} %`;
 
 export class Status {
-  constructor() {
+  // Calls `changed` after the state was read.
+  constructor(changed) {
+    this.changed = changed;
     this.device = "";
+    this.model = "";
+    this.context = null; // the number of tokens of the context
     this.choice = new Choice(() => this.read());
     document.querySelector("#server").addEventListener("toggle", () => this.read());
   }
@@ -38,6 +42,10 @@ export class Status {
 
   show(found) {
     this.device = found.ready ? found.device : "";
+    this.model = found.model;
+    this.context = found.context;
+    showDefaults(found.defaults);
+    this.changed();
     document.title = `${found.model} - npurt`;
     document.querySelector("#model").textContent = found.model;
     const share = found.npu_share === null ? "" : `, ${percent(found.npu_share)} of the work`;
@@ -49,22 +57,59 @@ export class Status {
     const rows = {
       Device: found.device,
       "Work on the NPU": found.npu_share === null ? null : percent(found.npu_share),
-      "Texts that run": found.sequences && `${found.running} of ${found.sequences}`,
-      "Texts that wait": found.waiting,
-      "Pages in use": found.pages === null ? null : `${found.used} of ${found.pages}`,
-      "Kept prefixes": found.prefixes,
+      Running: found.sequences && `${found.running} of ${found.sequences}`,
+      Queued: found.waiting,
+      "KV cache pages": found.pages === null ? null : `${found.used} of ${found.pages}`,
+      "Cached prefixes": found.prefixes,
       Context: found.context,
       Steps: found.steps,
-      "Checked products": found.verified,
-      "Wrong, computed again": found.wrong,
-      "Fallbacks to the CPU": found.fallbacks,
-      "Engine started again": found.restarts,
+      "Verified products": found.verified,
+      "Wrong products": found.wrong,
+      "CPU fallbacks": found.fallbacks,
+      "Engine restarts": found.restarts,
       npurt: found.version,
     };
     const nodes = Object.entries(rows).flatMap(([name, value]) => [
       element("dt", { textContent: name }),
-      element("dd", { textContent: value ?? "not known" }),
+      element("dd", { textContent: value ?? "unknown" }),
     ]);
     show(document.querySelector("#state"), nodes);
+  }
+}
+
+// Shows the server's defaults as placeholders of the settings.
+function showDefaults(defaults) {
+  for (const field of document.querySelectorAll("#settings input")) {
+    const value = defaults?.[field.name];
+    field.placeholder = value === undefined ? "server's default" : value;
+  }
+}
+
+// The select box of models, shown if the server has several models.
+class Choice {
+  // Calls `changed` when the user chooses another model.
+  constructor(changed) {
+    this.box = document.querySelector("#choice");
+    this.box.addEventListener("change", () => {
+      localStorage.setItem(MODEL, this.box.value);
+      changed();
+    });
+  }
+
+  // The name of the chosen model; undefined: the server has only one.
+  get model() {
+    return this.box.value || undefined;
+  }
+
+  // Fills the select box with the server's models.
+  async read() {
+    const names = await models();
+    const several = names.length > 1;
+    const options = names.map((name) => element("option", { value: name, textContent: name }));
+    show(this.box, several ? options : []);
+    const kept = localStorage.getItem(MODEL);
+    if (several && names.includes(kept)) this.box.value = kept;
+    this.box.hidden = !several;
+    document.querySelector("#model").hidden = several;
   }
 }

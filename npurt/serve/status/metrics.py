@@ -37,18 +37,32 @@ def values(offer: ModelStatus, engine: Mapping[str, float]) -> dict[str, float]:
     running = min(active, ready.sequences if ready else 0)
     return {
         "llamacpp:prompt_tokens": counts.prompt_tokens - counts.cached_tokens,
+        "llamacpp:prompt_seconds": counts.prompt_seconds,
+        "llamacpp:prompt_tokens_seconds": _rate(
+            counts.prompt_tokens - counts.cached_tokens, counts.prompt_seconds
+        ),
         "llamacpp:tokens_predicted": counts.completion_tokens,
+        "llamacpp:tokens_predicted_seconds": counts.generation_seconds,
+        "llamacpp:predicted_tokens_seconds": _rate(counts.timed_tokens, counts.generation_seconds),
+        "llamacpp:n_tokens_max": counts.longest,
+        "llamacpp:spec_decode_num_draft_tokens": engine.get("drafted", 0.0),
+        "llamacpp:spec_decode_num_accepted_tokens": engine.get("accepted", 0.0),
         "llamacpp:n_decode": engine.get("steps", 0.0),
         "llamacpp:requests_processing": running,
         "llamacpp:requests_deferred": active - running,
         "npurt:requests": counts.requests,
         "npurt:requests_refused": counts.refused,
         "npurt:cached_tokens": counts.cached_tokens,
+        "npurt:queue_seconds": counts.queue_seconds,
         "npurt:engine_restarts": front.engine.restarts if front else 0,
         "npurt:ready": float(front.engine.alive) if front else 0.0,
         **{f"npurt:{name}": engine.get(name, 0.0) for name in OF_THE_DEVICE},
         "npurt:npu_share": npu_share(engine) or 0.0,
     }
+
+
+def _rate(count: float, seconds: float) -> float:
+    return count / seconds if seconds else 0.0
 
 
 def npu_share(engine: Mapping[str, float]) -> float | None:

@@ -12,11 +12,16 @@ Family: TypeAlias = CounterMetricFamily | GaugeMetricFamily
 # Source of the names with "llamacpp:": llama.cpp tools/server/README.md, GET /metrics.
 COUNTERS = {
     "llamacpp:prompt_tokens": "Prompt tokens evaluated (without cached ones).",
+    "llamacpp:prompt_seconds": "Seconds of the evaluation of prompts, summed over sequences.",
     "llamacpp:tokens_predicted": "Tokens generated.",
+    "llamacpp:tokens_predicted_seconds": "Seconds of generation, summed over sequences.",
+    "llamacpp:spec_decode_num_draft_tokens": "Draft tokens verified.",
+    "llamacpp:spec_decode_num_accepted_tokens": "Draft tokens accepted.",
     "llamacpp:n_decode": "Steps of the engine.",
     "npurt:requests": "Requests started.",
     "npurt:requests_refused": "Requests refused because the queue was full.",
     "npurt:cached_tokens": "Prompt tokens found in the prefix cache.",
+    "npurt:queue_seconds": "Seconds in the queue, summed over sequences.",
     "npurt:engine_restarts": "Restarts of the engine's process.",
     "npurt:device_restarts": "Times the device was lost and reopened.",
     "npurt:fallbacks": "Distinct reasons for which the CPU computed work planned for the device.",
@@ -30,6 +35,9 @@ COUNTERS = {
 GAUGES = {
     "llamacpp:requests_processing": "Sequences that are running.",
     "llamacpp:requests_deferred": "Sequences that are waiting.",
+    "llamacpp:prompt_tokens_seconds": "Mean rate of the evaluation of prompts, in tokens/s.",
+    "llamacpp:predicted_tokens_seconds": "Mean rate of generation, in tokens/s.",
+    "llamacpp:n_tokens_max": "Largest number of tokens of a prompt and its completion.",
     "npurt:npu_share": "Share of the multiply-adds that an NPU computed, 0 to 1.",
     "npurt:ready": "1 if the engine accepts requests, else 0.",
 }
