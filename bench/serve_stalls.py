@@ -8,10 +8,10 @@ GET /health that another process sent meanwhile.  Each body has just under 4 MiB
 limit.
 """
 
+import argparse
 import http.client
 import json
 import multiprocessing
-import sys
 import time
 from collections.abc import Callable
 
@@ -163,4 +163,8 @@ def main(port: int, names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])
+    parser = argparse.ArgumentParser(description="Time /health of a server during large requests.")
+    parser.add_argument("port", type=int, help="port of a running npurt serve")
+    parser.add_argument("names", nargs="*", help="rows to run (default: all)")
+    given = parser.parse_args()
+    main(given.port, given.names)

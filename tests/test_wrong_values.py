@@ -250,11 +250,17 @@ def test_states(llm):
             assert trouble(setattr, llm, name, value) is None, f"{name}={shown(value)}"
 
 
+def test_answers_of_chat(llm):
+    refused(llm.parse_answer, "Hello")
+    refused(llm.parse_answer, "Hello", tools=[{"type": "function", "function": {"name": "f"}}])
+
+
 def test_no_method_is_left_out(llm):
     """New methods of `npurt.Llama` must be tested here, too."""
     tried = {"detokenize", "eval", "eval_last", "read", "token_embeddings", "embed", "tokenize",
              "generate", "chat", "apply_chat_template", "rewind", "rollback", "restore",
-             "save_state", "load_state", "from_pretrained", "rerank", "trace"}  # fmt: skip
+             "save_state", "load_state", "from_pretrained", "rerank", "trace",
+             "parse_answer"}  # fmt: skip
     without = {"close", "report", "reset", "snapshot"}
     names = {name for name in dir(llm) if not name.startswith("_") and callable(getattr(llm, name))}
     assert names - set(INTERNALS) - tried - without - KNOWN_OTHERS == set()

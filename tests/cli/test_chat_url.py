@@ -124,7 +124,7 @@ def test_what_the_server_refuses_leaves_the_conversation(live, npurt):
     result = npurt("chat", "--url", live.url, "-s", 0, stdin=b"Hello\n" + long + b"\nHello\n")
     assert result.code == 1
     assert result.out == f"{TEXT}\n{TEXT}\n"
-    assert "and the context 512" in result.err
+    assert "exceeds the available context size" in result.err
     assert "remedy: /clear" in result.err
 
 
@@ -275,7 +275,7 @@ def test_nobody_there(capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     assert main(["chat", "--url", f"http://127.0.0.1:{port}"]) == 1
-    assert "start the server, or check --url" in capsys.readouterr().err
+    assert "start the server; npurt serve prints its URL" in capsys.readouterr().err
 
 
 # --- Flags ----------------------------------------------------------------------------------------

@@ -26,6 +26,12 @@ void lock_leave(lock *l)
     (void) l;
 }
 
+const char *vectors_watch(int fd, const elf_header *h, uint8_t *base)
+{
+    (void) fd, (void) h, (void) base;
+    return NULL;
+}
+
 void tls_module_ends(uint32_t module)
 {
     (void) module;

@@ -55,18 +55,23 @@ CANNOT_FAIL = {
 
 @pytest.fixture
 def fails(simulator, monkeypatch):
-    """Return a function that lets a call fail in sessions that start later."""
+    """Yield a function that lets a call fail in sessions that start later."""
 
-    def fails(setting):
+    def end_process():
         gc.collect()  # close the sessions of earlier tests
         if process():  # a handle that did not open leaves the process, as libcdsprpc does
             kill()
             wait_until(lambda: not process())
+
+    def fails(setting):
+        end_process()
         words = f"fails={setting},shadow=1,coherent=0"
         monkeypatch.setenv("NPURT_SIM_FASTRPC", words)  # for workers
         tell(f"reset,{words}")
 
-    return fails
+    yield fails
+    end_process()
+    tell("reset")
 
 
 @pytest.mark.parametrize("arch", [68, 81])

@@ -39,8 +39,8 @@ class Watch:
             monkeypatch.setattr(module, name, self._measured(getattr(module, name)))
 
     def _measured(self, function):
-        def call(value):
-            found = function(value)
+        def call(value, **options):
+            found = function(value, **options)
             if threading.current_thread() is threading.main_thread():
                 self.bytes = max(self.bytes, len(value if isinstance(value, bytes) else found))
             return found

@@ -105,9 +105,10 @@ class Llama(TextModel):
             answer: Result | Iterator[Result] = handler(llama=self, **given)
             return answer
         refuse(given, DEFAULTS)  # raise errors about options before errors of the template
+        asked = tools is not None or functions is not None
         calls = calls_of(
             tools, tool_choice, functions, function_call, marked=self.chat_format == FORMAT,
-            template=self._llm.template.source if tools or functions else "",
+            template=self._llm.template.source if asked else "",
         )  # fmt: skip
         ids = self._llm.fit(
             messages,

@@ -176,6 +176,12 @@ ADVICE = (  # first match wins
         "match QC_IMAGE_VERSION_STRING of the firmware with the string in fastrpc_shell_unsigned_3",
     ),
     Advice(
+        0x8000_0401,
+        (INVOKE,),
+        "the DSP refused to clean or invalidate its cache, so its data may be old",
+        REPORT,
+    ),
+    Advice(
         0x8000_0402,
         (),
         "the DSP is out of memory for heap or threads",

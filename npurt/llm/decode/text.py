@@ -344,11 +344,14 @@ class TextGenerator:
             tools: As for `chat`.  An answer has no calls but of these functions.
 
         Raises:
+            LayoutError: *text* is not a str.
             ModelFormatError: The file has no chat template.
             SettingError: *tools* is not a list of JSON schemas.
         """
         from npurt.llm.decode.calls.message import message_of
 
+        if not isinstance(text, str):
+            raise LayoutError(f"{brief(text)} is no answer", remedy="pass the text of the answer")
         cut = self._generator.timing.finish in ("length", "context")
         return message_of(text, _tools(tools), self.template.source, cut=cut)
 

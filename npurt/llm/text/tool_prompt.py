@@ -30,6 +30,15 @@ def described(tools: Sequence[Mapping[str, Any]]) -> str:
     return INTRODUCTION.format("\n".join(lines))
 
 
+def text_of(content: Any) -> str:
+    """Return the text of a message's content: a string, or a list of parts as in OpenAI's API."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else ()
+    texts = (part.get("text") for part in parts if isinstance(part, dict))
+    return "\n".join(text for text in texts if isinstance(text, str))
+
+
 def told(messages: Sequence[Mapping[str, Any]], introduction: str, *, system: bool) -> Messages:
     """Return *messages* with *introduction*, and with calls and results as text.
 
@@ -40,7 +49,7 @@ def told(messages: Sequence[Mapping[str, Any]], introduction: str, *, system: bo
     """
     made: Messages = []
     for message in messages:
-        role, content = message["role"], message.get("content") or ""
+        role, content = message["role"], text_of(message.get("content"))
         if role == "tool":
             role, content = "user", f"<tool_response>\n{content}\n</tool_response>"
         calls = [_call(call) for call in message.get("tool_calls") or ()]
