@@ -11,7 +11,7 @@ import pytest
 import npurt
 from npurt.graph.tensor import Kind
 from npurt.reference.device import ReferenceDevice
-from npurt.runtime.open import devices
+from npurt.runtime.open.names import GROUP
 from npurt.testing import DeviceSuite
 from tests.graph.models import logits
 from tests.llm import tiny
@@ -27,10 +27,8 @@ def toy(monkeypatch):
     """Make the package importable, with its entry point, as an installation does."""
     monkeypatch.syspath_prepend(str(FOLDER))
     text = (FOLDER / "pyproject.toml").read_text()
-    name, value = (
-        text.partition(f'entry-points."{devices.GROUP}"]\n')[2].split("\n")[0].split(" = ")
-    )
-    entry = metadata.EntryPoint(name, value.strip('"'), devices.GROUP)
+    name, value = text.partition(f'entry-points."{GROUP}"]\n')[2].split("\n")[0].split(" = ")
+    entry = metadata.EntryPoint(name, value.strip('"'), GROUP)
     monkeypatch.setattr(
         "importlib.metadata.entry_points", lambda group: [entry] * (group == entry.group)
     )
