@@ -75,6 +75,7 @@ def test_a_wheel_holds_the_package_and_nothing_beside_it(wheel, content, platfor
         *built,
         *WHEEL["force-include"].values(),
         "npurt/py.typed",
+        *(str(path.relative_to(PROJECT)) for path in (PROJECT / "npurt").rglob("*.tsv")),
         *(str(path.relative_to(PROJECT)) for path in PAGE.iterdir() if path.suffix in PAGE_FILES),
         *(f"{INFO}/{name}" for name in about),
     }

@@ -109,7 +109,7 @@ def test_a_wrong_grammar_is_refused_before_the_model_is_opened(npurt):
     for flags, said in (
         (("--grammar", "root ::= ("), "the grammar is not GBNF"),
         (("-j", "{"), "the JSON schema is wrong"),
-        (("-j", '{"type": "strange"}'), "the JSON schema is wrong"),
+        (("-j", '{"type": "strange"}'), "the JSON schema, at #/type, is wrong"),
     ):
         assert_failed(npurt(*nowhere, *flags), said)
         with pytest.raises(GrammarError):

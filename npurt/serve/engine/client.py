@@ -362,8 +362,11 @@ class Engine:
     def _give_up(self, error: NpurtError) -> None:
         """End all sequences with *error*: the model could not be opened again."""
         # The error message for clients contains no folder of the server.
-        folder = os.path.join(os.path.dirname(self._opening.path), "")
-        what, remedy = (text.replace(folder, "") for text in (error.what, error.remedy))
+        folder = os.path.dirname(self._opening.path)
+        what, remedy = error.what, error.remedy
+        if folder:
+            texts = (text.replace(f"{folder}/", "") for text in (what, remedy))
+            what, remedy = (text.replace(folder, "its folder") for text in texts)
         self.failure = NpurtError(what, remedy=remedy)
         for sequence in list(self._sequences):
             self._take(Event(sequence, finish="unavailable", error=(what, remedy)))
