@@ -38,8 +38,8 @@ FASTRPC = {  # of sim/fastrpc_kernel -> of Linux
 DRM = {"drm_version": "drm_version", "drm_gem_close": "drm_gem_close"}
 REQUESTS = {  # of sim/fastrpc_kernel -> of Linux
     "ALLOC_DMA": "ALLOC_DMA_BUFF", "INVOKE": "INVOKE", "CREATE": "INIT_CREATE",
-    "ATTACH": "INIT_ATTACH", "MMAP": "MMAP", "MUNMAP": "MUNMAP", "MEM_MAP": "MEM_MAP", "MEM_UNMAP": "MEM_UNMAP",
-    "DSP_INFO": "GET_DSP_INFO",
+    "ATTACH": "INIT_ATTACH", "MMAP": "MMAP", "MUNMAP": "MUNMAP", "MEM_MAP": "MEM_MAP",
+    "MEM_UNMAP": "MEM_UNMAP", "DSP_INFO": "GET_DSP_INFO",
 }  # fmt: skip
 ERRNOS = (
     "EBUSY", "ENOMEM", "EFAULT", "EINVAL", "EIO", "ENODEV", "EACCES", "ENOSPC", "EINTR", "ENOENT",
