@@ -64,7 +64,7 @@ def test_what_is_refused_is_what_the_standard_refuses(form, value):
         ("/v1/completions", {"prompt": "a", "stream": "yes"},
          "stream is 'yes'; stream must be true or false", "stream"),
         ("/v1/completions", {},
-         "prompt is None; prompt must be a string, or a list", "prompt"),
+         "prompt is None; prompt must be a string, or a list of 262144 at most", "prompt"),
         ("/v1/completions", {"prompt": "a", "stop": ["a"] * 17},
          "stop is a list of 17; stop must be a string of 1000 characters at most, "
          "or a list of 16 at most", "stop"),

@@ -82,7 +82,7 @@ async def test_a_restarted_engine_does_not_continue_with_another_draft(copied, t
 async def test_a_restarted_engine_does_not_continue_with_another_adapter(copied, tmp_path):
     adapter = write(tmp_path / "adapter.gguf", pairs_of(LLAMA, seed=1))
     other = write(tmp_path / "other", pairs_of(LLAMA, seed=2))
-    what, _ = await ends_by(lambda: os.replace(other, adapter), copied, lora=str(adapter))
+    what, _ = await ends_by(lambda: os.replace(other, adapter), copied, lora=[(str(adapter), 1.0)])
     assert "the adapter adapter.gguf" in what
 
 
