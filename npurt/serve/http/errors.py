@@ -4,6 +4,7 @@ import logging
 import traceback
 from typing import Any
 
+from npurt import extras
 from npurt.errors import NpurtError
 
 log = logging.getLogger("npurt.serve")
@@ -82,7 +83,7 @@ def internal_error(error: Exception) -> HttpError:
         log.error("the package %s cannot be loaded any more", error.name)
         return HttpError(
             500, f"the package {error.name} cannot be loaded any more",
-            remedy="install npurt[server] again and start the server again",
+            remedy=f"{extras.command('server')}, and start the server again",
             code="package_missing",
         )  # fmt: skip
     log.error(
