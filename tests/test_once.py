@@ -18,6 +18,12 @@ ROOT = Path(__file__).resolve().parents[1] / "npurt"
 VALUES = {
     ("cpu/kernels/layout.py", "table"),
     ("graph/rows.py", "_constants"),
+    ("hexagon/doctor/packages.py", "boards"),
+    ("hexagon/doctor/shell_names.py", "_rows"),
+    ("hexagon/doctor/shell_names.py", "exported"),
+    ("hexagon/doctor/shell_names.py", "headers"),
+    ("hexagon/doctor/shell_names.py", "objects"),
+    ("hexagon/doctor/shell_names.py", "table"),
     ("hexagon/layout/formats.py", "_formats"),
     ("hexagon/layout/formats.py", "_kernels"),
     ("hexagon/layout/quantise.py", "_reciprocals"),

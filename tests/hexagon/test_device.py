@@ -364,15 +364,15 @@ def test_a_machine_without_a_dsp_has_no_hexagon(simulator):
 
 @pytest.mark.parametrize("worker", ["0", "1"])
 @pytest.mark.parametrize(
-    ("version", "word"),
+    ("version", "word", "remedy"),
     [
-        (None, "No such file"),
-        ("echo 'qemu-hexagon version 7.2.15'", "version 7.2"),
-        ("echo 'qemu-hexagon version 10.0.2'", "ended before it served"),
+        (None, "No such file", "apt-get install qemu-user"),
+        ("echo 'qemu-hexagon version 7.2.15'", "version 7.2", "apt-get install qemu-user"),
+        ("echo 'qemu-hexagon version 10.0.2'", "ended before it served", "log=1"),
     ],
 )
-def test_a_simulator_without_a_qemu_that_fits_names_qemu_and_what_installs_it(
-    version, word, worker, simulator, monkeypatch, tmp_path
+def test_a_simulator_without_a_qemu_that_fits_names_qemu_and_a_remedy(
+    version, word, remedy, worker, simulator, monkeypatch, tmp_path
 ):
     qemu = tmp_path / "qemu-hexagon"
     if version:
@@ -384,7 +384,7 @@ def test_a_simulator_without_a_qemu_that_fits_names_qemu_and_what_installs_it(
         with pytest.raises(DeviceNotFound, match=word) as caught:
             open_hexagon("hexagon:sim")
         assert str(qemu) in caught.value.what
-        assert "apt-get install qemu-user" in caught.value.remedy
+        assert remedy in caught.value.remedy
 
 
 def test_what_the_simulator_said_of_another_start_explains_nothing(simulator, monkeypatch):

@@ -284,6 +284,7 @@ MALFORMED = {
     "bytes": [{"role": "user", "content": b"a"}],
     "an object": [{"role": "user", "content": object()}],
     "tool calls that are text": [{"role": "assistant", "content": "", "tool_calls": "f()"}],
+    "a call's function that is text": [{"role": "assistant", "tool_calls": [{"function": "f"}]}],
 }
 
 

@@ -250,6 +250,9 @@ def _check(messages: Any) -> None:
             raise _malformed(f"the content of message {i} is neither text nor a list of parts")
         if not _are_dicts(message.get("tool_calls") or []):
             raise _malformed(f"the tool_calls of message {i} are not a list of dicts")
+        functions = [call.get("function", {}) for call in message.get("tool_calls") or []]
+        if not _are_dicts(functions):
+            raise _malformed(f"the function of a tool call of message {i} is not a dict")
 
 
 def _are_dicts(values: Any) -> bool:
