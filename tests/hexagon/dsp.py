@@ -13,6 +13,7 @@ from npurt.hexagon.session import messages
 from npurt.hexagon.session.messages import Flag
 from npurt.hexagon.session.session import Session
 from npurt.quant.tensor import QTensor
+from tests.hexagon.simulator import end_process
 from tests.limits import HANG_SECONDS
 
 CANARY = 0xC5
@@ -110,7 +111,12 @@ def simulated(settings=""):
     library = lib.load([lib.simulator()])
     library.check("npurt_sim_control", f"reset {settings}".encode())
     try:
-        with contextlib.closing(Session.open(library, deadline=HANG_SECONDS)) as session:
+        try:
+            session = Session.open(library, deadline=HANG_SECONDS)
+        except BaseException:
+            end_process()  # the process would refuse later sessions too
+            raise
+        with contextlib.closing(session):
             yield session
     finally:
         library.check("npurt_sim_control", b"reset")

@@ -45,6 +45,14 @@ def kill(domain=3):
     os.kill(number, signal.SIGKILL)
 
 
+def end_process():
+    """End the simulated DSP's process of this process, and with it its settings."""
+    gc.collect()  # close the sessions of earlier tests
+    if process():  # a handle that did not open leaves the process, as libcdsprpc does
+        kill()
+        wait_until(lambda: not process())
+
+
 class Product:
     """A batch of two small products on a transport, and the expected results."""
 

@@ -15,12 +15,10 @@ from tests.hexagon.dsp import code_of, simulated
 from tests.hexagon.simulator import (
     CONNECTIONS,
     Product,
+    end_process,
     impatient,
-    kill,
     opened,
-    process,
     tell,
-    wait_until,
 )
 
 RIGHT = "right"
@@ -56,12 +54,6 @@ CANNOT_FAIL = {
 @pytest.fixture
 def fails(simulator, monkeypatch):
     """Yield a function that lets a call fail in sessions that start later."""
-
-    def end_process():
-        gc.collect()  # close the sessions of earlier tests
-        if process():  # a handle that did not open leaves the process, as libcdsprpc does
-            kill()
-            wait_until(lambda: not process())
 
     def fails(setting):
         end_process()
