@@ -52,13 +52,13 @@ class Reuse:
     def beginning(self, sequence: Sequence) -> tuple[Context | None, Entry | None, int, int]:
         """Return the context with the longest reusable prefix of *sequence*.
 
+        A sequence whose prompt is scored evaluates every token whose next one has no score yet.
+
         Returns:
             The context to fork, or None; its entry in the prefix cache, or None if a running
             sequence has the context; the number of tokens to fork; the longest common prefix with
             any entry.
         """
-        if sequence.scoring:  # all its tokens are evaluated, for log probabilities
-            return None, None, 0, 0
         entry, length, equal = self.prefixes.find(sequence.history, sequence.salt)
         source = entry.context if entry else None
         for other in self._running if not self.recurrent else ():
@@ -66,6 +66,10 @@ class Reuse:
                 same = shared(other.context.state.tokens, sequence.history[:-1])
                 if same > length:
                     source, entry, length = other.context, None, same
+        if sequence.scoring and length > sequence.scored:
+            if self.recurrent or not sequence.scored:
+                return None, None, 0, 0
+            length = sequence.scored
         return source, entry, length, equal
 
     def begin(self, sequence: Sequence, context: Context) -> None:

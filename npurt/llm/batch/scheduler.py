@@ -21,6 +21,7 @@ from npurt.llm.batch.events import Counts, Event, Stats
 from npurt.llm.batch.pages import Pages
 from npurt.llm.batch.prefixes import Prefixes
 from npurt.llm.batch.reuse import Reuse
+from npurt.llm.batch.scores import Scores
 from npurt.llm.batch.sequence import Sequence
 from npurt.llm.session.context import Piece, run_together
 from npurt.llm.session.model import Model
@@ -60,6 +61,7 @@ class Scheduler:
         self.counts = Counts()
         self._running: list[Sequence] = []  # by priority and arrival
         self.prefixes = Prefixes(prefixes, recurrent=model.executor.recurrent)
+        self._scores = Scores() if prefixes else Scores(0)
         self._reuse = Reuse(model, self.prefixes, self._running, self.counts)
         self.admission = Admission(self._running, sequences, self._pages, self._reuse, self.counts)
         self._model = model
@@ -93,6 +95,7 @@ class Scheduler:
         sequence.arrival = self._arrivals
         self._arrivals += 1
         self.counts.prompt += sequence.prompt
+        sequence.recall(self._scores)
         self.admission.wait(sequence)
         if len(sequence.history) > self.longest:
             return self.cancel(sequence, "length" if sequence.left == 0 else "context")
@@ -294,7 +297,7 @@ class Scheduler:
             rows = self._out[row : row + piece.wanted]
             row += piece.wanted
             if sequence.scoring:
-                sequence.score(rows, piece.context.n_tokens - len(rows))
+                sequence.score(rows, piece.context.n_tokens - len(rows), self._scores)
             if piece.context.n_tokens < len(sequence.history):
                 yield sequence.progress()
                 continue

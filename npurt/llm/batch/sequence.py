@@ -12,6 +12,7 @@ from npurt.device import F32
 from npurt.errors import NpurtError, SettingError, brief
 from npurt.llm.batch.controller import BatchController, StepCost
 from npurt.llm.batch.events import Event, Usage
+from npurt.llm.batch.scores import Scores
 from npurt.llm.decode.generated import GeneratedSequence, NewToken
 from npurt.llm.decode.logprobs import TokenLogprob, logprob_of
 from npurt.llm.decode.options import Request as Asked
@@ -82,10 +83,8 @@ class Sequence(GeneratedSequence):
         self.marks: list[int] = []
         self._controller: BatchController | None = None
         self._top = asked.top_logprobs or 0
-        self._scored = (
-            1 if prompt_logprobs else prompt
-        )  # prompt tokens whose log probability is known, and the first token
-        self._scores: list[TokenLogprob] = []  # log probabilities for the next event
+        self._scores: list[TokenLogprob] | None = [] if prompt_logprobs else None
+        self._reported = 0  # log probabilities that an event had
         self.arrival = self.preempted = 0
 
     @property
@@ -107,14 +106,29 @@ class Sequence(GeneratedSequence):
     @property
     def scoring(self) -> bool:
         """Whether log probabilities of the prompt are still to be computed."""
-        return self._scored < self.prompt
+        return self._scores is not None and self.scored < self.prompt - 1
 
-    def score(self, rows: F32, start: int) -> None:
-        """Compute prompt log probabilities from logits ``[n, V]`` of tokens from *start* on."""
+    @property
+    def scored(self) -> int:
+        """The number of prompt tokens, from the second on, whose log probability is known."""
+        return len(self._scores or ())
+
+    def recall(self, scores: Scores) -> None:
+        """Take the log probabilities of the prompt that *scores* has, if they are requested."""
+        if self._scores is not None:
+            self._scores = scores.find(self.history[: self.prompt], self.salt, self._top)
+
+    def score(self, rows: F32, start: int, scores: Scores) -> None:
+        """Compute prompt log probabilities from logits ``[n, V]`` of tokens from *start* on.
+
+        When the last one is known, all are added to *scores*.
+        """
+        assert self._scores is not None, "the sequence needs no log probabilities of its prompt"
         for at, logits in enumerate(rows, start + 1):
-            if self._scored == at < self.prompt:
+            if at == self.scored + 1 < self.prompt:
                 self._scores.append(logprob_of(logits, self.history[at], self._top))
-                self._scored += 1
+        if not self.scoring:
+            scores.add(self.history[: self.prompt], self.salt, self._scores, self._top)
 
     def begin(self, context: Context, drafts: Drafts | None, step: StepCost) -> None:
         """Begin evaluation in *context*; create a speculator from *drafts*, if given."""
@@ -221,7 +235,8 @@ class Sequence(GeneratedSequence):
             )  # fmt: skip
         read = min(self.context.n_tokens, self.prompt) if self.context else 0
         cached = min(self.cached or 0, self.prompt)
-        scores, self._scores = tuple(self._scores), []
+        scores = tuple(self._scores[self._reported :]) if self._scores else ()
+        self._reported += len(scores)
         spent = time.monotonic() - self._began if self._began else 0.0
         return Event(
             self.id, ids, text, tuple(logprobs), self.finish, error, read, usage, cached, scores,
