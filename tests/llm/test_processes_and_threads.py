@@ -61,6 +61,17 @@ def test_a_thread_with_a_small_stack_samples():
     subprocess.run([sys.executable, "-c", SMALL_STACK, path], check=True, timeout=HANG_SECONDS)
 
 
+@pytest.mark.parametrize("opened", [npurt.Llama, npurt.Engine])
+def test_too_small_a_stack_to_open_a_model_is_an_error(opened):
+    old = threading.stack_size(64 << 10)
+    try:
+        with pytest.raises(SettingError, match="64 KiB") as caught:
+            opened(tiny.path("llama3", "q8_0"), "cpu", n_ctx=128, progress=False)
+        assert "threading.stack_size" in caught.value.remedy
+    finally:
+        threading.stack_size(old)
+
+
 @pytest.mark.parametrize("name", ["npurt engine", "npurt vocabulary"])
 def test_a_refused_thread_is_an_error_of_npurt(monkeypatch, name):
     start = threading.Thread.start
