@@ -84,6 +84,7 @@ class Calls:
         variables: Variables passed to the template.
         read: A function that returns the parts of an answer from its pieces of text.
         possible: Whether the answer may have calls.
+        special: Whether control tokens mark the calls.
     """
 
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -91,6 +92,7 @@ class Calls:
     variables: Mapping[str, Any] = field(default_factory=dict)
     read: Read = lambda pieces, _: iter(pieces)
     possible: bool = True
+    special: bool = False
 
 
 def calls_of(

@@ -109,12 +109,14 @@ class TextModel(OpenModel):
         stop: Any,
         max_tokens: int | None,
         top_logprobs: int | None = None,
+        *,
+        special: bool = False,
     ) -> Generation:
         self._rows = []  # the logits of `eval` do not belong to the new last token
         self._recall(prompt)
         return Generation(
             self._llm.generator, prompt, sampler, stop_texts(stop), limit(max_tokens),
-            top_logprobs=top_logprobs,
+            top_logprobs=top_logprobs, special=special,
         )  # fmt: skip
 
     def _request(self, temperature: float, seed: int | None, **options: Any) -> Request:

@@ -3,6 +3,7 @@
 import importlib
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, Unpack, overload
 
 from npurt.compat.llama_cpp.arguments import (
@@ -110,6 +111,8 @@ class Llama(TextModel):
             tools, tool_choice, functions, function_call, marked=self.chat_format == FORMAT,
             template=self._llm.template.source if asked else "",
         )  # fmt: skip
+        if calls.tools and not calls.options:
+            calls = replace(calls, special=self._llm.marks_calls())
         ids = self._llm.fit(
             messages,
             lambda kept: self._llm.apply_chat_template(kept, tools=calls.tools, **calls.variables),
@@ -153,7 +156,9 @@ class Llama(TextModel):
         alone = logprobs is None or logprobs is False
         top = top_logprobs_of(logprobs, None if alone else given["top_logprobs"])
         sampler = self._sampler(request, ids)
-        text = self._generation(ids, sampler, stops, given["max_tokens"], top)
+        text = self._generation(
+            ids, sampler, stops, given["max_tokens"], top, special=calls.special
+        )
         timing = self._llm.generator
         parts = calls.read(
             self._remembered(text), lambda: timing.timing.finish in ("length", "context")

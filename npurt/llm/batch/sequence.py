@@ -68,7 +68,7 @@ class Sequence(GeneratedSequence):
         super().__init__(
             tokens, prompt, tokenizer, asked.sampler(tokenizer, prompt, Sampler),
             stops=asked.stops, stop_ids=asked.stop_ids, limit=asked.max_tokens,
-            top=asked.top_logprobs,
+            top=asked.top_logprobs, special=asked.special,
         )  # fmt: skip
         self.id = id
         self.priority = integer("priority", priority)

@@ -91,13 +91,14 @@ class Generation:
         *,
         stop_ids: frozenset[int] = frozenset(),
         top_logprobs: int | None = None,
+        special: bool = False,
     ) -> None:
         self._generator = generator
         self._context = generator.context
         self._speculator = generator.speculator
         self._sequence = GeneratedSequence(
             list(prompt), len(prompt), generator.context.model.tokenizer, sampler, stops=stops,
-            stop_ids=stop_ids, limit=max_tokens, top=top_logprobs,
+            stop_ids=stop_ids, limit=max_tokens, top=top_logprobs, special=special,
         )  # fmt: skip
         self._timing = Timing(prompt_tokens=len(prompt))
 

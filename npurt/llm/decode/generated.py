@@ -61,6 +61,7 @@ class GeneratedSequence:
     def __init__(
         self, history: list[int], prompt: int, tokenizer: Tokenizer, sampler: Sampler, *,
         stops: Sequence[str], stop_ids: frozenset[int], limit: int | None, top: int | None,
+        special: bool = False,
     ) -> None:  # fmt: skip
         if not history:
             raise LayoutError("the prompt is empty", remedy="pass at least one token of text")
@@ -73,7 +74,7 @@ class GeneratedSequence:
         self._tokenizer = tokenizer
         self._ends = tokenizer.eog | stop_ids
         self._choose = Chooser(sampler, self._ends, top)
-        self._stream = TextStream(tokenizer, stops)
+        self._stream = TextStream(tokenizer, stops, special=special)
         self._starts: list[int] = []  # characters before each token that `advance` sampled
         self.limit = limit
         for token in history[prompt:]:

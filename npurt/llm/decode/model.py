@@ -27,7 +27,6 @@ from npurt.llm.state.hidden_states import HiddenStates
 from npurt.llm.state.state import State
 from npurt.llm.text import named_templates
 from npurt.runtime.open.arguments import flag, integer, none_at_minus_one, optional_integer
-from npurt.threads import require_stack
 from npurt.verify import Sampler as Checks
 from npurt.verify import mode
 
@@ -128,7 +127,6 @@ class Llama:
             raise SettingError(f"draft is {brief(draft)}", remedy='pass a path, or "lookup"')
         require_draft(draft, draft_max=draft_max, draft_device=draft_device)
         sequences = integer("max_sequences", max_sequences, 1, MAX_SEQUENCES)
-        require_stack()
         kv_bytes = optional_integer("kv_bytes", kv_bytes, 1)
         maximum = limits().rows
         self.n_batch = integer("n_batch", maximum if n_batch is None else n_batch, 1, maximum)
@@ -220,6 +218,7 @@ class Llama:
     fit = of_texts(TextGenerator.fit)
     apply_chat_template = of_texts(TextGenerator.apply_chat_template)
     parse_answer = of_texts(TextGenerator.parse_answer)
+    marks_calls = of_texts(TextGenerator.marks_calls)
     embed = of_embedder(Embedder.embed)
     rerank = of_embedder(Embedder.rerank)
 

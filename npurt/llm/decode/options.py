@@ -62,6 +62,7 @@ class Options(TypedDict, total=False):
     top_logprobs: int | None
     grammar: Grammar | str | None
     response_format: Mapping[str, Any] | None
+    special: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,7 @@ class Request:
         top_logprobs: The number of likeliest tokens to store with each token; None stores no log
             probabilities.
         grammar: The grammar of the completion; None allows any text.
+        special: Whether the text contains control tokens.
     """
 
     sampling: Sampling
@@ -87,6 +89,7 @@ class Request:
     ignore_eos: bool
     min_tokens: int
     grammar: Grammar | None = None
+    special: bool = False
 
     @classmethod
     def of(cls, options: Mapping[str, Any], seed: int | None) -> "Request":
@@ -116,6 +119,7 @@ class Request:
             ignore_eos=flag("ignore_eos", given.get("ignore_eos")),
             min_tokens=optional_integer("min_tokens", given.get("min_tokens"), 0) or 0,
             grammar=grammar_of(given.get("grammar"), given.get("response_format")),
+            special=flag("special", given.get("special")),
         )
 
     def nth(self, i: int) -> Self:

@@ -13,13 +13,18 @@ from npurt.runtime.open.arguments import integer, listed
 class TextStream:
     """Decodes tokens to text one after another, up to the first stop text.
 
+    Args:
+        special: Whether the text contains control tokens.
+
     Attributes:
         stopped: Whether a stop text was found.  It ends the text.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, stops: Sequence[str], *, special: bool = False
+    ) -> None:
         self.stopped = False
-        self._stream = tokenizer.stream(special=False, continued=True)
+        self._stream = tokenizer.stream(special=special, continued=True)
         self._stops = stops
         self._held = ""
         self._final = 0  # characters of final text

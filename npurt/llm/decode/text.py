@@ -109,6 +109,7 @@ class TextGenerator:
         top_logprobs: int | None = None,
         grammar: Grammar | str | None = None,
         response_format: Mapping[str, Any] | None = None,
+        special: bool | None = None,
         n: int | None = 1,
         echo: bool | None = False,
         stream: bool = False,
@@ -148,6 +149,8 @@ class TextGenerator:
             response_format: As in OpenAI's API and llama-cpp-python: ``{"type": "json_object"}``,
                 which may have a ``"schema"``, ``{"type": "json_schema", "json_schema": {"schema":
                 ...}}`` or ``{"type": "text"}``.
+            special: Whether the text contains control tokens, such as ``[TOOL_CALLS]``.  The
+                default is False.
             n: The number of completions, with the seeds *seed*, *seed* + 1 and so on.  Several
                 completions are returned as a list; *stream* allows only one.  ``timings`` has the
                 counts and log probabilities of each completion, ``timing`` of the last completion.
@@ -188,7 +191,7 @@ class TextGenerator:
         sampler = request.sampler(self._model.tokenizer, len(ids), Sampler)
         pieces = Generation(
             self._generator, ids, sampler, request.stops, request.max_tokens,
-            stop_ids=request.stop_ids, top_logprobs=request.top_logprobs,
+            stop_ids=request.stop_ids, top_logprobs=request.top_logprobs, special=request.special,
         )  # fmt: skip
         return _after(begin, pieces) if begin else iter(pieces)
 
@@ -305,7 +308,8 @@ class TextGenerator:
         Args:
             stream, n, echo: As for `generate`.
             tools: Functions that the model may call, as JSON schemas.  The returned text contains
-                the model's calls as it writes them; `parse_answer` finds them.
+                the model's calls as it writes them; `parse_answer` finds them.  If control tokens
+                mark the calls, *special* is True by default.
             enable_thinking: Whether a reasoning model writes its reasoning before the answer.
             options: The options of `generate`, and variables of the template.
 
@@ -327,8 +331,18 @@ class TextGenerator:
             lambda kept: self.apply_chat_template(kept, tools=tools, **variables),
             options.get("max_tokens"),
         )
+        if tools and options.get("special") is None:
+            options["special"] = self.marks_calls()
         chosen: Any = n  # Any, because the overloads distinguish 1 from other numbers
         return self.generate(ids, n=chosen, echo=echo, stream=stream, **options)
+
+    def marks_calls(self) -> bool:
+        """Return whether control tokens mark the model's calls of functions."""
+        from npurt.llm.decode.calls.choose import format_of
+
+        tokenizer = self._model.tokenizer
+        markup = format_of(self.template.source).markup
+        return any(tokenizer.decode([token]) in markup for token in tokenizer.control)
 
     def parse_answer(
         self, text: str, tools: Sequence[Mapping[str, Any]] | None = None

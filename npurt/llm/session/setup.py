@@ -13,6 +13,7 @@ from npurt.llm.file.gguf import GGUF
 from npurt.llm.state.state import require_positions
 from npurt.llm.text.vocabulary import token_texts
 from npurt.segment import Limits
+from npurt.threads import require_stack
 
 USUAL_CONTEXT = 4096  # largest default context, in positions
 
@@ -65,8 +66,9 @@ def set_up(
 
     Raises:
         ModelFormatError: npurt does not support the model, this context size or an adapter.
-        SettingError: *n_ctx* is out of range, or *kv_type* is unknown.
+        SettingError: *n_ctx* is out of range, *kv_type* is unknown, or threads have small stacks.
     """
+    require_stack()
     description = describe(file, adapters)
     config = description.config
     count = positions(config, n_ctx)
