@@ -216,6 +216,7 @@ class TextGenerator:
         stopping_criteria: Criterion | Sequence[Criterion] | None = ...,
         logprobs: bool | int | None = ..., top_logprobs: int | None = ...,
         grammar: Grammar | str | None = ..., response_format: Mapping[str, Any] | None = ...,
+        special: bool | None = ...,
         **template_variables: Any,
     ) -> str: ...  # fmt: skip
 
@@ -238,6 +239,7 @@ class TextGenerator:
         stopping_criteria: Criterion | Sequence[Criterion] | None = ...,
         logprobs: bool | int | None = ..., top_logprobs: int | None = ...,
         grammar: Grammar | str | None = ..., response_format: Mapping[str, Any] | None = ...,
+        special: bool | None = ...,
         **template_variables: Any,
     ) -> Iterator[str]: ...  # fmt: skip
 
@@ -260,6 +262,7 @@ class TextGenerator:
         stopping_criteria: Criterion | Sequence[Criterion] | None = ...,
         logprobs: bool | int | None = ..., top_logprobs: int | None = ...,
         grammar: Grammar | str | None = ..., response_format: Mapping[str, Any] | None = ...,
+        special: bool | None = ...,
         **template_variables: Any,
     ) -> str | Iterator[str]: ...  # fmt: skip
 
@@ -281,6 +284,7 @@ class TextGenerator:
         stopping_criteria: Criterion | Sequence[Criterion] | None = ...,
         logprobs: bool | int | None = ..., top_logprobs: int | None = ...,
         grammar: Grammar | str | None = ..., response_format: Mapping[str, Any] | None = ...,
+        special: bool | None = ...,
         **template_variables: Any,
     ) -> str | list[str]: ...  # fmt: skip
 
