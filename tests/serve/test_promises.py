@@ -80,6 +80,12 @@ def is_whole(lark, text):
         ({"guided_grammar": "nonsense ::"}, "guided_grammar"),
         ({"json_schema": SCHEMA, "grammar": 'root ::= "a"'}, "json_schema"),
         ({"post_sampling_probs": True}, "post_sampling_probs"),
+        ({"use_beam_search": True}, "use_beam_search"),
+        ({"length_penalty": 0.5}, "length_penalty"),
+        ({"bad_words": ["no"]}, "bad_words"),
+        ({"allowed_token_ids": [1]}, "allowed_token_ids"),
+        ({"skip_special_tokens": False}, "skip_special_tokens"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
         ({"continue_final_message": True}, "continue_final_message"),
     ],
 )
@@ -87,6 +93,20 @@ def is_whole(lark, text):
 async def test_a_field_that_cannot_be_followed_is_refused_by_name(field, param):
     reply = await Client("x")(CHAT, SAY_HI | field)
     assert (reply.status, reply.json["error"]["param"]) == (400, param)
+
+
+@asking
+async def test_fields_whose_value_has_no_effect_are_accepted():
+    neutral = {"use_beam_search": False, "length_penalty": 1, "bad_words": [],
+               "skip_special_tokens": True, "allowed_token_ids": None}  # fmt: skip
+    assert (await Client("x")(CHAT, SAY_HI | neutral)).status == 200
+
+
+@asking
+async def test_a_token_id_of_vllm_ends_a_completion():
+    asked = Client("a b c d")
+    await asked(CHAT, SAY_HI | {"stop": [5, "x"], "stop_token_ids": [7]})
+    assert asked.backend.submitted[-1].stop_ids == [5, 7]
 
 
 @asking

@@ -48,9 +48,9 @@ TEXTS_WANTED: Properties = {
     "n": integer(1, limits.CHOICES),
     "ignore_eos": FLAG,
     "min_tokens": integer(0),
+    "stop_token_ids": array(integer(0), limits.STOPS),
     "lora": ADAPTERS,
     "t_max_predict_ms": integer(-1),
-    "post_sampling_probs": FLAG,  # refused if true
 }
 SCHEMA = either(OBJECT, TEXT)  # a JSON schema
 CONSTRAINTS: Properties = {  # by their names in vLLM's structured_outputs

@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from npurt.errors import GrammarError, NpurtError
+from npurt.errors import GrammarError, NpurtError, brief
 from npurt.llm.decode.grammar.grammar import Grammar, grammar_of
 from npurt.llm.decode.grammar.lark import lark_of_regex, quoted
 from npurt.serve.http import limits
@@ -13,6 +13,15 @@ from npurt.serve.http.bodies import INTEGERS, NUMBERS
 from npurt.serve.http.errors import wrong
 from npurt.serve.http.fields import Fields
 from npurt.serve.model.front import SEEDS, Wanted
+
+
+# Fields of llama.cpp and vLLM that change the output, each with the value that has no effect.
+UNSUPPORTED: dict[str, Any] = {
+    "allowed_token_ids": [], "bad_words": [], "include_stop_str_in_output": False,
+    "length_penalty": 1.0, "post_sampling_probs": False, "repetition_detection": None,
+    "skip_special_tokens": True, "structural_tag": None, "truncate_prompt_tokens": None,
+    "use_beam_search": False,
+}  # fmt: skip
 
 
 def sampling(fields: Fields) -> dict[str, Any]:
@@ -99,10 +108,12 @@ def wanted(fields: Fields, salt: str, *lengths: str) -> Wanted:
         if fields.has(name):
             maximum = fields.integer(name)
             break
-    if fields.flag("post_sampling_probs"):
-        raise wrong("post_sampling_probs is true", "leave it out: log probabilities are computed "
-                    "before sampling", "post_sampling_probs", "unsupported")  # fmt: skip
+    for name, neutral in UNSUPPORTED.items():
+        if (given := fields.values.get(name)) not in (None, neutral):
+            raise wrong(f"npurt does not support {name} = {brief(given)}", f"leave {name} out",
+                        name, "unsupported")  # fmt: skip
     texts, ids = stops(fields)
+    ids += fields.items("stop_token_ids")
     limit = fields.integer("t_max_predict_ms")
     return Wanted(
         sampling=sampling(fields),
@@ -131,6 +142,9 @@ def _asked(fields: Fields) -> dict[str, Callable[[], dict[str, Any]]]:
     if fields.text("grammar"):
         given["grammar"] = lambda: {"grammar": fields.text("grammar")}
     structured = fields.inner("structured_outputs")
+    if structured.has("structural_tag"):
+        raise wrong("npurt does not support structural_tag", "leave it out",
+                    structured.name("structural_tag"), "unsupported")  # fmt: skip
     for kind, names in NAMES_OF_CONSTRAINTS.items():
         for source, name in [(fields, name) for name in names] + [(structured, kind)]:
             if source.has(name) and source.values[name] is not False:
