@@ -14,7 +14,6 @@ from npurt.serve.http.errors import wrong
 from npurt.serve.http.fields import Fields
 from npurt.serve.model.front import SEEDS, Wanted
 
-
 # Fields of llama.cpp and vLLM that change the output, each with the value that has no effect.
 UNSUPPORTED: dict[str, Any] = {
     "allowed_token_ids": [], "bad_words": [], "include_stop_str_in_output": False,
