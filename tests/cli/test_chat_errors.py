@@ -1,4 +1,7 @@
-"""`npurt chat` after an error: it prints the error, keeps the conversation, and continues."""
+"""`npurt chat` after an error: it prints the error, keeps the conversation, and continues.
+
+Input that is not from a terminal then ends with exit status 1.
+"""
 
 import json
 
@@ -21,7 +24,7 @@ def test_a_refused_message_leaves_the_conversation_as_it_was(npurt, tmp_path):
     typed = f'Hello\n/system Be brief.\nAgain\n/save {kept}\n/system ""\nAnd now?\n'
     result = npurt("chat", "-m", tiny.write(file, tmp_path), *QUICK[2:], stdin=typed.encode())
 
-    assert result.code == 0
+    assert result.code == 1
     assert result.err.count("no system here") == 1
     first, second = result.out.split("\n")[:2]
     assert first
@@ -40,7 +43,7 @@ def test_a_lack_of_memory_ends_the_answer_only(npurt, monkeypatch):
     monkeypatch.setattr("npurt.llm.decode.model.Llama.chat", chat)
     result = npurt("chat", *QUICK, stdin=b"Hello\n/system\n")
 
-    assert (result.code, result.out) == (0, "there is no system message\n")
+    assert (result.code, result.out) == (1, "there is no system message\n")
     assert "no memory left: 3 GB" in result.err
 
 
@@ -59,7 +62,7 @@ def test_a_file_that_cannot_be_used_is_said(npurt, tmp_path, monkeypatch, typed,
     monkeypatch.chdir(tmp_path)
     result = npurt("chat", *QUICK, stdin=f"{typed}\nHello\n".encode())
 
-    assert (result.code, result.out) == (0, answers("Hello")[0] + "\n")
+    assert (result.code, result.out) == (1, answers("Hello")[0] + "\n")
     assert said in result.err
     assert "remedy: " in result.err
     assert not list(tmp_path.iterdir())
@@ -71,7 +74,7 @@ def test_half_of_a_surrogate_pair_is_no_text_of_a_conversation(npurt, tmp_path):
     again = tmp_path / "again.json"
     result = npurt("chat", *QUICK, stdin=f"/load {path}\n/save {again}\n".encode())
 
-    assert result.code == 0
+    assert result.code == 1
     assert f"{path} contains no conversation" in result.err
     assert json.loads(again.read_text()) == []
 
@@ -80,7 +83,7 @@ def test_half_of_a_surrogate_pair_is_no_text_of_a_conversation(npurt, tmp_path):
 def test_a_name_that_the_locale_cannot_write_is_said(verb, said):
     result = spawn("chat", *QUICK, stdin=f"/{verb} é.json\n".encode(), **PLAIN_LOCALE)
 
-    assert result.code == 0
+    assert result.code == 1
     assert said in result.err
     assert "remedy: " in result.err
     assert "Traceback" not in result.err
