@@ -126,7 +126,8 @@ CALLS = {
 }
 HARMLESS = {"account", "apply_chat_template", "can_shift", "chat", "close", "config",
             "context_shift", "detokenize", "device", "file", "fit", "from_pretrained",
-            "history", "marks_calls", "n_tokens", "parse_answer", "report", "seed", "speculator", "state", "template", "tensors", "threads",
+            "history", "marks_calls", "n_tokens", "parse_answer",
+            "report", "seed", "speculator", "state", "template", "tensors", "threads",
             "timing", "timings", "tokenize", "trace"}  # fmt: skip
 
 
