@@ -73,6 +73,26 @@ async def test_options_and_the_format_reach_the_engine():
 
 
 @asking
+async def test_a_long_chat_loses_its_oldest_turns_unless_truncate_is_false():
+    asked = Client("ok", n_ctx=200)
+    turns = [
+        turn
+        for i in range(40)
+        for turn in ({"role": "user", "content": f"q{i}"}, {"role": "assistant", "content": "a"})
+    ]
+    talk = [{"role": "system", "content": "S"}, *turns, {"role": "user", "content": "last"}]
+    body = {"messages": talk, "stream": False, "options": {"num_predict": 4}}
+    assert (await asked("/api/chat", body)).status == 200
+    assert "S" in asked.prompt
+    assert "last" in asked.prompt
+    assert "q39" in asked.prompt
+    assert "q0<" not in asked.prompt
+    refused = await asked("/api/chat", body | {"truncate": False})
+    assert refused.status == 400
+    assert "exceeds the available context size" in refused.json["error"].lower()
+
+
+@asking
 async def test_a_cut_text_is_told():
     answer = (await client("Hello")(CHAT, WHOLE | {"options": {"num_predict": 1}})).json
     assert answer["done_reason"] == "length"

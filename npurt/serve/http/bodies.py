@@ -243,7 +243,7 @@ BODIES: Mapping[str, Schema] = {  # by path; OpenAI's paths work without /v1 as 
     "/v1/messages/count_tokens": fields(COUNT, "messages"),
     "/api/chat": fields({
         "messages": array(fields({**MESSAGE, **IMAGES}, "role"), limits.MESSAGES),
-        **OLLAMA, **TOOLS,
+        **OLLAMA, **TOOLS, "truncate": FLAG,
     }),
     "/api/generate": fields({
         **OLLAMA, **IMAGES, **dict.fromkeys(("prompt", "suffix", "system"), TEXT), "raw": FLAG

@@ -37,7 +37,8 @@ async def chat(front: Front, request: Request) -> Answer:
         raise wrong("tool_choice forces a call, and so no format can be", "leave one out", "format")
     given = messages(fields)
     stream = fields.flag("stream", True)
-    talk = await Conversation.of(front, request, given, wanted, tools, _variables(fields))
+    talk = await Conversation.of(front, request, given, wanted, tools, _variables(fields),
+                                 truncate=fields.flag("truncate", True))  # fmt: skip
     said = _Talk(front, talk.texts)
     talk.texts.progress = stream and fields.flag("return_progress")
     if not stream:

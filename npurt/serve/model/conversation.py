@@ -11,6 +11,7 @@ from npurt.llm.decode.calls.format import CallPart
 from npurt.llm.decode.calls.reading import BEGIN, END, Part, Reader, begins_in_thought
 from npurt.llm.decode.calls.strict import Markers, grammar
 from npurt.llm.decode.grammar.grammar import Grammar
+from npurt.llm.text.turns import fitted, without
 from npurt.serve.http.endpoint import Request
 from npurt.serve.http.errors import wrong
 from npurt.serve.model.front import Front, Wanted
@@ -57,6 +58,7 @@ class Conversation:
         apart: bool = True,
         before: str = "",
         prompted: bool = True,
+        truncate: bool = False,
     ) -> Self:
         """Begin to answer *messages*.
 
@@ -64,6 +66,7 @@ class Conversation:
             apart: Whether thoughts are separated from the answer.
             before: Text appended to the prompt: the beginning of the answer, not returned.
             prompted: Whether the prompt ends with the start of an answer; always with *before*.
+            truncate: Whether the oldest turns are left out if the prompt is too long.
 
         Raises:
             HttpError: The queue is full, or the request is invalid.
@@ -72,8 +75,9 @@ class Conversation:
         front.require_capacity(wanted.choices)  # before rendering and tokenizing
 
         prompt, ids = await prompt_of(
-            front, request, messages, chosen, variables, before=before, prompted=prompted
-        )
+            front, request, messages, chosen, variables, before=before, prompted=prompted,
+            n_ctx=front.ready().n_ctx if truncate else None, max_tokens=wanted.max_tokens,
+        )  # fmt: skip
         # An answer of the request's own form has no calls.
         tools = Tools() if wanted.constrained and not chosen.forced else chosen
         if tools.forced:
@@ -166,15 +170,27 @@ async def prompt_of(
     *,
     before: str = "",
     prompted: bool = True,
+    n_ctx: int | None = None,
+    max_tokens: int | None = None,
 ) -> tuple[str, list[int]]:
-    """Return the prompt of *messages* and its token ids; arguments as for `Conversation.of`."""
+    """Return the prompt of *messages* and its token ids.
 
-    def prepared() -> tuple[str, list[int]]:
+    If *n_ctx* is given, the oldest turns that do not fit in so many positions, with an answer of
+    *max_tokens* tokens, are left out.  Other arguments are those of `Conversation.of`.
+    """
+
+    def render(kept: Sequence[Mapping[str, Any]]) -> tuple[str, list[int]]:
         prompt = front.model.prompt(
-            messages, tools=tools.listed, variables=variables,
+            kept, tools=tools.listed, variables=variables,
             add_generation_prompt=prompted or bool(before),
         )  # fmt: skip
         return prompt + before, front.model.encode_prompt(prompt + before)
+
+    def prepared() -> tuple[str, list[int]]:
+        if n_ctx is None:
+            return render(messages)
+        left_out, _ = fitted(messages, lambda kept: render(kept)[1], n_ctx, max_tokens)
+        return render(without(messages, left_out))
 
     return await request.in_thread(prepared)
 
