@@ -111,7 +111,7 @@ class Llama(TextModel):
             tools, tool_choice, functions, function_call, marked=self.chat_format == FORMAT,
             template=self._llm.template.source if asked else "",
         )  # fmt: skip
-        if calls.tools and not calls.options:
+        if asked and not calls.options:
             calls = replace(calls, special=self._llm.marks_calls())
         ids = self._llm.fit(
             messages,

@@ -230,10 +230,12 @@ class Loop:
         return events
 
     def _tell(self, events: Items[Event]) -> None:
-        """Pass each event to its request, and all *events* to the listener."""
-        self._tell_requests(events)
-        if events and self._on_step:
-            self._on_step(events)
+        """Pass all *events* to the listener, then each event to its request."""
+        try:
+            if events and self._on_step:
+                self._on_step(events)
+        finally:
+            self._tell_requests(events)
 
     def _tell_requests(self, events: Items[Event]) -> None:
         for event in events:

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 # dir() does not list attributes that only other parts of npurt use.
 INTERNALS = (
     "account", "can_shift", "context", "embedder", "file", "fit", "generator", "head",
-    "hidden_states", "lock", "model", "output_matrix", "read", "speculator", "weight_bytes",
+    "hidden_states", "lock", "marks_calls", "model", "output_matrix", "read", "speculator",
+    "weight_bytes",
 )  # fmt: skip
 
 MAX_SEQUENCES = 4096  # upper bound of max_sequences; far above the capacity of a host

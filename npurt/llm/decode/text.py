@@ -335,7 +335,7 @@ class TextGenerator:
             lambda kept: self.apply_chat_template(kept, tools=tools, **variables),
             options.get("max_tokens"),
         )
-        if tools and options.get("special") is None:
+        if options.get("special") is None and _tools(tools):
             options["special"] = self.marks_calls()
         chosen: Any = n  # Any, because the overloads distinguish 1 from other numbers
         return self.generate(ids, n=chosen, echo=echo, stream=stream, **options)
