@@ -17,7 +17,7 @@ from npurt.llm.batch.engine import Engine
 from npurt.llm.batch.request import Request
 from tests.llm import tiny
 
-WARM, ROUNDS = 22, 16
+WARM, ROUNDS = 22, 32
 PREFIXES, SEQUENCES = 3, 4
 POSITIONS = 64
 
