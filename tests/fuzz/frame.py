@@ -49,6 +49,7 @@ FOUND = ROOT / "build/fuzz"  # folder of inputs that failed
 
 SHARES = 4
 SECONDS = 30  # CPU time of one input
+SANITIZED = 6  # how many times as long code under AddressSanitizer may take
 STANDSTILL = 300  # elapsed seconds, for an input that waits without using the CPU
 MEMORY = 512 << 20  # bytes
 MAX_MEMORY = 6 << 30  # bytes of a worker, above which it is killed to protect the machine
@@ -121,7 +122,8 @@ class Worker:
 
     def __init__(self, name, plant=""):
         target = load(name)
-        self._seconds = getattr(target, "SECONDS", SECONDS)
+        slower = SANITIZED if "NPURT_SANITIZE" in os.environ else 1
+        self._seconds = slower * getattr(target, "SECONDS", SECONDS)
         self._words = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.fuzz.worker", name, plant],

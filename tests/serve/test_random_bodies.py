@@ -1,6 +1,6 @@
 """Random bodies: every answer matches the OpenAPI description, and no state is left behind.
 
-Hypothesis draws 700 bodies for each path, and one application without sockets answers them;
+Hypothesis draws 400 bodies for each path, and one application without sockets answers them;
 after each answer it must have no request in progress.  `--hypothesis-profile=explore` (in `make
 soak`) draws 24,000 bodies, different ones each time.  tests/serve/test_hostile_bodies.py sends
 other bodies over sockets.
@@ -163,7 +163,7 @@ def ask():
 
 @pytest.mark.parametrize("path", PATHS)
 def test_no_object_is_a_failure(ask, path):
-    @settings(max_examples=600)
+    @settings(max_examples=300)
     @given(objects(path))
     def asked(body):
         ask(path, json.dumps(body).encode())
