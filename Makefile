@@ -35,11 +35,12 @@ NOT_UNDER_ADDRESS = $(patsubst %,tests/cpu/test_%.py, aarch64 amx pool_model top
 UNDER_THREAD = $(patsubst %,tests/%.py, cpu/test_pool hexagon/test_native_call hexagon/test_transport \
 	rknpu/test_threads sim_fastrpc/test_queue sim_fastrpc/test_threads sim_rknpu/test_threads)
 
-.PHONY: help demo test sanitize foreign kernel soak models wheels docs lint clean
+.PHONY: help demo test coverage sanitize foreign kernel soak models wheels docs lint clean
 
 help:
 	@echo 'make demo      install npurt into .venv, fetch a small model and generate text'
 	@echo 'make test      run the linters and every test'
+	@echo 'make coverage  do the same, and print the lines that no test runs, in twice the time'
 	@echo 'make sanitize  run the tests of C code, and fuzzers, under sanitizers'
 	@echo 'make foreign   run programs of other projects on the simulators'
 	@echo 'make kernel    run clients of the RK3588 on the rocket driver of Linux'
@@ -61,7 +62,10 @@ test: .venv/dev lint docs
 	.ci/programs
 	$(BIN)/python npurt/build.py && touch .venv/installed
 	$(MAKE) --no-print-directory models
-	$(BIN)/python -m pytest --cov -n 2 --dist loadfile
+	$(BIN)/python -m pytest $(COVER) -n 2 --dist loadfile
+
+coverage: # twice the time of the tests alone
+	$(MAKE) --no-print-directory test COVER=--cov
 
 sanitize: .venv/installed .venv/dev
 	.ci/qemu
