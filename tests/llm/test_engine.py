@@ -132,36 +132,6 @@ def test_log_probabilities_of_the_prompt(engine, llm, count):
         assert len(result.logprobs) == count
 
 
-def test_a_prompt_that_was_scored_is_not_scored_again(llm):
-    """Only tokens after the longest common prefix of whole pages are evaluated again."""
-    ids = [*IDS, *reversed(IDS)] * 3
-    ids, other = ids[:150], [*ids[:140], *ids[:9]]
-    with open_engine(n_ctx=256) as engine:
-
-        def score(ids, top, **options):
-            before = engine.stats().counts.rows
-            request = engine.submit(
-                ids, GREEDY, max_tokens=2, logprobs=top, prompt_logprobs=True, **options
-            )
-            found = request.result()
-            return found.prompt_logprobs, engine.stats().counts.rows - before
-
-        with open_engine(n_ctx=256, prefixes=0) as fresh:
-            new = fresh.submit(other, GREEDY, max_tokens=2, logprobs=2, prompt_logprobs=True)
-            expected = new.result().prompt_logprobs
-        first, rows = score(ids, 3)
-        assert rows == 151
-        again, rows = score(ids, 3)
-        assert again == first
-        assert rows == 2
-        fewer, rows = score(ids, 1)
-        assert [each.top for each in fewer] == [each.top[:1] for each in first]
-        assert rows == 2
-        assert score(ids, 3, salt="b") == (first, 151)
-        assert score(ids, 4)[1] == 151
-        assert score(other, 2) == (expected, 1 + len(other) - 128)
-
-
 def test_chat_uses_the_template(engine, llm):
     messages = [{"role": "user", "content": "Hello"}]
     options = {"max_tokens": 5, "temperature": 0.0}

@@ -15,7 +15,7 @@ import numpy as np
 from npurt.llm.batch.prefixes import PAGE
 from npurt.llm.decode.logprobs import TokenLogprob
 
-MAX_PAGES = 512  # about 30 MB if each token has its 20 likeliest alternatives
+MAX_VALUES = 1 << 18  # tokens and alternatives; 24 to 32 MB (tests/llm/test_scores.py)
 
 Scored = list[TokenLogprob]
 
@@ -24,20 +24,21 @@ class Scores:
     """The log probabilities of prompts that were scored before.
 
     Args:
-        maximum: The largest number of pages.
+        maximum: The largest number of tokens and alternatives.
     """
 
-    def __init__(self, maximum: int = MAX_PAGES) -> None:
-        self._maximum = maximum
+    def __init__(self, maximum: int = MAX_VALUES) -> None:
+        self._maximum, self._values = maximum, 0
         self._pages: OrderedDict[bytes, tuple[int, Scored]] = OrderedDict()
 
     def add(self, tokens: Sequence[int], salt: str, scores: Scored, top: int) -> None:
         """Keep the log probabilities of *tokens* from the second on, with *top* alternatives."""
         for key, start, end in _pages(tokens, salt):
-            self._pages.pop(key, None)
-            self._pages[key] = top, scores[start:end]
-        while len(self._pages) > self._maximum:
-            self._pages.popitem(last=False)
+            self._values -= _size(self._pages.pop(key, (0, [])))
+            self._pages[key] = page = top, scores[start:end]
+            self._values += _size(page)
+        while self._values > self._maximum:
+            self._values -= _size(self._pages.popitem(last=False)[1])
 
     def find(self, tokens: Sequence[int], salt: str, top: int) -> Scored:
         """Return the known log probabilities of *tokens* from the second on, without a gap.
@@ -52,6 +53,12 @@ class Scores:
             self._pages.move_to_end(key)
             found += [replace(score, top=score.top[:top]) for score in page]
         return found
+
+
+def _size(page: tuple[int, Scored]) -> int:
+    """Return the number of tokens and alternatives of *page*."""
+    top, scores = page
+    return len(scores) * (1 + top)
 
 
 def _pages(tokens: Sequence[int], salt: str) -> Iterator[tuple[bytes, int, int]]:

@@ -178,19 +178,22 @@ async def prompt_of(
     If *n_ctx* is given, the oldest turns that do not fit in so many positions, with an answer of
     *max_tokens* tokens, are left out.  Other arguments are those of `Conversation.of`.
     """
+    prompts: dict[int, str] = {}  # by the number of messages
 
-    def render(kept: Sequence[Mapping[str, Any]]) -> tuple[str, list[int]]:
+    def render(kept: Sequence[Mapping[str, Any]]) -> list[int]:
         prompt = front.model.prompt(
             kept, tools=tools.listed, variables=variables,
             add_generation_prompt=prompted or bool(before),
         )  # fmt: skip
-        return prompt + before, front.model.encode_prompt(prompt + before)
+        prompts[len(kept)] = prompt + before
+        return front.model.encode_prompt(prompt + before)
 
     def prepared() -> tuple[str, list[int]]:
         if n_ctx is None:
-            return render(messages)
-        left_out, _ = fitted(messages, lambda kept: render(kept)[1], n_ctx, max_tokens)
-        return render(without(messages, left_out))
+            ids = render(messages)
+            return prompts[len(messages)], ids
+        left_out, ids = fitted(messages, render, n_ctx, max_tokens)
+        return prompts[len(without(messages, left_out))], ids
 
     return await request.in_thread(prepared)
 

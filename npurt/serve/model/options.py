@@ -14,12 +14,12 @@ from npurt.serve.http.errors import wrong
 from npurt.serve.http.fields import Fields
 from npurt.serve.model.front import SEEDS, Wanted
 
-# Fields of llama.cpp and vLLM that change the output, each with the value that has no effect.
+# Fields that change the output, each with the value that has no effect.  Sources: llama.cpp,
+# tools/server/README.md; vLLM, docs/serving/openai_compatible_server (extra parameters).
 UNSUPPORTED: dict[str, Any] = {
     "allowed_token_ids": [], "bad_words": [], "include_stop_str_in_output": False,
-    "length_penalty": 1.0, "post_sampling_probs": False, "repetition_detection": None,
-    "skip_special_tokens": True, "structural_tag": None, "truncate_prompt_tokens": None,
-    "use_beam_search": False,
+    "length_penalty": 1.0, "post_sampling_probs": False, "skip_special_tokens": True,
+    "truncate_prompt_tokens": None, "use_beam_search": False,
 }  # fmt: skip
 
 
