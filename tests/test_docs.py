@@ -176,7 +176,7 @@ def test_what_ci_runs_is_what_the_documents_say():
     commands = re.findall(r"^[^#\n]*\bmake (\w+)", (PROJECT / ".ci/run").read_text(), re.M)
 
     assert {name for name, said in rows if said == "yes"} == set(commands)
-    assert {name for name, _ in rows} == {"test", "sanitize", "foreign", "kernel", "soak"}
+    assert {name for name, _ in rows} == set(commands) | {"coverage", "soak"}
 
 
 def pages_that_run():
