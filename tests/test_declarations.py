@@ -2,7 +2,7 @@
 
 import pytest
 
-from npurt import declarations, library
+from npurt.base import declarations, library
 from npurt.errors import DeviceNotFound
 
 HEADER = """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from npurt import extras
+from npurt.base import extras
 
 PROJECT = Path(__file__).resolve().parents[1]
 # An extra of npurt by name means the index, which has no npurt: "pip install npurt[server]".

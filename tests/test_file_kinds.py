@@ -10,8 +10,8 @@ import zipfile
 import pytest
 
 import npurt
+from npurt.base.file_kinds import SIGNATURES, kind_of, recognised
 from npurt.errors import ModelFormatError
-from npurt.file_kinds import SIGNATURES, kind_of, recognised
 from npurt.llm.convert.folder import convert
 from npurt.llm.file.gguf import GGUF
 

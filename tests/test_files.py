@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from npurt.files import replacing
+from npurt.base.files import replacing
 from tests.limits import HANG_SECONDS
 
 LIMIT = 1 << 16  # largest file of the process, in bytes

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from npurt.once import once
+from npurt.base.once import once
 from tests.limits import HANG_SECONDS
 
 ROOT = Path(__file__).resolve().parents[1] / "npurt"
@@ -151,4 +151,4 @@ def cached(path):
 def test_functools_caches_nothing_that_must_be_one():
     found = {each for path in ROOT.rglob("*.py") for each in cached(path)}
 
-    assert found == VALUES, "use npurt.once.once for what has an identity or a state"
+    assert found == VALUES, "use npurt.base.once.once for what has an identity or a state"

@@ -7,18 +7,18 @@ import pytest
 
 import npurt
 from npurt.cpu.device import CpuDevice
+from npurt.device.products import ProductDevice
+from npurt.device.segment import Limits, split
+from npurt.device.verify import Mode, Sampler
 from npurt.graph import ops
 from npurt.graph.rows import Rows
 from npurt.graph.tensor import Kind
 from npurt.llm.arch.reading import describe
 from npurt.llm.arch.weights import FileWeights
 from npurt.llm.file.gguf import GGUF
-from npurt.products import ProductDevice
 from npurt.runtime.execute.executor import Executor
 from npurt.runtime.report.ledger import Ledger
-from npurt.segment import Limits, split
 from npurt.testing import DeviceSuite
-from npurt.verify import Mode, Sampler
 from tests.graph.models import logits
 from tests.llm import tiny
 from tests.llm.reference import nmse

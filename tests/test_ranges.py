@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npurt.ranges import Ranges
+from npurt.base.ranges import Ranges
 
 
 def test_the_first_range_that_fits_is_taken():

@@ -4,9 +4,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from npurt import restart
+from npurt.device import restart
+from npurt.device.restart import RESTARTS, Restarts, patiently
 from npurt.errors import DeviceFull, DeviceLost, DeviceNotFound, DeviceTimeout, NpurtError
-from npurt.restart import RESTARTS, Restarts, patiently
 
 
 def failure(kind=DeviceLost, what="it fell"):

@@ -5,6 +5,7 @@ import pytest
 
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.lowering.part import PartProgram
+from npurt.device.segment import Capacity, Limits, split
 from npurt.errors import LayoutError, SettingError
 from npurt.graph import ops
 from npurt.graph.rows import Rows
@@ -13,7 +14,6 @@ from npurt.llm.arch.reading import describe
 from npurt.llm.arch.weights import FileWeights
 from npurt.llm.file.gguf import GGUF
 from npurt.reference.device import ReferenceDevice
-from npurt.segment import Capacity, Limits, split
 from tests.llm import tiny
 
 

@@ -1,7 +1,7 @@
 """Compile the C code of npurt.
 
-Developers run this module by hand (`python npurt/build.py --help`); tests and
-`npurt/build_wheel.py` import it.  It needs only Python and the `ziglang` package, whose version
+Developers run it by hand (`python -m tools.build --help`); tests and `tools/build/wheel_hook.py`
+import it.  It needs only Python and the `ziglang` package, whose version
 pyproject.toml pins.  It is not installed.  It compiles a product only when the product's sources or
 flags changed.
 
@@ -9,18 +9,13 @@ flags changed.
 the Hexagon) with their manifest, and the simulators of both NPUs.
 """
 
-import argparse
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-if __package__ != "npurt":  # run by hand
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from npurt import build_sanitize as sanitize
-from npurt import declarations
-from npurt.build_hexagon import (
+from npurt.base import declarations
+from tools.build import sanitize
+from tools.build.hexagon import (
     ARCHS,
     IDL_COMPILER,
     SHELL_NAMES,
@@ -31,7 +26,7 @@ from npurt.build_hexagon import (
     shell_names,
     skel_inputs,
 )
-from npurt.build_host import (
+from tools.build.host import (
     GLIBC,
     TARGETS,
     build_library,
@@ -39,7 +34,7 @@ from npurt.build_host import (
     host,
     library_sources,
 )
-from npurt.build_zig import ROOT, BuildError, Stamp, whole, write
+from tools.build.zig import ROOT, BuildError, Stamp, whole, write
 
 __all__ = [
     "ARCHS",
@@ -110,7 +105,7 @@ def _simulator(folder: str, out: str) -> Product:
 
 
 def _parsed(package: Path, name: str) -> Path:
-    """Write cffi's declarations of the header *name* of the package; see `npurt.declarations`."""
+    """Write cffi's declarations of the header *name*; see `npurt.base.declarations`."""
     out = declarations.beside(package / name)
     with whole(out) as partial:
         declarations.write(ROOT / "npurt" / name, partial)
@@ -211,38 +206,3 @@ def _make(product: Product, package: Path, target: str) -> list[Path]:
         made = list(product.make(package, target))
         stamp.record(made)
     return made
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the build from the command line; return 0 on success, 1 on failure, 2 on wrong usage."""
-    parser = argparse.ArgumentParser(description="Compile the C code of npurt, in place.")
-    parser.add_argument("--target", choices=TARGETS, help="architecture (default: this machine's)")
-    parser.add_argument("--out", type=Path, help="build only the CPU kernels, into this file")
-    parser.add_argument("--define", action="append", default=[], metavar="NAME[=VALUE]")
-    parser.add_argument(
-        "--executable", nargs="+", type=Path, metavar="FILE.c",
-        help="link these files and the CPU kernels into a static program, the file --out",
-    )  # fmt: skip
-    parser.add_argument(
-        "--only", nargs="+", default=[], choices=[product.name for product in PRODUCTS]
-    )
-    args = parser.parse_args(argv)
-    if (args.executable or args.define) and not args.out:
-        parser.error("--executable and --define need --out")
-    try:
-        target = args.target or host()
-        if args.executable:
-            sources = [*library_sources(), *args.executable]
-            compile_executable(sources, target, args.out, defines=args.define)
-        elif args.out:
-            build_library(target, args.out, defines=args.define)
-        else:
-            make(PACKAGE, target, args.only)
-    except BuildError as error:
-        print(f"build: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

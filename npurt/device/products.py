@@ -13,18 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from npurt import delta_check
-from npurt.delta import DeltaNet, DeltaNets, DeltaState, why_not_delta
-from npurt.device import F32, Device, MatMul, Packed
+from npurt.device import delta_check
+from npurt.device.delta import DeltaNet, DeltaNets, DeltaState, why_not_delta
+from npurt.device.device import F32, Device, MatMul, Packed
+from npurt.device.guard import Guard
+from npurt.device.segment import Array, Counter, Limits, Segment, Weights
+from npurt.device.verify import Check, Mode, Sampler
 from npurt.errors import DriverError
 from npurt.graph import ops
 from npurt.graph.graph import Graph
 from npurt.graph.ops import Op, Precision
 from npurt.graph.rows import Rows
 from npurt.graph.tensor import Kind, Tensor
-from npurt.guard import Guard
-from npurt.segment import Array, Counter, Limits, Segment, Weights
-from npurt.verify import Check, Mode, Sampler
 
 
 class ProductDevice(Device):

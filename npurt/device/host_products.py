@@ -9,7 +9,7 @@ import abc
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
-from npurt.device import F32, F64, Caps, Device, MatMul, Packed, check_product
+from npurt.device.device import F32, F64, Caps, Device, MatMul, Packed, check_product
 from npurt.errors import UnsupportedOp
 from npurt.quant.tensor import QTensor
 

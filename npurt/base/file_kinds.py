@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from npurt.files import opened
+from npurt.base.files import opened
 
 GGUF = b"GGUF"
 READ = 4096  # bytes that are read of a file

@@ -124,7 +124,7 @@ class Packed(abc.ABC):
         This implementation assumes float32 arithmetic: five independent roundings for each group
         of columns.  The rounded partial sums do not exceed the norm of the row's scaled codes plus
         offsets.  The result includes the error of numbers below 2^-126 that grows with x;
-        `npurt.verify` derives it.
+        `npurt.device.verify` derives it.
         """
         canonical = self.tensor[rows].canonical()
         roundings = 2 + self.k * (5 / canonical.group if canonical.group > 1 else 1)
@@ -303,7 +303,7 @@ class Device(abc.ABC):
         return f"<{type(self).__name__} {self.caps.name}>"
 
 
-# --- Optional abilities of devices: test with isinstance; see also `npurt.delta` ------------------
+# --- Optional abilities of devices: test with isinstance; see also `npurt.device.delta` -----------
 
 
 @runtime_checkable

@@ -1,6 +1,6 @@
 """Compile C for the machine that runs Python: the CPU kernels, the simulators, test programs.
 
-Part of `npurt/build.py`: not installed.  The name of a source file determines its flags.  `name.c`
+Part of `tools/build`: not installed.  The name of a source file determines its flags.  `name.c`
 and `name__scalar.c` are compiled for any machine of the architecture.  `name__ISA.c` is compiled
 for the instruction set ISA, if the architecture has it.  `name__vec.c` is compiled once for each
 vector level, with NPURT_LEVEL defined as the level's name.  A library exports only the functions
@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from npurt import build_sanitize as sanitize
-from npurt.build_zig import ROOT, STRICT, BuildError, Job, objects, whole, zig
+from tools.build import sanitize as sanitize
+from tools.build.zig import ROOT, STRICT, BuildError, Job, objects, whole, zig
 
 CPU = ROOT / "npurt/cpu"
 HEADERS = (CPU / "kernels", CPU / "pool")  # folders with headers of the CPU device
@@ -95,7 +95,7 @@ def _units_of(source: Path, target: str) -> list[Unit]:
     if not any(suffix in isas for isas in ISAS.values()):
         raise BuildError(
             f"{source.name}: unknown instruction set {suffix!r}\n"
-            "  remedy: rename the file, or add a row to ISAS in npurt/build_host.py"
+            "  remedy: rename the file, or add a row to ISAS in tools/build/host.py"
         )
     mcpu = ISAS[target].get(suffix)
     return [Unit(source, mcpu)] if mcpu else []

@@ -1,6 +1,6 @@
 """Compile for this machine with a sanitizer: Debian's clang in place of zig.
 
-Part of `npurt/build.py`: not installed.  NPURT_SANITIZE=address selects AddressSanitizer and
+Part of `tools/build`: not installed.  NPURT_SANITIZE=address selects AddressSanitizer and
 UndefinedBehaviorSanitizer, NPURT_SANITIZE=thread selects ThreadSanitizer.  Every library and
 program for this machine is then compiled with the sanitizer, and the files of the package are made
 in build/address/npurt or build/thread/npurt.  Builds for other machines do not change.
@@ -13,7 +13,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from npurt.build_zig import ROOT, Arg, BuildError, Job, run, whole, write
+from tools.build.zig import ROOT, Arg, BuildError, Job, run, whole, write
 
 CLANG = "clang-19"  # in Debian 12 and 13; since 17, clang checks function types in C
 VARIABLE = "NPURT_SANITIZE"
@@ -53,7 +53,7 @@ def chosen() -> str:
     if name and os.uname().machine != "x86_64":
         raise BuildError(
             f"{VARIABLE}: the compiler flags for {os.uname().machine} are unknown\n"
-            f"  remedy: unset {VARIABLE}, or extend `machine` in npurt/build_sanitize.py"
+            f"  remedy: unset {VARIABLE}, or extend `machine` in tools/build/sanitize.py"
         )
     if name and not shutil.which(CLANG):
         raise BuildError(f"{VARIABLE}: there is no {CLANG}\n  remedy: run .ci/clang")

@@ -1,6 +1,6 @@
 """Run the compiler (the `ziglang` package: clang and LLD), and write files atomically.
 
-Part of `npurt/build.py`: not installed.  This module imports no module of npurt.  zig caches
+Part of `tools/build`: not installed.  This module imports no module of npurt.  zig caches
 objects by the contents of source, headers and flags, in build/zig.  If nothing changed, `Stamp`
 avoids running zig.
 """
@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 # Flags for every C source of npurt.
 STRICT = ("-std=c11", "-g0", "-fno-sanitize=undefined", "-Wall", "-Wextra", "-Werror")

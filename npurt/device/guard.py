@@ -4,12 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from npurt.device.segment import Array, Limits, require_fork
 from npurt.errors import LayoutError
 from npurt.graph import ops
 from npurt.graph.graph import Graph
 from npurt.graph.rows import Rows, Span
 from npurt.graph.tensor import POSITIONS, SELECTED, Kind, Tensor
-from npurt.segment import Array, Limits, require_fork
 
 
 class Guard:
@@ -86,7 +86,7 @@ class Guard:
         self._require_state(state, sequence)
         maximum, given = self._limits.positions, values.shape
         integers = values.dtype == np.int32 and len(given) == 3 and POSITIONS not in state.shape
-        if integers:  # see `npurt.delta.STATE_INTEGERS`
+        if integers:  # see `npurt.device.delta.STATE_INTEGERS`
             given = (*given[:-1], given[-1] - 2)
         shape = [
             min(size, maximum) if dim == POSITIONS else dim.size

@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from npurt.device import F32, F64, FLUSHED, UNIT, Caps, Device
+from npurt.device.device import F32, F64, FLUSHED, UNIT, Caps, Device
 from npurt.errors import NumericsError, UnsupportedOp
 
 I32 = npt.NDArray[np.int32]

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from npurt import declarations
+from npurt.base import declarations
 from npurt.errors import DeviceNotFound
 from npurt.settings import LIBRARIES, read
 

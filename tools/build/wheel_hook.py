@@ -1,7 +1,7 @@
 """Add the compiled libraries to a wheel; hatchling finds `BuildHook`.
 
 Part of the build: not installed.  A wheel for Linux on x86_64 or aarch64 contains the files that
-`npurt/build.py` compiles.  On other machines, and with _PYTHON_HOST_PLATFORM=any, a wheel contains
+`tools/build` compiles.  On other machines, and with _PYTHON_HOST_PLATFORM=any, a wheel contains
 only Python code and runs on the device `numpy`.
 
 If a wheel in dist/ was made from the same sources, its libraries are reused.  Otherwise the build
@@ -18,12 +18,12 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from packaging.tags import sys_tags
 
-if __package__ != "npurt":  # hatchling runs this file by its path
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+if __package__ != "tools.build":  # hatchling runs this file by its path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from npurt.build import GLIBC, PACKAGE, ROOT, BuildError, host, is_made, make, sources
-from npurt.build_zig import digest, whole, write
 from npurt.version import __version__
+from tools.build import GLIBC, PACKAGE, ROOT, BuildError, host, is_made, make, sources
+from tools.build.zig import digest, whole, write
 
 # CPU seconds to compile everything on an x86_64 server: bench/RESULTS.md, "Installing".
 CPU_SECONDS = 72
@@ -118,5 +118,5 @@ class BuildHook(BuildHookInterface[Any]):
 
     def _origin(self) -> str:
         """Return a digest of the sources and the build's code, and the compiler's version."""
-        code = (ROOT / "npurt").glob("build*.py")
+        code = Path(__file__).parent.glob("*.py")
         return f"{digest([*sources(), *code])} {self.config['compiler']}"

@@ -1,6 +1,6 @@
 """Compile C for the Hexagon: the skels that ship, and programs that qemu-hexagon runs.
 
-Part of `npurt/build.py`: not installed.  All code is freestanding: open Hexagon compilers have no
+Part of `tools/build`: not installed.  All code is freestanding: open Hexagon compilers have no
 libc and no compiler runtime, so dsp/rtlib.c provides the functions that clang calls by itself.
 
 A skel has the ELF layout of the SDK's skels: one read-execute and one read-write segment in pages
@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from npurt.build_zig import ROOT, STRICT, BuildError, Job, digest, objects, whole, write, zig
+from tools.build.zig import ROOT, STRICT, BuildError, Job, digest, objects, whole, write, zig
 
 DSP = ROOT / "dsp"
 REFERENCE = DSP / "reference"  # the kernels' results in plain C; not part of a skel

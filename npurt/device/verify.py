@@ -49,7 +49,7 @@ from enum import Enum
 
 import numpy as np
 
-from npurt.device import F32, F64, FLUSHED, LAMBDA, MAX_CODES, MAX_SUM, UNIT, Packed
+from npurt.device.device import F32, F64, FLUSHED, LAMBDA, MAX_CODES, MAX_SUM, UNIT, Packed
 from npurt.errors import NumericsError, SettingError, brief
 from npurt.settings import VERIFY, read
 

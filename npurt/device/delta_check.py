@@ -25,8 +25,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from npurt.delta import DeltaError, DeltaNet
-from npurt.device import F32, F64, FLUSHED, LAMBDA
+from npurt.device.delta import DeltaError, DeltaNet
+from npurt.device.device import F32, F64, FLUSHED, LAMBDA
 
 OVERFLOW = 2.0**127
 

@@ -1,6 +1,6 @@
 """Load the declarations of a C header for cffi, parsed now or when npurt was built.
 
-Parsing takes 30 ms.  So `npurt/build.py` writes cffi's declarations into a file beside the header,
+Parsing takes 30 ms.  So `tools/build` writes cffi's declarations into a file beside the header,
 with a digest of the header.  `read` uses the file only if the digest matches.
 """
 

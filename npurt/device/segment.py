@@ -13,8 +13,9 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from npurt.delta import state_values
-from npurt.device import Caps
+from npurt.device.delta import state_values
+from npurt.device.device import Caps
+from npurt.device.verify import Sampler
 from npurt.errors import LayoutError, SettingError
 from npurt.graph import ops
 from npurt.graph.cost import cost
@@ -24,7 +25,6 @@ from npurt.graph.roles import role
 from npurt.graph.rows import Rows
 from npurt.graph.tensor import POSITIONS, Kind, Tensor
 from npurt.quant.tensor import QTensor
-from npurt.verify import Sampler
 
 Array = npt.NDArray[Any]
 KV_DTYPES = {"f16": np.float16, "f32": np.float32}
@@ -200,7 +200,7 @@ class Segment(abc.ABC):
         """Return an exact copy of a state.  The errors are those of `read`.
 
         If the device stores the state of a delta net as integers, return the integers (see
-        `npurt.delta.STATE_INTEGERS`), otherwise the result of `read`.
+        `npurt.device.delta.STATE_INTEGERS`), otherwise the result of `read`.
         """
         return self.read(state, sequence)
 

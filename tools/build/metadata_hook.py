@@ -13,12 +13,12 @@ from typing import Any
 
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
-if __package__ != "npurt":  # hatchling runs this file by its path
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+if __package__ != "tools.build":  # hatchling runs this file by its path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from npurt.version import __version__
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class MetadataHook(MetadataHookInterface):
