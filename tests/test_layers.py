@@ -26,8 +26,20 @@ LAYERS = [  # lowest first; two names in one layer never import each other
 ]
 # The subpackages of a package, each with one job, lowest first, as in LAYERS.
 SUBPACKAGES: dict[str, list[set[str]]] = {
+    "base": [
+        {"declarations", "extras", "files", "gguf_parts", "hooks", "once", "ranges"},
+        {"file_kinds", "library", "threads"},
+    ],
     "cli": [{"signals"}, {"arguments", "output"}, {"verbs"}],
     "cpu": [{"kernels"}, {"pool"}, {"state"}, {"lowering"}, {"device"}],
+    "device": [
+        {"device", "restart"},
+        {"delta", "host_products"},
+        {"delta_check", "verify"},
+        {"segment"},
+        {"guard"},
+        {"products"},
+    ],
     "hexagon": [
         {"idl"},
         {"fastrpc"},
