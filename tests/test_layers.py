@@ -236,6 +236,8 @@ def test_imports_between_rooms_point_down(package, name):
 @pytest.mark.parametrize("package", SUBPACKAGES)
 def test_a_room_says_what_it_is_for(package):
     for subpackage in set().union(*SUBPACKAGES[package]):
+        if not (ROOT / package / subpackage).is_dir():
+            continue
         doc = ast.get_docstring(ast.parse(modules(package)[f"npurt.{package}.{subpackage}"]))
         assert doc, f"npurt.{package}.{subpackage} has no docstring"
         assert "import" in doc, (
