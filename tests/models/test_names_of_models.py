@@ -12,8 +12,8 @@ from npurt.compat import mlx_lm
 from npurt.compat.llama_cpp import Llama as LlamaCpp
 from npurt.errors import ModelFormatError, NpurtError, SettingError
 from npurt.models import catalogue
-from tests.hub_server import REPO, sha256
 from tests.llm import tiny
+from tests.models.hub_server import REPO, sha256
 
 NAME = "Tiny-Q8_0"
 PARTS = "Tiny-00001-of-00002", "Tiny-00002-of-00002"

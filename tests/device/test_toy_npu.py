@@ -18,7 +18,7 @@ from tests.llm import tiny
 from tests.llm.reference import nmse
 from tests.runtime.test_execute import FLOAT32
 
-FOLDER = Path(__file__).resolve().parents[1] / "examples/toy_npu"
+FOLDER = Path(__file__).resolve().parents[2] / "examples/toy_npu"
 OF_INT8 = 0.05  # nmse of logits of random models with W8A8; measured: 0.002 to 0.02
 
 

@@ -1,6 +1,6 @@
 """Test models of hubs: the right file arrives complete and checked, or an error gives the reason.
 
-The hub is `tests.hub_server` on the loopback interface; nothing here needs another network.
+The hub is `tests.models.hub_server` on the loopback interface; nothing here needs another network.
 """
 
 import os
@@ -23,11 +23,11 @@ from npurt.errors import DownloadError, NpurtError, SettingError, UnsupportedOp
 from npurt.models import download, locate, requests
 from npurt.models.hub import Hub
 from npurt.models.reference import Reference
-from tests import hub_server
-from tests.hub_calls import blobs, fetch, refused
-from tests.hub_server import COMMIT, CONTENT, REPO, TOKEN, Fault
 from tests.limits import HANG_SECONDS
 from tests.llm import tiny
+from tests.models import hub_server
+from tests.models.hub_calls import blobs, fetch, refused
+from tests.models.hub_server import COMMIT, CONTENT, REPO, TOKEN, Fault
 
 
 def test_a_model_arrives_in_the_cache_of_huggingface_hub(hub):

@@ -11,7 +11,7 @@ from npurt.errors import SettingError
 from npurt.models.choice import HubFile, choose
 from npurt.models.hub import Hub
 from npurt.models.reference import Reference
-from tests.hub_server import NAMES
+from tests.models.hub_server import NAMES
 
 
 @pytest.mark.parametrize(

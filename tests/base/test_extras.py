@@ -10,7 +10,7 @@ import pytest
 
 from npurt.base import extras
 
-PROJECT = Path(__file__).resolve().parents[1]
+PROJECT = Path(__file__).resolve().parents[2]
 # An extra of npurt by name means the index, which has no npurt: "pip install npurt[server]".
 OF_THE_INDEX = re.compile(r"\bnpurt\[")
 

@@ -12,7 +12,7 @@ import pytest
 from npurt.base.once import once
 from tests.limits import HANG_SECONDS
 
-ROOT = Path(__file__).resolve().parents[1] / "npurt"
+ROOT = Path(__file__).resolve().parents[2] / "npurt"
 
 # Functions that may use `functools.cache`: their results are plain values, so duplicates are safe.
 VALUES = {

@@ -3,9 +3,9 @@
 import pytest
 
 from npurt.errors import NpurtError
-from tests import hub_server
-from tests.hub_calls import blobs, refused
-from tests.hub_server import REPO, Fault
+from tests.models import hub_server
+from tests.models.hub_calls import blobs, refused
+from tests.models.hub_server import REPO, Fault
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Test models of https URLs: the right file arrives complete, or an error gives the reason.
 
-The server is `tests.hub_server` on the loopback interface; nothing here needs another network.
+The server is `tests.models.hub_server` on the loopback interface; no other network is needed.
 """
 
 import pytest
@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from npurt.errors import DownloadError, NpurtError, SettingError
 from npurt.models import locate
-from tests import hub_server
-from tests.hub_calls import fetch
-from tests.hub_server import CONTENT, REPO, Fault
+from tests.models import hub_server
+from tests.models.hub_calls import fetch
+from tests.models.hub_server import CONTENT, REPO, Fault
 
 
 def test_a_url_is_downloaded_once(hub):
