@@ -9,7 +9,7 @@ LINUX ?= 7.2
 
 BIN := .venv/bin
 C_FILES = $(shell find $(wildcard npurt dsp idl sim tests examples) -name '*.[ch]')
-BUILT_FROM = $(shell find npurt/cpu npurt/build*.py \
+BUILT_FROM = $(shell find npurt/cpu tools/build/*.py \
 	$(wildcard dsp idl sim npurt/hexagon/idl npurt/hexagon/fastrpc npurt/hexagon/host \
 		npurt/rknpu/driver) \
 	-name '*.[ch]' -o -name '*.inc' -o -name '*.idl' -o -name '*.ld' -o -name '*.py')
@@ -60,7 +60,7 @@ test: .venv/dev lint docs
 	.ci/qemu
 	.ci/chromium
 	.ci/programs
-	$(BIN)/python npurt/build.py && touch .venv/installed
+	$(BIN)/python -m tools.build && touch .venv/installed
 	$(MAKE) --no-print-directory models
 	$(BIN)/python -m pytest $(COVER) -n 2 --dist loadfile
 
@@ -83,13 +83,13 @@ soak: .venv/installed .venv/dev
 # (tests/foreign/debian.py). If one is missing, one line says so.
 foreign: .venv/dev
 	.ci/qemu
-	$(BIN)/python npurt/build.py && touch .venv/installed
+	$(BIN)/python -m tools.build && touch .venv/installed
 	$(BIN)/python -m pytest -m foreign -n 2 --dist loadgroup tests/foreign
 
 # Linux's rocket driver, in a kernel that is built once and runs as a program (tests/kernel). If the
 # kernel's sources are missing, one line says so. LINUX=7.3 selects that series.
 kernel: .venv/dev
-	$(BIN)/python npurt/build.py && touch .venv/installed
+	$(BIN)/python -m tools.build && touch .venv/installed
 	$(BIN)/python -m tests.kernel --linux $(LINUX)
 
 models: .venv/installed

@@ -7,7 +7,7 @@ each round starts a new process of each checkout, and the two take turns in shor
 other load on the machine affects both. Processes are new because the placement of a process's
 memory makes all its tokens up to 8 % faster or slower. A figure is the median of the ratios of
 neighbouring measurements, with their quartiles; for prefill and decode, a measurement is the median
-of a process. Build both checkouts first (`python npurt/build.py`).
+of a process. Build both checkouts first (`python -m tools.build`).
 """
 
 import argparse

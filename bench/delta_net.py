@@ -32,13 +32,13 @@ from npurt.cpu.pool.table import RowTable
 from npurt.cpu.state.arrays import Recurrence
 from npurt.cpu.state.recurrent import SPACING
 from npurt.cpu.state.slots import Slots
-from npurt.delta import DeltaNet
+from npurt.device.delta import DeltaNet
+from npurt.device.verify import Mode, Sampler
 from npurt.hexagon.device.device import open_hexagon
 from npurt.hexagon.session import messages
 from npurt.hexagon.session.messages import REPLY
 from npurt.runtime.execute.recurrence import RemoteDelta
 from npurt.runtime.report.ledger import Ledger
-from npurt.verify import Mode, Sampler
 
 LAYERS = 8
 SIZES = {"Qwen3.5-0.8B": (16, 16, 128), "Qwen3.5-4B": (16, 32, 128), "64 wide": (16, 16, 64)}

@@ -20,7 +20,7 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(PROJECT))
 
-from tests.hub_server import REPO, serving  # noqa: E402
+from tests.models.hub_server import REPO, serving  # noqa: E402
 
 MODEL = PROJECT / "tests/data/models/llama3/llama3-q8_0.gguf"
 SKEL = PROJECT / "npurt/hexagon/skel/libnpurt_skel_v68.so"

@@ -13,8 +13,8 @@ import time
 import numpy as np
 
 from npurt.cpu.device import CpuDevice
+from npurt.device.host_products import moved_to_host
 from npurt.hexagon.device.device import open_hexagon
-from npurt.host_products import moved_to_host
 from npurt.quant.tensor import QTensor
 from npurt.rknpu.device.device import open_rknpu
 

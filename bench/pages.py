@@ -38,11 +38,11 @@ class Worker:
 
     def __init__(self, path: str, threads: int, positions: int, sequences: int) -> None:
         from npurt.cpu.device import CpuDevice
+        from npurt.device.segment import Limits
         from npurt.graph.rows import Rows
         from npurt.llm.arch.reading import describe
         from npurt.llm.arch.weights import FileWeights
         from npurt.llm.file.gguf import GGUF
-        from npurt.segment import Limits
 
         self._rows = Rows
         file = GGUF(path)

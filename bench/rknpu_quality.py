@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from npurt.device import F32, Caps, Packed
+from npurt.device.device import F32, Caps, Packed
 from npurt.llm.measure.estimate import Divergence, Exact, divergence
 
 

@@ -21,13 +21,14 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for tests/, which is not installed
 
-from npurt import delta_check
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.kernels import abi
 from npurt.cpu.pool.engine import Input, empty
 from npurt.cpu.pool.table import RowTable
-from npurt.delta import DeltaError, DeltaNet, DeltaState
-from npurt.device import FLUSHED, LAMBDA, UNIT, Packed
+from npurt.device import delta_check
+from npurt.device.delta import DeltaError, DeltaNet, DeltaState
+from npurt.device.device import FLUSHED, LAMBDA, UNIT, Packed
+from npurt.device.verify import OVERFLOW, is_right, make_probe, probe_of
 from npurt.errors import NumericsError, UnsupportedOp, VerificationFailed
 from npurt.hexagon.device.device import HexagonDevice
 from npurt.hexagon.device.weights import HexagonPacked
@@ -36,7 +37,6 @@ from npurt.hexagon.layout.formats import BY_NAME as HEXAGON_FORMATS
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME
 from npurt.runtime.open.devices import open_device
-from npurt.verify import OVERFLOW, is_right, make_probe, probe_of
 from tests.cpu.cases import INTEGER, packed, rng_of
 from tests.cpu.fenv import flush_subnormals
 from tests.cpu.foreign import Foreign, Recorded, compiled, emulated

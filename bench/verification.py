@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 import npurt
-from npurt.device import F32
-from npurt.verify import SAMPLE
+from npurt.device.device import F32
+from npurt.device.verify import SAMPLE
 
 MODES = ("off", "sample", "always")
 CONTEXT = 8  # tokens in the cache before the measured one

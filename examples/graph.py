@@ -10,6 +10,7 @@ import argparse
 import numpy as np
 
 import npurt
+from npurt.device.segment import Limits
 from npurt.graph.builder import Builder
 from npurt.graph.interpreter import Interpreter
 from npurt.graph.render import lines
@@ -19,13 +20,12 @@ from npurt.graph.tensor import Dim
 from npurt.runtime.execute.executor import Executor
 from npurt.runtime.open.devices import open_host
 from npurt.runtime.report.ledger import Ledger
-from npurt.segment import Limits
 
 D, F = Dim("D", 64), Dim("F", 96)
 
 
 class Weights:
-    """Random weights with the interface of `npurt.segment.Weights`."""
+    """Random weights with the interface of `npurt.device.segment.Weights`."""
 
     def __init__(self, graph):
         rng = np.random.default_rng(0)

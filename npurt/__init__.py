@@ -11,7 +11,7 @@ Importing npurt opens nothing and reads no environment.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from npurt import hooks
+from npurt.base import hooks
 from npurt.errors import (
     ContextFull,
     DeviceFull,

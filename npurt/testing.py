@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from npurt.device import Device, MatMul
+from npurt.device.device import Device, MatMul
+from npurt.device.segment import Compiler, Limits, Segment, positional, split
 from npurt.errors import LayoutError, NpurtError
 from npurt.graph.builder import Builder
 from npurt.graph.graph import Graph
@@ -25,7 +26,6 @@ from npurt.graph.rows import Rows
 from npurt.graph.state import States
 from npurt.graph.tensor import POSITIONS, SELECTED, Dim, Kind, Tensor
 from npurt.quant.tensor import QTensor
-from npurt.segment import Compiler, Limits, Segment, positional, split
 
 Array = npt.NDArray[Any]
 EIGHT_BITS = 1e-3  # accepted nmse of products with 8-bit operands; 2e-4 is usual
@@ -73,7 +73,7 @@ def decoder() -> Graph:
 
 
 class RandomWeights:
-    """Random weights of a graph, reproducible by a seed; implements `npurt.segment.Weights`."""
+    """Random weights of a graph, reproducible by a seed, as `npurt.device.segment.Weights`."""
 
     def __init__(self, graph: Graph, seed: int = 1) -> None:
         rng = np.random.default_rng(seed)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import settings as hypothesis_settings
 
 from npurt import settings
-from npurt.once import once
+from npurt.base.once import once
 from npurt.runtime.api import packed_weight
-from tests.hub_server import CONTENT, NAMES, REPO, HubServer, serving
+from tests.models.hub_server import CONTENT, NAMES, REPO, HubServer, serving
 
 PROJECT = Path(__file__).resolve().parents[1]
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from npurt import build, build_host, build_zig
+from tools import build
+from tools.build import host, zig
 
 PROJECT = Path(__file__).resolve().parents[1]
 
@@ -54,14 +55,14 @@ def test_the_name_of_a_source_grants_its_instruction_sets_and_no_more(
     target, name, granted, tmp_path
 ):
     source = tmp_path / name
-    units = build_host.units([source], target)
+    units = host.units([source], target)
     assert len(units) == len(granted)
     for unit, features in zip(units, granted, strict=True):
         tests = [f"{'!' * (f in features)}defined {f}" for f in sorted(FEATURES)]
         source.write_text(f"#if {' || '.join(tests)}\n#error\n#endif\n")
 
-        job = build_host.job(unit, f"{target}-linux-gnu.{build.GLIBC}", (), ())
-        build_zig.compile_c(job, tmp_path / "k.o")
+        job = host.job(unit, f"{target}-linux-gnu.{build.GLIBC}", (), ())
+        zig.compile_c(job, tmp_path / "k.o")
 
 
 @pytest.mark.parametrize(
@@ -88,7 +89,7 @@ def test_a_vec_source_is_compiled_once_for_each_level(target, levels, tmp_path):
 
 def test_a_suffix_that_is_no_instruction_set_is_refused():
     with pytest.raises(build.BuildError, match=r"k__avx3\.c.*'avx3'"):
-        build_host.units([Path("k__avx3.c")], "x86_64")
+        host.units([Path("k__avx3.c")], "x86_64")
 
 
 @pytest.mark.parametrize("target", build.TARGETS)
@@ -106,13 +107,13 @@ def test_floating_point_is_as_written(target, tmp_path):
 
 
 def test_what_was_made_is_made_again_when_it_or_what_it_is_made_from_changes(tmp_path, monkeypatch):
-    monkeypatch.setattr(build_zig, "ROOT", tmp_path)
+    monkeypatch.setattr(zig, "ROOT", tmp_path)
     source, out = tmp_path / "k.c", tmp_path / "k.so"
     source.write_text("int a;")
     out.write_bytes(b"made of a")
 
     def stamp(settings="here"):
-        return build_zig.Stamp("k", [source], settings)
+        return zig.Stamp("k", [source], settings)
 
     assert stamp().made() is None
     stamp().record([out])
@@ -133,8 +134,8 @@ def test_what_was_made_is_made_again_when_it_or_what_it_is_made_from_changes(tmp
 
 @pytest.mark.parametrize("text", ["", "[]", "null", '["key"]', "\0", '[1, {"a": 2}]'])
 def test_a_stamp_that_is_no_stamp_is_none(text, tmp_path, monkeypatch):
-    monkeypatch.setattr(build_zig, "ROOT", tmp_path)
-    stamp = build_zig.Stamp("k", [], "")
+    monkeypatch.setattr(zig, "ROOT", tmp_path)
+    stamp = zig.Stamp("k", [], "")
     stamp.record([])
     (tmp_path / "build/stamps/k.json").write_text(text)
 
@@ -149,7 +150,7 @@ def test_defines_reach_the_compiler(tmp_path):
 
 def test_a_source_is_called_by_its_path_in_the_project(tmp_path, monkeypatch):
     """Then the library contains no path of the machine that built it."""
-    monkeypatch.setattr(build_zig, "ROOT", tmp_path)
+    monkeypatch.setattr(zig, "ROOT", tmp_path)
     main = "#include <stdio.h>\nint main(void) { puts(__FILE__); }"
 
     assert run_c(tmp_path, "aarch64", {"main.c": main}) == "main.c\n"
@@ -170,7 +171,7 @@ def test_a_source_that_does_not_compile_leaves_the_old_library_and_nothing_else(
 def test_an_unchanged_source_is_not_compiled_again_and_a_changed_header_is_seen(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(build_zig, "ROOT", tmp_path)
+    monkeypatch.setattr(zig, "ROOT", tmp_path)
     source, header, out = tmp_path / "k.c", tmp_path / "k.h", tmp_path / "lib.so"
     source.write_text('#include "k.h"\n__attribute__((visibility("default"))) int k = K;')
 

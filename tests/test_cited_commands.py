@@ -26,7 +26,8 @@ PROGRAM = re.compile(
 )
 NO_HELP = {  # programs without arguments, or with files only: they are imported
     "docs/hooks/picture.py",
-    "npurt/build.py",
+    "-m",
+    "tools.build",
     "tests.blocks",
     "tests.serve.screenshot",
 }

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from npurt import build_host
 from tests import extending
 from tests.limits import HANG_SECONDS
+from tools.build import host
 
 PROJECT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [
@@ -22,9 +22,9 @@ DOCUMENTS = [
 ]
 COPIED = ("npurt", "tests", "sim", "pyproject.toml", ".clang-format")
 BUILD = """
-from npurt import build_host
-build_host.OPTIMISE = ("-O1",)
-build_host.build_library(build_host.host(), build_host.CPU / "libnpurt_cpu.so")
+from tools.build import host
+host.OPTIMISE = ("-O1",)
+host.build_library(host.host(), host.CPU / "libnpurt_cpu.so")
 """
 SETS = """
 from npurt.cpu.kernels import abi
@@ -76,7 +76,7 @@ def test_the_commands_of_a_worked_example_succeed(path, changed):
     assert commands
     if path.stem == "instruction-set":
         known, here = ast.literal_eval(run(folder, sys.executable, "-c", SETS))
-        assert ("avxvnni" in known) == (build_host.host() == "x86_64")
+        assert ("avxvnni" in known) == (host.host() == "x86_64")
         if "avxvnni" not in here:
             pytest.skip("this CPU has no AVX-VNNI: the example was compiled, and not run")
 

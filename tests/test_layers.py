@@ -9,30 +9,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1] / "npurt"
 
 LAYERS = [  # lowest first; two names in one layer never import each other
-    {
-        "build_zig",
-        "declarations",
-        "errors",
-        "extras",
-        "files",
-        "gguf_parts",
-        "hooks",
-        "once",
-        "ranges",
-    },
-    {"build_sanitize", "file_kinds", "threads"},
-    {"build_host", "build_hexagon"},
-    {"build"},
+    {"errors"},
     {"settings", "version"},
-    {"build_metadata", "build_wheel"},
-    {"doctor", "library", "models"},
+    {"base"},
+    {"doctor", "models"},
     {"quant"},
-    {"device", "graph", "restart"},
-    {"delta", "host_products"},
-    {"delta_check", "verify"},
-    {"segment"},
-    {"guard"},
-    {"products"},
+    {"graph"},
+    {"device"},
     {"cpu", "hexagon", "reference", "rknpu"},
     {"testing"},
     {"runtime"},
@@ -43,8 +26,20 @@ LAYERS = [  # lowest first; two names in one layer never import each other
 ]
 # The subpackages of a package, each with one job, lowest first, as in LAYERS.
 SUBPACKAGES: dict[str, list[set[str]]] = {
+    "base": [
+        {"declarations", "extras", "files", "gguf_parts", "hooks", "once", "ranges"},
+        {"file_kinds", "library", "threads"},
+    ],
     "cli": [{"signals"}, {"arguments", "output"}, {"verbs"}],
     "cpu": [{"kernels"}, {"pool"}, {"state"}, {"lowering"}, {"device"}],
+    "device": [
+        {"device", "restart"},
+        {"delta", "host_products"},
+        {"delta_check", "verify"},
+        {"segment"},
+        {"guard"},
+        {"products"},
+    ],
     "hexagon": [
         {"idl"},
         {"fastrpc"},
@@ -241,6 +236,8 @@ def test_imports_between_rooms_point_down(package, name):
 @pytest.mark.parametrize("package", SUBPACKAGES)
 def test_a_room_says_what_it_is_for(package):
     for subpackage in set().union(*SUBPACKAGES[package]):
+        if not (ROOT / package / subpackage).is_dir():
+            continue
         doc = ast.get_docstring(ast.parse(modules(package)[f"npurt.{package}.{subpackage}"]))
         assert doc, f"npurt.{package}.{subpackage} has no docstring"
         assert "import" in doc, (

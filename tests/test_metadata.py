@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import npurt
-from npurt import build_metadata
+from tools.build import metadata_hook
 
 PROJECT = Path(__file__).resolve().parents[1]
 PYPROJECT = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
@@ -92,8 +92,8 @@ def test_links_of_the_readme_lead_to_files_of_the_version(metadata):
 def test_only_links_to_files_change():
     text = "[a](docs/a.md#b) [c](https://c) [d](#d) `x[1](y)`"
 
-    assert build_metadata.absolute(text, "") == text
-    assert build_metadata.absolute(text.partition(" `")[0], REPOSITORY) == (
+    assert metadata_hook.absolute(text, "") == text
+    assert metadata_hook.absolute(text.partition(" `")[0], REPOSITORY) == (
         f"[a]({FILES}docs/a.md#b) [c](https://c) [d](#d)"
     )
 

@@ -10,16 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from npurt import cli, device, settings
+from npurt import cli, settings
 from npurt.cpu.kernels import abi, layout
 from npurt.cpu.pool import operands
+from npurt.device import device
+from npurt.device.segment import KV_DTYPES
+from npurt.device.verify import Mode
 from npurt.hexagon.fastrpc import rpcmem
 from npurt.hexagon.layout import images, quantise
 from npurt.hexagon.session import messages
 from npurt.llm.file.pooling import Pooling
 from npurt.quant import activations, canonical, types
-from npurt.segment import KV_DTYPES
-from npurt.verify import Mode
 
 ROOT = Path(__file__).parents[1]
 

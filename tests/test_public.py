@@ -17,7 +17,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 MODULES = sorted(
     ".".join(path.relative_to(PROJECT).with_suffix("").parts).removesuffix(".__init__")
     for path in (PROJECT / "npurt").rglob("*.py")
-    if path.name != "__main__.py" and not path.match("npurt/build*.py")  # modules that are programs
+    if path.name != "__main__.py"  # a program
 )
 
 # After other packages are loaded, this reports Python's audit events: opened files (except code),

@@ -18,9 +18,9 @@ IMPORT = "import npurt"
 VERSION = "import npurt.cli; npurt.cli.main(['--version'])"
 HELP = "import npurt.cli; npurt.cli.parser()"
 STARTS = {
-    IMPORT: ({"npurt", "npurt.errors", "npurt.hooks", "npurt.version"}, 10),
+    IMPORT: ({"npurt", "npurt.errors", "npurt.base.hooks", "npurt.version"}, 10),
     VERSION: (
-        {"npurt", "npurt.errors", "npurt.hooks", "npurt.version"}
+        {"npurt", "npurt.errors", "npurt.base.hooks", "npurt.version"}
         | {"npurt.cli", "npurt.cli.arguments", "npurt.cli.arguments.parser", "npurt.cli.signals"}
         | {"npurt.settings"},
         42,

@@ -20,9 +20,10 @@ from pathlib import Path
 import pytest
 
 import npurt
-from npurt import build, build_wheel
-from npurt.build_zig import BuildError
 from tests import elf, wheels
+from tools import build
+from tools.build import wheel_hook
+from tools.build.zig import BuildError
 
 PROJECT = Path(__file__).resolve().parents[1]
 PYPROJECT = tomllib.loads((PROJECT / "pyproject.toml").read_text())
@@ -58,7 +59,7 @@ def test_a_wheel_holds_the_package_and_nothing_beside_it(wheel, content, platfor
     python = {
         str(path.relative_to(PROJECT))
         for path in (PROJECT / "npurt").rglob("*.py")
-        if not path.match("npurt/build*.py")
+        if not path.match("tools/build/*.py")
     }
     built, about = set(), {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE"}
     if platform != wheels.PURE:
@@ -233,13 +234,13 @@ def test_the_source_archive_holds_what_git_does(tmp_path):
 
 
 def hook():
-    return build_wheel.BuildHook(str(PROJECT), {"compiler": COMPILER}, None, None, "", "wheel")
+    return wheel_hook.BuildHook(str(PROJECT), {"compiler": COMPILER}, None, None, "", "wheel")
 
 
 @pytest.fixture
 def elsewhere(monkeypatch, tmp_path):
     """Return a folder that replaces this checkout, in which nothing is built."""
-    monkeypatch.setattr(build_wheel, "ROOT", tmp_path)
+    monkeypatch.setattr(wheel_hook, "ROOT", tmp_path)
     monkeypatch.setenv("_PYTHON_HOST_PLATFORM", "linux-aarch64")
     return tmp_path
 
@@ -274,10 +275,10 @@ def test_a_machine_without_libraries_needs_no_compiler(system, elsewhere, monkey
 def test_a_libc_that_refuses_the_libraries_gets_none(monkeypatch):
     """Alpine's musl, for example, also has the platform linux-x86_64."""
     monkeypatch.delenv("_PYTHON_HOST_PLATFORM", raising=False)
-    native = build_wheel.machine()
-    monkeypatch.setattr(build_wheel, "sys_tags", lambda: ["py3-none-musllinux_1_2_x86_64"])
+    native = wheel_hook.machine()
+    monkeypatch.setattr(wheel_hook, "sys_tags", lambda: ["py3-none-musllinux_1_2_x86_64"])
 
-    assert (native, build_wheel.machine()) == (build.host(), None)
+    assert (native, wheel_hook.machine()) == (build.host(), None)
 
 
 def test_a_finished_wheel_spares_the_compiler(elsewhere, monkeypatch):
@@ -290,10 +291,10 @@ def test_a_finished_wheel_spares_the_compiler(elsewhere, monkeypatch):
     def make(*_):
         raise BuildError("there is no compiler")
 
-    monkeypatch.setattr(build_wheel, "PACKAGE", elsewhere / "in-place/npurt")
-    monkeypatch.setattr(build_wheel, "make", make)
-    monkeypatch.setattr(build_wheel, "ROOT", elsewhere)
-    monkeypatch.setattr(build_wheel.BuildHook, "_origin", lambda _: origin)
+    monkeypatch.setattr(wheel_hook, "PACKAGE", elsewhere / "in-place/npurt")
+    monkeypatch.setattr(wheel_hook, "make", make)
+    monkeypatch.setattr(wheel_hook, "ROOT", elsewhere)
+    monkeypatch.setattr(wheel_hook.BuildHook, "_origin", lambda _: origin)
 
     assert hook().dependencies() == []
     data = {"force_include": {}, "extra_metadata": {}}
@@ -309,11 +310,11 @@ def test_a_finished_wheel_spares_the_compiler(elsewhere, monkeypatch):
             )
             assert (elsewhere / "in-place" / name).read_bytes() == archive.read(name)
 
-    monkeypatch.setattr(build_wheel.BuildHook, "_origin", lambda _: "other sources")
+    monkeypatch.setattr(wheel_hook.BuildHook, "_origin", lambda _: "other sources")
     assert hook().dependencies() == NEEDED
     with pytest.raises(BuildError, match="no compiler"):
         hook().initialize("standard", data)
-    monkeypatch.setattr(build_wheel.BuildHook, "_origin", lambda _: origin)
+    monkeypatch.setattr(wheel_hook.BuildHook, "_origin", lambda _: origin)
     made.write_bytes(made.read_bytes()[:1000])
     assert hook().dependencies() == NEEDED
 
@@ -321,15 +322,15 @@ def test_a_finished_wheel_spares_the_compiler(elsewhere, monkeypatch):
 def test_an_editable_install_builds_in_place_and_says_how_long_that_takes(
     tmp_path, monkeypatch, capfd
 ):
-    monkeypatch.setattr(build_wheel, "PACKAGE", tmp_path)
-    monkeypatch.setattr(build_wheel, "finished_wheel", lambda *_: None)
+    monkeypatch.setattr(wheel_hook, "PACKAGE", tmp_path)
+    monkeypatch.setattr(wheel_hook, "finished_wheel", lambda *_: None)
     monkeypatch.setattr(build, "PRODUCTS", build.PRODUCTS[1:2])
     monkeypatch.setenv("_PYTHON_HOST_PLATFORM", "linux-aarch64")
     build_data = {"force_include": {}, "extra_metadata": {}}
 
     hook().initialize("editable", build_data)
 
-    seconds = build_wheel.CPU_SECONDS / os.cpu_count()
+    seconds = wheel_hook.CPU_SECONDS / os.cpu_count()
     assert f"compiles C, which takes {seconds:.0f} s" in capfd.readouterr().err
     assert elf.read(tmp_path / "rknpu/driver/libnpurt_rk.so").machine == "aarch64"
     assert build_data == {

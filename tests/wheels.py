@@ -6,7 +6,7 @@ import sys
 import tarfile
 from pathlib import Path
 
-from npurt.build_wheel import GLIBC
+from tools.build.wheel_hook import GLIBC
 
 PROJECT = Path(__file__).resolve().parents[1]
 PURE = "any"  # the platform whose wheel contains only Python

@@ -17,8 +17,8 @@ BELOW = (  # further modules and classes on the page of the API
     "npurt.compat.llama_cpp.Llama",
     "npurt.compat.mlx_lm",
     "npurt.hexagon.session.own_skel",
-    "npurt.device",
-    "npurt.segment",
+    "npurt.device.device",
+    "npurt.device.segment",
     "npurt.testing",
 )
 FIRST = ("npurt.pack", "npurt.matmul", "npurt.Llama")  # on the page of the API

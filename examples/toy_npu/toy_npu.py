@@ -16,7 +16,7 @@ import functools
 
 import numpy as np
 
-from npurt.device import Caps, Device, Packed, check_product
+from npurt.device.device import Caps, Device, Packed, check_product
 from npurt.errors import DeviceFull, DeviceLost, NpurtError, SettingError
 from npurt.graph import ops
 from npurt.reference.segment import ReferenceSegment

@@ -22,8 +22,9 @@ from npurt.cpu.pool.packed import CpuPacked
 from npurt.cpu.pool.program import Program, batches
 from npurt.cpu.pool.table import RowTable
 from npurt.cpu.state.integers import IntegerState
-from npurt.delta import DeltaNet, DeltaNets, DeltaState, require_delta
-from npurt.device import F32, Caps, Device, MatMul, Packed, check_product
+from npurt.device.delta import DeltaNet, DeltaNets, DeltaState, require_delta
+from npurt.device.device import F32, Caps, Device, MatMul, Packed, check_product
+from npurt.device.segment import Limits, Segment, Weights
 from npurt.errors import LayoutError, UnsupportedOp
 from npurt.graph import ops
 from npurt.graph.graph import WRITTEN, Graph
@@ -31,7 +32,6 @@ from npurt.graph.ops import Op
 from npurt.quant.activations import GROUP, quantize_activations
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME
-from npurt.segment import Limits, Segment, Weights
 
 F64 = npt.NDArray[np.float64]
 

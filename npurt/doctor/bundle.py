@@ -14,10 +14,10 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from npurt.base.files import parsed, replacing
 from npurt.doctor.anonymous import anonymised
 from npurt.doctor.system import Evidence, wrong
 from npurt.errors import NpurtError
-from npurt.files import parsed, replacing
 
 FORMAT = 1
 README = """Evidence of `npurt doctor`, which helps others to find out why an NPU does not run.

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from npurt.base.gguf_parts import part_names
 from npurt.errors import SettingError
-from npurt.gguf_parts import part_names
 from npurt.models.reference import Reference
 
 USUAL_QUANTS = ("Q4_K_M", "Q8_0")  # tried in this order if the reference has none

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from npurt.base.file_kinds import kind_of
 from npurt.errors import DownloadError
-from npurt.file_kinds import kind_of
 from npurt.models.requests import Busy, Remote, answer, patiently, stated
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from npurt.base.files import link_or_move, replacing
 from npurt.errors import DownloadError, SettingError, brief
-from npurt.files import link_or_move, replacing
 from npurt.models import download, requests
 from npurt.models.choice import SUGGESTIONS, USUAL_QUANTS, HubFile, choose, has_quant
 from npurt.models.reference import NAME, Reference

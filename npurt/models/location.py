@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from urllib.parse import quote, unquote, urlunsplit
 
+from npurt.base.gguf_parts import model_name, part_names
 from npurt.errors import DownloadError, ModelFormatError, SettingError
-from npurt.gguf_parts import model_name, part_names
 from npurt.models import catalogue, download, requests
 from npurt.models.hub import Hub
 from npurt.models.ranged import RangedFile

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from npurt.gguf_parts import part_names
+from npurt.base.gguf_parts import part_names
 from npurt.models import catalogue
 from npurt.models.hub import Hub
 

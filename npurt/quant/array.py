@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from npurt import hooks
+from npurt.base import hooks
 from npurt.errors import LayoutError, UnsupportedOp
 
 Array = npt.NDArray[Any]

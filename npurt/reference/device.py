@@ -4,7 +4,8 @@ import math
 
 import numpy as np
 
-from npurt.device import F32, F64, FLUSHED, UNIT, Caps, Device, MatMul, Packed, check_product
+from npurt.device.device import F32, F64, FLUSHED, UNIT, Caps, Device, MatMul, Packed, check_product
+from npurt.device.segment import Limits, Segment, Weights
 from npurt.errors import NpurtError
 from npurt.graph import meaning
 from npurt.graph.graph import Graph
@@ -12,7 +13,6 @@ from npurt.graph.meaning import MEANING
 from npurt.graph.ops import Op
 from npurt.quant.tensor import QTensor
 from npurt.reference.segment import ReferenceSegment
-from npurt.segment import Limits, Segment, Weights
 
 
 class ReferencePacked(Packed):

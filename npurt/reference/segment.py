@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from npurt.device.guard import Guard
+from npurt.device.segment import Array, Counter, Limits, Segment, Weights
 from npurt.graph.graph import Graph
 from npurt.graph.interpreter import Interpreter
 from npurt.graph.meaning import Meaning
@@ -11,8 +13,6 @@ from npurt.graph.ops import Op
 from npurt.graph.rows import Rows
 from npurt.graph.state import States
 from npurt.graph.tensor import POSITIONS, Kind, Tensor
-from npurt.guard import Guard
-from npurt.segment import Array, Counter, Limits, Segment, Weights
 
 CACHED_BYTES = 4 << 30  # maximum bytes of cached float32 weights; others are converted in each run
 

@@ -70,7 +70,7 @@ static bool find_shell(char path[PATH_MAX])
     int folder = (int) (strrchr(library, '/') - library);
     snprintf(path, PATH_MAX, "%.*s/shell", folder, library);
     if (access(path, R_OK)) {
-        report("%s: %s\n  remedy: build npurt again: python npurt/build.py", path, strerror(errno));
+        report("%s: %s\n  remedy: build npurt again: python -m tools.build", path, strerror(errno));
         return false;
     }
     return true;

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from tests.hub_server import REPO
 from tests.llm import tiny
+from tests.models.hub_server import REPO
 
 MODEL = tiny.path("llama3", "q8_0").read_bytes()
 

@@ -8,9 +8,9 @@ from npurt.llm.file.gguf import GGUF
 from npurt.llm.measure.memory import memory
 from npurt.models import catalogue
 from tests.cli.conftest import assert_failed, assert_usage
-from tests.hub_server import REPO
 from tests.llm import tiny
 from tests.llm.test_parts import split
+from tests.models.hub_server import REPO
 
 NAMES = ["smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"]
 

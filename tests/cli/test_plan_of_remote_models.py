@@ -11,8 +11,8 @@ from npurt.llm.file.gguf import GGUF
 from npurt.llm.file.header import Incomplete, read_header
 from npurt.llm.file.remote import RemoteGGUF
 from npurt.models.location import look_up
-from tests.hub_server import REPO, Fault, answering
 from tests.llm import tiny
+from tests.models.hub_server import REPO, Fault, answering
 
 MODEL = tiny.path("llama3", "q8_0").read_bytes()
 PAGE = "/pages/llama3.gguf"

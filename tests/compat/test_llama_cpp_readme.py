@@ -3,7 +3,7 @@
 Each test makes the calls of one README example, with its arguments.  Examples that need images, the
 C interface, the server or functionary are left out. Source of the calls: PyPI,
 llama_cpp_python-0.3.36.tar.gz, README.md, "High-level API", and examples/high_level_api.
-from_pretrained is tested in tests/test_hub.py.
+from_pretrained is tested in tests/models/test_hub.py.
 """
 
 import json

@@ -11,7 +11,7 @@ import numpy as np
 
 from npurt.cpu.pool.engine import Input, empty
 from npurt.cpu.pool.operands import GROUP, Convolution, Routing
-from npurt.delta import DeltaNet
+from npurt.device.delta import DeltaNet
 from tests.cpu import cases
 
 

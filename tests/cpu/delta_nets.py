@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from npurt.cpu.kernels.abi import limits
-from npurt.delta import DeltaNet
+from npurt.device.delta import DeltaNet
 from tests.conftest import PROJECT
 from tests.cpu import cases, delta_cases
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from npurt import build
 from npurt.cpu.kernels import abi
 from npurt.cpu.pool.engine import Input
 from npurt.cpu.pool.program import Program
 from npurt.cpu.pool.table import RowTable, Span
+from tools import build
 
 HERE = Path(__file__).parent
 DRIVER = HERE / "driver.c"

@@ -6,12 +6,12 @@ from collections import defaultdict
 import numpy as np
 from hypothesis import strategies as st
 
+from npurt.device.segment import Limits, recurrent
 from npurt.errors import OutOfPages
 from npurt.graph.rows import Rows
 from npurt.llm.arch.reading import describe
 from npurt.llm.arch.weights import FileWeights
 from npurt.llm.file.gguf import GGUF
-from npurt.segment import Limits, recurrent
 
 POSITIONS, ROWS = 192, 48  # of a sequence, of a run
 

@@ -8,10 +8,10 @@ import subprocess
 
 import pytest
 
-from npurt import build
 from tests.cpu import cases, delta_cases
 from tests.cpu.foreign import HERE, Foreign, Recorded, compiled, emulated, same, with_pool
 from tests.limits import HANG_SECONDS
+from tools import build
 
 # A CPU with int8 matrix products, one with dot products only, one with neither.
 SETS = {

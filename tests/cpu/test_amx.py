@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from npurt import build
 from npurt.cpu.kernels import abi
 from tests.cpu import cases
 from tests.cpu.foreign import HERE, Foreign, Machine, Recorded, compiled, same
+from tools import build
 
 EMULATOR = HERE / "amx_emulator.c"
 CASES = {name: case for name, case in cases.every_case().items() if "matmul" in name}

@@ -2,10 +2,10 @@
 
 import pytest
 
-from npurt import build
 from npurt.cpu.kernels import abi
 from tests.cpu import cases, delta_cases
 from tests.cpu.foreign import Foreign, Machine, Recorded, compiled, same
+from tools import build
 
 CASES = cases.every_case() | delta_cases.every_case()
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npurt.cpu.device import CpuDevice
-from npurt.delta import state_values
+from npurt.device.delta import state_values
 from npurt.errors import NumericsError
 from tests.cpu.delta_nets import CONFIGURATIONS, RECORDED, configured, net_of, recorded
 from tests.hexagon.delta_nets import SHAPES, modelled, own

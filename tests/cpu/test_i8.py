@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npurt.cpu.device import CpuDevice
-from npurt.device import MAX_EXACT_K
+from npurt.device.device import MAX_EXACT_K
 from tests.cpu import cases
 
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from npurt.cpu.device import CpuDevice
+from npurt.device.segment import Limits
 from npurt.graph.builder import Builder
 from npurt.graph.rows import Rows
 from npurt.graph.tensor import Dim
-from npurt.segment import Limits
 from npurt.testing import RandomWeights, reference
 from tests.llm.reference import nmse
 from tests.runtime.test_execute import FLOAT32

@@ -6,12 +6,12 @@ import pytest
 import npurt
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.lowering.numpy_step import NumpyStep
+from npurt.device.segment import Limits
 from npurt.graph.builder import Builder
 from npurt.graph.ops import Gating
 from npurt.graph.rows import Rows
 from npurt.graph.tensor import Dim
 from npurt.reference.device import ReferenceDevice
-from npurt.segment import Limits
 from npurt.testing import RandomWeights
 from tests.llm import tiny, variants
 

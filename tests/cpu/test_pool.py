@@ -9,7 +9,6 @@ import weakref
 import numpy as np
 import pytest
 
-from npurt import build
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.kernels import abi
 from npurt.cpu.pool.engine import Engine, Input, empty
@@ -19,6 +18,7 @@ from npurt.quant.tensor import QTensor
 from tests.cpu import cases
 from tests.cpu.foreign import HERE, Recorded, same, with_pool
 from tests.limits import HANG_SECONDS
+from tools import build
 
 THREADS = (1, 2, 3, 4)  # more than some machines have CPUs
 
@@ -241,7 +241,7 @@ import numpy as np
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.pool.engine import Input, empty
 from npurt.cpu.pool.program import Program
-from npurt.delta import DeltaNet
+from npurt.device.delta import DeltaNet
 from npurt.quant.tensor import QTensor
 
 device = CpuDevice(threads=8)

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 import npurt
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.kernels import abi
+from npurt.device.segment import Limits, split
+from npurt.device.verify import Mode, Sampler
 from npurt.errors import LayoutError
 from npurt.graph.builder import Builder
 from npurt.graph.rows import Rows
@@ -20,9 +22,7 @@ from npurt.llm.file.gguf import GGUF
 from npurt.reference.device import ReferenceDevice
 from npurt.runtime.execute.executor import Executor
 from npurt.runtime.report.ledger import Ledger
-from npurt.segment import Limits, split
 from npurt.testing import DeviceSuite, RandomWeights, reference
-from npurt.verify import Mode, Sampler
 from tests.graph.models import logits
 from tests.llm import tiny
 from tests.llm.reference import nmse

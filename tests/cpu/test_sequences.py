@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npurt.cpu.device import CpuDevice
+from npurt.device.segment import positional
 from npurt.errors import LayoutError, OutOfPages, SettingError
 from npurt.graph.rows import Rows
 from npurt.graph.tensor import Kind
-from npurt.segment import positional
 from tests.cpu.sequences import POSITIONS, Schedule, check_alone, compiled, limits, page_bytes
 from tests.llm import tiny
 

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from npurt.build_host import build_library, host
 from npurt.doctor.check import diagnose, start_here
 from npurt.doctor.system import Recorder, Replay
 from npurt.hexagon.connect.connection import Connection
 from npurt.hexagon.doctor import checks
 from npurt.hexagon.doctor.trial import trial
 from npurt.hexagon.fastrpc import abi, lib
+from tools.build.host import build_library, host
 
 STEPS = [
     "library",

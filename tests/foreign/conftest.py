@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from npurt import build
 from tests.foreign.debian import MissingError
+from tools import build
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
 
-from npurt.build import ROOT
+from tools.build import ROOT
 
 OUT = ROOT / "build/foreign"
 SUITES = ("trixie", "trixie-backports")

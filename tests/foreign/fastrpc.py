@@ -10,8 +10,8 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from npurt import build
 from tests.foreign.debian import PYTHON_PACKAGES, Root
+from tools import build
 
 
 def _dependencies() -> list[str]:

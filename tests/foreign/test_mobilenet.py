@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from npurt import build
 from tests.foreign import teflon
+from tools import build
 
 # One process runs all tests, because they check the same two runs.
 pytestmark = [pytest.mark.foreign, pytest.mark.xdist_group("mobilenet")]

@@ -41,7 +41,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from npurt import build
+from tools import build
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from npurt import build_hexagon
 from npurt.hexagon.layout import delta
 from tests.hexagon.qemu import Program
+from tools.build import hexagon
 
-SOURCES = [Path(__file__).with_name("delta_driver.c"), build_hexagon.DSP / "kernels/delta.c"]
+SOURCES = [Path(__file__).with_name("delta_driver.c"), hexagon.DSP / "kernels/delta.c"]
 
 
 @dataclass(frozen=True)

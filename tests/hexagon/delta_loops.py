@@ -14,8 +14,8 @@ fit the DSP (hvx_base.h says what fits).
 import re
 from collections import Counter
 
-from npurt import build_zig
-from npurt.build_hexagon import DSP, IDL, job
+from tools.build import zig
+from tools.build.hexagon import DSP, IDL, job
 
 HEADER = DSP / "kernels/delta_loops.h"
 PAIRS = 32  # of rows, in a pair of vectors along k
@@ -30,7 +30,7 @@ def assembly(folder):
     source.write_text('#include "kernels/delta_loops.h"\n')
     flags = job(source, "v68", (), (DSP, IDL)).flags
     unused = "-Wno-unused-command-line-argument"
-    build_zig.zig("cc", *flags, unused, "-E", "-P", source, "-o", out)
+    zig.zig("cc", *flags, unused, "-E", "-P", source, "-o", out)
     body = out.read_text().partition("pass_two_blocks(")[2].partition("__asm__ volatile(")[2]
     text = "".join(re.findall(r'"([^"]*)"', body.partition("[from]" + ' "+r"')[0]))
     return [line for line in text.split("\\n") if line]

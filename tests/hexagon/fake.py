@@ -1,10 +1,10 @@
 """Compile and load `fake_rpc.c`, a fake FastRPC library, and set its switches."""
 
-from npurt.build_host import build_library, host
-from npurt.build_zig import ROOT
 from npurt.hexagon.fastrpc.handle import Invocation
 from npurt.hexagon.fastrpc.lib import load
 from npurt.hexagon.idl.interface import interface
+from tools.build.host import build_library, host
+from tools.build.zig import ROOT
 
 SOURCE = ROOT / "tests/hexagon/fake_rpc.c"
 CONTROLS = """

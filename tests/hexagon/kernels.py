@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from npurt import build_hexagon
 from npurt.hexagon.layout import images
 from npurt.hexagon.layout.formats import BY_NAME
 from tests.hexagon.qemu import Program
+from tools.build import hexagon
 
 DRIVER = Path(__file__).with_name("kernel_driver.c")
-KERNELS = sorted((build_hexagon.DSP / "kernels").glob("*.c"))
+KERNELS = sorted((hexagon.DSP / "kernels").glob("*.c"))
 FILL = 0xA5  # the byte with which the driver fills outputs
 
 

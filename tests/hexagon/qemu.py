@@ -2,8 +2,8 @@
 
 import subprocess
 
-from npurt import build_hexagon
 from tests.limits import HANG_SECONDS
+from tools.build import hexagon
 
 NEWEST = 73  # the newest architecture of qemu, used for later programs too
 
@@ -12,7 +12,7 @@ class Program:
     """A running qemu-hexagon program, compiled for *arch* from *sources* to the file *path*."""
 
     def __init__(self, arch, path, sources):
-        program = build_hexagon.compile_program(sources, path, arch=arch)
+        program = hexagon.compile_program(sources, path, arch=arch)
         cpu = f"v{min(int(arch[1:]), NEWEST)}"
         self.process = subprocess.Popen(
             ["qemu-hexagon", "-cpu", cpu, program], stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -3,11 +3,11 @@
 import cffi
 import numpy as np
 
-from npurt import build
-from npurt.build_hexagon import DSP
 from npurt.hexagon.layout import images
 from npurt.hexagon.layout.formats import BY_NAME
 from tests.hexagon.kernels import FILL, Answer
+from tools import build
+from tools.build.hexagon import DSP
 
 CDEF = """
 typedef struct npurt_format npurt_format;

@@ -13,7 +13,7 @@ packet that does not fit the DSP (hvx_base.h says what fits), and test_kernels.p
 import re
 from collections import Counter
 
-from npurt.build_hexagon import DSP
+from tools.build.hexagon import DSP
 
 HEADER = DSP / "kernels/row_loops.h"
 TILES = 4

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npurt import build
 from npurt.hexagon.fastrpc.control import session_pool
 from npurt.hexagon.fastrpc.handle import Handle, Invocation
 from npurt.hexagon.layout.delta import Shape, pack_state
@@ -26,6 +25,7 @@ from tests.hexagon.dsp import (
     simulated,
     weights,
 )
+from tools import build
 
 ARCHS = [int(name.removeprefix("v")) for name in build.ARCHS]
 

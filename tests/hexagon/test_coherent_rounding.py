@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import npurt
+from npurt.device.verify import is_right, probe_of
 from npurt.quant.tensor import QTensor
-from npurt.verify import is_right, probe_of
 
 N, K = 64, 2048
 SECRETS = 100  # a bound for independent errors fails for most of these inputs

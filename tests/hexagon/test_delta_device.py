@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import npurt
-from npurt.device import LAMBDA
+from npurt.device.device import LAMBDA
 from npurt.errors import NumericsError, UnsupportedOp
 from npurt.hexagon.device import delta_memory
 from npurt.hexagon.device.device import HexagonDevice

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from bench.hexagon_kernels import ARCHS as COUNTED
 from bench.hexagon_kernels import delta_counts
-from npurt import build_hexagon
 from npurt.hexagon.layout import delta
 from tests.cpu import cases, delta_cases, delta_oracle
 from tests.cpu.delta_nets import (
@@ -26,6 +25,7 @@ from tests.cpu.delta_nets import (
 from tests.hexagon import delta_model
 from tests.hexagon.delta_kernel import Driver, packed, results
 from tests.llm.reference import nmse
+from tools.build import hexagon
 
 COUNTS = Path(__file__).parents[1] / "data/hexagon/delta_packets.json"
 
@@ -63,7 +63,7 @@ def check(driver, net, **options):
 # --- to the bit ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arch", build_hexagon.ARCHS)
+@pytest.mark.parametrize("arch", hexagon.ARCHS)
 @pytest.mark.parametrize("kda", [False, True])
 @pytest.mark.parametrize("width", [16, 64, 96, 128])
 def test_every_build_equals_the_integers_of_the_model(drivers, arch, width, kda):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npurt.delta import state_values
+from npurt.device.delta import state_values
 from npurt.errors import DeviceLost
 from npurt.hexagon.layout import delta
 from tests.cpu import delta_oracle

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import npurt
-from npurt.device import MatMul
+from npurt.device.device import MatMul
 from npurt.errors import (
     DeviceNotFound,
     LayoutError,

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from npurt.device.host_products import HostDevice, KeepsArithmetic
 from npurt.errors import LayoutError, NumericsError, UnsupportedOp
 from npurt.hexagon.host.products import HexagonHostPacked
 from npurt.hexagon.layout import images
 from npurt.hexagon.layout.formats import BY_NAME
-from npurt.host_products import HostDevice, KeepsArithmetic
 from npurt.quant.tensor import QTensor
 from tests.hexagon.reference import Reference
 from tests.hexagon.test_reference import CASES, NAMES, assert_same_bits, case, group_of

@@ -4,12 +4,11 @@ import re
 
 import pytest
 
-from npurt import build_hexagon
-from npurt.build import ARCHS
 from npurt.hexagon.doctor import elf, shell_names
 from npurt.hexagon.session import skel
 from tests.conftest import PROJECT
 from tests.hexagon import test_refused_calls as refused
+from tools.build import ARCHS, hexagon
 
 PAGE = (PROJECT / "docs/hexagon.md").read_text(encoding="utf-8")
 SECTION = PAGE.split("## What the skel calls", 1)[1].split("\n## ")[0]
@@ -27,7 +26,7 @@ def declared():
         text = (PROJECT / "dsp" / name).read_text(encoding="utf-8")
         text = re.sub(r"/\*.*?\*/", " ", text, flags=re.S)
         for prototype, plain in PROTOTYPE.findall(text):
-            wrapped = plain in build_hexagon.WRAPPED  # the linker changes these names
+            wrapped = plain in hexagon.WRAPPED  # the linker changes these names
             found[f"__wrap_{plain}" if wrapped else plain] = " ".join(prototype.split())
     return found
 

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from bench.hexagon_kernels import ARCHS as COUNTED
 from bench.hexagon_kernels import small_counts
-from npurt import build_hexagon
 from npurt.hexagon.layout import images
 from npurt.hexagon.layout.formats import BY_NAME, FORMATS
 from npurt.hexagon.layout.quantise import quantise
 from tests.hexagon import model
 from tests.hexagon.kernels import FILL, Driver
 from tests.hexagon.weights import columns, groups, weight
+from tools.build import hexagon
 
 COUNTS = Path(__file__).parents[1] / "data/hexagon/packets.json"
 NAMES = [f.name for f in FORMATS]
@@ -50,7 +50,7 @@ def check(driver, name, image, x, n, *, group, **options):
 # --- every build, every format ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arch", build_hexagon.ARCHS)
+@pytest.mark.parametrize("arch", hexagon.ARCHS)
 @pytest.mark.parametrize("name", NAMES)
 def test_products_equal_the_integers_of_the_model(drivers, arch, name):
     """The shapes have panels and single rows, four tiles and one, a partial tile, half a step."""

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npurt import build_hexagon
 from npurt.errors import LayoutError, NumericsError, UnsupportedOp
 from npurt.hexagon.layout import images
 from npurt.hexagon.layout.formats import BY_NAME, FORMATS, ImageFormat, Kernel
@@ -13,8 +12,9 @@ from npurt.hexagon.layout.quantise import multiplied, quantise
 from npurt.quant.blocks import DTYPES
 from npurt.quant.tensor import QTensor
 from tests.hexagon.weights import columns, tensor
+from tools.build import hexagon
 
-TABLE = build_hexagon.DSP / "formats.inc"
+TABLE = hexagon.DSP / "formats.inc"
 CODED = [f.name for f in FORMATS if f.kernel not in ("q16", "per_channel")]
 FLOATS = ["f32", "f16", "bf16"]
 

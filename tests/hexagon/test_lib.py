@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from npurt.base.library import path_of
 from npurt.errors import DeviceNotFound, DriverError
 from npurt.hexagon.fastrpc import abi, codes, control, lib
 from npurt.hexagon.fastrpc.control import SESSIONS, SessionSlot, capabilities, session_pool
 from npurt.hexagon.fastrpc.lib import CANDIDATES, find, load
 from npurt.hexagon.session import skel
-from npurt.library import path_of
 from tests.hexagon.fake import compile_fake
 from tests.limits import HANG_SECONDS
 

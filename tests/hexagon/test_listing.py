@@ -10,18 +10,19 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from npurt import build, build_hexagon, build_zig
+from tools import build
+from tools.build import hexagon, zig
 
 FLOAT = re.compile(r"\bv\d+(?::\d+)?\.(?:cur\.)?(?:qf32|qf16|sf|hf|bf|f8)\b")
-SOURCES = [*build_hexagon.skel_sources(), *build_hexagon.rtlib()]
+SOURCES = [*hexagon.skel_sources(), *hexagon.rtlib()]
 
 
-def listing(source, arch, folder, defines=(), includes=(build_hexagon.DSP, build_hexagon.IDL)):
+def listing(source, arch, folder, defines=(), includes=(hexagon.DSP, hexagon.IDL)):
     """Return the assembly that the skel's compiler makes from *source*."""
     out = folder / f"{source.stem}.s"
-    flags = build_hexagon.job(source, arch, defines, includes).flags
+    flags = hexagon.job(source, arch, defines, includes).flags
     unused = "-Wno-unused-command-line-argument"  # zig adds a -c
-    build_zig.zig("cc", *flags, unused, "-S", source.resolve(), "-o", out)
+    zig.zig("cc", *flags, unused, "-S", source.resolve(), "-o", out)
     return out.read_text()
 
 
@@ -48,8 +49,8 @@ def test_integer_instructions_are_let_through():
 @pytest.mark.parametrize("arch", build.ARCHS)
 def test_the_skel_has_none(arch, tmp_path):
     generated = tmp_path / "idl"
-    build_hexagon.generate(generated)
-    includes = (build_hexagon.DSP, build_hexagon.IDL, generated)
+    hexagon.generate(generated)
+    includes = (hexagon.DSP, hexagon.IDL, generated)
 
     def floats(source):
         return FLOAT.findall(listing(source, arch, tmp_path, includes=includes))

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npurt import build
 from npurt.cli import main
 from npurt.errors import LayoutError
 from npurt.hexagon.doctor import elf
 from npurt.hexagon.doctor.loadable import verify
 from tests.hexagon.objects import shared_object
+from tools import build
 
 FOREIGN = Path(__file__).parents[1] / "data/skel/calculator_skel_v68.elf"
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from npurt import build
 from npurt.errors import DeviceFull, DeviceLost, DriverError, NumericsError
 from npurt.hexagon.session import messages
 from tests.hexagon.dsp import check_of
+from tools import build
 
 HEADER = Path(__file__).parents[2] / "idl/npurt_msg.h"
 STRUCTS = {

@@ -2,10 +2,10 @@
 
 import pytest
 
-from npurt import build
 from npurt.errors import DeviceNotFound
 from npurt.hexagon.fastrpc import lib
 from npurt.hexagon.fastrpc.names import SIMULATED_ARCHS, Name, parse
+from tools import build
 
 
 @pytest.mark.parametrize(

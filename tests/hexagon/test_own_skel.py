@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npurt import build_zig, cli
+from npurt import cli
 from npurt.errors import (
     DeviceLost,
     DeviceNotFound,
@@ -30,6 +30,7 @@ from npurt.hexagon.session import Session
 from npurt.hexagon.session.own_skel import OwnSkel, build
 from tests.hexagon.simulator import wait_until
 from tests.limits import HANG_SECONDS
+from tools.build import zig
 
 EXAMPLE = Path(__file__).parents[2] / "examples/own_skel"
 INTERFACE = idl.load(EXAMPLE / "vectors.idl")
@@ -214,7 +215,7 @@ def test_a_skel_that_cannot_be_written_is_named(tmp_path, out):
 
 
 def test_without_the_compiler_the_remedy_is_to_install_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(build_zig, "find_spec", lambda name: None)
+    monkeypatch.setattr(zig, "find_spec", lambda name: None)
 
     with pytest.raises(NpurtError) as caught:
         build([SOURCE], INTERFACE, tmp_path / "libvectors_skel.so")
@@ -224,8 +225,8 @@ def test_without_the_compiler_the_remedy_is_to_install_it(tmp_path, monkeypatch)
 
 
 def test_without_the_build_code_the_remedy_is_a_checkout(tmp_path, monkeypatch):
-    monkeypatch.delattr("npurt.build_hexagon")
-    monkeypatch.setitem(sys.modules, "npurt.build_hexagon", None)
+    monkeypatch.delattr("tools.build.hexagon")
+    monkeypatch.setitem(sys.modules, "tools.build.hexagon", None)
 
     with pytest.raises(NpurtError, match="no build code") as caught:
         build([SOURCE], INTERFACE, tmp_path / "libvectors_skel.so")

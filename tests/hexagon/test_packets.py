@@ -3,7 +3,7 @@
 import pytest
 
 from bench.hexagon_kernels import ARCHS, loops
-from npurt.device import MatMul
+from npurt.device.device import MatMul
 from npurt.hexagon.layout import images
 from npurt.hexagon.layout.formats import FORMATS
 from npurt.hexagon.plan import packets

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npurt import build_hexagon
 from npurt.hexagon.layout import images
 from npurt.hexagon.layout.formats import BY_NAME, FORMATS
 from npurt.hexagon.layout.quantise import quantise
@@ -13,9 +12,10 @@ from tests.hexagon import model
 from tests.hexagon.kernels import FILL, Driver
 from tests.hexagon.reference import Reference
 from tests.hexagon.weights import groups, weight
+from tools.build import hexagon
 
 NAMES = [f.name for f in FORMATS]
-SOURCES = sorted(build_hexagon.REFERENCE.glob("*.c"))
+SOURCES = sorted(hexagon.REFERENCE.glob("*.c"))
 
 # Rows of any size and sign, [m, k].
 ROWS = {
@@ -89,7 +89,7 @@ def reference(tmp_path_factory):
     return Reference(tmp_path_factory.mktemp("reference"))
 
 
-@pytest.fixture(scope="module", params=build_hexagon.ARCHS)
+@pytest.fixture(scope="module", params=hexagon.ARCHS)
 def driver(request, tmp_path_factory):
     """Return the driver of the kernels of each architecture."""
     started = Driver(request.param, tmp_path_factory.mktemp("kernels"))
@@ -168,6 +168,6 @@ def test_a_dsp_can_run_it_in_place_of_the_kernels(reference, tmp_path):
 
 
 def test_no_skel_has_it():
-    assert not set(SOURCES) & set(build_hexagon.skel_sources())
-    assert not set(SOURCES) & set(build_hexagon.skel_inputs())
+    assert not set(SOURCES) & set(hexagon.skel_sources())
+    assert not set(SOURCES) & set(hexagon.skel_inputs())
     assert len(SOURCES) == 2

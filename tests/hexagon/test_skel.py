@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npurt import build
 from npurt.hexagon.doctor import elf, shell_names
 from npurt.hexagon.doctor.loadable import verify
 from npurt.hexagon.fastrpc import abi
@@ -18,6 +17,7 @@ from npurt.hexagon.fastrpc.rpcmem import allocate
 from npurt.hexagon.idl.interface import interface
 from npurt.hexagon.session import skel
 from tests.hexagon.dsp import call_of, code_of, simulated
+from tools import build
 
 MANIFEST = json.loads((skel.FOLDER / "manifest.json").read_text())
 ARCHS = [int(name.removeprefix("v")) for name in MANIFEST["skels"]]

@@ -8,7 +8,6 @@ import shutil
 import numpy as np
 import pytest
 
-from npurt import build_hexagon
 from npurt.errors import DeviceLost
 from npurt.hexagon.device.device import HexagonDevice
 from npurt.hexagon.layout.formats import FORMATS
@@ -19,6 +18,7 @@ from tests.hexagon.delta_nets import run
 from tests.hexagon.dsp import Dsp, rows, simulated, weights
 from tests.hexagon.simulator import connection
 from tests.hexagon.weights import columns, groups, weight
+from tools.build import hexagon
 
 ROWS = 66  # from 64 rows on, the tiles of a product are copied to VTCM
 TOKENS = 5  # from 4 tokens on, the states of a delta net are copied to VTCM
@@ -83,15 +83,15 @@ MOVED = ("char *slot = run->vtcm->address +", "char *slot = run->vtcm->address +
 def unaligned(request, tmp_path_factory):
     """Return a folder with skels of which one store, or one load, of execute.c is unaligned."""
     folder = tmp_path_factory.mktemp("unaligned")
-    dsp = shutil.copytree(build_hexagon.DSP, folder / "dsp", ignore=lambda *_: ["reference"])
+    dsp = shutil.copytree(hexagon.DSP, folder / "dsp", ignore=lambda *_: ["reference"])
     source = (dsp / "execute.c").read_text()
     for old, new in (CHANGES[request.param], MOVED):
         assert old in source
         source = source.replace(old, new)
     (dsp / "execute.c").write_text(source)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build_hexagon, "DSP", dsp)
-        build_hexagon.build_skels(folder, ["v68"])
+        patch.setattr(hexagon, "DSP", dsp)
+        hexagon.build_skels(folder, ["v68"])
     return request.param, folder
 
 

@@ -6,9 +6,9 @@ import platform
 import shlex
 import sys
 
-from npurt import build
 from tests.kernel import boot, kernel
 from tests.kernel.source import MissingError
+from tools import build
 
 LIMIT_S = 240  # seconds for one run of the kernel; the tests take less than a minute
 PYTEST = "-m pytest -m kernel -q --color=no -p no:cacheprovider"

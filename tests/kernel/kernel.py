@@ -11,10 +11,10 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from npurt import build
-from npurt.build_zig import Stamp
 from tests.kernel import source
 from tests.kernel.source import MissingError, run
+from tools import build
+from tools.build.zig import Stamp
 
 PARTS = build.ROOT / "sim/rocket_kernel"
 MODEL = build.ROOT / "sim/rknpu"

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from npurt.build import ROOT
+from tools.build import ROOT
 
 pytestmark = pytest.mark.kernel
 

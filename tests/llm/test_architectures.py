@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import npurt
 from npurt.cpu.kernels import abi
 from npurt.cpu.state.convolved import ROLLBACK_TOKENS
+from npurt.device.segment import Limits
 from npurt.graph import ops
 from npurt.graph.interpreter import Interpreter
 from npurt.graph.meaning import MEANING
@@ -22,7 +23,6 @@ from npurt.llm.arch.weights import FileWeights
 from npurt.llm.state.hidden_states import HiddenStates
 from npurt.runtime.execute.executor import Executor
 from npurt.runtime.execute.placement import Stacked
-from npurt.segment import Limits
 from tests.graph.models import logits, read
 from tests.llm import tiny, variants
 from tests.llm.conftest import GREEDY

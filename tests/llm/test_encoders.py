@@ -15,13 +15,13 @@ import npurt
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.kernels import abi
 from npurt.cpu.lowering.numpy_step import NumpyStep
+from npurt.device.segment import Limits
 from npurt.errors import ContextFull, LayoutError, ModelFormatError, SettingError, UnsupportedOp
 from npurt.graph.rows import Rows
 from npurt.llm.arch.reading import describe
 from npurt.llm.arch.weights import FileWeights
 from npurt.llm.measure.memory import needs
 from npurt.llm.text.tokenizer import Tokenizer
-from npurt.segment import Limits
 from tests.graph.models import hidden
 from tests.llm import gguf_files as raw
 from tests.llm import tiny, variants

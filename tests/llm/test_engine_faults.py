@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import npurt
-from npurt import verify
+from npurt.device import verify
 from npurt.errors import VerificationFailed
 from npurt.llm.batch.scheduler import Scheduler
 from npurt.llm.batch.sequence import Sequence

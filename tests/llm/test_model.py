@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 import npurt
+from npurt.device.verify import Mode, Sampler
 from npurt.errors import ModelFormatError, SettingError
 from npurt.llm.session.context import Context
 from npurt.llm.session.devices import Devices
 from npurt.llm.session.model import Model
 from npurt.llm.session.setup import set_up
-from npurt.verify import Mode, Sampler
 from tests.llm import tiny
 
 IDS = tiny.ids("llama3", 20)

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import npurt
+from npurt.base.gguf_parts import MAX_PARTS, model_name, part_names
 from npurt.errors import ModelFormatError
-from npurt.gguf_parts import MAX_PARTS, model_name, part_names
 from npurt.llm.file.gguf import GGUF
 from tests.llm import gguf_files as raw
 from tests.llm import tiny

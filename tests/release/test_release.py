@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import npurt
-from npurt import build
 from tests import wheels
+from tools import build
 
 pytestmark = pytest.mark.release
 
@@ -40,7 +40,7 @@ def test_a_wheel_made_of_the_source_archive_is_equal_to_the_byte(platform, unpac
 def test_the_source_archive_tests_itself(unpacked):
     """Some tests of Python, of the kernels and of the simulators."""
     clean = {**os.environ, "PYTHONPATH": str(unpacked)}
-    subprocess.run([sys.executable, "npurt/build.py"], cwd=unpacked, env=clean, check=True)
+    subprocess.run([sys.executable, "-m", "tools.build"], cwd=unpacked, env=clean, check=True)
     chosen = (
         "tests/test_public.py", "tests/test_layers.py", "tests/test_metadata.py",
         "tests/cpu/test_pack.py", "tests/hexagon/test_device.py", "tests/rknpu/test_simulated.py",

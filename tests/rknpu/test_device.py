@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npurt.device import MatMul
+from npurt.device.device import MatMul
 from npurt.errors import (
     DeviceFull,
     DeviceNotFound,

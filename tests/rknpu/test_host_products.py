@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from npurt.device.host_products import KeepsArithmetic
 from npurt.errors import NumericsError
-from npurt.host_products import KeepsArithmetic
 from npurt.rknpu.device import quantise
 from npurt.rknpu.device.device import open_rknpu
 from tests.rknpu.conftest import STRICT

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import npurt
-from npurt.device import MAX_EXACT_K
+from npurt.device.device import MAX_EXACT_K
 from npurt.errors import LayoutError, NumericsError, UnsupportedOp
 from npurt.rknpu.device.device import open_rknpu
 from tests.rknpu.conftest import STRICT

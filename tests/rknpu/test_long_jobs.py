@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from npurt.device import MAX_ROWS
+from npurt.device.device import MAX_ROWS
 from npurt.errors import DeviceLost, NumericsError
 from npurt.rknpu.device.device import open_rknpu
 from npurt.rknpu.device.needs import rows_within

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import npurt
-from npurt import verify
 from npurt.cpu.device import CpuDevice
+from npurt.device import verify
 from npurt.errors import DeviceFull, DeviceLost
 from npurt.quant.tensor import QTensor
 from npurt.rknpu.device import device as device_module

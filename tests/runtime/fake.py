@@ -6,11 +6,11 @@ from npurt.cpu.device import CpuDevice
 from npurt.cpu.pool.engine import Input
 from npurt.cpu.pool.program import Program
 from npurt.cpu.pool.table import RowTable
-from npurt.device import Caps, Device, Packed
+from npurt.device.device import Caps, Device, Packed
+from npurt.device.verify import Mode, Sampler
 from npurt.runtime.execute.placement import Wanted, place
 from npurt.runtime.execute.plan import Plan
 from npurt.runtime.report.ledger import Ledger
-from npurt.verify import Mode, Sampler
 
 
 class FakePacked(Packed):

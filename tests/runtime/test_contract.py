@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import npurt
-from npurt.device import MatMul
+from npurt.device.device import MatMul
 from npurt.errors import LayoutError
 from npurt.quant.tensor import QTensor
 

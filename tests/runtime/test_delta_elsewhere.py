@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import npurt
-from npurt.delta import DeltaError
-from npurt.delta_check import is_right
-from npurt.device import FLUSHED, UNIT
+from npurt.device.delta import DeltaError
+from npurt.device.delta_check import is_right
+from npurt.device.device import FLUSHED, UNIT
 from npurt.errors import DeviceLost, VerificationFailed
 from npurt.llm.session.context import Context, Piece, run_together
 from tests.cpu import delta_oracle

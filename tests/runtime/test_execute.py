@@ -5,6 +5,7 @@ import errno
 import numpy as np
 import pytest
 
+from npurt.device.segment import Limits
 from npurt.errors import DeviceFull, DriverError, NotOffloaded, SettingError
 from npurt.graph import ops
 from npurt.graph.rows import Rows
@@ -15,7 +16,6 @@ from npurt.reference.device import ReferenceDevice
 from npurt.reference.segment import ReferenceSegment
 from npurt.runtime.execute.executor import Executor
 from npurt.runtime.report.ledger import Ledger
-from npurt.segment import Limits
 from tests.graph.models import logits
 from tests.llm import tiny
 from tests.llm.reference import nmse

@@ -5,8 +5,8 @@ import pytest
 
 import npurt
 from npurt.cpu.device import CpuDevice
-from npurt.delta import DeltaNets
-from npurt.device import Estimates, ExactInt8, RowScaledInt8
+from npurt.device.delta import DeltaNets
+from npurt.device.device import Estimates, ExactInt8, RowScaledInt8
 from npurt.quant.tensor import QTensor
 from npurt.runtime.execute.placement import Stacked, Wanted, place
 from tests.llm import tiny

@@ -7,14 +7,14 @@ import npurt
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.pool.engine import Input
 from npurt.cpu.pool.table import RowTable
-from npurt.device import Saving
+from npurt.device.device import Saving
+from npurt.device.verify import Mode, Sampler
 from npurt.errors import DeviceFull, DeviceLost, NotOffloaded
 from npurt.llm.session import devices as opened_devices
 from npurt.quant.tensor import QTensor
 from npurt.runtime.execute.placement import PROMPT, REPLY, Wanted, place
 from npurt.runtime.execute.plan import Plan
 from npurt.runtime.report.ledger import Ledger
-from npurt.verify import Mode, Sampler
 from tests.llm import tiny
 from tests.runtime.fake import FakeDevice, FakePacked, quantise
 

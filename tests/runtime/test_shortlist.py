@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npurt.cpu.device import CpuDevice
+from npurt.device.verify import Mode, Sampler
 from npurt.quant.tensor import QTensor
 from npurt.runtime.execute.shortlist import SIZE, Shortlist
-from npurt.verify import Mode, Sampler
 from tests.runtime.fake import FakeDevice, Products
 
 

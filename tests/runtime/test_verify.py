@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import npurt
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.pool.table import RowTable
+from npurt.device.verify import Check, Mode, Sampler, mode
 from npurt.errors import NumericsError, SettingError, VerificationFailed
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME
@@ -19,7 +20,6 @@ from npurt.runtime.execute.host import HostStep
 from npurt.runtime.execute.placement import Wanted, place
 from npurt.runtime.execute.plan import Plan
 from npurt.runtime.report.ledger import Ledger
-from npurt.verify import Check, Mode, Sampler, mode
 from tests.cpu import cases
 from tests.llm import tiny
 from tests.runtime.fake import FakeDevice, Products

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from npurt import build, build_hexagon, build_zig
 from tests.sim_fastrpc.rpc import Rpc
+from tools import build
+from tools.build import hexagon, zig
 
 HERE = Path(__file__).parent
 SKELS = HERE / "skels"
@@ -20,9 +21,9 @@ def foreign_skel(source, out):
     variables, and calls of functions that the compiler chooses.
     """
     with tempfile.TemporaryDirectory() as folder:
-        job = build_hexagon.job(source, "v68", (), (SKELS,))
-        made = build_zig.objects([build_zig.Job(source, (*job.flags, "-Os"))], Path(folder))
-        build_zig.zig("ld.lld", "-shared", "--hash-style=sysv", "-z", "max-page-size=4096",
+        job = hexagon.job(source, "v68", (), (SKELS,))
+        made = zig.objects([zig.Job(source, (*job.flags, "-Os"))], Path(folder))
+        zig.zig("ld.lld", "-shared", "--hash-style=sysv", "-z", "max-page-size=4096",
                       "-o", out, *made)  # fmt: skip
 
 

@@ -6,10 +6,10 @@ import subprocess
 
 import pytest
 
-from npurt import build
 from tests import elf
 from tests.limits import HANG_SECONDS
 from tests.sim_fastrpc.conftest import HERE
+from tools import build
 
 SAID = """\
 info 0: v68

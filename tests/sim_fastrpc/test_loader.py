@@ -13,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from npurt import build
 from npurt.hexagon.doctor import elf, shell_names
 from npurt.hexagon.session import skel
 from tests.sim_fastrpc.conftest import SKELS, foreign_skel
 from tests.sim_fastrpc.rpc import HEAP, INVERT, MACHINE, PRINT, STATUS, words
+from tools import build
 
 UNABLE_TO_LOAD = 0x80000406
 FLAGS, MACHINE_FIELD, TYPE = 36, 18, 16  # offsets in the header of a 32-bit ELF file

@@ -260,4 +260,4 @@ def test_a_shell_that_is_missing_is_named(simulator, skels, tmp_path):
     said, _ = opening(alone, skels)
 
     assert "shell: No such file" in said
-    assert "npurt/build.py" in said
+    assert "tools.build" in said

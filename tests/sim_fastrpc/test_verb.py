@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from npurt import build
 from npurt.cli import main
+from tools import build
 
 
 def test_the_path_is_one_line_and_the_shell_lies_beside_it(capsys):

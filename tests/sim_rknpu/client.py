@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from cffi import FFI
 
-from npurt import build
+from tools import build
 
 CREATE_BO, SUBMIT_ROCKET, PREP_BO, FINI_BO = 0xC0186440, 0x40186441, 0x40106442, 0x40086443
 ACTION, SUBMIT, MEM_CREATE = 0xC0086440, 0xC0686441, 0xC0306442

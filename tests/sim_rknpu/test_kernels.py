@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from npurt import build
 from tests.limits import HANG_SECONDS
+from tools import build
 
 SIM = build.ROOT / "sim/rknpu"
 SOURCES = [

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from npurt import build
 from tests.sim_rknpu import client
+from tools import build
 
 SOURCE = Path(__file__).with_name("foreign.c")
 LIMIT = 60  # seconds; the commands take at most 2

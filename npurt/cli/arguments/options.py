@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from npurt.base.files import require_file, unreadable
+from npurt.base.gguf_parts import part_names
 from npurt.errors import NpurtError, SettingError
-from npurt.files import require_file, unreadable
-from npurt.gguf_parts import part_names
 from npurt.settings import HOSTS
 
 MODEL = "GGUF file, name of `npurt models`, https URL or hf:USER/REPO"

@@ -7,10 +7,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from npurt import extras
+from npurt.base import extras
+from npurt.base.files import replacing
 from npurt.cli.output.tables import DRAFTED, drafted, markdown
 from npurt.errors import NpurtError
-from npurt.files import replacing
 
 COLUMNS = ("prompt", "n", *DRAFTED, "t/s", "speedup", "with prompt")
 FORMATS = (".png", ".svg", ".pdf")

@@ -253,9 +253,9 @@ def rows_of(path: str) -> dict[tuple[str, str], float]:
     Raises:
         NpurtError: The file cannot be read, or does not contain rows of ``bench --json``.
     """
+    from npurt.base.files import parsed
     from npurt.cli.arguments.options import text_of
     from npurt.errors import NpurtError
-    from npurt.files import parsed
 
     try:
         return {

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from npurt.base.files import parsed, replacing
 from npurt.cli.arguments import llama_cpp, options
 from npurt.cli.arguments.parser import Parser, like
 from npurt.cli.arguments.sampling import add_sampling, check_sampling, sampling
 from npurt.cli.output import terminal
 from npurt.cli.verbs import remote
 from npurt.errors import ContextFull, NpurtError, SettingError
-from npurt.files import parsed, replacing
 from npurt.llm.text.turns import fitted, without
 
 if TYPE_CHECKING:

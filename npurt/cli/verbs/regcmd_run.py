@@ -9,9 +9,9 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from npurt.base.files import replacing
 from npurt.cli.arguments import options
 from npurt.errors import LayoutError, NpurtError, SettingError
-from npurt.files import replacing
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npurt import extras
+from npurt.base import extras
 from npurt.cli.arguments import llama_cpp, options
 from npurt.cli.arguments.sampling import add_sampling, sampling
 from npurt.errors import NpurtError

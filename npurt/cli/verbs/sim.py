@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from npurt.base.library import path_of
 from npurt.errors import DeviceNotFound, NpurtError
-from npurt.library import path_of
 from npurt.settings import SIM_FASTRPC, SIM_RKNPU, preloading
 
 
@@ -111,6 +111,6 @@ def built(name: str) -> Path:
     if not library.exists():
         raise DeviceNotFound(
             f"{library} does not exist",
-            remedy="install a wheel of npurt, or build it: python npurt/build.py",
+            remedy="install a wheel of npurt, or build it: python -m tools.build",
         )
     return library

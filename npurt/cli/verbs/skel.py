@@ -87,7 +87,7 @@ def _info(args: argparse.Namespace) -> int:
 
 
 def _checksum(args: argparse.Namespace) -> int:
-    from npurt.files import replacing
+    from npurt.base.files import replacing
     from npurt.hexagon.session import checksum
 
     if args.out is None:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from npurt import library
+from npurt.base import library
+from npurt.base.once import once
 from npurt.errors import DeviceNotFound, SettingError
-from npurt.once import once
 from npurt.settings import CPU_ISA, LIBRARIES, read
 
 HEADER = Path(__file__).with_name("npurt_cpu.h")

@@ -1,7 +1,7 @@
 /*
  * Verifies products (Freivalds): computes s = W^T r once per weight, then compares r.y with s.x.
  *
- * s       is summed over rows in float32 for at most 64 panels, then in double; npurt/verify.py
+ * s       is summed over rows in float32 for at most 64 panels, then in double; npurt/device/verify.py
  *         includes the rounding errors in the bound.  Float weights, and codes whose scale is any
  *         power of two, are summed in double: float32 cannot represent their sums or squares.
  *         Other scales are a float16 times 8 bits, so numbers are within 2^-24..2^35.

@@ -397,7 +397,7 @@ typedef struct {
     const float *decay; /* [tokens][heads][decays], logarithms */
     const float *beta;  /* [tokens][heads] */
     float *out;         /* [tokens][heads][width] */
-    int32_t *state;     /* [heads][width][width + 2], npurt.delta.STATE_INTEGERS */
+    int32_t *state;     /* [heads][width][width + 2], npurt.device.delta.STATE_INTEGERS */
     int64_t tokens, heads, k_heads, width;
     int64_t decays;  /* logarithms of decay per head: 1, or width */
     int64_t grouped; /* k head of head h: 1: h / (heads / k_heads); 0: h % k_heads */

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from npurt.cpu.pool.checked import Weight
 from npurt.cpu.state.arrays import KV, Recurrence
-from npurt.device import F32
+from npurt.device.device import F32
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 from npurt.cpu.lowering.bound import Columns
 from npurt.cpu.pool.checked import Weight
 from npurt.cpu.pool.engine import Input, empty
-from npurt.device import F32
+from npurt.device.device import F32
 from npurt.errors import UnsupportedOp
 from npurt.graph import ops
 from npurt.graph.graph import Graph

@@ -8,12 +8,12 @@ import numpy as np
 from npurt.cpu.lowering.buffers import unsupported
 from npurt.cpu.pool.checked import Weight
 from npurt.cpu.pool.packed import CpuPacked
-from npurt.device import F32
+from npurt.device.device import F32
+from npurt.device.segment import Array, Weights
 from npurt.graph import ops
 from npurt.graph.graph import Graph
 from npurt.graph.tensor import SELECTED, Kind
 from npurt.quant.tensor import QTensor
-from npurt.segment import Array, Weights
 
 Place = Callable[[Graph, Weights, Mapping[str, F32]], Mapping[str, Weight]]
 

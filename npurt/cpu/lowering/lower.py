@@ -23,8 +23,8 @@ from npurt.cpu.pool.checked import Weight
 from npurt.cpu.pool.engine import Input, empty
 from npurt.cpu.pool.operands import GROUP, SILU, Convolution, Heads, Routing, Unit
 from npurt.cpu.pool.program import Program
-from npurt.delta import DeltaNet
-from npurt.device import F32
+from npurt.device.delta import DeltaNet
+from npurt.device.device import F32
 from npurt.errors import UnsupportedOp
 from npurt.graph import ops, passes
 from npurt.graph.graph import Graph

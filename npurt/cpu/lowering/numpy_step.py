@@ -10,14 +10,14 @@ import numpy as np
 from npurt.cpu.lowering.buffers import row_multiplier_of
 from npurt.cpu.lowering.constants import Constants
 from npurt.cpu.pool.table import RowTable
-from npurt.device import F32
+from npurt.device.device import F32
+from npurt.device.segment import Array, Counter
+from npurt.device.verify import Sampler
 from npurt.graph.meaning import by_row
 from npurt.graph.ops import Fused, Op
 from npurt.graph.rows import Rows
 from npurt.graph.state import Run, States
 from npurt.graph.tensor import SELECTED, Tensor
-from npurt.segment import Array, Counter
-from npurt.verify import Sampler
 
 
 class TensorView(NamedTuple):

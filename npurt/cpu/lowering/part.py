@@ -19,13 +19,13 @@ from npurt.cpu.pool.vectors import Vectors
 from npurt.cpu.state.arrays import KV
 from npurt.cpu.state.rotation import rotations_of, temperatures
 from npurt.cpu.state.states import Memory
+from npurt.device.segment import Array, Limits, Weights
+from npurt.device.verify import Mode, Sampler
 from npurt.graph import ops
 from npurt.graph.graph import WRITTEN, Graph
 from npurt.graph.ops import Op
 from npurt.graph.rows import Rows
 from npurt.graph.tensor import Tensor
-from npurt.segment import Array, Limits, Weights
-from npurt.verify import Mode, Sampler
 
 MakeSteps = Callable[[Sampler, list[str]], Steps]
 

@@ -13,13 +13,13 @@ from npurt.cpu.lowering.part import MakeSteps, PartProgram
 from npurt.cpu.pool.table import RowTable
 from npurt.cpu.pool.table import Span as TableSpan
 from npurt.cpu.state.states import SequenceStates
+from npurt.device.guard import Guard
+from npurt.device.segment import Array, Capacity, Counter, Limits, Segment, Weights
+from npurt.device.verify import Sampler
 from npurt.errors import OutOfPages
 from npurt.graph.graph import Graph
 from npurt.graph.rows import Rows, Span
 from npurt.graph.tensor import Tensor
-from npurt.guard import Guard
-from npurt.segment import Array, Capacity, Counter, Limits, Segment, Weights
-from npurt.verify import Sampler
 
 
 class CpuSegment(Segment):

@@ -12,10 +12,10 @@ from npurt.cpu.pool.operands import Convolution, Routing
 from npurt.cpu.pool.program import Program
 from npurt.cpu.pool.table import RowTable
 from npurt.cpu.state.arrays import Recurrence
-from npurt.delta import DeltaNet
-from npurt.device import F32
-from npurt.segment import Counter
-from npurt.verify import Sampler
+from npurt.device.delta import DeltaNet
+from npurt.device.device import F32
+from npurt.device.segment import Counter
+from npurt.device.verify import Sampler
 
 
 class Step(Protocol):

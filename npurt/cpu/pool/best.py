@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.cpu.kernels import abi
-from npurt.device import F32
+from npurt.device.device import F32
 
 
 def best(row: F32, k: int) -> npt.NDArray[np.int64]:

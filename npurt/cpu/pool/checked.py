@@ -13,10 +13,10 @@ from npurt.cpu.pool.operands import Routing
 from npurt.cpu.pool.packed import CpuPacked, Sums, transposed_matvecs
 from npurt.cpu.pool.program import Program, batches
 from npurt.cpu.pool.table import RowTable
-from npurt.device import F32, F64, Packed
+from npurt.device.device import F32, F64, Packed
+from npurt.device.segment import Counter
+from npurt.device.verify import Mode, Probe, Sampler, is_right, make_probe, probe_vector
 from npurt.errors import VerificationFailed
-from npurt.segment import Counter
-from npurt.verify import Mode, Probe, Sampler, is_right, make_probe, probe_vector
 
 ORACLE = "scalar"  # the instruction set whose kernels recompute wrong products
 

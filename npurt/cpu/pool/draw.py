@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.cpu.kernels import abi
-from npurt.device import F32
+from npurt.device.device import F32
 
 
 class Draw:

@@ -11,7 +11,7 @@ from npurt.cpu.pool.engine import Engine, Input, pointer
 from npurt.cpu.pool.operands import Image
 from npurt.cpu.pool.program import Program
 from npurt.cpu.pool.table import RowTable
-from npurt.device import F32, Device, Packed
+from npurt.device.device import F32, Device, Packed
 from npurt.quant.tensor import QTensor
 
 F64 = npt.NDArray[np.float64]

@@ -15,7 +15,7 @@ from npurt.cpu.kernels import abi
 from npurt.cpu.pool.engine import Engine, Input, pointer
 from npurt.cpu.pool.operands import SILU, Convolution, Heads, Image, Routing, Unit
 from npurt.cpu.pool.table import RowTable
-from npurt.delta import DeltaNet
+from npurt.device.delta import DeltaNet
 from npurt.errors import LayoutError
 
 F32 = npt.NDArray[np.float32]

@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.cpu.kernels import abi
-from npurt.device import F32
+from npurt.device.device import F32
 from npurt.quant.decode import dequantize
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import FLOATS
@@ -24,7 +24,7 @@ class Vectors:
     def take(self, index: npt.NDArray[np.integer], out: F32) -> None:
         """Write the rows *index* ``[T]`` to *out* ``[T, K]``, which must be contiguous.
 
-        `npurt.guard` has checked that 0 <= *index* < N.
+        `npurt.device.guard` has checked that 0 <= *index* < N.
         """
         if self._bytes is None:
             out[:] = dequantize(self._tensor.blocks[index], self._tensor.format)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.cpu.state.slots import Slots
-from npurt.device import F32
+from npurt.device.device import F32
 
 Array = npt.NDArray[Any]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from npurt.cpu.pool.engine import empty
 from npurt.cpu.state.recurrent import Replay
-from npurt.device import F32
+from npurt.device.device import F32
 from npurt.graph.ops import ShortConv
 
 ROLLBACK_TOKENS = 64  # tokens that can be rolled back

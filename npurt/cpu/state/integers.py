@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.cpu.kernels import abi
-from npurt.delta import ALL, I32, DeltaNet, DeltaState, state_integers, state_values
-from npurt.device import F32
+from npurt.device.delta import ALL, I32, DeltaNet, DeltaState, state_integers, state_values
+from npurt.device.device import F32
 from npurt.errors import NumericsError
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from npurt.cpu.kernels import abi
 from npurt.cpu.pool.engine import empty
-from npurt.device import F32
+from npurt.device.device import F32
 
 Array = npt.NDArray[Any]
 PageNumbers = npt.NDArray[np.int32]

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.cpu.state.arrays import Rotation
-from npurt.device import F32
+from npurt.device.device import F32
 from npurt.graph import ops
 from npurt.graph.graph import Graph
 from npurt.graph.ops import Pairing

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from npurt.delta import DeltaState, state_values
-from npurt.device import F32
+from npurt.device.delta import DeltaState, state_values
+from npurt.device.device import F32
 
 
 class Slots:
@@ -40,7 +40,7 @@ class Slots:
 
     @property
     def integers(self) -> bool:
-        """True if `exact` returns integers (`npurt.delta.STATE_INTEGERS`), False if float32."""
+        """True if `exact` returns integers (see `npurt.device.delta`), False if float32."""
         return self._make is not None and self.state.integers
 
     def exact(self) -> npt.NDArray[Any]:

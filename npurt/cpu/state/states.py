@@ -13,14 +13,14 @@ from npurt.cpu.state.convolved import Convolved, convolutions
 from npurt.cpu.state.pages import PageList, Pages
 from npurt.cpu.state.recurrent import Recurrent, Replay, recurrences
 from npurt.cpu.state.slots import Slots
-from npurt.delta import state_values
-from npurt.device import F32
+from npurt.device.delta import state_values
+from npurt.device.device import F32
+from npurt.device.segment import KV_DTYPES, Array, Limits, positional, recurrent
 from npurt.errors import LayoutError, SettingError
 from npurt.graph import ops
 from npurt.graph.graph import Graph
 from npurt.graph.state import States, by_head, by_position
 from npurt.graph.tensor import POSITIONS, Tensor
-from npurt.segment import KV_DTYPES, Array, Limits, positional, recurrent
 
 
 class Memory:

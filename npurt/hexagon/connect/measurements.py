@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from npurt.files import opened, parsed, replacing
+from npurt.base.files import opened, parsed, replacing
 from npurt.hexagon.fastrpc.lib import Library
 from npurt.settings import cache_folder
 

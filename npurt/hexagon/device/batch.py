@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npurt.device import F32, MAX_ROWS
+from npurt.device.device import F32, MAX_ROWS
 from npurt.hexagon.device.scratch import BATCH_BYTES
 from npurt.hexagon.device.session_memory import SessionMemory
 from npurt.hexagon.fastrpc.rpcmem import Block, Slice, aligned

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from npurt.delta import I32, DeltaNet
-from npurt.device import F32, MAX_ROWS
+from npurt.device.delta import I32, DeltaNet
+from npurt.device.device import F32, MAX_ROWS
 from npurt.errors import DeviceFull
 from npurt.hexagon.device.scratch import BATCH_BYTES
 from npurt.hexagon.device.session_memory import SessionMemory

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from npurt.delta import ALL, I32, DeltaNet, DeltaState
-from npurt.device import F32
+from npurt.device.delta import ALL, I32, DeltaNet, DeltaState
+from npurt.device.device import F32
 from npurt.errors import NpurtError
 from npurt.hexagon.device.delta_memory import DeltaMemory, StateVersion
 from npurt.hexagon.device.session_memory import SessionMemory

@@ -1,7 +1,7 @@
 """The Hexagon CDSP as a device: weights in shared memory, products in batches of ops.
 
 If the DSP process dies or does not answer, the device opens a new session and repeats the batch;
-see `npurt.restart`.
+see `npurt.device.restart`.
 """
 
 import functools
@@ -12,8 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from npurt.delta import DeltaError, DeltaNet, DeltaNets, require_delta
-from npurt.device import F32, F64, Caps, MatMul, Packed, check_product
+from npurt.device.delta import DeltaError, DeltaNet, DeltaNets, require_delta
+from npurt.device.device import F32, F64, Caps, MatMul, Packed, check_product
+from npurt.device.host_products import HostDevice
+from npurt.device.products import ProductDevice
+from npurt.device.restart import Restarts
 from npurt.errors import DeviceLost, DeviceTimeout, LayoutError, UnsupportedOp
 from npurt.hexagon.connect import probe
 from npurt.hexagon.connect.connection import Connection
@@ -29,10 +32,7 @@ from npurt.hexagon.fastrpc.lib import simulator
 from npurt.hexagon.fastrpc.names import parse
 from npurt.hexagon.layout import delta, error_bound, quantise
 from npurt.hexagon.session.transport import TransportName
-from npurt.host_products import HostDevice
-from npurt.products import ProductDevice
 from npurt.quant.tensor import QTensor
-from npurt.restart import Restarts
 from npurt.settings import HEXAGON_TRANSPORT, HEXAGON_WORKER, deadline, read
 
 GIVEN_UP = "run `npurt doctor`; if only one model fails on the DSP, report this model"

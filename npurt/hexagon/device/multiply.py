@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterator, Sequence
 
-from npurt.device import F32
+from npurt.device.device import F32
 from npurt.hexagon.device.batch import Batch
 from npurt.hexagon.device.weights import HexagonPacked, Parts
 

@@ -4,13 +4,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
+from npurt.device.restart import patiently
 from npurt.errors import DeviceFull, DeviceLost, DeviceNotFound, DriverError
 from npurt.hexagon.connect import probe
 from npurt.hexagon.connect.connection import Connection
 from npurt.hexagon.connect.worker import connect
 from npurt.hexagon.device.session_memory import SessionMemory
 from npurt.hexagon.session.transport import Info, TransportName
-from npurt.restart import patiently
 
 RESTART_SECONDS = 10  # maximum time for a restart of the DSP
 FULL_SECONDS = 0.5  # time until the memory of an ended process is free

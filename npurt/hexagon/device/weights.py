@@ -5,7 +5,8 @@ import weakref
 import numpy as np
 import numpy.typing as npt
 
-from npurt.device import F32, Device, MatMul
+from npurt.device.device import F32, Device, MatMul
+from npurt.device.host_products import HostDevice
 from npurt.hexagon.device.batch import Batch, Weight
 from npurt.hexagon.device.session_memory import SessionMemory
 from npurt.hexagon.fastrpc.rpcmem import LARGEST, U8, Arena, Slice
@@ -13,7 +14,6 @@ from npurt.hexagon.host.products import HexagonHostPacked
 from npurt.hexagon.layout import formats, images, quantise
 from npurt.hexagon.layout.packed import IntegerPacked
 from npurt.hexagon.session import messages
-from npurt.host_products import HostDevice
 from npurt.quant.tensor import QTensor
 
 I8 = npt.NDArray[np.int8]

@@ -25,7 +25,7 @@ RELOCATIONS = {"32", "GLOB_DAT", "JMP_SLOT", "RELATIVE", "DTPMOD_32", "DTPREL_32
 SEGMENTS = set(Kind)  # usual kinds of program headers
 LOADS = (2, 4)  # usual numbers of loaded segments
 RIGHTS = {Access.R, Access.R | Access.X, Access.R | Access.W}  # usual rights of loaded segments
-BUILD = "run `python npurt/build.py` in a checkout, or reinstall npurt"
+BUILD = "run `python -m tools.build` in a checkout, or reinstall npurt"
 SHOWN = 5  # names that a finding shows
 
 

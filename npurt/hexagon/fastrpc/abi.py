@@ -11,7 +11,7 @@ from typing import Any
 
 from cffi import FFI
 
-from npurt.once import once
+from npurt.base.once import once
 
 CDEF = """
 typedef uint32_t remote_handle;

@@ -18,9 +18,9 @@ import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from npurt.base.threads import start
 from npurt.errors import DeviceLost, DeviceTimeout, NpurtError
 from npurt.hexagon.fastrpc.native_call import End, NativeCall, NativeCaller
-from npurt.threads import start
 
 T = TypeVar("T")
 

@@ -10,11 +10,11 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+from npurt.base.once import once
 from npurt.errors import DeviceNotFound
 from npurt.hexagon.fastrpc import abi, codes
 from npurt.hexagon.fastrpc.abi import Attribute, HandleRequest, SessionRequest
 from npurt.hexagon.fastrpc.lib import Library
-from npurt.once import once
 
 SESSIONS = 4  # maximum number of sessions of a process on one DSP
 

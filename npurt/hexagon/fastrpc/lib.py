@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from npurt.base.library import path_of
+from npurt.base.once import once
 from npurt.errors import DeviceNotFound, NpurtError
 from npurt.hexagon.fastrpc import abi, codes
 from npurt.hexagon.fastrpc.caller import refuse_fork
-from npurt.library import path_of
-from npurt.once import once
 from npurt.settings import FASTRPC_LIBRARY, SIM_FASTRPC, read
 
 CANDIDATES = (

@@ -10,8 +10,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from npurt import library
-from npurt.once import once
+from npurt.base import library
+from npurt.base.once import once
 
 HEADER = Path(__file__).with_name("npurt_native_call.h")
 LIBRARY = "hexagon/fastrpc/libnpurt_native_call.so"

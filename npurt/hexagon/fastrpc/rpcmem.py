@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from npurt.base.ranges import Ranges
 from npurt.errors import DeviceFull, DriverError, LayoutError
 from npurt.hexagon.fastrpc import abi
 from npurt.hexagon.fastrpc.abi import SyncFlag
 from npurt.hexagon.fastrpc.lib import Library
-from npurt.ranges import Ranges
 
 U8 = npt.NDArray[np.uint8]
 

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from npurt import library
-from npurt.device import F32, F64
+from npurt.base import library
+from npurt.base.once import once
+from npurt.device.device import F32, F64
+from npurt.device.host_products import HostDevice, HostPacked
 from npurt.hexagon.layout import error_bound, images, quantise
 from npurt.hexagon.layout.formats import ImageFormat
 from npurt.hexagon.layout.images import U8
 from npurt.hexagon.layout.packed import IntegerPacked
-from npurt.host_products import HostDevice, HostPacked
-from npurt.once import once
 from npurt.quant.tensor import QTensor
 
 HEADER = Path(__file__).with_name("npurt_hexagon_host.h")

@@ -7,13 +7,13 @@
 
 `parser` has the grammar, `types` the bytes of each type, `method` the calls, `header` and `skel`
 the generated C, and `interface` npurt's own interface.  This package may import only npurt.errors,
-npurt.files and npurt.once, because the build uses it before npurt is installed.
+npurt.base.files and npurt.base.once, because the build uses it before npurt is installed.
 """
 
 from pathlib import Path
 
+from npurt.base.files import unreadable
 from npurt.errors import NpurtError
-from npurt.files import unreadable
 from npurt.hexagon.idl.method import Call, Interface, Method
 from npurt.hexagon.idl.parser import parse
 from npurt.hexagon.idl.types import DmaHandle

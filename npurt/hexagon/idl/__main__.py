@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from npurt.base.files import replacing
 from npurt.errors import NpurtError
-from npurt.files import replacing
 from npurt.hexagon.idl import Interface, load
 from npurt.hexagon.idl.header import header, prototype
 from npurt.hexagon.idl.skel import skel

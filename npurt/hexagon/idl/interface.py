@@ -1,7 +1,7 @@
 """The interface of npurt's code on the DSP: idl/npurt.idl, compiled at its first use."""
 
+from npurt.base.once import once
 from npurt.hexagon.idl import Interface, load, shared
-from npurt.once import once
 
 
 @once

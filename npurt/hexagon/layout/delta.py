@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from npurt.delta import EMPTY_ROW, I32, DeltaNet, state_integers
-from npurt.device import F32
+from npurt.device.delta import EMPTY_ROW, I32, DeltaNet, state_integers
+from npurt.device.device import F32
 from npurt.hexagon.fastrpc.rpcmem import aligned
 
 BIAS = 157  # added to stored exponents
@@ -198,7 +198,7 @@ def _unpacked(words: I32, shape: Shape) -> npt.NDArray[np.float64]:
 
 
 def exact_state(words: I32, shape: Shape) -> I32:
-    """Return the state of *words* as the array of integers that `npurt.delta` describes.
+    """Return the state of *words* as the array of integers that `npurt.device.delta` describes.
 
     Apply the pending update first, as the kernel does before the next token.
     """

@@ -4,7 +4,7 @@ import abc
 
 import numpy as np
 
-from npurt.device import F64, FLUSHED, Packed
+from npurt.device.device import F64, FLUSHED, Packed
 from npurt.hexagon.layout import error_bound, images
 from npurt.hexagon.layout.formats import ImageFormat
 

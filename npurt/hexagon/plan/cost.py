@@ -9,7 +9,7 @@ timed on a DSP.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from npurt.device import MatMul
+from npurt.device.device import MatMul
 from npurt.hexagon.plan import packets
 
 

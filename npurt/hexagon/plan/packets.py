@@ -9,7 +9,7 @@ omit, and how much.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from npurt.device import MatMul
+from npurt.device.device import MatMul
 from npurt.hexagon.layout import formats, images
 
 PANEL = 4  # rows of x that a kernel multiplies together: NPURT_PANEL

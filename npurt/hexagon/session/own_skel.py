@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from npurt.base.files import replacing
 from npurt.errors import NpurtError
-from npurt.files import replacing
 from npurt.hexagon.fastrpc import codes
 from npurt.hexagon.fastrpc.control import session_pool
 from npurt.hexagon.fastrpc.lib import Library
@@ -27,7 +27,7 @@ from npurt.hexagon.session.owned import Owned
 def build(sources: Sequence[Path], interface: Interface, out: Path, *, arch: str = "v68") -> Path:
     """Compile *sources* and the dispatch of *interface* into the skel *out*; return *out*.
 
-    The compiler is the one of npurt's own skels (`npurt/build_hexagon.py`).  It searches headers in
+    The compiler is the one of npurt's own skels (`tools/build/hexagon.py`).  It searches headers in
     the folders of the sources, in dsp/ and in idl/.  It also finds NAME.h, the generated header of
     the interface NAME.
 
@@ -43,7 +43,7 @@ def build(sources: Sequence[Path], interface: Interface, out: Path, *, arch: str
             wheel; or a file cannot be read or written.
     """
     try:
-        from npurt import build_hexagon, build_zig
+        from tools.build import hexagon, zig
     except ImportError as error:
         raise NpurtError(
             "this npurt cannot compile skels: its wheel has no build code",
@@ -53,11 +53,11 @@ def build(sources: Sequence[Path], interface: Interface, out: Path, *, arch: str
     with tempfile.TemporaryDirectory() as folder:
         _, dispatch = write(interface, Path(folder))
         beside = dict.fromkeys(source.resolve().parent for source in sources)
-        includes = (Path(folder), *beside, build_hexagon.DSP, build_hexagon.IDL)
+        includes = (Path(folder), *beside, hexagon.DSP, hexagon.IDL)
         made = Path(folder, f"lib{interface.name}_skel.so")
         try:
-            build_hexagon.compile_skel([dispatch, *sources], arch, made, includes=includes)
-        except (build_zig.BuildError, OSError) as error:
+            hexagon.compile_skel([dispatch, *sources], arch, made, includes=includes)
+        except (zig.BuildError, OSError) as error:
             what, _, remedy = str(error).partition("\n  remedy: ")
             raise NpurtError(what, remedy=remedy or "change the source") from error
         _copy(made, out)

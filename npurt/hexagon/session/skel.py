@@ -16,12 +16,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from npurt.base.files import replacing, unreadable
+from npurt.base.once import once
 from npurt.doctor.system import System
 from npurt.errors import DeviceNotFound, LayoutError
-from npurt.files import replacing, unreadable
 from npurt.hexagon.idl.interface import interface
 from npurt.hexagon.session import checksum, installed
-from npurt.once import once
 from npurt.settings import prepend_dsp_path
 
 FOLDER = Path(__file__).parents[1] / "skel"
@@ -49,7 +49,7 @@ def choose(arch: int | None, folder: Path | None = None) -> Path:
     if not skels:
         raise DeviceNotFound(
             f"npurt's code for the DSP is not in {folder or FOLDER}",
-            remedy="reinstall npurt; in a checkout run `python npurt/build.py`, which compiles it",
+            remedy="reinstall npurt; in a checkout run `python -m tools.build`, which compiles it",
         )
     oldest = next(iter(skels))
     fitting = [version for version in skels if version <= (arch or oldest)]

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npurt.device import F32
+from npurt.device.device import F32
 from npurt.graph import ops
 from npurt.graph.graph import Graph
 from npurt.graph.rows import Rows

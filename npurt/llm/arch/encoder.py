@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from npurt.device import F32
+from npurt.device.device import F32
 from npurt.graph.ops import Pairing
 from npurt.graph.rows import Rows
 from npurt.graph.tensor import Dim, Tensor

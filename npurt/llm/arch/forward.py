@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from npurt.device import F32
+from npurt.device.device import F32
 from npurt.errors import ModelFormatError
 from npurt.graph.builder import Builder
 from npurt.graph.graph import Graph

@@ -6,7 +6,7 @@ from npurt.cpu.lowering.steps import Steps
 from npurt.cpu.pool.checked import Weight
 from npurt.cpu.pool.engine import empty
 from npurt.cpu.pool.table import RowTable
-from npurt.device import F32
+from npurt.device.device import F32
 from npurt.graph.tensor import Dim, Kind, Tensor
 from npurt.llm.arch import forward
 from npurt.llm.file.conventions import Conventions

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from npurt.device import F32
+from npurt.device.device import F32
 from npurt.errors import ModelFormatError, UnsupportedOp
 from npurt.llm.arch import encoder, families, forward
 from npurt.llm.arch.adapters import adapted, require_architecture

@@ -14,7 +14,7 @@ from npurt.quant.tensor import QTensor
 
 
 class FileWeights:
-    """The weights and tables of a graph as `npurt.segment.Weights`."""
+    """The weights and tables of a graph as `npurt.device.segment.Weights`."""
 
     def __init__(self, file: GGUF, model: ModelGraph) -> None:
         self._file, self._model = file, model

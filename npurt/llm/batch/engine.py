@@ -8,7 +8,7 @@ from collections.abc import Sequence as Items
 from dataclasses import fields
 from typing import Any, Literal, Self, overload
 
-from npurt.device import Device
+from npurt.device.device import Device
 from npurt.errors import SettingError
 from npurt.llm.batch.events import Stats
 from npurt.llm.batch.loop import Listener, Loop

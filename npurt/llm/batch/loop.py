@@ -11,13 +11,13 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import replace
 
+from npurt.base.threads import start
 from npurt.errors import NpurtError, SettingError
 from npurt.llm.batch.events import Event, Stats
 from npurt.llm.batch.request import Request
 from npurt.llm.batch.scheduler import Scheduler
 from npurt.llm.batch.sequence import Sequence
 from npurt.llm.session.lock import Lock
-from npurt.threads import start
 
 PAUSE = 0.002  # seconds
 

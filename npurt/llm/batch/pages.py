@@ -3,10 +3,10 @@
 import math
 from collections.abc import Iterable
 
+from npurt.device.segment import Capacity
 from npurt.llm.batch.prefixes import Entry
 from npurt.llm.batch.sequence import Sequence
 from npurt.llm.session.model import Model
-from npurt.segment import Capacity
 
 
 class Pages:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from npurt.device import F32
+from npurt.device.device import F32
 from npurt.errors import ContextFull, NpurtError, OutOfPages
 from npurt.llm.batch.admission import Admission
 from npurt.llm.batch.controller import StepCost

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Sequence as Tokens
 from typing import Any
 
-from npurt.device import F32
+from npurt.device.device import F32
 from npurt.errors import NpurtError, SettingError, brief
 from npurt.llm.batch.controller import BatchController, StepCost
 from npurt.llm.batch.events import Event, Usage

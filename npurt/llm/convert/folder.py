@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from npurt.base.file_kinds import kind_of
+from npurt.base.files import unreadable
 from npurt.errors import ModelFormatError
-from npurt.file_kinds import kind_of
-from npurt.files import unreadable
 from npurt.llm.arch import encoder, families, forward
 from npurt.llm.arch.architecture import EMBEDDING, Architecture
 from npurt.llm.convert.checkpoint.families import FAMILIES, Family, Keys

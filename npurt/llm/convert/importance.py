@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from npurt.base.files import opened, unreadable
 from npurt.errors import ModelFormatError, NumericsError
-from npurt.files import opened, unreadable
 from npurt.llm.convert.checkpoint.settings import content_of
 from npurt.llm.file.gguf import GGUF
 from npurt.llm.file.header import MAGIC

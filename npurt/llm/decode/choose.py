@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence, Set
 
-from npurt.device import F32
+from npurt.device.device import F32
 from npurt.llm.decode.logprobs import TokenLogprob, logprob_of
 from npurt.llm.decode.sampler import NO_TOKEN, Sampler
 from npurt.llm.text.tokenizer import Tokenizer

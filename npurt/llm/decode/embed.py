@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, overload
 import numpy as np
 import numpy.typing as npt
 
-from npurt.device import F32
+from npurt.device.device import F32
 from npurt.errors import ContextFull, LayoutError, ModelFormatError, brief
 from npurt.graph.interpreter import Interpreter
 from npurt.graph.rows import Rows

@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from npurt.device import F32
+from npurt.device.device import F32
 from npurt.errors import GrammarError, LayoutError
 from npurt.llm.decode.choose import Chooser, finish_of
 from npurt.llm.decode.logprobs import TokenLogprob

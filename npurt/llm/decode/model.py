@@ -5,7 +5,9 @@ import os
 from typing import TYPE_CHECKING, Any, Self
 
 from npurt.cpu.kernels.abi import limits
-from npurt.device import Device
+from npurt.device.device import Device
+from npurt.device.verify import Sampler as Checks
+from npurt.device.verify import mode
 from npurt.errors import SettingError, brief
 from npurt.llm.decode.embed import Embedder
 from npurt.llm.decode.generate import Generator, Timing
@@ -27,8 +29,6 @@ from npurt.llm.state.hidden_states import HiddenStates
 from npurt.llm.state.state import State
 from npurt.llm.text import named_templates
 from npurt.runtime.open.arguments import flag, integer, none_at_minus_one, optional_integer
-from npurt.verify import Sampler as Checks
-from npurt.verify import mode
 
 if TYPE_CHECKING:
     from npurt.llm.text.chat import ChatTemplate

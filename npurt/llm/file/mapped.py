@@ -18,9 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
+from npurt.base.file_kinds import READ, kind_of, recognised
+from npurt.base.files import Version, unreadable
 from npurt.errors import LayoutError, ModelFormatError, SettingError, brief
-from npurt.file_kinds import READ, kind_of, recognised
-from npurt.files import Version, unreadable
 from npurt.llm.file import parts
 from npurt.llm.file.header import MAGIC, MAX_TENSORS, Header, TensorInfo, bad, read_header
 from npurt.llm.file.metadata import require

@@ -6,8 +6,8 @@ has all other metadata.  Source: llama.cpp tools/gguf-split and llama-model-load
 
 from pathlib import Path
 
+from npurt.base.gguf_parts import MAX_PARTS, part_names
 from npurt.errors import ModelFormatError
-from npurt.gguf_parts import MAX_PARTS, part_names
 from npurt.llm.file.metadata import Metadata, optional
 
 SHOWN = 5  # missing parts that an error names

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from npurt.base.file_kinds import READ, recognised
 from npurt.errors import ModelFormatError
-from npurt.file_kinds import READ, recognised
 from npurt.llm.file import parts
 from npurt.llm.file.gguf import GGUF
 from npurt.llm.file.header import MAGIC, Header, Incomplete, TensorInfo, read_header

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from npurt.base.files import replacing, require_file
 from npurt.errors import NpurtError, SettingError
-from npurt.files import replacing, require_file
 from npurt.llm.file.header import ARRAY, BOOL, DEFAULT_ALIGNMENT, MAGIC, NUMBERS, STRING
 from npurt.models.download import progress_bar
 from npurt.quant.blocks import Blocks

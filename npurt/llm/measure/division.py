@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from npurt.cpu.lowering.constants import products
-from npurt.device import MatMul
+from npurt.device.device import MatMul
 from npurt.graph.ops import Precision
 from npurt.hexagon.device.weights import why_not
 from npurt.hexagon.layout import formats

@@ -15,8 +15,8 @@ from statistics import fmean
 import numpy as np
 
 from npurt.cpu.lowering.constants import products
-from npurt.device import F32, F64, Caps, Device, Packed
-from npurt.device import MatMul as Product
+from npurt.device.device import F32, F64, Caps, Device, Packed
+from npurt.device.device import MatMul as Product
 from npurt.graph.ops import ExpertMatMul, MatMul, Precision
 from npurt.llm.arch.model_builder import ModelGraph, RowsOf
 from npurt.llm.arch.reading import describe

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from npurt.device import MAX_ROWS, MatMul
+from npurt.device.device import MAX_ROWS, MatMul
 from npurt.hexagon.device.weights import why_not
 from npurt.hexagon.plan.cost import Q6A as BOARD
 from npurt.hexagon.plan.cost import Speed, call_seconds

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from npurt.device import F32
+from npurt.device.device import F32
 from npurt.errors import LayoutError, SettingError
 from npurt.llm.decode.model import Llama
 from npurt.llm.session.progress import Progress

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from npurt.threads import start
+from npurt.base.threads import start
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from npurt.device import F32
+from npurt.device.device import F32
 from npurt.errors import LayoutError, NumericsError, brief
 from npurt.llm.arch.decoder import Chunk
 from npurt.llm.session.lock import locked

@@ -4,7 +4,7 @@ import contextlib
 from typing import Self
 
 from npurt.cpu.device import CpuDevice
-from npurt.device import Device
+from npurt.device.device import Device
 from npurt.reference.device import ReferenceDevice
 from npurt.runtime.execute.executor import runs_graphs
 from npurt.runtime.open.devices import open_device, open_host

@@ -10,7 +10,9 @@ from typing import Self
 
 import numpy as np
 
-from npurt.device import F32, Packed
+from npurt.device.device import F32, Packed
+from npurt.device.segment import KV_DTYPES
+from npurt.device.verify import Sampler as Checks
 from npurt.errors import LayoutError, SettingError, UnsupportedOp, brief
 from npurt.llm.arch.architecture import EMBEDDING
 from npurt.llm.arch.decoder import Decoder, output, residual
@@ -30,8 +32,6 @@ from npurt.runtime.execute.placement import Placed
 from npurt.runtime.open.arguments import require_path
 from npurt.runtime.report.ledger import Ledger, Report, Row
 from npurt.runtime.report.trace import written_to
-from npurt.segment import KV_DTYPES
-from npurt.verify import Sampler as Checks
 
 SAMPLE = 512  # bytes of each tensor that are hashed to identify a model
 

@@ -4,6 +4,8 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from npurt.base.threads import require_stack
+from npurt.device.segment import Limits
 from npurt.errors import ModelFormatError, SettingError
 from npurt.llm.arch.model_builder import ModelGraph
 from npurt.llm.arch.reading import Description, describe
@@ -12,8 +14,6 @@ from npurt.llm.file.config import Config, require_context
 from npurt.llm.file.gguf import GGUF
 from npurt.llm.state.state import require_positions
 from npurt.llm.text.vocabulary import token_texts
-from npurt.segment import Limits
-from npurt.threads import require_stack
 
 USUAL_CONTEXT = 4096  # largest default context, in positions
 

@@ -15,7 +15,7 @@ from typing import Self
 import numpy as np
 
 from npurt.cpu.kernels.abi import limits
-from npurt.device import F32
+from npurt.device.device import F32
 from npurt.errors import ModelFormatError
 from npurt.graph.tensor import Dim
 from npurt.llm.arch.model_builder import ModelBuilder

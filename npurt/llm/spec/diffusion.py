@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from npurt.device import F32
+from npurt.device.device import F32
 from npurt.llm.file.gguf import GGUF
 from npurt.llm.session.context import Context
 from npurt.llm.session.model import Model

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from npurt.device import F32
+from npurt.device.device import F32
 
 # A token, and the probability that it is accepted if the draft tokens before it are accepted.
 DraftToken = tuple[int, float]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from npurt.cpu.kernels.abi import limits
 from npurt.cpu.state.recurrent import SPACING
+from npurt.device.verify import Sampler as Checks
 from npurt.errors import SettingError, brief
 from npurt.llm.arch.reading import describe
 from npurt.llm.file.gguf import GGUF
@@ -24,7 +25,6 @@ from npurt.llm.spec.lookup import Lookup
 from npurt.llm.spec.speculation import Speculation
 from npurt.llm.spec.speculator import Speculator
 from npurt.runtime.execute.executor import runs_graphs
-from npurt.verify import Sampler as Checks
 
 USUAL_DRAFT = 8  # default of the largest number of draft tokens in a step
 

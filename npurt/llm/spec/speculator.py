@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from npurt.device import F32
+from npurt.device.device import F32
 from npurt.llm.spec.controller import Controller
 from npurt.llm.spec.drafter import Drafter, likeliest
 

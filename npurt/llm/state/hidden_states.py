@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from npurt.device import F32
+from npurt.device.device import F32
 
 Reader = Callable[[F32, int], None]
 

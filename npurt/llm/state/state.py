@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from npurt.delta import state_values
+from npurt.device.delta import state_values
+from npurt.device.segment import KV_DTYPES
 from npurt.errors import ContextFull, LayoutError, SettingError, brief
 from npurt.graph import ops
 from npurt.graph.graph import Graph
@@ -19,7 +20,6 @@ from npurt.graph.state import by_head, by_position
 from npurt.graph.tensor import Tensor
 from npurt.llm.file.config import Config
 from npurt.runtime.execute.executor import Executor
-from npurt.segment import KV_DTYPES
 
 Array = npt.NDArray[Any]
 LONGEST = 1 << 22  # positions; rope tables and offsets cannot overflow their integer types

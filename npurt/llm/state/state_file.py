@@ -1,7 +1,7 @@
 """Save snapshots to files atomically, and check them when they are loaded.
 
 The format is little-endian: magic; version; format of the states of delta nets (0 for float32, 1
-for the integers of `npurt.delta.STATE_INTEGERS`); number of tokens n; `Snapshot.own`; identity of
+for the integers of `npurt.device.delta`); number of tokens n; `Snapshot.own`; identity of
 the model (32 bytes); the tokens as int32; the arrays of the snapshot in order; SHA-256 of all
 preceding bytes.  The model, the format of the states and n determine the shapes of the arrays, so
 the expected file size is known before the arrays are read.
@@ -17,9 +17,9 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from npurt.delta import is_state
+from npurt.base.files import opened, replacing, unreadable
+from npurt.device.delta import is_state
 from npurt.errors import StateFormatError, brief
-from npurt.files import opened, replacing, unreadable
 from npurt.llm.state.state import Snapshot, State
 
 MAGIC = b"npurtsta"

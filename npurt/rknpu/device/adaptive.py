@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from npurt.device import F32, F64, FLUSHED, UNIT, Packed
+from npurt.device.device import F32, F64, FLUSHED, UNIT, Packed
 from npurt.errors import DeviceFull, NumericsError
 from npurt.quant.tensor import QTensor
 from npurt.rknpu.device.quantise import (

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 
-from npurt.device import MAX_ROWS, Use
+from npurt.device.device import MAX_ROWS, Use
 from npurt.errors import DeviceFull
 from npurt.rknpu.device.needs import Need, needs_of
 from npurt.rknpu.driver.base import Driver

@@ -1,6 +1,6 @@
 """The RK3588 NPU as a device: weights in its memory, products as prepared jobs.
 
-When the NPU is lost, the device opens it again and repeats the product; see `npurt.restart`.
+When the NPU is lost, the device opens it again and repeats the product; see `npurt.device.restart`.
 """
 
 import functools
@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from npurt.device import F32, F64, Caps, MatMul, Packed, Saving, Use, check_product
+from npurt.device.device import F32, F64, Caps, MatMul, Packed, Saving, Use, check_product
+from npurt.device.host_products import HostDevice
+from npurt.device.products import ProductDevice
+from npurt.device.restart import Restarts, patiently
 from npurt.errors import DriverError, UnsupportedOp
-from npurt.host_products import HostDevice
-from npurt.products import ProductDevice
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME
-from npurt.restart import Restarts, patiently
 from npurt.rknpu.device.adaptive import AdaptivePacked
 from npurt.rknpu.device.estimate import saving
 from npurt.rknpu.device.host import RkHostPacked

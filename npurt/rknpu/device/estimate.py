@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from npurt.device import MAX_ROWS, MatMul, Saving
+from npurt.device.device import MAX_ROWS, MatMul, Saving
 from npurt.quant import types
 from npurt.rknpu.device.needs import weight_plans
 from npurt.rknpu.device.quantise import BY_NAME, default_scheme

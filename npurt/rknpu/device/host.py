@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from npurt.device import F32, F64
-from npurt.host_products import HostDevice, HostPacked
+from npurt.device.device import F32, F64
+from npurt.device.host_products import HostDevice, HostPacked
 from npurt.rknpu.device.quantise import REMAINDER_STEPS, Part, float16_scales
 from npurt.rknpu.device.weights import RkPacked, RoundedPacked, inputs_of
 from npurt.rknpu.driver.native.host import at, lib, round_rows

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from npurt.device import F32, MAX_ROWS
+from npurt.device.device import F32, MAX_ROWS
 from npurt.errors import DeviceFull
 from npurt.rknpu.device.needs import FEW_ROWS, rows_within
 from npurt.rknpu.device.prepared import by_scheme

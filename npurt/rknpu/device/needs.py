@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from npurt.device import Use
+from npurt.device.device import Use
 from npurt.rknpu.device.quantise import Scheme, column_groups, default_scheme
 from npurt.rknpu.isa.formats import number_format
 from npurt.rknpu.isa.layout import Layout

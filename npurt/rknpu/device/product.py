@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from npurt.device import F32
+from npurt.device.device import F32
 from npurt.rknpu.device.arena import Arena
 from npurt.rknpu.device.needs import result_offsets
 from npurt.rknpu.device.quantise import float16_scales

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from npurt.device import F32, F64
+from npurt.device.device import F32, F64
 from npurt.errors import LayoutError, NumericsError
 from npurt.quant.activations import not_finite
 from npurt.quant.tensor import QTensor

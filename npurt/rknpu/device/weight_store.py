@@ -5,7 +5,7 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 
-from npurt.device import Use
+from npurt.device.device import Use
 from npurt.errors import DeviceFull
 from npurt.rknpu.device.arena import Arena, Arenas
 from npurt.rknpu.device.needs import need_of, weight_plans

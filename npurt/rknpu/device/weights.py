@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from npurt.device import F32, F64, FLUSHED, UNIT, Device, Packed
+from npurt.device.device import F32, F64, FLUSHED, UNIT, Device, Packed
 from npurt.quant.tensor import QTensor
 from npurt.rknpu.device.arena import Arena
 from npurt.rknpu.device.quantise import (

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from npurt.base.ranges import Ranges
 from npurt.errors import DeviceFull, DriverError, LayoutError
-from npurt.ranges import Ranges
 from npurt.rknpu.driver.native.run import U8, Call
 from npurt.rknpu.driver.system import System
 from npurt.rknpu.plan.proof import Role, Span

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 from cffi import FFI
 
+from npurt.base.library import path_of
+from npurt.base.once import once
 from npurt.errors import (
     DeviceFull,
     DeviceLost,
@@ -24,8 +26,6 @@ from npurt.errors import (
     DriverError,
     SettingError,
 )
-from npurt.library import path_of
-from npurt.once import once
 from npurt.rknpu.driver import uapi_drm, uapi_rknpu, uapi_rocket
 from npurt.rknpu.driver.native import host
 from npurt.rknpu.driver.native.run import INTERRUPTIONS, U8, Run
@@ -239,7 +239,7 @@ class Simulator(System):
         except OSError as error:
             raise DeviceNotFound(
                 f"cannot load the RK3588 simulator: {error}",
-                remedy="reinstall npurt; in a checkout run `python npurt/build.py`",
+                remedy="reinstall npurt; in a checkout run `python -m tools.build`",
             ) from error
         refused = self.report()["settings_refused"]
         if refused:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from npurt.base.files import parsed
 from npurt.errors import LayoutError
-from npurt.files import parsed
 from npurt.rknpu.isa import regs
 from npurt.rknpu.isa.regs import REG, RegWrite
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from npurt.cpu.device import CpuDevice
-from npurt.device import F32, F64, MAX_EXACT_K, Device, RowScaledInt8
+from npurt.device.device import F32, F64, MAX_EXACT_K, Device, RowScaledInt8
 from npurt.errors import SettingError, UnsupportedOp
 from npurt.quant.encode import encodable
 from npurt.quant.tensor import QTensor

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.cpu.device import CpuDevice
-from npurt.device import F32, MAX_EXACT_K
+from npurt.device.device import F32, MAX_EXACT_K
+from npurt.device.verify import Mode, mode
 from npurt.errors import LayoutError, NumericsError, UnsupportedOp, brief
 from npurt.quant.array import QuantisedArray
 from npurt.quant.tensor import QTensor
@@ -23,7 +24,6 @@ from npurt.runtime.api import packed_weight
 from npurt.runtime.api.packed_weight import PackedWeight, pack, report
 from npurt.runtime.api.products import Products, Weight
 from npurt.runtime.open.arrays import as_array, as_float
-from npurt.verify import Mode, mode
 
 __all__ = ["PackedWeight", "matmul", "pack", "report"]
 

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from npurt.device import F32, Packed
+from npurt.base.once import once
+from npurt.device.device import F32, Packed
 from npurt.errors import LayoutError, NumericsError, UnknownDevice, brief
-from npurt.once import once
 from npurt.quant.array import QuantisedArray, refused
 from npurt.quant.encode import encodable
 from npurt.quant.tensor import QTensor, cannot_be_cut, readable_bytes

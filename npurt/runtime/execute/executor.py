@@ -13,16 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 from npurt.cpu.device import CpuDevice
-from npurt.device import Device
-from npurt.errors import DeviceFull, DriverError, NotOffloaded, SettingError
-from npurt.graph.graph import Graph
-from npurt.graph.ops import Op
-from npurt.graph.rows import Rows
-from npurt.graph.tensor import Kind
-from npurt.products import ProductDevice
-from npurt.runtime.execute.offload import Offload
-from npurt.runtime.report.ledger import Ledger, Row, row_of
-from npurt.segment import (
+from npurt.device.device import Device
+from npurt.device.products import ProductDevice
+from npurt.device.segment import (
     Array,
     Capacity,
     Compiler,
@@ -33,7 +26,14 @@ from npurt.segment import (
     recurrent,
     split,
 )
-from npurt.verify import Sampler
+from npurt.device.verify import Sampler
+from npurt.errors import DeviceFull, DriverError, NotOffloaded, SettingError
+from npurt.graph.graph import Graph
+from npurt.graph.ops import Op
+from npurt.graph.rows import Rows
+from npurt.graph.tensor import Kind
+from npurt.runtime.execute.offload import Offload
+from npurt.runtime.report.ledger import Ledger, Row, row_of
 
 CHECKPOINTS = 4  # recent copies of a sequence's recurrent states, each made before a run
 

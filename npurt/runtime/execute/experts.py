@@ -6,11 +6,11 @@ from npurt.cpu.device import CpuDevice
 from npurt.cpu.pool.engine import Input
 from npurt.cpu.pool.operands import Routing
 from npurt.cpu.pool.table import RowTable
-from npurt.device import F32
+from npurt.device.device import F32
+from npurt.device.verify import Sampler
 from npurt.runtime.execute.placement import Placed
 from npurt.runtime.execute.remote import RemoteProducts
 from npurt.runtime.report.ledger import Ledger
-from npurt.verify import Sampler
 
 
 class RemoteExperts:

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.pool.checked import CheckedProgram
+from npurt.device.verify import Sampler
 from npurt.runtime.execute.placement import Placed
 from npurt.runtime.report.ledger import Ledger, Row, row_of
-from npurt.verify import Sampler
 
 
 class HostStep(CheckedProgram):

@@ -11,15 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.lowering.constants import products
 from npurt.cpu.lowering.segment import CpuSegment
-from npurt.device import F32, Caps, Device
+from npurt.device.device import F32, Caps, Device
+from npurt.device.segment import Limits, Segment, Weights
+from npurt.device.verify import Sampler
 from npurt.graph import ops
 from npurt.graph.graph import Graph
 from npurt.graph.ops import Op, Precision
 from npurt.runtime.execute.placement import Placed, Wanted, place
 from npurt.runtime.execute.plan import Plan
 from npurt.runtime.report.ledger import Ledger
-from npurt.segment import Limits, Segment, Weights
-from npurt.verify import Sampler
 
 
 class Offload:

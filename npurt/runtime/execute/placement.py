@@ -13,9 +13,9 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 
 from npurt.cpu.device import CpuDevice
-from npurt.device import F32, Device, Estimates, MatMul, Packed, Use
+from npurt.device.device import F32, Device, Estimates, MatMul, Packed, Use
+from npurt.device.host_products import moved_to_host
 from npurt.errors import DeviceFull, NotOffloaded, UnsupportedOp
-from npurt.host_products import moved_to_host
 from npurt.quant.tensor import QTensor
 
 # The assumed work when weights compete for memory: tokens of a prompt and of a completion.

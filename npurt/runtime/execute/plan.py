@@ -17,8 +17,10 @@ from npurt.cpu.pool.packed import CpuPacked
 from npurt.cpu.pool.program import Program
 from npurt.cpu.pool.table import RowTable
 from npurt.cpu.state.arrays import Recurrence
-from npurt.delta import DeltaNet, why_not_delta
-from npurt.device import F32, Device
+from npurt.device.delta import DeltaNet, why_not_delta
+from npurt.device.device import F32, Device
+from npurt.device.segment import Counter
+from npurt.device.verify import Sampler
 from npurt.errors import NotOffloaded
 from npurt.runtime.execute.experts import RemoteExperts
 from npurt.runtime.execute.host import HostStep
@@ -26,8 +28,6 @@ from npurt.runtime.execute.placement import Placed, Stacked
 from npurt.runtime.execute.recurrence import RemoteDelta
 from npurt.runtime.execute.remote import RemoteProducts, RemoteStep
 from npurt.runtime.report.ledger import Ledger, Row, row_of
-from npurt.segment import Counter
-from npurt.verify import Sampler
 
 
 class Plan(Steps):

@@ -11,12 +11,12 @@ from npurt.cpu.pool.checked import WRONG_TWICE
 from npurt.cpu.pool.table import RowTable
 from npurt.cpu.state.arrays import Recurrence
 from npurt.cpu.state.slots import Slots
-from npurt.delta import DeltaError, DeltaNet, DeltaNets, DeltaState
-from npurt.delta_check import is_right
-from npurt.device import F32, FLUSHED, UNIT, Device
+from npurt.device.delta import DeltaError, DeltaNet, DeltaNets, DeltaState
+from npurt.device.delta_check import is_right
+from npurt.device.device import F32, FLUSHED, UNIT, Device
+from npurt.device.verify import Mode, Sampler
 from npurt.errors import DriverError, VerificationFailed
 from npurt.runtime.report.ledger import Ledger, Row
-from npurt.verify import Mode, Sampler
 
 LOOSE = DeltaError(2.0**10 * UNIT, FLUSHED)  # accepted error of the CPU's recomputation
 

@@ -12,13 +12,13 @@ from npurt.cpu.device import CpuDevice
 from npurt.cpu.pool.checked import WRONG_TWICE
 from npurt.cpu.pool.engine import Input
 from npurt.cpu.pool.table import RowTable
-from npurt.device import F32, Device, Packed
+from npurt.device.device import F32, Device, Packed
+from npurt.device.host_products import KeepsArithmetic, moved_to_host
+from npurt.device.verify import Check, Sampler
 from npurt.errors import DeviceFull, DriverError, VerificationFailed
-from npurt.host_products import KeepsArithmetic, moved_to_host
 from npurt.runtime.execute.placement import Placed
 from npurt.runtime.execute.shortlist import Shortlist
 from npurt.runtime.report.ledger import Ledger, Row
-from npurt.verify import Check, Sampler
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ the total probability of all other tokens.
 
 import numpy as np
 
-from npurt.device import F32
+from npurt.device.device import F32
 from npurt.quant.tensor import QTensor
 
 SIZE = 64  # candidates a row; the correct token was always in the first 8 (docs/decisions/007)

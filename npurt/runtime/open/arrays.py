@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from npurt.device import F32
+from npurt.device.device import F32
 from npurt.errors import LayoutError, NumericsError
 from npurt.runtime.open import dlpack
 

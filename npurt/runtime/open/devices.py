@@ -8,10 +8,10 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from npurt import library
+from npurt.base import library
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.kernels import abi
-from npurt.device import Device
+from npurt.device.device import Device
 from npurt.errors import DeviceNotFound, NpurtError, UnknownDevice, brief
 from npurt.runtime.open.arguments import optional_integer
 from npurt.runtime.open.names import KINDS, entry_points, no_device

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from npurt.device.segment import Counter
 from npurt.errors import NotOffloaded
 from npurt.runtime.report.trace import Trace
-from npurt.segment import Counter
 from npurt.settings import HOSTS
 
 

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from npurt.base.files import replacing
 from npurt.errors import SettingError
-from npurt.files import replacing
 
 
 class Event(NamedTuple):

@@ -18,8 +18,8 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from npurt.base.gguf_parts import part_names
 from npurt.errors import NpurtError
-from npurt.gguf_parts import part_names
 from npurt.serve.engine.protocol import (
     VERSION,
     AskStats,

@@ -6,14 +6,14 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from npurt.device import F32
+from npurt.base.threads import start
+from npurt.device.device import F32
 from npurt.errors import UnsupportedOp
 from npurt.llm.decode.model import Llama
 from npurt.serve.engine.counts import device_counts
 from npurt.serve.engine.identity import identity
 from npurt.serve.engine.protocol import Event, Submit
 from npurt.serve.engine.worker import Emit, failure
-from npurt.threads import start
 
 
 class Embeddings:

@@ -9,8 +9,8 @@ from pathlib import Path
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from npurt.base.files import unreadable
 from npurt.errors import SettingError
-from npurt.files import unreadable
 from npurt.serve.http.errors import HttpError, shaped
 from npurt.serve.http.log import refused
 

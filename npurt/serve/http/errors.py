@@ -4,7 +4,7 @@ import logging
 import traceback
 from typing import Any
 
-from npurt import extras
+from npurt.base import extras
 from npurt.errors import NpurtError
 
 log = logging.getLogger("npurt.serve")

@@ -4,9 +4,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Self
 
+from npurt.base.files import unreadable
+from npurt.base.gguf_parts import model_name, part_names
 from npurt.errors import NpurtError, SettingError
-from npurt.files import unreadable
-from npurt.gguf_parts import model_name, part_names
 from npurt.llm.arch.reading import configuration
 from npurt.llm.file.mapped import MappedGGUF
 from npurt.llm.measure.memory import needs

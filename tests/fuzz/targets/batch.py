@@ -14,14 +14,14 @@ from pathlib import Path
 import numpy as np
 from cffi import FFI
 
-from npurt import build
-from npurt.build_hexagon import DSP
 from npurt.hexagon.layout import images
 from npurt.hexagon.session import messages
 from npurt.hexagon.session.messages import Kind, Status
 from npurt.quant.tensor import QTensor
 from tests.fuzz import frame, sizes
 from tests.hexagon.dsp import Dsp, simulated
+from tools import build
+from tools.build.hexagon import DSP
 
 NATIVE = True
 RUNS = 400

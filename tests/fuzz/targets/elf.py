@@ -8,10 +8,10 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from npurt import build
 from npurt.cli import main
 from npurt.hexagon.session.skel import FOLDER
 from tests.fuzz import frame, sizes
+from tools import build
 
 RUNS = 1500
 UNABLE_TO_LOAD = 0x80000406

@@ -12,10 +12,10 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from npurt import build
 from tests.fuzz import frame, sizes
 from tests.sim_fastrpc import rpc as libcdsprpc
 from tests.sim_fastrpc.rpc import CDSP, INVERT, SLEEP, WORK, Block, QueueBuffer, RemoteArg, Rpc
+from tools import build
 
 NATIVE = True
 RUNS = 300

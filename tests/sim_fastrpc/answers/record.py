@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from npurt import build
+from tools import build
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from npurt.base.files import replacing
 from npurt.compat.mlx_lm.missing import refuse
 from npurt.errors import SettingError, StateFormatError, brief
-from npurt.files import replacing
 from npurt.llm.decode.model import Llama
 from npurt.llm.spec.assistant import shared
 from npurt.llm.state.state import Snapshot

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
-from npurt import file_kinds
+from npurt.base import file_kinds
 from npurt.errors import ModelFormatError
 from npurt.llm.convert.checkpoint.encoders import renamed
 from npurt.llm.convert.checkpoint.safetensors import Stored, add

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from npurt.base.file_kinds import kind_of
+from npurt.base.files import opened
 from npurt.errors import ModelFormatError
-from npurt.file_kinds import kind_of
-from npurt.files import opened
 from npurt.llm.convert.checkpoint.settings import read_json
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME, Format

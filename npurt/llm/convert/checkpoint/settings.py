@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from npurt.base.files import opened, parsed
 from npurt.errors import ModelFormatError, NpurtError
-from npurt.files import opened, parsed
 from npurt.llm.file.config import MAX_LAYERS
 
 # SEVERAL: types of models with several parts.  COMMON: settings that apply to all parts.  DEFAULTS:

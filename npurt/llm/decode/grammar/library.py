@@ -5,9 +5,9 @@ import importlib
 from collections.abc import Iterator
 from typing import Any
 
-from npurt import extras
+from npurt.base import extras
+from npurt.base.once import once
 from npurt.errors import GrammarError, UnsupportedOp
-from npurt.once import once
 
 
 def llguidance() -> Any:

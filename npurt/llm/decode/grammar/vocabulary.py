@@ -4,10 +4,10 @@ import threading
 import weakref
 from typing import Any
 
+from npurt.base.once import once
 from npurt.llm.decode.grammar.library import llguidance
 from npurt.llm.session.background import Background
 from npurt.llm.text.tokenizer import Tokenizer
-from npurt.once import once
 
 _known: weakref.WeakKeyDictionary[Tokenizer, Background[Any]] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()

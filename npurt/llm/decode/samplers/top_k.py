@@ -2,11 +2,11 @@
 
 import numpy as np
 
+from npurt.base.once import once
 from npurt.cpu.kernels import abi
 from npurt.cpu.pool.best import best as in_c
 from npurt.errors import DeviceNotFound
 from npurt.llm.decode.samplers.candidates import Candidates, Ids, Logits, Text
-from npurt.once import once
 
 BLOCK = 128  # logits; see `best_by_numpy`
 FEW = 4096  # largest k for the C function, which uses a heap; numpy handles a larger k

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from npurt import library
-from npurt.device import F32
+from npurt.base import library
+from npurt.base.once import once
+from npurt.device.device import F32
 from npurt.errors import NumericsError
-from npurt.once import once
 from npurt.quant import activations
 
 HEADER = Path(__file__).with_name("npurt_rk.h")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from npurt.device import F32
+from npurt.device.device import F32
 from npurt.errors import NpurtError
 from npurt.rknpu.driver.native.host import I8, at, ffi, lib
 from npurt.rknpu.driver.uapi_drm import Request
