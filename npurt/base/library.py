@@ -7,7 +7,7 @@ from npurt.base import declarations
 from npurt.errors import DeviceNotFound
 from npurt.settings import LIBRARIES, read
 
-PACKAGE = Path(__file__).parent
+PACKAGE = Path(__file__).parents[1]
 
 REINSTALL = (
     "reinstall npurt, which has libraries for Linux on x86_64 and aarch64 (glibc 2.28 or newer); "

@@ -125,7 +125,7 @@ class Stamp:
             compiler = version("ziglang")
         except PackageNotFoundError:
             compiler = ""
-        code = Path(__file__).parent.glob("build*.py")
+        code = Path(__file__).parent.glob("*.py")
         self._path = ROOT / "build/stamps" / f"{name}.json"
         self._key = f"{digest([*inputs, *code])} {compiler} {settings}"
 
