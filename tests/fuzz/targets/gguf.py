@@ -24,7 +24,7 @@ from tests.fuzz import gguf_edits as edits
 from tests.llm import gguf_files as raw
 
 NATIVE = True
-RUNS = 120
+RUNS = 90
 SHARES = 20
 SECONDS = 60
 MAX_BYTES = 40 << 20  # of a file

@@ -9,7 +9,7 @@ from npurt.llm.text import sandbox
 from npurt.llm.text.chat import ChatTemplate
 from tests.fuzz import jsons
 
-RUNS = 900
+RUNS = 500
 SECONDS = 10  # of which two are the template's own
 SECRET = "canary-7c1e"
 
