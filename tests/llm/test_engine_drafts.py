@@ -163,7 +163,7 @@ def test_the_memory_of_a_draft_goes_with_its_text(llm):
     texts = submitted(scheduler, llm, 6)
     scheduler.step()
     drafters = [weakref.ref(text.speculator.drafter) for text in texts]
-    captured = llm.hidden_states is not None
+    captured = llm.context.hidden_states is not None
     states = [weakref.ref(text.context.hidden_states) for text in texts if captured]
     finished(scheduler)
     gc.collect()
