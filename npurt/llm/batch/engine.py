@@ -149,6 +149,7 @@ class Engine:
         reusable: int = 0,
         salt: str = "",
         prompt_logprobs: bool = False,
+        detokenize: bool = True,
         echo: bool | None = False,
         **options: Any,
     ) -> Request | list[Request]:
@@ -168,6 +169,8 @@ class Engine:
             prompt_logprobs: Whether to compute log probabilities of the prompt's tokens.  The whole
                 prompt is then evaluated, even if it is cached.  With *max_tokens* 0, nothing is
                 generated.
+            detokenize: Whether tokens are decoded to text.  Without it, the events have only token
+                ids, and *stop* may have no texts.
             echo: Begin the completion with the prompt.
             options: The options of `Llama.generate`: *max_tokens*, *stop*, *logprobs* and others.
 
@@ -185,6 +188,7 @@ class Engine:
                 self._loop.new_id(), list(ids), asked.nth(i), self.llm.tokenizer,
                 prompt=prompt_tokens, priority=priority, deadline=deadline, salt=salt,
                 reusable=reusable, prompt_logprobs=flag("prompt_logprobs", prompt_logprobs),
+                detokenize=flag("detokenize", detokenize),
             )
             for i in range(count)
         ]  # fmt: skip

@@ -42,6 +42,7 @@ class Sequence(GeneratedSequence):
         reusable: The number of first tokens that later prompts are likely to begin with; 0 if
             unknown.
         prompt_logprobs: Whether to compute log probabilities of the prompt's tokens.
+        detokenize: Whether events have text.
 
     Attributes (in addition to those of `GeneratedSequence`):
         cached: The number of first tokens that had been evaluated for another sequence; None before
@@ -53,22 +54,27 @@ class Sequence(GeneratedSequence):
 
     Raises:
         LayoutError: *tokens* is empty.
-        SettingError: The value of an argument is invalid.
+        SettingError: The value of an argument is invalid, or a stop text is given without text.
     """
 
     def __init__(
         self, id: int, tokens: list[int], asked: Asked, tokenizer: Tokenizer, *,
         prompt: int | None = None, priority: int = 0, deadline: float | None = None,
-        salt: str = "", reusable: int = 0, prompt_logprobs: bool = False,
+        salt: str = "", reusable: int = 0, prompt_logprobs: bool = False, detokenize: bool = True,
     ) -> None:  # fmt: skip
         if prompt is None:
             prompt = len(tokens)
         else:
             prompt = integer("prompt_tokens", prompt, 1, max(1, len(tokens)))
+        if asked.stops and not detokenize:
+            raise SettingError(
+                f"the stop text {brief(asked.stops[0])} is given without detokenize",
+                remedy="pass detokenize=True, or stop at token ids",
+            )
         super().__init__(
             tokens, prompt, tokenizer, asked.sampler(tokenizer, prompt, Sampler),
             stops=asked.stops, stop_ids=asked.stop_ids, limit=asked.max_tokens,
-            top=asked.top_logprobs, special=asked.special,
+            top=asked.top_logprobs, special=asked.special, detokenize=detokenize,
         )  # fmt: skip
         self.id = id
         self.priority = integer("priority", priority)

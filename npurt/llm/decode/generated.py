@@ -44,6 +44,8 @@ class GeneratedSequence:
         stop_ids: Token ids that end the completion, in addition to the tokenizer's end tokens.
         limit: The largest number of tokens to generate; None means no limit.
         top: See `Chooser`.
+        special: Whether the text contains control tokens.
+        detokenize: Whether tokens are decoded to text; without text, there are no *stops*.
 
     Attributes:
         history: The tokens of prompt and completion so far.
@@ -61,7 +63,7 @@ class GeneratedSequence:
     def __init__(
         self, history: list[int], prompt: int, tokenizer: Tokenizer, sampler: Sampler, *,
         stops: Sequence[str], stop_ids: frozenset[int], limit: int | None, top: int | None,
-        special: bool = False,
+        special: bool = False, detokenize: bool = True,
     ) -> None:  # fmt: skip
         if not history:
             raise LayoutError("the prompt is empty", remedy="pass at least one token of text")
@@ -74,11 +76,12 @@ class GeneratedSequence:
         self._tokenizer = tokenizer
         self._ends = tokenizer.eog | stop_ids
         self._choose = Chooser(sampler, self._ends, top)
-        self._stream = TextStream(tokenizer, stops, special=special)
+        self._stream = TextStream(tokenizer, stops, special=special) if detokenize else None
         self._starts: list[int] = []  # characters before each token that `advance` sampled
         self.limit = limit
-        for token in history[prompt:]:
-            self._stream.push(token)  # the caller has the text of these tokens already
+        if self._stream:
+            for token in history[prompt:]:
+                self._stream.push(token)  # the caller has the text of these tokens already
 
     @property
     def generated(self) -> int:
@@ -127,12 +130,9 @@ class GeneratedSequence:
                     self.finish = finish_of(token, self._tokenizer)
                     break
                 self.history.append(token)
-                self._starts.append(self._stream.length)
                 logprob = logprobs[used - 1] if logprobs else None
-                new.append(NewToken(token, self._stream.push(token), logprob))
-                if self._stream.stopped:
-                    self.finish = "stop"
-                elif len(self.history) - self.prompt == self.limit:
+                new.append(NewToken(token, self._text(token), logprob))
+                if not self.finish and len(self.history) - self.prompt == self.limit:
                     self.finish = "length"
                 if self.finish:
                     break
@@ -142,16 +142,26 @@ class GeneratedSequence:
                 self.context.rollback(wrong)
         return new
 
+    def _text(self, token: int) -> str:
+        """Return the text that *token* makes final; set `finish` if a stop text ends it."""
+        if self._stream is None:
+            return ""
+        self._starts.append(self._stream.length)
+        text = self._stream.push(token)
+        if self._stream.stopped:
+            self.finish = "stop"
+        return text
+
     @property
     def within(self) -> int:
         """The number of tokens from `advance` that begin before the stop text."""
-        if not self._stream.stopped:
+        if self._stream is None or not self._stream.stopped:
             return len(self._starts)
         return bisect_left(self._starts, self._stream.length)
 
     def rest(self) -> str:
         """Return the text that is not final yet, up to a stop text.  Call it after the end."""
-        if self._stream.stopped:
+        if self._stream is None or self._stream.stopped:
             return ""
         text = self._stream.finish()
         self.finish = "stop" if self._stream.stopped else self.finish

@@ -52,6 +52,7 @@ class Batched:
             prompt_tokens=submit.prompt,
             salt=submit.salt,
             prompt_logprobs=submit.prompt_logprobs,
+            detokenize=False,  # the front decodes the tokens
             max_tokens=submit.max_tokens,
             stop=list(submit.stop_ids),
             ignore_eos=submit.ignore_eos,
