@@ -54,7 +54,7 @@ class GeneratedSequence:
         limit: As in the arguments.
         right: The number of draft tokens that the latest step accepted.
         chosen: The number of sampled tokens, including the token that ended the sequence.
-        finish: "" until the sequence ends; then a value of `npurt.llm.batch.events.Event.finish`.
+        finish: "" until the sequence ends; then a value of `npurt.llm.engine.events.Event.finish`.
 
     Raises:
         LayoutError: *history* is empty.

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import npurt
 from tests.llm import tiny
-from tests.llm.stepping import CYCLE, LOOKUP, Steps, cycle, page_bytes, with_times
-from tests.llm.test_engine_drafts import eager  # noqa: F401  a fixture: drafts whatever rows cost
+from tests.llm.engine.stepping import CYCLE, LOOKUP, Steps, cycle, page_bytes, with_times
+from tests.llm.engine.test_drafts import eager  # noqa: F401  a fixture: drafts whatever rows cost
 
 OPTIONS = {"n_ctx": 192, "n_batch": 32, "n_threads": 2, "progress": False}
 GREEDY = {"temperature": 0.0, "ignore_eos": True}

@@ -10,13 +10,13 @@ from typing import Any
 
 from npurt.device.device import F32
 from npurt.errors import NpurtError, SettingError, brief
-from npurt.llm.batch.controller import BatchController, StepCost
-from npurt.llm.batch.events import Event, Usage
-from npurt.llm.batch.scores import Scores
 from npurt.llm.decode.generated import GeneratedSequence, NewToken
 from npurt.llm.decode.logprobs import TokenLogprob, logprob_of
 from npurt.llm.decode.options import Request as Asked
 from npurt.llm.decode.sampler import Sampler
+from npurt.llm.engine.controller import BatchController, StepCost
+from npurt.llm.engine.events import Event, Usage
+from npurt.llm.engine.scores import Scores
 from npurt.llm.session.context import Context
 from npurt.llm.spec.drafter import Drafter
 from npurt.llm.spec.opening import Drafts

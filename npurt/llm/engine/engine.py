@@ -10,16 +10,16 @@ from typing import Any, Literal, Self, overload
 
 from npurt.device.device import Device
 from npurt.errors import SettingError
-from npurt.llm.batch.events import Stats
-from npurt.llm.batch.loop import Listener, Loop
-from npurt.llm.batch.memory import kv_budget
-from npurt.llm.batch.request import Request
-from npurt.llm.batch.scheduler import Scheduler
-from npurt.llm.batch.sequence import Sequence
 from npurt.llm.decode.model import Llama
 from npurt.llm.decode.options import Request as Asked
 from npurt.llm.decode.samplers.settings import Sampling
 from npurt.llm.decode.text import MAX_TEXTS
+from npurt.llm.engine.events import Stats
+from npurt.llm.engine.loop import Listener, Loop
+from npurt.llm.engine.request import Request
+from npurt.llm.engine.scheduler import Scheduler
+from npurt.llm.engine.sequence import Sequence
+from npurt.llm.session.memory import kv_budget
 from npurt.llm.spec.opening import Drafts, open_drafts, require_draft
 from npurt.runtime.execute.executor import runs_graphs
 from npurt.runtime.open.arguments import flag, integer, optional_integer

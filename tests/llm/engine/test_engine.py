@@ -11,7 +11,7 @@ import pytest
 
 import npurt
 from npurt.errors import ContextFull, LayoutError, SettingError
-from npurt.llm.batch.events import Event
+from npurt.llm.engine.events import Event
 from tests.limits import HANG_SECONDS, eventually
 from tests.llm import tiny
 

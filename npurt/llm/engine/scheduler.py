@@ -14,15 +14,15 @@ import numpy as np
 
 from npurt.device.device import F32
 from npurt.errors import ContextFull, NpurtError, OutOfPages
-from npurt.llm.batch.admission import Admission
-from npurt.llm.batch.controller import StepCost
-from npurt.llm.batch.costs import RowCosts
-from npurt.llm.batch.events import Counts, Event, Stats
-from npurt.llm.batch.pages import Pages
-from npurt.llm.batch.prefixes import Prefixes
-from npurt.llm.batch.reuse import Reuse
-from npurt.llm.batch.scores import Scores
-from npurt.llm.batch.sequence import Sequence
+from npurt.llm.engine.admission import Admission
+from npurt.llm.engine.controller import StepCost
+from npurt.llm.engine.costs import RowCosts
+from npurt.llm.engine.events import Counts, Event, Stats
+from npurt.llm.engine.pages import Pages
+from npurt.llm.engine.prefixes import Prefixes
+from npurt.llm.engine.reuse import Reuse
+from npurt.llm.engine.scores import Scores
+from npurt.llm.engine.sequence import Sequence
 from npurt.llm.session.context import Piece, run_together
 from npurt.llm.session.model import Model
 from npurt.llm.spec.assistant import shared

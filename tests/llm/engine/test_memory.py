@@ -12,9 +12,9 @@ from collections import Counter
 import pytest
 
 import npurt
-from npurt.llm.batch import scheduler
-from npurt.llm.batch.engine import Engine
-from npurt.llm.batch.request import Request
+from npurt.llm.engine import scheduler
+from npurt.llm.engine.engine import Engine
+from npurt.llm.engine.request import Request
 from tests.llm import tiny
 
 WARM, ROUNDS = 22, 32
