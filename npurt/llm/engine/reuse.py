@@ -120,7 +120,7 @@ class Reuse:
         *source*.
         """
         with contextlib.suppress(OutOfPages, MemoryError):
-            if source.state.behind is None:
+            if source.state.first_stale is None:
                 target.fork(source, length)
         return target.settle() == length  # settles *target* also after a suppressed exception
 

@@ -104,7 +104,7 @@ class Sequence(GeneratedSequence):
         return len(self.history) - (self.context.n_tokens if self.context else 0)
 
     @property
-    def reading(self) -> bool:
+    def prefilling(self) -> bool:
         """Whether a prompt token, or more than the last token, is to be evaluated."""
         done = self.context.n_tokens if self.context else 0
         return done < self.prompt or done < len(self.history) - 1
@@ -198,13 +198,11 @@ class Sequence(GeneratedSequence):
         new: Tokens[NewToken] = ()
         failed: BaseException | None = None
         try:
-            new = self.advance(rows, draft)
+            new = self.advance(rows, draft, seconds)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001  includes SystemExit in a caller's function
             self.finish, failed = "error", error
-        if self.speculator and seconds is not None:
-            self.speculator.observe(len(draft), self.right, seconds, rows[0])
         if len(self.history) > longest and not self.finish:
             self.finish = "context"
         return self._event(new, failed)

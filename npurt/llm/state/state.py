@@ -117,13 +117,13 @@ class State:
         return self._at
 
     @property
-    def behind(self) -> int | None:
+    def first_stale(self) -> int | None:
         """The first token to evaluate again, or None if the states include all tokens.
 
         States lag behind the tokens after an interrupted run or a device failure.
         """
         self._note_losses()
-        return None if self._at == self.length else self._at or 0
+        return None if self._at == len(self.tokens) else self._at or 0
 
     def require(self, count: int) -> None:
         """Raise an error if *count* more tokens do not fit in the context.
@@ -185,7 +185,7 @@ class State:
     def rewind(self, length: int) -> None:
         """Keep the first *length* tokens, and rewind the states to as many of them as possible.
 
-        `behind` is the first token that must be evaluated again.
+        `first_stale` is the first token that must be evaluated again.
         """
         self._note_losses()
         self.changes += length < self.length
@@ -212,7 +212,7 @@ class State:
 
     def fork(self, source: "State", length: int) -> None:
         """Replace this state by the first *length* tokens of *source*; see `Context.fork`."""
-        wrong = source.behind is not None or not 0 <= length <= source.length
+        wrong = source.first_stale is not None or not 0 <= length <= source.length
         if wrong or (length < source.length and self._executor.recurrent):
             raise LayoutError(
                 f"{length} of {source.length} tokens cannot be forked",

@@ -133,8 +133,8 @@ def test_no_text_waits_for_more_than_two_steps_while_others_decode(ample, arriva
     for number, (pause, length) in enumerate([*arrivals, (60, 1)]):
         for _ in range(pause):
             running = list(steps.scheduler.admission.running)
-            decoding = [text for text in running if not text.reading]
-            reading = [text for text in running if text.reading]
+            decoding = [text for text in running if not text.prefilling]
+            reading = [text for text in running if text.prefilling]
             before = {text.id: text.pending for text in reading}
             free = 5 - len(running)
             waiting = [text for text in texts if not text.finish and text not in running]
