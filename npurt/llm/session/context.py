@@ -380,11 +380,12 @@ def run_together(pieces: Sequence[Piece], out: F32, *, known: bool = False) -> b
     model, chunks = pieces[0].context.model, list[Chunk]()
     for context, ids, wanted in pieces:
         state, hidden = context._state, context._hidden_states
-        position = state.position
+        position = state.begin()
+        if position is None:
+            break
         if hidden:
             hidden.begin(position, len(ids))
-        if state.begin():
-            chunks.append(Chunk(state.sequence, position, ids, wanted))
+        chunks.append(Chunk(state.sequence, position, ids, wanted))
     try:
         values = model.decoder.run(chunks, out) if len(chunks) == len(pieces) else None
     except NumericsError as error:

@@ -111,12 +111,6 @@ class State:
         return len(self.tokens)
 
     @property
-    def position(self) -> int:
-        """The number of tokens that all states include; the next run begins at this position."""
-        assert self._at is not None, "the position of the states is unknown"
-        return self._at
-
-    @property
     def first_stale(self) -> int | None:
         """The first token to evaluate again, or None if the states include all tokens.
 
@@ -141,14 +135,15 @@ class State:
 
     # --- Evaluation -----------------------------------------------------------------------------
 
-    def begin(self) -> bool:
+    def begin(self) -> int | None:
         """Prepare for a run, which `end` or `catch_up` completes.
 
         Returns:
-            False if a device lost its states.
+            The position at which the run begins; None if a device lost its states.
         """
-        position, self._at = self.position, None
-        return self._executor.begin(self.sequence, position)
+        position, self._at = self._at, None
+        assert position is not None, "the position of the states is unknown"
+        return position if self._executor.begin(self.sequence, position) else None
 
     def end(self, tokens: Sequence[int]) -> None:
         """Append *tokens* and record that a run evaluated them."""
