@@ -20,8 +20,8 @@ from tqdm import tqdm
 
 import npurt
 from npurt.errors import NpurtError
-from npurt.llm.batch.engine import Engine
-from npurt.llm.batch.request import Request
+from npurt.llm.engine.engine import Engine
+from npurt.llm.engine.request import Request
 
 TINY = Path(__file__).resolve().parents[1] / "tests/data/models/llama3/llama3-q8_0.gguf"
 TENTHS = 10  # parts of the requests; the memory is measured after each

@@ -38,9 +38,9 @@ from npurt.version import __version__
 
 if TYPE_CHECKING:
     from npurt import models
-    from npurt.llm.batch.engine import Engine
     from npurt.llm.decode.grammar.grammar import Grammar
     from npurt.llm.decode.model import Llama
+    from npurt.llm.engine.engine import Engine
     from npurt.llm.file.gguf import GGUF
     from npurt.quant.tensor import QTensor
     from npurt.runtime.api.matmul import matmul
@@ -84,7 +84,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Engine": "npurt.llm.batch.engine",
+    "Engine": "npurt.llm.engine.engine",
     "GGUF": "npurt.llm.file.gguf",
     "Grammar": "npurt.llm.decode.grammar.grammar",
     "Llama": "npurt.llm.decode.model",

@@ -56,7 +56,7 @@ SUBPACKAGES: dict[str, list[set[str]]] = {
         {"session"},
         {"spec"},
         {"decode"},
-        {"batch"},
+        {"engine"},
         {"measure", "convert"},
     ],
     "rknpu": [{"isa"}, {"plan"}, {"driver"}, {"device"}, {"doctor"}],

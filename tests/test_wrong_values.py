@@ -176,9 +176,13 @@ def llm():
         yield opened
 
 
-@pytest.mark.parametrize("name", ["detokenize", "eval", "eval_last", "read", "token_embeddings"])
+@pytest.mark.parametrize("name", ["detokenize", "eval", "eval_last", "token_embeddings"])
 def test_methods_that_take_ids(llm, name):
     refused(getattr(llm, name), [1, 2], before=llm.reset)
+
+
+def test_a_context_that_computes_no_logits(llm):
+    refused(llm.context.read, [1, 2], before=llm.reset)
 
 
 @pytest.mark.filterwarnings("ignore:.* is now Llama.token_embeddings")
@@ -257,7 +261,7 @@ def test_answers_of_chat(llm):
 
 def test_no_method_is_left_out(llm):
     """New methods of `npurt.Llama` must be tested here, too."""
-    tried = {"detokenize", "eval", "eval_last", "read", "token_embeddings", "embed", "tokenize",
+    tried = {"detokenize", "eval", "eval_last", "token_embeddings", "embed", "tokenize",
              "generate", "chat", "apply_chat_template", "rewind", "rollback", "restore",
              "save_state", "load_state", "from_pretrained", "rerank", "trace",
              "parse_answer"}  # fmt: skip

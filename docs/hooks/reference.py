@@ -42,21 +42,13 @@ def api() -> str:
     names.sort(key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
     lines = ["# API", "", "The public names of `npurt`, then further modules and classes.", ""]
     for name in [*names, *BELOW]:
-        lines.append(f"::: {name}\n")
-        if name == "npurt.Llama":
-            lines += methods()
+        lines.append(f"::: {name}")
+        if name == "npurt.Llama":  # with the methods of its base, without those for npurt itself
+            hidden = "|".join(model.INTERNALS)
+            lines.append("    options:\n      inherited_members: true")
+            lines.append(f'      filters: ["!^_", "!^({hidden})$"]')
+        lines.append("")
     return "\n".join(lines)
-
-
-def methods() -> Iterator[str]:
-    """Yield the entries of the methods that `Llama` delegates to its parts (`decode/parts.py`)."""
-    for name, method in vars(model.Llama).items():
-        if not inspect.isfunction(method) or name[0] == "_" or name in model.INTERNALS:
-            continue
-        if method.__module__ != model.__name__:
-            home = f"{method.__module__}.{method.__qualname__}"
-            heading = f"      heading: Llama.{name}\n      heading_level: 3\n"
-            yield f"::: {home}\n    options:\n{heading}"
 
 
 def verbs(top: argparse.ArgumentParser, name: str) -> Iterator[tuple[str, argparse.ArgumentParser]]:

@@ -6,7 +6,7 @@ import re
 import gguf
 import pytest
 
-from npurt.llm.batch.controller import BatchController
+from npurt.llm.engine.controller import BatchController
 from npurt.llm.spec.controller import Thresholds
 from tests.cli.conftest import assert_failed
 from tests.llm import tiny

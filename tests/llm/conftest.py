@@ -4,7 +4,7 @@ import pytest
 
 import npurt
 from tests.llm import tiny
-from tests.llm.stepping import opened  # noqa: F401  a fixture
+from tests.llm.engine.stepping import opened  # noqa: F401  a fixture
 
 GREEDY = {"temperature": 0.0}
 PROMPT = tiny.ids("llama3", 12)

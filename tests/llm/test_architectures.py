@@ -220,9 +220,9 @@ def test_the_head_of_a_draft_scales_and_caps_logits_as_the_model_does(model):
     with open_tiny(path(model)) as llm:
         y = llm.eval(ids)[-1]
         llm.reset()
-        stream = llm.read(ids)
+        stream = llm.context.read(ids)
 
-        np.testing.assert_array_equal(llm.head("draft", len(y))(stream)[0], y)
+        np.testing.assert_array_equal(llm.model.head("draft", len(y))(stream)[0], y)
 
 
 # --- Quantised, on each device --------------------------------------------------------------------

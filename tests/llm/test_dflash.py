@@ -64,22 +64,22 @@ def block_logits(llm):
     """Return the draft's logits for the oracle's block after the context of *llm*."""
     network = llm.speculator.drafter._network
     eps = network.shape.config.eps
-    head = llm.head("draft_output", llm.config.n_vocab, network.output_norm, eps)
-    llm.hidden_states.flush()
+    head = llm.model.head("draft_output", llm.config.n_vocab, network.output_norm, eps)
+    llm.context.hidden_states.flush()
     return head(network.fill_in(llm.token_embeddings(ORACLE["block_tokens"]), llm.n_tokens))
 
 
 def test_the_targets_stream_is_torchs(pair):
     seen = []
-    states = pair.hidden_states
+    states = pair.context.hidden_states
     reader, states.reader = states.reader, lambda values, at: seen.append((at, values.copy()))
     pair.reset()
     pair.eval(PROMPT[:-1])
-    pair.hidden_states.flush()
-    pair.hidden_states.reader = reader
+    pair.context.hidden_states.flush()
+    pair.context.hidden_states.reader = reader
 
     [(at, values)] = seen
-    assert pair.hidden_states.layers == tuple(ORACLE["target_layers_gguf"]) == (1, 3)
+    assert pair.context.hidden_states.layers == tuple(ORACLE["target_layers_gguf"]) == (1, 3)
     assert at == 0
     assert nmse(values, ORACLE["features"]) < FLOAT_NMSE
 
@@ -181,9 +181,11 @@ def test_a_draft_costs_its_layers_and_what_is_left_of_the_output_matrix(device, 
     sizes = {t.name: int(np.prod(t.shape)) for t in GGUF(DRAFT).tensors.values()}
     layers = 4 * sum(size for name, size in sizes.items() if "blk" in name and "norm" not in name)
     with npurt.Llama(TARGET, device, draft=DRAFT, n_ctx=160, **OPTIONS) as llm:
-        output = llm.output_matrix(608).nbytes * rows / 608
+        output = llm.model.output_matrix(608).nbytes * rows / 608
 
-        assert llm.speculator.drafter.share == pytest.approx((layers + output) / llm.weight_bytes)
+        assert llm.speculator.drafter.share == pytest.approx(
+            (layers + output) / llm.model.weight_bytes
+        )
 
 
 def test_nothing_is_drafted_after_a_state_that_it_has_not_seen(pair):
@@ -217,7 +219,7 @@ def test_nothing_is_drafted_after_a_state_of_other_tokens(pair):
 
 def test_without_such_a_draft_nothing_is_kept():
     with npurt.Llama(TARGET, n_ctx=160, progress=False, draft="lookup") as llm:
-        assert llm.hidden_states is None
+        assert llm.context.hidden_states is None
 
 
 # --- Hidden states --------------------------------------------------------------------------------

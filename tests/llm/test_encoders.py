@@ -284,7 +284,7 @@ def test_a_vocabulary_without_the_markup_of_bert_is_refused():
         lambda llm: llm.generate("x", max_tokens=1),
         lambda llm: llm.eval([5]),
         lambda llm: llm.eval_last([5]),
-        lambda llm: llm.read([5]),
+        lambda llm: llm.context.read([5]),
     ],
 )
 def test_it_writes_no_text(llm, call):

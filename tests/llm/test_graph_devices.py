@@ -113,14 +113,14 @@ def test_matrices_of_a_device_that_runs_graphs_are_its_own():
     """The host cannot use numpy's matrices; the report counts the host's calls as numpy's."""
     with opened("llama3") as llm:
         for call in (
-            lambda: llm.weight_bytes,
-            lambda: llm.head("draft", 1),
-            lambda: llm.output_matrix(1),
+            lambda: llm.model.weight_bytes,
+            lambda: llm.model.head("draft", 1),
+            lambda: llm.model.output_matrix(1),
         ):
             with pytest.raises(UnsupportedOp, match="numpy runs graphs") as caught:
                 call()
             assert "CPU" in caught.value.remedy
-        llm.account("draft").calls += 3
+        llm.model.account("draft").calls += 3
         (row,) = [row for row in llm.report().rows if row.op == "draft"]
     assert (row.actual, row.calls, row.offloaded) == ("numpy", 3, True)
 

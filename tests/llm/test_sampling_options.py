@@ -9,6 +9,7 @@ import pytest
 
 from npurt.errors import LayoutError, SettingError
 from npurt.llm.decode.samplers.breakers import breakers_of
+from npurt.llm.decode.samplers.settings import CHECKS, DEFAULTS, Sampling
 from npurt.llm.spec.controller import Controller
 from tests.llm import tiny
 from tests.llm.conftest import GREEDY, PROMPT, fresh, open_tiny
@@ -131,6 +132,15 @@ def test_none_is_the_default_of_every_setting_of_sampling(llm):
     usual = fresh(llm, max_tokens=12, seed=3)
 
     assert fresh(llm, max_tokens=12, seed=3, **dict.fromkeys(names)) == usual
+
+
+def test_every_setting_has_a_check_which_its_default_passes():
+    """Defaults are not checked for each request, so they must be right."""
+    assert CHECKS.keys() == DEFAULTS.keys()
+    usual = Sampling()
+    for name, check in CHECKS.items():
+        value = getattr(usual, name)
+        assert check(name, value) == value
 
 
 def test_numbers_may_be_integers_and_fractions_of_any_size(llm):

@@ -29,9 +29,9 @@ def test_cut_logits_are_the_first_of_all(model, kind):
     with npurt.Llama(tiny.path(model, kind), **SHORT) as llm:
         whole = llm.eval_last(tiny.ids(model, 20)).copy()
         llm.reset()
-        stream = llm.read(tiny.ids(model, 20))
+        stream = llm.context.read(tiny.ids(model, 20))
         for columns in (1, 160, 300, ALL):
-            logits = llm.head("output", columns)(stream)
+            logits = llm.model.head("output", columns)(stream)
 
             assert logits.shape == (1, -(-columns // 16) * 16)
             np.testing.assert_array_equal(logits[0], whole[: logits.shape[1]])
@@ -41,10 +41,10 @@ def test_a_device_that_cannot_cut_gives_all():
     with npurt.Llama(tiny.path("qwen3", "q8_0"), "hexagon:sim", **SHORT) as llm:
         whole = llm.eval_last(IDS[:20]).copy()
         llm.reset()
-        stream = llm.read(IDS[:20])
+        stream = llm.context.read(IDS[:20])
 
-        assert llm.output_matrix(1).n == ALL
-        np.testing.assert_array_equal(llm.head("output", 1)(stream)[0], whole)
+        assert llm.model.output_matrix(1).n == ALL
+        np.testing.assert_array_equal(llm.model.head("output", 1)(stream)[0], whole)
 
 
 def test_reading_is_evaluation_without_logits(llm):
@@ -52,14 +52,14 @@ def test_reading_is_evaluation_without_logits(llm):
     llm.reset()
     whole = llm.eval_last(IDS[:30]).copy()
     with npurt.Llama(llm.path, n_batch=8, **SHORT) as other:
-        other.read(IDS[:20])
+        other.context.read(IDS[:20])
         other.rewind(7)
-        stream = other.read(IDS[7:30])
+        stream = other.context.read(IDS[7:30])
 
-        np.testing.assert_array_equal(other.head("output", ALL)(stream)[0], whole)
+        np.testing.assert_array_equal(other.model.head("output", ALL)(stream)[0], whole)
         assert other.history == tuple(IDS[:30])
         with pytest.raises(LayoutError, match="no token to evaluate"):
-            other.read([])
+            other.context.read([])
         products = {row.op: row.calls for row in other.report().rows if row.macs}
     assert products["output"] == 1
 
@@ -76,7 +76,7 @@ def test_only_the_last_batch_gives_logits(llm):
 def test_the_least_cut_is_taken_that_holds_nearly_all_of_the_latest_tokens(llm, rare):
     latest = rare[-LATEST:]
 
-    columns = TruncatedHead(llm.model, llm.head).columns(rare)
+    columns = TruncatedHead(llm.model, llm.model.head).columns(rare)
 
     behind = {cut: sum(token >= cut for token in latest) for cut in (QUARTER, HALF, ALL)}
     assert behind[columns] <= RARE * len(latest)
@@ -87,7 +87,7 @@ def test_markup_is_no_part_of_a_text(llm):
     markup = max(llm.tokenizer.control)
     assert markup >= HALF
 
-    assert TruncatedHead(llm.model, llm.head).columns([5, markup, 7, markup]) == QUARTER
+    assert TruncatedHead(llm.model, llm.model.head).columns([5, markup, 7, markup]) == QUARTER
 
 
 def test_what_lies_beyond_the_truncated_head_is_never_drafted(llm):
@@ -109,6 +109,8 @@ def test_a_draft_costs_what_it_reads(llm):
     with npurt.Llama(llm.path, **SHORT) as small:
         share = Assistant(small.context, llm.model).share
 
-    head = llm.output_matrix(ALL).nbytes
-    assert share == pytest.approx(1 - (ALL - QUARTER) / ALL * head / llm.weight_bytes)
-    assert llm.weight_bytes == sum(w.packed.nbytes for w in llm.model._offload.weights.values())
+    head = llm.model.output_matrix(ALL).nbytes
+    assert share == pytest.approx(1 - (ALL - QUARTER) / ALL * head / llm.model.weight_bytes)
+    assert llm.model.weight_bytes == sum(
+        w.packed.nbytes for w in llm.model._offload.weights.values()
+    )

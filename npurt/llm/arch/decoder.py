@@ -47,16 +47,6 @@ class Chunk(NamedTuple):
     wanted: int
 
 
-def rows_of(chunks: Sequence[Chunk]) -> Rows:
-    """Return the row table of *chunks*, in their order."""
-    return Rows.joined(
-        [
-            Rows.of(len(ids), position, wanted=wanted, sequence=sequence)
-            for sequence, position, ids, wanted in chunks
-        ]
-    )
-
-
 class Decoder:
     """A model's graph in an executor.
 
@@ -77,11 +67,16 @@ class Decoder:
             The outputs of the graph by name, or None if a device failed and the states of all
             sequences are lost.
         """
-        wanted = sum([chunk.wanted for chunk in chunks])
+        parts, tokens, wanted = list[Rows](), list[int](), 0
+        for sequence, position, ids, count in chunks:
+            parts.append(Rows.of(len(ids), position, wanted=count, sequence=sequence))
+            tokens += ids
+            wanted += count
+        rows = parts[0] if len(parts) == 1 else Rows.joined(parts)
         # The executor prepares each new array object, so pass *out* itself whenever possible.
         logits = out if wanted == len(out) else out[:wanted]
-        tokens = np.array([token for chunk in chunks for token in chunk.ids], np.int32)
-        made = self._executor.run({"tokens": tokens}, rows_of(chunks), {"logits": logits})
+        given = {"tokens": np.array(tokens, np.int32)}
+        made = self._executor.run(given, rows, {"logits": logits})
         if made is None:
             return None
         self._stream = made[self._residual]

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence, Set
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -54,71 +54,6 @@ class Embedder:
         self.lock = context.lock
         self._context = context
         self._model = context.model
-
-    @overload
-    def embed(  # type: ignore[overload-overlap]
-        self,
-        texts: str,
-        normalize: bool = True,
-        *,
-        pooling: str | None = None,
-        truncate: bool = False,
-    ) -> F32: ...
-
-    @overload
-    def embed(  # type: ignore[overload-overlap]
-        self,
-        texts: Sequence[Text],
-        normalize: bool = True,
-        *,
-        pooling: Literal["none"],
-        truncate: bool = False,
-    ) -> list[F32]: ...
-
-    @overload
-    def embed(
-        self,
-        texts: Sequence[Text],
-        normalize: bool = True,
-        *,
-        pooling: str | None = None,
-        truncate: bool = False,
-    ) -> F32: ...
-
-    def embed(
-        self,
-        texts: str | Sequence[Text],
-        normalize: bool = True,
-        *,
-        pooling: str | None = None,
-        truncate: bool = False,
-    ) -> F32 | list[F32]:
-        """Return the embedding of a text, float32 ``[D]``, or of each text in a list, ``[N, D]``.
-
-        The other texts in the list do not change any bit of an embedding.  The context is restored
-        afterwards.  A text may also be a list of all its token ids.
-
-        Args:
-            normalize: Scale each embedding to length 1.
-            pooling: ``"mean"``, ``"cls"`` (the first token) or ``"last"``; ``"none"`` returns a
-                vector for each token, ``[T, D]``, or a list of such arrays for several texts;
-                ``"rank"`` returns the scores of a reranker.  The default is the pooling in the
-                file's metadata, otherwise the mean.
-            truncate: Cut texts that are longer than the context.
-
-        Raises:
-            ContextFull: A text is longer than the context.
-            LayoutError: A text is neither a str nor token ids, or has no tokens.
-            ModelFormatError: The file has no classifier, which ``"rank"`` needs.
-            SettingError: *pooling* is not the name of a pooling.
-        """
-        if isinstance(texts, str):
-            return self.each([texts], normalize, pooling=pooling, truncate=truncate)[0].values
-        made = self.each(texts, normalize, pooling=pooling, truncate=truncate)
-        arrays = [embedding.values for embedding in made]
-        if pooling_of(pooling, self._model.file.metadata) is Pooling.NONE:
-            return arrays
-        return np.stack(arrays) if arrays else np.empty((0, self._model.config.width), np.float32)
 
     @locked
     def each(

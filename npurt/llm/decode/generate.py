@@ -9,6 +9,7 @@ from npurt.errors import SettingError
 from npurt.llm.decode.generated import GeneratedSequence, NewToken
 from npurt.llm.decode.logprobs import TokenLogprob
 from npurt.llm.decode.sampler import Sampler
+from npurt.llm.decode.step import DecodeStep
 from npurt.llm.session.context import Context
 from npurt.llm.spec.assistant import shared
 from npurt.llm.spec.controller import Controller
@@ -62,10 +63,12 @@ class Generator:
         timings: The counts and times of each completion of the latest call, in order.
         drafts: Creates speculators for sequences of the model; None decodes without drafts.
         speculator: Drafts tokens for this context; None decodes without drafts.
+        step: Runs the steps of generations.
     """
 
     def __init__(self, context: Context) -> None:
         self.context = context
+        self.step = DecodeStep(context.model.config.n_vocab)
         self.timing = Timing()
         self.timings: tuple[Timing, ...] = (self.timing,)
         self.drafts: Drafts | None = None
@@ -147,8 +150,7 @@ class Generation:
                 return []
             sequence.context = context
             start = time.perf_counter()
-            rows = context.eval_last(self._reuse())[None]
-            new = sequence.advance(rows, [])
+            new = sequence.advance(context.eval_last(self._reuse())[None], [])
             timing.prefill_seconds = time.perf_counter() - start
             if self._speculator is not None:
                 timing.speculation = self._expect(self._speculator.controller)
@@ -169,7 +171,7 @@ class Generation:
         Raises:
             SettingError: Another call has used the model's context since the last step.
         """
-        context, sequence, speculator = self._context, self._sequence, self._speculator
+        context, sequence, step = self._context, self._sequence, self._generator.step
         with context.lock:
             state = context.state
             if self._generator.timing is not self._timing or state.changes != self._changes:
@@ -178,17 +180,15 @@ class Generation:
                     remedy="finish or drop one generation before the next; for two at once, "
                     "open the file twice",
                 )
-            space = context.n_ctx - state.length - 1
+            space = context.n_ctx - len(state.tokens) - 1
             if space < 0 and not context.can_shift:
                 sequence.finish = "context"
                 return []
-            draft = sequence.draft(space) if speculator else []
-            start = time.perf_counter()
-            rows = context.eval_rows([sequence.history[-1], *draft])
-            new = sequence.advance(rows, draft)
-            if speculator:
-                seconds = time.perf_counter() - start
-                speculator.observe(len(draft), sequence.right, seconds, rows[0])
+            draft = sequence.draft(space) if sequence.speculator else []
+            context.prepare(1 + len(draft))
+            while not step.run([(sequence, draft)]):
+                context.prepare(1 + len(draft))
+            new = sequence.advance(step.take(1 + len(draft)), draft, step.seconds)
             self._changes = state.changes
         return new
 

@@ -2,21 +2,25 @@
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal, Self, overload
+
+import numpy as np
 
 from npurt.cpu.kernels.abi import limits
-from npurt.device.device import Device
+from npurt.device.device import F32, Device
 from npurt.device.verify import Sampler as Checks
 from npurt.device.verify import mode
 from npurt.errors import SettingError, brief
-from npurt.llm.decode.embed import Embedder
+from npurt.llm.decode.embed import Embedder, Text
 from npurt.llm.decode.generate import Generator, Timing
-from npurt.llm.decode.parts import Part
 from npurt.llm.decode.text import TextGenerator
 from npurt.llm.file.adapter import Lora, adapters
 from npurt.llm.file.gguf import GGUF
 from npurt.llm.file.header import TensorInfo
 from npurt.llm.file.mapped import errors_of
+from npurt.llm.file.pooling import Pooling, pooling_of
 from npurt.llm.session.context import Context
 from npurt.llm.session.devices import Devices
 from npurt.llm.session.lock import Lock, locked
@@ -25,30 +29,20 @@ from npurt.llm.session.setup import set_up
 from npurt.llm.spec.diffusion import open_network
 from npurt.llm.spec.opening import open_drafts, require_draft, require_verifies
 from npurt.llm.spec.speculator import Speculator
-from npurt.llm.state.hidden_states import HiddenStates
-from npurt.llm.state.state import State
+from npurt.llm.state.state import Snapshot, State
 from npurt.llm.text import named_templates
 from npurt.runtime.open.arguments import flag, integer, none_at_minus_one, optional_integer
-
-if TYPE_CHECKING:
-    from npurt.llm.text.chat import ChatTemplate
+from npurt.runtime.report.ledger import Report
 
 # dir() does not list attributes that only other parts of npurt use.
 INTERNALS = (
-    "account", "can_shift", "context", "embedder", "file", "fit", "generator", "head",
-    "hidden_states", "lock", "marks_calls", "model", "output_matrix", "read", "speculator",
-    "weight_bytes",
+    "context", "embedder", "file", "fit", "generator", "lock", "marks_calls", "model", "speculator",
 )  # fmt: skip
 
 MAX_SEQUENCES = 4096  # upper bound of max_sequences; far above the capacity of a host
 
-of_model = Part["Llama", Model]("model")
-of_context = Part["Llama", Context]("context")
-of_texts = Part["Llama", TextGenerator]("_texts")
-of_embedder = Part["Llama", Embedder]("embedder")
 
-
-class Llama:
+class Llama(TextGenerator):
     """A language model from a GGUF file.
 
     One thread at a time can use a model: concurrent use raises SettingError.  Open a model for each
@@ -163,9 +157,8 @@ class Llama:
                 )
             self.context = Context(self.model, shift=shift)
             opened.callback(self.context.release)
-            self.generator = Generator(self.context)
+            super().__init__(Generator(self.context), seed=seed, template=template)
             self.embedder = Embedder(self.context)
-            self._texts = TextGenerator(self.generator, seed=seed, template=template)
             if draft is not None:
                 drafts = open_drafts(
                     draft, network, self.model, opened, maximum=draft_max, device=draft_device
@@ -210,32 +203,7 @@ class Llama:
         path = Hub.usual().fetch(wanted, progress=progress)
         return cls(path, progress=progress, **arguments)
 
-    # --- Text -----------------------------------------------------------------------------------
-
-    tokenize = of_texts(TextGenerator.tokenize)
-    detokenize = of_texts(TextGenerator.detokenize)
-    generate = of_texts(TextGenerator.generate)
-    chat = of_texts(TextGenerator.chat)
-    fit = of_texts(TextGenerator.fit)
-    apply_chat_template = of_texts(TextGenerator.apply_chat_template)
-    parse_answer = of_texts(TextGenerator.parse_answer)
-    marks_calls = of_texts(TextGenerator.marks_calls)
-    embed = of_embedder(Embedder.embed)
-    rerank = of_embedder(Embedder.rerank)
-
-    @property
-    def template(self) -> "ChatTemplate":
-        """The chat template, from the argument *chat_template* or else from the file."""
-        return self._texts.template
-
-    @property
-    def seed(self) -> int | None:
-        """The seed of sampling; None chooses a random seed for each generation."""
-        return self._texts.seed
-
-    @seed.setter
-    def seed(self, seed: int | None) -> None:
-        self._texts.seed = seed
+    # --- Generations ----------------------------------------------------------------------------
 
     @property
     def timing(self) -> Timing:
@@ -256,18 +224,164 @@ class Llama:
     def speculator(self, speculator: Speculator | None) -> None:
         self.generator.speculator = speculator
 
+    # --- Embeddings -----------------------------------------------------------------------------
+
+    @overload
+    def embed(  # type: ignore[overload-overlap]
+        self,
+        texts: str,
+        normalize: bool = True,
+        *,
+        pooling: str | None = None,
+        truncate: bool = False,
+    ) -> F32: ...
+
+    @overload
+    def embed(  # type: ignore[overload-overlap]
+        self,
+        texts: Sequence[Text],
+        normalize: bool = True,
+        *,
+        pooling: Literal["none"],
+        truncate: bool = False,
+    ) -> list[F32]: ...
+
+    @overload
+    def embed(
+        self,
+        texts: Sequence[Text],
+        normalize: bool = True,
+        *,
+        pooling: str | None = None,
+        truncate: bool = False,
+    ) -> F32: ...
+
+    def embed(
+        self,
+        texts: str | Sequence[Text],
+        normalize: bool = True,
+        *,
+        pooling: str | None = None,
+        truncate: bool = False,
+    ) -> F32 | list[F32]:
+        """Return the embedding of a text, float32 ``[D]``, or of each text in a list, ``[N, D]``.
+
+        The other texts in the list do not change any bit of an embedding.  The context is restored
+        afterwards.  A text may also be a list of all its token ids.
+
+        Args:
+            normalize: Scale each embedding to length 1.
+            pooling: ``"mean"``, ``"cls"`` (the first token) or ``"last"``; ``"none"`` returns a
+                vector for each token, ``[T, D]``, or a list of such arrays for several texts;
+                ``"rank"`` returns the scores of a reranker.  The default is the pooling in the
+                file's metadata, otherwise the mean.
+            truncate: Cut texts that are longer than the context.
+
+        Raises:
+            ContextFull: A text is longer than the context.
+            LayoutError: A text is neither a str nor token ids, or has no tokens.
+            ModelFormatError: The file has no classifier, which ``"rank"`` needs.
+            SettingError: *pooling* is not the name of a pooling.
+        """
+        if isinstance(texts, str):
+            return self.embedder.each([texts], normalize, pooling=pooling, truncate=truncate)[
+                0
+            ].values
+        made = self.embedder.each(texts, normalize, pooling=pooling, truncate=truncate)
+        arrays = [embedding.values for embedding in made]
+        if pooling_of(pooling, self.model.file.metadata) is Pooling.NONE:
+            return arrays
+        return np.stack(arrays) if arrays else np.empty((0, self.model.config.width), np.float32)
+
+    def rerank(self, query: str, documents: Sequence[str]) -> F32:
+        """Return the relevance of each document to *query*, float32 ``[N]``; larger is better.
+
+        The model must be a reranker; `text.pairs` makes the tokens of a query and a document.
+
+        Raises:
+            ContextFull: A pair has more tokens than the context has positions; no pair is
+                evaluated.
+            LayoutError: A text is not a str.
+            ModelFormatError: The file has no classifier.
+        """
+        return self.embedder.rerank(query, documents)
+
     # --- The context ----------------------------------------------------------------------------
 
-    eval = of_context(Context.eval)
-    eval_last = of_context(Context.eval_last)
-    read = of_context(Context.read)
-    reset = of_context(Context.reset)
-    rewind = of_context(Context.rewind)
-    rollback = of_context(Context.rollback)
-    snapshot = of_context(Context.snapshot)
-    restore = of_context(Context.restore)
-    save_state = of_context(Context.save_state)
-    load_state = of_context(Context.load_state)
+    def eval(self, ids: Sequence[int]) -> F32:
+        """Append *ids* to the context; return their logits, float32 ``[len(ids), n_vocab]``.
+
+        Nothing is appended if this raises.
+
+        Raises:
+            ContextFull: There are not enough free positions, and `context_shift` is off.
+            LayoutError: An id is not in the vocabulary.
+        """
+        return self.context.eval(ids)
+
+    def eval_last(self, ids: Sequence[int]) -> F32:
+        """Append *ids*, at least one; return the logits of the last id, ``[n_vocab]``.
+
+        The next call overwrites the logits.  This is cheaper than `eval`, because only one row is
+        multiplied by the output matrix.
+        """
+        return self.context.eval_last(ids)
+
+    def reset(self) -> None:
+        """Remove all tokens from the context."""
+        self.context.reset()
+
+    def rewind(self, n_tokens: int) -> None:
+        """Keep only the first *n_tokens* tokens of the context.
+
+        Tokens beyond `state.reach` are evaluated again.
+
+        Raises:
+            LayoutError: *n_tokens* is negative.
+        """
+        self.context.rewind(n_tokens)
+
+    def rollback(self, n_tokens: int) -> None:
+        """Remove the last *n_tokens* tokens of the context: see `rewind`.
+
+        Raises:
+            LayoutError: The context has fewer tokens.
+        """
+        self.context.rollback(n_tokens)
+
+    def snapshot(self) -> Snapshot:
+        """Return a copy of the state, for `restore`."""
+        return self.context.snapshot()
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Set tokens and state to *snapshot*.
+
+        A Hexagon computes delta nets in integers.  When their states move between a Hexagon and
+        another kind of device, they are rounded to float32 precision, and the report notes this.
+        Later results then differ by as much as the results of the two devices.
+
+        Raises:
+            LayoutError: *snapshot* is not a snapshot, is of another model, or does not fit the
+                context.  Nothing has changed.
+        """
+        self.context.restore(snapshot)
+
+    def save_state(self, path: str | os.PathLike[str]) -> None:
+        """Write tokens and state to the file *path*.  An error leaves an existing file unchanged.
+
+        Raises:
+            StateFormatError: The file cannot be written.
+        """
+        self.context.save_state(path)
+
+    def load_state(self, path: str | os.PathLike[str]) -> None:
+        """Set tokens and state to those in the file *path*, with the rounding of `restore`.
+
+        Raises:
+            StateFormatError: The file is damaged, is of another model or kv_type, or does not fit
+                the context.  Nothing has changed.
+        """
+        self.context.load_state(path)
 
     @property
     def n_tokens(self) -> int:
@@ -285,11 +399,6 @@ class Llama:
         return self.context.state
 
     @property
-    def hidden_states(self) -> HiddenStates | None:
-        """The captured hidden states; None when no draft network reads them."""
-        return self.context.hidden_states
-
-    @property
     def context_shift(self) -> bool:
         """Whether a full context removes the older half of its tokens."""
         return self.context.shift
@@ -298,19 +407,29 @@ class Llama:
     def context_shift(self, shift: bool) -> None:
         self.context.shift = flag("context_shift", shift)
 
-    @property
-    def can_shift(self) -> bool:
-        """Whether a full context can remove old tokens to make space for a new one."""
-        return self.context.can_shift
-
     # --- The model ------------------------------------------------------------------------------
 
-    token_embeddings = of_model(Model.token_embeddings)
-    output_matrix = of_model(Model.output_matrix)
-    head = of_model(Model.head)
-    account = of_model(Model.account)
-    report = of_model(Model.report)
-    trace = of_model(Model.trace)
+    def token_embeddings(self, ids: Sequence[int]) -> F32:
+        """Return the embeddings of *ids*, as the input of the first layer, ``[T, D]``.
+
+        Raises:
+            LayoutError: An id is not in the vocabulary.
+        """
+        return self.model.token_embeddings(ids)
+
+    def report(self) -> Report:
+        """Return the ledger: the device, time and verification of each op."""
+        return self.model.report()
+
+    def trace(self, path: str | os.PathLike[str]) -> AbstractContextManager[None]:
+        """Write a trace of the ``with`` body to *path*, for Perfetto or chrome://tracing.
+
+        The file is written at the end, also after an error or Ctrl-C.
+
+        Raises:
+            SettingError: *path* is not a path, or the file cannot be written.
+        """
+        return self.model.trace(path)
 
     @property
     def file(self) -> GGUF:
@@ -321,11 +440,6 @@ class Llama:
     def tensors(self) -> tuple[TensorInfo, ...]:
         """The tensors of the file."""
         return tuple(self.model.file.tensors.values())
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of all matrices, including the output matrix, excluding the token embeddings."""
-        return self.model.weight_bytes
 
     @property
     def device(self) -> Device:

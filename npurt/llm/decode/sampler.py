@@ -103,7 +103,8 @@ class Sampler:
                 return NO_TOKEN
         if self.sampling.temperature == 0 and not (self._changes or self.processors):
             token = greedy(logits)
-            if token not in self._barred(history) and _holds(allowed, token):
+            held = allowed is None or (token < len(allowed) and allowed[token])
+            if held and token not in self._barred(history):
                 return token
         draw, chance = self._draws(len(history))
         if self._in_c and len(history) >= self._begins:
@@ -211,10 +212,6 @@ def _check_row(logits: F32) -> None:
             f"logits are {logits.dtype} {logits.shape}, not float32 [V]",
             remedy="pass one row of the model's logits",
         )
-
-
-def _holds(allowed: Mask | None, token: int) -> bool:
-    return allowed is None or (token < len(allowed) and bool(allowed[token]))
 
 
 def _array(history: Sequence[int]) -> npt.NDArray[np.intc]:

@@ -23,7 +23,7 @@ MAX_TEXTS = 1000  # completions of one prompt
 
 
 class TextGenerator:
-    """Generates completions of prompts and of chat messages.
+    """Generates completions of prompts and of chat messages: the methods of `Llama` for text.
 
     Args:
         generator: The state that successive generations share.
@@ -31,13 +31,14 @@ class TextGenerator:
         template: Jinja source of the chat template; None uses the file's template.
 
     Attributes:
-        seed: The seed of sampling; may be changed.
+        generator, seed: As in the arguments; *seed* may be changed.
+        model: The model.
     """
 
     def __init__(self, generator: Generator, *, seed: int | None, template: str | None) -> None:
+        self.generator = generator
+        self.model = generator.context.model
         self.seed = seed
-        self._generator = generator
-        self._model = generator.context.model
         self._template = template
         self._has_left_out = False  # turns of a conversation
 
@@ -45,11 +46,11 @@ class TextGenerator:
 
     def tokenize(self, text: str, add_bos: bool | None = None, special: bool = True) -> list[int]:
         """Return the ids of *text*; see `Tokenizer.encode`."""
-        return self._model.tokenizer.encode(text, add_bos=add_bos, special=special)
+        return self.model.tokenizer.encode(text, add_bos=add_bos, special=special)
 
     def detokenize(self, ids: Sequence[int]) -> str:
         """Return the text of *ids*."""
-        return self._model.tokenizer.decode(self._model.valid(ids))
+        return self.model.tokenizer.decode(self.model.valid(ids))
 
     # --- Generation -----------------------------------------------------------------------------
 
@@ -172,31 +173,30 @@ class TextGenerator:
         if stream and count > 1:
             raise SettingError(f"n is {count} with stream", remedy="use stream only with n=1")
         request = Request.of(options | unknown, self.seed)
-        ids = self.tokenize(prompt) if isinstance(prompt, str) else self._model.valid(prompt)
+        ids = self.tokenize(prompt) if isinstance(prompt, str) else self.model.valid(prompt)
         begin = "" if not echo else prompt if isinstance(prompt, str) else self.detokenize(ids)
         requests = [request.nth(i) for i in range(count)]
         texts = (self._pieces(each, ids, begin) for each in requests)
         if stream:
             return next(texts)
-        with self._model.lock:
+        with self.model.lock:
             written, timings = [], []
             for pieces in texts:
                 written.append("".join(pieces))
-                timings.append(self._generator.timing)
-            self._generator.timings = tuple(timings)
+                timings.append(self.generator.timing)
+            self.generator.timings = tuple(timings)
         return written if count > 1 else written[0]
 
     def _pieces(self, request: Request, ids: list[int], begin: str) -> Iterator[str]:
         """Return an iterator of *begin* and the pieces of a completion."""
-        sampler = request.sampler(self._model.tokenizer, len(ids), Sampler)
+        sampler = request.sampler(self.model.tokenizer, len(ids), Sampler)
         pieces = Generation(
-            self._generator, ids, sampler, request.stops, request.max_tokens,
+            self.generator, ids, sampler, request.stops, request.max_tokens,
             stop_ids=request.stop_ids, top_logprobs=request.top_logprobs, special=request.special,
         )  # fmt: skip
         return _after(begin, pieces) if begin else iter(pieces)
 
     # A signature cannot have a TypedDict and other keywords, so these overloads repeat the options.
-    # `self` is positional-only: otherwise mypy treats it as a template variable in `Part`.
     @overload
     def chat(
         self, /, messages: Sequence[Message], *, stream: Literal[False] = False,
@@ -344,7 +344,7 @@ class TextGenerator:
         """Return whether control tokens mark the model's calls of functions."""
         from npurt.llm.decode.calls.choose import format_of
 
-        tokenizer = self._model.tokenizer
+        tokenizer = self.model.tokenizer
         markup = format_of(self.template.source).markup
         return any(tokenizer.decode([token]) in markup for token in tokenizer.control)
 
@@ -370,7 +370,7 @@ class TextGenerator:
 
         if not isinstance(text, str):
             raise LayoutError(f"{brief(text)} is no answer", remedy="pass the text of the answer")
-        cut = self._generator.timing.finish in ("length", "context")
+        cut = self.generator.timing.finish in ("length", "context")
         return message_of(text, _tools(tools), self.template.source, cut=cut)
 
     def fit(
@@ -387,13 +387,13 @@ class TextGenerator:
         if not isinstance(messages, str | Mapping):
             with contextlib.suppress(TypeError):  # *render* refuses other values
                 messages = list(messages)
-        count, ids = fitted(messages, render, n_ctx or self._model.n_ctx, max_tokens)
+        count, ids = fitted(messages, render, n_ctx or self.model.n_ctx, max_tokens)
         if count and not self._has_left_out:
             self._has_left_out = True
             warnings.warn(
                 f"a conversation is longer than the context: its oldest turns ({count} now) are "
                 "left out of the prompt; a larger n_ctx (-c) keeps more",
-                stacklevel=4,
+                stacklevel=3,
             )
         return ids
 
@@ -433,14 +433,14 @@ class TextGenerator:
         text = template.render(
             given, add_generation_prompt=add_generation_prompt, **template_variables
         )
-        bos = self._text(self._model.tokenizer.bos)
+        bos = self._text(self.model.tokenizer.bos)
         printed = bool(bos) and text.startswith(bos)
         return self.tokenize(text, add_bos=False if printed else None)
 
     @property
     def template(self) -> "ChatTemplate":
         """The chat template, from the argument or else from the file."""
-        file, tokenizer = self._model.file, self._model.tokenizer
+        file, tokenizer = self.model.file, self.model.tokenizer
         source = self._template or optional(file.metadata, "tokenizer.chat_template", str, "")
         if not source:
             raise ModelFormatError(

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from npurt.errors import SettingError
-from npurt.llm.batch.engine import Engine
-from npurt.llm.batch.events import Counts, Event
+from npurt.llm.engine.engine import Engine
+from npurt.llm.engine.events import Counts, Event
 from npurt.llm.measure.speculation import PROMPTS
 from npurt.runtime.report.ledger import Report
 

@@ -47,7 +47,7 @@ class Context:
         self.n_ctx = model.n_ctx
         self._state = State(
             model.config, setup.graph.graph, model.executor, self.n_ctx, setup.limits.kv_dtype,
-            model.take_sequence(),
+            model.allocate(),
         )  # fmt: skip
         rows = setup.limits.rows
         self._hidden_states = (
@@ -97,18 +97,6 @@ class Context:
         self._append(ids, 1)
         row: F32 = self._logits[0]
         return row
-
-    @locked
-    def eval_rows(self, ids: Sequence[int]) -> F32:
-        """Append *ids*, which are valid and fit into one run; return their logits ``[T, V]``.
-
-        The next call overwrites the logits.
-        """
-        if len(ids) > len(self._logits):
-            self._logits = np.empty((len(ids), self._logits.shape[1]), np.float32)
-        self._make_space(len(ids))
-        self._forward(ids, 0, self._logits)
-        return self._logits[: len(ids)]
 
     @locked
     def read(self, ids: Sequence[int]) -> F32:
@@ -166,15 +154,26 @@ class Context:
         while not run_together([Piece(self, ids, len(ids) - head)], out):
             self._mend()
 
+    def prepare(self, count: int) -> None:
+        """Prepare a run of *count* tokens: make space, and evaluate lost tokens again.
+
+        Raises:
+            ContextFull: There are not enough free positions, and `shift` is off.
+        """
+        if len(self._state.tokens) + count > self.n_ctx:
+            self._make_space(count)
+        if self._state.first_stale is not None:
+            self._mend()
+
     def _mend(self) -> None:
         """Evaluate the tokens again that the state has lost."""
         state, rows = self._state, self.model.setup.limits.rows
-        if state.behind is None:
+        if state.first_stale is None:
             return
         state.rewind(state.length)  # rewinds the states too, after an interrupted run
-        while (position := state.behind) is not None:
+        while (position := state.first_stale) is not None:
             part = state.tokens[position : position + rows]
-            if _run([Piece(self, part, 0)], self._logits):
+            if run_together([Piece(self, part, 0)], self._logits, known=True):
                 state.catch_up(position + len(part))
 
     def settle(self) -> int:
@@ -184,10 +183,10 @@ class Context:
         have to call `settle` and evaluate the removed tokens themselves.
         """
         state = self._state
-        if state.behind is not None:
+        if state.first_stale is not None:
             state.rewind(state.length)  # rewinds the states too, after an interrupted run
-        if state.behind is not None:
-            state.rewind(state.behind)
+        if state.first_stale is not None:
+            state.rewind(state.first_stale)
         return state.length
 
     @locked
@@ -346,7 +345,7 @@ class Context:
     def release(self) -> None:
         """Release all memory of this context; only its tokens can still be read."""
         self._state.release()
-        self.model.give_back(self._state.sequence)
+        self.model.free(self._state.sequence)
         del self._hidden_states, self._logits
 
 
@@ -364,25 +363,44 @@ class Piece(NamedTuple):
     wanted: int
 
 
-def run_together(pieces: Sequence[Piece], out: F32) -> bool:
-    """Append tokens to contexts of one model, in one run.
+def run_together(pieces: Sequence[Piece], out: F32, *, known: bool = False) -> bool:
+    """Append tokens to contexts of one model, which is open, in one run.
 
     The logits have the same bits as with a separate run for each context (docs/numerics.md).
 
     Args:
         pieces: Valid ids for different contexts, together at most the rows of a run.
         out: Receives the logits ``[sum of wanted, V]``, in the order of *pieces*.
+        known: Whether the contexts have the tokens already, and only their states lack them.
 
     Returns:
         False if a device failed and the states of all contexts of the model are lost; call `settle`
         on each of them.  Call `settle` also after an exception.
     """
-    pieces[0].context.model.require_open()
-    if not _run(pieces, out):
-        return False
+    model, chunks = pieces[0].context.model, list[Chunk]()
+    for context, ids, wanted in pieces:
+        state, hidden = context._state, context._hidden_states
+        position = state.begin()
+        if position is None:
+            break
+        if hidden:
+            hidden.begin(position, len(ids))
+        chunks.append(Chunk(state.sequence, position, ids, wanted))
+    try:
+        values = model.decoder.run(chunks, out) if len(chunks) == len(pieces) else None
+    except NumericsError as error:
+        raise _with_larger_cache(error, model) from error
+    row = 0
     for context, ids, _ in pieces:
-        context._state.end(ids)
-    return True
+        if values is None:
+            context._state.lose()
+            continue
+        if context._hidden_states:
+            context._hidden_states.end(ids, values, row)
+        if not known:
+            context._state.end(ids)
+        row += len(ids)
+    return values is not None
 
 
 def _with_larger_cache(error: NumericsError, model: Model) -> NumericsError:
@@ -394,28 +412,3 @@ def _with_larger_cache(error: NumericsError, model: Model) -> NumericsError:
         remedy="open the model with kv_type='f32' (-ctk f32), as its keys or values may exceed the "
         f"range of float16; otherwise: {error.remedy}",
     )
-
-
-def _run(pieces: Sequence[Piece], out: F32) -> bool:
-    """Do as `run_together`, but do not add the tokens to the contexts."""
-    decoder, chunks = pieces[0].context.model.decoder, []
-    for context, ids, wanted in pieces:
-        state, hidden = context._state, context._hidden_states
-        chunks.append(Chunk(state.sequence, state.position, ids, wanted))
-        if hidden:
-            hidden.begin(state.position, len(ids))
-    begun = [piece.context._state.begin() for piece in pieces]
-    try:
-        values = decoder.run(chunks, out) if all(begun) else None
-    except NumericsError as error:
-        raise _with_larger_cache(error, pieces[0].context.model) from error
-    if values is None:
-        for context, *_ in pieces:
-            context._state.lose()
-        return False
-    row = 0
-    for context, ids, _ in pieces:
-        if context._hidden_states:
-            context._hidden_states.end(ids, values, row)
-        row += len(ids)
-    return True

@@ -153,8 +153,8 @@ class Model:
 
     # --- Sequences ------------------------------------------------------------------------------
 
-    def take_sequence(self) -> int:
-        """Return the number of an unused sequence, and mark it as used until `give_back`.
+    def allocate(self) -> int:
+        """Return the number of an unused sequence, and mark it as used until `free`.
 
         Raises:
             SettingError: All sequences are in use.
@@ -167,7 +167,7 @@ class Model:
                 remedy="release a context, or open the model with a larger max_sequences",
             ) from None
 
-    def give_back(self, sequence: int) -> None:
+    def free(self, sequence: int) -> None:
         """Mark *sequence* as unused.  Its states must have been dropped."""
         self._free.append(sequence)
 

@@ -111,19 +111,13 @@ class State:
         return len(self.tokens)
 
     @property
-    def position(self) -> int:
-        """The number of tokens that all states include; the next run begins at this position."""
-        assert self._at is not None, "the position of the states is unknown"
-        return self._at
-
-    @property
-    def behind(self) -> int | None:
+    def first_stale(self) -> int | None:
         """The first token to evaluate again, or None if the states include all tokens.
 
         States lag behind the tokens after an interrupted run or a device failure.
         """
         self._note_losses()
-        return None if self._at == self.length else self._at or 0
+        return None if self._at == len(self.tokens) else self._at or 0
 
     def require(self, count: int) -> None:
         """Raise an error if *count* more tokens do not fit in the context.
@@ -141,14 +135,15 @@ class State:
 
     # --- Evaluation -----------------------------------------------------------------------------
 
-    def begin(self) -> bool:
+    def begin(self) -> int | None:
         """Prepare for a run, which `end` or `catch_up` completes.
 
         Returns:
-            False if a device lost its states.
+            The position at which the run begins; None if a device lost its states.
         """
-        position, self._at = self.position, None
-        return self._executor.begin(self.sequence, position)
+        position, self._at = self._at, None
+        assert position is not None, "the position of the states is unknown"
+        return position if self._executor.begin(self.sequence, position) else None
 
     def end(self, tokens: Sequence[int]) -> None:
         """Append *tokens* and record that a run evaluated them."""
@@ -185,7 +180,7 @@ class State:
     def rewind(self, length: int) -> None:
         """Keep the first *length* tokens, and rewind the states to as many of them as possible.
 
-        `behind` is the first token that must be evaluated again.
+        `first_stale` is the first token that must be evaluated again.
         """
         self._note_losses()
         self.changes += length < self.length
@@ -212,7 +207,7 @@ class State:
 
     def fork(self, source: "State", length: int) -> None:
         """Replace this state by the first *length* tokens of *source*; see `Context.fork`."""
-        wrong = source.behind is not None or not 0 <= length <= source.length
+        wrong = source.first_stale is not None or not 0 <= length <= source.length
         if wrong or (length < source.length and self._executor.recurrent):
             raise LayoutError(
                 f"{length} of {source.length} tokens cannot be forked",

@@ -7,11 +7,11 @@ from dataclasses import asdict
 from typing import Any
 
 from npurt.errors import UnsupportedOp
-from npurt.llm.batch.engine import USUAL_SEQUENCES
-from npurt.llm.batch.engine import Engine as Batches
-from npurt.llm.batch.events import Event as Given
-from npurt.llm.batch.request import Request
 from npurt.llm.decode.grammar.grammar import Grammar
+from npurt.llm.engine.engine import USUAL_SEQUENCES
+from npurt.llm.engine.engine import Engine as Batches
+from npurt.llm.engine.events import Event as Given
+from npurt.llm.engine.request import Request
 from npurt.serve.engine.counts import device_counts
 from npurt.serve.engine.identity import identity
 from npurt.serve.engine.protocol import Event, Submit
@@ -52,6 +52,7 @@ class Batched:
             prompt_tokens=submit.prompt,
             salt=submit.salt,
             prompt_logprobs=submit.prompt_logprobs,
+            detokenize=False,  # the front decodes the tokens
             max_tokens=submit.max_tokens,
             stop=list(submit.stop_ids),
             ignore_eos=submit.ignore_eos,

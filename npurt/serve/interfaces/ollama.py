@@ -16,9 +16,9 @@ from npurt.serve.http.errors import wrong
 from npurt.serve.http.fields import Fields
 from npurt.serve.interfaces.openai_chat import messages
 from npurt.serve.model import options
-from npurt.serve.model.conversation import Conversation, Update
+from npurt.serve.model.conversation import Conversation
 from npurt.serve.model.front import Front, Wanted
-from npurt.serve.model.generation import Texts
+from npurt.serve.model.generation import ChoiceDelta, Texts
 from npurt.serve.tools.wanted import tools_of
 
 REASONS = {"length": "length", "context": "length"}  # others: stop
@@ -177,7 +177,7 @@ def _lines(parts: Parts, texts: Texts) -> sse.Stream:
     return sse.Stream(lines(), texts, kind=sse.LINES, packed=sse.line)
 
 
-def _message(update: Update | None) -> dict[str, Any]:
+def _message(update: ChoiceDelta | None) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": ""}
     match update.part if update else None:
         case Said(text):

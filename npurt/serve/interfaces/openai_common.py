@@ -13,7 +13,7 @@ from npurt.serve.model.front import Front
 from npurt.serve.model.generation import Likely, Texts
 from npurt.serve.model.served_model import ServedModel
 
-# OpenAI's finish_reason by `Update.finish`.
+# OpenAI's finish_reason by `ChoiceDelta.finish`.
 FINISH = {
     "end": "stop",
     "stop": "stop",

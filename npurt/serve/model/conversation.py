@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Self
 
 from npurt.errors import NpurtError
@@ -15,27 +14,9 @@ from npurt.llm.text.turns import fitted, without
 from npurt.serve.http.endpoint import Request
 from npurt.serve.http.errors import wrong
 from npurt.serve.model.front import Front, Wanted
-from npurt.serve.model.generation import Likely, Texts
+from npurt.serve.model.generation import ChoiceDelta, Texts
 from npurt.serve.model.served_model import ServedModel
 from npurt.serve.tools.wanted import Tools, reader_format
-
-
-@dataclass(slots=True)
-class Update:
-    """New output of a choice.
-
-    Attributes:
-        choice: The choice's number.
-        part: A parsed piece of the completion; None: the update has log probabilities or the end
-            only.
-        likely: The new tokens with their log probabilities.
-        finish: Why the choice ended: as in `Piece`, or ``"calls"``.
-    """
-
-    choice: int
-    part: Part | None = None
-    likely: Sequence[Likely] = ()
-    finish: str | None = None
 
 
 class Conversation:
@@ -125,8 +106,10 @@ class Conversation:
         """Return the number of calls of *choice* that are complete."""
         return self._readers[choice].ended
 
-    async def updates(self, *, signs: bool = True) -> AsyncGenerator[Update | None, None]:
+    async def updates(self, *, signs: bool = True) -> AsyncGenerator[ChoiceDelta | None, None]:
         """Yield new output; with *signs*, yield None after `Settings.ping` seconds without output.
+
+        The next iteration changes the yielded object.
 
         Raises:
             HttpError: A choice failed.
@@ -149,11 +132,14 @@ class Conversation:
                 finish = "stop"
             if reader.called and finish in ("end", "stop"):
                 finish = "calls"
+            piece.finish = None
             for part in parts:
-                yield Update(piece.choice, part, piece.likely)
+                piece.part = part
+                yield piece
                 piece.likely = []
+            piece.part, piece.finish = None, finish
             if piece.likely or finish:
-                yield Update(piece.choice, None, piece.likely, finish)
+                yield piece
             if parts or finish:
                 last = time()
             elif signs and time() - last >= self._ping:  # tokens of a call are held back

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from npurt.llm.decode.calls.reading import Part
 from npurt.llm.decode.stops import split_at_stop
 from npurt.llm.text.tokenizer import Tokenizer
 from npurt.serve.engine.protocol import Event, Logprob, Submit
@@ -28,14 +29,17 @@ class Engine(Protocol):
 
 
 @dataclass(slots=True)
-class Piece:
+class ChoiceDelta:
     """New output of a choice.
 
     Attributes:
         choice: The choice's number.
         text: New text, which no later token changes.
+        part: The text as a parsed part of an answer, in a `Conversation`; None: the output has log
+            probabilities or the end only.
         likely: The tokens of *text* with their log probabilities, if requested.
-        finish: Why the choice ended: as in `Event`; ``"stop"`` also for a stop string.
+        finish: Why the choice ended: as in `Event`; ``"stop"`` also for a stop string, ``"calls"``
+            in a `Conversation`.
         vector: The embedding, as in `Event`.
         prompt: Log probabilities of the prompt's next tokens, as in `Event`.
         tokens: The tokens generated since the last piece.
@@ -48,6 +52,7 @@ class Piece:
     vector: str | None = None
     prompt: Sequence[Logprob] = ()
     tokens: Sequence[int] = ()
+    part: Part | None = None
 
 
 class Choice:
@@ -63,7 +68,7 @@ class Choice:
         count: Number of generated tokens.
         read: Number of the prompt's tokens evaluated so far.
         cached: Number of the prompt's tokens that were in the prefix cache.
-        finish: Why the completion ended, as in `Piece`; None: it continues.
+        finish: Why the completion ended, as in `ChoiceDelta`; None: it continues.
         stopped: The stop string that ended the completion, or None.
         new_line: Whether the completion has a line break.
         prompt_tokens: Number of the prompt's tokens.
@@ -102,7 +107,7 @@ class Choice:
         self._likely: list[tuple[int, Likely]] = []
         self._tokens: list[int] = []  # tokens that were not part of a piece yet
 
-    def take(self, event: Event) -> Piece:
+    def take(self, event: Event) -> ChoiceDelta:
         """Return the new output of *event*."""
         self.read, self.cached = max(self.read, event.read), max(self.cached, event.cached)
         text = ""
@@ -121,7 +126,7 @@ class Choice:
             text, self.finish = text + self._held, event.finish
             self._given, self._held = self._given + len(self._held), ""
         self.new_line = self.new_line or "\n" in text
-        piece = Piece(
+        piece = ChoiceDelta(
             self.number, text, self._released(), self.finish, event.vector, event.prompt_logprobs
         )
         if piece.text or piece.likely or piece.finish:
@@ -240,7 +245,7 @@ class Texts:
         cached = f" ({self.cached_tokens} cached)" if self.cached_tokens else ""
         return f"{self.prompt_tokens} tokens of prompt{cached}, {self.completion_tokens} generated"
 
-    async def pieces(self, every: float | None = None) -> AsyncIterator[Piece | None]:
+    async def pieces(self, every: float | None = None) -> AsyncIterator[ChoiceDelta | None]:
         """Yield new output until all choices have ended; None after *every* seconds without output.
 
         Raises:
@@ -295,9 +300,9 @@ class Texts:
             }
         }
 
-    async def whole(self) -> list[Piece]:
+    async def whole(self) -> list[ChoiceDelta]:
         """Wait until all choices have ended; return the whole output of each choice."""
-        texts = [Piece(choice.number) for choice in self.choices]
+        texts = [ChoiceDelta(choice.number) for choice in self.choices]
         async for piece in self.pieces():
             if piece is not None:
                 text = texts[piece.choice]
@@ -355,7 +360,7 @@ class Texts:
             self._engine.cancel(self._open[number])
             self._updates.put_nowait((number, Event(sequence, finish="length")))
 
-    def _taken(self, number: int, event: Event) -> Piece | None:
+    def _taken(self, number: int, event: Event) -> ChoiceDelta | None:
         """Return the new output of *event*; None if *event* has none."""
         if number not in self._open:  # a stop string has ended the choice
             return None

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from npurt.llm.batch.memory import free_memory, total_memory
+from npurt.llm.session.memory import free_memory, total_memory
 from npurt.serve.models.folder import FolderModel
 
 PROCESS = 200 << 20  # bytes: Python, its libraries and the vocabulary; docs/memory.md

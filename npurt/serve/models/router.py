@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from npurt.errors import NpurtError
-from npurt.llm.batch.engine import USUAL_SEQUENCES
+from npurt.llm.engine.engine import USUAL_SEQUENCES
 from npurt.serve.engine.client import Engine
 from npurt.serve.engine.protocol import MODEL, VERSION, Open, Ready
 from npurt.serve.engine.wire import EngineLost

@@ -1,9 +1,10 @@
 """The sampling settings and their ranges."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from numbers import Real
+from typing import Any
 
 from npurt.errors import SettingError, brief
 from npurt.llm.decode.samplers.checks import LARGEST, as_float, checked_biases
@@ -23,7 +24,7 @@ RANGES = {
     "xtc_threshold": (0, 1, "0 to 1"),
     "dry_multiplier": (0, math.inf, "0 or more"),
     "dry_base": (1, math.inf, "1 or more"),
-    "repeat_penalty": (0, math.inf, "above 0"),
+    "repeat_penalty": (math.ulp(0.0), math.inf, "above 0"),
     "frequency_penalty": (-LARGEST, LARGEST, "a number in the range of float32"),
     "presence_penalty": (-LARGEST, LARGEST, "a number in the range of float32"),
 }
@@ -85,31 +86,64 @@ class Sampling:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        top_k = integer("top_k", self.top_k, -1)
-        object.__setattr__(self, "top_k", max(0, top_k))
-        integer("repeat_last_n", self.repeat_last_n, -1)
-        integer("dry_penalty_last_n", self.dry_penalty_last_n, -1)
-        integer("dry_allowed_length", self.dry_allowed_length, 0)
-        seed = optional_integer("seed", self.seed, 0)
-        _check("seed", seed, seed is None or seed <= MAX_SEED, f"0 to {MAX_SEED}")
-        for name, (minimum, maximum, allowed) in RANGES.items():
+        for name, check in CHECKS.items():
             value = getattr(self, name)
-            _check(name, value, isinstance(value, Real), "a number")
-            number = as_float(value)
-            _check(name, value, minimum <= number <= maximum and math.isfinite(number), allowed)
-            object.__setattr__(self, name, number)
-        _check("repeat_penalty", self.repeat_penalty, self.repeat_penalty > 0, "above 0")
-        texts = self.dry_sequence_breakers
-        if not isinstance(texts, str):
-            texts = listed("dry_sequence_breakers", texts, TEXTS)
-            object.__setattr__(self, "dry_sequence_breakers", tuple(texts))
-        right = not isinstance(texts, str) and all(
-            isinstance(text, str) and text and not SURROGATE.search(text) for text in texts
-        )
-        _check("dry_sequence_breakers", texts, right, TEXTS)
-        object.__setattr__(self, "logit_bias", checked_biases(self.logit_bias))
+            if value is not DEFAULTS[name]:  # the defaults are right
+                object.__setattr__(self, name, check(name, value))
 
 
-def _check(name: str, value: object, holds: bool, allowed: str) -> None:
-    if not holds:
-        raise SettingError(f"{name} is {brief(value, 100)}", remedy=f"{name} must be {allowed}")
+def _number(name: str, value: Any) -> float:
+    minimum, maximum, allowed = RANGES[name]
+    if not isinstance(value, Real):
+        raise _wrong(name, value, "a number")
+    number = as_float(value)
+    if not minimum <= number <= maximum or not math.isfinite(number):
+        raise _wrong(name, value, allowed)
+    return number
+
+
+def _last(name: str, value: Any) -> int:
+    """Return the number of last tokens *value*; -1 means all of them."""
+    return integer(name, value, -1)
+
+
+def _top_k(name: str, value: Any) -> int:
+    return max(0, integer(name, value, -1))
+
+
+def _length(name: str, value: Any) -> int:
+    return integer(name, value, 0)
+
+
+def _seed(name: str, value: Any) -> int | None:
+    seed = optional_integer(name, value, 0)
+    if seed is not None and seed > MAX_SEED:
+        raise _wrong(name, value, f"0 to {MAX_SEED}")
+    return seed
+
+
+def _breakers(name: str, value: Any) -> tuple[str, ...]:
+    texts = value if isinstance(value, str) else tuple(listed(name, value, TEXTS))
+    if isinstance(texts, str) or not all(
+        isinstance(text, str) and text and not SURROGATE.search(text) for text in texts
+    ):
+        raise _wrong(name, texts, TEXTS)
+    return texts
+
+
+def _wrong(name: str, value: object, allowed: str) -> SettingError:
+    return SettingError(f"{name} is {brief(value, 100)}", remedy=f"{name} must be {allowed}")
+
+
+# The function that checks each setting, and returns it with its type.
+CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    **dict.fromkeys(RANGES, _number),
+    "top_k": _top_k,
+    "repeat_last_n": _last,
+    "dry_penalty_last_n": _last,
+    "dry_allowed_length": _length,
+    "dry_sequence_breakers": _breakers,
+    "logit_bias": lambda _, value: checked_biases(value),
+    "seed": _seed,
+}
+DEFAULTS = {each.name: each.default for each in fields(Sampling)}

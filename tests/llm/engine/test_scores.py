@@ -2,9 +2,9 @@
 
 import tracemalloc
 
-from npurt.llm.batch.scores import MAX_VALUES, Scores
 from npurt.llm.decode.logprobs import TokenLogprob
-from tests.llm.test_engine import GREEDY, IDS, open_engine
+from npurt.llm.engine.scores import MAX_VALUES, Scores
+from tests.llm.engine.test_engine import GREEDY, IDS, open_engine
 
 
 def test_a_prompt_that_was_scored_is_not_scored_again():

@@ -6,8 +6,8 @@ import pytest
 
 import npurt
 from npurt.errors import SettingError
-from npurt.llm.batch.admission import Admission
-from npurt.llm.batch.scheduler import Scheduler
+from npurt.llm.engine.admission import Admission
+from npurt.llm.engine.scheduler import Scheduler
 from tests.limits import HANG_SECONDS
 from tests.llm import tiny
 

@@ -8,14 +8,14 @@ import pytest
 
 import npurt
 from npurt.errors import OutOfPages, SettingError
-from npurt.llm.batch.controller import BatchController
-from npurt.llm.batch.scheduler import Scheduler
-from npurt.llm.batch.sequence import Sequence
 from npurt.llm.decode.options import Request
+from npurt.llm.engine.controller import BatchController
+from npurt.llm.engine.scheduler import Scheduler
+from npurt.llm.engine.sequence import Sequence
 from npurt.llm.session.context import Context
 from npurt.llm.spec.controller import Thresholds
 from tests.llm import tiny
-from tests.llm.test_steps import finished
+from tests.llm.engine.test_steps import finished
 
 FOLDER = tiny.MODELS / "spec"
 TARGET = FOLDER / "spec-target-qwen3-q8_0.gguf"
@@ -163,7 +163,7 @@ def test_the_memory_of_a_draft_goes_with_its_text(llm):
     texts = submitted(scheduler, llm, 6)
     scheduler.step()
     drafters = [weakref.ref(text.speculator.drafter) for text in texts]
-    captured = llm.hidden_states is not None
+    captured = llm.context.hidden_states is not None
     states = [weakref.ref(text.context.hidden_states) for text in texts if captured]
     finished(scheduler)
     gc.collect()

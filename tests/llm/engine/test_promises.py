@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import npurt
 from tests.llm import tiny
-from tests.llm.stepping import CYCLE, LOOKUP, Steps, cycle, page_bytes, with_times
-from tests.llm.test_engine_drafts import eager  # noqa: F401  a fixture: drafts whatever rows cost
+from tests.llm.engine.stepping import CYCLE, LOOKUP, Steps, cycle, page_bytes, with_times
+from tests.llm.engine.test_drafts import eager  # noqa: F401  a fixture: drafts whatever rows cost
 
 OPTIONS = {"n_ctx": 192, "n_batch": 32, "n_threads": 2, "progress": False}
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
@@ -133,8 +133,8 @@ def test_no_text_waits_for_more_than_two_steps_while_others_decode(ample, arriva
     for number, (pause, length) in enumerate([*arrivals, (60, 1)]):
         for _ in range(pause):
             running = list(steps.scheduler.admission.running)
-            decoding = [text for text in running if not text.reading]
-            reading = [text for text in running if text.reading]
+            decoding = [text for text in running if not text.prefilling]
+            reading = [text for text in running if text.prefilling]
             before = {text.id: text.pending for text in reading}
             free = 5 - len(running)
             waiting = [text for text in texts if not text.finish and text not in running]

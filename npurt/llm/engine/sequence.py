@@ -10,13 +10,13 @@ from typing import Any
 
 from npurt.device.device import F32
 from npurt.errors import NpurtError, SettingError, brief
-from npurt.llm.batch.controller import BatchController, StepCost
-from npurt.llm.batch.events import Event, Usage
-from npurt.llm.batch.scores import Scores
 from npurt.llm.decode.generated import GeneratedSequence, NewToken
 from npurt.llm.decode.logprobs import TokenLogprob, logprob_of
 from npurt.llm.decode.options import Request as Asked
 from npurt.llm.decode.sampler import Sampler
+from npurt.llm.engine.controller import BatchController, StepCost
+from npurt.llm.engine.events import Event, Usage
+from npurt.llm.engine.scores import Scores
 from npurt.llm.session.context import Context
 from npurt.llm.spec.drafter import Drafter
 from npurt.llm.spec.opening import Drafts
@@ -42,6 +42,7 @@ class Sequence(GeneratedSequence):
         reusable: The number of first tokens that later prompts are likely to begin with; 0 if
             unknown.
         prompt_logprobs: Whether to compute log probabilities of the prompt's tokens.
+        detokenize: Whether events have text.
 
     Attributes (in addition to those of `GeneratedSequence`):
         cached: The number of first tokens that had been evaluated for another sequence; None before
@@ -53,22 +54,27 @@ class Sequence(GeneratedSequence):
 
     Raises:
         LayoutError: *tokens* is empty.
-        SettingError: The value of an argument is invalid.
+        SettingError: The value of an argument is invalid, or a stop text is given without text.
     """
 
     def __init__(
         self, id: int, tokens: list[int], asked: Asked, tokenizer: Tokenizer, *,
         prompt: int | None = None, priority: int = 0, deadline: float | None = None,
-        salt: str = "", reusable: int = 0, prompt_logprobs: bool = False,
+        salt: str = "", reusable: int = 0, prompt_logprobs: bool = False, detokenize: bool = True,
     ) -> None:  # fmt: skip
         if prompt is None:
             prompt = len(tokens)
         else:
             prompt = integer("prompt_tokens", prompt, 1, max(1, len(tokens)))
+        if asked.stops and not detokenize:
+            raise SettingError(
+                f"the stop text {brief(asked.stops[0])} is given without detokenize",
+                remedy="pass detokenize=True, or stop at token ids",
+            )
         super().__init__(
             tokens, prompt, tokenizer, asked.sampler(tokenizer, prompt, Sampler),
             stops=asked.stops, stop_ids=asked.stop_ids, limit=asked.max_tokens,
-            top=asked.top_logprobs, special=asked.special,
+            top=asked.top_logprobs, special=asked.special, detokenize=detokenize,
         )  # fmt: skip
         self.id = id
         self.priority = integer("priority", priority)
@@ -98,7 +104,7 @@ class Sequence(GeneratedSequence):
         return len(self.history) - (self.context.n_tokens if self.context else 0)
 
     @property
-    def reading(self) -> bool:
+    def prefilling(self) -> bool:
         """Whether a prompt token, or more than the last token, is to be evaluated."""
         done = self.context.n_tokens if self.context else 0
         return done < self.prompt or done < len(self.history) - 1
@@ -192,13 +198,11 @@ class Sequence(GeneratedSequence):
         new: Tokens[NewToken] = ()
         failed: BaseException | None = None
         try:
-            new = self.advance(rows, draft)
+            new = self.advance(rows, draft, seconds)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001  includes SystemExit in a caller's function
             self.finish, failed = "error", error
-        if self.speculator and seconds is not None:
-            self.speculator.observe(len(draft), self.right, seconds, rows[0])
         if len(self.history) > longest and not self.finish:
             self.finish = "context"
         return self._event(new, failed)

@@ -1,7 +1,7 @@
 """Tests of the cost of preemption: the number of tokens that are evaluated again."""
 
 from tests.llm import tiny
-from tests.llm.stepping import Steps, alone, with_times
+from tests.llm.engine.stepping import Steps, alone, with_times
 
 IDS = tiny.ids("llama3")
 LONG = [7, *IDS * 4]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npurt.llm.batch.prefixes import PAGE, SPACING, Prefixes
+from npurt.llm.engine.prefixes import PAGE, SPACING, Prefixes
 
 WORD = list(range(1, 200))  # sequences begin with tokens of it, so that many begin alike
 CUTS = st.sampled_from([0, 1, 5, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE, 2 * PAGE + 9, 150])

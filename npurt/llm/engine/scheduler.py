@@ -10,20 +10,18 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
-
-from npurt.device.device import F32
 from npurt.errors import ContextFull, NpurtError, OutOfPages
-from npurt.llm.batch.admission import Admission
-from npurt.llm.batch.controller import StepCost
-from npurt.llm.batch.costs import RowCosts
-from npurt.llm.batch.events import Counts, Event, Stats
-from npurt.llm.batch.pages import Pages
-from npurt.llm.batch.prefixes import Prefixes
-from npurt.llm.batch.reuse import Reuse
-from npurt.llm.batch.scores import Scores
-from npurt.llm.batch.sequence import Sequence
-from npurt.llm.session.context import Piece, run_together
+from npurt.llm.decode.step import DecodeStep
+from npurt.llm.engine.admission import Admission
+from npurt.llm.engine.controller import StepCost
+from npurt.llm.engine.costs import RowCosts
+from npurt.llm.engine.events import Counts, Event, Stats
+from npurt.llm.engine.pages import Pages
+from npurt.llm.engine.prefixes import Prefixes
+from npurt.llm.engine.reuse import Reuse
+from npurt.llm.engine.scores import Scores
+from npurt.llm.engine.sequence import Sequence
+from npurt.llm.session.context import Piece
 from npurt.llm.session.model import Model
 from npurt.llm.spec.assistant import shared
 from npurt.llm.spec.opening import Drafts
@@ -70,9 +68,8 @@ class Scheduler:
         self._costs = RowCosts(self._rows)
         self._step_cost = StepCost(self._costs)
         self._arrivals = 0
-        self._seconds = 0.0  # time of the latest run
         self._losses = model.executor.losses
-        self._out: F32 = np.empty((0, model.config.n_vocab), np.float32)
+        self._step = DecodeStep(model.config.n_vocab)
 
     # --- Admission and removal of sequences ------------------------------------------------------
 
@@ -162,30 +159,22 @@ class Scheduler:
 
     def _run(self, drafts: Decoded, prompts: Prompts) -> bool:
         """Run the model; return False if the run failed, and the next step must repeat it."""
-        pieces = [Piece(sequence.context, [sequence.history[-1], *draft], 1 + len(draft))
-                  for sequence, draft in drafts.items() if sequence.context]  # fmt: skip
-        pieces += [piece for _, piece in prompts]
-        rows = sum(len(piece.ids) for piece in pieces)
-        wanted = sum(piece.wanted for piece in pieces)
-        if len(self._out) < wanted:
-            self._out = np.empty((wanted, self._out.shape[1]), np.float32)
-        start = time.perf_counter()
+        self._model.require_open()
+        step = self._step
         try:
-            done = run_together(pieces, self._out)
+            done = step.run(drafts.items(), [piece for _, piece in prompts])
         except OutOfPages:  # a shared page had to be copied, and no page was free
             for sequence in self._running:
                 self._settle(sequence)
             self.admission.free_a_page()
             return False
-        seconds = time.perf_counter() - start
-        self._seconds = seconds
-        self.counts.seconds += seconds
+        self.counts.seconds += step.seconds
         if not done:
             self._begin_again()
             return False
         self.counts.steps += 1
-        self.counts.rows += rows
-        self._costs.add(rows, seconds)
+        self.counts.rows += step.rows
+        self._costs.add(step.rows, step.seconds)
         return True
 
     def _begin_again(self) -> None:
@@ -204,7 +193,7 @@ class Scheduler:
 
     def _decoded(self) -> Decoded:
         """Return the decoding sequences with their draft tokens, for which pages are free."""
-        sequences = [sequence for sequence in self._running if not sequence.reading]
+        sequences = [sequence for sequence in self._running if not sequence.prefilling]
         for sequence in sequences:
             self.admission.require_pages(sequence, 1)
         sequences = [sequence for sequence in sequences if sequence.context]
@@ -213,7 +202,7 @@ class Scheduler:
             return drafts
         self._step_cost.begin(len(sequences))
         maximum = self._rows - any(
-            sequence.reading for sequence in self._running
+            sequence.prefilling for sequence in self._running
         )  # at least one row is left for prompts
         for sequence in sequences:
             available = min(self.longest - len(sequence.history), maximum - self._step_cost.rows)
@@ -233,7 +222,7 @@ class Scheduler:
         Short prompts come first, but leave half of the rows to the oldest prompt.  The other
         prompts follow in order.
         """
-        reading = [sequence for sequence in self._running if sequence.reading]
+        reading = [sequence for sequence in self._running if sequence.prefilling]
         if not reading:
             return []
         maximum = self._rows
@@ -283,19 +272,17 @@ class Scheduler:
 
     def _results(self, drafts: Decoded, prompts: Prompts) -> Iterator[Event]:
         """Sample tokens from the logits of the step; yield an event for each evaluated sequence."""
-        row = 0
+        step = self._step
         for sequence, draft in drafts.items():
-            rows = self._out[row : row + 1 + len(draft)]
-            event = sequence.sample(rows, draft, self.longest, self._seconds)
-            row += 1 + len(draft)
+            rows = step.take(1 + len(draft))
+            event = sequence.sample(rows, draft, self.longest, step.seconds)
             self.counts.drafted += len(draft)
-            self.counts.accepted += sequence.right
+            self.counts.accepted += sequence.accepted
             yield self._advanced(sequence, event)
         for sequence, piece in prompts:
             if self._reuse.recurrent and piece.context.n_tokens in sequence.marks:
                 self._reuse.keep_copy(sequence, piece.context)
-            rows = self._out[row : row + piece.wanted]
-            row += piece.wanted
+            rows = step.take(piece.wanted)
             if sequence.scoring:
                 sequence.score(rows, piece.context.n_tokens - len(rows), self._scores)
             if piece.context.n_tokens < len(sequence.history):

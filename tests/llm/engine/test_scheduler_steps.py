@@ -3,10 +3,10 @@
 import pytest
 
 from npurt.errors import GrammarError, LayoutError, OutOfPages
-from npurt.llm.batch.reuse import MIN_COPIED
-from npurt.llm.batch.scheduler import Scheduler
+from npurt.llm.engine.reuse import MIN_COPIED
+from npurt.llm.engine.scheduler import Scheduler
 from tests.llm import tiny
-from tests.llm.stepping import CYCLE, DENSE, HYBRID, LOOKUP, Steps, alone, cycle, with_times
+from tests.llm.engine.stepping import CYCLE, DENSE, HYBRID, LOOKUP, Steps, alone, cycle, with_times
 
 # --- Pages ----------------------------------------------------------------------------------------
 
@@ -152,7 +152,7 @@ def test_prompts_that_begin_alike_at_the_same_time_are_read_once(opened, model, 
 
 
 def test_a_text_reads_by_itself_when_no_copy_could_be_kept_for_it(opened, monkeypatch):
-    monkeypatch.setattr("npurt.llm.batch.reuse.Reuse.keep_copy", lambda *arguments: None)
+    monkeypatch.setattr("npurt.llm.engine.reuse.Reuse.keep_copy", lambda *arguments: None)
     steps = Steps(opened(model=HYBRID), sequences=2, prefixes=4)
     prompt = tuple(tiny.ids(HYBRID[0])[:100])
     for number in range(2):

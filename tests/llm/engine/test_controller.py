@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npurt.llm.batch.controller import BatchController, StepCost
-from npurt.llm.batch.costs import RowCosts
+from npurt.llm.engine.controller import BatchController, StepCost
+from npurt.llm.engine.costs import RowCosts
 from npurt.llm.spec.assistant import FEW
 from npurt.llm.spec.drafter import Drafter
 

@@ -12,10 +12,10 @@ from hashlib import blake2b
 
 import numpy as np
 
-from npurt.llm.batch.prefixes import PAGE
 from npurt.llm.decode.logprobs import TokenLogprob
+from npurt.llm.engine.prefixes import PAGE
 
-MAX_VALUES = 1 << 18  # tokens and alternatives; 24 to 32 MB (tests/llm/test_scores.py)
+MAX_VALUES = 1 << 18  # tokens and alternatives; 24 to 32 MB (tests/llm/engine/test_scores.py)
 
 Scored = list[TokenLogprob]
 

@@ -3,9 +3,9 @@
 import contextlib
 
 from npurt.errors import OutOfPages, SettingError
-from npurt.llm.batch.events import Counts
-from npurt.llm.batch.prefixes import PAGE, Entry, Prefixes
-from npurt.llm.batch.sequence import Sequence
+from npurt.llm.engine.events import Counts
+from npurt.llm.engine.prefixes import PAGE, Entry, Prefixes
+from npurt.llm.engine.sequence import Sequence
 from npurt.llm.session.context import Context, Piece
 from npurt.llm.session.model import Model
 from npurt.llm.spec.assistant import shared
@@ -120,7 +120,7 @@ class Reuse:
         *source*.
         """
         with contextlib.suppress(OutOfPages, MemoryError):
-            if source.state.behind is None:
+            if source.state.first_stale is None:
                 target.fork(source, length)
         return target.settle() == length  # settles *target* also after a suppressed exception
 

@@ -9,12 +9,12 @@ import bisect
 from operator import attrgetter
 
 from npurt.errors import NpurtError, OutOfPages
-from npurt.llm.batch.controller import StepCost
-from npurt.llm.batch.events import Counts
-from npurt.llm.batch.pages import Pages
-from npurt.llm.batch.prefixes import PAGE, Entry
-from npurt.llm.batch.reuse import Reuse
-from npurt.llm.batch.sequence import Sequence
+from npurt.llm.engine.controller import StepCost
+from npurt.llm.engine.events import Counts
+from npurt.llm.engine.pages import Pages
+from npurt.llm.engine.prefixes import PAGE, Entry
+from npurt.llm.engine.reuse import Reuse
+from npurt.llm.engine.sequence import Sequence
 from npurt.llm.spec.opening import Drafts
 
 by_order = attrgetter("order")

@@ -10,16 +10,16 @@ from typing import Any, Literal, Self, overload
 
 from npurt.device.device import Device
 from npurt.errors import SettingError
-from npurt.llm.batch.events import Stats
-from npurt.llm.batch.loop import Listener, Loop
-from npurt.llm.batch.memory import kv_budget
-from npurt.llm.batch.request import Request
-from npurt.llm.batch.scheduler import Scheduler
-from npurt.llm.batch.sequence import Sequence
 from npurt.llm.decode.model import Llama
 from npurt.llm.decode.options import Request as Asked
 from npurt.llm.decode.samplers.settings import Sampling
 from npurt.llm.decode.text import MAX_TEXTS
+from npurt.llm.engine.events import Stats
+from npurt.llm.engine.loop import Listener, Loop
+from npurt.llm.engine.request import Request
+from npurt.llm.engine.scheduler import Scheduler
+from npurt.llm.engine.sequence import Sequence
+from npurt.llm.session.memory import kv_budget
 from npurt.llm.spec.opening import Drafts, open_drafts, require_draft
 from npurt.runtime.execute.executor import runs_graphs
 from npurt.runtime.open.arguments import flag, integer, optional_integer
@@ -149,6 +149,7 @@ class Engine:
         reusable: int = 0,
         salt: str = "",
         prompt_logprobs: bool = False,
+        detokenize: bool = True,
         echo: bool | None = False,
         **options: Any,
     ) -> Request | list[Request]:
@@ -168,6 +169,8 @@ class Engine:
             prompt_logprobs: Whether to compute log probabilities of the prompt's tokens.  The whole
                 prompt is then evaluated, even if it is cached.  With *max_tokens* 0, nothing is
                 generated.
+            detokenize: Whether tokens are decoded to text.  Without it, the events have only token
+                ids, and *stop* may have no texts.
             echo: Begin the completion with the prompt.
             options: The options of `Llama.generate`: *max_tokens*, *stop*, *logprobs* and others.
 
@@ -185,6 +188,7 @@ class Engine:
                 self._loop.new_id(), list(ids), asked.nth(i), self.llm.tokenizer,
                 prompt=prompt_tokens, priority=priority, deadline=deadline, salt=salt,
                 reusable=reusable, prompt_logprobs=flag("prompt_logprobs", prompt_logprobs),
+                detokenize=flag("detokenize", detokenize),
             )
             for i in range(count)
         ]  # fmt: skip

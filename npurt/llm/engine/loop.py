@@ -13,10 +13,10 @@ from dataclasses import replace
 
 from npurt.base.threads import start
 from npurt.errors import NpurtError, SettingError
-from npurt.llm.batch.events import Event, Stats
-from npurt.llm.batch.request import Request
-from npurt.llm.batch.scheduler import Scheduler
-from npurt.llm.batch.sequence import Sequence
+from npurt.llm.engine.events import Event, Stats
+from npurt.llm.engine.request import Request
+from npurt.llm.engine.scheduler import Scheduler
+from npurt.llm.engine.sequence import Sequence
 from npurt.llm.session.lock import Lock
 
 PAUSE = 0.002  # seconds

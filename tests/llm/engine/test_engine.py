@@ -11,7 +11,7 @@ import pytest
 
 import npurt
 from npurt.errors import ContextFull, LayoutError, SettingError
-from npurt.llm.batch.events import Event
+from npurt.llm.engine.events import Event
 from tests.limits import HANG_SECONDS, eventually
 from tests.llm import tiny
 
@@ -138,6 +138,19 @@ def test_chat_uses_the_template(engine, llm):
     with open_engine(chat_template="chatml") as other:
         ids = other.llm.apply_chat_template(messages)
         assert other.chat(messages, **options).text() == alone(llm, ids, **options)
+
+
+def test_a_request_without_text_has_the_same_tokens(engine):
+    asked = GREEDY | {"max_tokens": 7, "logprobs": 2}
+    usual = engine.submit(IDS[:9], **asked).result()
+
+    found = engine.submit(IDS[:9], detokenize=False, **asked).result()
+
+    assert (found.tokens, found.logprobs) == (usual.tokens, usual.logprobs)
+    assert (found.text, found.finish) == ("", usual.finish)
+    assert engine.submit(IDS[:9], stop=list(usual.tokens[3:4]), detokenize=False).result()
+    with pytest.raises(SettingError, match=r"stop text .* is given without detokenize"):
+        engine.submit(IDS[:9], stop=["x", 5], detokenize=False)
 
 
 @pytest.mark.parametrize("prompt", ["Hello", [*IDS[:9]]], ids=["text", "ids"])

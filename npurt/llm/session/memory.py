@@ -1,4 +1,4 @@
-"""Choose the memory budget of an engine's KV cache, and read the machine's free memory."""
+"""Choose the memory budget of a KV cache, and read the machine's free memory."""
 
 from pathlib import Path
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import npurt
-from npurt.llm.batch.costs import RowCosts
-from npurt.llm.batch.scheduler import Scheduler
-from npurt.llm.batch.sequence import Sequence
 from npurt.llm.decode.options import Request
+from npurt.llm.engine.costs import RowCosts
+from npurt.llm.engine.scheduler import Scheduler
+from npurt.llm.engine.sequence import Sequence
 from npurt.llm.spec.lookup import Lookup
 from npurt.llm.spec.opening import Drafts
 from tests.llm import tiny

@@ -5,8 +5,8 @@ import queue
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from npurt.llm.batch.events import Event, Usage
 from npurt.llm.decode.logprobs import TokenLogprob
+from npurt.llm.engine.events import Event, Usage
 
 
 @dataclass(frozen=True, slots=True)

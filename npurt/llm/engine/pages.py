@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable
 
 from npurt.device.segment import Capacity
-from npurt.llm.batch.prefixes import Entry
-from npurt.llm.batch.sequence import Sequence
+from npurt.llm.engine.prefixes import Entry
+from npurt.llm.engine.sequence import Sequence
 from npurt.llm.session.model import Model
 
 

@@ -12,9 +12,9 @@ from collections import Counter
 import pytest
 
 import npurt
-from npurt.llm.batch import scheduler
-from npurt.llm.batch.engine import Engine
-from npurt.llm.batch.request import Request
+from npurt.llm.decode import step
+from npurt.llm.engine.engine import Engine
+from npurt.llm.engine.request import Request
 from tests.llm import tiny
 
 WARM, ROUNDS = 22, 32
@@ -128,7 +128,7 @@ def test_no_request_is_garbage(outcome, monkeypatch):
         try:
             with monkeypatch.context() as patch:
                 if outcome == "failed run":
-                    patch.setattr(scheduler, "run_together", no_memory)
+                    patch.setattr(step, "run_together", no_memory)
                 for _ in range(5):
                     one_of(engine, outcome)
             engine.submit([3, 4], max_tokens=1).result()  # the engine's thread drops the others

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 import npurt
-from npurt.llm.batch.costs import RowCosts
-from npurt.llm.batch.scheduler import Scheduler
-from npurt.llm.batch.sequence import Sequence
 from npurt.llm.decode.options import Request
+from npurt.llm.engine.costs import RowCosts
+from npurt.llm.engine.scheduler import Scheduler
+from npurt.llm.engine.sequence import Sequence
 from npurt.llm.spec.lookup import Lookup
 from npurt.llm.spec.opening import Drafts
 from tests.llm import tiny
-from tests.llm.stepping import page_bytes
+from tests.llm.engine.stepping import page_bytes
 
 PATH = tiny.path("llama3", "q8_0")
 IDS = tiny.ids("llama3")

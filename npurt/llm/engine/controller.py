@@ -9,7 +9,7 @@ draft token costs, until the controller drafts none.
 
 import math
 
-from npurt.llm.batch.costs import RowCosts
+from npurt.llm.engine.costs import RowCosts
 from npurt.llm.spec.assistant import FEW
 from npurt.llm.spec.controller import (
     MARGIN,

@@ -15,13 +15,13 @@ from hypothesis.stateful import (
 )
 
 import npurt
-from npurt.llm.batch.scheduler import Scheduler
-from npurt.llm.batch.sequence import Sequence
 from npurt.llm.decode.generate import Generation
 from npurt.llm.decode.options import Request
 from npurt.llm.decode.sampler import Sampler
+from npurt.llm.engine.scheduler import Scheduler
+from npurt.llm.engine.sequence import Sequence
 from tests.llm import tiny
-from tests.llm.stepping import LOOKUP, page_bytes
+from tests.llm.engine.stepping import LOOKUP, page_bytes
 
 # Devices and their numbers of pages; 0 means enough for all.  A sequence has at most three pages.
 DEVICES = (("cpu", 0), ("cpu", 5), ("hexagon:sim", 5), ("rknpu:sim", 5))

@@ -9,9 +9,9 @@ import pytest
 import npurt
 from npurt.device import verify
 from npurt.errors import VerificationFailed
-from npurt.llm.batch.scheduler import Scheduler
-from npurt.llm.batch.sequence import Sequence
 from npurt.llm.decode.options import Request
+from npurt.llm.engine.scheduler import Scheduler
+from npurt.llm.engine.sequence import Sequence
 from npurt.rknpu.device import device as device_module
 from npurt.rknpu.driver.system import Simulator
 from npurt.runtime.execute import recurrence

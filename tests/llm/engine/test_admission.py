@@ -7,7 +7,7 @@ import pytest
 from npurt.errors import SettingError
 from npurt.llm.session.context import Context
 from tests.llm import tiny
-from tests.llm.stepping import HYBRID, Steps, alone
+from tests.llm.engine.stepping import HYBRID, Steps, alone
 
 IDS = tiny.ids("llama3")
 LONG = [7, *IDS * 4]
