@@ -179,11 +179,22 @@ def test_a_device_that_fails_in_a_text_does_not_change_it(model, failing):
 
     with npurt.Llama(file, device, n_ctx=64, progress=False) as llm:
         assert llm.generate([1, 2, 3], max_tokens=12, temperature=0) == want
+        assert "partial was opened again and its weights uploaded: it died" in str(llm.report())
+
+
+@pytest.mark.parametrize("model", ["llama3", "qwen35"])
+def test_a_device_that_is_lost_for_good_does_not_change_a_text(model):
+    device, file = Partial((ops.Softcap,), failing=(4, 5, 6)), tiny.path(model, "f32")
+    with npurt.Llama(file, "numpy", n_ctx=64, progress=False) as llm:
+        want = llm.generate([1, 2, 3], max_tokens=12, temperature=0)
+
+    with npurt.Llama(file, device, n_ctx=64, progress=False) as llm:
+        assert llm.generate([1, 2, 3], max_tokens=12, temperature=0) == want
         assert "cpu takes over from partial: it died" in str(llm.report())
 
 
 def test_strict_mode_ends_with_the_device():
-    device = Partial(failing=(3,))
+    device = Partial(failing=(3, 4, 5))
     with opened("llama3", device, strict=True) as llm, pytest.raises(NotOffloaded, match="it died"):
         llm.generate([1, 2, 3], max_tokens=12, temperature=0)
 

@@ -14,10 +14,20 @@ from npurt.cpu.pool.table import RowTable
 from npurt.cpu.pool.table import Span as TableSpan
 from npurt.cpu.state.states import SequenceStates
 from npurt.device.guard import Guard
-from npurt.device.segment import Array, Capacity, Counter, Limits, Segment, Weights
+from npurt.device.segment import (
+    NO_FOREIGN,
+    Array,
+    Capacity,
+    Counter,
+    Limits,
+    RunForeign,
+    Segment,
+    Weights,
+)
 from npurt.device.verify import Sampler
 from npurt.errors import OutOfPages
 from npurt.graph.graph import Graph
+from npurt.graph.ops import Op
 from npurt.graph.rows import Rows, Span
 from npurt.graph.tensor import Tensor
 
@@ -31,6 +41,7 @@ class CpuSegment(Segment):
         part: The part of the graph.
         weights: The weights of the part.
         limits: The maximum sizes of runs and states.
+        foreign: Functions that run the parts on other devices; see `npurt.device.segment.Host`.
 
     Raises:
         UnsupportedOp: Neither a kernel nor numpy can run an op of the part.
@@ -38,12 +49,18 @@ class CpuSegment(Segment):
     """
 
     def __init__(
-        self, place: Place, make_steps: MakeSteps, part: Graph, weights: Weights, limits: Limits
+        self,
+        place: Place,
+        make_steps: MakeSteps,
+        part: Graph,
+        weights: Weights,
+        limits: Limits,
+        foreign: Mapping[str, RunForeign] = NO_FOREIGN,
     ) -> None:
         self.part = part.check()
         self._guard, self._limits = Guard(part, limits), limits
         self._events: list[str] = []
-        program = PartProgram(place, make_steps, part, weights, limits, self._events)
+        program = PartProgram(place, make_steps, part, weights, limits, self._events, foreign)
         self._opened: PartProgram | None = program  # None after `close`
         self.rewinds, self.shifts = program.memory.rewinds, program.memory.shifts
         self._sequences: dict[int, SequenceStates] = {}
@@ -226,6 +243,11 @@ class CpuSegment(Segment):
         """Verify the products that *sampler* chooses, from now on."""
         if self._opened is not None:
             self._opened.steps.verify(sampler)
+
+    def verifies(self, op: Op) -> bool:
+        """Return True: products are verified in C, and no other op is verified."""
+        del op
+        return True
 
     def events(self) -> list[str]:
         """Return the sentences for reports that were added since the last call."""
