@@ -23,6 +23,7 @@ from npurt.errors import (
     UnsupportedOp,
 )
 from npurt.graph import ops
+from npurt.graph.cost import cost
 from npurt.reference.segment import ReferenceSegment
 from npurt.runtime.open import names
 from tests.graph.models import logits
@@ -105,15 +106,36 @@ def test_a_full_context_makes_room(model):
 def test_threads_and_drafts():
     with opened("llama3") as llm:
         assert llm.threads == 1
-    with pytest.raises(SettingError, match="numpy does not verify drafts"):
-        opened("llama3", draft="lookup")
+        want = llm.generate([1, 2, 3, 1, 2, 3], max_tokens=16, temperature=0)
+    with opened("llama3", draft="lookup") as llm:
+        assert llm.generate([1, 2, 3, 1, 2, 3], max_tokens=16, temperature=0) == want
+        assert llm.speculator.speculation.drafted > 0
+    with pytest.raises(SettingError, match="numpy cannot draft"):
+        opened("llama3", "cpu", draft=path("llama3"), draft_device="numpy")
+
+
+@pytest.mark.parametrize("model", ["llama3", "qwen35"])
+@pytest.mark.parametrize("kind", ["lookup", "model"])
+def test_drafts_do_not_change_the_text_of_a_device_that_runs_graphs(model, kind):
+    """The draft model runs on the CPU, or on such a device with the head on the CPU."""
+    draft, prompt = "lookup" if kind == "lookup" else path(model), [1, 2, 3, 4, 1, 2, 3, 4]
+    with opened(model, Partial()) as llm:
+        want = llm.generate(prompt, max_tokens=20, temperature=0)
+        assert llm.weight_bytes > 0
+
+    with opened(model, Partial(), draft=draft) as llm:
+        assert llm.generate(prompt, max_tokens=20, temperature=0) == want
+        assert llm.speculator.speculation.drafted > 0
 
 
 def test_matrices_of_a_device_that_runs_graphs_are_its_own():
     """The host cannot use numpy's matrices; the report counts the host's calls as numpy's."""
     with opened("llama3") as llm:
+        assert llm.weight_bytes == sum(
+            cost(op, 1).weight_bytes for op in llm.model.setup.graph.graph.ops
+            if isinstance(op, ops.MatMul)
+        )  # fmt: skip
         for call in (
-            lambda: llm.weight_bytes,
             lambda: llm.head("draft", 1),
             lambda: llm.output_matrix(1),
         ):

@@ -8,6 +8,8 @@ weights that save the most time.
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.lowering.constants import products
 from npurt.cpu.lowering.segment import CpuSegment
@@ -75,6 +77,15 @@ class Offload:
         """
         place_all = functools.partial(self._place, limits.rows)
         return CpuSegment(place_all, self._steps, part, weights, limits, foreign)
+
+    def pack_output(self, op: ops.MatMul, weights: Weights) -> None:
+        """Pack only the output matrix and the norm before it, for heads."""
+        name, norm = op.weight.name, "output_norm.weight"
+        (placed,) = place([self._wanted(op, weights, 1)], self._device, self._cpu)
+        self.weights[name] = placed
+        self.vectors[norm] = np.ascontiguousarray(weights.values(norm), np.float32)
+        if op.bias is not None:
+            placed.add_bias(np.ascontiguousarray(weights.values(op.bias.name), np.float32))
 
     def plan(self, sampler: Sampler) -> Plan:
         """Return an empty plan."""
