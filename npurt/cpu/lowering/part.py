@@ -102,6 +102,7 @@ class PartProgram:
             if isinstance(step, OutsideStep):
                 step.targets = list(self._in_buffers(step.makes))
         self._output = lowering.output
+        self._columns = self._output.columns if self._output else 0
         self._given = list(self._in_buffers(tensors[name] for name in part.given))
         wanted = sorted(part.wanted - ({self._output.name} if self._output else set()))
         self._left = list(self._in_buffers(tensors[name] for name in wanted))
@@ -164,7 +165,7 @@ class PartProgram:
         made: dict[str, Array] = {}
         if self._output is not None:
             out = outs.get(self._output.name)
-            shape = len(table.selected), self._output.columns
+            shape = len(table.selected), self._columns
             if out is None or out.shape != shape or not out.flags.c_contiguous:
                 out = np.empty(shape, np.float32)
             self.steps.redirect(out)

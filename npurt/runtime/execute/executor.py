@@ -6,7 +6,6 @@ tokens again.
 """
 
 import functools
-import math
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
@@ -50,6 +49,10 @@ class Executor:
         extra_outputs: Names of tensors that runs return besides the graph's outputs.
         checks: Chooses the products to verify in segments that can verify; by default none.
 
+    Attributes:
+        recurrent: Whether the graph has recurrent states, which have no axis of positions.
+        recurrent_bytes: Bytes of the recurrent states of one sequence, as float32.
+
     Raises:
         SettingError: *device* or *other* does not run graphs.
         NotOffloaded: In strict mode, *device* refuses an op, or has too little memory.
@@ -66,6 +69,9 @@ class Executor:
         extra_outputs: Iterable[str] = (),
         checks: Sampler | None = None,
     ) -> None:
+        states = recurrent(graph)
+        self.recurrent = bool(states)
+        self.recurrent_bytes = 4 * sum(tensor.row_elements for tensor in states)
         chosen, self._other = _require_compiler(device), _require_compiler(other)
         self._names = device.caps.name, other.caps.name
         self._weights, self._ledger, self._checks = weights, ledger, checks
@@ -157,7 +163,10 @@ class Executor:
         try:
             if host is None:
                 return self._foreign.run_all(inputs, rows, out)
-            made = host.run(self._ledger, inputs, rows, out)
+            if host.traces_itself:
+                made = host.segment.run_into(inputs, rows, out)
+            else:
+                made = host.run(self._ledger, inputs, rows, out)
         except StatesLost:
             return None
         except DriverError as error:
@@ -193,6 +202,8 @@ class Executor:
 
     def begin(self, sequence: int, position: int) -> bool:
         """Prepare for a run from *position* on; return False if a device lost its states."""
+        if not self.recurrent:
+            return True
         for part in self.parts:
             try:
                 part.begin(sequence, position)
@@ -238,17 +249,6 @@ class Executor:
         """Remove *drop* positions after the first *keep*; the caller has checked `shifts`."""
         for segment in self._shifting() or ():
             segment.shift(sequence, keep, drop)
-
-    @property
-    def recurrent(self) -> bool:
-        """Whether the graph has recurrent states, which have no axis of positions."""
-        return any(recurrent(part.graph) for part in self.parts)
-
-    @property
-    def recurrent_bytes(self) -> int:
-        """Bytes of the recurrent states of one sequence, as float32."""
-        tensors = [tensor for part in self.parts for tensor in recurrent(part.graph)]
-        return 4 * sum(math.prod(dim.size or 1 for dim in tensor.shape) for tensor in tensors)
 
     # --- Several sequences ----------------------------------------------------------------------
 
