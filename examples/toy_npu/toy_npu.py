@@ -3,7 +3,8 @@
     pip install -e examples/toy_npu
     npurt run -m model.gguf -dev toy -p Hello
     npurt run -m model.gguf -dev toy:dies=30 -p Hello      # it dies in its 30th run
-    npurt run -m model.gguf -dev toy:memory=50M -p Hello   # ops that do not fit run on the CPU
+    npurt run -m model.gguf -dev toy:dies=30,often=3 -p Hello   # it is lost for good
+    npurt run -m model.gguf -dev toy:memory=50M -p Hello   # layers that do not fit run on the CPU
 
 The toy NPU multiplies in int8, with a scale for each row of the weight and of the activations, and
 has its own memory.  It refuses the op `WeightedSum`, which npurt then runs on the CPU.  It computes
@@ -17,6 +18,7 @@ import functools
 import numpy as np
 
 from npurt.device.device import Caps, Device, Packed, check_product
+from npurt.device.segment import Fit
 from npurt.errors import DeviceFull, DeviceLost, NpurtError, SettingError
 from npurt.graph import ops
 from npurt.reference.segment import ReferenceSegment
@@ -58,22 +60,34 @@ class ToyPacked(Packed):
 
 def matmul(packed, op, run):
     """Compute the op `npurt.graph.ops.MatMul`."""
-    y = multiply(run[op.x], *packed[op.name])
+    w = packed[op.name]
+    y = multiply(run[op.x], w.codes, w.scales)
     return (y if op.bias is None else y + run[op.bias],)
 
 
-class ToySegment(ReferenceSegment):
+class HostSegment(ReferenceSegment):
+    """A segment in the toy NPU's arithmetic, on the host."""
+
+    def __init__(self, device, part, weights, limits):
+        self.packed = {
+            op.name: ToyPacked(device, weights.quantised(op.weight.name))
+            for op in part.ops
+            if isinstance(op, ops.MatMul)
+        }
+        kernel = functools.partial(matmul, self.packed)  # a method would keep this segment alive
+        super().__init__(part, weights, limits, {ops.MatMul: kernel})
+
+    def packed_weight(self, op):
+        return self.packed[op.name]
+
+
+class ToySegment(HostSegment):
     """A segment on the toy NPU, with its weights in the NPU's memory."""
 
     def __init__(self, device, part, weights, limits):
-        self.device, self.nbytes, self.packed = device, 0, {}
-        for op in part.ops:
-            if isinstance(op, ops.MatMul):
-                self.packed[op.name] = rounded(weights.values(op.weight.name))
-                self.nbytes += sum(array.nbytes for array in self.packed[op.name])
+        self.device, self.nbytes = device, device.fit(part, weights, limits).nbytes
         device.allocate(self.nbytes, part.name)
-        kernel = functools.partial(matmul, self.packed)  # a method would keep this segment alive
-        super().__init__(part, weights, limits, {ops.MatMul: kernel})
+        super().__init__(device, part, weights, limits)
 
     def run(self, values, rows):
         self.device.work()
@@ -91,12 +105,14 @@ class ToyDevice(Device):
     Args:
         name: The device's name in reports.
         memory: Size of the NPU's memory in bytes.
-        dies: The run in which the NPU dies; 0: never.
+        dies: The run in which the NPU dies for the first time; 0: never.
+        often: How often it dies, in successive runs.
     """
 
-    def __init__(self, name="toy", memory=1 << 32, dies=0):
+    def __init__(self, name="toy", memory=1 << 32, dies=0, often=1):
         self.caps = Caps(name, f"toy NPU, int8, {memory >> 20} MiB", simulated=True)
-        self.memory, self.used, self.dies, self.runs = memory, 0, dies, 0
+        self.memory, self.used, self.runs = memory, 0, 0
+        self.deaths = range(dies, dies + often) if dies else ()
         self.closed = False
 
     def require_open(self):
@@ -115,7 +131,7 @@ class ToyDevice(Device):
 
     def work(self):
         self.runs += 1
-        if self.runs == self.dies:
+        if self.runs in self.deaths:
             raise DeviceLost(
                 f"{self.caps.name} died in run {self.runs}",
                 remedy="open it again",
@@ -148,20 +164,33 @@ class ToyDevice(Device):
         self.require_open()
         return ToySegment(self, part, weights, limits)
 
+    def fit(self, part, weights, limits):
+        """Return the bytes of the weights: int8 codes, and a float32 scale for each row."""
+        products = [op.weight.shape for op in part.ops if isinstance(op, ops.MatMul)]
+        return Fit(sum(n.size * (k.size + 4) for n, k in products))
+
+    def reopen(self):
+        """Open the NPU again after a loss; npurt has closed its segments."""
+        self.require_open()
+
+    def compile_on_host(self, part, weights, limits):
+        """Return a segment for a lost NPU: the host computes the same bits."""
+        return HostSegment(self, part, weights, limits)
+
     def close(self):
         self.used, self.closed = 0, True
 
 
 def open_device(name):
     """Open the device of a string such as ``toy:memory=50M,dies=3``."""
-    settings = {"memory": 1 << 32, "dies": 0}
+    settings = {"memory": 1 << 32, "dies": 0, "often": 1}
     for word in filter(None, name.partition(":")[2].split(",")):
         key, _, value = word.partition("=")
         unit = UNITS.get(value[-1:], 1)
         digits = value[:-1] if unit > 1 else value
         if key not in settings or not digits.isdecimal():
             raise SettingError(
-                f"{name!r} has a setting {word!r}", remedy="use memory=SIZE and dies=N"
+                f"{name!r} has a setting {word!r}", remedy="use memory=SIZE, dies=N and often=N"
             )
         settings[key] = int(digits) * unit
     return ToyDevice(name, **settings)

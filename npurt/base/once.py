@@ -9,7 +9,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any, TypeVar, TypeVarTuple, cast
 
 A = TypeVarTuple("A")
 R = TypeVar("R")
@@ -34,4 +34,4 @@ def once(make: Callable[[*A], R]) -> Callable[[*A], R]:
                     made.setdefault(args, make(*args))
         return made[args]
 
-    return get
+    return cast(Callable[[*A], R], functools.cache(get))  # skips `get` once it has a result

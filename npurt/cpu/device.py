@@ -5,7 +5,7 @@ May import all subpackages of `npurt.cpu`.
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -24,7 +24,7 @@ from npurt.cpu.pool.table import RowTable
 from npurt.cpu.state.integers import IntegerState
 from npurt.device.delta import DeltaNet, DeltaNets, DeltaState, require_delta
 from npurt.device.device import F32, Caps, Device, MatMul, Packed, check_product
-from npurt.device.segment import Limits, Segment, Weights
+from npurt.device.segment import NO_FOREIGN, Limits, RunForeign, Segment, Weights
 from npurt.errors import LayoutError, UnsupportedOp
 from npurt.graph import ops
 from npurt.graph.graph import WRITTEN, Graph
@@ -218,8 +218,17 @@ class CpuDevice(Device, DeltaNets):
             return f"{op.scores.columns} experts are more than {maximum.experts}"
         return None
 
-    def compile(self, part: Graph, weights: Weights, limits: Limits) -> Segment:
+    def compile(
+        self,
+        part: Graph,
+        weights: Weights,
+        limits: Limits,
+        foreign: Mapping[str, RunForeign] = NO_FOREIGN,
+    ) -> Segment:
         """Return a segment that runs *part*, as one program if all its ops have kernels.
+
+        Args:
+            foreign: See `npurt.device.segment.Host`.
 
         Raises:
             UnsupportedOp: *limits* allow more rows in a run than the kernels, or as `CpuSegment`.
@@ -230,7 +239,8 @@ class CpuDevice(Device, DeltaNets):
                 remedy="compile for fewer rows, and split long inputs into several runs",
             )
         place = functools.partial(pack_each, self.pack_all)
-        return CpuSegment(place, functools.partial(Steps, self.engine), part, weights, limits)
+        steps = functools.partial(Steps, self.engine)
+        return CpuSegment(place, steps, part, weights, limits, foreign)
 
     def close(self) -> None:
         """Stop the threads.  A packed weight is freed with the last reference to it."""

@@ -41,9 +41,19 @@ class Guard:
         Raises:
             LayoutError: *values* or *rows* do not fit the segment.
         """
-        spans = rows.by_sequence()
-        self._require_slots([span.sequence for span in spans])
-        self._require_rows(rows, spans)
+        spans, sequences = rows.by_sequence(), set[int]()
+        first, end, count = 0, 0, len(rows.positions)
+        for span in spans:
+            sequences.add(span.sequence)
+            first, end = min(first, span.first), max(end, span.end)
+        self._require_slots(sequences)
+        limits = self._limits
+        if not 0 < count <= limits.rows or first < 0 or end > limits.positions:
+            raise LayoutError(
+                f"{count} rows at positions from {first} to {end - 1} do not fit a segment for "
+                f"{limits.rows} rows and {limits.positions} positions",
+                remedy="pass fewer rows, or compile with larger limits",
+            )
         for span in spans:
             length = self._lengths.get(span.sequence, 0)
             counts = self._has_positions or (self._states and span.sequence not in self._lengths)
@@ -59,8 +69,8 @@ class Guard:
                 remedy="pass an array for each name in part.given",
             )
         for name, tensor in self._inputs.items():
-            count = int(rows.wanted.sum()) if tensor.shape[0] == SELECTED else len(rows.positions)
-            self._require_input(tensor, values[name], count)
+            selected = tensor.shape[0] == SELECTED
+            self._require_input(tensor, values[name], int(rows.wanted.sum()) if selected else count)
         return spans
 
     def end_run(self, rows: Rows) -> None:
@@ -143,17 +153,6 @@ class Guard:
             raise LayoutError(
                 f"{state.name} is no state of {self._part.name}",
                 remedy="use the segment whose part has this state",
-            )
-
-    def _require_rows(self, rows: Rows, spans: Sequence[Span]) -> None:
-        limits = self._limits
-        first = min([span.first for span in spans], default=0)
-        last = max([span.end for span in spans], default=0) - 1
-        if not 0 < len(rows.positions) <= limits.rows or first < 0 or last >= limits.positions:
-            raise LayoutError(
-                f"{len(rows)} rows at positions from {first} to {last} do not fit a segment for "
-                f"{limits.rows} rows and {limits.positions} positions",
-                remedy="pass fewer rows, or compile with larger limits",
             )
 
     def _require_input(self, tensor: Tensor, array: Array, count: int) -> None:

@@ -18,8 +18,7 @@ from npurt.device.delta import DeltaNet, DeltaNets, DeltaState, why_not_delta
 from npurt.device.device import F32, Device, MatMul, Packed
 from npurt.device.guard import Guard
 from npurt.device.segment import Array, Counter, Limits, Segment, Weights
-from npurt.device.verify import Check, Mode, Sampler
-from npurt.errors import DriverError
+from npurt.device.verify import Mode, Sampler, WrongResult
 from npurt.graph import ops
 from npurt.graph.graph import Graph
 from npurt.graph.ops import Op, Precision
@@ -50,13 +49,12 @@ class ProductDevice(Device):
 
 @dataclass(slots=True)
 class _Weight:
-    """A product with its packed weight, counter and check."""
+    """A product with its packed weight and counter."""
 
     op: ops.MatMul
     packed: Packed
     bias: F32 | None
     counter: Counter
-    check: Check
 
 
 class ProductSegment(Segment):
@@ -76,15 +74,14 @@ class ProductSegment(Segment):
                 int16 = op.precision in (Precision.INT16, Precision.BLOCK8)
                 packed = device.pack(weights.quantised(op.weight.name), int16=int16)
                 bias = None if op.bias is None else weights.values(op.bias.name)
-                counter, check = self._counters[op.name], Check(op.weight.name, packed)
-                self._weights[op.name] = _Weight(op, packed, bias, counter, check)
+                self._weights[op.name] = _Weight(op, packed, bias, self._counters[op.name])
 
     def run(self, values: Mapping[str, Array], rows: Rows) -> dict[str, Array]:
         """Run all ops; return the wanted tensors and the graph's outputs.
 
         Raises:
             LayoutError: *values* or *rows* do not fit the segment.
-            DriverError: The device failed, or a result was wrong.
+            DriverError: The device failed, or a delta net was wrong.
         """
         self._guard.begin_run(values, rows)
         values = dict(values)
@@ -113,21 +110,12 @@ class ProductSegment(Segment):
         made: dict[str, Array] = {}
         for w, y in zip(weights, outs, strict=True):
             w.counter.count(w.op, len(x), seconds * w.packed.n * w.packed.k / total)
-            if len(x) and w.check.is_due(self._sampler, len(x)):
-                w.counter.verified += 1
-                if not w.check.accepts(x, y):
-                    w.counter.failed += 1
-                    raise self._wrong(f"product with {w.op.weight.name}")
             made[w.op.out.name] = y if w.bias is None else y + w.bias
         return made
 
-    def _wrong(self, what: str) -> DriverError:
-        return DriverError(
-            f"{self._device.caps.name} computed a wrong {what}",
-            remedy="run `npurt doctor` and NPURT_VERIFY=always, and report what they say",
-            call="verify",
-            code=0,
-        )
+    def packed_weight(self, op: ops.MatMul) -> Packed:
+        """Return the packed weight of *op*."""
+        return self._weights[op.name].packed
 
     # --- Delta nets -----------------------------------------------------------------------------
 
@@ -157,7 +145,7 @@ class ProductSegment(Segment):
         then, now = state.to_float32(before, heads), state.read(heads)
         if not delta_check.is_right(net, head, then, now, self._delta_device.delta_error):
             counter.failed += 1
-            raise self._wrong("delta net")
+            raise WrongResult(f"{self._device.caps.name} computed a wrong delta net")
 
     @property
     def _delta_device(self) -> DeltaNets:
@@ -210,8 +198,12 @@ class ProductSegment(Segment):
     # --- Checks and counters --------------------------------------------------------------------
 
     def verify(self, sampler: Sampler) -> None:
-        """Check the products and delta nets that *sampler* chooses."""
+        """Verify the delta nets that *sampler* chooses; the caller verifies products."""
         self._sampler = sampler
+
+    def verifies(self, op: Op) -> bool:
+        """Return whether *op* is a delta net."""
+        return isinstance(op, ops.GatedDeltaNet)
 
     def events(self) -> list[str]:
         """Return the events of the device, such as a restart."""

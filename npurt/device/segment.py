@@ -8,13 +8,14 @@ when its device fails; the caller reports the counts and handles the failure.
 import abc
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from npurt.device.delta import state_values
-from npurt.device.device import Caps
+from npurt.device.device import Caps, Packed
 from npurt.device.verify import Sampler
 from npurt.errors import LayoutError, SettingError
 from npurt.graph import ops
@@ -27,7 +28,9 @@ from npurt.graph.tensor import POSITIONS, Kind, Tensor
 from npurt.quant.tensor import QTensor
 
 Array = npt.NDArray[Any]
+RunForeign = Callable[[Mapping[str, Array], Rows], Mapping[str, Array]]
 KV_DTYPES = {"f16": np.float16, "f32": np.float32}
+NO_FOREIGN: Mapping[str, RunForeign] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,7 @@ class Counter:
         seconds: Wall time; 0 if the device times only whole segments.
         verified: Results that were checked.
         failed: Checked results that were wrong.
+        name: Name of the op in the graph; "" for a group of ops.
     """
 
     op: str
@@ -129,14 +133,16 @@ class Counter:
     seconds: float = 0.0
     verified: int = 0
     failed: int = 0
+    name: str = ""
 
     @classmethod
     def of(cls, op: Op) -> "Counter":
         """Return a new counter for *op*, with all counts 0."""
         if not isinstance(op, ops.MatMul | ops.ExpertMatMul):
-            return cls(role(op))
+            return cls(role(op), name=op.name)
         n, k = op.weight.shape[-2:]
-        return cls(op.role, op.weight.name.removesuffix(".weight"), (n.size or 0, k.size or 0))
+        tensor = op.weight.name.removesuffix(".weight")
+        return cls(op.role, tensor, (n.size or 0, k.size or 0), name=op.name)
 
     def add(self, other: "Counter") -> None:
         """Add the counts of another counter of the same op."""
@@ -160,10 +166,13 @@ class Segment(abc.ABC):
     Attributes:
         part: The ops.  Inputs are the tensors ``part.given``, results are ``part.wanted``.
         rewinds: True if `rewind` restores recurrent states, too.
+        taps: Names of inner tensors that the next run returns, too, so that the caller can verify
+            ops.  A segment that cannot return a tensor leaves it out.
     """
 
     part: Graph
     rewinds: bool = False
+    taps: frozenset[str] = frozenset()
 
     @abc.abstractmethod
     def run(self, values: Mapping[str, Array], rows: Rows) -> dict[str, Array]:
@@ -216,6 +225,14 @@ class Segment(abc.ABC):
         """Run all ops like `run`; a result may be written to the array of its name in *out*."""
         del out
         return self.run(values, rows)
+
+    def packed_weight(self, op: ops.MatMul) -> Packed | None:
+        """Return the packed weight of *op*, whose error bounds verify the product; None if unknown.
+
+        Without it, products are verified less strictly: see `npurt.runtime.execute.checks`.
+        """
+        del op
+        return None
 
     # --- Rewind ---------------------------------------------------------------------------------
 
@@ -283,7 +300,12 @@ class Segment(abc.ABC):
         """Return the counters of the ops."""
 
     def verify(self, sampler: Sampler) -> None:  # noqa: B027
-        """Check the products that *sampler* chooses.  This implementation checks none."""
+        """Verify the results of `verifies` that *sampler* chooses, from now on."""
+
+    def verifies(self, op: Op) -> bool:
+        """Return whether the segment itself verifies *op*; else the caller does, from `taps`."""
+        del op
+        return False
 
     def events(self) -> list[str]:
         """Return the events since the last call, one sentence each, for reports."""
@@ -320,6 +342,78 @@ class Compiler(Protocol):
         Raises:
             DeviceFull: The device has too little memory for the weights and states.
             DriverError: The device failed.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What a part takes on a device, and what it saves.
+
+    Attributes:
+        nbytes: Bytes of its weights and states on the device.
+        seconds: Time that it saves for a prompt and its completion; 0 if unknown.
+    """
+
+    nbytes: int
+    seconds: float = 0.0
+
+    @property
+    def worth(self) -> float:
+        """Seconds that the part saves for each byte."""
+        return self.seconds / self.nbytes if self.nbytes else 0.0
+
+
+@runtime_checkable
+class Fits(Protocol):
+    """A device that knows the size of a part before it compiles the part."""
+
+    def fit(self, part: Graph, weights: Weights, limits: Limits) -> Fit:
+        """Return what *part* would take on the device."""
+
+
+@runtime_checkable
+class Reopens(Protocol):
+    """A device that has to be opened again after a loss, before it compiles."""
+
+    def reopen(self) -> None:
+        """Open the device again; its segments are closed.
+
+        Raises:
+            DeviceNotFound: The device is gone.
+            DriverError: The device failed again.
+        """
+
+
+@runtime_checkable
+class OnHost(Protocol):
+    """A device whose segments the host can compute with the same bits (docs/decisions/039)."""
+
+    def compile_on_host(self, part: Graph, weights: Weights, limits: Limits) -> Segment:
+        """Return a segment on the host, in this device's arithmetic.
+
+        The device may be lost: it is not used.
+        """
+
+
+@runtime_checkable
+class Host(Protocol):
+    """A device that runs graphs with parts on other devices: the CPU and numpy."""
+
+    def compile(
+        self,
+        part: Graph,
+        weights: Weights,
+        limits: Limits,
+        foreign: Mapping[str, RunForeign] = NO_FOREIGN,
+    ) -> Segment:
+        """Compile *part*, whose ops `npurt.graph.ops.Foreign` call functions.
+
+        Args:
+            foreign: For the name of each of these ops, a function that takes the values of its
+                inputs and the rows of the run, and returns the values of its outputs.
+
+        Raises:
+            DeviceFull: The device has too little memory.
         """
 
 

@@ -44,19 +44,30 @@ import math
 import os
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import numpy as np
 
 from npurt.device.device import F32, F64, FLUSHED, LAMBDA, MAX_CODES, MAX_SUM, UNIT, Packed
-from npurt.errors import NumericsError, SettingError, brief
+from npurt.errors import DriverError, NumericsError, SettingError, brief
 from npurt.settings import VERIFY, read
 
 PROBE_ROUNDINGS = 2 * 64 + 2  # roundings in an element of s: check__vec.c sums in float32
 OVERFLOW = 2.0**128 * (1 - 2.0**-7)  # a value that 2^17 roundings may increase to an overflow
 SLICE = 1024  # rows of a weight that are converted to float64 at a time
+WRONG_TWICE = (
+    "check the hash of the model file and the memory of this machine (memtest), then run again "
+    "with NPURT_VERIFY=always and report the output"
+)
 SAMPLE = 0.01  # fraction of products checked in `sample` mode, after the first of each shape
+
+
+class WrongResult(DriverError):
+    """A result of a device failed verification."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what, remedy=WRONG_TWICE, call="verify", code=0)
 
 
 class Mode(Enum):
@@ -242,10 +253,12 @@ class Check:
     Attributes:
         name: The name of the weight.
         packed: The weight on its device.
+        bias: The bias ``[N]`` that is added to the products.
     """
 
     name: str
     packed: Packed
+    bias: F32 | None = None
     _probe: Probe | None = None  # made at the first check
     # Whether a product of one row (False) and one of several rows (True) was seen.
     _seen: set[bool] = field(default_factory=set)
@@ -262,13 +275,16 @@ class Check:
         return bool(sampler.choose(1))
 
     def accepts(self, x: F32, y: F32) -> bool:
-        """Return whether y is the product of x and the weight.
+        """Return whether y is the product of x and the weight, plus the bias.
 
         The errors are those of `make_probe`.
         """
         packed = self.packed
         if self._probe is None:
-            self._probe = probe_of(self.name, packed)
+            probe = self._probe = probe_of(self.name, packed)
+            if self.bias is not None:
+                rounding = LAMBDA * UNIT * float(np.linalg.norm(probe.r * self.bias))
+                self._probe = replace(probe, floor=probe.floor + rounding)
         multiplied = packed.device.multiplied(x, packed)
         magnitudes = packed.device.magnitudes(x, packed)
-        return is_right(self._probe, packed, multiplied, y, magnitudes=magnitudes)
+        return is_right(self._probe, packed, multiplied, y, magnitudes=magnitudes, bias=self.bias)

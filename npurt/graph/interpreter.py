@@ -57,7 +57,13 @@ class Interpreter:
             name: index for name, index in graph.last_use().items() if name not in self._wanted
         }
 
-    def run(self, inputs: Mapping[str, Array], rows: Rows, states: States) -> dict[str, Array]:
+    def run(
+        self,
+        inputs: Mapping[str, Array],
+        rows: Rows,
+        states: States,
+        taps: frozenset[str] = frozenset(),
+    ) -> dict[str, Array]:
         """Run all ops on *rows*; return the outputs by name.
 
         Args:
@@ -65,6 +71,7 @@ class Interpreter:
                 ``graph.given``, by name.
             rows: The sequence and position of each row.
             states: The states of the sequences; the run updates them.
+            taps: Names of other tensors to return.
 
         Raises:
             LayoutError: An input is missing, or rows do not continue their sequences.
@@ -84,6 +91,6 @@ class Interpreter:
                 run.values[tensor.name] = value
             self._observe(op, len(results[0]), time.perf_counter() - start)
             for tensor in (*op.reads, *op.writes):
-                if self._last_use.get(tensor.name) == index:
+                if self._last_use.get(tensor.name) == index and tensor.name not in taps:
                     del run.values[tensor.name]
-        return {name: run.values[name] for name in self._wanted}
+        return {name: run.values[name] for name in self._wanted | taps}

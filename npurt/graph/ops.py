@@ -454,3 +454,13 @@ class Fused(Op):
     inputs: tuple[Tensor, ...]
     outs: tuple[Tensor, ...]
     advances: tuple[Tensor, ...] = ()
+
+
+class Foreign(Op):
+    """A part of the graph that a segment of another device runs, under the part's name."""
+
+    READS: ClassVar[tuple[str, ...]] = ("inputs",)
+    WRITES: ClassVar[tuple[str, ...]] = ("outs",)
+
+    inputs: tuple[Tensor, ...]
+    outs: tuple[Tensor, ...]

@@ -225,3 +225,8 @@ def _gated_delta_net(op: ops.GatedDeltaNet) -> str | None:
 @_rule(ops.Fused)
 def _fused(op: ops.Fused) -> str | None:
     return _first(*map(why_wrong, op.parts))
+
+
+@_rule(ops.Foreign)
+def _foreign(op: ops.Foreign) -> None:
+    """Return None: the segment that runs the part has checked it."""

@@ -1,16 +1,18 @@
 """The device ``numpy``: runs products with `numpy.matmul` on float32 weights, and whole graphs."""
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
 from npurt.device.device import F32, F64, FLUSHED, UNIT, Caps, Device, MatMul, Packed, check_product
-from npurt.device.segment import Limits, Segment, Weights
+from npurt.device.segment import NO_FOREIGN, Array, Limits, RunForeign, Segment, Weights
 from npurt.errors import NpurtError
 from npurt.graph import meaning
 from npurt.graph.graph import Graph
 from npurt.graph.meaning import MEANING
-from npurt.graph.ops import Op
+from npurt.graph.ops import Foreign, Op
+from npurt.graph.state import Run
 from npurt.quant.tensor import QTensor
 from npurt.reference.segment import ReferenceSegment
 
@@ -59,7 +61,7 @@ class ReferenceDevice(Device):
     """
 
     def __init__(self, *, by_row: bool = False) -> None:
-        self._kernels = dict.fromkeys(MEANING, meaning.by_row) if by_row else None
+        self._kernels = dict.fromkeys(MEANING, meaning.by_row) if by_row else {}
         self.caps = Caps("numpy", f"numpy {np.__version__}, float32, no compiled code", False)
         self._closed = False
 
@@ -96,10 +98,21 @@ class ReferenceDevice(Device):
         del op, limits
         return None
 
-    def compile(self, part: Graph, weights: Weights, limits: Limits) -> Segment:
-        """Return a segment that runs *part*."""
+    def compile(
+        self,
+        part: Graph,
+        weights: Weights,
+        limits: Limits,
+        foreign: Mapping[str, RunForeign] = NO_FOREIGN,
+    ) -> Segment:
+        """Return a segment that runs *part*; *foreign* as in `npurt.device.segment.Host`."""
         self._require_open()
-        return ReferenceSegment(part, weights, limits, self._kernels)
+
+        def call(op: Foreign, run: Run) -> tuple[Array, ...]:
+            made = foreign[op.name]({t.name: run.values[t.name] for t in op.inputs}, run.rows)
+            return tuple(made[tensor.name] for tensor in op.outs)
+
+        return ReferenceSegment(part, weights, limits, {**self._kernels, Foreign: call})
 
     def close(self) -> None:
         """Close the device; later calls raise NpurtError."""

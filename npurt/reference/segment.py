@@ -9,7 +9,7 @@ from npurt.device.segment import Array, Counter, Limits, Segment, Weights
 from npurt.graph.graph import Graph
 from npurt.graph.interpreter import Interpreter
 from npurt.graph.meaning import Meaning
-from npurt.graph.ops import Op
+from npurt.graph.ops import Foreign, Op
 from npurt.graph.rows import Rows
 from npurt.graph.state import States
 from npurt.graph.tensor import POSITIONS, Kind, Tensor
@@ -42,10 +42,13 @@ class ReferenceSegment(Segment):
         self._floats = _Floats(weights)
         kv = {t.name: limits.kv_dtype for t in part.tensors(Kind.STATE) if POSITIONS in t.shape}
         self._states = States(part, dtypes=kv)
-        counters = self._counters = {op.name: Counter.of(op) for op in part.ops}
+        counters = self._counters = {
+            op.name: Counter.of(op) for op in part.ops if not isinstance(op, Foreign)
+        }
 
         def count(op: Op, rows: int, seconds: float) -> None:
-            counters[op.name].count(op, rows, seconds)
+            if not isinstance(op, Foreign):  # another segment counts it
+                counters[op.name].count(op, rows, seconds)
 
         self._interpreter = Interpreter(  # gets no bound methods of self, to avoid a cycle
             part,
@@ -60,7 +63,7 @@ class ReferenceSegment(Segment):
         """Run all ops; see `Segment.run`."""
         self._guard.begin_run(values, rows)
         with np.errstate(over="ignore", invalid="ignore"):  # kernels do not warn either
-            made = self._interpreter.run(values, rows, self._states)
+            made = self._interpreter.run(values, rows, self._states, self.taps)
         self._guard.end_run(rows)
         return made
 

@@ -5,7 +5,7 @@ import pytest
 
 import npurt
 from npurt.cpu.device import CpuDevice
-from npurt.cpu.lowering.numpy_step import NumpyStep
+from npurt.cpu.lowering.outside_steps import NumpyStep
 from npurt.device.segment import Limits
 from npurt.graph.builder import Builder
 from npurt.graph.ops import Gating
@@ -65,7 +65,7 @@ def run(segment, sizes):
 
 
 @pytest.mark.parametrize("make", [product_of_columns, attention_of_other_inputs, experts_alone])
-def test_rows_of_numpy_steps_do_not_depend_on_the_others(make):
+def test_rows_of_outside_stepss_do_not_depend_on_the_others(make):
     graph = graph_of(make)
     with CpuDevice(2) as cpu:
         segments = [cpu.compile(graph, RandomWeights(graph), LIMITS) for _ in range(3)]
@@ -76,7 +76,7 @@ def test_rows_of_numpy_steps_do_not_depend_on_the_others(make):
 
 
 @pytest.mark.parametrize("make", [product_of_columns, attention_of_other_inputs, experts_alone])
-def test_sequences_of_numpy_steps_run_together_and_fork(make):
+def test_sequences_of_outside_stepss_run_together_and_fork(make):
     graph, turns = graph_of(make), np.arange(20) % 2
     with CpuDevice(2) as cpu:
         segment = cpu.compile(graph, RandomWeights(graph), LIMITS)

@@ -92,14 +92,25 @@ def test_layers_are_whole():
 
 
 @pytest.mark.usefixtures("toy")
-@pytest.mark.parametrize("dies", [1, 5])
-def test_a_text_goes_on_when_it_dies(dies):
-    with npurt.Llama(tiny.path(), f"toy:dies={dies}", n_ctx=64, progress=False) as llm:
-        text = llm.generate([1, 2, 3], max_tokens=12, temperature=0)
-        assert f"died in run {dies}" in str(llm.report())
-        assert llm.timing.generated_tokens > 0
-        assert np.isfinite(llm.eval([1])).all()
-    assert isinstance(text, str)
+@pytest.mark.parametrize("dies", [1, 5, 9])
+@pytest.mark.parametrize("often", [1, 2, 3])
+@pytest.mark.parametrize("model", ["llama3", "qwen35", "qwen3moe"])
+def test_a_text_does_not_change_when_it_dies(model, dies, often):
+    """It is opened again twice; then the host computes with its bits."""
+    path = tiny.path(model, "q8_0")
+    with npurt.Llama(path, "toy", n_ctx=64, progress=False) as llm:
+        want = llm.generate([1, 2, 3], max_tokens=12, temperature=0, seed=1)
+        logits_before = llm.eval([7, 8])
+
+    name = f"toy:dies={dies},often={often}"
+    with npurt.Llama(path, name, n_ctx=64, progress=False) as llm:
+        assert llm.generate([1, 2, 3], max_tokens=12, temperature=0, seed=1) == want
+        np.testing.assert_array_equal(llm.eval([7, 8]), logits_before)
+        devices = {part.actual for part in llm.model.executor.parts}
+        report = str(llm.report())
+    assert f"died in run {dies}" in report
+    assert (name in devices) == (often < 3)
+    assert ("takes over" in report) == (often == 3)
 
 
 @pytest.mark.usefixtures("toy")
@@ -107,7 +118,7 @@ def test_what_has_no_room_runs_on_the_cpu():
     with npurt.Llama(tiny.path(), "toy:memory=1K", n_ctx=64, progress=False) as llm:
         y = llm.eval([1, 2, 3])
         assert "has no space for" in str(llm.report())
-        assert {row.actual for row in llm.report().rows} == {"cpu"}
+        assert {row.actual for row in llm.report().rows if row.macs} == {"cpu"}
     assert nmse(y, logits(tiny.path(), [1, 2, 3])) < 1e-6
 
 

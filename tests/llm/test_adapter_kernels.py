@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import npurt
-from npurt.cpu.lowering.numpy_step import NumpyStep
+from npurt.cpu.lowering.outside_steps import NumpyStep
 from npurt.errors import SettingError, StateFormatError
 from npurt.graph.ops import MatMul
 from npurt.llm.arch.reading import describe

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import npurt
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.kernels import abi
-from npurt.cpu.lowering.numpy_step import NumpyStep
+from npurt.cpu.lowering.outside_steps import NumpyStep
 from npurt.device.segment import Limits
 from npurt.errors import ContextFull, LayoutError, ModelFormatError, SettingError, UnsupportedOp
 from npurt.graph.rows import Rows

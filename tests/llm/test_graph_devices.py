@@ -23,6 +23,7 @@ from npurt.errors import (
     UnsupportedOp,
 )
 from npurt.graph import ops
+from npurt.graph.cost import cost
 from npurt.reference.segment import ReferenceSegment
 from npurt.runtime.open import names
 from tests.graph.models import logits
@@ -105,15 +106,36 @@ def test_a_full_context_makes_room(model):
 def test_threads_and_drafts():
     with opened("llama3") as llm:
         assert llm.threads == 1
-    with pytest.raises(SettingError, match="numpy does not verify drafts"):
-        opened("llama3", draft="lookup")
+        want = llm.generate([1, 2, 3, 1, 2, 3], max_tokens=16, temperature=0)
+    with opened("llama3", draft="lookup") as llm:
+        assert llm.generate([1, 2, 3, 1, 2, 3], max_tokens=16, temperature=0) == want
+        assert llm.speculator.speculation.drafted > 0
+    with pytest.raises(SettingError, match="numpy cannot draft"):
+        opened("llama3", "cpu", draft=path("llama3"), draft_device="numpy")
+
+
+@pytest.mark.parametrize("model", ["llama3", "qwen35"])
+@pytest.mark.parametrize("kind", ["lookup", "model"])
+def test_drafts_do_not_change_the_text_of_a_device_that_runs_graphs(model, kind):
+    """The draft model runs on the CPU, or on such a device with the head on the CPU."""
+    draft, prompt = "lookup" if kind == "lookup" else path(model), [1, 2, 3, 4, 1, 2, 3, 4]
+    with opened(model, Partial()) as llm:
+        want = llm.generate(prompt, max_tokens=20, temperature=0)
+        assert llm.model.weight_bytes > 0
+
+    with opened(model, Partial(), draft=draft) as llm:
+        assert llm.generate(prompt, max_tokens=20, temperature=0) == want
+        assert llm.speculator.speculation.drafted > 0
 
 
 def test_matrices_of_a_device_that_runs_graphs_are_its_own():
     """The host cannot use numpy's matrices; the report counts the host's calls as numpy's."""
     with opened("llama3") as llm:
+        assert llm.model.weight_bytes == sum(
+            cost(op, 1).weight_bytes for op in llm.model.setup.graph.graph.ops
+            if isinstance(op, ops.MatMul)
+        )  # fmt: skip
         for call in (
-            lambda: llm.model.weight_bytes,
             lambda: llm.model.head("draft", 1),
             lambda: llm.model.output_matrix(1),
         ):
@@ -179,11 +201,22 @@ def test_a_device_that_fails_in_a_text_does_not_change_it(model, failing):
 
     with npurt.Llama(file, device, n_ctx=64, progress=False) as llm:
         assert llm.generate([1, 2, 3], max_tokens=12, temperature=0) == want
+        assert "partial was opened again and its weights uploaded: it died" in str(llm.report())
+
+
+@pytest.mark.parametrize("model", ["llama3", "qwen35"])
+def test_a_device_that_is_lost_for_good_does_not_change_a_text(model):
+    device, file = Partial((ops.Softcap,), failing=(4, 5, 6)), tiny.path(model, "f32")
+    with npurt.Llama(file, "numpy", n_ctx=64, progress=False) as llm:
+        want = llm.generate([1, 2, 3], max_tokens=12, temperature=0)
+
+    with npurt.Llama(file, device, n_ctx=64, progress=False) as llm:
+        assert llm.generate([1, 2, 3], max_tokens=12, temperature=0) == want
         assert "cpu takes over from partial: it died" in str(llm.report())
 
 
 def test_strict_mode_ends_with_the_device():
-    device = Partial(failing=(3,))
+    device = Partial(failing=(3, 4, 5))
     with opened("llama3", device, strict=True) as llm, pytest.raises(NotOffloaded, match="it died"):
         llm.generate([1, 2, 3], max_tokens=12, temperature=0)
 

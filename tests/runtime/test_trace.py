@@ -118,21 +118,24 @@ def test_a_draft_is_in_the_trace_of_its_target(tmp_path):
 
 @pytest.mark.parametrize("failing", [(), (2,)], ids=["works", "fails"])
 def test_segments_of_devices_that_run_graphs_are_in_the_trace(tmp_path, failing):
-    """The trace has the segments of both devices, and a failed run before its replacement."""
+    """The host's run contains those of the other device, and a failed run before its repetition."""
     path = tmp_path / "trace.json"
     with open_model(Partial((ops.Attention,), failing=failing)) as llm:
-        wanted = [(part.graph.name, part.actual) for part in llm.model.executor.parts]
-        assert [device for _, device in wanted] == [*["partial", "cpu"] * 3, "partial"]
-        if failing:
-            wanted.insert(3, (wanted[2][0], "cpu"))
+        host, *wanted = [(part.graph.name, part.actual) for part in llm.model.executor.parts]
+        assert host[1] == "cpu"
+        assert [device for _, device in wanted] == ["partial"] * 4
+        wanted[1:1] = [wanted[1]] * len(failing)
         with llm.trace(path):
             llm.eval(IDS)
         llm.eval([3])
 
     found = inside(json.loads(path.read_text()))
-    assert [(event["name"], event["cat"]) for event, _ in found] == wanted
-    for event, parent in found:
-        assert parent is None
+    (whole, *steps) = found
+    assert (whole[0]["name"], whole[0]["cat"]) == host
+    assert whole[1] is None
+    assert [(event["name"], event["cat"]) for event, _ in steps] == wanted
+    for event, parent in steps:
+        assert parent is whole[0]
         assert event["args"] == {"rows": len(IDS)}
 
 

@@ -67,7 +67,9 @@ class Lowering:
         self._convolutions: dict[str, Convolution] = {}
         self._routings: dict[str, tuple[Routing, Input]] = {}
         self._logits = _logits(self._graph)
+        away = (op for op in graph.ops if isinstance(op, ops.Foreign))
         crossing = graph.given | graph.wanted
+        crossing |= {t.name for op in away for t in (*op.reads, *op.writes)}
         self._gathers = not any(
             t.name in crossing and (len(t.shape) == 3 or isinstance(op, ops.Route))
             for op in graph.ops

@@ -1,6 +1,6 @@
 """A part of a graph lowered for the CPU, with its weights and states.
 
-Ops without a kernel are computed in numpy between the programs.
+Between the programs, numpy or another device computes the ops without a kernel.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,7 +11,13 @@ from npurt.cpu.lowering.bound import Bound
 from npurt.cpu.lowering.buffers import unsupported
 from npurt.cpu.lowering.constants import Constants, Place
 from npurt.cpu.lowering.lower import Lowering
-from npurt.cpu.lowering.numpy_step import Current, NumpyStep, TensorView
+from npurt.cpu.lowering.outside_steps import (
+    Current,
+    ForeignStep,
+    NumpyStep,
+    OutsideStep,
+    TensorView,
+)
 from npurt.cpu.lowering.steps import Steps
 from npurt.cpu.pool.engine import empty
 from npurt.cpu.pool.table import RowTable, Span
@@ -19,7 +25,7 @@ from npurt.cpu.pool.vectors import Vectors
 from npurt.cpu.state.arrays import KV
 from npurt.cpu.state.rotation import rotations_of, temperatures
 from npurt.cpu.state.states import Memory
-from npurt.device.segment import Array, Limits, Weights
+from npurt.device.segment import Array, Limits, RunForeign, Weights
 from npurt.device.verify import Mode, Sampler
 from npurt.graph import ops
 from npurt.graph.graph import WRITTEN, Graph
@@ -40,6 +46,7 @@ class PartProgram:
         weights: The weights of the part.
         limits: The maximum sizes of runs and states.
         events: A list to which sentences for reports are appended.
+        foreign: Functions that run the ops `npurt.graph.ops.Foreign`, by name of the op.
 
     Attributes:
         steps: The steps that run the ops.
@@ -59,9 +66,11 @@ class PartProgram:
         weights: Weights,
         limits: Limits,
         events: list[str],
+        foreign: Mapping[str, RunForeign],
     ) -> None:
         self.constants = constants = Constants(place, part, weights)
         self._current, part = Current(), constants.part
+        self._foreign = foreign
         attentions = [op for op in part.ops if isinstance(op, ops.Attention)]
         rotations = rotations_of(part, weights.values, limits.positions)
         self.memory = Memory(
@@ -85,14 +94,15 @@ class PartProgram:
         )  # fmt: skip
         self.steps = make_steps(Sampler(Mode.OFF), events)
         inputs = {op.out.name: buffer for op, _, buffer in self._embedded}
-        lowering = Lowering(self.steps, part, bound, inputs, otherwise=self._in_numpy)
+        lowering = Lowering(self.steps, part, bound, inputs, otherwise=self._outside)
         self._values = lowering.values
         lowering.add()
         tensors = constants.tensors
         for step in self.steps:
-            if isinstance(step, NumpyStep):
+            if isinstance(step, OutsideStep):
                 step.targets = list(self._in_buffers(step.makes))
         self._output = lowering.output
+        self._columns = self._output.columns if self._output else 0
         self._given = list(self._in_buffers(tensors[name] for name in part.given))
         wanted = sorted(part.wanted - ({self._output.name} if self._output else set()))
         self._left = list(self._in_buffers(tensors[name] for name in wanted))
@@ -105,13 +115,17 @@ class PartProgram:
             if view is not None:
                 yield TensorView.of(tensor, view)
 
-    def _in_numpy(self, op: Op) -> None:
-        """Add a numpy step for an op without a kernel.
+    def _outside(self, op: Op) -> None:
+        """Add a step for an op without a kernel.
 
         Raises:
             UnsupportedOp: The op reads a tensor that exists only inside a kernel.
         """
-        step = NumpyStep(self.constants, self._current, self.memory.others, op)
+        step: OutsideStep
+        if isinstance(op, ops.Foreign):
+            step = ForeignStep(self._current, op, self._foreign[op.name])
+        else:
+            step = NumpyStep(self.constants, self._current, self.memory.others, op)
         values = self._values
         for tensor in op.reads:
             if tensor.kind in WRITTEN and tensor.name not in values.loose:
@@ -151,7 +165,7 @@ class PartProgram:
         made: dict[str, Array] = {}
         if self._output is not None:
             out = outs.get(self._output.name)
-            shape = len(table.selected), self._output.columns
+            shape = len(table.selected), self._columns
             if out is None or out.shape != shape or not out.flags.c_contiguous:
                 out = np.empty(shape, np.float32)
             self.steps.redirect(out)

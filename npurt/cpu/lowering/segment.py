@@ -14,10 +14,20 @@ from npurt.cpu.pool.table import RowTable
 from npurt.cpu.pool.table import Span as TableSpan
 from npurt.cpu.state.states import SequenceStates
 from npurt.device.guard import Guard
-from npurt.device.segment import Array, Capacity, Counter, Limits, Segment, Weights
+from npurt.device.segment import (
+    NO_FOREIGN,
+    Array,
+    Capacity,
+    Counter,
+    Limits,
+    RunForeign,
+    Segment,
+    Weights,
+)
 from npurt.device.verify import Sampler
 from npurt.errors import OutOfPages
 from npurt.graph.graph import Graph
+from npurt.graph.ops import Op
 from npurt.graph.rows import Rows, Span
 from npurt.graph.tensor import Tensor
 
@@ -31,6 +41,7 @@ class CpuSegment(Segment):
         part: The part of the graph.
         weights: The weights of the part.
         limits: The maximum sizes of runs and states.
+        foreign: Functions that run the parts on other devices; see `npurt.device.segment.Host`.
 
     Raises:
         UnsupportedOp: Neither a kernel nor numpy can run an op of the part.
@@ -38,21 +49,23 @@ class CpuSegment(Segment):
     """
 
     def __init__(
-        self, place: Place, make_steps: MakeSteps, part: Graph, weights: Weights, limits: Limits
+        self,
+        place: Place,
+        make_steps: MakeSteps,
+        part: Graph,
+        weights: Weights,
+        limits: Limits,
+        foreign: Mapping[str, RunForeign] = NO_FOREIGN,
     ) -> None:
         self.part = part.check()
         self._guard, self._limits = Guard(part, limits), limits
         self._events: list[str] = []
-        program = PartProgram(place, make_steps, part, weights, limits, self._events)
-        self._opened: PartProgram | None = program  # None after `close`
-        self.rewinds, self.shifts = program.memory.rewinds, program.memory.shifts
+        self._program = PartProgram(  # deleted by `close`
+            place, make_steps, part, weights, limits, self._events, foreign
+        )
+        self.rewinds, self.shifts = self._program.memory.rewinds, self._program.memory.shifts
         self._sequences: dict[int, SequenceStates] = {}
         self._counted: list[Counter] = []  # counters at `close`
-
-    @property
-    def _program(self) -> PartProgram:
-        assert self._opened is not None, "the segment is closed"
-        return self._opened
 
     # --- Running --------------------------------------------------------------------------------
 
@@ -73,7 +86,10 @@ class CpuSegment(Segment):
                 self._sequences[part.sequence].require(part.first)
         self._require_pages(parts)
         try:
-            spans = [self._of(p.sequence).begin(p.first, p.end - p.first) for p in parts]
+            spans = []
+            for part in parts:
+                states = self._sequences.get(part.sequence) or self._of(part.sequence)
+                spans.append(states.begin(part.first, part.end - part.first))
             made = self._run(parts, spans, values, rows, out)
             for part in parts:
                 self._sequences[part.sequence].end(part.end)
@@ -205,9 +221,9 @@ class CpuSegment(Segment):
 
     def capacity(self, without: Collection[int] = ()) -> Capacity | None:
         """Return the page counts, or None if the part has no attention; see `Segment.capacity`."""
-        if self._opened is None or not self._opened.memory.kv:
+        if self._guard.closed or not self._program.memory.kv:
             return None
-        memory = self._opened.memory
+        memory = self._program.memory
         pages = memory.pages
         lists = [self._sequences[each].pages for each in without if each in self._sequences]
         return Capacity(pages.size, pages.free_without(lists), pages.total, memory.kv_bytes)
@@ -224,8 +240,13 @@ class CpuSegment(Segment):
 
     def verify(self, sampler: Sampler) -> None:
         """Verify the products that *sampler* chooses, from now on."""
-        if self._opened is not None:
-            self._opened.steps.verify(sampler)
+        if not self._guard.closed:
+            self._program.steps.verify(sampler)
+
+    def verifies(self, op: Op) -> bool:
+        """Return True: products are verified in C, and no other op is verified."""
+        del op
+        return True
 
     def events(self) -> list[str]:
         """Return the sentences for reports that were added since the last call."""
@@ -235,15 +256,16 @@ class CpuSegment(Segment):
 
     def counters(self) -> Iterable[Counter]:
         """Return the counters of all ops; after `close`, as they were at `close`."""
-        if self._opened is None:
+        if self._guard.closed:
             return self._counted
-        return list(self._opened.steps.counters().values())
+        return list(self._program.steps.counters().values())
 
     def close(self) -> None:
         """Release weights, programs and states, but keep the counters."""
-        self._guard.closed = True
+        if self._guard.closed:
+            return
         self._counted = list(self.counters())
+        self._guard.closed = True
         self._sequences.clear()
-        if self._opened is not None:
-            self._opened.constants.close()
-            self._opened = None
+        self._program.constants.close()
+        del self._program

@@ -92,6 +92,8 @@ class Engine:
     After a run has returned, no thread accesses its inputs and outputs, but a thread that has not
     left the run may still read weights.  So the memory of a dropped program is freed when no thread
     is inside a run: see `retire`.
+
+    As a context manager, it locks the pool.
     """
 
     def __init__(self, threads: int | None = None, isa: str = "") -> None:
@@ -117,12 +119,8 @@ class Engine:
         self._free = weakref.finalize(self, _free, self._pool, self._process)
         self._free.atexit = False  # no need to join threads when the process exits
 
-    def locked(self) -> "Locked":
-        """Return a context manager that locks the pool and yields it."""
-        return Locked(self)
-
-    def acquire(self) -> Any:
-        """Lock the pool until `release` is called, and return it.
+    def __enter__(self) -> Any:
+        """Lock the pool, and return it.
 
         Raises:
             NpurtError: The engine is closed.
@@ -131,11 +129,11 @@ class Engine:
             self._start()
         self._lock.acquire()
         if self._pool is None:
-            self.release()
+            self.__exit__()
             raise NpurtError("the CPU device is closed", remedy="open it again")
         return self._pool
 
-    def release(self) -> None:
+    def __exit__(self, *error: object) -> None:
         """Unlock the pool, and free the memory of dropped programs."""
         self._lock.release()
         if self._retired:
@@ -143,7 +141,7 @@ class Engine:
 
     def run(self, ops: Any, count: int, table: RowTable) -> int:
         """Run *count* ops; return the index of the first that fails verification, else *count*."""
-        with self.locked() as pool:
+        with self as pool:
             done = int(abi.lib().npurt_run(pool, ops, count, table.struct))
             if done == abi.lib().NPURT_REFUSED:
                 why = bytes(abi.ffi().string(abi.lib().npurt_pool_why(pool))).decode()
@@ -163,7 +161,7 @@ class Engine:
     def settle(self) -> None:
         """Wait until no thread reads the weights of a finished run."""
         if self._pool is not None:
-            with self.locked() as pool:
+            with self as pool:
                 abi.lib().npurt_pool_settle(pool)
 
     def retire(self, retired: object) -> None:
@@ -177,7 +175,7 @@ class Engine:
     def _release(self) -> None:
         """Free the memory of dropped programs, unless another thread holds the lock.
 
-        The other thread frees it in `release`.
+        The other thread frees it when it unlocks the pool.
         """
         while self._retired and self._lock.acquire(blocking=False):
             try:
@@ -190,25 +188,9 @@ class Engine:
     def close(self) -> None:
         """Stop the threads.  A second call does nothing."""
         if self._pool is not None:
-            with self.locked():
+            with self:
                 self._pool = None
                 self._free()
-
-
-class Locked:
-    """A context manager that locks an engine's pool."""
-
-    __slots__ = ("_engine",)
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def __enter__(self) -> Any:
-        """Lock the pool and return it; errors are those of `Engine.acquire`."""
-        return self._engine.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self._engine.release()
 
 
 _ENGINES: weakref.WeakSet[Engine] = weakref.WeakSet()

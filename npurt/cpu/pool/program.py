@@ -81,8 +81,9 @@ class Program:
         if not self._ran:
             weakref.finalize(self, self.engine.retire, self._keep).atexit = False
             self._ran = True
-        ops, count = self.ops + start, len(self) - start
-        return start + self.engine.run(ops, count, table or RowTable.of(1))
+        ops = self.ops if self._ops is None else self._ops
+        count = len(self._structs) - start
+        return start + self.engine.run(ops + start, count, table or RowTable.of(1))
 
     def _add(self, kind: str, *, selects: bool = False, row_multiplier: int = 1) -> Any:
         op: Any = abi.ffi().new("npurt_op *")

@@ -42,10 +42,6 @@ class RowTable:
 
     def __init__(self, spans: Sequence[Span], selected: I32 | None = None) -> None:
         self.spans = spans
-        self.rows = sum([span.rows for span in spans])
-        if selected is None:
-            selected = np.arange(self.rows, dtype=np.int32)
-        self.selected = selected
         ffi = abi.ffi()
         self._spans = ffi.new("npurt_span[]", len(spans))
         self._keep: list[Any] = []  # the arrays that the structs point to
@@ -54,18 +50,19 @@ class RowTable:
             struct.first, struct.rows = first, span.rows
             struct.position, struct.slot = span.position, span.slot
             if span.pages is not None:
-                struct.pages, struct.listed = self._address(span.pages), len(span.pages)
+                pages = ffi.from_buffer("int32_t[]", span.pages)
+                struct.pages, struct.listed = pages, len(span.pages)
+                self._keep.append(pages)
             first += span.rows
+        self.rows = first
+        self.selected = np.arange(first, dtype=np.int32) if selected is None else selected
+        numbers = ffi.from_buffer("int32_t[]", self.selected)
+        self._keep.append(numbers)
         self.struct = ffi.new("npurt_table *")
         self.struct.rows, self.struct.count, self.struct.spans = first, len(spans), self._spans
-        self.struct.selects, self.struct.selected = len(selected), self._address(selected)
+        self.struct.selects, self.struct.selected = len(self.selected), numbers
 
     @classmethod
     def of(cls, rows: int, position: int = 0, pages: I32 | None = None) -> "RowTable":
         """Return a table of *rows* rows of one sequence, all rows selected."""
         return cls([Span(rows, position, 0, pages)] if rows else [])
-
-    def _address(self, numbers: I32) -> Any:
-        memory = abi.ffi().from_buffer("int32_t[]", numbers)
-        self._keep.append(memory)
-        return memory

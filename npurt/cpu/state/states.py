@@ -126,11 +126,12 @@ class SequenceStates:
         Raises:
             LayoutError: The recurrent states are at another position.
         """
-        if not self._moved and any(each.at != position for each in self._sequential):
-            raise LayoutError(
-                f"a sequence has {self.length} positions, not {position}",
-                remedy="run the rows of a sequence in order, without a gap",
-            )
+        for each in self._sequential:
+            if each.at != position and not self._moved:
+                raise LayoutError(
+                    f"a sequence has {self.length} positions, not {position}",
+                    remedy="run the rows of a sequence in order, without a gap",
+                )
 
     def needed(self, position: int, rows: int) -> int:
         """Return how many free pages a run of *rows* rows from *position* on needs."""

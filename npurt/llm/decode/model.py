@@ -27,7 +27,7 @@ from npurt.llm.session.lock import Lock, locked
 from npurt.llm.session.model import Model
 from npurt.llm.session.setup import set_up
 from npurt.llm.spec.diffusion import open_network
-from npurt.llm.spec.opening import open_drafts, require_draft, require_verifies
+from npurt.llm.spec.opening import open_drafts, require_draft
 from npurt.llm.spec.speculator import Speculator
 from npurt.llm.state.state import Snapshot, State
 from npurt.llm.text import named_templates
@@ -141,8 +141,6 @@ class Llama(TextGenerator):
                 else None
             )
             devices = opened.enter_context(Devices(device, n_threads))
-            if draft is not None:
-                require_verifies(devices)
             with errors_of(path):
                 if network is not None:
                     setup = setup.capturing(network.shape.layers)

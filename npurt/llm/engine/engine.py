@@ -21,7 +21,6 @@ from npurt.llm.engine.scheduler import Scheduler
 from npurt.llm.engine.sequence import Sequence
 from npurt.llm.session.memory import kv_budget
 from npurt.llm.spec.opening import Drafts, open_drafts, require_draft
-from npurt.runtime.execute.executor import runs_graphs
 from npurt.runtime.open.arguments import flag, integer, optional_integer
 
 USUAL_SEQUENCES = 8
@@ -271,7 +270,7 @@ def _drafts(
             remedy="open the model with this draft",
         )
     model = llm.model
-    if runs_graphs(llm.device) or not llm.config.causal or model.setup.limits.rows < 2:
+    if not llm.config.causal or model.setup.limits.rows < 2:
         return None
     return open_drafts("lookup", None, model, opened, maximum=draft_max, device=draft_device)
 

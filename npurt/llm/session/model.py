@@ -10,10 +10,13 @@ from typing import Self
 
 import numpy as np
 
+from npurt.cpu.device import CpuDevice
 from npurt.device.device import F32, Packed
 from npurt.device.segment import KV_DTYPES
 from npurt.device.verify import Sampler as Checks
 from npurt.errors import LayoutError, SettingError, UnsupportedOp, brief
+from npurt.graph import ops
+from npurt.graph.cost import weight_bytes
 from npurt.llm.arch.architecture import EMBEDDING
 from npurt.llm.arch.decoder import Decoder, output, residual
 from npurt.llm.arch.encoder import Encoder
@@ -33,6 +36,7 @@ from npurt.runtime.open.arguments import require_path
 from npurt.runtime.report.ledger import Ledger, Report, Row
 from npurt.runtime.report.trace import written_to
 
+PRODUCTS = ops.MatMul | ops.ExpertMatMul
 SAMPLE = 512  # bytes of each tensor that are hashed to identify a model
 
 
@@ -82,7 +86,7 @@ class Model:
         self._closed = False
         self._free = list(reversed(range(setup.limits.sequences)))
         self._embedding = self.file[EMBEDDING]
-        self._offload: Offload | None = None  # None if the device runs graphs
+        self._offload: Offload | None = None  # None until `_host` if the device runs graphs
         with contextlib.ExitStack() as opened:
             # The vocabulary is read in parallel: it takes as long as the weights.
             metadata = self.file.metadata
@@ -215,7 +219,14 @@ class Model:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all matrices, including the output matrix, excluding the token embeddings."""
+        """Bytes of all matrices, including the output matrix, excluding the token embeddings.
+
+        On a device that runs graphs, these are the bytes in the file.
+        """
+        self.require_open()
+        if self.devices.cpu is None:
+            weights = {op.weight for op in self.setup.graph.graph.ops if isinstance(op, PRODUCTS)}
+            return sum(map(weight_bytes, weights))
         return sum(weight.packed.nbytes for weight in self._host().weights.values())
 
     def output_matrix(self, columns: int) -> Packed:
@@ -238,7 +249,7 @@ class Model:
             eps: The epsilon of the norm; by default the epsilon of the model.
 
         Raises:
-            UnsupportedOp: The device runs graphs, so the host has no output matrix.
+            UnsupportedOp: The device runs graphs, and the host has no compiled kernels.
         """
         weight, host, config = self._output(columns), self._host(), self.config
         norm = host.vectors["output_norm.weight"] if norm is None else norm
@@ -250,13 +261,19 @@ class Model:
         return self._host().weights[output(self.setup.graph).weight.name].first(columns)
 
     def _host(self) -> Offload:
+        """Return the host with its matrices; with a device that runs graphs, only the last one."""
         self.require_open()
         if self._offload is None:
-            raise UnsupportedOp(
-                f"{self.devices.device.caps.name} runs graphs, so the host has no matrices",
-                remedy="to draft with this model, open it on the CPU, or on an NPU that runs only "
-                "matrix products",
-            )
+            cpu = self.devices.other
+            if not isinstance(cpu, CpuDevice):
+                raise UnsupportedOp(
+                    f"{self.devices.device.caps.name} runs graphs, and numpy has no kernels for "
+                    "the output matrix alone",
+                    remedy="to draft with this model, open it on the CPU or on an NPU",
+                )
+            graph = self.setup.graph
+            self._offload = Offload(cpu, cpu, self.ledger)
+            self._offload.pack_output(output(graph), FileWeights(self.file, graph))
         return self._offload
 
     # --- Accounts -------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from npurt.llm.spec.drafter import Drafter
 from npurt.llm.spec.lookup import Lookup
 from npurt.llm.spec.speculation import Speculation
 from npurt.llm.spec.speculator import Speculator
-from npurt.runtime.execute.executor import runs_graphs
+from npurt.reference.device import ReferenceDevice
 
 USUAL_DRAFT = 8  # default of the largest number of draft tokens in a step
 
@@ -37,15 +37,6 @@ def require_draft(draft: str | os.PathLike[str] | None, **settings: object) -> N
                 f"{name} is {brief(value)}, but there is no draft",
                 remedy=f"name a draft (-md), or leave {name} out",
             )
-
-
-def require_verifies(devices: Devices) -> None:
-    """Raise SettingError if the device cannot verify draft tokens."""
-    if runs_graphs(devices.device):
-        raise SettingError(
-            f"{devices.device.caps.name} does not verify drafts",
-            remedy="leave draft (-md) out",
-        )
 
 
 class Drafts:
@@ -175,7 +166,7 @@ def _draft_model(
             kv_bytes=target.setup.limits.kv_bytes,
         )  # fmt: skip
         devices = opened.enter_context(Devices(device, target.devices.threads))
-        if runs_graphs(devices.device):
+        if isinstance(devices.host, ReferenceDevice):
             raise SettingError(
                 f"{device} cannot draft", remedy="leave draft_device (-devd) out, or use an NPU"
             )

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.cpu.device import CpuDevice
-from npurt.cpu.pool.checked import ORACLE, WRONG_TWICE, probes_of_images
+from npurt.cpu.pool.checked import ORACLE, probes_of_images
 from npurt.cpu.pool.packed import CpuPacked
 from npurt.device.device import F32, Device, ExactInt8, Packed
-from npurt.device.verify import Mode, Probe, Sampler, is_right, probe_of
+from npurt.device.verify import WRONG_TWICE, Mode, Probe, Sampler, is_right, probe_of
 from npurt.errors import UnsupportedOp, VerificationFailed
 from npurt.runtime.report.ledger import Ledger, Report, Row
 

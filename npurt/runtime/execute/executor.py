@@ -1,15 +1,14 @@
-"""Run a graph in segments: one device runs the ops that it supports, another device the rest.
+"""Run a graph: the host runs one program, whose steps call the parts on another device.
 
-When a device fails, the other device takes over its segment, and the report has the reason.  If the
-segment had states, they are lost, and the caller has to evaluate all tokens again.
+If the device fails, it is opened again, or the host takes over its parts (`ForeignParts`), and the
+report has the reason.  If a part had states, they are lost, and the caller has to evaluate all
+tokens again.
 """
 
-import math
+import functools
 import weakref
-from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 from npurt.cpu.device import CpuDevice
@@ -19,108 +18,31 @@ from npurt.device.segment import (
     Array,
     Capacity,
     Compiler,
+    Host,
     Limits,
-    Segment,
     Shifts,
     Weights,
     recurrent,
     split,
 )
 from npurt.device.verify import Sampler
-from npurt.errors import DeviceFull, DriverError, NotOffloaded, SettingError
-from npurt.graph.graph import Graph
+from npurt.errors import DriverError, NotOffloaded, SettingError
+from npurt.graph import ops
+from npurt.graph.graph import WRITTEN, Graph
 from npurt.graph.ops import Op
 from npurt.graph.rows import Rows
 from npurt.graph.tensor import Kind
+from npurt.runtime.execute.foreign import NO_ARRAYS, Budget, ForeignParts, StatesLost
 from npurt.runtime.execute.offload import Offload
-from npurt.runtime.report.ledger import Ledger, Row, row_of
-
-CHECKPOINTS = 4  # recent copies of a sequence's recurrent states, each made before a run
-
-
-@dataclass(slots=True)
-class Part:
-    """A part of the graph and the device that runs it.
-
-    Attributes:
-        planned: Name of the device that was planned to run the part.
-        actual: Name of the device that runs the part.
-        reason: The reason why *actual* is not *planned*; "" if they are equal.
-        before: Counts of earlier segments of the part, whose devices failed.
-        checkpoints: Copies of recurrent states, by sequence and number of positions.
-    """
-
-    graph: Graph
-    planned: str
-    actual: str
-    reason: str
-    segment: Segment
-    before: list[Row]
-    checkpoints: dict[int, OrderedDict[int, Any]] = field(default_factory=dict)
-
-    @property
-    def keeps_checkpoints(self) -> bool:
-        """Whether to copy recurrent states before runs, because the segment cannot rewind them."""
-        return not self.segment.rewinds and bool(recurrent(self.graph))
-
-    def begin(self, sequence: int, position: int) -> None:
-        """Copy the recurrent states, which include *position* positions, if `keeps_checkpoints`."""
-        if not self.keeps_checkpoints or not position:
-            return
-        saved = self.checkpoints.setdefault(sequence, OrderedDict())
-        if position not in saved:
-            saved[position] = self.segment.checkpoint(sequence)
-            while len(saved) > CHECKPOINTS:
-                saved.popitem(last=False)
-
-    def reach(self, sequence: int, length: int) -> int:
-        """Return the largest number of positions, at most *length*, that `rewind` can keep."""
-        if self.keeps_checkpoints:
-            saved = self.checkpoints.get(sequence, ())
-            return max((at for at in saved if at <= length), default=0)
-        return self.segment.reach(sequence, length)
-
-    def rewind(self, sequence: int, length: int) -> None:
-        """Keep the first *length* positions; *length* is a result of `reach`."""
-        if not length:
-            self.forget(sequence)
-            return
-        if not self.keeps_checkpoints:
-            self.segment.rewind(sequence, length)
-            return
-        saved = self.checkpoints[sequence]
-        self.segment.restore(sequence, saved[length])
-        for at in [at for at in saved if at > length]:
-            del saved[at]
-
-    def forget(self, sequence: int) -> None:
-        """Drop all states of a sequence."""
-        self.checkpoints.pop(sequence, None)
-        self.segment.forget(sequence)
-
-    def fork(self, source: int, target: int, length: int) -> None:
-        """Replace the states of *target* by the first *length* positions of *source*."""
-        self.checkpoints.pop(target, None)
-        self.segment.fork(source, target, length)
-
-    def write(self, sequence: int, states: Mapping[str, Array]) -> bool:
-        """Set the sequence's states; return False if some were rounded."""
-        self.checkpoints.pop(sequence, None)
-        exact = True
-        for tensor in self.graph.tensors(Kind.STATE):
-            exact &= self.segment.write_exact(tensor, sequence, states[tensor.name])
-        return exact
-
-    def rows(self) -> Iterator[Row]:
-        """Yield the ledger's rows of this part."""
-        yield from self.before
-        for counter in self.segment.counters():
-            if counter.calls:
-                yield row_of(counter, self.planned, self.actual, self.reason)
+from npurt.runtime.execute.part import Part
+from npurt.runtime.report.ledger import Ledger, Row
 
 
 class Executor:
     """Runs a graph on *device*; *other* runs the ops that *device* refuses.
+
+    If *device* is the CPU or an `Offload`, it is the host, else *other* is.  The host's program
+    calls the parts that run on the other device.
 
     Args:
         graph: A graph that passes `Graph.check`.
@@ -128,9 +50,8 @@ class Executor:
         checks: Chooses the products to verify in segments that can verify; by default none.
 
     Attributes:
-        losses: Number of failures of devices that had states.  After a failure the states of all
-            sequences are lost: the caller has to `forget` every sequence and evaluate its tokens
-            again.
+        recurrent: Whether the graph has recurrent states, which have no axis of positions.
+        recurrent_bytes: Bytes of the recurrent states of one sequence, as float32.
 
     Raises:
         SettingError: *device* or *other* does not run graphs.
@@ -148,29 +69,42 @@ class Executor:
         extra_outputs: Iterable[str] = (),
         checks: Sampler | None = None,
     ) -> None:
-        self.losses = 0
-        self._checks = checks
-        self._device, self._other = _require_compiler(device), _require_compiler(other)
-        self._names = {id(self._device): device.caps.name, id(self._other): other.caps.name}
-        # An Offload traces its own runs, in more detail.
-        self._records = device.caps.name if isinstance(device, Offload) else ""
-        self._weights, self._limits, self._ledger = weights, limits, ledger
-        reasons = {op.name: self._device.why_not_op(op, limits) for op in graph.ops}
+        states = recurrent(graph)
+        self.recurrent = bool(states)
+        self.recurrent_bytes = 4 * sum(tensor.row_elements for tensor in states)
+        chosen, self._other = _require_compiler(device), _require_compiler(other)
+        self._names = device.caps.name, other.caps.name
+        self._weights, self._ledger, self._checks = weights, ledger, checks
+        self._budget = Budget(graph, limits)
+        reasons = {op.name: chosen.why_not_op(op, limits) for op in graph.ops}
         if ledger.strict and any(reasons.values()):
             name, reason = next((name, why) for name, why in reasons.items() if why)
             raise NotOffloaded(
                 f"{device.caps.name} cannot run {name}: {reason}",
                 remedy=f"turn strict mode off to run it on {other.caps.name}",
             )
+        both = chosen, self._other
+        hosting = 0 if isinstance(device, CpuDevice | Offload) else 1
+        host, away = both[hosting], both[1 - hosting]
+        host_name, away_name = self._names[hosting], self._names[1 - hosting]
+        self._foreign = ForeignParts(
+            away, host, (away_name, host_name), weights, self._budget, ledger, checks
+        )
+        self._host: Part | None = None  # None if a part on the other device has all ops
+        self._host_losses = 0
 
-        def owner(op: Op) -> Any:
-            return self._other if reasons[op.name] else self._device
+        def why(part: Sequence[Op]) -> str:
+            return "; ".join(dict.fromkeys(filter(None, (reasons[op.name] for op in part))))
 
-        self._parts: list[Part] = []
         try:
-            for who, part in split(graph, owner, extra_outputs):
-                why = "; ".join(dict.fromkeys(filter(None, (reasons[op.name] for op in part.ops))))
-                self._parts.append(self._place(who, part, why))
+            parts = split(graph, lambda op: both[bool(reasons[op.name])], extra_outputs)
+            own = [op for who, part in parts if who is host for op in part.ops]
+            for who, part in parts:
+                if who is away:
+                    self._foreign.add(part, device.caps.name, why(part.ops))
+            if own:
+                program = _calling(graph, parts, away, extra_outputs)
+                self._host = self._compile(host, host_name, program, why(own))
         except BaseException:
             self.close()
             raise
@@ -182,31 +116,37 @@ class Executor:
 
         ledger.follow(rows)
 
-    def _place(self, who: Compiler, part: Graph, reason: str) -> Part:
-        planned = self._names[id(self._device)]
-        try:
-            segment = self._compile(who, part)
-        except DeviceFull as error:
-            if who is self._other:
-                raise
-            reason = error.what
-            self._ledger.fallback(f"{planned} has no space for {part.name}: {error.what}")
-            who, segment = self._other, self._compile(self._other, part)
-        return Part(part, planned, self._names[id(who)], reason, segment, [])
-
-    def _compile(self, who: Compiler, part: Graph) -> Segment:
-        segment = who.compile(part, self._weights, self._limits)
+    def _compile(self, host: Compiler, name: str, program: Graph, reason: str) -> Part:
+        limits = self._budget.of(program)
+        calls = [op for op in program.ops if isinstance(op, ops.Foreign)]
+        if calls:
+            assert isinstance(host, Host), f"{name} runs no parts of other devices"
+            foreign = {op.name: functools.partial(self._foreign.run, op.name) for op in calls}
+            segment = host.compile(program, self._weights, limits, foreign)
+        else:
+            segment = host.compile(program, self._weights, limits)
         if self._checks:
             segment.verify(self._checks)
-        return segment
+        traces = isinstance(host, Offload)
+        return Part(program, self._names[0], name, reason, segment, traces_itself=traces)
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The parts, in the order of execution."""
-        return tuple(self._parts)
+        """The host's part, if there is one, then the others in the order of execution."""
+        return (*filter(None, [self._host]), *self._foreign.parts)
+
+    @property
+    def losses(self) -> int:
+        """Number of failures after which the states of all sequences are lost.
+
+        The caller has to `forget` every sequence and evaluate its tokens again.
+        """
+        return self._host_losses + self._foreign.losses
+
+    # --- Running --------------------------------------------------------------------------------
 
     def run(
-        self, inputs: Mapping[str, Array], rows: Rows, out: Mapping[str, Array] | None = None
+        self, inputs: Mapping[str, Array], rows: Rows, out: Mapping[str, Array] = NO_ARRAYS
     ) -> dict[str, Array] | None:
         """Run all parts; return the outputs and the kept tensors, by name.
 
@@ -219,65 +159,63 @@ class Executor:
         Raises:
             NotOffloaded: In strict mode, the device failed.
         """
-        values = dict(inputs)
-        for part in self._parts:
-            try:
-                made = self._run(part, values, rows, out or {})
-            except DriverError as error:
-                self._move(part, error)
-                if part.graph.tensors(Kind.STATE):
-                    return None
-                made = self._run(part, values, rows, {})
-            values |= made
-            self._ledger.notes += part.segment.events()
-        return values
+        host = self._host
+        try:
+            if host is None:
+                return self._foreign.run_all(inputs, rows, out)
+            if host.traces_itself:
+                made = host.segment.run_into(inputs, rows, out)
+            else:
+                made = host.run(self._ledger, inputs, rows, out)
+        except StatesLost:
+            return None
+        except DriverError as error:
+            assert host is not None
+            self._recover(host, error)
+            if host.has_states:
+                return None
+            return self.run(inputs, rows)
+        self._ledger.notes += host.segment.events()
+        return made
 
-    def _run(
-        self, part: Part, values: Mapping[str, Array], rows: Rows, out: Mapping[str, Array]
-    ) -> dict[str, Array]:
-        """Run the part's segment, and record the run in the ledger's trace."""
-        trace = self._ledger.trace
-        if trace is None or part.actual == self._records:
-            return part.segment.run_into(values, rows, out)
-        with trace.span(part.graph.name, part.actual, rows=len(rows)):
-            return part.segment.run_into(values, rows, out)
+    def _recover(self, part: Part, error: DriverError) -> None:
+        """Replace what a failure of *part* has cost; the host's program moves to the other device.
 
-    def _move(self, part: Part, error: DriverError) -> None:
-        """Move a part to the other device permanently.
-
-        If the other device already runs the part, raise *error*.
+        Raises:
+            DriverError: No other device can run the host's program.
         """
-        other = self._names[id(self._other)]
-        if part.actual == other:
+        if part is not self._host:
+            self._foreign.recover(part, error)
+            return
+        if part.actual == self._names[1]:
             raise error
         error = copy(error)  # drops the traceback, whose frames keep objects alive
-        self._ledger.fallback(f"{other} takes over from {part.actual}: {error.what}")
-        part.before += [
-            row_of(c, part.planned, part.actual, part.reason)
-            for c in part.segment.counters()
-            if c.calls
-        ]
-        failed, part.segment = part.segment, self._compile(self._other, part.graph)
-        part.actual, part.reason = other, f"{part.planned} failed: {error.what}"
-        part.checkpoints.clear()
-        failed.close()
-        self.losses += bool(part.graph.tensors(Kind.STATE))
+        name = self._names[1]
+        self._ledger.fallback(f"{name} takes over from {part.actual}: {error.what}")
+        part.segment.close()
+        reason = f"{part.planned} failed: {error.what}"
+        self._host = self._compile(self._other, name, part.graph, reason)
+        self._host.before = [*part.before, *part.counted()]
+        self._host_losses += part.has_states
 
     # --- States ---------------------------------------------------------------------------------
 
     def begin(self, sequence: int, position: int) -> bool:
         """Prepare for a run from *position* on; return False if a device lost its states."""
-        try:
-            for part in self._parts:
+        if not self.recurrent:
+            return True
+        for part in self.parts:
+            try:
                 part.begin(sequence, position)
-        except DriverError as error:
-            self._move(part, error)
-            return False
+            except DriverError as error:
+                self._recover(part, error)
+                return False
         return True
 
     def reach(self, sequence: int, length: int) -> int:
         """Return the largest number of positions, at most *length*, that `rewind` can keep."""
-        while (minimum := min(part.reach(sequence, length) for part in self._parts)) < length:
+        parts = self.parts
+        while (minimum := min(part.reach(sequence, length) for part in parts)) < length:
             length = minimum
         return length
 
@@ -287,20 +225,18 @@ class Executor:
         Returns:
             The number of positions that were kept: *length*, or 0 if a device failed.
         """
-        failed = False
-        for part in self._parts:
+        for part in self.parts:
             try:
                 part.rewind(sequence, length)
             except DriverError as error:
-                self._move(part, error)
-                failed = True
-        if failed:
-            self.forget(sequence)
-        return 0 if failed else length
+                self._recover(part, error)
+                self.forget(sequence)
+                return 0
+        return length
 
     def _shifting(self) -> list[Shifts] | None:
         """Return the segments with states, or None if one of them cannot remove positions."""
-        segments = [part.segment for part in self._parts if part.graph.tensors(Kind.STATE)]
+        segments = [part.segment for part in self.parts if part.has_states]
         able: list[Shifts] = [s for s in segments if isinstance(s, Shifts) and s.shifts]
         return able if len(able) == len(segments) else None
 
@@ -313,17 +249,6 @@ class Executor:
         """Remove *drop* positions after the first *keep*; the caller has checked `shifts`."""
         for segment in self._shifting() or ():
             segment.shift(sequence, keep, drop)
-
-    @property
-    def recurrent(self) -> bool:
-        """Whether the graph has recurrent states, which have no axis of positions."""
-        return any(recurrent(part.graph) for part in self._parts)
-
-    @property
-    def recurrent_bytes(self) -> int:
-        """Bytes of the recurrent states of one sequence, as float32."""
-        tensors = [tensor for part in self._parts for tensor in recurrent(part.graph)]
-        return 4 * sum(math.prod(dim.size or 1 for dim in tensor.shape) for tensor in tensors)
 
     # --- Several sequences ----------------------------------------------------------------------
 
@@ -341,12 +266,13 @@ class Executor:
                 states then.
         """
         try:
-            for part in self._parts:
-                part.fork(source, target, length)
-        except DriverError as error:
-            self._move(part, error)
-            self.forget(target)
-            return False
+            for part in self.parts:
+                try:
+                    part.fork(source, target, length)
+                except DriverError as error:
+                    self._recover(part, error)
+                    self.forget(target)
+                    return False
         except BaseException:
             self.forget(target)
             raise
@@ -358,7 +284,7 @@ class Executor:
         Args:
             without: As in `Segment.capacity`.
         """
-        found = [each for part in self._parts if (each := part.segment.capacity(without))]
+        found = [each for part in self.parts if (each := part.segment.capacity(without))]
         return min(found, key=lambda capacity: capacity.free, default=None)
 
     def read(self, sequence: int) -> dict[str, Array]:
@@ -369,30 +295,54 @@ class Executor:
         """
         return {
             tensor.name: part.segment.read_exact(tensor, sequence)
-            for part in self._parts
+            for part in self.parts
             for tensor in part.graph.tensors(Kind.STATE)
         }
 
     def write(self, sequence: int, states: Mapping[str, Array]) -> bool:
-        """Set all states to *states*, a result of `read`; return False if some were rounded."""
+        """Set all states to *states*, a result of `read`; return False if some were rounded.
+
+        If a device fails, it is replaced, and all states are written again.
+        """
         exact = True
-        for part in self._parts:
+        for part in self.parts:
             try:
                 exact &= part.write(sequence, states)
             except DriverError as error:
-                self._move(part, error)
-                exact &= part.write(sequence, states)
+                self._recover(part, error)
+                return self.write(sequence, states)
         return exact
 
     def forget(self, sequence: int) -> None:
         """Drop all states of a sequence."""
-        for part in self._parts:
+        for part in self.parts:
             part.forget(sequence)
 
     def close(self) -> None:
         """Release all segments."""
-        for part in self._parts:
+        for part in self.parts:
             part.segment.close()
+
+
+def _calling(
+    graph: Graph, parts: Sequence[tuple[Any, Graph]], away: object, extra_outputs: Iterable[str]
+) -> Graph:
+    """Return the program of the host: *graph* with an op for each part that runs on *away*."""
+    if len(parts) == 1:
+        return parts[0][1]
+    listed: list[Op] = []
+    for who, part in parts:
+        listed += [_call(part)] if who is away else part.ops
+    given = {t.name for op in listed for t in op.reads if t.kind is Kind.INPUT}
+    made = {t.name for op in listed for t in op.writes}
+    return Graph(graph.name, tuple(listed), frozenset(given), frozenset(made & set(extra_outputs)))
+
+
+def _call(part: Graph) -> ops.Foreign:
+    read = {t.name: t for op in part.ops for t in op.reads if t.name in part.given}
+    made = {t.name: t for op in part.ops for t in op.writes if t.kind in WRITTEN}
+    outs = [t for t in made.values() if t.name in part.wanted or t.kind is Kind.OUTPUT]
+    return ops.Foreign(name=part.name, inputs=tuple(read.values()), outs=tuple(outs))
 
 
 def runs_graphs(device: object) -> TypeGuard[Compiler]:

@@ -8,11 +8,13 @@ weights that save the most time.
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.lowering.constants import products
 from npurt.cpu.lowering.segment import CpuSegment
 from npurt.device.device import F32, Caps, Device
-from npurt.device.segment import Limits, Segment, Weights
+from npurt.device.segment import NO_FOREIGN, Limits, RunForeign, Segment, Weights
 from npurt.device.verify import Sampler
 from npurt.graph import ops
 from npurt.graph.graph import Graph
@@ -57,15 +59,33 @@ class Offload:
         """Return the reason why the CPU cannot run *op*, or None if it can."""
         return self._cpu.why_not_op(op, limits)
 
-    def compile(self, part: Graph, weights: Weights, limits: Limits) -> Segment:
+    def compile(
+        self,
+        part: Graph,
+        weights: Weights,
+        limits: Limits,
+        foreign: Mapping[str, RunForeign] = NO_FOREIGN,
+    ) -> Segment:
         """Place the weights of *part* and return a segment.
+
+        Args:
+            foreign: See `npurt.device.segment.Host`.
 
         Raises:
             NotOffloaded: In strict mode, the device refuses a weight or a net, or has too little
                 memory.
         """
         place_all = functools.partial(self._place, limits.rows)
-        return CpuSegment(place_all, self._steps, part, weights, limits)
+        return CpuSegment(place_all, self._steps, part, weights, limits, foreign)
+
+    def pack_output(self, op: ops.MatMul, weights: Weights) -> None:
+        """Pack only the output matrix and the norm before it, for heads."""
+        name, norm = op.weight.name, "output_norm.weight"
+        (placed,) = place([self._wanted(op, weights, 1)], self._device, self._cpu)
+        self.weights[name] = placed
+        self.vectors[norm] = np.ascontiguousarray(weights.values(norm), np.float32)
+        if op.bias is not None:
+            placed.add_bias(np.ascontiguousarray(weights.values(op.bias.name), np.float32))
 
     def plan(self, sampler: Sampler) -> Plan:
         """Return an empty plan."""

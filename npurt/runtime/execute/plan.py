@@ -28,6 +28,7 @@ from npurt.runtime.execute.placement import Placed, Stacked
 from npurt.runtime.execute.recurrence import RemoteDelta
 from npurt.runtime.execute.remote import RemoteProducts, RemoteStep
 from npurt.runtime.report.ledger import Ledger, Row, row_of
+from npurt.runtime.report.trace import Trace
 
 
 class Plan(Steps):
@@ -70,18 +71,22 @@ class Plan(Steps):
 
     def run(self, table: RowTable) -> None:
         """Run all steps, and record them in the ledger's trace."""
-        self._walk("run", self._steps, table)
+        if self._ledger.trace is None:
+            for step in self._steps:
+                step.run(table)
+        else:
+            self._traced(self._ledger.trace, "run", self._steps, table)
 
     def replay(self, table: RowTable) -> None:
         """Run only the delta nets, on the stored inputs of the rows of *table*."""
-        self._walk("replay", self._replays, table)
-
-    def _walk(self, name: str, steps: Sequence[Step], table: RowTable) -> None:
-        trace, rows = self._ledger.trace, table.rows
-        if trace is None:
-            for step in steps:
+        if self._ledger.trace is None:
+            for step in self._replays:
                 step.run(table)
-            return
+        else:
+            self._traced(self._ledger.trace, "replay", self._replays, table)
+
+    def _traced(self, trace: Trace, name: str, steps: Sequence[Step], table: RowTable) -> None:
+        rows = table.rows
         first = table.spans[0]
         with trace.span(name, "", rows=rows, position=first.position, sequences=len(table.spans)):
             for step in steps:

@@ -7,14 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 from npurt.cpu.device import CpuDevice
-from npurt.cpu.pool.checked import WRONG_TWICE
 from npurt.cpu.pool.table import RowTable
 from npurt.cpu.state.arrays import Recurrence
 from npurt.cpu.state.slots import Slots
 from npurt.device.delta import DeltaError, DeltaNet, DeltaNets, DeltaState
 from npurt.device.delta_check import is_right
 from npurt.device.device import F32, FLUSHED, UNIT, Device
-from npurt.device.verify import Mode, Sampler
+from npurt.device.verify import WRONG_TWICE, Mode, Sampler
 from npurt.errors import DriverError, VerificationFailed
 from npurt.runtime.report.ledger import Ledger, Row
 

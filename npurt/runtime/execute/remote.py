@@ -9,12 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from npurt.cpu.device import CpuDevice
-from npurt.cpu.pool.checked import WRONG_TWICE
 from npurt.cpu.pool.engine import Input
 from npurt.cpu.pool.table import RowTable
 from npurt.device.device import F32, Device, Packed
 from npurt.device.host_products import KeepsArithmetic, moved_to_host
-from npurt.device.verify import Check, Sampler
+from npurt.device.verify import WRONG_TWICE, Check, Sampler
 from npurt.errors import DeviceFull, DriverError, VerificationFailed
 from npurt.runtime.execute.placement import Placed
 from npurt.runtime.execute.shortlist import Shortlist

@@ -1,5 +1,6 @@
-"""Run an op without a kernel in numpy, between the programs."""
+"""Run an op without a kernel between the programs: in numpy, or on another device."""
 
+import abc
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -11,10 +12,10 @@ from npurt.cpu.lowering.buffers import row_multiplier_of
 from npurt.cpu.lowering.constants import Constants
 from npurt.cpu.pool.table import RowTable
 from npurt.device.device import F32
-from npurt.device.segment import Array, Counter
+from npurt.device.segment import Array, Counter, RunForeign
 from npurt.device.verify import Sampler
 from npurt.graph.meaning import by_row
-from npurt.graph.ops import Fused, Op
+from npurt.graph.ops import Foreign, Fused, Op
 from npurt.graph.rows import Rows
 from npurt.graph.state import Run, States
 from npurt.graph.tensor import SELECTED, Tensor
@@ -62,8 +63,8 @@ class Current:
     rows: Rows = field(default_factory=lambda: Rows.of(0))
 
 
-class NumpyStep:
-    """A step that runs an op without a kernel, by its function in `npurt.graph.meaning`.
+class OutsideStep(abc.ABC):
+    """A step that computes an op without a kernel, from copies of the values in buffers.
 
     Attributes:
         makes: The tensors that the op writes.
@@ -72,19 +73,69 @@ class NumpyStep:
             added.
     """
 
-    def __init__(self, constants: Constants, current: Current, states: States, op: Op) -> None:
-        self._constants, self._current, self._states = constants, current, states
-        self._parts = op.parts if isinstance(op, Fused) else (op,)
+    def __init__(self, current: Current, op: Op) -> None:
         self.makes = op.writes
-        self._counters = [Counter.of(part) for part in self._parts]
         self.sources: list[TensorView] = []
         self.targets: list[TensorView] = []
+        self._current = current
 
     def run(self, table: RowTable) -> None:
-        """Compute the op, row by row."""
+        """Compute the op."""
         current = self._current
         for source in self.sources:
             current.values[source.name] = source.take(table)
+        self.compute(current)
+        for target in self.targets:
+            target.put(current.values[target.name])
+
+    @abc.abstractmethod
+    def compute(self, current: Current) -> None:
+        """Add the op's results to the values."""
+
+    def verify(self, sampler: Sampler) -> None:  # noqa: B027
+        """Do nothing: the step has no packed weight."""
+
+    def redirect_last(self, array: F32) -> None:  # noqa: B027
+        """Do nothing: the step does not write the output that `Steps.redirect` moves."""
+
+    @abc.abstractmethod
+    def about(self) -> tuple[str, str]:
+        """Return the labels of the ops, separated by commas, and the name of the device."""
+
+    def counters(self) -> Iterable[Counter]:
+        """Return the counters of the ops; by default none."""
+        return ()
+
+
+class ForeignStep(OutsideStep):
+    """A step that calls a part of the graph on another device."""
+
+    def __init__(self, current: Current, op: Foreign, function: RunForeign) -> None:
+        super().__init__(current, op)
+        self._name, self._inputs, self._function = op.name, op.inputs, function
+
+    def compute(self, current: Current) -> None:
+        """Call the function with the inputs, and keep the outputs."""
+        given = {tensor.name: current.values[tensor.name] for tensor in self._inputs}
+        made = self._function(given, current.rows)
+        current.values |= {tensor.name: made[tensor.name] for tensor in self.makes}
+
+    def about(self) -> tuple[str, str]:
+        """Return the name of the part; its own event in a trace names its device."""
+        return self._name, ""
+
+
+class NumpyStep(OutsideStep):
+    """A step that runs an op by its function in `npurt.graph.meaning`, row by row."""
+
+    def __init__(self, constants: Constants, current: Current, states: States, op: Op) -> None:
+        super().__init__(current, op)
+        self._constants, self._states = constants, states
+        self._parts = op.parts if isinstance(op, Fused) else (op,)
+        self._counters = [Counter.of(part) for part in self._parts]
+
+    def compute(self, current: Current) -> None:
+        """Compute the op with numpy."""
         run = Run(np.float32, current.values, self._constants.load, self._load_rows, current.rows,
                   self._states)  # fmt: skip
         for part, counter in zip(self._parts, self._counters, strict=True):
@@ -93,18 +144,10 @@ class NumpyStep:
                 results = by_row(part, run)
             current.values |= {t.name: v for t, v in zip(part.writes, results, strict=True)}
             counter.count(part, len(results[0]), time.perf_counter() - start)
-        for target in self.targets:
-            target.put(current.values[target.name])
 
     def about(self) -> tuple[str, str]:
         """Return the labels of the ops, separated by commas, and the name of the device."""
         return ", ".join(counter.op for counter in self._counters), "cpu"
-
-    def verify(self, sampler: Sampler) -> None:
-        """Do nothing: a product in numpy has no packed weight and is not verified."""
-
-    def redirect_last(self, array: F32) -> None:
-        """Do nothing: a numpy step does not write the output that `Steps.redirect` moves."""
 
     def counters(self) -> Iterable[Counter]:
         """Return the counters of the ops."""
