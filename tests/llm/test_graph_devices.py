@@ -121,7 +121,7 @@ def test_drafts_do_not_change_the_text_of_a_device_that_runs_graphs(model, kind)
     draft, prompt = "lookup" if kind == "lookup" else path(model), [1, 2, 3, 4, 1, 2, 3, 4]
     with opened(model, Partial()) as llm:
         want = llm.generate(prompt, max_tokens=20, temperature=0)
-        assert llm.model.weight_bytes > 0
+        assert llm.weight_bytes > 0
 
     with opened(model, Partial(), draft=draft) as llm:
         assert llm.generate(prompt, max_tokens=20, temperature=0) == want
@@ -131,7 +131,7 @@ def test_drafts_do_not_change_the_text_of_a_device_that_runs_graphs(model, kind)
 def test_matrices_of_a_device_that_runs_graphs_are_its_own():
     """The host cannot use numpy's matrices; the report counts the host's calls as numpy's."""
     with opened("llama3") as llm:
-        assert llm.model.weight_bytes == sum(
+        assert llm.weight_bytes == sum(
             cost(op, 1).weight_bytes for op in llm.model.setup.graph.graph.ops
             if isinstance(op, ops.MatMul)
         )  # fmt: skip

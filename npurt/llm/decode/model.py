@@ -440,6 +440,11 @@ class Llama(TextGenerator):
         return tuple(self.model.file.tensors.values())
 
     @property
+    def weight_bytes(self) -> int:
+        """Bytes of all matrices, including the output matrix, excluding the token embeddings."""
+        return self.model.weight_bytes
+
+    @property
     def device(self) -> Device:
         """The device that runs matrix products."""
         return self.model.devices.device
