@@ -141,7 +141,7 @@ def test_dir_of_a_model_lists_what_users_call_and_no_internals(llm):
 
     assert {"generate", "chat", "tokenize", "report", "n_ctx", "config", "close"} <= names
     assert not [name for name in names if name.startswith("_")]
-    assert not names & {*model.INTERNALS, "file", "lock", "weight_bytes"}
+    assert not names & {*model.INTERNALS, "file", "lock"}
     for name in {*model.INTERNALS, *names} - {"speculator"}:
         assert hasattr(npurt.Llama, name) or name in vars(llm)  # each exists
     for name in names - set(vars(llm)):
