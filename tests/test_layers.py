@@ -16,6 +16,7 @@ LAYERS = [  # lowest first; two names in one layer never import each other
     {"quant"},
     {"graph"},
     {"device"},
+    {"backend"},
     {"cpu", "hexagon", "reference", "rknpu"},
     {"testing"},
     {"runtime"},
@@ -31,7 +32,7 @@ SUBPACKAGES: dict[str, list[set[str]]] = {
         {"file_kinds", "library", "threads"},
     ],
     "cli": [{"signals"}, {"arguments", "output"}, {"verbs"}],
-    "cpu": [{"kernels"}, {"pool"}, {"state"}, {"lowering"}, {"device"}],
+    "cpu": [{"kernels"}, {"pool"}, {"state"}, {"lowering"}, {"device"}, {"backend"}],
     "device": [
         {"device", "restart"},
         {"delta", "host_products"},
@@ -48,6 +49,7 @@ SUBPACKAGES: dict[str, list[set[str]]] = {
         {"connect"},
         {"device"},
         {"doctor"},
+        {"backend"},
     ],
     "llm": [
         {"file"},
@@ -59,7 +61,7 @@ SUBPACKAGES: dict[str, list[set[str]]] = {
         {"batch"},
         {"measure", "convert"},
     ],
-    "rknpu": [{"isa"}, {"plan"}, {"driver"}, {"device"}, {"doctor"}],
+    "rknpu": [{"isa"}, {"plan"}, {"driver"}, {"device"}, {"doctor"}, {"backend"}],
     "serve": [
         {"engine", "http"},
         {"tools"},

@@ -9,7 +9,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 
 from npurt.cpu.device import CpuDevice
-from npurt.cpu.lowering.constants import products
 from npurt.cpu.lowering.segment import CpuSegment
 from npurt.device.device import F32, Caps, Device
 from npurt.device.segment import Limits, Segment, Weights
@@ -17,6 +16,7 @@ from npurt.device.verify import Sampler
 from npurt.graph import ops
 from npurt.graph.graph import Graph
 from npurt.graph.ops import Op, Precision
+from npurt.graph.weights import products
 from npurt.runtime.execute.placement import Placed, Wanted, place
 from npurt.runtime.execute.plan import Plan
 from npurt.runtime.report.ledger import Ledger
