@@ -10,12 +10,12 @@ import argparse
 import time
 
 import npurt
-from npurt.cpu.pool.draw import Draw
 from npurt.llm.batch.scheduler import Scheduler
 from npurt.llm.batch.sequence import Sequence
 from npurt.llm.decode import sampler
 from npurt.llm.decode.options import Request
 from npurt.llm.decode.samplers import top_k
+from npurt.llm.decode.samplers.in_c import Draw
 from npurt.llm.spec.lookup import Lookup
 from npurt.llm.spec.opening import Drafts
 

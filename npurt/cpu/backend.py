@@ -15,12 +15,4 @@ def _open(name: str, threads: int | None) -> "Device":
     return CpuDevice(threads)
 
 
-def is_compiled() -> bool:
-    """Return whether the library of the kernels exists."""
-    from npurt.base import library
-    from npurt.cpu.kernels import abi
-
-    return library.path_of(abi.LIBRARY).exists()
-
-
 BACKEND = Backend("cpu", _open, is_npu=False)

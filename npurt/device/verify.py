@@ -46,6 +46,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -56,6 +57,11 @@ from npurt.settings import VERIFY, read
 PROBE_ROUNDINGS = 2 * 64 + 2  # roundings in an element of s: check__vec.c sums in float32
 OVERFLOW = 2.0**128 * (1 - 2.0**-7)  # a value that 2^17 roundings may increase to an overflow
 SLICE = 1024  # rows of a weight that are converted to float64 at a time
+ORACLE = "scalar"  # the CPU's instruction set whose kernels recompute wrong products
+WRONG_TWICE = (  # a remedy
+    "check the hash of the model file and the memory of this machine (memtest), then run again "
+    "with NPURT_VERIFY=always and report the output"
+)
 SAMPLE = 0.01  # fraction of products checked in `sample` mode, after the first of each shape
 
 
@@ -272,3 +278,11 @@ class Check:
         multiplied = packed.device.multiplied(x, packed)
         magnitudes = packed.device.magnitudes(x, packed)
         return is_right(self._probe, packed, multiplied, y, magnitudes=magnitudes)
+
+
+@runtime_checkable
+class Probing(Protocol):
+    """A device that makes probes of its weights faster than `probe_of`."""
+
+    def probe(self, name: str, packed: Packed) -> Probe:
+        """Return the probe of a weight of this device; *name* is for errors."""

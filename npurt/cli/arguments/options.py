@@ -25,7 +25,7 @@ INTERRUPTED = 130  # exit status after Ctrl-C
 TRAINED = "the model's trained context, at most 4096"
 KV_TYPES = ("f16", "f32")  # the first is the default
 GOES_ON = "{} is not complete; run the same command again to resume the download"
-MAX_BATCH = 512  # tokens of a run; `npurt.cpu.kernels.abi.limits` has the same number
+MAX_BATCH = 512  # tokens of a run; `npurt.graph.sizes` has the same number
 MAX_SECONDS = 1e8  # upper bound on a timeout; the system's limit is slightly higher
 MAX_BYTES = 256 << 20  # upper bound on a file that is read into memory (not a model)
 

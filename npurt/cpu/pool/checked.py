@@ -15,15 +15,9 @@ from npurt.cpu.pool.program import Program, batches
 from npurt.cpu.pool.table import RowTable
 from npurt.device.device import F32, F64, Packed
 from npurt.device.segment import Counter
-from npurt.device.verify import Mode, Probe, Sampler, is_right, make_probe, probe_vector
+from npurt.device.verify import ORACLE, Mode, Probe, Sampler, is_right, make_probe, probe_vector
+from npurt.device.verify import WRONG_TWICE as WRONG_TWICE
 from npurt.errors import VerificationFailed
-
-ORACLE = "scalar"  # the instruction set whose kernels recompute wrong products
-
-WRONG_TWICE = (
-    "check the hash of the model file and the memory of this machine (memtest), then run again "
-    "with NPURT_VERIFY=always and report the output"
-)
 
 P = ParamSpec("P")
 

@@ -4,11 +4,11 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any, Self
 
-from npurt.cpu.kernels.abi import limits
 from npurt.device.device import Device
 from npurt.device.verify import Sampler as Checks
 from npurt.device.verify import mode
 from npurt.errors import SettingError, brief
+from npurt.graph.sizes import SIZES
 from npurt.llm.decode.embed import Embedder
 from npurt.llm.decode.generate import Generator, Timing
 from npurt.llm.decode.parts import Part
@@ -129,7 +129,7 @@ class Llama:
         require_draft(draft, draft_max=draft_max, draft_device=draft_device)
         sequences = integer("max_sequences", max_sequences, 1, MAX_SEQUENCES)
         kv_bytes = optional_integer("kv_bytes", kv_bytes, 1)
-        maximum = limits().rows
+        maximum = SIZES.rows
         self.n_batch = integer("n_batch", maximum if n_batch is None else n_batch, 1, maximum)
         seed, shift = none_at_minus_one("seed", seed), flag("context_shift", context_shift)
         template = None if chat_template is None else named_templates.source(chat_template)

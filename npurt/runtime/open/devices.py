@@ -6,10 +6,13 @@ Grammar: ``cpu``, ``auto``, ``numpy``, ``hexagon[:INDEX[/SESSION]]``, ``hexagon:
 
 import warnings
 from dataclasses import dataclass
+from typing import TypeGuard
 
-from npurt.cpu.backend import BACKEND as CPU
-from npurt.cpu.backend import is_compiled
+from npurt.base import library
+from npurt.cpu.device import CpuDevice
+from npurt.cpu.kernels import abi
 from npurt.device.device import Device
+from npurt.device.verify import ORACLE
 from npurt.errors import DeviceNotFound, NpurtError, brief
 from npurt.runtime.open import registry
 from npurt.runtime.open.arguments import optional_integer
@@ -43,10 +46,10 @@ def open_device(name: str | None = None, *, threads: int | None = None) -> Devic
         said = f"{DEVICE.name}={name!r}"
     if name == "auto":
         return open_host(threads)
-    if name == CPU.name:
-        return CPU.open(name, threads)
+    if name == "cpu":
+        return open_cpu(threads)
     backend = backend_of(name)
-    if backend is None or backend is CPU:
+    if backend is None or backend.name == "cpu":
         raise no_device(said)
     try:
         return backend.open(name, threads)
@@ -55,12 +58,27 @@ def open_device(name: str | None = None, *, threads: int | None = None) -> Devic
         raise type(error)(what, remedy=error.remedy) from error
 
 
+def open_cpu(threads: int | None = None) -> CpuDevice:
+    """Open the CPU, which also runs the ops that an NPU leaves to it."""
+    return CpuDevice(threads)
+
+
+def open_oracle() -> CpuDevice:
+    """Open the CPU with its plainest kernels, which compute wrong products again."""
+    return CpuDevice(isa=ORACLE)
+
+
+def is_cpu(device: Device) -> TypeGuard[CpuDevice]:
+    """Return whether *device* is the CPU."""
+    return isinstance(device, CpuDevice)
+
+
 def open_host(threads: int | None = None) -> Device:
     """Open the CPU, or numpy if npurt's kernels were not compiled."""
     try:
-        return CPU.open(CPU.name, threads)
+        return open_cpu(threads)
     except DeviceNotFound as error:
-        if read(LIBRARIES, str) or is_compiled():
+        if read(LIBRARIES, str) or library.path_of(abi.LIBRARY).exists():
             raise
         warnings.warn(f"{error}\nnumpy computes instead, which is slow", stacklevel=3)
         return registry.BACKENDS["numpy"]().open("numpy", None)
