@@ -10,10 +10,10 @@ import argparse
 import time
 
 import npurt
-from npurt.cpu.pool.draw import Draw
 from npurt.llm.decode import sampler
 from npurt.llm.decode.options import Request
 from npurt.llm.decode.samplers import top_k
+from npurt.llm.decode.samplers.in_c import Draw
 from npurt.llm.engine.scheduler import Scheduler
 from npurt.llm.engine.sequence import Sequence
 from npurt.llm.spec.lookup import Lookup

@@ -19,18 +19,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rknpu_model import config_of
+from rknpu_model import described, rounded
 from tqdm import tqdm
 
 import npurt
-from npurt.llm.file.config import Config
-from npurt.llm.measure.estimate import WeightEstimate, estimates
-from npurt.llm.measure.hexagon_speed import BOARD, hexagon_packets, hexagon_rates
-from npurt.llm.measure.speed import BOARDS, product_jobs, rates_together
+from npurt.backend.estimates import ModelWork
+from npurt.hexagon.device.estimator import DragonQ6A, packets
+from npurt.llm.measure.estimate import expected
+from npurt.llm.measure.speed import rates, work
 from npurt.llm.session.context import Context, Piece, run_together
+from npurt.rknpu.device.estimate import jobs
+from npurt.rknpu.device.estimator import BOARDS
 from npurt.rknpu.driver.system import Simulator
 from npurt.rknpu.plan import cost
 
+BOARD = DragonQ6A()
 RKNPU = ("rknpu:sim-vendor", "rknpu:sim")
 HEXAGON = ("hexagon:sim-v68", "hexagon:sim-v73")
 THREADS = 4  # hardware threads of the simulated DSP
@@ -92,10 +95,10 @@ def steps(
             yield counts.take()
 
 
-def planned(config: Config, rows: list[WeightEstimate], number: int) -> dict[str, int]:
+def planned(step: ModelWork, number: int) -> dict[str, int]:
     """Return a step's planned counts. A job is one submit with rknpu, one per core with rocket."""
     found = {"bytes": 0, "tasks": 0, "jobs": 0}
-    for plans, times in product_jobs(config, rows, number):
+    for plans, _, times in jobs(step.weights, number):
         found["jobs"] += times
         for each in map(cost.count, plans):
             found["bytes"] += times * each.moved
@@ -105,30 +108,32 @@ def planned(config: Config, rows: list[WeightEstimate], number: int) -> dict[str
 
 def rk3588(path: Path, numbers: list[int], *, simulate: bool) -> Iterator[dict[str, Any]]:
     """Yield a row for each number of sequences."""
-    config, rows = config_of(path), list(estimates(path))
+    step = work(described(path).config, rounded(path), every=True)
     counted = {device: list(steps(path, device, numbers, Counters)) for device in RKNPU if simulate}
     for i, number in enumerate(numbers):
-        rates = {
-            f"{driver} at {hz / 1e6:.0f} MHz": rates_together(config, rows, number, driver, hz)
-            for driver, hz in BOARDS
+        together = {
+            f"{board.driver} at {board.clock_hz / 1e6:.0f} MHz": rates(board, step, number)
+            for board in BOARDS
         }
         simulated = {device: counts[i] for device, counts in counted.items()}
         yield {
-            "model": path.name, "texts": number, "planned": planned(config, rows, number),
-            "simulated": simulated, "tokens_per_second": rates,
+            "model": path.name, "texts": number, "planned": planned(step, number),
+            "simulated": simulated, "tokens_per_second": together,
         }  # fmt: skip
 
 
 def hexagon(path: Path, numbers: list[int], device: str) -> Iterator[dict[str, Any]]:
     """Yield a row for each number of sequences; only the board's version has tokens per second."""
-    config, rows, arch = config_of(path), list(estimates(path)), int(device[-2:])
+    model, arch = described(path), int(device[-2:])
+    rows = expected(model.graph(model.config.n_context), None)
+    step = work(model.config, rows, every=True)
     for number, each in zip(numbers, steps(path, device, numbers, Ledger), strict=True):
         row = {
             "model": path.name, "texts": number, "device": device, **each,
-            "planned_packets": round(hexagon_packets(config, rows, number, arch, THREADS)),
+            "planned_packets": round(packets(step.weights, number, arch, THREADS)),
         }  # fmt: skip
-        if arch == BOARD.arch:
-            row["tokens_per_second"] = hexagon_rates(config, rows, number, every=True)
+        if arch == BOARD.board.arch:
+            row["tokens_per_second"] = rates(BOARD, step, number)
         yield row
 
 
@@ -161,9 +166,9 @@ def main() -> None:
 def text_of_rk3588(row: dict[str, Any], one: dict[str, Any]) -> str:
     lines = [f"{row['model']} on an RK3588, {row['texts']} texts: planned {row['planned']}"]
     lines += [f"    {device} counted {counts}" for device, counts in row["simulated"].items()]
-    for board, rates in row["tokens_per_second"].items():
-        times = rates[1] / one["tokens_per_second"][board][1]
-        low, expected, high = (f"{rate:.3g}" for rate in rates)
+    for board, speed in row["tokens_per_second"].items():
+        times = speed[1] / one["tokens_per_second"][board][1]
+        low, expected, high = (f"{rate:.3g}" for rate in speed)
         lines.append(f"    {board}: {low} / {expected} / {high} tokens/s of all ({times:.2f} x)")
     return "\n".join(lines)
 
@@ -175,10 +180,12 @@ def text_of_hexagon(row: dict[str, Any], one: dict[str, Any]) -> str:
         f"{row['weight_bytes']} bytes of weights"
     )
     if "tokens_per_second" in row:
-        rates = row["tokens_per_second"]
-        times = rates[1] / one["tokens_per_second"][1]
-        low, expected, high = (f"{rate:.3g}" for rate in rates)
-        line += f"\n    {BOARD.name}: {low} / {expected} / {high} tokens/s of all ({times:.2f} x)"
+        speed = row["tokens_per_second"]
+        times = speed[1] / one["tokens_per_second"][1]
+        low, expected, high = (f"{rate:.3g}" for rate in speed)
+        line += (
+            f"\n    {BOARD.board.name}: {low} / {expected} / {high} tokens/s of all ({times:.2f} x)"
+        )
     return line
 
 

@@ -12,37 +12,43 @@ tasks and submits independently.
 
 import argparse
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import npurt
-from npurt.llm.arch.reading import describe
-from npurt.llm.file.config import Config
+from npurt.llm.arch.reading import Description, describe
 from npurt.llm.file.gguf import GGUF
-from npurt.llm.measure.estimate import estimates
-from npurt.llm.measure.speed import Rates, product_jobs, speeds
+from npurt.llm.measure.estimate import WeightEstimate, estimates
+from npurt.llm.measure.speed import speeds, work
+from npurt.rknpu.device.estimate import jobs
+from npurt.rknpu.device.estimator import RknpuEstimator, RknpuRounding
 from npurt.rknpu.driver.system import Simulator
 from npurt.rknpu.plan import cost
 
 
-def config_of(path: Path) -> Config:
-    """Return the configuration in a model file."""
+def described(path: Path) -> Description:
+    """Return the description in a model file."""
     with GGUF(path) as file:
-        return describe(file).config
+        return describe(file)
+
+
+def rounded(path: Path) -> list[WeightEstimate]:
+    """Return the estimates of the weights of a model file on an RK3588."""
+    return list(estimates(path, RknpuRounding()))
 
 
 def counts(path: Path, rows: list[Any]) -> dict[str, Any]:
     """Return bytes, tasks and jobs of one token; both drivers have the same."""
-    moved, weights, tasks, jobs = 0, 0, 0, 0
-    for together, times in product_jobs(config_of(path), rows, 1):
-        jobs += times
+    moved, weights, tasks, submits = 0, 0, 0, 0
+    step = work(described(path).config, rows, every=True)
+    for together, _, times in jobs(step.weights, 1):
+        submits += times
         for each in together:
             found = cost.count(each)
             moved += times * found.moved
             tasks += times * found.tasks
             weights += times * sum(map(each.weights.image_bytes, range(len(each.tiles))))
-    return {"bytes": moved, "per_weight_byte": moved / weights, "tasks": tasks, "jobs": jobs}
+    return {"bytes": moved, "per_weight_byte": moved / weights, "tasks": tasks, "jobs": submits}
 
 
 def simulated(path: Path, driver: str) -> dict[str, Any]:
@@ -63,8 +69,9 @@ def simulated(path: Path, driver: str) -> dict[str, Any]:
 
 
 def measure(path: Path, *, simulate: bool) -> dict[str, Any]:
-    rows = list(estimates(path))
-    told = {"model": path.name, "rates": [asdict(each) for each in speeds(config_of(path), rows)]}
+    rows = rounded(path)
+    rates = speeds(described(path).config, rows, RknpuEstimator())
+    told: dict[str, Any] = {"model": path.name, "rates": [each.as_json() for each in rates]}
     told["token"] = counts(path, rows)
     if simulate:
         told["simulated"] = {driver: simulated(path, driver) for driver in cost.CLOCKS}
@@ -78,12 +85,11 @@ def text(told: dict[str, Any]) -> str:
         f"in {token['tasks']} tasks and {token['jobs']} jobs"
     ]
     for row in told["rates"]:
-        each = Rates(**row)
-        both = each.prompt, each.decode
+        both = row["prompt"], row["decode"]
         prompt, decode = (" / ".join(f"{rate:.3g}" for rate in rates) for rates in both)
         lines.append(
-            f"    {each.driver} at {each.mhz:.0f} MHz, tokens/s, least / expected / most: "
-            f"prompt of {each.prompt_tokens} {prompt}; decode {decode}"
+            f"    {row['driver']} at {row['mhz']:.0f} MHz, tokens/s, least / expected / most: "
+            f"prompt of {row['prompt_tokens']} {prompt}; decode {decode}"
         )
     if "simulated" in told:
         lines.append(f"    planned {token['bytes']} bytes; simulated: {told['simulated']}")

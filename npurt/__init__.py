@@ -11,7 +11,6 @@ Importing npurt opens nothing and reads no environment.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from npurt.base import hooks
 from npurt.errors import (
     ContextFull,
     DeviceFull,
@@ -111,10 +110,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
-
-
-def _product(*operands: Any, **options: Any) -> Any:
-    return __getattr__("matmul")(*operands, **options)
-
-
-hooks.product = _product

@@ -68,6 +68,7 @@ def test_a_wheel_holds_the_package_and_nothing_beside_it(wheel, content, platfor
         built = {str(path.relative_to(folder)) for path in made}
         about.add("extra_metadata/libraries.json")
         assert {"npurt/cpu/libnpurt_cpu.so", "npurt/rknpu/sim/librknpu_sim.so"} < built
+        assert "npurt/hexagon/idl/npurt.interface" in built
         assert {f"npurt/hexagon/skel/libnpurt_skel_v{v}.so" for v in (68, 73, 75, 79, 81)} < built
 
     assert wheel.name == f"npurt-{npurt.__version__}-{wheels.tag_of(platform)}.whl"

@@ -13,8 +13,10 @@ import numpy.typing as npt
 
 from npurt.cpu.kernels import abi, layout
 from npurt.cpu.lowering.constants import pack_each
+from npurt.cpu.lowering.head import Head
 from npurt.cpu.lowering.segment import CpuSegment
 from npurt.cpu.lowering.steps import Steps
+from npurt.cpu.pool.checked import Weight, probes_of_images
 from npurt.cpu.pool.engine import Engine
 from npurt.cpu.pool.memory import Arena, allocate
 from npurt.cpu.pool.operands import Image
@@ -25,6 +27,7 @@ from npurt.cpu.state.integers import IntegerState
 from npurt.device.delta import DeltaNet, DeltaNets, DeltaState, require_delta
 from npurt.device.device import F32, Caps, Device, MatMul, Packed, check_product
 from npurt.device.segment import NO_FOREIGN, Limits, RunForeign, Segment, Weights
+from npurt.device.verify import Probe
 from npurt.errors import LayoutError, UnsupportedOp
 from npurt.graph import ops
 from npurt.graph.graph import WRITTEN, Graph
@@ -160,6 +163,11 @@ class CpuDevice(Device, DeltaNets):
         blocks = codes.reshape(*scales.shape, GROUP).astype(np.float64) * scales[..., None]
         return blocks.reshape(x.shape)
 
+    def probe(self, name: str, packed: Packed) -> Probe:
+        """Return the probe of *packed*, whose sums are computed in C from the image."""
+        assert isinstance(packed, CpuPacked)
+        return probes_of_images([(name, packed, None)])[0]
+
     def why_not_delta(self, net: DeltaNet) -> str | None:
         """Return None if the CPU can run *net*, else the first reason why not."""
         heads, width = net.v.shape[2:]
@@ -241,6 +249,20 @@ class CpuDevice(Device, DeltaNets):
         place = functools.partial(pack_each, self.pack_all)
         steps = functools.partial(Steps, self.engine)
         return CpuSegment(place, steps, part, weights, limits, foreign)
+
+    def head(
+        self, steps: Steps, graph: Graph, weight: Weight, vectors: Mapping[str, F32], rows: int
+    ) -> Callable[[F32], F32]:
+        """Return a function that runs *graph*, an output matrix and its norm, on a given stream.
+
+        Args:
+            steps: Empty steps, which the function runs.
+            graph: The graph, from the input ``x``; see `npurt.llm.arch.forward.head`.
+            weight: The matrix of the graph's product.
+            vectors: The weights of the graph's norms, by name.
+            rows: The maximum number of rows in a call.
+        """
+        return Head(steps, graph, weight, vectors, rows)
 
     def close(self) -> None:
         """Stop the threads.  A packed weight is freed with the last reference to it."""

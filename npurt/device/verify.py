@@ -46,6 +46,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -56,7 +57,8 @@ from npurt.settings import VERIFY, read
 PROBE_ROUNDINGS = 2 * 64 + 2  # roundings in an element of s: check__vec.c sums in float32
 OVERFLOW = 2.0**128 * (1 - 2.0**-7)  # a value that 2^17 roundings may increase to an overflow
 SLICE = 1024  # rows of a weight that are converted to float64 at a time
-WRONG_TWICE = (
+ORACLE = "scalar"  # the CPU's instruction set whose kernels recompute wrong products
+WRONG_TWICE = (  # a remedy
     "check the hash of the model file and the memory of this machine (memtest), then run again "
     "with NPURT_VERIFY=always and report the output"
 )
@@ -288,3 +290,11 @@ class Check:
         multiplied = packed.device.multiplied(x, packed)
         magnitudes = packed.device.magnitudes(x, packed)
         return is_right(self._probe, packed, multiplied, y, magnitudes=magnitudes, bias=self.bias)
+
+
+@runtime_checkable
+class Probing(Protocol):
+    """A device that makes probes of its weights faster than `probe_of`."""
+
+    def probe(self, name: str, packed: Packed) -> Probe:
+        """Return the probe of a weight of this device; *name* is for errors."""

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from npurt.base import hooks
 from npurt.errors import LayoutError, UnsupportedOp
 
 Array = npt.NDArray[Any]
@@ -66,11 +65,11 @@ class QuantisedArray(NDArrayOperatorsMixin, abc.ABC):
         return self.shape[0]
 
     def __matmul__(self, other: npt.ArrayLike) -> F32:
-        y: F32 = hooks.product(self, other)
+        y: F32 = _product(self, other)
         return y
 
     def __rmatmul__(self, other: npt.ArrayLike) -> F32:
-        y: F32 = hooks.product(other, self)
+        y: F32 = _product(other, self)
         return y
 
     def __eq__(self, other: object) -> bool:
@@ -131,7 +130,7 @@ def _sum(a: Any, axis_a: int, b: Any, axis_b: int, name: str) -> Any:
     w = w.with_sum_axis(axis % w.ndim)
     if axis not in (w.sum_axis, w.sum_axis - w.ndim):
         raise _across(f"{name} along axis {axis}", w)
-    y = hooks.product(_last(x, other), w.T if w.sum_axis else w)
+    y = _product(_last(x, other), w.T if w.sum_axis else w)
     return np.moveaxis(y, -1, 0) if first and w.ndim > 1 else y
 
 
@@ -168,8 +167,8 @@ def _last(x: Any, axis: int) -> Any:
 def _dot(a: Any, b: Any, out: Array | None = None) -> Any:
     """Implement `numpy.dot`, which differs from `numpy.matmul` if the right operand is a stack."""
     if not isinstance(a, QuantisedArray) or _ndim(b) < 3:
-        return hooks.product(a, b, out=out)
-    y = hooks.product(a, b, out=None if out is None else np.moveaxis(out, 0, -2))
+        return _product(a, b, out=out)
+    y = _product(a, b, out=None if out is None else np.moveaxis(out, 0, -2))
     return np.moveaxis(y, -2, 0) if out is None else out
 
 
@@ -195,7 +194,7 @@ def _multi_dot(arrays: Any, *, out: Array | None = None) -> Any:
     *first, last = arrays
     if not first:
         raise LayoutError("multi_dot got one array", remedy="pass two or more")
-    return hooks.product(functools.reduce(hooks.product, first), last, out=out)
+    return _product(functools.reduce(_product, first), last, out=out)
 
 
 def _einsum(subscripts: Any, *operands: Any, out: Array | None = None, **options: Any) -> Any:
@@ -244,7 +243,7 @@ def _einsum(subscripts: Any, *operands: Any, out: Array | None = None, **options
         raise _across(f"numpy.einsum({subscripts!r})", w)
     left, _, right = of_x.partition(k)
     axis = len(left) if "..." in right else -len(right) - 1
-    y = hooks.product(_last(x, axis), w.T if w.sum_axis else w)
+    y = _product(_last(x, axis), w.T if w.sum_axis else w)
     try:
         return np.einsum(f"{left}{right}{kept}->{output}", y, out=out)
     except (TypeError, ValueError) as error:
@@ -267,14 +266,14 @@ def _matvec(w: Any, x: Any, *, out: Array | None = None) -> Any:
     """Implement `numpy.matvec` of a weight ``[N, K]``: one product with each row of *x*."""
     if not isinstance(w, QuantisedArray):
         raise refused("numpy.matvec", x)
-    return hooks.product(x, w.T, out=out)
+    return _product(x, w.T, out=out)
 
 
 def _vecmat(x: Any, w: Any, *, out: Array | None = None) -> Any:
     """Implement `numpy.vecmat` of a weight ``[K, N]``: one product with each row of *x*."""
     if not isinstance(w, QuantisedArray):
         raise refused("numpy.vecmat", x)
-    return hooks.product(x, w, out=out)
+    return _product(x, w, out=out)
 
 
 def _transpose(a: QuantisedArray, axes: Any = None) -> Any:
@@ -304,14 +303,20 @@ def _result_type(*operands: Any) -> np.dtype[Any]:
     )
 
 
-def _matmul(a: Any, b: Any, *, out: Array | None = None) -> Any:
-    return hooks.product(a, b, out=out)
+def _product(a: Any, b: Any, *, out: Array | None = None) -> Any:
+    """Return ``npurt.matmul(a, b)``, which is what the operator ``@`` of a weight means.
+
+    This is npurt's only import of a higher layer (docs/decisions/023, tests/test_layers.py).
+    """
+    from npurt.runtime.api.matmul import matmul
+
+    return matmul(a, b, out=out)
 
 
 TERM = re.compile(r"[A-Za-z]*(\.\.\.)?[A-Za-z]*")  # subscripts of an operand in einsum
 USUAL_AXES = ([(-2, -1)] * 3, [(-1,), (-2, -1), (-1,)])  # values that ``a @= w`` passes as axes=
 UFUNCS: dict[str, Callable[..., Any]] = {
-    "numpy.matmul": _matmul,
+    "numpy.matmul": _product,
     "numpy.matvec": _matvec,
     "numpy.vecmat": _vecmat,
 }
@@ -331,7 +336,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
 }
 if hasattr(np.linalg, "matmul"):  # numpy 2
     FUNCTIONS |= {
-        np.linalg.matmul: _matmul,
+        np.linalg.matmul: _product,
         np.linalg.tensordot: lambda a, b, /, *, axes=2: _tensordot(a, b, axes),
         np.matrix_transpose: _transpose,
         np.linalg.matrix_transpose: _transpose,

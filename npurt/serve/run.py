@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from npurt.errors import NpurtError
+from npurt.runtime.open import registry
 from npurt.serve.app import application
 from npurt.serve.engine.client import Engine
 from npurt.serve.engine.protocol import MODEL, VERSION, Open
@@ -324,7 +325,8 @@ async def _run_engine(engine: Engine, serving: asyncio.Task[None]) -> None:
         _raise(opening)
         if engine.ready is not None:
             ready = engine.ready
-            hint = "; -dev rknpu or -dev hexagon uses an NPU" if ready.device in HOSTS else ""
+            names = [f"-dev {each.name}" for each in registry.own_backends() if each.is_npu]
+            hint = f"; {registry.listed(names)} uses an NPU" if ready.device in HOSTS else ""
             log.warning("ready: %s, context of %d%s", ready.device, ready.n_ctx, hint)
         watching = asyncio.create_task(engine.watch())
         await asyncio.wait((serving, watching), return_when=asyncio.FIRST_COMPLETED)

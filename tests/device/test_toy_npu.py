@@ -11,7 +11,7 @@ import pytest
 import npurt
 from npurt.graph.tensor import Kind
 from npurt.reference.device import ReferenceDevice
-from npurt.runtime.open.names import GROUP
+from npurt.runtime.open.registry import GROUP
 from npurt.testing import DeviceSuite
 from tests.graph.models import logits
 from tests.llm import tiny

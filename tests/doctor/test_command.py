@@ -17,7 +17,7 @@ from tests.hexagon.objects import shared_object
 def packed(path, name, tmp_path):
     """Write the bundle that the owner of a board would send."""
     system = Recorder(boards.tree(name, tmp_path / name))
-    looked_for = doctor.kinds("hexagon")
+    looked_for = doctor.checklists("hexagon")
     doctor.examine(looked_for, system)
     looked_for[0].collect(system)
     bundle.write(path, system.evidence, "report", {})
@@ -150,7 +150,7 @@ def test_a_board_of_another_maker_is_not_searched_for_a_hexagon(tmp_path):
     compatible = tmp_path / "sys/firmware/devicetree/base/compatible"
     compatible.write_text("radxa,rock-5b\0rockchip,rk3588")
 
-    (found,) = doctor.examine(doctor.kinds("hexagon"), Recorder(tree))
+    (found,) = doctor.examine(doctor.checklists("hexagon"), Recorder(tree))
 
     assert found.absent == "this is a board of rockchip: it has no Hexagon"
     assert not found.runs
@@ -160,7 +160,7 @@ def test_a_board_of_another_maker_is_not_searched_for_a_hexagon(tmp_path):
 def test_this_machine_reads_the_names_in_the_dsps_files(tmp_path):
     shell = tmp_path / "fastrpc_shell_unsigned_3"
     shell.write_bytes(shared_object(exports=("HAP_mmap",), arch=85, swiv=True))
-    machine = doctor.this_machine(doctor.kinds())
+    machine = doctor.this_machine(doctor.checklists())
 
     assert machine.read("exports", str(shell)) == {"arch": 85, "names": ["HAP_mmap"]}
     assert machine.read("checksum", str(shell)) == {"section": True}

@@ -75,7 +75,7 @@ def test_a_page_begins_with_what_never_ran_and_leads_to_the_common_one(page):
 def packed(path, system):
     """Write the bundle of a board; return its path."""
     system = Recorder(system)
-    doctor.examine(doctor.kinds(), system)
+    doctor.examine(doctor.checklists(), system)
     bundle.write(path, system.evidence, "report", {})
     return path
 

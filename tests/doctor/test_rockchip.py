@@ -149,7 +149,7 @@ def test_a_damaged_configuration_is_none(tmp_path):
 
 
 def test_each_board_is_examined_for_the_npu_that_it_can_have(tmp_path):
-    looked_for = all_kinds.kinds()
+    looked_for = all_kinds.checklists()
     hexagon, rknpu = all_kinds.examine(
         looked_for, Recorder(rockchip.Tree("mainline", tmp_path / "rock"))
     )
@@ -165,7 +165,7 @@ def test_each_board_is_examined_for_the_npu_that_it_can_have(tmp_path):
 
 @pytest.mark.parametrize("name", ["mainline", "rk3576", "ddr-parked", "in-use"])
 def test_a_board_is_judged_from_its_bundle(name, npurt, tmp_path):
-    looked_for = all_kinds.kinds("rknpu")
+    looked_for = all_kinds.checklists("rknpu")
     system = Recorder(rockchip.Tree(name, tmp_path))
     all_kinds.examine(looked_for, system)
     looked_for[0].collect(system)

@@ -25,7 +25,7 @@ from npurt.errors import (
 from npurt.graph import ops
 from npurt.graph.cost import cost
 from npurt.reference.segment import ReferenceSegment
-from npurt.runtime.open import names
+from npurt.runtime.open import registry
 from tests.graph.models import logits
 from tests.llm import tiny
 from tests.llm.reference import nmse
@@ -245,9 +245,11 @@ def test_an_interrupted_run_is_mended(monkeypatch):
 
 
 def test_devices_of_other_packages_are_found_by_their_entry_points(monkeypatch):
-    entry = metadata.EntryPoint("partial", "tests.runtime.test_execute:open_partial", names.GROUP)
+    entry = metadata.EntryPoint(
+        "partial", "tests.runtime.test_execute:open_partial", registry.GROUP
+    )
     monkeypatch.setattr(
-        "importlib.metadata.entry_points", lambda group: [entry] * (group == names.GROUP)
+        "importlib.metadata.entry_points", lambda group: [entry] * (group == registry.GROUP)
     )
 
     with npurt.open_device("partial:3") as device:
@@ -258,7 +260,7 @@ def test_devices_of_other_packages_are_found_by_their_entry_points(monkeypatch):
 
 
 def test_an_entry_point_that_cannot_be_imported_is_said(monkeypatch):
-    entry = metadata.EntryPoint("broken", "no_such_package:open", names.GROUP)
+    entry = metadata.EntryPoint("broken", "no_such_package:open", registry.GROUP)
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [entry])
 
     with pytest.raises(npurt.DeviceNotFound, match="no_such_package"):

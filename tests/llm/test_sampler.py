@@ -130,7 +130,7 @@ def test_sampling_needs_nothing_that_is_compiled(tmp_path):
         rows = np.random.default_rng(0).standard_normal((20, 999), np.float32)
         sampler = Sampler(Sampling(seed=1))
         print([sampler.sample(row, [i]) for i, row in enumerate(rows)])
-        print(__import__("npurt.llm.decode.samplers.top_k", fromlist=["x"]).compiled())
+        print(__import__("npurt.llm.decode.samplers.in_c", fromlist=["x"]).compiled())
     """
     found = [
         subprocess.run(

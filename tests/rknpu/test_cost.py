@@ -5,12 +5,12 @@ import math
 
 import pytest
 
+from npurt.backend.estimates import Estimate, ModelWeight, ModelWork
 from npurt.rknpu.device import quantise
-from npurt.rknpu.device.estimate import Weight, run_seconds
+from npurt.rknpu.device.estimate import run_seconds
 from npurt.rknpu.isa.formats import FORMATS, number_format
 from npurt.rknpu.isa.layout import Layout
 from npurt.rknpu.plan import cost
-from npurt.rknpu.plan.cost import Estimate
 from npurt.rknpu.plan.tiling import Interval, plan, plan_weights, split
 from tests.rknpu.measurements import LANGUAGE, MODELS, PRODUCTS
 from tests.rknpu.test_device import by_scheme, device, inputs, multiply, tensor
@@ -57,10 +57,10 @@ def of_run(run):
     layers, d, ff, q, kv, vocabulary = MODELS[run.model]
     kinds = [("qkv", q, d), ("qkv", kv, d), ("qkv", kv, d), ("out", d, q)]
     kinds += [("gate up", ff, d), ("gate up", ff, d), ("down", d, ff)]
-    weights = [Weight(n, k, run.scheme, call, copies=layers) for call, n, k in kinds]
-    weights.append(Weight(vocabulary, d, run.scheme, "output", head=True))
+    weights = [ModelWeight(n, k, run.scheme, call, copies=layers) for call, n, k in kinds]
+    weights.append(ModelWeight(vocabulary, d, run.scheme, "output", head=True))
     seconds = run_seconds(
-        weights, run.tokens, layers=layers, units=layers * (d + ff), driver=run.driver,
+        ModelWork(weights, layers, layers * (d + ff)), run.tokens, driver=run.driver,
         clock_hz=run.mhz * 1e6,
     )  # fmt: skip
     return Estimate(*[1e3 * each for each in seconds])
@@ -118,9 +118,9 @@ def test_the_range_is_no_wider_than_what_is_not_known():
 )
 def test_experts_share_the_tokens(tokens, rows, times):
     """Each token uses 8 of 128 experts: this sets the rows of each expert and the products."""
-    assert Weight(768, 2048, "int8", "up", experts=128, used=8).rows(tokens) == (rows, times)
-    assert Weight(768, 2048, "int8", "up", copies=4).rows(tokens) == (tokens, 4)
-    assert Weight(768, 2048, "int8", "output", head=True).rows(tokens) == (1, 1)
+    assert ModelWeight(768, 2048, "int8", "up", experts=128, used=8).rows(tokens) == (rows, times)
+    assert ModelWeight(768, 2048, "int8", "up", copies=4).rows(tokens) == (tokens, 4)
+    assert ModelWeight(768, 2048, "int8", "output", head=True).rows(tokens) == (1, 1)
 
 
 def test_a_slower_clock_and_another_driver_take_longer():

@@ -10,7 +10,8 @@ from npurt.cpu.device import CpuDevice
 from npurt.cpu.kernels import abi
 from npurt.errors import DeviceNotFound, NpurtError, SettingError, UnknownDevice
 from npurt.runtime.api.bench import bench_matmul
-from npurt.runtime.open.devices import KINDS, SIMULATORS, devices, open_device
+from npurt.runtime.open.devices import devices, open_device
+from npurt.runtime.open.registry import BACKENDS, simulators
 
 
 @pytest.mark.parametrize("name", ["cpu", "auto", None])
@@ -37,7 +38,7 @@ def test_a_device_that_is_not_there_is_said_so_by_name(name, bare):
     assert caught.value.remedy
 
 
-@pytest.mark.parametrize("name", [*SIMULATORS, "hexagon:sim-v73"])
+@pytest.mark.parametrize("name", [*simulators(), "hexagon:sim-v73"])
 def test_a_simulated_device_is_always_there(name):
     with open_device(name) as device:
         assert device.caps.name == name
@@ -48,7 +49,8 @@ def test_a_simulated_device_is_always_there(name):
 def test_what_is_no_device_name_is_refused_with_those_that_are(name):
     with pytest.raises(UnknownDevice) as caught:
         open_device(name)
-    assert all(kind in caught.value.remedy for kind in (*KINDS, *SIMULATORS))
+    names = [*BACKENDS, *simulators()]
+    assert all(name in caught.value.remedy for name in names)
 
 
 @pytest.mark.parametrize("name", [None, "auto"])
@@ -64,7 +66,7 @@ def test_the_environment_names_the_device_when_nobody_does(monkeypatch, name):
 def test_devices_are_listed_with_what_they_are_or_why_not(bare):
     rows = devices()
 
-    assert [row.device for row in rows] == list(KINDS)
+    assert [row.device for row in rows] == list(BACKENDS)
     assert rows[0].found
     assert next(iter(abi.isas())) in rows[0].detail
     assert rows[-1].found  # numpy is always found

@@ -6,7 +6,7 @@ pyproject.toml pins.  It is not installed.  It compiles a product only when the 
 flags changed.
 
 `PRODUCTS` are the CPU kernels, the host libraries of the NPU backends, the skels (DSP libraries of
-the Hexagon) with their manifest, and the simulators of both NPUs.
+the Hexagon) with their manifest, their interface as Python code, and the simulators of both NPUs.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,9 +19,11 @@ from tools.build.hexagon import (
     ARCHS,
     IDL_COMPILER,
     SHELL_NAMES,
+    build_interface,
     build_skels,
     compile_program,
     compile_skel,
+    interface_inputs,
     rtlib,
     shell_names,
     skel_inputs,
@@ -137,6 +139,10 @@ def _make_skels(package: Path, _target: str) -> list[Path]:
     return build_skels(package / "hexagon/skel")
 
 
+def _make_interface(package: Path, _target: str) -> list[Path]:
+    return [build_interface(package / "hexagon/idl/npurt.interface")]
+
+
 def _make_shell(package: Path, _target: str) -> list[Path]:
     sources = _sources("sim/fastrpc/shell")
     generated = ROOT / "build/shell"
@@ -149,6 +155,7 @@ PRODUCTS = (
     Product("cpu", lambda: _inputs("npurt/cpu"), _make_cpu),
     Product("rk-host", lambda: _inputs("npurt/rknpu/driver/native"), _make_rk_host),
     Product("hexagon-host", lambda: _inputs("npurt/hexagon"), _make_hexagon_host),
+    Product("interface", interface_inputs, _make_interface),
     Product("skel", _skel_inputs, _make_skels),
     _simulator("sim/fastrpc", "hexagon/sim/libcdsprpc_sim.so"),
     Product("shell", _shell_inputs, _make_shell),

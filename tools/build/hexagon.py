@@ -139,20 +139,36 @@ def skel_inputs() -> list[Path]:
     return [path for path in files if path.is_file() and path.parent != REFERENCE]
 
 
+def interface_inputs() -> list[Path]:
+    """Return every file that the compiled interface depends on."""
+    files = [IDL / "npurt.idl", *sorted(IDL_COMPILER.glob("*.py"))]
+    return files if all(path.exists() for path in (files[0], IDL_COMPILER / "__main__.py")) else []
+
+
+def build_interface(out: Path) -> Path:
+    """Compile idl/npurt.idl to Python code, which `npurt.hexagon.idl.interface` runs."""
+    _compile_idl("--python", out)
+    return out
+
+
 def generate(folder: Path) -> list[Path]:
     """Compile idl/npurt.idl and write npurt_build.h into *folder*; return the C sources made."""
-    module = ".".join(IDL_COMPILER.relative_to(ROOT).parts)
-    command = [sys.executable, "-m", module, str(IDL / "npurt.idl"), "--c", str(folder)]
     folder.mkdir(parents=True, exist_ok=True)
+    _compile_idl("--c", folder)
+    build = int(digest(skel_inputs())[:16], 16)
+    write(folder / "npurt_build.h", f"#define NPURT_BUILD {build:#018x}ull\n")
+    return sorted(folder.glob("*.c"))
+
+
+def _compile_idl(flag: str, out: Path) -> None:
+    module = ".".join(IDL_COMPILER.relative_to(ROOT).parts)
+    command = [sys.executable, "-m", module, str(IDL / "npurt.idl"), flag, str(out)]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
         command, env=env, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     if done.returncode:
         raise BuildError(f"{' '.join(command)}\n{done.stdout}")
-    build = int(digest(skel_inputs())[:16], 16)
-    write(folder / "npurt_build.h", f"#define NPURT_BUILD {build:#018x}ull\n")
-    return sorted(folder.glob("*.c"))
 
 
 def build_skels(folder: Path, archs: Sequence[str] = ARCHS) -> list[Path]:

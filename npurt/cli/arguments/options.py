@@ -12,18 +12,20 @@ from typing import Any
 from npurt.base.files import require_file, unreadable
 from npurt.base.gguf_parts import part_names
 from npurt.errors import NpurtError, SettingError
+from npurt.runtime.open import registry
 from npurt.settings import HOSTS
 
 MODEL = "GGUF file, name of `npurt models`, https URL or hf:USER/REPO"
 REPO = "hub repository: USER/REPO[:QUANT] (default: Q4_K_M) or USER/REPO/FILE.gguf"
-DEVICE = "cpu, hexagon, rknpu, hexagon:sim, rknpu:sim or auto (default: NPURT_DEVICE, else cpu)"
+NAMES = registry.listed(["cpu", *registry.usual_names(), "auto"])
+DEVICE = f"{NAMES} (default: NPURT_DEVICE, else cpu)"
 # As in llama.cpp (common/arg.cpp), --threads -1 is the default and means the default number.
 THREADS = "CPU threads; -1: from the machine's cores and limits (default: -1)"
 INTERRUPTED = 130  # exit status after Ctrl-C
 TRAINED = "the model's trained context, at most 4096"
 KV_TYPES = ("f16", "f32")  # the first is the default
 GOES_ON = "{} is not complete; run the same command again to resume the download"
-MAX_BATCH = 512  # tokens of a run; `npurt.cpu.kernels.abi.limits` has the same number
+MAX_BATCH = 512  # tokens of a run; `npurt.graph.sizes` has the same number
 MAX_SECONDS = 1e8  # upper bound on a timeout; the system's limit is slightly higher
 MAX_BYTES = 256 << 20  # upper bound on a file that is read into memory (not a model)
 

@@ -21,7 +21,8 @@ def add(verbs: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print one line per device."""
-    from npurt.runtime.open.devices import SIMULATORS, devices
+    from npurt.runtime.open.devices import devices
+    from npurt.runtime.open.registry import simulators
 
     rows = devices()
     if args.json:
@@ -29,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         for row in rows:
             print(f"{row.device:8}  {'yes' if row.found else 'no':3}  {_short(row)}")
-        print(f"simulated, for tests: {', '.join(SIMULATORS)}", file=sys.stderr)
+        print(f"simulated, for tests: {', '.join(simulators())}", file=sys.stderr)
         if not all(row.found for row in rows):
             print("npurt doctor shows what is missing, and how to fix it", file=sys.stderr)
     return 0

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from npurt.runtime.open import registry
+
 if TYPE_CHECKING:
     from npurt.runtime.api.doctor import Diagnosis
-
-SIMULATOR = "without an NPU, -dev hexagon:sim and -dev rknpu:sim run everything simulated"
 
 
 def add(verbs: Any) -> None:
@@ -23,7 +23,7 @@ def add(verbs: Any) -> None:
         "-dev",
         "--device",
         metavar="NAME",
-        help="hexagon, rknpu, hexagon:sim or rknpu:sim (default: all NPUs)",
+        help=f"{registry.listed(registry.usual_names())} (default: all NPUs)",
     )
     parser.add_argument("--json", action="store_true",
                         help="print one JSON object with all evidence")  # fmt: skip
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     from npurt.doctor.system import Recorder, Replay
     from npurt.runtime.api import doctor
 
-    looked_for = doctor.kinds(args.device)
+    looked_for = doctor.checklists(args.device)
     if args.source:
         system = Recorder(Replay(bundle.read(args.source)))
     else:
@@ -77,7 +77,10 @@ def _lines(
     for diagnosis in found:
         yield from _diagnosis(diagnosis)
     if not any(diagnosis.runs or diagnosis.simulated for diagnosis in found):
-        yield SIMULATOR
+        names = [
+            f"-dev {each.simulators[0]}" for each in registry.own_backends() if each.simulators
+        ]
+        yield f"without an NPU, {registry.listed(names, 'and')} run everything simulated"
     if page:
         yield f"from the flashed card to the first text on this board: see {page}"
 

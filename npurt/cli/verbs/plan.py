@@ -3,21 +3,22 @@
 import argparse
 import json
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from npurt.backend.row import Backend
 from npurt.cli.arguments import options
+from npurt.runtime.open import registry
 
 if TYPE_CHECKING:
     from npurt.graph.graph import Graph
+    from npurt.llm.arch.reading import Description
+    from npurt.llm.file.mapped import MappedGGUF
     from npurt.llm.measure.division import Share
     from npurt.llm.measure.estimate import Divergence, WeightEstimate
-    from npurt.llm.measure.hexagon_speed import HexagonRates
     from npurt.llm.measure.memory import Memory
     from npurt.llm.measure.speed import Rates
-
-DEVICES = {"rknpu": "rknpu:sim"}  # device -> simulator that measures its divergence
 
 
 def add(verbs: Any) -> None:
@@ -34,7 +35,8 @@ def add(verbs: Any) -> None:
                         help="the same as MODEL")  # fmt: skip
     source.add_argument("-hf", "--hf-repo", dest="option", type=options.of_hub, metavar="REPO",
                         help=options.REPO)  # fmt: skip
-    parser.add_argument("--device", choices=tuple(DEVICES), default="rknpu")
+    rounding = [each.name for each in registry.own_backends() if each.rounding]
+    parser.add_argument("--device", choices=rounding, default=rounding[0])
     parser.add_argument("--quick", action="store_true",
                         help="do not measure the divergence in the simulator")  # fmt: skip
     parser.add_argument("--graph", action="store_true",
@@ -60,42 +62,75 @@ def run(args: argparse.Namespace) -> int:
     here = source if isinstance(source, Path) else None
     with GGUF(source) if isinstance(source, Path) else RemoteGGUF(source) as file:
         described = describe(file)
-        model = described.graph(described.config.n_context)
         if args.graph or args.dot:
-            _print_graph(args, model.graph)
+            _print_graph(args, described.graph(described.config.n_context).graph)
             return 0
-        from npurt.llm.measure import division, estimate
-        from npurt.llm.measure.hexagon_speed import hexagon_speed
-        from npurt.llm.measure.memory import needs
-        from npurt.llm.measure.speed import speeds
-
-        rows = list(estimate.estimates(here) if here else estimate.expected(model))
-        plan = Plan(
-            downloaded=here is not None,
-            memory=needs(file),
-            rows=rows,
-            rates=speeds(described.config, rows),
-            hexagon=hexagon_speed(described.config, rows),
-            host=division.host_rates(model, described.config),
-            shares=division.shares(model, rows),
-        )
+        device = registry.BACKENDS[args.device]()
+        plan = _planned(device, file, described, here)
     if here and not args.quick and described.config.causal:  # encoders have no logits
-        plan.divergence = estimate.divergence(here, DEVICES[args.device])
+        from npurt.llm.measure.estimate import divergence
+
+        plan.divergence = divergence(here, device.simulators[0])
     _print_json(plan) if args.json else _print_table(plan)
     return 0
+
+
+def _planned(
+    device: Backend, file: "MappedGGUF", described: "Description", path: Path | None
+) -> "Plan":
+    """Return the plan of a model on all devices.
+
+    Args:
+        device: The device whose rounding is estimated.
+        file: The file of the model, or its header.
+        described: The description in the header.
+        path: The path of the file if all of it is on this machine.
+    """
+    from npurt.llm.measure import division, estimate
+    from npurt.llm.measure.memory import needs
+    from npurt.llm.measure.speed import speeds
+
+    config = described.config
+    model = described.graph(config.n_context)
+    assert device.rounding
+    rounding = device.rounding()
+    rows = list(estimate.estimates(path, rounding) if path else estimate.expected(model, rounding))
+    plan = Plan(
+        device=device.name,
+        downloaded=path is not None,
+        memory=needs(file),
+        rows=rows,
+        rates={device.name: []},  # the first in the report
+        host=division.host_rates(model, config),
+        shares=[division.share_of_cpu(model)],
+    )
+    for each in registry.backends():
+        if each.estimator is None:
+            continue
+        estimator, expected = each.estimator(), rows
+        if each is device:
+            nbytes = sum(row.nbytes for row in rows)
+            plan.shares.append(division.share(model, estimator, nbytes))
+        else:
+            expected = list(estimate.expected(model, each.rounding() if each.rounding else None))
+            plan.shares.append(division.share(model, estimator))
+        plan.rates[each.name] = speeds(config, expected, estimator)
+        plan.notes += [estimator.note] * bool(estimator.note)
+    return plan
 
 
 @dataclass
 class Plan:
     """The estimates for a model."""
 
+    device: str  # the device of `rows`
     downloaded: bool
     memory: "Memory"
     rows: "list[WeightEstimate]"
-    rates: "list[Rates]"
-    hexagon: "HexagonRates"
+    rates: "dict[str, list[Rates]]"  # by the name of the device, `device` first
     host: tuple[float, float]
     shares: "list[Share]"
+    notes: list[str] = field(default_factory=list)  # ops other than products on NPUs
     divergence: "Divergence | None" = None
 
 
@@ -109,10 +144,20 @@ def _print_json(plan: Plan) -> None:
         "bytes": sum(row.nbytes for row in plan.rows),
         "forms": Counter(row.form for row in plan.rows),
         "divergence": asdict(plan.divergence) if plan.divergence else None,
-        "speed": [asdict(each) for each in plan.rates],
-        "hexagon_speed": asdict(plan.hexagon),
+        **{_key(plan, name): _as_json(rates) for name, rates in plan.rates.items()},
         "cpu_at_most": {"prompt": prompt, "decode": decode},
     }))  # fmt: skip
+
+
+def _key(plan: Plan, device: str) -> str:
+    """Return the key of the speed of *device* in JSON."""
+    return "speed" if device == plan.device else f"{device}_speed"
+
+
+def _as_json(rates: "list[Rates]") -> Any:
+    """Return the rates of the boards; of a device with one board, the rates of this board."""
+    made = [each.as_json() for each in rates]
+    return made[0] if len(made) == 1 else made
 
 
 def _print_table(plan: Plan) -> None:
@@ -130,14 +175,10 @@ def _print_table(plan: Plan) -> None:
     print(f"{len(rows)} weights ({schemes}), {nbytes / 1e6:.0f} MB on the NPU")
     print("expected tokens/s, including the host's work: estimates of cost models that were "
           "fitted to published measurements; npurt was never timed on an NPU")  # fmt: skip
-    for each in plan.rates:
-        clock = "the driver's clock" if each.stock else "with a frequency patch"
-        print(f"  {each.driver} at {each.mhz:.0f} MHz, {clock}: prompt of {each.prompt_tokens} "
-              f"{_range(each.prompt)}, decoding {_range(each.decode)}")  # fmt: skip
-    dsp = plan.hexagon
-    print(f"  Hexagon v{dsp.arch} of a {dsp.board}, {dsp.threads} threads at {dsp.mhz:.0f} MHz: "
-          f"prompt of {dsp.prompt_tokens} {_range(dsp.prompt)}, "
-          f"decoding {_range(dsp.decode)}")  # fmt: skip
+    for rates in plan.rates.values():
+        for each in rates:
+            print(f"  {each.board.title}: prompt of {each.prompt_tokens} {_range(each.prompt)}, "
+                  f"decoding {_range(each.decode)}")  # fmt: skip
     if apart:
         print(f"predicted KL divergence {apart.mean:.1e} on average, {apart.worst:.1e} at most; "
               f"the same most likely token {100 * apart.same_best:.1f} % of the time "
@@ -149,6 +190,8 @@ def _print_table(plan: Plan) -> None:
 
 def _print_devices(plan: Plan) -> None:
     """Print the memory, the weights of each device, and the CPU's speed."""
+    from npurt.backend.host_cost import TITLE
+
     need = plan.memory
     print(f"memory: {need.weights / 1e9:.2f} GB of weights, {need.kv_cache / 1e9:.2f} GB of KV "
           f"cache for {need.positions} positions; Python and the vocabulary need 0.1 to 0.2 GB "
@@ -158,9 +201,9 @@ def _print_devices(plan: Plan) -> None:
         why = "; ".join(f"{n} on the CPU: {reason}" for reason, n in share.others.items())
         print(f"{share.device}: {share.weights} of {total} weights, {share.nbytes / 1e6:.0f} MB"
               + (f" ({why})" if why else ""))  # fmt: skip
-    print("the CPU computes all other ops; a Hexagon also computes delta nets")
+    print("; ".join(["the CPU computes all other ops", *plan.notes]))
     prompt, decode = plan.host
-    print(f"tokens/s of the CPU of an RK3588 (four A76), at most: prompt {prompt:.3g}, decoding "
+    print(f"tokens/s of the CPU of {TITLE}, at most: prompt {prompt:.3g}, decoding "
           f"{decode:.3g}")  # fmt: skip
 
 

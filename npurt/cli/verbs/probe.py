@@ -5,8 +5,11 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
+from npurt.errors import UnknownDevice
+from npurt.runtime.open import registry
+
 if TYPE_CHECKING:
-    from npurt.rknpu.doctor.probe import Outcome
+    from npurt.backend.probe import Outcome, Probe
 
 
 def add(verbs: Any) -> None:
@@ -16,8 +19,9 @@ def add(verbs: Any) -> None:
         help="RK3588: compare small products with numpy",
         description="Exit status 0: all products are right; 1: one is not; 2: invalid usage.",
     )
-    parser.add_argument("-dev", "--device", default="rknpu", metavar="NAME",
-                        help="rknpu, rknpu:sim or rknpu:sim-vendor; default: rknpu")  # fmt: skip
+    names = _names()
+    parser.add_argument("-dev", "--device", default=names[0], metavar="NAME",
+                        help=f"{registry.listed(names)}; default: {names[0]}")  # fmt: skip
     parser.add_argument("--unsafe", action="store_true",
                         help="also run trials that may hang the NPU until a reboot")  # fmt: skip
     parser.add_argument("--json", action="store_true",
@@ -27,14 +31,17 @@ def add(verbs: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the trials, and print a row after each trial."""
-    from npurt.rknpu.doctor.probe import probe
-    from npurt.rknpu.driver.names import connection
-
-    system, connect = connection(args.device)
+    backend = registry.backend_of(args.device)
+    if backend is None or backend.probe is None:
+        raise UnknownDevice(
+            f"npurt has no trials for device {args.device!r}",
+            remedy=f"use {registry.listed(_names())}",
+        )
+    probe = backend.probe(args.device, args.unsafe)
     outcomes: list[Outcome] = []
-    for outcome in probe(connect, unsafe=args.unsafe):
+    for outcome in probe.outcomes:
         if not args.json and not outcomes:
-            print(f"{args.device}{' (simulated)' if system.simulated else ''}")
+            print(f"{args.device}{' (simulated)' if probe.simulated else ''}")
             print(_columns("trial", "M x K x N", "result", "wall", "driver", "model", ""))
         outcomes.append(outcome)
         if not args.json:
@@ -42,11 +49,17 @@ def run(args: argparse.Namespace) -> int:
     right = all(outcome.state == "ok" for outcome in outcomes)
     if args.json:
         rows = [dataclasses.asdict(outcome) for outcome in outcomes]
-        about = {"device": args.device, "simulated": system.simulated, "ok": right}
+        about = {"device": args.device, "simulated": probe.simulated, "ok": right}
         print(json.dumps(about | {"trials": rows}))
     else:
-        print(_summary(outcomes, simulated=system.simulated))
+        print(_summary(outcomes, probe))
     return 0 if right else 1
+
+
+def _names() -> list[str]:
+    """Return the device strings of npurt's own devices that have trials."""
+    rows = [each for each in registry.own_backends() if each.probe]
+    return [name for each in rows for name in (each.name, *each.simulators)]
 
 
 def _columns(*words: str) -> str:
@@ -59,17 +72,9 @@ def _row(outcome: "Outcome") -> str:
     return _columns(outcome.name, outcome.shape, outcome.state, *told, outcome.what)
 
 
-def _summary(outcomes: "list[Outcome]", *, simulated: bool) -> str:
-    from npurt.rknpu.plan.cost import CLOCKS
-
-    clocks = ", ".join(f"{name} {hz / 1e6:.0f} MHz" for name, hz in CLOCKS.items())
+def _summary(outcomes: "list[Outcome]", probe: "Probe") -> str:
     bad = [outcome for outcome in outcomes if outcome.state != "ok"]
-    times = (
-        "driver and model: both the cost model's estimate, because the NPU is simulated"
-        if simulated
-        else "driver: the driver's measurement; model: the cost model's estimate at the clock that "
-        f"the driver sets ({clocks})"
-    )
     if not bad:
-        return f"all {len(outcomes)} right; {times}"
-    return f"{len(bad)} of {len(outcomes)} not right; start with the first: {bad[0].name}; {times}"
+        return f"all {len(outcomes)} right; {probe.times}"
+    first = f"start with the first: {bad[0].name}"
+    return f"{len(bad)} of {len(outcomes)} not right; {first}; {probe.times}"

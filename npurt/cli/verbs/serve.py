@@ -181,7 +181,7 @@ def require_engine(args: argparse.Namespace) -> None:
         NpurtError: A device has no such name, or an adapter is no GGUF file.
     """
     from npurt.llm.file.mapped import MappedGGUF
-    from npurt.runtime.open.names import require_known
+    from npurt.runtime.open.registry import require_known
 
     rows = options.MAX_BATCH if args.batch_size is None else args.batch_size
     if rows < 1 or (args.ctx_size or 0) < 0:

@@ -5,33 +5,17 @@ same structs.  `load` rejects a library whose npurt_op has another size, because
 another header.
 """
 
-import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from npurt.base import library
 from npurt.base.once import once
 from npurt.errors import DeviceNotFound, SettingError
+from npurt.graph.sizes import SIZES, Sizes
 from npurt.settings import CPU_ISA, LIBRARIES, read
 
 HEADER = Path(__file__).with_name("npurt_cpu.h")
 LIBRARY = "cpu/libnpurt_cpu.so"
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The maximum sizes that the kernels support: `npurt_limit` in the header."""
-
-    rows: int  # maximum rows of one run
-    columns: int  # maximum columns of any buffer or weight
-    head: int  # maximum width of a head of attention
-    delta: int  # maximum width of a head of a delta net
-    head_step: int  # widths of heads are multiples of this
-    kernel_size: int  # maximum kernel size of a convolution
-    experts: int  # maximum number of experts
-    exact: int  # maximum columns of an exact integer product
-    page: int  # positions in a page of keys and values
 
 
 @once
@@ -40,15 +24,9 @@ def ffi() -> Any:
     return library.declare(HEADER)
 
 
-@once
-def limits() -> Limits:
-    """Return the limits of the kernels.
-
-    They are parsed without cffi, because the numpy device needs them without the C library.
-    """
-    (body,) = re.findall(r"enum npurt_limit \{(.*?)\}", HEADER.read_text(), flags=re.S)
-    found = re.findall(r"NPURT_(?:MOST_)?(\w+) = (\d+)(?: << (\d+))?", body)
-    return Limits(**{name.lower(): int(value) << int(shift or 0) for name, value, shift in found})
+def limits() -> Sizes:
+    """Return the limits of the kernels; tests/test_one_home.py compares them with the header."""
+    return SIZES
 
 
 def load(path: Path) -> Any:

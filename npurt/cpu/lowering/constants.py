@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from npurt.cpu.lowering.buffers import unsupported
 from npurt.cpu.pool.checked import Weight
 from npurt.cpu.pool.packed import CpuPacked
 from npurt.device.device import F32
@@ -13,6 +12,7 @@ from npurt.device.segment import Array, Weights
 from npurt.graph import ops
 from npurt.graph.graph import Graph
 from npurt.graph.tensor import SELECTED, Kind
+from npurt.graph.weights import products
 from npurt.quant.tensor import QTensor
 
 Place = Callable[[Graph, Weights, Mapping[str, F32]], Mapping[str, Weight]]
@@ -42,21 +42,6 @@ def pack_each(
         )
         for (name, op), image in zip(found.items(), packed, strict=True)
     }
-
-
-def products(part: Graph) -> dict[str, ops.MatMul | ops.ExpertMatMul]:
-    """Return, by name of each matrix, the first op that multiplies by it.
-
-    Raises:
-        UnsupportedOp: Two products with the same matrix have different biases.
-    """
-    found: dict[str, ops.MatMul | ops.ExpertMatMul] = {}
-    for op in part.ops:
-        if not isinstance(op, ops.MatMul | ops.ExpertMatMul):
-            continue
-        if found.setdefault(op.weight.name, op).bias != op.bias:
-            raise unsupported(op, f"another product with {op.weight.name} has another bias")
-    return found
 
 
 class Constants:

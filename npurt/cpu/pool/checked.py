@@ -16,6 +16,7 @@ from npurt.cpu.pool.table import RowTable
 from npurt.device.device import F32, F64, Packed
 from npurt.device.segment import Counter
 from npurt.device.verify import (
+    ORACLE,
     WRONG_TWICE,
     Mode,
     Probe,
@@ -25,8 +26,6 @@ from npurt.device.verify import (
     probe_vector,
 )
 from npurt.errors import VerificationFailed
-
-ORACLE = "scalar"  # the instruction set whose kernels recompute wrong products
 
 P = ParamSpec("P")
 

@@ -13,9 +13,9 @@ from npurt.cpu.pool.engine import empty
 from npurt.cpu.state.arrays import Recurrence
 from npurt.cpu.state.slots import Slots
 from npurt.graph.ops import GatedDeltaNet, ShortConv
+from npurt.graph.sizes import CHECKPOINT_SPACING as SPACING
 
 COPIES = 2  # checkpoints per state, at indices 1 and 2; the state itself is at index 0
-SPACING = 32  # tokens from one checkpoint to the next during decoding
 STORED_TOKENS = 2 * SPACING  # number of last tokens whose inputs are stored
 
 # Evaluates the nets alone over stored inputs: (number of tokens, position of the first).

@@ -13,6 +13,7 @@ from npurt.device.device import F32
 from npurt.graph import ops
 from npurt.graph.graph import Graph
 from npurt.graph.ops import Pairing
+from npurt.graph.rotation import rotations
 
 F64 = npt.NDArray[np.float64]
 
@@ -41,18 +42,6 @@ def rotations_of(graph: Graph, table: Callable[[str], F64], positions: int) -> d
                 made[key] = rotations(table(key[0]), rope.magnitude, positions)
             found[op.name] = Rotation(*made[key], halves=rope.pairing is Pairing.HALVES)
     return found
-
-
-def rotations(radians: F64, magnitude: float, positions: int) -> tuple[F32, F32]:
-    """Return cos and sin, float32 ``[positions, len(radians)]``, times *magnitude*."""
-    cos = np.empty((positions, len(radians)), np.float32)
-    sin = np.empty_like(cos)
-    for start in range(0, positions, 4096):  # the float64 angles of a long context are large
-        at = np.arange(start, min(start + 4096, positions), dtype=np.float64)
-        angles = at[:, None] * radians
-        cos[start : start + len(at)] = np.cos(angles) * magnitude
-        sin[start : start + len(at)] = np.sin(angles) * magnitude
-    return cos, sin
 
 
 def temperatures(temperature: tuple[float, int] | None, positions: int) -> F32 | None:

@@ -6,7 +6,8 @@
     (answer,) = call.unpack()
 
 `parser` has the grammar, `types` the bytes of each type, `method` the calls, `header` and `skel`
-the generated C, and `interface` npurt's own interface.  This package may import only npurt.errors,
+the generated C, `python` the generated Python, and `interface` npurt's own interface, which the
+build compiles.  This package may import only npurt.errors,
 npurt.base.files and npurt.base.once, because the build uses it before npurt is installed.
 """
 
@@ -15,10 +16,16 @@ from pathlib import Path
 from npurt.base.files import unreadable
 from npurt.errors import NpurtError
 from npurt.hexagon.idl.method import Call, Interface, Method
-from npurt.hexagon.idl.parser import parse
 from npurt.hexagon.idl.types import DmaHandle
 
 __all__ = ["Call", "DmaHandle", "Interface", "Method", "load", "parse"]
+
+
+def parse(text: str, name: str = "<idl>") -> Interface:
+    """Return the interface that *text* declares; see `npurt.hexagon.idl.parser.parse`."""
+    from npurt.hexagon.idl import parser  # a device that opens needs no parser
+
+    return parser.parse(text, name)
 
 
 def load(path: Path) -> Interface:

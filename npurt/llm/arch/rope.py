@@ -9,9 +9,9 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from npurt.cpu.state.rotation import rotations
 from npurt.device.device import F32
 from npurt.errors import ModelFormatError
+from npurt.graph.rotation import rotations
 from npurt.llm.file.config import Config, Scaling
 from npurt.llm.file.header import DAMAGED
 

@@ -8,11 +8,11 @@ from typing import Any, Literal, Self, overload
 
 import numpy as np
 
-from npurt.cpu.kernels.abi import limits
 from npurt.device.device import F32, Device
 from npurt.device.verify import Sampler as Checks
 from npurt.device.verify import mode
 from npurt.errors import SettingError, brief
+from npurt.graph.sizes import SIZES
 from npurt.llm.decode.embed import Embedder, Text
 from npurt.llm.decode.generate import Generator, Timing
 from npurt.llm.decode.text import TextGenerator
@@ -123,7 +123,7 @@ class Llama(TextGenerator):
         require_draft(draft, draft_max=draft_max, draft_device=draft_device)
         sequences = integer("max_sequences", max_sequences, 1, MAX_SEQUENCES)
         kv_bytes = optional_integer("kv_bytes", kv_bytes, 1)
-        maximum = limits().rows
+        maximum = SIZES.rows
         self.n_batch = integer("n_batch", maximum if n_batch is None else n_batch, 1, maximum)
         seed, shift = none_at_minus_one("seed", seed), flag("context_shift", context_shift)
         template = None if chat_template is None else named_templates.source(chat_template)

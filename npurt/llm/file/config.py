@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from npurt.cpu.kernels.abi import limits
 from npurt.errors import ModelFormatError
+from npurt.graph.sizes import SIZES
 from npurt.llm.file.conventions import Conventions, read_conventions
 from npurt.llm.file.metadata import (
     CONVERT_AGAIN,
@@ -121,7 +121,7 @@ def read_config(metadata: Metadata, n_vocab: int, *, encoder: bool = False) -> C
     arch = require(metadata, "general.architecture", str)
     n_blocks = 0
 
-    def number(name: str, default: int | None = None, maximum: int = limits().columns) -> int:
+    def number(name: str, default: int | None = None, maximum: int = SIZES.columns) -> int:
         key = f"{arch}.{name}"
         if isinstance(metadata.get(key), memoryview):
             value = _for_each_layer(metadata, key, n_blocks)
@@ -136,7 +136,7 @@ def read_config(metadata: Metadata, n_vocab: int, *, encoder: bool = False) -> C
     n_blocks = number("block_count", maximum=MAX_LAYERS)
     width, heads = number("embedding_length"), number("attention.head_count")
     head_width = number("attention.key_length", max(width // heads, 1))
-    mixed = f"{arch}.expert_count" in metadata and number("expert_count", 0, limits().experts) > 0
+    mixed = f"{arch}.expert_count" in metadata and number("expert_count", 0, SIZES.experts) > 0
     n_ff = number("feed_forward_length", 0 if mixed else None)
     n_ahead = number("nextn_predict_layers", 0)
     if n_ahead >= n_blocks:
@@ -163,7 +163,7 @@ def read_config(metadata: Metadata, n_vocab: int, *, encoder: bool = False) -> C
         experts=_experts(metadata, arch, number, n_ff) if mixed else None,
         n_ahead=n_ahead,
         convolved=convolved,
-        kernel_size=number("shortconv.l_cache", 0, limits().kernel_size),
+        kernel_size=number("shortconv.l_cache", 0, SIZES.kernel_size),
         conventions=read_conventions(metadata, n_layers),
         causal=not encoder,
     )
@@ -192,7 +192,7 @@ def _kv_heads(
     """Return the number of key heads, and whether each layer lacks attention (() if none does)."""
     if not isinstance(metadata.get(key), memoryview):
         count = optional(metadata, key, int, heads)
-        if not 0 < count <= limits().columns:
+        if not 0 < count <= SIZES.columns:
             raise _bad(f"{key} = {count} is not a sensible count")
         return count, ()
     listed = numbers(metadata, key, INTEGERS)[:n_layers].tolist()
@@ -203,7 +203,7 @@ def _kv_heads(
 
 
 def _experts(metadata: Metadata, arch: str, number: Number, n_ff: int) -> Experts:
-    count, top_k = number("expert_count", None, limits().experts), number("expert_used_count")
+    count, top_k = number("expert_count", None, SIZES.experts), number("expert_used_count")
     if top_k > count:
         raise _bad(f"a token uses {top_k} experts, but the model has {count}")
     # Source of the default widths: llama.cpp src/models/llama.cpp and qwen2moe.cpp, MIT.
@@ -236,10 +236,10 @@ def _delta(number: Number) -> DeltaHeads:
         )
     if heads % k_heads:
         raise _bad(f"the {heads} heads of a delta net are no multiple of its {k_heads} key heads")
-    _check_head("heads of a delta net", width, limits().delta)
+    _check_head("heads of a delta net", width, SIZES.delta)
     _check_columns("a delta net", (2 * k_heads + heads) * width + inner + 2 * heads)
     return DeltaHeads(
-        heads, k_heads, width, kernel_size=number("ssm.conv_kernel", None, limits().kernel_size)
+        heads, k_heads, width, kernel_size=number("ssm.conv_kernel", None, SIZES.kernel_size)
     )
 
 
@@ -302,7 +302,7 @@ def _check(config: Config, value_width: int) -> None:
         raise _bad(f"{config.n_heads} heads are no multiple of {config.n_kv_heads} kv heads")
     if value_width != width:
         raise _bad(f"keys are {width} wide and values {value_width}; npurt needs equal widths")
-    _check_head("heads", width, limits().head)
+    _check_head("heads", width, SIZES.head)
     if config.rotated > width or config.rotated % 2:
         raise _bad(f"{config.rotated} of the {width} elements of a head cannot rotate in pairs")
     if not 0 < config.eps < 1:
@@ -324,13 +324,13 @@ def _check_rotary_base(what: str, base: float) -> None:
 
 
 def _check_columns(what: str, columns: int, minimum: int = 1) -> None:
-    maximum = limits().columns
+    maximum = SIZES.columns
     if not minimum <= columns <= maximum:
         raise _bad(f"{what} has {columns} columns; npurt runs products of up to {maximum}")
 
 
 def _check_head(what: str, width: int, maximum: int) -> None:
-    step = limits().head_step
+    step = SIZES.head_step
     if width % step or width > maximum:
         raise _bad(f"{what} are {width} wide; npurt needs a multiple of {step}, at most {maximum}")
 

@@ -2,24 +2,20 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from npurt.cpu.lowering.constants import products
+from npurt.backend.estimates import Estimator
+from npurt.backend.host_cost import host_product_seconds
 from npurt.device.device import MatMul
 from npurt.graph.ops import Precision
-from npurt.hexagon.device.weights import why_not
-from npurt.hexagon.layout import formats
-from npurt.hexagon.layout.images import image_bytes
+from npurt.graph.weights import products
 from npurt.llm.arch.model_builder import ModelGraph
 from npurt.llm.file.config import Config
-from npurt.llm.measure.estimate import WeightEstimate
 from npurt.llm.measure.speed import PROMPT
 from npurt.quant import types
-from npurt.rknpu.device.estimate import host_product_seconds
 
-ARCH = 68  # the oldest Hexagon version for which npurt has a skel
 EXACT = "it must not be rounded"
 
 
@@ -55,23 +51,30 @@ class _Weight(NamedTuple):
         return self.matrices * self.op.n * row_bytes
 
 
-def shares(model: ModelGraph, on_npu: Sequence[WeightEstimate]) -> list[Share]:
-    """Return the share of each device; *on_npu* are the estimated weights on an RK3588."""
+def share_of_cpu(model: ModelGraph) -> Share:
+    """Return the share of the CPU if it computes everything."""
     weights = list(_weights(model))
+    return Share("cpu", len(weights), sum(weight.nbytes for weight in weights), {})
+
+
+def share(model: ModelGraph, estimator: Estimator, nbytes: int | None = None) -> Share:
+    """Return the share of a device.
+
+    Args:
+        model: The graph of the model.
+        estimator: The cost model of the device.
+        nbytes: The bytes of the weights on the device, if the weights were rounded; by default
+            those of the usual schemes.
+    """
     others, there = Counter[str](), list[int]()
-    for weight in weights:
-        op, reason = weight.op, EXACT if weight.exact else why_not(weight.op, ARCH)
+    for weight in _weights(model):
+        reason = EXACT if weight.exact else estimator.why_not(weight.op)
         if reason:
             others[reason] += 1
         else:
-            there.append(weight.matrices * image_bytes(formats.BY_NAME[op.format], op.n, op.k))
-    exact = sum(weight.exact for weight in weights)
-    on_rk = sum(each.nbytes for each in on_npu)
-    return [
-        Share("cpu", len(weights), sum(weight.nbytes for weight in weights), {}),
-        Share(f"hexagon (v{ARCH})", len(there), sum(there), dict(others)),
-        Share("rknpu", len(weights) - exact, on_rk, {EXACT: exact} if exact else {}),
-    ]
+            there.append(weight.matrices * estimator.weight_bytes(weight.op))
+    total = sum(there) if nbytes is None else nbytes
+    return Share(estimator.title, len(there), total, dict(others))
 
 
 def host_rates(model: ModelGraph, config: Config) -> tuple[float, float]:

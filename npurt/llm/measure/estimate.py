@@ -14,21 +14,19 @@ from statistics import fmean
 
 import numpy as np
 
-from npurt.cpu.lowering.constants import products
+from npurt.backend.estimates import Rounded, Rounding
 from npurt.device.device import F32, F64, Caps, Device, Packed
 from npurt.device.device import MatMul as Product
 from npurt.graph.ops import ExpertMatMul, MatMul, Precision
+from npurt.graph.weights import products
 from npurt.llm.arch.model_builder import ModelGraph, RowsOf
 from npurt.llm.arch.reading import describe
 from npurt.llm.arch.weights import FileWeights
 from npurt.llm.decode.model import Llama
 from npurt.llm.file.gguf import GGUF
 from npurt.quant.tensor import QTensor
-from npurt.rknpu.device import quantise
-from npurt.rknpu.isa.formats import number_format
-from npurt.rknpu.plan.tiling import padded
+from npurt.quant.types import BY_NAME
 
-SCALE_BYTES = 4  # bytes of the scale of a row on the NPU
 TEXT = """The old lighthouse keeper counted the steps as he climbed, as he had done every evening
 for thirty-one years: two hundred and seven. At the top he lit the lamp, wrote the hour in the log,
 and looked out over the water. A small boat was coming in, low and late.
@@ -52,7 +50,8 @@ class WeightEstimate:
     call: str  # equal for weights that one call multiplies by one input
     shape: tuple[int, ...]  # (N, K), or (E, N, K)
     dtype: str  # format in the file
-    form: str  # scheme on the NPU, in `quantise.BY_NAME`; for a stack, the most frequent one
+    form: str  # scheme on the NPU, or the format in the file if the NPU does not round weights;
+    # for a stack, the most frequent one
     error: float | None  # expected relative mean square error of the products; for a stack, the
     # mean; None if the values of the weight were not read
     nbytes: int  # bytes on the NPU
@@ -68,8 +67,8 @@ class Divergence:
     tokens: int
 
 
-def estimates(path: str | os.PathLike[str]) -> Iterator[WeightEstimate]:
-    """Yield an estimate for each matrix of a GGUF file on an RK3588.
+def estimates(path: str | os.PathLike[str], rounding: Rounding) -> Iterator[WeightEstimate]:
+    """Yield an estimate for each matrix of a GGUF file on a device that rounds weights.
 
     Raises:
         ModelFormatError: The file is damaged, or npurt cannot run it.
@@ -82,26 +81,30 @@ def estimates(path: str | os.PathLike[str]) -> Iterator[WeightEstimate]:
         for name, op in _on_npu(model):
             tensor, int16 = weights.quantised(name), op.precision is not Precision.ROW8
             parts = [tensor[e] for e in range(len(tensor))] if tensor.ndim == 3 else [tensor]
-            rounded = [_round(part, int16) for part in parts]
+            rounded = [rounding.rounded(part, int16=int16) for part in parts]
             found = tensor.shape, tensor.dtype
             yield _estimate(weights.source(name).tensor, f"{op.x.name}.{op.role}", *found, rounded)
             weights.release(name)
 
 
-def expected(model: ModelGraph) -> Iterator[WeightEstimate]:
+def expected(model: ModelGraph, rounding: Rounding | None) -> Iterator[WeightEstimate]:
     """Yield the estimates that the header of a file allows, without errors of products.
 
-    Each weight is assumed to have the scheme that most weights get.
+    Args:
+        model: The graph of the model.
+        rounding: How the device rounds weights.  Each weight is assumed to have the scheme that
+            most weights get.  None: the device keeps the formats of the file.
     """
     for name, op in _on_npu(model):
-        scheme = quantise.default_scheme(int16=op.precision is not Precision.ROW8)
         *stack, n, k = (dim.size or 0 for dim in op.weight.shape)
-        step = number_format(scheme.task).k_step
-        widths = (part.stop - part.start for part in quantise.column_groups(k, scheme.group))
-        nbytes = sum(n * (padded(width, step) + SCALE_BYTES) for width in widths)
+        dtype, int16 = op.weight.dtype, op.precision is not Precision.ROW8
+        if rounding:
+            form, nbytes, _ = rounding.usual(n, k, int16=int16)
+        else:
+            form, nbytes = dtype, n * BY_NAME[dtype].row_bytes(k)
         source = model.parts.get(name) or RowsOf(name)
         yield WeightEstimate(
-            source.tensor, f"{op.x.name}.{op.role}", (*stack, n, k), op.weight.dtype, scheme.name,
+            source.tensor, f"{op.x.name}.{op.role}", (*stack, n, k), dtype, form,
             None, math.prod(stack) * nbytes,
         )  # fmt: skip
 
@@ -113,17 +116,10 @@ def _on_npu(model: ModelGraph) -> Iterator[tuple[str, MatMul | ExpertMatMul]]:
             yield name, op
 
 
-def _round(matrix: QTensor, int16: bool) -> tuple[str, float, int]:
-    """Return scheme, error and bytes of one matrix."""
-    rounded = quantise.choose(matrix, int16=int16)
-    nbytes = sum(part.codes.nbytes + part.scales.nbytes for part in rounded.parts)
-    return rounded.scheme.name, rounded.error, nbytes
-
-
 def _estimate(
-    name: str, call: str, shape: tuple[int, ...], dtype: str, rounded: list[tuple[str, float, int]]
+    name: str, call: str, shape: tuple[int, ...], dtype: str, rounded: list[Rounded]
 ) -> WeightEstimate:
-    forms, errors, sizes = zip(*rounded, strict=True)
+    forms, sizes, errors = zip(*rounded, strict=True)
     ((form, _),) = Counter(forms).most_common(1)
     return WeightEstimate(name, call, shape, dtype, form, fmean(errors), sum(sizes))
 

@@ -295,7 +295,7 @@ class Context:
     def restore(self, snapshot: Snapshot) -> None:
         """Set tokens and state to *snapshot*.
 
-        A Hexagon computes delta nets in integers.  When their states move between a Hexagon and
+        An NPU may compute delta nets in integers.  When their states move between such an NPU and
         another kind of device, they are rounded to float32 precision, and the report notes this.
         Later results then differ by as much as the results of the two devices.
 

@@ -3,11 +3,10 @@
 import contextlib
 from typing import Self
 
-from npurt.cpu.device import CpuDevice
 from npurt.device.device import Device
 from npurt.reference.device import ReferenceDevice
 from npurt.runtime.execute.executor import runs_graphs
-from npurt.runtime.open.devices import open_device, open_host
+from npurt.runtime.open.devices import is_cpu, open_cpu, open_device, open_host
 
 
 class Devices:
@@ -25,17 +24,16 @@ class Devices:
     """
 
     def __init__(self, device: str | Device | None, threads: int | None) -> None:
-        self.cpu: CpuDevice | None = None
         self.other: Device = ReferenceDevice(by_row=True)  # it supports all ops
         with contextlib.ExitStack() as opened:
             if not isinstance(device, Device):
                 device = opened.enter_context(open_device(device, threads=threads))
-            if isinstance(device, CpuDevice):
-                self.cpu = device
-            elif not runs_graphs(device):
-                self.cpu = opened.enter_context(CpuDevice(threads))
-            elif type(device) is not ReferenceDevice:
+            mine = device if is_cpu(device) else None
+            if mine is None and not runs_graphs(device):
+                mine = opened.enter_context(open_cpu(threads))
+            elif mine is None and type(device) is not ReferenceDevice:
                 self.other = opened.enter_context(open_host(threads))
+            self.cpu = mine
             self.device = device
             self._opened = opened.pop_all()
 
@@ -47,7 +45,8 @@ class Devices:
     @property
     def threads(self) -> int:
         """The number of CPU threads; 1 if numpy replaces the CPU kernels."""
-        return self.host.engine.threads if isinstance(self.host, CpuDevice) else 1
+        host = self.host
+        return host.engine.threads if is_cpu(host) else 1
 
     def close(self) -> None:
         """Close the devices that this object opened.  A second call does nothing."""

@@ -5,22 +5,22 @@ import functools
 import hashlib
 import operator
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Self
 
 import numpy as np
 
-from npurt.cpu.device import CpuDevice
 from npurt.device.device import F32, Packed
 from npurt.device.segment import KV_DTYPES
 from npurt.device.verify import Sampler as Checks
 from npurt.errors import LayoutError, SettingError, UnsupportedOp, brief
 from npurt.graph import ops
 from npurt.graph.cost import weight_bytes
+from npurt.graph.tensor import Dim, Kind, Tensor
+from npurt.llm.arch import forward
 from npurt.llm.arch.architecture import EMBEDDING
 from npurt.llm.arch.decoder import Decoder, output, residual
 from npurt.llm.arch.encoder import Encoder
-from npurt.llm.arch.head import Head
 from npurt.llm.arch.weights import FileWeights
 from npurt.llm.session.background import Background
 from npurt.llm.session.devices import Devices
@@ -33,6 +33,7 @@ from npurt.runtime.execute.executor import Executor
 from npurt.runtime.execute.offload import Offload
 from npurt.runtime.execute.placement import Placed
 from npurt.runtime.open.arguments import require_path
+from npurt.runtime.open.devices import is_cpu
 from npurt.runtime.report.ledger import Ledger, Report, Row
 from npurt.runtime.report.trace import written_to
 
@@ -238,8 +239,10 @@ class Model:
 
     def head(
         self, op: str, columns: int, norm: F32 | None = None, eps: float | None = None
-    ) -> Head:
-        """Return a head that computes at least *columns* logits.
+    ) -> Callable[[F32], F32]:
+        """Return a function that computes at least *columns* logits of a stream ``[T, D]``.
+
+        A call overwrites the result of the call before.
 
         Args:
             op: The name of the matrix product, for reports.
@@ -254,8 +257,12 @@ class Model:
         weight, host, config = self._output(columns), self._host(), self.config
         norm = host.vectors["output_norm.weight"] if norm is None else norm
         eps = config.eps if eps is None else eps
-        plan, rows = host.plan(self.checks), self.setup.limits.rows
-        return Head(plan, op, weight, norm, eps, config.conventions, rows)
+        v, d = Dim("V", weight.packed.n), Dim("D", weight.packed.k)
+        matrix = Tensor("output.weight", (v, d), weight.packed.tensor.dtype, Kind.WEIGHT)
+        vector = Tensor("norm.weight", (d,), kind=Kind.WEIGHT)
+        graph = forward.head(op, matrix, vector, None, eps, config.conventions)
+        rows = self.setup.limits.rows
+        return host.head(self.checks, graph, weight, {vector.name: norm}, rows)
 
     def _output(self, columns: int) -> Placed:
         return self._host().weights[output(self.setup.graph).weight.name].first(columns)
@@ -265,7 +272,7 @@ class Model:
         self.require_open()
         if self._offload is None:
             cpu = self.devices.other
-            if not isinstance(cpu, CpuDevice):
+            if not is_cpu(cpu):
                 raise UnsupportedOp(
                     f"{self.devices.device.caps.name} runs graphs, and numpy has no kernels for "
                     "the output matrix alone",

@@ -14,9 +14,9 @@ from typing import Self
 
 import numpy as np
 
-from npurt.cpu.kernels.abi import limits
 from npurt.device.device import F32
 from npurt.errors import ModelFormatError
+from npurt.graph.sizes import SIZES
 from npurt.graph.tensor import Dim
 from npurt.llm.arch.model_builder import ModelBuilder
 from npurt.llm.arch.rope import tables
@@ -72,7 +72,7 @@ def read_shape(file: GGUF, target: Config) -> Shape:
             f"{target.n_layers}",
             remedy=ANOTHER,
         )
-    if not (2 <= shape.block <= limits().rows and 0 <= shape.mask < target.n_vocab):
+    if not (2 <= shape.block <= SIZES.rows and 0 <= shape.mask < target.n_vocab):
         raise ModelFormatError(
             f"{file.path.name} has an invalid block size, {shape.block}, or mask token, "
             f"{shape.mask}",

@@ -5,10 +5,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from npurt.cpu.kernels.abi import limits
-from npurt.cpu.state.recurrent import SPACING
 from npurt.device.verify import Sampler as Checks
 from npurt.errors import SettingError, brief
+from npurt.graph.sizes import CHECKPOINT_SPACING, SIZES
 from npurt.llm.arch.reading import describe
 from npurt.llm.file.gguf import GGUF
 from npurt.llm.file.mapped import errors_of
@@ -116,7 +115,7 @@ def _draft_limit(target: Model, wanted: int | None) -> int:
     """
     limit = target.setup.limits.rows - 1
     if not target.executor.shifts:
-        limit = min(limit, SPACING)
+        limit = min(limit, CHECKPOINT_SPACING)
     if limit < 1:
         raise SettingError(
             "a model that evaluates one token in a run cannot verify draft tokens",
@@ -162,7 +161,7 @@ def _draft_model(
         describe(file).require_decoder()
         require_same_vocabulary(file, target.file)
         setup = set_up(
-            file, target.n_ctx, limits().rows, "f16", sequences=target.setup.limits.sequences,
+            file, target.n_ctx, SIZES.rows, "f16", sequences=target.setup.limits.sequences,
             kv_bytes=target.setup.limits.kv_bytes,
         )  # fmt: skip
         devices = opened.enter_context(Devices(device, target.devices.threads))

@@ -9,9 +9,10 @@ frequent tokens instead.)  For a sequence with many other tokens, the head has m
 from collections.abc import Callable, Sequence
 from itertools import islice
 
-from npurt.llm.arch.head import Head
+from npurt.device.device import F32
 from npurt.llm.session.model import Model
 
+Head = Callable[[F32], F32]  # `Model.head`
 PARTS = (1 / 4, 1 / 2, 1)  # possible sizes of a head, as fractions of the vocabulary
 LATEST = 64  # last tokens of a sequence that determine the size of the head
 RARE = (

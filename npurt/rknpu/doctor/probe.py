@@ -14,15 +14,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from npurt.backend.probe import Outcome, Probe
 from npurt.errors import DeviceLost, DriverError, NpurtError
 from npurt.rknpu.driver.base import CoreTasks, Driver, Job
 from npurt.rknpu.driver.execute import TIMEOUT_S
 from npurt.rknpu.driver.memory import Buffer
+from npurt.rknpu.driver.names import connection
 from npurt.rknpu.isa.formats import number_format
 from npurt.rknpu.isa.layout import Layout
 from npurt.rknpu.isa.lower import Profile
 from npurt.rknpu.plan import images
-from npurt.rknpu.plan.cost import npu_seconds
+from npurt.rknpu.plan.cost import CLOCKS, npu_seconds
 from npurt.rknpu.plan.proof import Role
 from npurt.rknpu.plan.tiling import Plan, plan, plan_weights
 
@@ -52,23 +54,6 @@ class Trial:
     def shape(self) -> str:
         """The sizes, as "MxKxN"."""
         return f"{self.m}x{self.k}x{self.n}"
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The outcome of a trial.
-
-    *state* is ``ok``, ``flaky`` (correct only after the job was repeated), ``wrong``, ``error`` or
-    ``left out``.
-    """
-
-    name: str
-    shape: str
-    state: str
-    what: str
-    seconds: float | None = None  # time of the last run, from submit to results
-    driver_seconds: float | None = None  # time of the last run that the driver measured
-    model_seconds: float | None = None  # time that the cost model predicts, with one submit
 
 
 _ROWS = tuple(
@@ -102,6 +87,23 @@ UNSAFE = (  # trials that hung some NPUs until the driver was loaded again
     Trial("without DPU_RDMA", 4, 64, 64, "a list of 108 words: works with the vendor's driver [?]",
           profile=Profile.SHORT),
 )  # fmt: skip
+
+
+def trials(device: str, *, unsafe: bool) -> Probe:
+    """Return the trials of `probe` on the NPU with this device string.
+
+    Raises:
+        UnknownDevice: *device* is not a device string of this backend.
+    """
+    system, connect = connection(device)
+    clocks = ", ".join(f"{name} {hz / 1e6:.0f} MHz" for name, hz in CLOCKS.items())
+    times = (
+        "driver and model: both the cost model's estimate, because the NPU is simulated"
+        if system.simulated
+        else "driver: the driver's measurement; model: the cost model's estimate at the clock that "
+        f"the driver sets ({clocks})"
+    )
+    return Probe(system.simulated, times, probe(connect, unsafe=unsafe))
 
 
 def probe(connect: Callable[[], Driver], *, unsafe: bool = False) -> Iterator[Outcome]:

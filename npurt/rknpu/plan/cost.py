@@ -12,8 +12,9 @@ that agrees with the measurements, `Estimate.high` the longest.  Decisions use `
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, NamedTuple, TypeVar
 
+from npurt.backend.estimates import Estimate
+from npurt.backend.host_cost import HOST
 from npurt.rknpu.isa import cbuf
 from npurt.rknpu.isa.formats import NumberFormat
 from npurt.rknpu.isa.task import Task
@@ -25,8 +26,6 @@ from npurt.rknpu.plan.tiling import Plan
 CLOCKS = {"rknpu": 1e9, "rocket": 200e6}
 CHAINED = {"rknpu": True, "rocket": False}  # whether each task of a job starts the next
 BUS_BYTES = 16  # bytes that a core reads in a clock
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +41,6 @@ class Speed:
     element_s: float  # host: seconds to rotate and round an element of x
     sum_s: float  # host: seconds to read and scale a sum
     sync_bytes_s: float  # host: bytes/s of cache maintenance
-    unit_s: float  # host: seconds of other ops for each token and element of the layers' widths
-    layer_s: float  # host: seconds of other ops for each layer, independent of the tokens
-
-
-class Estimate(NamedTuple, Generic[T]):
-    """The lowest, the expected and the highest value of a quantity, such as seconds."""
-
-    low: T
-    expected: T
-    high: T
 
 
 # [HW] mac_share: 0.97 (happyme531, int8 128x1024x8192), 0.88 (rk-llama.cpp, float16 Q K^T);
@@ -68,12 +57,10 @@ class Estimate(NamedTuple, Generic[T]):
 # The host's rates are from npurt's loops on an x86-64 server (bench/RESULTS.md): 1.4 ns an element,
 #   1.7 ns a sum, 20 us a job.  Low assumes this speed on each of four fast cores.  Expected assumes
 #   that one Cortex-A76 takes 2.5 times as long, high 5 times.
-# [HW] sync_bytes_s: 1.4 GB less to sync saved 127 ms with five threads (npu-notes,
-#   bo-sync-cost.md).
 _RKNPU = Estimate(
-    Speed(0.97, 11.1e9, 31.0e9, 1e-6, 33e-6, 5e-6, 0.35e-9, 0.4e-9, 12e9, 2.5e-9, 50e-6),
-    Speed(0.85, 11.1e9, 27.5e9, 10e-6, 50e-6, 50e-6, 3.5e-9, 4.2e-9, 8e9, 6.5e-9, 300e-6),
-    Speed(0.70, 7.4e9, 18.3e9, 40e-6, 100e-6, 100e-6, 7.0e-9, 8.5e-9, 2e9, 25e-9, 600e-6),
+    Speed(0.97, 11.1e9, 31.0e9, 1e-6, 33e-6, 5e-6, 0.35e-9, 0.4e-9, HOST.low.sync_bytes_s),
+    Speed(0.85, 11.1e9, 27.5e9, 10e-6, 50e-6, 50e-6, 3.5e-9, 4.2e-9, HOST.expected.sync_bytes_s),
+    Speed(0.70, 7.4e9, 18.3e9, 40e-6, 100e-6, 100e-6, 7.0e-9, 8.5e-9, HOST.high.sync_bytes_s),
 )
 SPEEDS: dict[str, Estimate[Speed]] = {
     "rknpu": _RKNPU,

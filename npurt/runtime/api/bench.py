@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from npurt.cpu.device import CpuDevice
-from npurt.device.device import F32, F64, MAX_EXACT_K, Device, RowScaledInt8
+from npurt.device.device import F32, F64, MAX_EXACT_K, Device, ExactInt8, RowScaledInt8
 from npurt.errors import SettingError, UnsupportedOp
 from npurt.quant.encode import encodable
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import Format
 from npurt.runtime.open.arguments import integer
-from npurt.runtime.open.devices import open_device
+from npurt.runtime.open.devices import is_cpu, open_device
 
 INTEGER = "i8"
 ELEMENT = 16  # bytes: float64 for the exact product, float32, and the packed weight
@@ -58,7 +57,7 @@ def bench_matmul(
     rng = np.random.default_rng(0)
     with open_device(device, threads=threads) as opened:
         row: dict[str, Any] = {"device": opened.caps.name, "type": kind, "m": m, "k": k, "n": n}
-        if kind == INTEGER and isinstance(opened, CpuDevice):
+        if kind == INTEGER and is_cpu(opened):
             product, exact, nbytes = _integers(opened, m, k, n, rng)
         else:
             product, exact, nbytes = _floats(opened, m, k, n, fmt, rng)
@@ -84,10 +83,10 @@ def _require_memory(m: int, k: int, n: int) -> None:
         )
 
 
-def _integers(device: CpuDevice, m: int, k: int, n: int, rng: np.random.Generator) -> Measured:
+def _integers(device: ExactInt8, m: int, k: int, n: int, rng: np.random.Generator) -> Measured:
     if k > MAX_EXACT_K:
         raise UnsupportedOp(
-            f"{device.caps.name} has no exact int8 product of K = {k}",
+            f"the CPU has no exact int8 product of K = {k}",
             remedy=f"use K up to {MAX_EXACT_K}",
         )
     a = rng.integers(-128, 128, (m, k)).astype(np.int8)

@@ -1,40 +1,16 @@
 """Run the checks of `npurt doctor`: find the NPUs of this machine, their problems and remedies."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from npurt.doctor.check import Check, Finding, diagnose, start_here
+from npurt.doctor.check import Finding, diagnose, start_here
+from npurt.doctor.checklist import Checklist
 from npurt.doctor.machine import Machine
-from npurt.doctor.system import Recorder, System
+from npurt.doctor.system import Recorder
 from npurt.errors import UnknownDevice
+from npurt.runtime.open import registry
 from npurt.settings import SETTINGS
-
-Probe = Callable[[], dict[str, Any]]
-Reader = Callable[[Any], dict[str, Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A type of NPU: its checks, its trials, and further data for a bundle.
-
-    Attributes:
-        name: The name in device strings.
-        checks: The checks, in order.
-        why_not: Returns the reason why a machine cannot have this NPU, or None.
-        probes: Trials on this machine, by the names that checks use.
-        readers: Readers of files, by the names that checks use; see `System.read`.
-        collect: Reads additional data, which no check needs, for the bundle.
-        simulated: Whether the NPU is simulated.
-    """
-
-    name: str
-    checks: Sequence[Check]
-    why_not: Callable[[System], str | None]
-    probes: dict[str, Probe] = field(default_factory=dict)
-    readers: dict[str, Reader] = field(default_factory=dict)
-    collect: Callable[[System], None] = lambda system: None
-    simulated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,62 +50,31 @@ class Diagnosis:
         return {**about, "runs": self.runs, "start_here": first, "checks": rows}
 
 
-def kinds(device: str | None = None) -> list[Kind]:
-    """Return the types of NPU to check: all, or only the type that *device* names.
+def checklists(device: str | None = None) -> list[Checklist]:
+    """Return the checklists of the NPUs: all, or only that of the NPU which *device* names.
 
     Raises:
-        UnknownDevice: There is no such device.
+        UnknownDevice: There is no such device, or npurt has no checks for it.
     """
-    makers = {"hexagon": _hexagon, "rknpu": _rknpu}
     if device is None:
-        return [make(name) for name, make in makers.items()]
-    name = device.partition(":")[0]
-    if name not in makers:
+        return [each.checklist(each.name) for each in registry.backends() if each.checklist]
+    backend = registry.backend_of(device)
+    if backend is None or backend.checklist is None:
         raise UnknownDevice(
             f"the doctor has no checks for device {device!r}",
-            remedy="use hexagon, rknpu, hexagon:sim or rknpu:sim, or omit -dev",
+            remedy=f"use {registry.listed(registry.usual_names())}, or omit -dev",
         )
-    return [makers[name](device)]
+    return [backend.checklist(device)]
 
 
-def _hexagon(device: str) -> Kind:
-    from npurt.hexagon.connect.connection import Connection
-    from npurt.hexagon.doctor import checks, trial
-    from npurt.hexagon.fastrpc import names
-    from npurt.hexagon.fastrpc.lib import simulator
-
-    name = names.parse(device)
-    simulated = f"arch=v{name.arch}" if name.arch else ""
-    connection = Connection(library=simulator() if name.simulated else "", domain=name.domain,
-              simulate=simulated)  # fmt: skip
-    probes: dict[str, Probe] = {"hexagon": lambda: trial.trial(connection)}
-    if name.simulated:
-        return Kind(device, checks.SIMULATED, lambda system: None, probes, simulated=True)
-    return Kind(device, checks.CHECKS, checks.why_not, probes, checks.READERS, checks.collect)
-
-
-def _rknpu(device: str) -> Kind:
-    from npurt.rknpu.doctor import checks as doctor
-    from npurt.rknpu.doctor import trial as doctor_trial
-    from npurt.rknpu.driver.names import DRIVERS, unknown
-
-    which = device.partition(":")[2]
-    if which not in DRIVERS:
-        raise unknown(f"the doctor has no checks for device {device!r}")
-    probes: dict[str, Probe] = {"rknpu": lambda: doctor_trial.trial(device)}
-    if which.startswith("sim"):
-        return Kind(device, doctor.SIMULATED, lambda system: None, probes, simulated=True)
-    return Kind(device, doctor.CHECKS, doctor.why_not, probes, collect=doctor.collect)
-
-
-def this_machine(looked_for: Sequence[Kind]) -> Recorder:
+def this_machine(looked_for: Sequence[Checklist]) -> Recorder:
     """Return this machine, as a system that records every value read."""
     probes = {name: probe for kind in looked_for for name, probe in kind.probes.items()}
     readers = {name: reader for kind in looked_for for name, reader in kind.readers.items()}
     return Recorder(Machine(probes=probes, readers=readers))
 
 
-def examine(looked_for: Sequence[Kind], system: Recorder) -> list[Diagnosis]:
+def examine(looked_for: Sequence[Checklist], system: Recorder) -> list[Diagnosis]:
     """Run the checks of each type of NPU that the machine may have."""
     found = []
     for kind in looked_for:

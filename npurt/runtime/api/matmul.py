@@ -14,7 +14,6 @@ from typing import Any, TypeVar, cast, overload
 import numpy as np
 import numpy.typing as npt
 
-from npurt.cpu.device import CpuDevice
 from npurt.device.device import F32, MAX_EXACT_K
 from npurt.device.verify import Mode, mode
 from npurt.errors import LayoutError, NumericsError, UnsupportedOp, brief
@@ -24,6 +23,7 @@ from npurt.runtime.api import packed_weight
 from npurt.runtime.api.packed_weight import PackedWeight, pack, report
 from npurt.runtime.api.products import Products, Weight
 from npurt.runtime.open.arrays import as_array, as_float
+from npurt.runtime.open.devices import is_cpu
 
 __all__ = ["PackedWeight", "matmul", "pack", "report"]
 
@@ -266,7 +266,7 @@ def _arrays(a: Array, b: Array, device: str, how: Mode) -> Array:
 def _float(a: F32, b: F32, device: str) -> Array:
     """Multiply float arrays with numpy's BLAS, the fastest way on the CPU."""
     target = packed_weight.shared(device).device
-    if not isinstance(target, CpuDevice):
+    if not is_cpu(target):
         raise UnsupportedOp(
             f"{target.caps.name} multiplies packed weights only",
             remedy=f"pack b first: npurt.pack(b, 'q8_0', device={target.caps.name!r})",

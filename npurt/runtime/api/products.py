@@ -10,12 +10,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from npurt.cpu.device import CpuDevice
-from npurt.cpu.pool.checked import ORACLE, probes_of_images
-from npurt.cpu.pool.packed import CpuPacked
 from npurt.device.device import F32, Device, ExactInt8, Packed
-from npurt.device.verify import WRONG_TWICE, Mode, Probe, Sampler, is_right, probe_of
+from npurt.device.verify import (
+    ORACLE,
+    WRONG_TWICE,
+    Mode,
+    Probe,
+    Probing,
+    Sampler,
+    is_right,
+    probe_of,
+)
 from npurt.errors import UnsupportedOp, VerificationFailed
+from npurt.runtime.open.devices import open_oracle
 from npurt.runtime.report.ledger import Ledger, Report, Row
 
 I8 = npt.NDArray[np.int8]
@@ -48,7 +55,7 @@ class Products:
     def __init__(self, device: Device) -> None:
         self.device = device
         self._lock = threading.RLock()  # guards the attributes below
-        self._oracle: CpuDevice | None = None  # the CPU with the plainest kernels
+        self._oracle: Device | None = None  # the CPU with the plainest kernels
         self._ledger = Ledger(f"{device.caps.name}: {device.caps.detail}")
         self._samplers = {mode: Sampler(mode) for mode in Mode}
 
@@ -108,7 +115,9 @@ class Products:
         """Compute a wrong product of the device again, on the CPU."""
         name, what = self.device.caps.name, f"int8 product of {a.shape} and {b.shape}"
         self._say(f"{name} computed a wrong {what}")
-        y = self._plain().matmul_i8(a, b)
+        plain = self._plain()
+        assert isinstance(plain, ExactInt8)
+        y = plain.matmul_i8(a, b)
         if not is_exact(a, b, y):
             raise _wrong_twice(f"an {what}", name)
         return y
@@ -155,10 +164,10 @@ class Products:
             again.failed += 1
             raise _wrong_twice(f"a product with {packed.tensor!r}", weight.planned)
 
-    def _plain(self) -> CpuDevice:
+    def _plain(self) -> Device:
         """Return the CPU with its plainest kernels."""
         if self._oracle is None:
-            self._oracle = CpuDevice(isa=ORACLE)
+            self._oracle = open_oracle()
         return self._oracle
 
     def _say(self, what: str) -> None:
@@ -189,8 +198,8 @@ def _is_right(weight: Weight, x: F32, y: F32) -> bool:
     packed = weight.packed
     if weight.probe is None:
         name = repr(packed.tensor)
-        if isinstance(packed, CpuPacked):
-            weight.probe = probes_of_images([(name, packed, None)])[0]
+        if isinstance(packed.device, Probing):
+            weight.probe = packed.device.probe(name, packed)
         else:
             weight.probe = probe_of(name, packed)
     multiplied = packed.device.multiplied(x, packed)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from npurt.cpu.device import CpuDevice
-from npurt.cpu.lowering.constants import products
 from npurt.cpu.lowering.segment import CpuSegment
 from npurt.device.device import F32, Caps, Device
 from npurt.device.segment import NO_FOREIGN, Limits, RunForeign, Segment, Weights
@@ -19,6 +18,7 @@ from npurt.device.verify import Sampler
 from npurt.graph import ops
 from npurt.graph.graph import Graph
 from npurt.graph.ops import Op, Precision
+from npurt.graph.weights import products
 from npurt.runtime.execute.placement import Placed, Wanted, place
 from npurt.runtime.execute.plan import Plan
 from npurt.runtime.report.ledger import Ledger
@@ -86,6 +86,17 @@ class Offload:
         self.vectors[norm] = np.ascontiguousarray(weights.values(norm), np.float32)
         if op.bias is not None:
             placed.add_bias(np.ascontiguousarray(weights.values(op.bias.name), np.float32))
+
+    def head(
+        self,
+        sampler: Sampler,
+        graph: Graph,
+        weight: Placed,
+        vectors: Mapping[str, F32],
+        rows: int,
+    ) -> Callable[[F32], F32]:
+        """Return a function that runs an output matrix and its norm; see `CpuDevice.head`."""
+        return self._cpu.head(self.plan(sampler), graph, weight, vectors, rows)
 
     def plan(self, sampler: Sampler) -> Plan:
         """Return an empty plan."""

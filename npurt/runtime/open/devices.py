@@ -1,21 +1,22 @@
 """Open devices by their device strings.
 
 Grammar: ``cpu``, ``auto``, ``numpy``, ``hexagon[:INDEX[/SESSION]]``, ``hexagon:sim[-vNN]``,
-``rknpu[:INDEX]``, ``rknpu:sim[-vendor]``.
+``rknpu[:INDEX]``, ``rknpu:sim[-vendor]``; and NAME[:TEXT] for a device of another package.
 """
 
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from npurt.base import library
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.kernels import abi
 from npurt.device.device import Device
-from npurt.errors import DeviceNotFound, NpurtError, UnknownDevice, brief
+from npurt.device.verify import ORACLE
+from npurt.errors import DeviceNotFound, NpurtError, brief
+from npurt.runtime.open import registry
 from npurt.runtime.open.arguments import optional_integer
-from npurt.runtime.open.names import KINDS, entry_points, no_device
-from npurt.runtime.open.names import SIMULATORS as SIMULATORS
+from npurt.runtime.open.registry import backend_of, entry_points, no_device
 from npurt.settings import DEVICE, LIBRARIES, read
 
 
@@ -46,79 +47,48 @@ def open_device(name: str | None = None, *, threads: int | None = None) -> Devic
     if name == "auto":
         return open_host(threads)
     if name == "cpu":
-        return CpuDevice(threads)
-    kind = name.partition(":")[0]
-    opener = OPENERS.get(kind) or _of_others(kind)
-    if opener is None:
+        return open_cpu(threads)
+    backend = backend_of(name)
+    if backend is None or backend.name == "cpu":
         raise no_device(said)
     try:
-        return opener(name)
+        return backend.open(name, threads)
     except DeviceNotFound as error:
         what = f"device {name!r} cannot be used: {error.what}"
         raise type(error)(what, remedy=error.remedy) from error
 
 
+def open_cpu(threads: int | None = None) -> CpuDevice:
+    """Open the CPU, which also runs the ops that an NPU leaves to it."""
+    return CpuDevice(threads)
+
+
+def open_oracle() -> CpuDevice:
+    """Open the CPU with its plainest kernels, which compute wrong products again."""
+    return CpuDevice(isa=ORACLE)
+
+
+def is_cpu(device: Device) -> TypeGuard[CpuDevice]:
+    """Return whether *device* is the CPU."""
+    return isinstance(device, CpuDevice)
+
+
 def open_host(threads: int | None = None) -> Device:
     """Open the CPU, or numpy if npurt's kernels were not compiled."""
     try:
-        return CpuDevice(threads)
+        return open_cpu(threads)
     except DeviceNotFound as error:
         if read(LIBRARIES, str) or library.path_of(abi.LIBRARY).exists():
             raise
         warnings.warn(f"{error}\nnumpy computes instead, which is slow", stacklevel=3)
-        return _numpy("numpy")
-
-
-def _of_others(kind: str) -> Callable[[str], Device] | None:
-    """Return the function of another package that opens devices of *kind*, or None.
-
-    The package declares the function as an entry point in the group `GROUP`.  The function takes a
-    device string.
-
-    Raises:
-        DeviceNotFound: The function cannot be imported.
-    """
-    for entry in entry_points():
-        if entry.name == kind:
-            try:
-                opener: Callable[[str], Device] = entry.load()
-            except (ImportError, AttributeError) as error:
-                raise DeviceNotFound(
-                    f"the package of device {kind!r} cannot be used: {error}",
-                    remedy=f"reinstall the package; its entry point is {entry.value}",
-                ) from error
-            return opener
-    return None
-
-
-def _hexagon(name: str) -> Device:
-    from npurt.hexagon.device.device import open_hexagon  # loaded on first use
-
-    return open_hexagon(name)
-
-
-def _rknpu(name: str) -> Device:
-    from npurt.rknpu.device.device import open_rknpu
-
-    return open_rknpu(name)
-
-
-def _numpy(name: str) -> Device:
-    from npurt.reference.device import ReferenceDevice
-
-    if name != "numpy":
-        raise UnknownDevice(f"{name!r} is not a device name", remedy="use numpy")
-    return ReferenceDevice()
-
-
-OPENERS = {"hexagon": _hexagon, "rknpu": _rknpu, "numpy": _numpy}
+        return registry.BACKENDS["numpy"]().open("numpy", None)
 
 
 def devices() -> list[Found]:
     """Return all device types: descriptions, or reasons why they are missing.  Never raises."""
     rows = []
     others = sorted({entry.name for entry in entry_points()})
-    for kind in (*KINDS, *others):
+    for kind in (*registry.BACKENDS, *others):
         try:
             with open_device(kind) as device:
                 rows.append(Found(kind, True, device.caps.detail))

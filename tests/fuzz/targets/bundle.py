@@ -25,7 +25,7 @@ ODD_NAMES = ("evidence.json", "npurt-doctor/x", "/npurt-doctor/evidence.json", "
 def evidence():
     """Return the evidence that the doctor would record on each reported board."""
     found = []
-    looked_for = doctor.kinds()
+    looked_for = doctor.checklists()
     for module, tree in ((boards, boards.tree), (rockchip, rockchip.Tree)):
         for name in module.REPORTS:
             with tempfile.TemporaryDirectory() as folder:

@@ -8,8 +8,8 @@ Sources: transformers models/qwen3_5_moe, models/qwen3_next, Apache-2.0 (layouts
 import re
 from collections.abc import Iterator, Mapping
 
-from npurt.cpu.kernels.abi import limits
 from npurt.errors import ModelFormatError
+from npurt.graph.sizes import SIZES
 from npurt.llm.convert.checkpoint.safetensors import AGAIN, Stored
 
 EXPERTS = re.compile(r"(.+\.mlp\.experts)\.(gate_up|down)_proj(?:\.weight)?", re.ASCII)
@@ -39,9 +39,9 @@ def _experts(stem: str, parts: list[str], each: Stored) -> Iterator[tuple[str, S
     if len(each.shape) != 3 or 0 in each.shape or each.shape[1] % len(parts):
         raise ModelFormatError(f"{each.name} has shape {each.shape}", remedy=AGAIN)
     count, rows, columns = each.shape
-    if count > limits().experts:
+    if count > SIZES.experts:
         raise ModelFormatError(
-            f"{each.name} has {count} experts, above {limits().experts}", remedy=AGAIN
+            f"{each.name} has {count} experts, above {SIZES.experts}", remedy=AGAIN
         )
     size = len(each.data) // (count * len(parts))  # bytes of a matrix
     for i in range(count * len(parts)):

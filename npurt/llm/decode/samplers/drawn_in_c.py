@@ -1,12 +1,12 @@
 """Draw with the usual samplers in one call of C, which gives the same tokens faster."""
 
-from npurt.cpu.pool.draw import Draw
 from npurt.llm.decode.samplers.candidates import Ids
 from npurt.llm.decode.samplers.chain import filters
+from npurt.llm.decode.samplers.in_c import Draw, compiled
 from npurt.llm.decode.samplers.min_p import min_p
 from npurt.llm.decode.samplers.settings import Sampling
 from npurt.llm.decode.samplers.temperature import temperature
-from npurt.llm.decode.samplers.top_k import FEW, compiled, top_k
+from npurt.llm.decode.samplers.top_k import FEW, top_k
 from npurt.llm.decode.samplers.top_p import top_p
 
 IN_C: set[object] = {top_k, top_p, min_p, temperature}

@@ -2,10 +2,7 @@
 
 import numpy as np
 
-from npurt.base.once import once
-from npurt.cpu.kernels import abi
-from npurt.cpu.pool.best import best as in_c
-from npurt.errors import DeviceNotFound
+from npurt.llm.decode.samplers import in_c
 from npurt.llm.decode.samplers.candidates import Candidates, Ids, Logits, Text
 
 BLOCK = 128  # logits; see `best_by_numpy`
@@ -28,19 +25,9 @@ def best(logits: Logits, k: int) -> Ids:
 
     No logit may be NaN.
     """
-    if k <= FEW and logits.dtype == np.float32 and compiled():
-        return in_c(logits, k)
+    if k <= FEW and logits.dtype == np.float32 and in_c.compiled():
+        return in_c.best(logits, k)
     return best_by_numpy(logits, k)
-
-
-@once
-def compiled() -> bool:
-    """Return whether the C library is built."""
-    try:
-        abi.lib()
-    except DeviceNotFound:
-        return False
-    return True
 
 
 def best_by_numpy(logits: Logits, k: int) -> Ids:

@@ -1,5 +1,7 @@
 """Run only the output matrix of a model, for draft networks."""
 
+from collections.abc import Mapping
+
 from npurt.cpu.lowering.bound import Bound
 from npurt.cpu.lowering.lower import Lowering
 from npurt.cpu.lowering.steps import Steps
@@ -7,41 +9,23 @@ from npurt.cpu.pool.checked import Weight
 from npurt.cpu.pool.engine import empty
 from npurt.cpu.pool.table import RowTable
 from npurt.device.device import F32
-from npurt.graph.tensor import Dim, Kind, Tensor
-from npurt.llm.arch import forward
-from npurt.llm.file.conventions import Conventions
+from npurt.graph.graph import Graph
+from npurt.graph.weights import products
 
 
 class Head:
     """The output matrix of a model, or its first rows, applied to a stream that the caller gives.
 
-    Args:
-        steps: An empty `Steps`, which the constructor fills.
-        op: The name of the product.
-        weight: The matrix.
-        norm: The weight of the norm before the matrix, ``[D]``.
-        eps: The epsilon of the norm.
-        conventions: The scale and the cap of logits.
-        rows: The maximum number of rows in a call.
+    The arguments are those of `CpuDevice.head`.
     """
 
     def __init__(
-        self,
-        steps: Steps,
-        op: str,
-        weight: Weight,
-        norm: F32,
-        eps: float,
-        conventions: Conventions,
-        rows: int,
+        self, steps: Steps, graph: Graph, weight: Weight, vectors: Mapping[str, F32], rows: int
     ) -> None:
-        v, d = Dim("V", weight.packed.n), Dim("D", weight.packed.k)
-        matrix = Tensor("output.weight", (v, d), weight.packed.tensor.dtype, Kind.WEIGHT)
-        vector = Tensor("norm.weight", (d,), kind=Kind.WEIGHT)
-        graph = forward.head(op, matrix, vector, None, eps, conventions)
+        (matrix,) = products(graph)
         self._x, self._logits = empty(rows, weight.packed.k), empty(1, weight.packed.n)
         self._steps = steps
-        bound = Bound({matrix.name: weight}, {vector.name: norm}, {}, {}, rows)
+        bound = Bound({matrix: weight}, vectors, {}, {}, rows)
         Lowering(steps, graph, bound, {"x": self._x}).add()
         steps.verify(steps.sampler)
 

@@ -1,0 +1,18 @@
+"""The CPU's row in npurt's table of devices."""
+
+from typing import TYPE_CHECKING
+
+from npurt.backend.row import Backend
+
+if TYPE_CHECKING:
+    from npurt.device.device import Device
+
+
+def _open(name: str, threads: int | None) -> "Device":
+    from npurt.cpu.device import CpuDevice
+
+    del name
+    return CpuDevice(threads)
+
+
+BACKEND = Backend("cpu", _open, is_npu=False)

@@ -1,0 +1,61 @@
+"""The row of the RK3588's NPU in npurt's table of devices."""
+
+from typing import TYPE_CHECKING
+
+from npurt.backend.row import Backend
+
+if TYPE_CHECKING:
+    from npurt.backend.estimates import Estimator, Rounding
+    from npurt.backend.probe import Probe
+    from npurt.device.device import Device
+    from npurt.doctor.checklist import Checklist
+
+
+def _open(name: str, threads: int | None) -> "Device":
+    from npurt.rknpu.device.device import open_rknpu
+
+    del threads
+    return open_rknpu(name)
+
+
+def _checklist(device: str) -> "Checklist":
+    from npurt.doctor.checklist import Checklist
+    from npurt.rknpu.doctor import checks, trial
+    from npurt.rknpu.driver.names import DRIVERS, unknown
+
+    which = device.partition(":")[2]
+    if which not in DRIVERS:
+        raise unknown(f"the doctor has no checks for device {device!r}")
+    probes = {"rknpu": lambda: trial.trial(device)}
+    if which.startswith("sim"):
+        return Checklist(device, checks.SIMULATED, lambda system: None, probes, simulated=True)
+    return Checklist(device, checks.CHECKS, checks.why_not, probes, collect=checks.collect)
+
+
+def _probe(device: str, unsafe: bool) -> "Probe":
+    from npurt.rknpu.doctor.probe import trials
+
+    return trials(device, unsafe=unsafe)
+
+
+def _estimator() -> "Estimator":
+    from npurt.rknpu.device.estimator import RknpuEstimator
+
+    return RknpuEstimator()
+
+
+def _rounding() -> "Rounding":
+    from npurt.rknpu.device.estimator import RknpuRounding
+
+    return RknpuRounding()
+
+
+BACKEND = Backend(
+    "rknpu",
+    _open,
+    simulators=("rknpu:sim", "rknpu:sim-vendor"),
+    checklist=_checklist,
+    probe=_probe,
+    estimator=_estimator,
+    rounding=_rounding,
+)
