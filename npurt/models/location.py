@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from urllib.parse import quote, unquote, urlunsplit
 
+from npurt.base import late
 from npurt.base.gguf_parts import model_name, part_names
 from npurt.errors import DownloadError, ModelFormatError, SettingError
 from npurt.models import catalogue, download, requests
@@ -129,7 +130,8 @@ def _of_stem(path: Path) -> Path | None:
 
     A path with a folder means a file there; a name means a file that `npurt models` lists.
     """
-    from npurt.models.stored import models_in, stored
+    with late.imports():
+        from npurt.models.stored import models_in, stored
 
     here = list(models_in(path.parent, "*"))
     if len(path.parts) == 1:

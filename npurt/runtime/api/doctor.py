@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from npurt.base import late
 from npurt.doctor.check import Check, Finding, diagnose, start_here
 from npurt.doctor.machine import Machine
 from npurt.doctor.system import Recorder, System
@@ -93,10 +94,11 @@ def kinds(device: str | None = None) -> list[Kind]:
 
 
 def _hexagon(device: str) -> Kind:
-    from npurt.hexagon.connect.connection import Connection
-    from npurt.hexagon.doctor import checks, trial
-    from npurt.hexagon.fastrpc import names
-    from npurt.hexagon.fastrpc.lib import simulator
+    with late.imports():
+        from npurt.hexagon.connect.connection import Connection
+        from npurt.hexagon.doctor import checks, trial
+        from npurt.hexagon.fastrpc import names
+        from npurt.hexagon.fastrpc.lib import simulator
 
     name = names.parse(device)
     simulated = f"arch=v{name.arch}" if name.arch else ""
@@ -109,9 +111,10 @@ def _hexagon(device: str) -> Kind:
 
 
 def _rknpu(device: str) -> Kind:
-    from npurt.rknpu.doctor import checks as doctor
-    from npurt.rknpu.doctor import trial as doctor_trial
-    from npurt.rknpu.driver.names import DRIVERS, unknown
+    with late.imports():
+        from npurt.rknpu.doctor import checks as doctor
+        from npurt.rknpu.doctor import trial as doctor_trial
+        from npurt.rknpu.driver.names import DRIVERS, unknown
 
     which = device.partition(":")[2]
     if which not in DRIVERS:

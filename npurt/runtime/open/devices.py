@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from npurt.base import library
+from npurt.base import late, library
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.kernels import abi
 from npurt.device.device import Device
@@ -82,7 +82,7 @@ def _of_others(kind: str) -> Callable[[str], Device] | None:
         if entry.name == kind:
             try:
                 opener: Callable[[str], Device] = entry.load()
-            except (ImportError, AttributeError) as error:
+            except (*late.FAILURES, AttributeError) as error:
                 raise DeviceNotFound(
                     f"the package of device {kind!r} cannot be used: {error}",
                     remedy=f"reinstall the package; its entry point is {entry.value}",
@@ -92,19 +92,22 @@ def _of_others(kind: str) -> Callable[[str], Device] | None:
 
 
 def _hexagon(name: str) -> Device:
-    from npurt.hexagon.device.device import open_hexagon  # loaded on first use
+    with late.imports():
+        from npurt.hexagon.device.device import open_hexagon  # loaded on first use
 
     return open_hexagon(name)
 
 
 def _rknpu(name: str) -> Device:
-    from npurt.rknpu.device.device import open_rknpu
+    with late.imports():
+        from npurt.rknpu.device.device import open_rknpu
 
     return open_rknpu(name)
 
 
 def _numpy(name: str) -> Device:
-    from npurt.reference.device import ReferenceDevice
+    with late.imports():
+        from npurt.reference.device import ReferenceDevice
 
     if name != "numpy":
         raise UnknownDevice(f"{name!r} is not a device name", remedy="use numpy")
