@@ -18,7 +18,7 @@ from npurt.settings import MODELS, cache_folder, read
 
 OF_HUB = "hf:"
 HERE = Path("models")  # the folder of models in earlier versions
-_MAY_BE_NAME = re.compile(r"\w[\w.-]{0,95}(/[\w.-]{1,96}(:[\w.-]+)?)?")
+_MAY_BE_NAME = re.compile(r"\w[\w.-]{0,95}(/[\w.-]{1,96})?(:[\w.-]+)?")
 
 
 def default_folder() -> Path:
@@ -107,7 +107,7 @@ def _on_hub(model: str | os.PathLike[str]) -> tuple[Hub, Reference] | None:
 
 def _here(model: str | os.PathLike[str], progress: bool) -> Path:
     """Return the file for a path or for a name in the catalogue."""
-    text = str(model)
+    text = catalogue.named(str(model))
     if not text:
         raise ModelFormatError("cannot open '': the name is empty", remedy="give a file")
     path, exists = Path(model), os.path.exists(model)
