@@ -240,4 +240,10 @@ def _wrong(kind: str, what: str) -> GrammarError:
     reason = " ".join(QUOTE.split(what)[0].removeprefix("ERROR: ").split())
     if kind == "JSON schema":
         reason = reason.partition("failed to compile JSON schema: ")[2] or reason
+        reason = reason.partition(": (And ")[0]  # before llguidance's regular expressions
+        with late.imports():
+            from npurt.llm.decode.grammar import schemas
+
+        if (found := schemas.lacking(reason)) is not None:
+            return found
     return GrammarError(f"the {kind} is wrong: {reason:.300}", remedy=SYNTAX[kind])
