@@ -11,6 +11,7 @@ Importing npurt opens nothing and reads no environment.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from npurt.base import late
 from npurt.errors import (
     ContextFull,
     DeviceFull,
@@ -27,6 +28,7 @@ from npurt.errors import (
     NpurtError,
     NumericsError,
     OutOfPages,
+    PackageError,
     SettingError,
     StateFormatError,
     UnknownDevice,
@@ -66,6 +68,7 @@ __all__ = [
     "NpurtError",
     "NumericsError",
     "OutOfPages",
+    "PackageError",
     "PackedWeight",
     "QTensor",
     "SettingError",
@@ -100,10 +103,12 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     """Import the module of a public name when the name is first used, so `import npurt` is fast."""
     if name == "models":
-        return importlib.import_module("npurt.models")  # which sets the attribute
+        with late.imports():
+            return importlib.import_module("npurt.models")  # which sets the attribute
     if name not in _HOMES:
         raise AttributeError(f"module 'npurt' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+    with late.imports():
+        value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value
     return value
 

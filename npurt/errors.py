@@ -20,6 +20,7 @@
     +-- ContextFull       (ValueError)           the KV cache has no space for these tokens
     +-- OutOfPages                               too few KV pages are free for a run or a fork
     +-- DownloadError     (OSError)              a model file could not be fetched or is damaged
+    +-- PackageError      (ImportError)          a package is missing, or cannot be loaded
 
 Every error that a user can act on is an NpurtError; any other exception is a bug in npurt.
 """
@@ -130,6 +131,10 @@ class OutOfPages(NpurtError):
 
 class DownloadError(NpurtError, OSError):
     """A model file could not be fetched, or the fetched file is damaged."""
+
+
+class PackageError(NpurtError, ImportError):
+    """A Python package that npurt uses is missing, damaged, or cannot be loaded now."""
 
 
 def brief(value: object, maximum: int = 60) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from npurt.base import late
 from npurt.device.device import Device, MatMul
 from npurt.device.segment import Compiler, Limits, Segment, positional, split
 from npurt.errors import LayoutError, NpurtError
@@ -396,7 +397,8 @@ class DeviceSuite(abc.ABC):
     @contextlib.contextmanager
     def segments(self) -> Iterator[tuple[list[Segment], Graph, RandomWeights]]:
         """Yield the segments of `decoder`; numpy runs the ops that this device refuses."""
-        from npurt.reference.device import ReferenceDevice
+        with late.imports():
+            from npurt.reference.device import ReferenceDevice
 
         graph = decoder()
         weights = RandomWeights(graph)

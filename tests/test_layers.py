@@ -29,7 +29,8 @@ LAYERS = [  # lowest first; two names in one layer never import each other
 SUBPACKAGES: dict[str, list[set[str]]] = {
     "base": [
         {"declarations", "extras", "files", "gguf_parts", "once", "ranges"},
-        {"file_kinds", "library", "threads"},
+        {"file_kinds", "late", "threads"},
+        {"library"},
     ],
     "cli": [{"signals"}, {"arguments", "output"}, {"verbs"}],
     "cpu": [{"kernels"}, {"pool"}, {"state"}, {"lowering"}, {"device"}, {"backend"}],

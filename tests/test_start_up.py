@@ -17,10 +17,12 @@ PROJECT = Path(__file__).resolve().parents[1]
 IMPORT = "import npurt"
 VERSION = "import npurt.cli; npurt.cli.main(['--version'])"
 HELP = "import npurt.cli; npurt.cli.parser()"
+FIRST = {"npurt", "npurt.errors", "npurt.version"}
+FIRST |= {"npurt.base", "npurt.base.late"}
 STARTS = {
-    IMPORT: ({"npurt", "npurt.errors", "npurt.version"}, 10),
+    IMPORT: (FIRST, 10),
     VERSION: (
-        {"npurt", "npurt.errors", "npurt.version"}
+        FIRST
         | {"npurt.cli", "npurt.cli.arguments", "npurt.cli.arguments.parser", "npurt.cli.signals"}
         | {"npurt.settings"},
         42,

@@ -3,6 +3,7 @@
 npurt is not on a package index, so an error about a missing package names the packages themselves.
 """
 
+import contextlib
 import re
 from importlib.metadata import PackageNotFoundError, requires
 
@@ -14,6 +15,19 @@ def command(extra: str) -> str:
     except PackageNotFoundError:  # a checkout that is only on the path
         return f"pip install '.[{extra}]' in the checkout of npurt"
     return f"pip install {' '.join(map(repr, packages))}"
+
+
+def requirement(module: str) -> str:
+    """Return the requirement of npurt that installs *module*; else the module's name."""
+
+    def plain(name: str) -> str:
+        return re.split(r"[^\w.-]", name)[0].replace("_", "-").lower()
+
+    with contextlib.suppress(PackageNotFoundError):
+        for line in requires("npurt") or ():
+            if plain(line) == plain(module):
+                return line.partition(";")[0].strip()
+    return module
 
 
 def _packages(extra: str) -> set[str]:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from npurt.base import declarations
+from npurt.base import declarations, late
 from npurt.errors import DeviceNotFound
 from npurt.settings import LIBRARIES, read
 
@@ -24,9 +24,11 @@ def declare(header: Path) -> Any:
     try:
         return declarations.read(header)
     except ImportError as error:
-        raise DeviceNotFound(f"{error}: npurt's C needs cffi", remedy=REINSTALL) from error
+        remedy = late.remedy_of_system(error) or REINSTALL
+        raise DeviceNotFound(f"{error}: npurt's C needs cffi", remedy=remedy) from error
     except OSError as error:
-        raise DeviceNotFound(f"cannot read {header}: {error.strerror}", remedy=REINSTALL) from error
+        remedy = late.remedy_of_system(error) or REINSTALL
+        raise DeviceNotFound(f"cannot read {header}: {error.strerror}", remedy=remedy) from error
 
 
 def path_of(name: str) -> Path:
@@ -59,4 +61,5 @@ def load(parser: Any, path: Path, what: str) -> Any:
     try:
         return parser.dlopen(str(path), flags)
     except OSError as error:
+        remedy = late.remedy_of_system(error) or remedy
         raise DeviceNotFound(f"cannot load {what}: {error}", remedy=remedy) from error

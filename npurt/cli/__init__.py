@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 
+from npurt.base import late
 from npurt.cli.arguments.parser import Parser, like
 from npurt.cli.signals import Unwinding
 from npurt.errors import NpurtError, SettingError, UnknownDevice
@@ -131,30 +132,38 @@ def _run(argv: Sequence[str] | None) -> int:
             status = int(args.run(args))
         print(end="", flush=True)  # flush here, so that a write error is reported below
         return status
-    except NpurtError as error:
-        if debug:
+    except (NpurtError, ImportError, SyntaxError, EOFError) as error:
+        found = error if isinstance(error, NpurtError) else late.package_error(error)
+        if debug or found is None:
             raise
-        print(f"npurt: {error}", file=sys.stderr)
+        print(f"npurt: {found}", file=sys.stderr)
         return 2 if isinstance(error, USAGE) and not isinstance(error.__cause__, OSError) else 1
     except MemoryError as error:
-        print(f"npurt: no memory left: {error}", file=sys.stderr)
-        print("  remedy: close other programs, or use a smaller input", file=sys.stderr)
+        _print_error(f"no memory left: {error}", "close other programs, or use a smaller input")
         return 1
     except OSError as error:
         if error.filename is not None or not _is_of_output(error):
             if debug:
                 raise
             what = "the system refuses" if error.filename is None else error.filename
-            print(f"npurt: {what}: {error.strerror or error}", file=sys.stderr)
-            print("  remedy: check paths and permissions; NPURT_DEBUG=1 shows the traceback",
-                  file=sys.stderr)  # fmt: skip
+            remedy = late.remedy_of_system(error) or "check paths and permissions"
+            _print_error(
+                f"{what}: {error.strerror or error}",
+                f"{remedy}; NPURT_DEBUG=1 shows the traceback",
+            )
             return 1
         # Discard the output that is still buffered, so that no second error occurs at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):  # a reader that closed the pipe is no error
-            print(f"npurt: cannot write the output: {error.strerror}", file=sys.stderr)
-            print("  remedy: free space on the disk, or write to another place", file=sys.stderr)
+            _print_error(
+                f"cannot write the output: {error.strerror}",
+                "free space on the disk, or write to another place",
+            )
         return 1
+
+
+def _print_error(what: str, remedy: str) -> None:
+    print(f"npurt: {what}\n  remedy: {remedy}", file=sys.stderr)
 
 
 def _name_unknown_variables() -> None:

@@ -3,13 +3,15 @@
 from typing import TYPE_CHECKING
 
 from npurt.backend.row import Backend
+from npurt.base import late
 
 if TYPE_CHECKING:
     from npurt.device.device import Device
 
 
 def _open(name: str, threads: int | None) -> "Device":
-    from npurt.cpu.device import CpuDevice
+    with late.imports():
+        from npurt.cpu.device import CpuDevice
 
     del name
     return CpuDevice(threads)

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from npurt.backend.row import Backend
+from npurt.base import late
 
 if TYPE_CHECKING:
     from npurt.backend.estimates import Estimator
@@ -11,18 +12,20 @@ if TYPE_CHECKING:
 
 
 def _open(name: str, threads: int | None) -> "Device":
-    from npurt.hexagon.device.device import open_hexagon
+    with late.imports():
+        from npurt.hexagon.device.device import open_hexagon
 
     del threads
     return open_hexagon(name)
 
 
 def _checklist(device: str) -> "Checklist":
-    from npurt.doctor.checklist import Checklist
-    from npurt.hexagon.connect.connection import Connection
-    from npurt.hexagon.doctor import checks, trial
-    from npurt.hexagon.fastrpc import names
-    from npurt.hexagon.fastrpc.lib import simulator
+    with late.imports():
+        from npurt.doctor.checklist import Checklist
+        from npurt.hexagon.connect.connection import Connection
+        from npurt.hexagon.doctor import checks, trial
+        from npurt.hexagon.fastrpc import names
+        from npurt.hexagon.fastrpc.lib import simulator
 
     name = names.parse(device)
     connection = Connection(
@@ -37,7 +40,8 @@ def _checklist(device: str) -> "Checklist":
 
 
 def _estimator() -> "Estimator":
-    from npurt.hexagon.device.estimator import HexagonEstimator
+    with late.imports():
+        from npurt.hexagon.device.estimator import HexagonEstimator
 
     return HexagonEstimator()
 

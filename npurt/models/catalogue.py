@@ -110,6 +110,12 @@ def find(name: str, folder: str | Path) -> Path | None:
         ) from error
 
 
+def named(text: str) -> str:
+    """Return the catalogue's name for Ollama's form of it, such as smollm2:135m; else *text*."""
+    name = text.replace(":", "-")
+    return name if name in CATALOGUE else text
+
+
 def fetch(
     name: str, folder: str | Path, *, progress: bool = True, download: Downloader | None = None
 ) -> Path:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from npurt.base import late
 from npurt.base.file_kinds import kind_of
 from npurt.errors import DownloadError
 from npurt.models.requests import Busy, Remote, answer, patiently, stated
@@ -100,7 +101,8 @@ def verify(path: str | Path, sha256: str) -> None:
 @contextlib.contextmanager
 def progress_bar(nbytes: int | None, progress: bool) -> "Iterator[tqdm[NoReturn]]":
     """Yield a progress bar on standard error; it is hidden if that is not a terminal."""
-    from tqdm import tqdm  # here, because importing it reads the environment
+    with late.imports():
+        from tqdm import tqdm  # here, because importing it reads the environment
 
     hidden = None if progress and sys.stderr else True
     with tqdm(total=nbytes, unit="B", unit_scale=True, disable=hidden) as bar:
@@ -110,7 +112,8 @@ def progress_bar(nbytes: int | None, progress: bool) -> "Iterator[tqdm[NoReturn]
 @contextlib.contextmanager
 def turn(lock: Path, bar: "tqdm[NoReturn]") -> Iterator[None]:
     """Hold *lock*, as `huggingface_hub` does; wait while another process holds it."""
-    from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]  # lazily
+    with late.imports():
+        from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]  # lazily
 
     lock.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as held:
@@ -181,7 +184,8 @@ def _request(remote: Remote, partial: Path, tag: Path, bar: "tqdm[NoReturn]", se
 def _append(
     response: Any, partial: Path, resumed: bool, bar: "tqdm[NoReturn]", limit: int | None
 ) -> None:
-    import httpx2
+    with late.imports():
+        import httpx2
 
     with partial.open("ab" if resumed else "wb") as file:
         try:

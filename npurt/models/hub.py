@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from npurt.base import late
 from npurt.base.files import link_or_move, replacing
 from npurt.errors import DownloadError, SettingError, brief
 from npurt.models import download, requests
@@ -52,7 +53,8 @@ class Hub:
     @classmethod
     def usual(cls) -> Self:
         """Return the hub of the environment variables HF_ENDPOINT, HF_HOME and HF_HUB_CACHE."""
-        from huggingface_hub import constants
+        with late.imports():
+            from huggingface_hub import constants
 
         endpoint = variable("HF_ENDPOINT") or constants.ENDPOINT
         return cls(endpoint.rstrip("/"), Path(constants.HF_HUB_CACHE))
@@ -175,7 +177,8 @@ class Hub:
             ) from error
 
     def _remote(self, repo: str, commit: str, file: HubFile) -> Remote:
-        from huggingface_hub import hf_hub_url
+        with late.imports():
+            from huggingface_hub import hf_hub_url
 
         url = hf_hub_url(repo, file.name, revision=commit, endpoint=self.endpoint)
         return Remote(url, file.name, file.nbytes, file.digest, _headers())
@@ -184,7 +187,8 @@ class Hub:
 
     def _ask(self, wanted: Reference, progress: bool) -> Listing:
         """Request the list of GGUF files of the repository."""
-        from huggingface_hub import HfApi
+        with late.imports():
+            from huggingface_hub import HfApi
 
         _require_token()
         requests.session()  # raises an error if the proxy is invalid
@@ -211,8 +215,9 @@ class Hub:
     @contextlib.contextmanager
     def _explaining(self, wanted: Reference) -> Iterator[None]:
         """Convert exceptions of `huggingface_hub` to errors of npurt, or to `Busy`."""
-        import httpx2
-        from huggingface_hub import errors
+        with late.imports():
+            import httpx2
+            from huggingface_hub import errors
 
         page = f"{shown(self.endpoint)}/{wanted.repo}"
         try:
@@ -259,7 +264,8 @@ class Hub:
 
     def _similar(self, repo: str) -> list[str]:
         """Return existing repositories whose names are similar to *repo*."""
-        from huggingface_hub import HfApi
+        with late.imports():
+            from huggingface_hub import HfApi
 
         user, _, name = repo.partition("/")
         api, found = HfApi(endpoint=self.endpoint), list[str]()
@@ -282,7 +288,8 @@ def _instead(cached: Path, wanted: Reference, error: DownloadError) -> Path:
     Raises:
         DownloadError: The hub might choose another file.
     """
-    from huggingface_hub.errors import OfflineModeIsEnabled
+    with late.imports():
+        from huggingface_hub.errors import OfflineModeIsEnabled
 
     offline = isinstance(error.__cause__, OfflineModeIsEnabled)  # the user wants cached files
     sure = wanted.quant or wanted.file or any(has_quant(cached.name, q) for q in USUAL_QUANTS)
@@ -349,7 +356,8 @@ def _refused(repo: str, error: Any) -> Exception:
 
 def _require_token() -> None:
     """Raise an error for a token that is invalid in a header; the client's error would show it."""
-    from huggingface_hub import get_token
+    with late.imports():
+        from huggingface_hub import get_token
 
     if re.fullmatch("[!-~]+", get_token() or "none"):
         return
@@ -360,6 +368,7 @@ def _require_token() -> None:
 
 
 def _headers() -> dict[str, str]:
-    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # lazily
+    with late.imports():
+        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # lazily
 
     return dict(build_hf_headers(library_name="npurt"))

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from urllib.parse import quote, unquote, urlunsplit
 
+from npurt.base import late
 from npurt.base.gguf_parts import model_name, part_names
 from npurt.errors import DownloadError, ModelFormatError, SettingError
 from npurt.models import catalogue, download, requests
@@ -17,7 +18,7 @@ from npurt.settings import MODELS, cache_folder, read
 
 OF_HUB = "hf:"
 HERE = Path("models")  # the folder of models in earlier versions
-_MAY_BE_NAME = re.compile(r"\w[\w.-]{0,95}(/[\w.-]{1,96}(:[\w.-]+)?)?")
+_MAY_BE_NAME = re.compile(r"\w[\w.-]{0,95}(/[\w.-]{1,96})?(:[\w.-]+)?")
 
 
 def default_folder() -> Path:
@@ -106,7 +107,7 @@ def _on_hub(model: str | os.PathLike[str]) -> tuple[Hub, Reference] | None:
 
 def _here(model: str | os.PathLike[str], progress: bool) -> Path:
     """Return the file for a path or for a name in the catalogue."""
-    text = str(model)
+    text = catalogue.named(str(model))
     if not text:
         raise ModelFormatError("cannot open '': the name is empty", remedy="give a file")
     path, exists = Path(model), os.path.exists(model)
@@ -129,7 +130,8 @@ def _of_stem(path: Path) -> Path | None:
 
     A path with a folder means a file there; a name means a file that `npurt models` lists.
     """
-    from npurt.models.stored import models_in, stored
+    with late.imports():
+        from npurt.models.stored import models_in, stored
 
     here = list(models_in(path.parent, "*"))
     if len(path.parts) == 1:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from npurt.base import late
 from npurt.errors import DownloadError
 from npurt.models import requests
 from npurt.models.requests import Busy, Remote
@@ -38,7 +39,8 @@ class RangedFile:
         )
 
     def _request(self, start: int, stop: int) -> bytes:
-        import httpx2
+        with late.imports():
+            import httpx2
 
         headers = {**self._remote.headers, "Accept-Encoding": "identity"}
         headers["Range"] = f"bytes={start}-{stop - 1}"

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from npurt import settings
+from npurt.base import late
 from npurt.errors import DownloadError, SettingError
 
 T = TypeVar("T")
@@ -198,8 +199,9 @@ def session() -> Any:
     Raises:
         DownloadError: The proxy or the certificates in the environment cannot be used.
     """
-    import httpx2
-    from huggingface_hub import get_session
+    with late.imports():
+        import httpx2
+        from huggingface_hub import get_session
 
     try:
         return get_session()
@@ -215,8 +217,9 @@ def session() -> Any:
 @contextlib.contextmanager
 def answer(remote: Remote, headers: dict[str, str], secure: bool) -> Iterator[Any]:
     """Yield the response with the content; follow redirects, and check their targets."""
-    import httpx2
-    from huggingface_hub.errors import OfflineModeIsEnabled
+    with late.imports():
+        import httpx2
+        from huggingface_hub.errors import OfflineModeIsEnabled
 
     url = remote.url
     for _ in range(REDIRECTS):

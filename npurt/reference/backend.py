@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from npurt.backend.row import Backend
+from npurt.base import late
 from npurt.errors import UnknownDevice
 
 if TYPE_CHECKING:
@@ -10,7 +11,8 @@ if TYPE_CHECKING:
 
 
 def _open(name: str, threads: int | None) -> "Device":
-    from npurt.reference.device import ReferenceDevice
+    with late.imports():
+        from npurt.reference.device import ReferenceDevice
 
     del threads
     if name != "numpy":

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from npurt.backend.row import Backend
+from npurt.base import late
 
 if TYPE_CHECKING:
     from npurt.backend.estimates import Estimator, Rounding
@@ -12,16 +13,18 @@ if TYPE_CHECKING:
 
 
 def _open(name: str, threads: int | None) -> "Device":
-    from npurt.rknpu.device.device import open_rknpu
+    with late.imports():
+        from npurt.rknpu.device.device import open_rknpu
 
     del threads
     return open_rknpu(name)
 
 
 def _checklist(device: str) -> "Checklist":
-    from npurt.doctor.checklist import Checklist
-    from npurt.rknpu.doctor import checks, trial
-    from npurt.rknpu.driver.names import DRIVERS, unknown
+    with late.imports():
+        from npurt.doctor.checklist import Checklist
+        from npurt.rknpu.doctor import checks, trial
+        from npurt.rknpu.driver.names import DRIVERS, unknown
 
     which = device.partition(":")[2]
     if which not in DRIVERS:
@@ -33,19 +36,22 @@ def _checklist(device: str) -> "Checklist":
 
 
 def _probe(device: str, unsafe: bool) -> "Probe":
-    from npurt.rknpu.doctor.probe import trials
+    with late.imports():
+        from npurt.rknpu.doctor.probe import trials
 
     return trials(device, unsafe=unsafe)
 
 
 def _estimator() -> "Estimator":
-    from npurt.rknpu.device.estimator import RknpuEstimator
+    with late.imports():
+        from npurt.rknpu.device.estimator import RknpuEstimator
 
     return RknpuEstimator()
 
 
 def _rounding() -> "Rounding":
-    from npurt.rknpu.device.estimator import RknpuRounding
+    with late.imports():
+        from npurt.rknpu.device.estimator import RknpuRounding
 
     return RknpuRounding()
 

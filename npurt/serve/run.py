@@ -302,11 +302,14 @@ async def _serve(start: Start, listening: socket.socket) -> int:
     )
     server = Server(app, offers, connections)
     host, port = listening.getsockname()[:2]
-    log.warning("%s at http://%s:%d", named, f"[{host}]" if ":" in host else host, port)
+    at = f"{named} at http://{f'[{host}]' if ':' in host else host}:{port}"
     serving = asyncio.create_task(server.serve([listening]))
     try:
-        if engine is not None:
-            await _run_engine(engine, serving)
+        if engine is None:
+            log.warning("%s", at)
+        else:
+            log.warning("loading %s, to serve it on port %d", named, port)
+            await _run_engine(engine, serving, at)
         await serving
     finally:
         server.should_exit = True
@@ -315,8 +318,8 @@ async def _serve(start: Start, listening: socket.socket) -> int:
     return server.status
 
 
-async def _run_engine(engine: Engine, serving: asyncio.Task[None]) -> None:
-    """Open the only model, and watch its engine while the server runs."""
+async def _run_engine(engine: Engine, serving: asyncio.Task[None], at: str) -> None:
+    """Open the only model, log its address *at*, and watch its engine while the server runs."""
     opening = asyncio.create_task(engine.start())
     try:
         await asyncio.wait((serving, opening), return_when=asyncio.FIRST_COMPLETED)
@@ -327,6 +330,7 @@ async def _run_engine(engine: Engine, serving: asyncio.Task[None]) -> None:
             ready = engine.ready
             names = [f"-dev {each.name}" for each in registry.own_backends() if each.is_npu]
             hint = f"; {registry.listed(names)} uses an NPU" if ready.device in HOSTS else ""
+            log.warning("%s", at)  # not before: the engine may refuse a setting
             log.warning("ready: %s, context of %d%s", ready.device, ready.n_ctx, hint)
         watching = asyncio.create_task(engine.watch())
         await asyncio.wait((serving, watching), return_when=asyncio.FIRST_COMPLETED)

@@ -55,6 +55,20 @@ def test_it_serves_until_a_signal(tmp_path):
     assert not [pid for pid in os.listdir("/proc") if pid == str(process.pid)]
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [["-c", "2000000000"], ["-b", "2", "-np", "3"], ["--kv-bytes", "1"], ["-dev", "rknpu:9"],
+     ["-ctk", "q8_0"], ["--temp", "nan"], ["--top-p", "5"], ["-n", "-9"],
+     ["--logit-bias", "1000000+1"], ["--lora", MODEL], ["-md", str(tiny.path("qwen3", "q8_0"))]],
+)  # fmt: skip
+def test_a_setting_that_the_model_refuses_is_refused_before_there_is_an_address(flags):
+    result = spawn("serve", "-m", MODEL, "--port", "0", *flags)
+
+    assert result.code in (1, 2)
+    assert "remedy" in result.err or "error: " in result.err
+    assert " at http://" not in result.err
+
+
 def test_a_server_on_an_npu_says_its_share_of_the_work(tmp_path):
     log = tmp_path / "log.txt"
     command = [sys.executable, "-m", "npurt", "serve", "-m", MODEL, "--port", "0", "-np", "2",

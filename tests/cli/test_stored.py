@@ -96,8 +96,16 @@ def test_pull_fetches_by_every_name(npurt, monkeypatch, tmp_path):
     monkeypatch.setattr(
         "npurt.models.catalogue.fetch", lambda name, folder: asked.append((name, folder)) or name
     )
-    assert npurt("pull", "hf.co/a/b:Q8_0", "--folder", tmp_path, "smollm2-135m").code == 0
-    assert asked == ["hf:a/b:Q8_0", ("smollm2-135m", tmp_path)]
+    names = ["smollm2-135m", "smollm2:135m"]  # the second as Ollama's users write it
+    assert npurt("pull", "hf.co/a/b:Q8_0", "--folder", tmp_path, *names).code == 0
+    assert asked == ["hf:a/b:Q8_0", *[("smollm2-135m", tmp_path)] * 2]
+
+
+def test_pull_of_a_tag_that_no_model_has_fails(npurt, tmp_path):
+    result = npurt("pull", "llama3.2:1b", "--folder", tmp_path)
+    assert result.code == 1
+    assert "no model of that name" in result.err
+    assert result.out == ""
 
 
 @pytest.mark.parametrize(

@@ -181,6 +181,9 @@ def test_calls_are_read_from_a_text(thinker, pair):
     end = response.find(thinker.tool_call_end)
 
     assert thinker.tool_parser(response[start:end].strip()) == call
+    other = json.dumps({"name": call["name"], "parameters": call["arguments"]})
+    assert thinker.tool_parser(other) == call
+    assert thinker.tool_parser(f"{other}\n{other}") == [call, call]
     assert pair[1].tool_parser is None
     with pytest.raises(ValueError, match="Expecting value"):
         thinker.tool_parser("no call")

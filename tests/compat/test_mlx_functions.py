@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import pytest
 
-from npurt.compat.mlx_lm import load
+from npurt.compat.mlx_lm import generate, load
 from npurt.compat.mlx_lm.functions import as_schema
 from npurt.errors import SettingError
 from tests.llm import tiny
@@ -68,6 +68,30 @@ def test_functions_are_tools_of_a_template_that_reads_them():
             assert caught.value.remedy
         assert not tokenizer.has_tool_calling  # the vocabulary has no tool-call tokens
         assert tokenizer.tool_call_start is tokenizer.tool_call_end is None
+
+
+@pytest.mark.parametrize("tokenize", [True, False])
+def test_a_prompt_leaves_out_the_oldest_turns_that_do_not_fit(tokenize):
+    template = "{% for m in messages %}{{ m.content }} {% endfor %}"
+    model, tokenizer = load(
+        tiny.path(), tokenizer_config={"chat_template": template}, progress=False, n_ctx=64
+    )
+    talk = [{"role": "system", "content": "S"}]
+    for i in range(30):
+        talk += [{"role": "user", "content": f"q{i}q"}, {"role": "assistant", "content": "a"}]
+    talk += [{"role": "user", "content": "last"}]
+    with model:
+        with pytest.warns(UserWarning, match="its oldest turns"):
+            prompt = tokenizer.apply_chat_template(
+                talk, tokenize=tokenize, add_generation_prompt=True
+            )
+        text = tokenizer.decode(prompt) if tokenize else prompt
+        assert "q0q" not in text
+        assert "S q" in text
+        assert text.endswith("q29q a last ")
+        generate(model, tokenizer, prompt, max_tokens=1)
+        whole = tokenizer.apply_chat_template(talk, tokenize=False)
+        assert "q0q" in whole  # not the prompt of an answer
 
 
 GIVEN = {"type": "function", "function": {"name": "given"}}

@@ -59,6 +59,67 @@ def test_an_object_has_no_properties_but_those_of_its_schema(schema, text, upto)
     assert allowed(schema, text) == (text if upto is None else upto)
 
 
+def of_format(name, **more):
+    return {"properties": {"a": {"type": "string", "format": name, **more}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize("name", ["password", "path", "binary", "json-string", "made up"])
+def test_a_format_that_is_not_known_is_a_comment(name):
+    """Formats of pydantic's types Path, SecretStr and bytes; JSON Schema ignores unknown ones."""
+    text = '{"a": "x/y"}'
+    assert allowed(of_format(name), text) == text
+    inside = {"anyOf": [{"type": "string", "format": name}, {"type": "null"}]}
+    assert allowed({"properties": {"a": inside}}, text) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "most"),
+    [("email", "a@b.", 254), ("hostname", "a.", 253), ("uri", "http://a", 2000),
+     ("duration", "P", 60), ("date-time", "2024-01-01T00:00:00.", 60)],
+)  # fmt: skip
+def test_a_text_of_a_format_is_bounded(name, begin, most):
+    """A small model goes on with an address for ever; each format has a longest text."""
+    repeated = "a." if name == "hostname" else "1"
+    found = allowed(of_format(name), '{"a": "' + begin + repeated * 3000)
+    assert len(found) <= len('{"a": "') + most
+    given = allowed(of_format(name, maxLength=25), '{"a": "' + begin + repeated * 3000)
+    assert len(given) <= len('{"a": "') + 25
+
+
+def test_a_format_keeps_its_meaning():
+    assert allowed(of_format("date"), '{"a": "2024-13') == '{"a": "2024-1'
+    assert allowed(of_format("uuid4"), '{"a": "xyz') == '{"a": "'
+    assert allowed({"type": "integer", "format": "int32"}, "12") == "12"
+    named = {"properties": {"format": {"type": "string"}}, "required": ["format"]}
+    assert allowed(named, '{"format": "x"}') == '{"format": "x"}'
+
+
+@pytest.mark.parametrize(
+    ("schema", "where", "keyword"),
+    [
+        ({"properties": {"a": {"type": "array", "uniqueItems": True}}},
+         "#/properties/a/uniqueItems", "uniqueItems"),
+        ({"properties": {"a": {"not": {}}}}, "#/properties/a/not", "not"),
+        ({"properties": {"a": {"oneOf": [{"type": "number"}, {"type": "integer"}]}}},
+         "#/properties/a/oneOf", "alternatives of oneOf"),
+    ],
+)  # fmt: skip
+def test_a_keyword_that_is_not_supported_is_named_at_its_place(schema, where, keyword):
+    with pytest.raises(GrammarError) as caught:
+        Grammar.from_json_schema(schema)
+    said = str(caught.value)
+    assert f"at {where}, has what npurt does not support: {keyword}" in said
+    assert "coerce" not in said
+    assert "Unimplemented" not in said
+    assert "json-schema.org" not in said
+
+
+def test_a_schema_that_matches_no_text_shows_no_regular_expression():
+    with pytest.raises(GrammarError) as caught:
+        Grammar.from_json_schema({"enum": ["a"], "format": "date"})
+    assert "(And" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "open_",
     [

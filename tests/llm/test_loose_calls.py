@@ -69,6 +69,9 @@ PRETTY = json.dumps(json.loads(PARIS), indent=2)
         *[(f"<{tag}>\n{PARIS}\n</{tag}>", CITY) for tag in
           ("tools", "function_call", "json", "response", "tool")],
         (f"<tools>{PARIS}", CITY),
+        (f"<tools>\n{PARIS}\n</tool_call>", CITY),
+        (f"<tools>\n```json\n{PARIS}\n```\n</tools>", CITY),
+        (f"<tools>```json\n{PARIS}\n```</tools>\nThat is the call.", CITY),
         (f"[{PARIS}, {OSLO}]", BOTH),
         (f"{PARIS}\n{OSLO}", BOTH),
         (f"{PARIS}; {OSLO}", BOTH),
@@ -90,6 +93,15 @@ def test_a_call_of_a_listed_function_is_found_in_these_forms(kind, text, calls):
     said, found = everywhere(text, kind)
     assert found == calls
     assert said.strip() in ("", "I will look.", "That is the call.")
+
+
+@pytest.mark.parametrize("end", ["```\n</tool_call>", "</tool_call>", "```", ""])
+def test_a_fence_inside_the_tags_of_the_format_is_dropped(end):
+    assert everywhere(f"<tool_call>\n```json\n{PARIS}\n{end}") == ("", CITY)
+
+
+def test_arguments_that_are_null_are_none():
+    assert everywhere('{"name": "f", "arguments": null}') == ("", [("f", {})])
 
 
 DEFINITION = (

@@ -89,7 +89,12 @@ def test_a_path_object_is_never_a_name_of_a_hub(stored, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("model", "remedy"),
-    [("nothing", "tiny"), ("Org/Tiny-GGUF", "hf:Org/Tiny-GGUF"), ("hf:nothing", "USER/REPO")],
+    [
+        ("nothing", "tiny"),
+        ("llama3.2:1b", "tiny"),
+        ("Org/Tiny-GGUF", "hf:Org/Tiny-GGUF"),
+        ("hf:nothing", "USER/REPO"),
+    ],
 )
 def test_a_model_that_is_nowhere_is_refused_with_the_forms(kind, model, remedy, stored):
     if kind == "mlx" and model == REPO:

@@ -46,8 +46,8 @@ class Live:
         self.log = log
         found = []
         assert eventually(lambda: found or process.poll() is not None or found.extend(
-            re.findall(r"http://[\d.]+:\d+", log.read_text())))  # fmt: skip
-        self.url = found[0]
+            re.findall(r"(?:on port |http://[\d.]+:)(\d+)", log.read_text())))  # fmt: skip
+        self.url = f"http://127.0.0.1:{found[0]}"
 
     def post(self, path, body):
         """Return the status and the JSON of the answer to *body*."""

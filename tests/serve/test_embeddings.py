@@ -64,6 +64,38 @@ def test_ollamas_client_gets_the_same(server, expected):
     assert np.array_equal(np.array(answer.embeddings, np.float32), expected)
 
 
+def test_ollamas_long_texts_are_cut_unless_truncate_is_false(server):
+    text = "An NPU " * 99
+    with npurt.Llama(tiny.path("llama3", "q8_0"), n_ctx=64) as llm:
+        wanted = llm.embed([text, "Hello"], truncate=True)
+    body = {"model": "x", "input": [text, "Hello"]}
+    status, answer = server.post("/api/embed", body)
+    assert status == 200
+    assert np.array_equal(np.array(answer["embeddings"], np.float32), wanted)
+    assert (
+        server.post("/api/embed", body | {"truncate": True})[1]["embeddings"]
+        == (answer["embeddings"])
+    )
+    status, refused = server.post("/api/embed", body | {"truncate": False})
+    assert status == 400
+    assert "exceeds the available context size" in refused["error"].lower()
+
+
+def test_ollamas_dimensions_cut_a_vector_and_scale_the_rest(server, expected):
+    body = {"model": "x", "input": TEXTS, "dimensions": 5}
+    found = np.array(server.post("/api/embed", body)[1]["embeddings"], np.float32)
+    shorter = expected[:, :5] / np.linalg.norm(expected[:, :5], axis=1, keepdims=True)
+    np.testing.assert_allclose(found, shorter, rtol=0, atol=1e-6)  # float32 of values below 1
+    whole = server.post("/api/embed", body | {"dimensions": 99999})[1]["embeddings"]
+    assert np.array_equal(np.array(whole, np.float32), expected)
+
+
+@pytest.mark.parametrize("given", [{}, {"input": ""}, {"input": []}])
+def test_ollamas_request_without_texts_loads_the_model(server, given):
+    status, answer = server.post("/api/embed", {"model": "x"} | given)
+    assert (status, answer["embeddings"]) == (200, [])
+
+
 def test_embeddings_go_on_when_the_engine_is_killed(server, expected):
     with client_of(server) as client:
         server.kill_engine()

@@ -250,6 +250,23 @@ def test_the_use_of_the_context_is_shown(page):
     assert shown(page, "#gauge") == []
 
 
+@pytest.mark.parametrize(("used", "left"), [(1700, 0), (1900, 4)])
+def test_a_full_context_makes_room_before_the_next_question(page, used, left):
+    """Otherwise the next answer is cut after a few tokens, without an error of the server."""
+    turns = [{"role": role, "content": "word " * 20, "figures": {}}
+             for _ in range(4) for role in ("user", "assistant")]  # fmt: skip
+    turns[-1]["figures"] = {"used": used}
+    begin(page, turns)
+    page.say("And now?")
+    page.settles(10)
+    (mine,) = kept(page)
+    assert mine.get("leftOut", 0) == left
+    assert ("oldest messages are not sent" in page.texts("#notice")[0]) == bool(left)
+    page.click("article:last-of-type [name=again]")
+    page.settles(10)
+    assert kept(page)[0].get("leftOut", 0) == left  # the same figures leave out no more
+
+
 def test_the_prefill_is_shown(page):
     page.run(
         "window.seen = []; new MutationObserver(() => {"

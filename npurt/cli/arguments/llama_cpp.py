@@ -242,7 +242,7 @@ FLAGS = (
     _note("--rerank --reranking", "a reranker is recognised by its file"),
     _note("--metrics", "/metrics is always served"),
     _no("--props", "settings change by a restart; requests have their own", 0),
-    _note("--slots --no-slots", "/metrics and /health show the load"),
+    _note("--slots --no-slots", "/slots is always served"),
     _no("--slot-save-path", "npurt.Llama.save_state saves states in Python"),
     _note("-sps --slot-prompt-similarity", _CHECKPOINTS, 1),
     _no("--lora-init-without-apply", "an adapter of --lora is applied; :0 after its name is a "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from npurt.base import extras
 from npurt.cli.arguments import llama_cpp, options
-from npurt.cli.arguments.sampling import add_sampling, sampling
+from npurt.cli.arguments.sampling import add_sampling, check_sampling, sampling
 from npurt.errors import NpurtError
 
 if TYPE_CHECKING:
@@ -133,6 +133,9 @@ def run(args: argparse.Namespace) -> int:
     from npurt.serve.run import Start
     from npurt.serve.run import run as serve
 
+    check_sampling(args)
+    if not args.models_dir and max(defaults["logit_bias"], default=0) >= model.tokenizer.n_vocab:
+        args.usage_error("--logit-bias names an id beyond the model's vocabulary")
     settings = Settings(
         defaults, maximum, args.timeout, embeddings=args.embeddings,
         lora=[(Path(file).name, scale) for file, scale in args.lora],

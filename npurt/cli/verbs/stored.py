@@ -140,11 +140,13 @@ def _find(name: str) -> "Stored":
 
 
 def _reference(name: str) -> str:
-    """Return *name* with the prefix hf: instead of a hub's address."""
+    """Return *name* with the prefix hf: instead of a hub's address; see `catalogue.named`."""
+    from npurt.models.catalogue import named
+
     for start in HUBS:
         if name.startswith(start):
             return f"hf:{name.removeprefix(start)}"
-    return name
+    return named(name)
 
 
 def show(args: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from npurt.base import late
 from npurt.compat.llama_cpp.arguments import missing
 from npurt.errors import SettingError, brief
 from npurt.llm.decode.calls.choose import format_of
@@ -197,7 +198,8 @@ def _begin_of(name: str) -> str:
 
 def _written(functions: Functions, *, message: bool) -> Any:
     """Return the grammar of an answer in `FORMAT`: calls; *message* also allows a message."""
-    from npurt.llm.decode.grammar.grammar import Grammar
+    with late.imports():
+        from npurt.llm.decode.grammar.grammar import Grammar
 
     calls = [f"{quoted(_begin_of(name))} {value(schema)}" for name, schema in functions.items()]
     text = f" | {quoted(MESSAGE)} /(.|\\n)*/" if message else ""

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from npurt.base import late
 from npurt.compat.folders import model_in
 from npurt.compat.llama_cpp.arguments import (
     FORMATS,
@@ -165,8 +166,9 @@ class OpenModel:
             ModelFormatError: No model in the folder matches, or several do.
             UnsupportedOp: npurt does not support an argument.
         """
-        from npurt.models.hub import Hub
-        from npurt.models.reference import Reference
+        with late.imports():
+            from npurt.models.hub import Hub
+            from npurt.models.reference import Reference
 
         pattern = "*.gguf" if filename is None else filename
         for place in (local_dir, repo_id):

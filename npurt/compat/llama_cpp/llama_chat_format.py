@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar
 
+from npurt.base import late
 from npurt.compat.llama_cpp.calls import FORMAT, calls_of
 from npurt.compat.llama_cpp.refused import refused_class, refused_function
 from npurt.errors import SettingError, brief
@@ -179,7 +180,8 @@ class Jinja2ChatFormatter:
         self, template: str, eos_token: str, bos_token: str, add_generation_prompt: bool = True,
         stop_token_ids: Iterable[int] | None = None,
     ) -> None:  # fmt: skip
-        from npurt.llm.text.chat import ChatTemplate
+        with late.imports():
+            from npurt.llm.text.chat import ChatTemplate
 
         self.template, self.eos_token, self.bos_token = template, eos_token, bos_token
         self.add_generation_prompt = add_generation_prompt
@@ -190,7 +192,8 @@ class Jinja2ChatFormatter:
         self, *, messages: Sequence[Mapping[str, Any]], **options: Any
     ) -> ChatFormatterResponse:
         """Return the prompt; *options* are variables of the template."""
-        from npurt.llm.text.chat import joined_parts
+        with late.imports():
+            from npurt.llm.text.chat import joined_parts
 
         prompt = self._template.render(
             joined_parts(messages), add_generation_prompt=self.add_generation_prompt, **options

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Unpack, overload
 
+from npurt.base import late
 from npurt.compat.llama_cpp.arguments import (
     DEFAULTS,
     ChatOptions,
@@ -33,7 +34,7 @@ from npurt.compat.llama_cpp.results import (
     message_of,
     usage,
 )
-from npurt.errors import UnsupportedOp
+from npurt.errors import PackageError, UnsupportedOp
 from npurt.llm.decode.embed import Embedding, as_openai
 from npurt.llm.decode.options import top_logprobs_of
 from npurt.llm.file.pooling import NUMBERS, Pooling, read_pooling
@@ -179,14 +180,13 @@ class Llama(TextModel):
         """Return the result of `create_chat_completion` as objects of the package openai.
 
         Raises:
-            UnsupportedOp: The package openai is not installed.
+            UnsupportedOp: The package openai is not installed, or cannot be loaded.
         """
         try:
-            types = importlib.import_module("openai.types.chat")
-        except ImportError as error:
-            raise UnsupportedOp(
-                "the package openai is not installed", remedy="run: pip install openai"
-            ) from error
+            with late.imports():
+                types = importlib.import_module("openai.types.chat")
+        except PackageError as error:
+            raise UnsupportedOp(error.what, remedy=error.remedy) from error
         result = self.create_chat_completion(*args, **kwargs)
         if isinstance(result, dict):
             return types.ChatCompletion(**result)

@@ -210,6 +210,8 @@ class TokenizerWrapper:
     ) -> Any:
         """Return the prompt of *conversation*, rendered with the model's chat template.
 
+        A prompt for an answer leaves out the oldest turns that do not fit in the context.
+
         Args:
             conversation: Messages as for `npurt.Llama.chat`.
             tools: As for `npurt.Llama.chat`, or functions with type hints and docstrings.
@@ -236,13 +238,21 @@ class TokenizerWrapper:
             "tools", () if tools is None else tools, "a list of functions or their JSON schemas"
         )
         schemas = [as_schema(each) if callable(each) else each for each in named]
-        ids = self._model.apply_chat_template(conversation, tools=schemas, **options)
         continued = flag("continue_final_message", continue_final_message)
+        rendered: list[tuple[list[int], Sequence[Mapping[str, Any]]]] = []
+
+        def render(kept: Sequence[Mapping[str, Any]]) -> list[int]:
+            ids = self._model.apply_chat_template(kept, tools=schemas, **options)
+            rendered.append((ids, kept))
+            return ids
+
+        prompts = continued or options["add_generation_prompt"]
+        ids = self._model.fit(conversation, render) if prompts else render(conversation)
         if tokenize and not continued:
             return ids
         if schemas:
             options["tools"] = schemas
-        messages = joined_parts(conversation)
+        messages = joined_parts(next(kept for made, kept in rendered if made is ids))
         text = template.render(messages, **options)
         if continued:
             text = _up_to_the_end_of(messages[-1], text, options["add_generation_prompt"])

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, overload
 
+from npurt.base import late
 from npurt.compat.folders import model_in
 from npurt.compat.mlx_lm.missing import missing, refuse
 from npurt.compat.mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -87,9 +88,10 @@ def _file(place: str | os.PathLike[str], revision: str | None) -> Path:
     path = Path(require_path(place))
     if path.is_dir():
         return model_in(path)
-    from npurt.models.hub import Hub
-    from npurt.models.location import locate
-    from npurt.models.reference import Reference
+    with late.imports():
+        from npurt.models.hub import Hub
+        from npurt.models.location import locate
+        from npurt.models.reference import Reference
 
     repository = str(place).removeprefix("hf:")
     if revision is None or repository == str(place):

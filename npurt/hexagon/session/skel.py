@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from npurt.base import late
 from npurt.base.files import replacing, unreadable
 from npurt.base.once import once
 from npurt.doctor.system import System
@@ -94,7 +95,8 @@ def code_of(skel: Path, system: System | None = None) -> bytes:
 
 @once
 def _checks_code() -> bool:
-    from npurt.doctor.machine import Machine
+    with late.imports():
+        from npurt.doctor.machine import Machine
 
     return installed.checks_code(Machine(readers=installed.READERS))
 

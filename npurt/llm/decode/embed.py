@@ -18,7 +18,7 @@ from npurt.llm.file.metadata import CONVERT_AGAIN
 from npurt.llm.file.pooling import DENSE, OUTPUT, Pooling, has_classifier, pooling_of
 from npurt.llm.session.context import Context
 from npurt.llm.session.lock import locked
-from npurt.llm.text.pairs import Segmented, pair, whole
+from npurt.llm.text.pairs import Segmented, cut, pair, whole
 from npurt.runtime.open.arguments import flag, listed
 
 F64 = npt.NDArray[np.float64]
@@ -136,12 +136,6 @@ class Embedder:
         """
         return whole(self._model.tokenizer, text)
 
-    @property
-    def _end(self) -> int | None:
-        """EOS if the file requires it at the end of each text; otherwise None."""
-        tokenizer = self._model.tokenizer
-        return tokenizer.eos if tokenizer.add_eos else None
-
     def _ids(self, index: int, text: Text, *, truncate: bool) -> list[int]:
         """Return the token ids of a text, checked and truncated by `_fitting`."""
         ids = self.tokens(text) if isinstance(text, str) else self._model.valid(text)
@@ -159,8 +153,7 @@ class Embedder:
                 f"{what} has {len(ids)} tokens, and the context {n_ctx} positions",
                 remedy="raise n_ctx (-c), divide the text, or cut it with truncate=True",
             )
-        ends = self._end is not None and ids[-1] == self._end
-        return [*ids[: n_ctx - 1], ids[-1]] if ends else ids[:n_ctx]
+        return cut(self._model.tokenizer, ids, n_ctx)
 
     # --- Hidden states --------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, Self, overload
 
 import numpy as np
 
+from npurt.base import late
 from npurt.device.device import F32, Device
 from npurt.device.verify import Sampler as Checks
 from npurt.device.verify import mode
@@ -194,8 +195,9 @@ class Llama(TextGenerator):
             DownloadError: The model cannot be downloaded.
             SettingError: *repo_id* has another form, or the repository has no matching file.
         """
-        from npurt.models.hub import Hub
-        from npurt.models.reference import Reference
+        with late.imports():
+            from npurt.models.hub import Hub
+            from npurt.models.reference import Reference
 
         wanted = Reference.of(repo_id, filename, revision)
         path = Hub.usual().fetch(wanted, progress=progress)

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
+from npurt.base import late
 from npurt.errors import LayoutError, ModelFormatError, SettingError, brief
 from npurt.llm.decode.generate import Generation, Generator
 from npurt.llm.decode.grammar.grammar import Grammar
@@ -342,7 +343,8 @@ class TextGenerator:
 
     def marks_calls(self) -> bool:
         """Return whether control tokens mark the model's calls of functions."""
-        from npurt.llm.decode.calls.choose import format_of
+        with late.imports():
+            from npurt.llm.decode.calls.choose import format_of
 
         tokenizer = self.model.tokenizer
         markup = format_of(self.template.source).markup
@@ -366,7 +368,8 @@ class TextGenerator:
             ModelFormatError: The file has no chat template.
             SettingError: *tools* is not a list of JSON schemas.
         """
-        from npurt.llm.decode.calls.message import message_of
+        with late.imports():
+            from npurt.llm.decode.calls.message import message_of
 
         if not isinstance(text, str):
             raise LayoutError(f"{brief(text)} is no answer", remedy="pass the text of the answer")
@@ -423,7 +426,8 @@ class TextGenerator:
                 f"messages are {brief(messages)}",
                 remedy='pass a list such as [{"role": "user", "content": "Hello"}]',
             )
-        from npurt.llm.text.chat import joined_parts
+        with late.imports():
+            from npurt.llm.text.chat import joined_parts
 
         given = joined_parts(listed("messages", messages, "a list of dicts"))
         if functions := _tools(tools):
@@ -447,7 +451,8 @@ class TextGenerator:
                 f"{file.path.name} has no chat template",
                 remedy="use generate() with a plain prompt, or pass chat_template=",
             )
-        from npurt.llm.text.chat import ChatTemplate
+        with late.imports():
+            from npurt.llm.text.chat import ChatTemplate
 
         return ChatTemplate(source, bos=self._text(tokenizer.bos), eos=self._text(tokenizer.eos))
 

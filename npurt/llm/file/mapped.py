@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
+from npurt.base import late
 from npurt.base.file_kinds import READ, kind_of, recognised
 from npurt.base.files import Version, unreadable
 from npurt.errors import LayoutError, ModelFormatError, SettingError, brief
@@ -240,7 +241,8 @@ def _file(path: str | os.PathLike[str], progress: bool) -> Path:
         ) from error
     if os.path.exists(path):
         return file
-    from npurt.models.location import locate  # imported here: a local file needs no download
+    with late.imports():
+        from npurt.models.location import locate  # imported here: a local file needs no download
 
     return locate(path, progress=progress)
 

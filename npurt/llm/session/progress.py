@@ -3,6 +3,8 @@
 import sys
 from typing import Self
 
+from npurt.base import late
+
 PATIENCE = 0.7  # seconds before a bar appears
 
 
@@ -12,7 +14,8 @@ class Progress:
     def __init__(self, label: str, total: int, unit: str, *, shown: bool = True) -> None:
         self._bar = None
         if shown and _terminal():
-            from tqdm import tqdm  # imported late: the import is slow
+            with late.imports():
+                from tqdm import tqdm  # imported late: the import is slow
 
             self._bar = tqdm(
                 total=total, desc=label, unit=unit, unit_scale=True, leave=False, delay=PATIENCE

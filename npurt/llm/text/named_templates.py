@@ -5,6 +5,7 @@ chat_template of the model named in its comment; tests/llm/test_chat_names.py co
 the models' templates.
 """
 
+from npurt.base import late
 from npurt.errors import ModelFormatError, SettingError, brief
 
 # The beginning of templates for formats without system turns: the system message precedes the text
@@ -85,7 +86,8 @@ def source(template: str) -> str:
             f"chat_template is {brief(template)}", remedy="pass Jinja source or a name, as a str"
         )
     if "{" in template:
-        from npurt.llm.text.chat import ChatTemplate  # importing jinja2 takes 40 ms
+        with late.imports():
+            from npurt.llm.text.chat import ChatTemplate  # importing jinja2 takes 40 ms
 
         try:
             ChatTemplate(template, bos=None, eos=None)

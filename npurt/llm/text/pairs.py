@@ -22,6 +22,15 @@ def whole(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer.encode(text, special=False) + _end(tokenizer)
 
 
+def cut(tokenizer: Tokenizer, ids: list[int], length: int) -> list[int]:
+    """Return the first *length* tokens of a text from `whole`; EOS at its end is not cut off."""
+    if len(ids) <= length:
+        return ids
+    end = _end(tokenizer)
+    ends = end if end == ids[-1:] else []
+    return [*ids[: length - len(ends)], *ends]
+
+
 def pair(tokenizer: Tokenizer, metadata: Metadata, query: str, document: str) -> Segmented:
     """Return the token ids of a query with a document, and the segment of each token.
 

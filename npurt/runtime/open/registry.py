@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from npurt.backend.row import Backend
+from npurt.base import late
 from npurt.errors import DeviceNotFound, UnknownDevice, brief
 from npurt.settings import DEVICE, read
 
@@ -90,7 +91,7 @@ def _loaded(entry: Any) -> Backend:
     """
     try:
         found = entry.load()
-    except (ImportError, AttributeError) as error:
+    except (*late.FAILURES, AttributeError) as error:
         raise DeviceNotFound(
             f"the package of device {entry.name!r} cannot be used: {error}",
             remedy=f"reinstall the package; its entry point is {entry.value}",

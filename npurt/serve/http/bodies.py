@@ -249,6 +249,8 @@ BODIES: Mapping[str, Schema] = {  # by path; OpenAI's paths work without /v1 as 
         **OLLAMA, **IMAGES, **dict.fromkeys(("prompt", "suffix", "system"), TEXT), "raw": FLAG
     }),
     "/api/show": fields({"model": TEXT}),
-    "/api/embed": fields({"model": TEXT, "input": PROMPTS}, "input"),
+    "/api/embed": fields({
+        "model": TEXT, "input": PROMPTS, "truncate": FLAG, "dimensions": integer(0)
+    }),
     "/api/embeddings": fields({"model": TEXT, "prompt": TEXT}),
 }  # fmt: skip

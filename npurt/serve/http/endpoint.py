@@ -118,7 +118,8 @@ class Endpoint(Generic[F]):
         except HttpError as error:
             await reply(sending, shaped(error, scope["path"]), error.status, error.headers)
         except NpurtError as error:
-            await reply(sending, shaped(of(error), scope["path"]), 400)
+            known = of(error)
+            await reply(sending, shaped(known, scope["path"]), known.status)
         except Exception as error:
             if line.status:
                 raise

@@ -4,8 +4,8 @@ import logging
 import traceback
 from typing import Any
 
-from npurt.base import extras
-from npurt.errors import NpurtError
+from npurt.base import extras, late
+from npurt.errors import NpurtError, PackageError
 
 log = logging.getLogger("npurt.serve")
 
@@ -70,6 +70,12 @@ def of(error: NpurtError, status: int = 400) -> HttpError:
     """Return *error* as an HttpError with *status*; an HttpError is returned unchanged."""
     if isinstance(error, HttpError):
         return error
+    if isinstance(error, PackageError):  # not an error of the request
+        log.error("%s", error.what)
+        return HttpError(
+            500, error.what, remedy=f"{error.remedy}, and start the server again",
+            code="package_missing",
+        )  # fmt: skip
     return HttpError(status, error.what, remedy=error.remedy)
 
 
@@ -79,6 +85,8 @@ def internal_error(error: Exception) -> HttpError:
     Neither the response nor the log contains the message of *error*, which may contain a prompt.
     A failed import is not a bug: a package was replaced or removed after the server's start.
     """
+    if isinstance(error, ImportError) and (found := late.package_error(error)) is not None:
+        return of(found)
     if isinstance(error, ImportError):
         log.error("the package %s cannot be loaded any more", error.name)
         return HttpError(

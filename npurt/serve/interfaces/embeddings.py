@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from npurt.llm.file.pooling import Pooling, read_pooling
+from npurt.llm.text.pairs import cut
 from npurt.serve.http import limits
 from npurt.serve.http.endpoint import Answer, Request
 from npurt.serve.http.errors import wrong
@@ -46,15 +47,31 @@ async def embeddings(front: Front, request: Request) -> Answer:
 
 
 async def embed(front: Front, request: Request) -> Answer:
-    """Embed one or more texts, with a response in Ollama's form."""
+    """Embed one or more texts, with a response in Ollama's form.
+
+    As in Ollama, a text that is too long for the context is cut, a request without texts loads the
+    model, and the first `dimensions` values of a vector are scaled to length 1 again.
+    """
     fields, began = request.fields, time.perf_counter_ns()
     fields.text("model")
-    texts = await request.in_thread(lambda: _texts(front, fields, "input"))
+    texts: list[list[int]] = []
+    if fields.values.get("input") in (None, "", []):
+        await front.load()
+    else:
+        texts = await request.in_thread(lambda: _texts(front, fields, "input"))
     _require_pooling(front)
+    if fields.flag("truncate", True):
+        texts = [cut(front.model.tokenizer, ids, front.ready().n_ctx) for ids in texts]
     vectors, tokens = await vectors_of(front, texts, Wanted(salt=request.salt))
+    size = fields.integer("dimensions") or len(vectors[0]) if vectors else 0
+
+    def written(vector: "array[float]") -> list[float]:
+        values = vector.tolist()
+        return values if size >= len(values) else _normalized(values[:size], 2)
+
     return {
         "model": front.model.name,
-        "embeddings": await _each(request, lambda vector: vector.tolist(), vectors),
+        "embeddings": await _each(request, written, vectors),
         "total_duration": time.perf_counter_ns() - began,
         "load_duration": 0,
         "prompt_eval_count": tokens,
@@ -97,7 +114,7 @@ async def embedding(front: Front, request: Request) -> Answer:
 
 
 def _normalized(vector: list[float], norm: int) -> list[float]:
-    """Return *vector* scaled by llama.cpp's number of a norm, which is not 2.
+    """Return *vector* scaled by llama.cpp's number of a norm.
 
     -1: unchanged.  0: the largest absolute value becomes `MAXIMUM`.  Others: the p-norm becomes 1.
     """

@@ -169,18 +169,26 @@ function stop() {
   running?.abort();
 }
 
-// Yields the chunks of the next message of the conversation `mine`.  If the server finds the
-// conversation too long, leaves out its oldest turns from now on.
+// Leaves out the oldest turns of `mine` from now on; returns whether there are any to leave out.
+function leaveOut(mine) {
+  const count = oldest(mine.messages, mine.leftOut ?? 0);
+  if (count && !mine.leftOut) notice(LEFT_OUT);
+  mine.leftOut = (mine.leftOut ?? 0) + count;
+  return count > 0;
+}
+
+// Yields the chunks of the next message of the conversation `mine`.  Leaves out its oldest turns if
+// the server finds it too long, or the last answer left less than an eighth of the context.
 async function* shortened(mine, body, signal) {
+  const last = mine.messages.slice(0, -1).findLast((message) => message.figures?.used)?.figures;
+  const isCurrent = last && (last.leftOut ?? 0) === (mine.leftOut ?? 0);
+  if (isCurrent && last.used > (status.context * 7) / 8) leaveOut(mine);
   for (;;) {
     try {
       yield* ask({ ...body, messages: turns(mine) }, signal);
       return;
     } catch (error) {
-      const count = error.isContextFull ? oldest(mine.messages, mine.leftOut ?? 0) : 0;
-      if (!count) throw error;
-      if (!mine.leftOut) notice(LEFT_OUT);
-      mine.leftOut = (mine.leftOut ?? 0) + count;
+      if (!error.isContextFull || !leaveOut(mine)) throw error;
     }
   }
 }
@@ -203,6 +211,7 @@ async function answer() {
   const shown = new Shown(messages.lastElementChild, message);
   await stream(shortened(mine, body, controller.signal), message, () => shown.later());
   message.figures.device = status.device;
+  if (mine.leftOut) message.figures.leftOut = mine.leftOut;
   shown.now();
   if (running === controller) showRunning(null);
   keep(mine);

@@ -5,6 +5,7 @@ May import `npurt.llm.arch.architecture` and the subpackage `npurt.llm.file`.  B
 
 from importlib import import_module
 
+from npurt.base import late
 from npurt.errors import ModelFormatError
 from npurt.llm.arch.architecture import Architecture
 
@@ -48,6 +49,7 @@ def find(name: str) -> Architecture:
             remedy=f"use a file of one of: {', '.join(ARCHITECTURES)}",
         )
     module, _, attribute = ARCHITECTURES[name].partition(":")
-    found = getattr(import_module(f"{__name__}.{module}"), attribute or "ARCHITECTURE")
+    with late.imports():
+        found = getattr(import_module(f"{__name__}.{module}"), attribute or "ARCHITECTURE")
     assert isinstance(found, Architecture)
     return found

@@ -127,6 +127,7 @@ def call_of(value: Any, *names: str) -> Call:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise ValueError("no name")
     arguments: Any = next((value[name] for name in names if name in value), {})
+    arguments = {} if arguments is None else arguments  # as models write for no arguments
     if isinstance(arguments, str):  # some models write the arguments as JSON in a string
         arguments = json.loads(arguments or "{}")
     if not isinstance(arguments, dict):

@@ -20,6 +20,7 @@ TAGS = (
 # Keys with which a call may begin.
 KEYS = ("name", "arguments", "parameters", "type", "function", "id", "tool_calls")
 FENCE = re.compile(r"```[\w+-]*[ \t]*")
+FENCED = re.compile(r"\s*```[\w+-]*[ \t]*\n(.*?)(?:```\s*)?", re.DOTALL)
 LONGEST_FENCE = 20  # characters
 KEY = re.compile(r'"(\w*)"\s*:\s*')
 SOME_KEY = re.compile(r'(?:"(\w*)(?:"\s*:?\s*)?)?')
@@ -39,23 +40,41 @@ class Look(Enum):
 def look(text: str, schemas: Schemas) -> tuple[Look, int]:
     """Return whether *text* begins with a call, and the index where its JSON begins."""
     at = 0
-    if text.startswith("`"):
-        line = text.partition("\n")[0]
-        if len(line) == len(text):  # no line feed yet
-            begun = "```".startswith(text) or FENCE.fullmatch(text)
-            return (Look.WAIT if begun and len(text) < LONGEST_FENCE else Look.NO), 0
-        if not FENCE.fullmatch(line):
-            return Look.NO, 0
-        at = _after_blanks(text, len(line))
-    if text.startswith("<", at):
-        tag = next((f"<{tag}>" for tag in TAGS if text.startswith(f"<{tag}>", at)), "")
-        if not tag:
-            rest = text[at:]
-            return (Look.WAIT if any(f"<{t}>".startswith(rest) for t in TAGS) else Look.NO), 0
-        at = _after_blanks(text, at + len(tag))
+    openings = [_after_fence, _after_tag]
+    for opening in openings if text.startswith("`") else reversed(openings):
+        kind, at = opening(text, at)
+        if kind is not Look.YES:
+            return kind, 0
     if at == len(text):
         return (Look.WAIT if at else Look.NO), 0
     return _head(text, at, schemas), at
+
+
+def _after_fence(text: str, at: int) -> tuple[Look, int]:
+    """Return the index after a fence at index *at* of *text*, or *at* if there is none.
+
+    `Look.NO` stands for other code, and `Look.WAIT` for a line that may become a fence.
+    """
+    if not text.startswith("`", at):
+        return Look.YES, at
+    line, feed, _ = text[at:].partition("\n")
+    if not feed:
+        begun = "```".startswith(line) or FENCE.fullmatch(line)
+        return (Look.WAIT if begun and len(line) < LONGEST_FENCE else Look.NO), at
+    if not FENCE.fullmatch(line):
+        return Look.NO, at
+    return Look.YES, _after_blanks(text, at + len(line))
+
+
+def _after_tag(text: str, at: int) -> tuple[Look, int]:
+    """Return the index after one of `TAGS` at index *at* of *text*; see `_after_fence`."""
+    if not text.startswith("<", at):
+        return Look.YES, at
+    tag = next((f"<{tag}>" for tag in TAGS if text.startswith(f"<{tag}>", at)), "")
+    if not tag:
+        rest = text[at:]
+        return (Look.WAIT if any(f"<{t}>".startswith(rest) for t in TAGS) else Look.NO), at
+    return Look.YES, _after_blanks(text, at + len(tag))
 
 
 def _after_blanks(text: str, at: int) -> int:

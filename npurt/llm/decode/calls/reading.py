@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from npurt.llm.decode.calls.format import Call, CallPart, Format, Growth, Schemas, objects
 from npurt.llm.decode.calls.growing import json_growth
-from npurt.llm.decode.calls.loose import TAG, JsonEnd, Look, calls_of, first, look
+from npurt.llm.decode.calls.loose import FENCED, TAG, TAGS, JsonEnd, Look, calls_of, first, look
 from npurt.llm.decode.stops import split_at_stop
 
 BEGIN, END = "<think>", "</think>"  # tags around a thought
@@ -292,16 +292,19 @@ class Reader:
         """Drop the closing tag and fence of a loose call, and separators before the next call."""
         yield from ()
         start = self._held.lstrip(BLANK)
-        for closing in filter(None, (self._closing_tag, "```" * self._fence)):
-            if start.startswith(closing):
-                start = self._held = start[len(closing) :]
-                if closing == "```":
-                    self._fence = False
-                else:
-                    self._closing_tag = ""
-                start = start.lstrip(BLANK)
-            elif closing.startswith(start) and not last:
-                return
+        tags = [f"</{tag}>" for tag in TAGS] if self._closing_tag else []  # not always the same
+        closings = [*tags, *["```"] * self._fence]
+        while closing := next((each for each in closings if start.startswith(each)), ""):
+            self._held = start[len(closing) :]
+            start = self._held.lstrip(BLANK)
+            if closing == "```":
+                self._fence = False
+                closings.remove(closing)
+            else:
+                self._closing_tag = ""
+                closings = [each for each in closings if each == "```"]
+        if not last and any(each.startswith(start) for each in closings):
+            return
         start = start.lstrip(BLANK + ",;")
         kind = look(start, self._schemas)[0] if start else Look.WAIT
         if kind is Look.WAIT and not last:
@@ -407,6 +410,8 @@ class Reader:
             return self._calls.parse(body, self._schemas)
         except ValueError:
             pass
+        if fenced := FENCED.fullmatch(body):
+            body = fenced[1]
         try:
             return [
                 call for value in objects(body, ",;") for call in calls_of(value, self._schemas)

@@ -1,9 +1,10 @@
-"""Close the objects of a JSON schema, and bound its numbers.
+"""Close the objects of a JSON schema, and bound its numbers and texts of a format.
 
 JSON Schema allows any further property, and numbers of any length.  A small model that is unsure
 writes both without end.  So an object with ``properties`` has no others unless the schema has
 ``additionalProperties``, and a number has at most 16 digits before the decimal point and 9 after it
-unless the schema has bounds of its own.
+unless the schema has bounds of its own.  Texts of a ``format`` have at most `FORMATS` characters.
+A format that is not in `FORMATS` is a comment, as in JSON Schema, and is left out.
 """
 
 from collections import Counter
@@ -29,6 +30,13 @@ FIXED = ("enum", "const")
 CONSTRAINTS = (
     *LOWER, *UPPER, *FIXED, *OPEN, "type", "multipleOf", "properties", "items", "prefixItems"
 )  # fmt: skip
+
+# The formats of texts that llguidance follows, each with the largest number of characters.
+FORMATS = {
+    "date": 10, "time": 40, "date-time": 60, "duration": 60, "email": 254, "hostname": 253,
+    "ipv4": 15, "ipv6": 45, "uuid": 36, "uri": 2000,
+}  # fmt: skip
+UUIDS = tuple(f"uuid{version}" for version in range(1, 9))  # pydantic's names; a uuid each
 
 Schema = dict[str, Any]
 
@@ -77,6 +85,7 @@ class _Places:
                 continue
             seen.add((id(schema), single))
             self._step()
+            _bound_format(schema)
             if single:
                 alone[id(schema)] = schema
             else:
@@ -183,6 +192,21 @@ def _bound_value(schema: Schema) -> bool:
             anywhere = True
             schema["properties"][name] = ANY_REFERENCE
     return anywhere
+
+
+def _bound_format(schema: Schema) -> None:
+    """Bound the length of texts of a format; leave out a format that llguidance does not know."""
+    given = schema.get("format")
+    if not isinstance(given, str):
+        return
+    name = "uuid" if given in UUIDS else given
+    if name not in FORMATS:
+        del schema["format"]
+        return
+    schema["format"] = name
+    least = schema.get("minLength", 0)
+    if isinstance(least, int) and least <= FORMATS[name]:
+        schema.setdefault("maxLength", FORMATS[name])
 
 
 def _bound_number(schema: Schema, *, whole: bool) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from npurt.base import late
 from npurt.errors import GrammarError, SettingError, brief
 from npurt.llm.decode.grammar.library import check, limits, llguidance, no_panic
 from npurt.llm.decode.grammar.vocabulary import vocabulary_of_bytes
@@ -59,7 +60,8 @@ class Grammar:
             GrammarError: The grammar is wrong, or too large, or matches no text.
             UnsupportedOp: The package llguidance is not installed.
         """
-        from npurt.llm.decode.grammar import gbnf
+        with late.imports():
+            from npurt.llm.decode.grammar import gbnf
 
         _check_text("a GBNF grammar", text)
         lark, tokens = gbnf.lark_of(text, MAX_RULES)
@@ -71,7 +73,8 @@ class Grammar:
 
         Raises the errors of `from_gbnf`.
         """
-        from npurt.llm.decode.grammar import schemas
+        with late.imports():
+            from npurt.llm.decode.grammar import schemas
 
         _check_text("a Lark grammar", text)
         count = max(len(RULE.findall(text)), schemas.references_in_lark(text))
@@ -85,7 +88,8 @@ class Grammar:
         the errors of `from_gbnf`.
         """
         _check_text("a regular expression", text)
-        from npurt.llm.decode.grammar.lark import lark_of_regex
+        with late.imports():
+            from npurt.llm.decode.grammar.lark import lark_of_regex
 
         return cls._checked("regex", text, lark_of_regex(text))
 
@@ -96,7 +100,8 @@ class Grammar:
         The properties of an object must be in the order of the schema.  A keyword that llguidance
         does not support raises an error.  Raises the errors of `from_gbnf`.
         """
-        from npurt.llm.decode.grammar import schemas
+        with late.imports():
+            from npurt.llm.decode.grammar import schemas
 
         given = schemas.json_of(schema)
         _check_text("a JSON schema", given)
@@ -107,7 +112,8 @@ class Grammar:
 
     @classmethod
     def _of_schema(cls, text: str) -> Self:
-        from npurt.llm.decode.grammar import schemas
+        with late.imports():
+            from npurt.llm.decode.grammar import schemas
 
         read = schemas.lark_of(text)
         return cls._checked("JSON schema", text, f"start: %json {read}", schemas.references(read))
@@ -234,4 +240,10 @@ def _wrong(kind: str, what: str) -> GrammarError:
     reason = " ".join(QUOTE.split(what)[0].removeprefix("ERROR: ").split())
     if kind == "JSON schema":
         reason = reason.partition("failed to compile JSON schema: ")[2] or reason
+        reason = reason.partition(": (And ")[0]  # before llguidance's regular expressions
+        with late.imports():
+            from npurt.llm.decode.grammar import schemas
+
+        if (found := schemas.lacking(reason)) is not None:
+            return found
     return GrammarError(f"the {kind} is wrong: {reason:.300}", remedy=SYNTAX[kind])

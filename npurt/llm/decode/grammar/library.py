@@ -5,9 +5,9 @@ import importlib
 from collections.abc import Iterator
 from typing import Any
 
-from npurt.base import extras
+from npurt.base import extras, late
 from npurt.base.once import once
-from npurt.errors import GrammarError, UnsupportedOp
+from npurt.errors import GrammarError, PackageError, UnsupportedOp
 
 
 def llguidance() -> Any:
@@ -15,10 +15,14 @@ def llguidance() -> Any:
 
     Raises:
         UnsupportedOp: llguidance is not installed.
+        PackageError: llguidance cannot be loaded.
     """
     try:
-        return importlib.import_module("llguidance")
-    except ImportError as error:
+        with late.imports():
+            return importlib.import_module("llguidance")
+    except PackageError as error:
+        if not isinstance(error.__cause__, ModuleNotFoundError):
+            raise
         raise UnsupportedOp(
             "structured output needs the package llguidance, which is not installed",
             remedy=f"install it: {extras.command('structured')}",

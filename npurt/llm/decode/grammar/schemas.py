@@ -13,6 +13,8 @@ from npurt.llm.decode.grammar.multiples import check_multiples
 # Source: llama.cpp common/json-schema-to-grammar.cpp, SPACE_RULE, MIT: the allowed whitespace.
 JSON_SPACE = r"[ ]|\n{1,2}[ \t]{0,20}"
 WRONG = "the JSON schema is wrong: "
+LACKING = "the JSON schema has what npurt does not support: "
+KEYWORDS = re.compile(r"Unimplemented keys: \[([^\]]*)\]")  # of llguidance
 MAX_TRIALS = 200  # schemas that are read to find the wrong part of one
 MAX_SCHEMAS = 100  # JSON schemas in a Lark grammar
 
@@ -50,7 +52,7 @@ def at_its_place(error: GrammarError, text: str, read: Callable[[str], object]) 
         root = _parsed(text)
     except GrammarError:
         return error
-    if not isinstance(root, dict) or not error.what.startswith(WRONG):
+    if not isinstance(root, dict) or not error.what.startswith((WRONG, LACKING)):
         return error
     shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
 
@@ -83,9 +85,25 @@ def at_its_place(error: GrammarError, text: str, read: Callable[[str], object]) 
                 break
     if path == "#":
         return error
-    what = error.what.removeprefix(WRONG)
+    what = error.what.removeprefix("the JSON schema ")
+    remedy = f"change the schema at {path}"
+    if error.what.startswith(LACKING):
+        remedy = f"{remedy}: {error.remedy}"
+    return GrammarError(f"the JSON schema, at {path}, {what}", remedy=remedy)
+
+
+def lacking(reason: str) -> GrammarError | None:
+    """Return the error if llguidance's *reason* is a keyword that it does not support."""
+    if "coerce_one_of" in reason:
+        return GrammarError(
+            f"{LACKING}alternatives of oneOf that may match the same value", remedy="use anyOf"
+        )
+    if (found := KEYWORDS.search(reason)) is None:
+        return None
+    names = found[1].replace('"', "")
     return GrammarError(
-        f"the JSON schema, at {path}, is wrong: {what}", remedy=f"change the schema at {path}"
+        f"{LACKING}{names:.200}",
+        remedy=f"leave {names:.200} out, and check the answer in your program",
     )
 
 
