@@ -7,6 +7,7 @@ import pytest
 
 from tools import build
 from tools.build import host, zig
+from tools.build.__main__ import main
 
 PROJECT = Path(__file__).resolve().parents[1]
 
@@ -198,16 +199,16 @@ def test_the_architecture_can_be_said_as_pythons_build_tools_do(target, monkeypa
 def test_a_machine_that_npurt_does_not_run_on_is_refused(platform, monkeypatch, capsys):
     monkeypatch.setenv("_PYTHON_HOST_PLATFORM", platform)
 
-    assert build.main([]) == 1
+    assert main([]) == 1
     assert platform in capsys.readouterr().err
 
 
 def test_the_command_makes_a_program_of_the_kernels_and_a_file(tmp_path):
-    main, out = tmp_path / "main.c", tmp_path / "program"
-    main.write_text('#include "npurt_cpu.h"\nint main(void) { return sizeof(npurt_op) ? R : 0; }')
+    source, out = tmp_path / "main.c", tmp_path / "program"
+    source.write_text('#include "npurt_cpu.h"\nint main(void) { return sizeof(npurt_op) ? R : 0; }')
 
-    status = build.main(
-        ["--target=aarch64", f"--out={out}", "--define=R=3", "--executable", str(main)]
+    status = main(
+        ["--target=aarch64", f"--out={out}", "--define=R=3", "--executable", str(source)]
     )
 
     assert status == 0
