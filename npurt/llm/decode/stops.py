@@ -47,9 +47,6 @@ class TextStream:
         return text if self.stopped else text + self._held
 
     def _add(self, piece: str) -> str:
-        if not self._stops:
-            self._final += len(piece)
-            return piece
         text, self._held, self.stopped = split_at_stop(self._held + piece, self._stops)
         self._final += len(text)
         return text
