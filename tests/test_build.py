@@ -207,9 +207,7 @@ def test_the_command_makes_a_program_of_the_kernels_and_a_file(tmp_path):
     source, out = tmp_path / "main.c", tmp_path / "program"
     source.write_text('#include "npurt_cpu.h"\nint main(void) { return sizeof(npurt_op) ? R : 0; }')
 
-    status = main(
-        ["--target=aarch64", f"--out={out}", "--define=R=3", "--executable", str(source)]
-    )
+    status = main(["--target=aarch64", f"--out={out}", "--define=R=3", "--executable", str(source)])
 
     assert status == 0
     assert subprocess.run(["qemu-aarch64", out], check=False).returncode == 3

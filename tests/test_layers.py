@@ -104,7 +104,7 @@ def imported(node: ast.AST) -> list[str]:
 
 
 NAME = re.compile(r"npurt(\.\w+)+\.?|npurt\.")  # a module, or the beginning of one in an f-string
-NO_MODULES = ("npurt.devices", "npurt.idl")  # the group of entry points, and a program
+NO_MODULES = ("npurt.devices", "npurt.idl", "npurt.interface")  # entry points, program, file
 
 
 def called(node: ast.Call) -> str:

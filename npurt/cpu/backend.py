@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from npurt.backend.row import Backend
+from npurt.backend import Backend
 from npurt.base import late
 
 if TYPE_CHECKING:

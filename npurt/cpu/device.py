@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from npurt.cpu.kernels import abi, layout
 from npurt.cpu.lowering.constants import pack_each
-from npurt.cpu.lowering.head import Head
 from npurt.cpu.lowering.segment import CpuSegment
 from npurt.cpu.lowering.steps import Steps
 from npurt.cpu.pool.checked import Weight, probes_of_images
@@ -262,6 +261,8 @@ class CpuDevice(Device, DeltaNets):
             vectors: The weights of the graph's norms, by name.
             rows: The maximum number of rows in a call.
         """
+        from npurt.cpu.lowering.head import Head  # only drafts need it
+
         return Head(steps, graph, weight, vectors, rows)
 
     def close(self) -> None:

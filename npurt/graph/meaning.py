@@ -358,3 +358,17 @@ def _fused(op: ops.Fused, run: Run) -> tuple[Array, ...]:
     for name in made:
         del run.values[name]
     return tuple(made[tensor.name] for tensor in op.outs)
+
+
+def rotations(
+    radians: npt.NDArray[np.float64], magnitude: float, positions: int
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Return cos and sin, float32 ``[positions, len(radians)]``, times *magnitude*."""
+    cos = np.empty((positions, len(radians)), np.float32)
+    sin = np.empty_like(cos)
+    for start in range(0, positions, 4096):  # the float64 angles of a long context are large
+        at = np.arange(start, min(start + 4096, positions), dtype=np.float64)
+        angles = at[:, None] * radians
+        cos[start : start + len(at)] = np.cos(angles) * magnitude
+        sin[start : start + len(at)] = np.sin(angles) * magnitude
+    return cos, sin

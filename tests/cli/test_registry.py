@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import npurt as package
+from npurt.backend import Backend
 from npurt.backend.estimates import Estimate
 from npurt.backend.probe import Outcome, Probe
-from npurt.backend.row import Backend
 from npurt.doctor.check import Check, fail, ok
 from npurt.doctor.checklist import Checklist
 from npurt.reference.device import ReferenceDevice

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npurt.backend.row import Backend
+from npurt.backend import Backend
 from npurt.cli.arguments import options
 from npurt.runtime.open import registry
 

@@ -12,8 +12,8 @@ from npurt.cpu.state.arrays import Rotation
 from npurt.device.device import F32
 from npurt.graph import ops
 from npurt.graph.graph import Graph
+from npurt.graph.meaning import rotations
 from npurt.graph.ops import Pairing
-from npurt.graph.rotation import rotations
 
 F64 = npt.NDArray[np.float64]
 

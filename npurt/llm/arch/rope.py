@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from npurt.device.device import F32
 from npurt.errors import ModelFormatError
-from npurt.graph.rotation import rotations
+from npurt.graph.meaning import rotations
 from npurt.llm.file.config import Config, Scaling
 from npurt.llm.file.header import DAMAGED
 

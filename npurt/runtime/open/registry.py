@@ -7,7 +7,7 @@ packages declare rows as entry points.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from npurt.backend.row import Backend
+from npurt.backend import Backend
 from npurt.base import late
 from npurt.errors import DeviceNotFound, UnknownDevice, brief
 from npurt.settings import DEVICE, read
