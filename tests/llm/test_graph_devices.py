@@ -24,6 +24,7 @@ from npurt.errors import (
 )
 from npurt.graph import ops
 from npurt.graph.cost import cost
+from npurt.llm.spec.controller import Controller
 from npurt.reference.segment import ReferenceSegment
 from npurt.runtime.open import registry
 from tests.graph.models import logits
@@ -108,8 +109,9 @@ def test_threads_and_drafts():
         assert llm.threads == 1
         want = llm.generate([1, 2, 3, 1, 2, 3], max_tokens=16, temperature=0)
     with opened("llama3", draft="lookup") as llm:
+        llm.speculator.controller = Controller(4, fixed=True)
         assert llm.generate([1, 2, 3, 1, 2, 3], max_tokens=16, temperature=0) == want
-        assert llm.speculator.speculation.drafted > 0
+        assert llm.speculator.controller.speculation.drafted > 0
     with pytest.raises(SettingError, match="numpy cannot draft"):
         opened("llama3", "cpu", draft=path("llama3"), draft_device="numpy")
 
@@ -124,8 +126,9 @@ def test_drafts_do_not_change_the_text_of_a_device_that_runs_graphs(model, kind)
         assert llm.weight_bytes > 0
 
     with opened(model, Partial(), draft=draft) as llm:
+        llm.speculator.controller = Controller(4, fixed=True)
         assert llm.generate(prompt, max_tokens=20, temperature=0) == want
-        assert llm.speculator.speculation.drafted > 0
+        assert llm.speculator.controller.speculation.drafted > 0
 
 
 def test_matrices_of_a_device_that_runs_graphs_are_its_own():

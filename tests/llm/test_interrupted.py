@@ -7,11 +7,11 @@ import npurt
 from npurt.cpu.lowering.segment import CpuSegment
 from npurt.cpu.state import kv
 from npurt.cpu.state.states import SequenceStates
-from npurt.errors import DriverError, SettingError
-from npurt.reference.device import ReferenceDevice
+from npurt.errors import DriverError
 from npurt.reference.segment import ReferenceSegment
 from npurt.runtime.execute.plan import Plan
 from tests.llm import tiny
+from tests.runtime.test_execute import Partial
 
 MODELS = ("llama3", "qwen35", "qwen3moe")
 # The bound on the rounding of sums in numpy, which depends on the number of rows.  Logits are below
@@ -140,22 +140,20 @@ def test_a_rewind_in_numpy_that_is_broken_off(call, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "restore", "write_exact"])
-def test_a_device_that_fails_while_states_move_is_left(name, monkeypatch):
-    """Another device takes over its part of the model, and all tokens are evaluated again."""
+def test_a_device_that_fails_while_states_move_is_opened_again(name, monkeypatch):
+    """It gets its part of the model again, and all tokens are evaluated again."""
     ids = tiny.ids("qwen35", 40)
 
     def fails(*args):
         raise DriverError("the device is gone", call="run", code=-1, remedy="look for it")
 
-    device = ReferenceDevice()
-    with opened("qwen35", device) as llm:
+    with opened("qwen35", Partial()) as llm:
         straight = llm.eval(ids)
         llm.reset()
         for start in (0, 8, 16):
             llm.eval(ids[start : start + 8])
         snapshot = llm.snapshot()
         (part,) = llm.state._executor.parts
-        part.actual = "fake:0"  # pretend that the part is on another device than numpy
         monkeypatch.setattr(part.segment, name, fails)
         {"checkpoint": lambda: llm.eval(ids[24:30]), "restore": lambda: llm.rewind(16),
          "write_exact": lambda: llm.restore(snapshot)}[name]()  # fmt: skip
@@ -163,12 +161,5 @@ def test_a_device_that_fails_while_states_move_is_left(name, monkeypatch):
 
         assert llm.history == tuple(ids[:n])
         assert abs(llm.eval(ids[n : n + 3]) - straight[n : n + 3]).max() < ROUNDING
-        assert any("is gone" in note for note in llm.report().notes)
-
-
-def test_a_device_that_runs_graphs_neither_verifies_drafts_nor_drafts():
-    path = tiny.path("qwen3", "q8_0")
-    with pytest.raises(SettingError, match="numpy does not verify drafts"):
-        npurt.Llama(path, "numpy", draft="lookup")
-    with pytest.raises(SettingError, match="numpy cannot draft"):
-        npurt.Llama(path, draft=path, draft_device="numpy")
+        assert any("opened again" in note and "is gone" in note for note in llm.report().notes)
+        assert {part.actual for part in llm.model.executor.parts} == {"partial"}
