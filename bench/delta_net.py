@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.cpu.device import CpuDevice
-from npurt.cpu.pool.engine import Engine
+from npurt.cpu.pool.engine import CpuThreadPool
 from npurt.cpu.pool.program import Program
 from npurt.cpu.pool.table import RowTable
 from npurt.cpu.state.arrays import Recurrence
@@ -98,7 +98,7 @@ def seconds(run: Callable[[], Any], bursts: int, tokens: int = 10) -> float:
 
 
 def measure(
-    engine: Engine, sizes: tuple[int, int, int], rounds: int, bursts: int
+    engine: CpuThreadPool, sizes: tuple[int, int, int], rounds: int, bursts: int
 ) -> dict[str, Any]:
     """Return the median microseconds of each implementation, and median and range of the ratios."""
     nets = [net_of(seed, *sizes) for seed in range(LAYERS)]
@@ -185,7 +185,7 @@ def main() -> None:
             row = beside_the_dsp(sizes, args.tokens, args.hexagon)
             print(json.dumps({"size": name} | {key: round(us, 1) for key, us in row.items()}))
         return
-    engine = Engine(args.threads)
+    engine = CpuThreadPool(args.threads)
     rows = {name: measure(engine, s, args.rounds, args.bursts) for name, s in SIZES.items()}
     engine.close()
     if args.json:

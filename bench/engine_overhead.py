@@ -11,7 +11,7 @@ import time
 
 import npurt
 from npurt.llm.decode import sampler
-from npurt.llm.decode.options import Request
+from npurt.llm.decode.options import GenerationRequest
 from npurt.llm.decode.samplers import top_k
 from npurt.llm.decode.samplers.in_c import Draw
 from npurt.llm.engine.scheduler import Scheduler
@@ -58,7 +58,9 @@ def main():
         }
         for number in range(args.texts):
             prompt = llm.tokenize(f"Fact {number}:")
-            scheduler.submit(Sequence(number, prompt, Request.of(options, None), llm.tokenizer))
+            scheduler.submit(
+                Sequence(number, prompt, GenerationRequest.of(options, None), llm.tokenizer)
+            )
         in_model, in_c = [], []
         llm.model.executor.run = timed(llm.model.executor.run, in_model)
         sampler.best_of = timed(sampler.best_of, in_c)

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for tests/, whic
 
 from npurt.hexagon.layout import images
 from npurt.hexagon.layout.formats import BY_NAME, FORMATS
-from npurt.hexagon.plan.packets import Steps
+from npurt.hexagon.plan.packets import LoopPackets
 from tests.cpu import cases, delta_cases
 from tests.hexagon import delta_kernel
 from tests.hexagon.kernels import Driver
@@ -64,7 +64,7 @@ def small_counts(driver: Driver) -> dict[str, list[int]]:
     return counts
 
 
-def loops(driver: Driver, name: str) -> tuple[Steps, Steps]:
+def loops(driver: Driver, name: str) -> tuple[LoopPackets, LoopPackets]:
     """Return the packets of a format's loops: per step, and per tile in addition.
 
     The packets are differences between products, which excludes calls and quantisers.
@@ -84,7 +84,7 @@ def loops(driver: Driver, name: str) -> tuple[Steps, Steps]:
         )
         found.append(((many - few) / 8, 2 * few - many))
     each, fixed = zip(*found, strict=True)
-    return Steps(*each), Steps(*fixed)
+    return LoopPackets(*each), LoopPackets(*fixed)
 
 
 def print_model(archs: list[str]) -> None:

@@ -30,7 +30,7 @@ from npurt.llm.measure.speed import rates, work
 from npurt.llm.session.context import Context, Piece, run_together
 from npurt.rknpu.device.estimate import jobs
 from npurt.rknpu.device.estimator import BOARDS
-from npurt.rknpu.driver.system import Simulator
+from npurt.rknpu.driver.system import SimulatedKernel
 from npurt.rknpu.plan import cost
 
 BOARD = DragonQ6A()
@@ -58,7 +58,7 @@ class Counters:
     """Counts of the simulated RK3588 since the last take()."""
 
     def __init__(self, llm: npurt.Llama) -> None:
-        self._simulator = Simulator()
+        self._simulator = SimulatedKernel()
 
     def take(self) -> dict[str, int]:
         report = self._simulator.report()

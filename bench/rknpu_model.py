@@ -22,7 +22,7 @@ from npurt.llm.measure.estimate import WeightEstimate, estimates
 from npurt.llm.measure.speed import speeds, work
 from npurt.rknpu.device.estimate import jobs
 from npurt.rknpu.device.estimator import RknpuEstimator, RknpuRounding
-from npurt.rknpu.driver.system import Simulator
+from npurt.rknpu.driver.system import SimulatedKernel
 from npurt.rknpu.plan import cost
 
 
@@ -54,7 +54,7 @@ def counts(path: Path, rows: list[Any]) -> dict[str, Any]:
 def simulated(path: Path, driver: str) -> dict[str, Any]:
     """Return the simulator's counts for one token."""
     device = {"rknpu": "rknpu:sim-vendor", "rocket": "rknpu:sim"}[driver]
-    simulator = Simulator()
+    simulator = SimulatedKernel()
     with npurt.Llama(path, device, n_ctx=64, verify="off") as llm:
         llm.eval_last([1])
         simulator.set("counters=0")

@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 
-from npurt.llm.decode.sampler import Sampler, Sampling
+from npurt.llm.decode.sampler import Sampling, TokenSampler
 
 VOCABULARY = 151_936  # tokens of Qwen2.5's vocabulary
 ROUNDS = 31
@@ -37,7 +37,7 @@ def main() -> None:
     samplers = {}
     for name, settings in SETTINGS.items():
         try:
-            samplers[name] = Sampler(Sampling(seed=1, **settings))
+            samplers[name] = TokenSampler(Sampling(seed=1, **settings))
         except TypeError:  # an older npurt lacks this setting
             continue
     seconds: dict[str, list[float]] = {name: [] for name in samplers}

@@ -17,7 +17,7 @@ from npurt.llm.decode.grammar.constraint import Constraint
 from npurt.llm.decode.grammar.grammar import Grammar
 from npurt.llm.decode.grammar.multiples import MAX_STATES
 from npurt.llm.decode.grammar.vocabulary import vocabulary_of
-from npurt.llm.decode.sampler import NO_TOKEN, Sampler, Sampling
+from npurt.llm.decode.sampler import NO_TOKEN, Sampling, TokenSampler
 from npurt.llm.file.gguf import GGUF
 from npurt.llm.text.tokenizer import Tokenizer
 
@@ -73,8 +73,8 @@ def _times(tokenizer: Tokenizer, grammar: Grammar) -> dict[str, object]:
     constraint.fits([], [])
     found: dict[str, object] = {"ready_ms": round((time.perf_counter() - start) * 1e3, 1)}
     random = np.random.default_rng(0)
-    sampler = Sampler(Sampling(seed=1), constraint=constraint)
-    free = Sampler(Sampling(seed=1))
+    sampler = TokenSampler(Sampling(seed=1), constraint=constraint)
+    free = TokenSampler(Sampling(seed=1))
     masks, samples, plain = [], [], []
     history: list[int] = []
     try:

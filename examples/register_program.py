@@ -11,7 +11,7 @@ import numpy as np
 from npurt.errors import LayoutError
 from npurt.rknpu.driver.detect import open_driver
 from npurt.rknpu.driver.execute import execute, spans_of
-from npurt.rknpu.driver.system import Simulator, System
+from npurt.rknpu.driver.system import LinuxKernel, SimulatedKernel
 from npurt.rknpu.isa import program, regcmd
 from npurt.rknpu.isa.formats import FORMATS
 from npurt.rknpu.isa.layout import Layout, pack_weights
@@ -45,7 +45,7 @@ def main():
         print(f"refused: {error.what}")
     words[-1] ^= 1 << 16
 
-    driver = open_driver(System() if args.real else Simulator())
+    driver = open_driver(LinuxKernel() if args.real else SimulatedKernel())
     try:
         execute(driver, words, inputs, outputs)
     finally:

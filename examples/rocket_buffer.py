@@ -10,7 +10,7 @@ import numpy as np
 
 from npurt.rknpu.driver.base import CoreTasks
 from npurt.rknpu.driver.detect import open_driver
-from npurt.rknpu.driver.system import Simulator, System
+from npurt.rknpu.driver.system import LinuxKernel, SimulatedKernel
 from npurt.rknpu.isa.formats import FORMATS
 from npurt.rknpu.plan import images
 from npurt.rknpu.plan.proof import Role
@@ -27,7 +27,7 @@ def main():
 
     weights = plan_weights(FORMATS["int8"], *b.shape, cores=1)
     product = plan(weights, len(a))
-    driver = open_driver(System() if args.real else Simulator())
+    driver = open_driver(LinuxKernel() if args.real else SimulatedKernel())
     try:
         space = driver.spaces[0]
         features = space.alloc(product.a_bytes, Role.INPUT, "A")

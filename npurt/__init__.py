@@ -40,7 +40,7 @@ from npurt.version import __version__
 if TYPE_CHECKING:
     from npurt import models
     from npurt.llm.decode.grammar.grammar import Grammar
-    from npurt.llm.decode.model import Llama
+    from npurt.llm.decode.llama import Llama
     from npurt.llm.engine.engine import Engine
     from npurt.llm.file.gguf import GGUF
     from npurt.quant.tensor import QTensor
@@ -89,7 +89,7 @@ _HOMES = {
     "Engine": "npurt.llm.engine.engine",
     "GGUF": "npurt.llm.file.gguf",
     "Grammar": "npurt.llm.decode.grammar.grammar",
-    "Llama": "npurt.llm.decode.model",
+    "Llama": "npurt.llm.decode.llama",
     "PackedWeight": "npurt.runtime.api.packed_weight",
     "QTensor": "npurt.quant.tensor",
     "devices": "npurt.runtime.open.devices",

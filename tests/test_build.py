@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tools import build
-from tools.build import host, zig
+from tools.build import host_code, zig
 from tools.build.__main__ import main
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -56,13 +56,13 @@ def test_the_name_of_a_source_grants_its_instruction_sets_and_no_more(
     target, name, granted, tmp_path
 ):
     source = tmp_path / name
-    units = host.units([source], target)
+    units = host_code.units([source], target)
     assert len(units) == len(granted)
     for unit, features in zip(units, granted, strict=True):
         tests = [f"{'!' * (f in features)}defined {f}" for f in sorted(FEATURES)]
         source.write_text(f"#if {' || '.join(tests)}\n#error\n#endif\n")
 
-        job = host.job(unit, f"{target}-linux-gnu.{build.GLIBC}", (), ())
+        job = host_code.job(unit, f"{target}-linux-gnu.{build.GLIBC}", (), ())
         zig.compile_c(job, tmp_path / "k.o")
 
 
@@ -90,7 +90,7 @@ def test_a_vec_source_is_compiled_once_for_each_level(target, levels, tmp_path):
 
 def test_a_suffix_that_is_no_instruction_set_is_refused():
     with pytest.raises(build.BuildError, match=r"k__avx3\.c.*'avx3'"):
-        host.units([Path("k__avx3.c")], "x86_64")
+        host_code.units([Path("k__avx3.c")], "x86_64")
 
 
 @pytest.mark.parametrize("target", build.TARGETS)

@@ -13,16 +13,16 @@ import pytest
 
 from tests import extending
 from tests.limits import HANG_SECONDS
-from tools.build import host
+from tools.build import host_code as host
 
 PROJECT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [
     PROJECT / f"docs/extending/{name}.md"
     for name in ("architecture", "instruction-set", "op", "tensor-type")
 ]
-COPIED = ("npurt", "tests", "sim", "pyproject.toml", ".clang-format")
+COPIED = ("npurt", "tests", "tools", "sim", "pyproject.toml", ".clang-format")
 BUILD = """
-from tools.build import host
+from tools.build import host_code as host
 host.OPTIMISE = ("-O1",)
 host.build_library(host.host(), host.CPU / "libnpurt_cpu.so")
 """

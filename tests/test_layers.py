@@ -66,8 +66,8 @@ SUBPACKAGES: dict[str, list[set[str]]] = {
     "serve": [
         {"engine", "http"},
         {"tools"},
-        {"model"},
-        {"models", "interfaces", "status"},
+        {"front"},
+        {"router", "interfaces", "status"},
         {"page"},
         {"app"},
         {"run"},

@@ -69,10 +69,10 @@ def test_a_verb_loads_no_other_verb():
 
 def test_a_server_of_one_model_loads_no_engine():
     """The front has neither weights nor kernels; metrics are loaded on request."""
-    new = loaded("import npurt.serve.run, npurt.serve.model.served_model")
+    new = loaded("import npurt.serve.run, npurt.serve.front.served_model")
 
     assert "npurt.llm.text.tokenizer" in new
-    engines = {"npurt.cpu.device", "npurt.cpu.kernels", "npurt.llm.arch", "npurt.serve.models"}
+    engines = {"npurt.cpu.device", "npurt.cpu.kernels", "npurt.llm.arch", "npurt.serve.router"}
     assert not (engines | {"prometheus_client"}) & new
     assert "numpy" not in new
 

@@ -16,7 +16,7 @@ from npurt.compat import llama_cpp, mlx_lm
 from npurt.compat.mlx_lm import sample_utils
 from npurt.compat.mlx_lm.models import cache
 from npurt.errors import NpurtError
-from npurt.llm.decode.model import INTERNALS
+from npurt.llm.decode.llama import INTERNALS
 from tests.llm import tiny
 
 HUGE = 10**5000  # a number that Python refuses to print

@@ -10,7 +10,7 @@ from pathlib import Path
 import npurt
 from npurt import errors, settings
 from npurt.cli import USAGE, parser
-from npurt.llm.decode import model
+from npurt.llm.decode import llama
 
 PROJECT = Path(__file__).resolve().parents[2]
 BELOW = (  # further modules and classes on the page of the API
@@ -44,7 +44,7 @@ def api() -> str:
     for name in [*names, *BELOW]:
         lines.append(f"::: {name}")
         if name == "npurt.Llama":  # with the methods of its base, without those for npurt itself
-            hidden = "|".join(model.INTERNALS)
+            hidden = "|".join(llama.INTERNALS)
             lines.append("    options:\n      inherited_members: true")
             lines.append(f'      filters: ["!^_", "!^({hidden})$"]')
         lines.append("")

@@ -38,7 +38,7 @@ OTHER_RUNTIME = "npurt cannot convert it back: " + PUBLISHED
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FileKind:
     """The kind of a file, with its article, and the action that the reader can take."""
 
     what: str
@@ -47,7 +47,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class _Signature:
-    """A row of the table: a test of the first bytes and the size of a file, and its `Kind`.
+    """A row of the table: a test of the first bytes and the size of a file, and its `FileKind`.
 
     The remedy may contain ``{file}`` and ``{folder}``.
     """
@@ -143,10 +143,10 @@ SIGNATURES = (
     _Signature(_is_text, "a text file", "read it ({file}): it may say why the download failed"),
 )  # fmt: skip
 # Kinds that only the end of the name shows.
-ENDS = {".rkllm": Kind("a model that was compiled for RKLLM", OTHER_RUNTIME)}
+ENDS = {".rkllm": FileKind("a model that was compiled for RKLLM", OTHER_RUNTIME)}
 
 
-def kind_of(path: str | os.PathLike[str]) -> Kind:
+def kind_of(path: str | os.PathLike[str]) -> FileKind:
     """Return the kind of a file or folder that is no GGUF file.
 
     Raises:
@@ -160,7 +160,7 @@ def kind_of(path: str | os.PathLike[str]) -> Kind:
     return recognised(data, size, path)
 
 
-def recognised(data: bytes, size: int, path: Path) -> Kind:
+def recognised(data: bytes, size: int, path: Path) -> FileKind:
     """Return the kind of a file.
 
     Args:
@@ -169,22 +169,22 @@ def recognised(data: bytes, size: int, path: Path) -> Kind:
         path: The path, for the remedy.
     """
     if data.startswith(GGUF):
-        return Kind("a GGUF file", "pass it with -m; npurt quantize changes its type")
+        return FileKind("a GGUF file", "pass it with -m; npurt quantize changes its type")
     row = next((row for row in SIGNATURES if row.fits(data, size)), None)
     if path.suffix.lower() in ENDS and (row is None or row.fits is _is_onnx):
         return ENDS[path.suffix.lower()]
     if row is None:
-        return Kind(
+        return FileKind(
             f"no kind of file that npurt knows; it begins with {data[:8]!r}",
             "pass a GGUF file, or a folder of safetensors to npurt convert",
         )
     if row.fits is _is_safetensors and path.name.startswith("adapter_model"):
-        return Kind("a LoRA adapter of peft", ADAPTER)
+        return FileKind("a LoRA adapter of peft", ADAPTER)
     places = {"file": str(path), "folder": str(path.parent)}
-    return Kind(row.what, row.remedy.format_map(places))
+    return FileKind(row.what, row.remedy.format_map(places))
 
 
-def _of_folder(path: Path) -> Kind:
+def _of_folder(path: Path) -> FileKind:
     """Return the kind of a folder by the names of its files."""
     names = sorted(each.name for each in path.iterdir())
     lists = {
@@ -194,34 +194,34 @@ def _of_folder(path: Path) -> Kind:
     if lists[".gguf"]:
         shown = ", ".join(str(path / name) for name in lists[".gguf"][:SHOWN])
         more = ", ..." if len(lists[".gguf"]) > SHOWN else ""
-        return Kind(
+        return FileKind(
             "a folder with GGUF files",
             f"pass one of its files: {shown}{more}; or serve all: npurt serve --models-dir {path}",
         )
     if "adapter_config.json" in names:
-        return Kind(
+        return FileKind(
             "a folder with a LoRA adapter of peft",
             ADAPTER,
         )
     if lists[".safetensors"] and "config.json" in names:
-        return Kind("a folder with a checkpoint", f"convert it: npurt convert {path}")
+        return FileKind("a folder with a checkpoint", f"convert it: npurt convert {path}")
     if lists[".safetensors"]:
-        return Kind(
+        return FileKind(
             "a folder with weights but no config.json",
             f"download config.json and tokenizer.json of the model into {path}, then run npurt "
             f"convert {path}",
         )
     if "config.json" in names and not (lists[".bin"] or lists[".pth"] or lists[".pt"]):
-        return Kind(
+        return FileKind(
             "a folder with config.json but without weights",
             f"download model.safetensors, or all *.safetensors of the model, into {path}",
         )
     if lists[".bin"] or lists[".pth"] or lists[".pt"]:
-        return Kind("a folder with a PyTorch checkpoint", TORCH)
+        return FileKind("a folder with a PyTorch checkpoint", TORCH)
     if lists[".onnx"] or lists[".rkllm"] or lists[".rknn"]:
-        return Kind("a folder with a model of another runtime", OTHER_RUNTIME)
+        return FileKind("a folder with a model of another runtime", OTHER_RUNTIME)
     inner = ", ".join(names[:SHOWN]) or "nothing"
-    return Kind(
+    return FileKind(
         f"a folder without a model ({inner})",
         "pass a GGUF file, or a folder of safetensors to npurt convert",
     )

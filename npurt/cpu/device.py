@@ -15,9 +15,9 @@ from npurt.cpu.kernels import abi, layout
 from npurt.cpu.lowering.constants import pack_each
 from npurt.cpu.lowering.segment import CpuSegment
 from npurt.cpu.lowering.steps import Steps
-from npurt.cpu.pool.checked import Weight, probes_of_images
-from npurt.cpu.pool.engine import Engine
-from npurt.cpu.pool.memory import Arena, allocate
+from npurt.cpu.pool.checked import NamedWeight, probes_of_images
+from npurt.cpu.pool.engine import CpuThreadPool
+from npurt.cpu.pool.memory import BumpAllocator, allocate
 from npurt.cpu.pool.operands import Image
 from npurt.cpu.pool.packed import CpuPacked
 from npurt.cpu.pool.program import Program, batches
@@ -53,7 +53,7 @@ class CpuDevice(Device, DeltaNets):
     """
 
     def __init__(self, threads: int | None = None, isa: str = "") -> None:
-        self.engine = Engine(threads, isa)
+        self.engine = CpuThreadPool(threads, isa)
         detail = f"{self.engine.isa_name}, {self.engine.threads} threads"
         self.caps = Caps(name="cpu", detail=detail, simulated=False)
 
@@ -83,14 +83,14 @@ class CpuDevice(Device, DeltaNets):
         All images are in one allocation, and one run packs many weights: see `batches`.
         """
         sizes = [self._image_bytes(tensor) for tensor in tensors]
-        arena = Arena(sum(map(Arena.padded, sizes)))
+        allocator = BumpAllocator(sum(map(BumpAllocator.padded, sizes)))
         packed = []
         for batch in batches(sizes):
             program = Program(self.engine)
             for i in batch:
                 tensor = tensors[i]
                 *experts, n, k = tensor.shape
-                image = Image(arena.allocate(sizes[i]), n, k, tensor.format)
+                image = Image(allocator.allocate(sizes[i]), n, k, tensor.format)
                 if tensor.size:
                     blocks = np.ascontiguousarray(tensor.blocks)
                     program.pack(blocks, replace(image, n=n * math.prod(experts)))
@@ -250,7 +250,7 @@ class CpuDevice(Device, DeltaNets):
         return CpuSegment(place, steps, part, weights, limits, foreign)
 
     def head(
-        self, steps: Steps, graph: Graph, weight: Weight, vectors: Mapping[str, F32], rows: int
+        self, steps: Steps, graph: Graph, weight: NamedWeight, vectors: Mapping[str, F32], rows: int
     ) -> Callable[[F32], F32]:
         """Return a function that runs *graph*, an output matrix and its norm, on a given stream.
 

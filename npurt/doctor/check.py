@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from npurt.doctor.system import Evidence, Recorder, System
 
 STATES = ("ok", "warn", "fail", "skip")
-NEEDS = "needs "  # start of `Result.what` if a check was skipped because of another check
+NEEDS = "needs "  # start of `CheckResult.what` if a check was skipped because of another check
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class CheckResult:
     """The result of a check.
 
     Attributes:
@@ -26,28 +26,28 @@ class Result:
     suspect: bool = False
 
 
-def ok(what: str) -> Result:
+def ok(what: str) -> CheckResult:
     """Return the result of a check without a problem."""
-    return Result("ok", what)
+    return CheckResult("ok", what)
 
 
-def warn(what: str, command: str = "", *, suspect: bool = False) -> Result:
+def warn(what: str, command: str = "", *, suspect: bool = False) -> CheckResult:
     """Return the result for a problem with which the device may still run."""
-    return Result("warn", what, command, suspect)
+    return CheckResult("warn", what, command, suspect)
 
 
-def fail(what: str, command: str) -> Result:
+def fail(what: str, command: str) -> CheckResult:
     """Return the result for a problem that stops the device from running; *command* solves it."""
-    return Result("fail", what, command)
+    return CheckResult("fail", what, command)
 
 
-def skip(what: str) -> Result:
+def skip(what: str) -> CheckResult:
     """Return the result of a check that could not run."""
-    return Result("skip", what)
+    return CheckResult("skip", what)
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class DoctorCheck:
     """A check of one possible problem.
 
     Attributes:
@@ -60,7 +60,7 @@ class Check:
 
     name: str
     why: str
-    look: Callable[[System], Result]
+    look: Callable[[System], CheckResult]
     needs: tuple[str, ...] = ()
     symptom: bool = False
 
@@ -69,8 +69,8 @@ class Check:
 class Finding:
     """A check, its result, and the evidence that it read."""
 
-    check: Check
-    result: Result
+    check: DoctorCheck
+    result: CheckResult
     evidence: Evidence
 
     @property
@@ -79,7 +79,7 @@ class Finding:
         return self.result.state == "skip" and self.result.what.startswith(NEEDS)
 
 
-def diagnose(checks: Sequence[Check], system: Recorder) -> list[Finding]:
+def diagnose(checks: Sequence[DoctorCheck], system: Recorder) -> list[Finding]:
     """Run the checks in order; skip a check if a check that it needs failed.
 
     A check is also skipped if a check that it needs was skipped for this reason.

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from npurt.doctor.check import Check
+from npurt.doctor.check import DoctorCheck
 from npurt.doctor.system import System
 
 Trial = Callable[[], dict[str, Any]]
@@ -26,7 +26,7 @@ class Checklist:
     """
 
     name: str
-    checks: Sequence[Check]
+    checks: Sequence[DoctorCheck]
     why_not: Callable[[System], str | None]
     probes: dict[str, Trial] = field(default_factory=dict)
     readers: dict[str, Reader] = field(default_factory=dict)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from npurt.base import late
 from npurt.base.file_kinds import kind_of
 from npurt.errors import DownloadError
-from npurt.models.requests import Busy, Remote, answer, patiently, stated
+from npurt.models.requests import Busy, RemoteFile, answer, patiently, stated
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -26,7 +26,9 @@ PROGRESS = 1 << 20  # bytes after which failed requests are counted anew
 RESUME = "run the same command again to continue the download"
 
 
-def download(remote: Remote, target: Path, bar: "tqdm[NoReturn]", *, secure: bool = True) -> None:
+def download(
+    remote: RemoteFile, target: Path, bar: "tqdm[NoReturn]", *, secure: bool = True
+) -> None:
     """Download *remote* to *target*, whose folder exists; continue an earlier incomplete download.
 
     The caller must ensure that nothing else downloads the same file at the same time.
@@ -76,7 +78,7 @@ def require_space(folder: Path, nbytes: int) -> None:
         )
 
 
-def missing_bytes(remote: Remote, target: Path) -> int:
+def missing_bytes(remote: RemoteFile, target: Path) -> int:
     """Return the number of bytes of *remote* not yet downloaded to *target*; 0 if unknown."""
     if target.exists() or remote.nbytes is None:
         return 0
@@ -128,7 +130,9 @@ def turn(lock: Path, bar: "tqdm[NoReturn]") -> Iterator[None]:
 # --- One file -------------------------------------------------------------------------------------
 
 
-def _fill(remote: Remote, partial: Path, tag: Path, bar: "tqdm[NoReturn]", secure: bool) -> None:
+def _fill(
+    remote: RemoteFile, partial: Path, tag: Path, bar: "tqdm[NoReturn]", secure: bool
+) -> None:
     """Complete *partial*; failed requests are counted anew after each `PROGRESS` bytes."""
     bar.set_description(remote.name[-40:])
     bar.update(_size(partial))
@@ -148,7 +152,9 @@ def _fill(remote: Remote, partial: Path, tag: Path, bar: "tqdm[NoReturn]", secur
         before = _size(partial)
 
 
-def _request(remote: Remote, partial: Path, tag: Path, bar: "tqdm[NoReturn]", secure: bool) -> None:
+def _request(
+    remote: RemoteFile, partial: Path, tag: Path, bar: "tqdm[NoReturn]", secure: bool
+) -> None:
     """Request the missing bytes of *partial* and append them.
 
     Raises:
@@ -198,7 +204,7 @@ def _append(
             raise Busy(f"the connection broke at {file.tell()} of {limit} bytes") from error
 
 
-def _keep_tag(remote: Remote, response: Any, tag: Path, start: int) -> None:
+def _keep_tag(remote: RemoteFile, response: Any, tag: Path, start: int) -> None:
     """Store the ETag of a file without a known hash, to resume only the same version."""
     strong = response.headers.get("etag", "")
     if not remote.digest and strong.isascii() and strong.startswith('"'):
@@ -207,7 +213,7 @@ def _keep_tag(remote: Remote, response: Any, tag: Path, start: int) -> None:
         tag.unlink(missing_ok=True)  # it belongs to an earlier version
 
 
-def _check(remote: Remote, partial: Path) -> None:
+def _check(remote: RemoteFile, partial: Path) -> None:
     """Delete *partial* and raise DownloadError if its size, hash or first bytes are wrong."""
     found = _size(partial)
     if remote.nbytes is not None and found != remote.nbytes:

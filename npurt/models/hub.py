@@ -24,7 +24,7 @@ from npurt.errors import DownloadError, SettingError, brief
 from npurt.models import download, requests
 from npurt.models.choice import SUGGESTIONS, USUAL_QUANTS, HubFile, choose, has_quant
 from npurt.models.reference import NAME, Reference
-from npurt.models.requests import Busy, Remote, shown
+from npurt.models.requests import Busy, RemoteFile, shown
 from npurt.settings import variable
 
 QUESTION_S = 10.0  # timeout of a request to the hub's API, in seconds
@@ -76,7 +76,7 @@ class Hub:
         self._note_commit(wanted, commit)
         return self._pointer(wanted.repo, commit, files[0].name)
 
-    def look_up(self, wanted: Reference, *, progress: bool = True) -> Path | list[Remote]:
+    def look_up(self, wanted: Reference, *, progress: bool = True) -> Path | list[RemoteFile]:
         """Return the (first) cached file of *wanted*, or all remote files if one is not cached.
 
         Raises the errors of `fetch`.
@@ -176,12 +176,12 @@ class Hub:
                 remedy="choose another folder with HF_HOME",
             ) from error
 
-    def _remote(self, repo: str, commit: str, file: HubFile) -> Remote:
+    def _remote(self, repo: str, commit: str, file: HubFile) -> RemoteFile:
         with late.imports():
             from huggingface_hub import hf_hub_url
 
         url = hf_hub_url(repo, file.name, revision=commit, endpoint=self.endpoint)
-        return Remote(url, file.name, file.nbytes, file.digest, _headers())
+        return RemoteFile(url, file.name, file.nbytes, file.digest, _headers())
 
     # --- Requests to the hub's API --------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from npurt.models import catalogue, download, requests
 from npurt.models.hub import Hub
 from npurt.models.ranged import RangedFile
 from npurt.models.reference import Reference
-from npurt.models.requests import Remote
+from npurt.models.requests import RemoteFile
 from npurt.settings import MODELS, cache_folder, read
 
 OF_HUB = "hf:"
@@ -142,7 +142,7 @@ def _of_stem(path: Path) -> Path | None:
     return None
 
 
-def _of_url(url: str) -> tuple[Path, list[Remote]]:
+def _of_url(url: str) -> tuple[Path, list[RemoteFile]]:
     """Return the folder for the file of *url*, and the remote file or its parts.
 
     A fragment ``#sha256=HEX`` has the hash.  Each URL has a separate folder.
@@ -171,7 +171,7 @@ def _of_url(url: str) -> tuple[Path, list[Remote]]:
     )
     paths = [f"{before}/{quote(name)}" for name in names] if len(names) > 1 else [parts.path]
     remotes = [
-        Remote(urlunsplit(parts._replace(path=path, fragment="")), name, None, digest)
+        RemoteFile(urlunsplit(parts._replace(path=path, fragment="")), name, None, digest)
         for path, name in zip(paths, names, strict=True)
     ]
     return folder, remotes

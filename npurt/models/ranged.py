@@ -5,7 +5,7 @@ from typing import Any
 from npurt.base import late
 from npurt.errors import DownloadError
 from npurt.models import requests
-from npurt.models.requests import Busy, Remote
+from npurt.models.requests import Busy, RemoteFile
 
 WHOLE = "download it, for instance with `npurt models fetch`, and give its path"
 
@@ -18,7 +18,7 @@ class RangedFile:
         nbytes: Bytes of the whole file; None if unknown before the first `read`.
     """
 
-    def __init__(self, remote: Remote, secure: bool = True) -> None:
+    def __init__(self, remote: RemoteFile, secure: bool = True) -> None:
         self.name = remote.name
         self.nbytes = remote.nbytes
         self._remote, self._secure = remote, secure

@@ -34,7 +34,7 @@ CONNECTION = (  # environment variables of the connection
 
 
 @dataclass(frozen=True, slots=True)
-class Remote:
+class RemoteFile:
     """A remote file.
 
     Attributes:
@@ -215,7 +215,7 @@ def session() -> Any:
 
 
 @contextlib.contextmanager
-def answer(remote: Remote, headers: dict[str, str], secure: bool) -> Iterator[Any]:
+def answer(remote: RemoteFile, headers: dict[str, str], secure: bool) -> Iterator[Any]:
     """Yield the response with the content; follow redirects, and check their targets."""
     with late.imports():
         import httpx2
@@ -258,7 +258,7 @@ def answer(remote: Remote, headers: dict[str, str], secure: bool) -> Iterator[An
     )
 
 
-def _require_content(remote: Remote, response: Any) -> None:
+def _require_content(remote: RemoteFile, response: Any) -> None:
     """Raise an error if the response has no content."""
     status = response.status_code
     if status in (200, 206) or (status == 416 and "Range" in response.request.headers):
@@ -282,7 +282,7 @@ def _require_content(remote: Remote, response: Any) -> None:
     )
 
 
-def stated(remote: Remote, response: Any) -> tuple[int | None, int | None]:
+def stated(remote: RemoteFile, response: Any) -> tuple[int | None, int | None]:
     """Return the offset of the content in the file, and the size of the whole file.
 
     The offset is None if the response has no part of the file.  The size is None if the end of the
@@ -313,7 +313,7 @@ def stated(remote: Remote, response: Any) -> tuple[int | None, int | None]:
     )
 
 
-def _number(remote: Remote, digits: str) -> int:
+def _number(remote: RemoteFile, digits: str) -> int:
     if len(digits) > 20 or int(digits) > LARGEST:
         raise DownloadError(
             f"cannot download {remote.name}: the server states a size of {digits:.30} bytes",

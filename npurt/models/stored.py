@@ -11,7 +11,7 @@ from npurt.models.hub import Hub
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredModel:
     """A model with its name for ``-m`` and its files.
 
     Attributes:
@@ -24,20 +24,20 @@ class Stored:
     files: tuple[Path, ...] = ()
 
 
-def stored(folders: Iterable[Path], hub: Hub | None) -> Iterator[Stored]:
+def stored(folders: Iterable[Path], hub: Hub | None) -> Iterator[StoredModel]:
     """Yield the models of the catalogue, then others in *folders*, then those of *hub*'s cache."""
     folders = list(folders)
     known: set[Path] = set()
     for name in catalogue.CATALOGUE:
         found = [file for folder in folders if (file := catalogue.find(name, folder))]
         known.update(file.resolve() for file in found)
-        yield Stored(name, "catalogue", tuple(found[:1]))
+        yield StoredModel(name, "catalogue", tuple(found[:1]))
     for folder in folders:
         for files in models_in(folder, "*"):
             if files[0].resolve() not in known:
-                yield Stored(str(files[0]), "file", files)
+                yield StoredModel(str(files[0]), "file", files)
         for files in models_in(folder, "urls/*/*"):
-            yield Stored(str(files[0]), "URL", files)
+            yield StoredModel(str(files[0]), "URL", files)
     if hub:
         yield from _of_hub(hub)
 
@@ -53,7 +53,7 @@ def models_in(folder: Path, pattern: str) -> Iterator[tuple[Path, ...]]:
                     yield files
 
 
-def _of_hub(hub: Hub) -> Iterator[Stored]:
+def _of_hub(hub: Hub) -> Iterator[StoredModel]:
     """Yield the models in the cache of *hub*, each from the newest revision that has it."""
     for folder in sorted(hub.cache.glob("models--*--*")):
         repo = folder.name.removeprefix("models--").replace("--", "/", 1)
@@ -64,7 +64,7 @@ def _of_hub(hub: Hub) -> Iterator[Stored]:
                     name = files[0].relative_to(snapshot).as_posix()
                     if name not in seen:
                         seen.add(name)
-                        yield Stored(f"hf:{repo}/{name}", "hub", files)
+                        yield StoredModel(f"hf:{repo}/{name}", "hub", files)
 
 
 def _changed(path: Path) -> float:

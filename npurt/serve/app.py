@@ -11,11 +11,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from npurt.serve.http.auth import Guard
+from npurt.serve.front.front import Front
+from npurt.serve.front.offer import ModelPool, Only, by_model
+from npurt.serve.http.auth import AccessMiddleware
 from npurt.serve.http.bodies import BODIES
 from npurt.serve.http.description import PATH, description
-from npurt.serve.http.endpoint import Answer, Endpoint, Handler
-from npurt.serve.http.endpoint import Request as Asked
+from npurt.serve.http.endpoint import Answer, Endpoint, Handler, HttpRequest
 from npurt.serve.http.errors import HttpError, shaped
 from npurt.serve.http.log import refused
 from npurt.serve.interfaces import ollama, ollama_models
@@ -38,8 +39,6 @@ from npurt.serve.interfaces.openai_models import load, model, models, unload
 from npurt.serve.interfaces.openai_responses import count_input, respond
 from npurt.serve.interfaces.openai_text import completions
 from npurt.serve.interfaces.rerank import rerank
-from npurt.serve.model.front import Front
-from npurt.serve.model.offer import ModelPool, Only, by_model
 from npurt.serve.page import FILES, STATE, state
 from npurt.serve.page import routes as page_routes
 from npurt.serve.status.health import health
@@ -104,7 +103,7 @@ def application(
 
     Args:
         served: The front of the only model, or the `ModelPool` of several models.
-        keys, hosts, origins: See `Guard`.
+        keys, hosts, origins: See `AccessMiddleware`.
         page: Serve the chat page at `/`.
     """
     offers = Only(served) if isinstance(served, Front) else served
@@ -116,7 +115,7 @@ def application(
     answers |= {path: Endpoint(offers, made, BODIES[path]) for path, made in POOL.items()}
     published = description(written | POOL, READ, PUBLIC)
 
-    async def described(offers: object, request: Asked) -> Answer:
+    async def described(offers: object, request: HttpRequest) -> Answer:
         return published
 
     read = READ | {PATH: described} | ({STATE: state} if page else {})
@@ -126,7 +125,7 @@ def application(
         *(page_routes() if page else ()),
     ]
     app = _answering(Router(routes, redirect_slashes=False))
-    return _plain_paths(Guard(app, keys, hosts, origins, PUBLIC))
+    return _plain_paths(AccessMiddleware(app, keys, hosts, origins, PUBLIC))
 
 
 def _answering(router: Router) -> ASGIApp:

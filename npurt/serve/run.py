@@ -20,20 +20,20 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from npurt.errors import NpurtError
 from npurt.runtime.open import registry
 from npurt.serve.app import application
-from npurt.serve.engine.client import Engine
+from npurt.serve.engine.client import EngineClient
 from npurt.serve.engine.protocol import MODEL, VERSION, Open
+from npurt.serve.front.front import DRAIN_SECONDS, Front, ServerSettings
+from npurt.serve.front.offer import ModelPool, Only
+from npurt.serve.front.served_model import ServedModel
 from npurt.serve.http import limits
 from npurt.serve.http.address import BACKLOG, Address
 from npurt.serve.http.connections import ACCEPTED, Connections, limit_repeats, most_connections
-from npurt.serve.model.front import DRAIN_SECONDS, Front, Settings
-from npurt.serve.model.offer import ModelPool, Only
-from npurt.serve.model.served_model import ServedModel
 from npurt.serve.status.metrics import summary
 from npurt.settings import HOSTS
 
 if TYPE_CHECKING:
-    from npurt.serve.models.folder import FolderModel
-    from npurt.serve.models.policy import Policy
+    from npurt.serve.router.folder import FolderModel
+    from npurt.serve.router.policy import Policy
 
 PROBE_SECONDS = 1.0  # time between two probes of a connection that the client has half-closed
 IDLE_SECONDS = 30  # limit on the idle time of a connection between two requests
@@ -258,7 +258,7 @@ class Start:
     model: "ServedModel | Sequence[FolderModel]"
     address: Address = field(default_factory=Address)
     options: Mapping[str, Any] = field(default_factory=dict)
-    settings: Settings = field(default_factory=Settings)
+    settings: ServerSettings = field(default_factory=ServerSettings)
     stuck: float = 120.0
     command: Sequence[str] = ENGINE
     page: bool = True
@@ -288,11 +288,11 @@ async def _serve(start: Start, listening: socket.socket) -> int:
     if isinstance(start.model, ServedModel):
         opening = Open(VERSION, str(start.model.path), start.options)
         identity = {MODEL: start.model.identity}
-        engine = Engine(start.command, opening, stuck=start.stuck, identity=identity)
+        engine = EngineClient(start.command, opening, stuck=start.stuck, identity=identity)
         offers = Only(Front(start.model, engine, start.settings))
         named = start.model.name
     else:
-        from npurt.serve.models.router import Launch, Router  # 10 MB, unused with one model
+        from npurt.serve.router.router import Launch, Router  # 10 MB, unused with one model
 
         launch = Launch(start.command, start.options, start.stuck)
         offers = Router(start.model, launch, start.settings, start.policy)
@@ -318,7 +318,7 @@ async def _serve(start: Start, listening: socket.socket) -> int:
     return server.status
 
 
-async def _run_engine(engine: Engine, serving: asyncio.Task[None], at: str) -> None:
+async def _run_engine(engine: EngineClient, serving: asyncio.Task[None], at: str) -> None:
     """Open the only model, log its address *at*, and watch its engine while the server runs."""
     opening = asyncio.create_task(engine.start())
     try:

@@ -112,7 +112,7 @@ def test_an_answer_that_was_stopped_is_remembered_as_far_as_it_went(npurt, monke
             yield "two"
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("npurt.llm.decode.model.Llama", Interrupted)
+    monkeypatch.setattr("npurt.llm.decode.llama.Llama", Interrupted)
     result = npurt("chat", *QUICK, stdin=b"Hello\nAnd now?\n")
 
     assert (result.code, result.out) == (0, "one two [stopped]\n" * 2)

@@ -40,7 +40,7 @@ def test_a_lack_of_memory_ends_the_answer_only(npurt, monkeypatch):
     def chat(self, messages, **options):
         raise MemoryError("3 GB")
 
-    monkeypatch.setattr("npurt.llm.decode.model.Llama.chat", chat)
+    monkeypatch.setattr("npurt.llm.decode.llama.Llama.chat", chat)
     result = npurt("chat", *QUICK, stdin=b"Hello\n/system\n")
 
     assert (result.code, result.out) == (1, "there is no system message\n")

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from npurt.cli import main
-from npurt.cli.verbs.remote import Remote, RemoteError, read_key
+from npurt.cli.verbs.remote import RemoteError, RemoteModel, read_key
 from npurt.errors import ContextFull, SettingError
 from tests.limits import HANG_SECONDS, interrupt
 from tests.serve.client import served
@@ -72,7 +72,7 @@ def event(text, **choice):
 
 
 def said(url, **settings):
-    remote = Remote(url, "m", KEY, settings.pop("seconds", 30.0))
+    remote = RemoteModel(url, "m", KEY, settings.pop("seconds", 30.0))
     return "".join(remote.chat([{"role": "user", "content": "hi"}], stream=True, **settings))
 
 
@@ -147,7 +147,7 @@ def test_thoughts_are_shown_apart(live):
 def test_ctrl_c_stops_the_answer_and_closes_the_connection():
     heard = []
     with hostile(http(event("one")), hold=True) as (url, _):
-        remote = Remote(url, "m")
+        remote = RemoteModel(url, "m")
 
         def work():
             for piece in remote.chat([], stream=True):
@@ -161,7 +161,7 @@ def test_ctrl_c_stops_the_answer_and_closes_the_connection():
 def test_several_models_are_named():
     listed = json.dumps({"data": [{"id": "a"}, {"id": "b\x1b[2J"}]})
     with hostile(http(listed)) as (url, _), pytest.raises(RemoteError) as error:
-        Remote(url)
+        RemoteModel(url)
     assert "a, b [2J" in error.value.what
     assert "--model" in error.value.remedy
 

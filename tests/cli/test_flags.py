@@ -29,7 +29,7 @@ def opened_with(npurt, monkeypatch, *flags):
             said.update(options)
             super().__init__(path, **options)
 
-    monkeypatch.setattr("npurt.llm.decode.model.Llama", Recorder)
+    monkeypatch.setattr("npurt.llm.decode.llama.Llama", Recorder)
     assert npurt("run", *SHORT, "-p", "x", *flags).code == 0
     return said
 

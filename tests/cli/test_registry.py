@@ -11,7 +11,7 @@ import npurt as package
 from npurt.backend import Backend
 from npurt.backend.estimates import Estimate
 from npurt.backend.probe import Outcome, Probe
-from npurt.doctor.check import Check, fail, ok
+from npurt.doctor.check import DoctorCheck, fail, ok
 from npurt.doctor.checklist import Checklist
 from npurt.reference.device import ReferenceDevice
 from npurt.runtime.open import registry
@@ -48,8 +48,10 @@ def opened(name, threads):
 
 def checklist(device):
     checks = [
-        Check("plugged", "the NPU is plugged in", lambda system: ok("it is")),
-        Check("fan", "its fan turns", lambda system: fail("it does not turn", "turn it by hand")),
+        DoctorCheck("plugged", "the NPU is plugged in", lambda system: ok("it is")),
+        DoctorCheck(
+            "fan", "its fan turns", lambda system: fail("it does not turn", "turn it by hand")
+        ),
     ]
     return Checklist(device, checks, lambda system: None)
 

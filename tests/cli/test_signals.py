@@ -37,7 +37,7 @@ def usual(number):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("module", ["npurt.cli", "npurt.cli.verbs.run", "npurt.llm.decode.model",
+@pytest.mark.parametrize("module", ["npurt.cli", "npurt.cli.verbs.run", "npurt.llm.decode.llama",
                                     "numpy", "datetime"])  # fmt: skip
 def test_a_signal_at_the_start_ends_the_program_quietly(module, number):
     """A signal in an import prints no traceback, though numpy raises ImportError instead."""
@@ -49,7 +49,7 @@ def test_a_signal_at_the_start_ends_the_program_quietly(module, number):
     assert result == (-number if died else 128 + number, "", "")
 
 
-@pytest.mark.parametrize("module", ["npurt.cli.verbs.run", "npurt.llm.decode.model", "numpy"])
+@pytest.mark.parametrize("module", ["npurt.cli.verbs.run", "npurt.llm.decode.llama", "numpy"])
 def test_json_says_that_it_was_interrupted_also_before_there_is_a_model(module):
     program = ("-c", AT_IMPORT.format(module=module, number=2, before="default_int_handler"))
     result = spawn("run", "-m", MODEL, "-p", "Hello", "--json", program=program)

@@ -100,7 +100,7 @@ def test_control_c_is_status_130(npurt, monkeypatch):
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("npurt.llm.decode.model.Llama", interrupted)
+    monkeypatch.setattr("npurt.llm.decode.llama.Llama", interrupted)
 
     assert npurt("run", "-m", MODEL, "-p", "x") == (130, "", "")
 

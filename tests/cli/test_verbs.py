@@ -120,7 +120,7 @@ def test_flags_reach_the_library(npurt, monkeypatch, tmp_path):
             said.update(options, prompt=prompt)
             return super().generate(prompt, **options)
 
-    monkeypatch.setattr("npurt.llm.decode.model.Llama", Recorder)
+    monkeypatch.setattr("npurt.llm.decode.llama.Llama", Recorder)
     flags = "-dev cpu -t 1 -c 64 -b 16 --kv-type f32 --verify always --strict --context-shift"
     draft = "-md lookup --draft-max 5 -devd cpu"
     sampling = "-n 3 --temp 0.5 --top-k 7 --top-p 0.75 --min-p 0.125 --repeat-penalty 1.5 -s 11"

@@ -8,7 +8,7 @@ from npurt.compat.mlx_lm import generate, load
 from npurt.compat.mlx_lm.generate import generate_step
 from npurt.compat.mlx_lm.sample_utils import make_logits_processors, make_sampler
 from npurt.errors import LayoutError, NumericsError, SettingError, UnsupportedOp
-from npurt.llm.decode.sampler import Sampler, Sampling
+from npurt.llm.decode.sampler import Sampling, TokenSampler
 from tests.llm import tiny
 
 PATH = str(tiny.path())
@@ -75,7 +75,7 @@ def test_token_ids_echo_the_text_that_they_are_of(llm):
 
 @pytest.mark.parametrize(("last", "counts"), [(-1, [2, 1]), (64, [2, 1]), (2, [1, 1]), (0, [0, 0])])
 def test_penalties_see_the_last_tokens_and_at_minus_one_all(last, counts):
-    sampler = Sampler(Sampling(frequency_penalty=1.0, repeat_last_n=last))
+    sampler = TokenSampler(Sampling(frequency_penalty=1.0, repeat_last_n=last))
     changed = sampler.adjusted(np.zeros(6, np.float32), [3, 3, 5])
 
     assert changed.tolist() == [0, 0, 0, -counts[0], 0, -counts[1]]

@@ -116,7 +116,7 @@ def test_a_completion_echoes_its_prompt_when_asked(llm, own):
 def test_a_text_that_ends_says_stop_and_counts_no_end_token(llm, own, monkeypatch, end):
     word = own.tokenize("abc", add_bos=False)
     queue = itertools.chain(word, [own.tokenizer.eos])
-    monkeypatch.setattr("npurt.compat.sampling.Sampler.sample", lambda *_: next(queue))
+    monkeypatch.setattr("npurt.compat.sampling.TokenSampler.sample", lambda *_: next(queue))
 
     result = llm(PROMPT, max_tokens=50, stop=None if end else "c")
 
@@ -257,7 +257,7 @@ def test_functions_without_a_model():
 def test_a_format_ends_with_its_text(llm, monkeypatch):
     with Llama(PATH, chat_format="chatml", verbose=False) as model:
         ids = itertools.chain(model.tokenize(b"ab<|im_end|>cd", add_bos=False), itertools.repeat(5))
-        monkeypatch.setattr("npurt.compat.sampling.Sampler.sample", lambda *_: next(ids))
+        monkeypatch.setattr("npurt.compat.sampling.TokenSampler.sample", lambda *_: next(ids))
         choice = model.create_chat_completion(MESSAGES, max_tokens=60)["choices"][0]
         assert choice["message"]["content"] == "ab"
         assert choice["finish_reason"] == "stop"

@@ -77,7 +77,7 @@ def test_a_text_of_a_format_ends_an_answer(registry, monkeypatch):
     register_chat_format("mine")(lambda **_: ChatFormatterResponse("ab", stop=["yz"]))
     with Llama(PATH, chat_format="mine", verbose=False) as model:
         ids = itertools.chain(model.tokenize(b"wxyz", add_bos=False), itertools.repeat(5))
-        monkeypatch.setattr("npurt.compat.sampling.Sampler.sample", lambda *_: next(ids))
+        monkeypatch.setattr("npurt.compat.sampling.TokenSampler.sample", lambda *_: next(ids))
         done = model.create_chat_completion(MESSAGES, max_tokens=60)
     assert answer(done) == "wx"
     assert done["choices"][0]["finish_reason"] == "stop"

@@ -274,7 +274,7 @@ def test_tokens_are_generated_one_by_one_with_the_end_token_last(llm, own, monke
     follow = llm.generate(tokens[-1:], temp=0.0, reset=False)
     assert next(follow) == next(itertools.islice(llm.generate(prompt, temp=0.0), 6, None))
     queue = iter([5, own.tokenizer.eos])
-    monkeypatch.setattr("npurt.compat.sampling.Sampler.sample", lambda *_: next(queue))
+    monkeypatch.setattr("npurt.compat.sampling.TokenSampler.sample", lambda *_: next(queue))
     assert list(llm.generate(prompt)) == [5, own.tokenizer.eos]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from npurt.cpu.kernels import abi
 from npurt.cpu.pool.engine import Input, empty
 from npurt.cpu.pool.memory import allocate
-from npurt.cpu.pool.operands import SILU, Heads, Image, Unit
+from npurt.cpu.pool.operands import SILU, Heads, Image, UnitParameters
 from npurt.quant.blocks import DTYPES
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME, find
@@ -406,7 +406,12 @@ def every_case():
         )
         cases[f"cap k{k}"] = _floats(lambda p, x: cap(p, x, 0.3, 3.0), 3, k)
         cases[f"scale k{k}"] = _floats(lambda p, x: cap(p, x, 0.3, 0.0), 3, k)
-        for kind in (SILU, Unit("GELU"), Unit("CLAMPED", 7.0, 1.702, 1.0), Unit("GELU_ERF")):
+        for kind in (
+            SILU,
+            UnitParameters("GELU"),
+            UnitParameters("CLAMPED", 7.0, 1.702, 1.0),
+            UnitParameters("GELU_ERF"),
+        ):
             cases[f"unit {kind.activation} k{k}"] = _units(kind, k)
     for m, k, n in ((1, 4, 16), (3, 31, 17), (9, 64, 33), (13, 129, 5)):
         cases[f"integers {m} {k} {n}"] = _integers(m, k, n)

@@ -3,7 +3,7 @@
 import pytest
 
 from npurt.cpu.kernels import abi
-from npurt.cpu.pool.engine import Engine
+from npurt.cpu.pool.engine import CpuThreadPool
 from tests.cpu.foreign import Recorded
 
 
@@ -12,7 +12,7 @@ class Runner:
 
     def __init__(self, isa):
         self.isa = isa
-        self.engine = Engine(1, isa)
+        self.engine = CpuThreadPool(1, isa)
 
     def __call__(self, case):
         """Build the program of *case*, run it, and return the arrays it wrote."""

@@ -18,7 +18,7 @@ import pytest
 from npurt.cpu.kernels import abi
 from npurt.cpu.pool.engine import Input
 from npurt.cpu.pool.program import Program
-from npurt.cpu.pool.table import RowTable, Span
+from npurt.cpu.pool.table import RowTable, TableSpan
 from tools import build
 
 HERE = Path(__file__).parent
@@ -68,7 +68,7 @@ class Recorded(Program):
 
     def table(self):
         """Return the row table of a run; the rows from *head* on are selected."""
-        one = [Span(self.rows, self.position, 0, self.pages)] if self.rows else []
+        one = [TableSpan(self.rows, self.position, 0, self.pages)] if self.rows else []
         spans = one if self.spans is None else self.spans
         rows = sum(span.rows for span in spans)
         return RowTable(spans, np.arange(self.head, rows, dtype=np.int32))

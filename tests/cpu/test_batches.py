@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from npurt import Llama
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.pool import program
-from npurt.cpu.pool.engine import Engine
+from npurt.cpu.pool.engine import CpuThreadPool
 from npurt.cpu.pool.program import BATCH, batches
 from npurt.quant.tensor import QTensor
 from tests.cpu import cases
@@ -18,13 +18,13 @@ from tests.llm import tiny
 @pytest.fixture
 def runs(monkeypatch):
     """Return a list to which each run of a pool appends its number of ops."""
-    counts, run = [], Engine.run
+    counts, run = [], CpuThreadPool.run
 
     def counted(self, ops, count, table):
         counts.append(count)
         return run(self, ops, count, table)
 
-    monkeypatch.setattr(Engine, "run", counted)
+    monkeypatch.setattr(CpuThreadPool, "run", counted)
     return counts
 
 

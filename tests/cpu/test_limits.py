@@ -7,10 +7,10 @@ import pytest
 
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.kernels import abi
-from npurt.cpu.pool.engine import Engine, Input, empty
+from npurt.cpu.pool.engine import CpuThreadPool, Input, empty
 from npurt.cpu.pool.operands import GROUP, Routing
 from npurt.cpu.pool.program import Program
-from npurt.cpu.pool.table import RowTable, Span
+from npurt.cpu.pool.table import RowTable, TableSpan
 from npurt.errors import UnsupportedOp
 from npurt.quant.tensor import QTensor
 from tests.cpu import cases, delta_cases
@@ -22,7 +22,7 @@ CASES = cases.every_case() | delta_cases.every_case()
 
 @pytest.fixture(scope="module")
 def engine():
-    opened = Engine(2)
+    opened = CpuThreadPool(2)
     yield opened
     opened.close()
 
@@ -32,7 +32,7 @@ def names():
     """Return kind of op -> name of the first case that has such an op."""
     found = {}
     for name, case in CASES.items():
-        program = Recorded(Engine(1))
+        program = Recorded(CpuThreadPool(1))
         case(program)
         for i in range(len(program)):
             found.setdefault(program.ops[i].kind, name)
@@ -213,7 +213,7 @@ def test_a_run_of_a_size_that_cannot_be_is_refused(engine, rows, position, selec
     program, _ = quant_of(engine, LIMITS.rows + 1)
 
     with pytest.raises(UnsupportedOp, match=match):
-        program.run(RowTable([Span(rows, position)], np.array(selected, np.int32)))
+        program.run(RowTable([TableSpan(rows, position)], np.array(selected, np.int32)))
 
 
 def test_an_op_is_looked_at_again_for_more_rows_and_each_time_for_positions(engine):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npurt.cpu.pool.operands import Unit
+from npurt.cpu.pool.operands import UnitParameters
 from tests import oracle
 from tests.cpu import cases
 from tests.cpu.foreign import same
@@ -30,7 +30,7 @@ def test_gelu_lies_within_its_rounding(run, m, k, seed):
     rng = cases.rng_of(seed)
     gate_up = (10.0 ** rng.uniform(-3, 2.2) * rng.standard_normal((m, 2 * k))).astype(np.float32)
 
-    y, *quantised = run(lambda program: cases.unit(program, gate_up, Unit("GELU")))
+    y, *quantised = run(lambda program: cases.unit(program, gate_up, UnitParameters("GELU")))
 
     oracle.assert_within(y, *oracle.gelu(gate_up[:, :k], gate_up[:, k:]))
     if quantised:
@@ -42,7 +42,7 @@ def test_gelu_of_known_values(run):
     gate = np.array([0, 1, -1, 3, -3, 1e13, -1e13], np.float32)
     gate_up = np.concatenate([gate, np.ones_like(gate)])[None]
 
-    (y,) = run(lambda program: cases.unit(program, gate_up, Unit("GELU")))
+    (y,) = run(lambda program: cases.unit(program, gate_up, UnitParameters("GELU")))
 
     known = [0, 0.841191990607477, -0.158808009392523, 2.996362607364281, -0.003637392635719]
     np.testing.assert_allclose(y[0, :5], known, rtol=1e-6)
@@ -54,7 +54,7 @@ def test_gelu_by_erf_lies_within_its_rounding(run, m, k, seed):
     rng = cases.rng_of(seed)
     gate = (10.0 ** rng.uniform(-3, 1.2) * rng.standard_normal((m, k))).astype(np.float32)
 
-    y, *quantised = run(lambda program: cases.unit(program, gate, Unit("GELU_ERF")))
+    y, *quantised = run(lambda program: cases.unit(program, gate, UnitParameters("GELU_ERF")))
 
     oracle.assert_within(y, *oracle.gelu_erf(gate))
     if quantised:
@@ -65,7 +65,7 @@ def test_gelu_by_erf_of_known_values(run):
     """The expected values are those of the erf form, computed with 50 digits."""
     gate = np.array([[0, 1, -1, 3, -3, 1e13, -1e13]], np.float32)
 
-    (y,) = run(lambda program: cases.unit(program, gate, Unit("GELU_ERF")))
+    (y,) = run(lambda program: cases.unit(program, gate, UnitParameters("GELU_ERF")))
 
     known = [0, 0.8413447460685429, -0.15865525393145707, 2.995950305904718, -0.0040496940952823]
     np.testing.assert_allclose(y[0, :5], known, rtol=0, atol=3 * 4e-7)
@@ -131,7 +131,9 @@ def test_a_clamped_unit_lies_within_its_rounding(run, m, k, limit, seed):
     gate_up = (10.0 ** rng.uniform(-3, 2.2) * rng.standard_normal((m, 2 * k))).astype(np.float32)
     conventions = limit, 1.702, 1.0
 
-    y, *_ = run(lambda program: cases.unit(program, gate_up, Unit("CLAMPED", *conventions)))
+    y, *_ = run(
+        lambda program: cases.unit(program, gate_up, UnitParameters("CLAMPED", *conventions))
+    )
 
     oracle.assert_within(y, *oracle.clamped(gate_up[:, :k], gate_up[:, k:], *conventions))
 
@@ -139,7 +141,9 @@ def test_a_clamped_unit_lies_within_its_rounding(run, m, k, limit, seed):
 def test_clamping_does_not_hide_what_is_no_number(run):
     gate_up = np.array([[np.nan, 1, 1, np.nan]], np.float32)
 
-    (y,) = run(lambda program: cases.unit(program, gate_up, Unit("CLAMPED", 7.0, 1.702, 1.0)))
+    (y,) = run(
+        lambda program: cases.unit(program, gate_up, UnitParameters("CLAMPED", 7.0, 1.702, 1.0))
+    )
 
     assert np.isnan(y).all()
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from npurt.cpu.state.pages import PageList, Pages
+from npurt.cpu.state.pages import PageList, PagePool
 from npurt.errors import OutOfPages
 
 SIZE, MAX_POSITIONS = 64, 300  # positions of a page, and of a sequence
@@ -18,7 +18,7 @@ class Sequences(RuleBasedStateMachine):
     @initialize(total=st.integers(1, 12))
     def begin(self, total):
         self.memory = {}  # (page, position in the page) -> the number written there
-        self.pages = Pages(total, self.copy)
+        self.pages = PagePool(total, self.copy)
         self.lists, self.written = {}, {}
         self.next = 0
 
@@ -143,7 +143,7 @@ TestSequences = Sequences.TestCase
 
 
 def test_pages_that_were_used_are_taken_before_those_that_never_were():
-    pages = Pages(10, lambda *_: None)
+    pages = PagePool(10, lambda *_: None)
     one, two = PageList(pages, MAX_POSITIONS), PageList(pages, MAX_POSITIONS)
     one.reserve(0, 129)
     assert one.numbers.tolist() == [0, 1, 2]
@@ -154,12 +154,12 @@ def test_pages_that_were_used_are_taken_before_those_that_never_were():
 
 
 def test_pages_that_an_interruption_left_to_nobody_are_found_again(monkeypatch):
-    pages = Pages(3, lambda *_: None)
+    pages = PagePool(3, lambda *_: None)
     one, two = PageList(pages, MAX_POSITIONS), PageList(pages, MAX_POSITIONS)
     one.reserve(0, 100)
     two.reserve(0, 10)
     with monkeypatch.context() as patch:
-        patch.setattr(Pages, "release", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(PagePool, "release", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             one.truncate(0)
     assert pages.free == 0

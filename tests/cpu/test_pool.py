@@ -11,8 +11,8 @@ import pytest
 
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.kernels import abi
-from npurt.cpu.pool.engine import Engine, Input, empty
-from npurt.cpu.pool.table import RowTable, Span
+from npurt.cpu.pool.engine import CpuThreadPool, Input, empty
+from npurt.cpu.pool.table import RowTable, TableSpan
 from npurt.errors import NpurtError, SettingError
 from npurt.quant.tensor import QTensor
 from tests.cpu import cases
@@ -25,7 +25,7 @@ THREADS = (1, 2, 3, 4)  # more than some machines have CPUs
 
 @pytest.fixture(params=THREADS)
 def engine(request):
-    opened = Engine(request.param)
+    opened = CpuThreadPool(request.param)
     yield opened
     opened.close()
 
@@ -59,7 +59,7 @@ def run_layer(engine):
 @pytest.fixture(scope="module")
 def wanted():
     """Return the arrays that one thread writes."""
-    engine = Engine(1)
+    engine = CpuThreadPool(1)
     written = run_layer(engine)
     engine.close()
     return written
@@ -102,7 +102,7 @@ def test_neighbours_that_take_the_cpus_change_nothing(threads):
     """
     rng = cases.rng_of("neighbours")
     w, x = cases.weight(rng, "q4_k", 1500, 512), cases.activations(rng, 2, 512)
-    engine = Engine(threads)
+    engine = CpuThreadPool(threads)
     program = Recorded(engine)
     packing = Recorded(engine)
     image = cases.packed(packing, w)
@@ -364,7 +364,7 @@ def test_a_late_thread_is_out_of_weights_before_they_are_freed(slow_library, mon
 
 
 def test_an_engine_settles_and_closes_as_often_as_asked():
-    engine = Engine(2)
+    engine = CpuThreadPool(2)
     run_layer(engine)
 
     for _ in range(2):
@@ -392,12 +392,12 @@ def test_a_closed_device_says_so():
 @pytest.mark.parametrize("threads", [-1, 257])
 def test_a_number_of_threads_that_makes_no_sense_is_refused(threads):
     with pytest.raises(SettingError, match=f"{threads} threads"):
-        Engine(threads)
+        CpuThreadPool(threads)
 
 
 def test_a_kernel_set_that_is_not_here_is_refused_with_those_that_are():
     with pytest.raises(SettingError, match="'mmx'") as caught:
-        Engine(1, "mmx")
+        CpuThreadPool(1, "mmx")
 
     assert next(iter(abi.isas())) in caught.value.remedy
 
@@ -405,12 +405,12 @@ def test_a_kernel_set_that_is_not_here_is_refused_with_those_that_are():
 FORKED = """
 import os, signal, sys, threading, warnings
 import numpy as np
-from npurt.cpu.pool.engine import Engine, Input, empty
+from npurt.cpu.pool.engine import CpuThreadPool, Input, empty
 from npurt.errors import NpurtError
 from tests.cpu.test_pool import run_layer
 
 warnings.simplefilter("ignore")  # Python warns of forking with threads
-engine = Engine(3)
+engine = CpuThreadPool(3)
 wanted = run_layer(engine)
 busy = threading.Event()
 
@@ -450,14 +450,14 @@ def test_a_run_without_logits_skips_the_last_product(threads):
     """A run that selects no rows does not call the op that works on selected rows."""
     rng = cases.rng_of("no logits")
     w, x = cases.weight(rng, "q8_0", 500, 256), cases.activations(rng, 3, 256)
-    engine = Engine(threads)
+    engine = CpuThreadPool(threads)
     program, y = Recorded(engine), np.full((3, 500), np.nan, np.float32)
     source = Input(3, 256, quantised=True)
     source.values[:] = x
     program.quant(source)
     program.matmul(source, [cases.packed(Recorded(engine), w)], y, selects=True)
 
-    assert program.run(RowTable([Span(3)], np.zeros(0, np.int32))) == len(program)
+    assert program.run(RowTable([TableSpan(3)], np.zeros(0, np.int32))) == len(program)
 
     assert np.isnan(y).all()
     assert [op.calls for op in program.ops[0:2]] == [1, 0]

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npurt.cpu.kernels import abi
-from npurt.cpu.pool.engine import Engine
-from npurt.cpu.pool.table import RowTable, Span
+from npurt.cpu.pool.engine import CpuThreadPool
+from npurt.cpu.pool.table import RowTable, TableSpan
 from npurt.errors import UnsupportedOp
 from tests.cpu import cases, delta_cases
 from tests.cpu.foreign import Recorded, same
@@ -22,7 +22,7 @@ ROWS, POSITIONS, PAGES, SLOTS, SIZE = 24, 320, 9, 4, abi.limits().page
 
 @pytest.fixture(scope="module")
 def engine():
-    opened = Engine(2)
+    opened = CpuThreadPool(2)
     yield opened
     opened.close()
 
@@ -104,7 +104,7 @@ def tables(draw):
         rows = draw(st.integers(1, 6))
         position = draw(st.sampled_from([0, 1, 60, 63, 64, 100, 130]))
         count = -(-(position + rows) // SIZE) + draw(st.integers(0, 1))
-        spans.append(Span(rows, position, slot, np.array(free[:count], np.int32)))
+        spans.append(TableSpan(rows, position, slot, np.array(free[:count], np.int32)))
         free = free[count:]
     total = sum(span.rows for span in spans)
     flags = draw(st.lists(st.booleans(), min_size=total, max_size=total))
@@ -181,24 +181,27 @@ def test_every_sequence_gets_the_bits_that_it_gets_alone(engine, drawn):
 @pytest.mark.parametrize(
     ("spans", "match"),
     [
-        ([Span(2), Span(0, 0, 1)], "rows of a sequence: 0, must be 1 to 0"),
-        ([Span(2), Span(1)], "two sequences have the same slot"),
-        ([Span(1, 64, 0, np.array([3], np.int32))], "op 0, a row is beyond the pages of its seq"),
+        ([TableSpan(2), TableSpan(0, 0, 1)], "rows of a sequence: 0, must be 1 to 0"),
+        ([TableSpan(2), TableSpan(1)], "two sequences have the same slot"),
         (
-            [Span(1, 0, 0, np.array([PAGES], np.int32))],
+            [TableSpan(1, 64, 0, np.array([3], np.int32))],
+            "op 0, a row is beyond the pages of its seq",
+        ),
+        (
+            [TableSpan(1, 0, 0, np.array([PAGES], np.int32))],
             "op 0, pages of a cache: 10, must be 0 to 9",
         ),
-        ([Span(1, 0, 0, np.array([-1], np.int32))], "page of a sequence: -1"),
+        ([TableSpan(1, 0, 0, np.array([-1], np.int32))], "page of a sequence: -1"),
         (
-            [Span(1, 0, SLOTS, np.array([0], np.int32))],
+            [TableSpan(1, 0, SLOTS, np.array([0], np.int32))],
             "op 2, slots of sequences: 5, must be 0 to 4",
         ),
         (
-            [Span(1, 0, i, np.array([5], np.int32)) for i in (0, 1)],
+            [TableSpan(1, 0, i, np.array([5], np.int32)) for i in (0, 1)],
             "uses by a sequence of a page that a row is written to: 1, must be 0 to 0",
         ),
         (
-            [Span(1, 64, 0, np.array([5, 5], np.int32))],
+            [TableSpan(1, 64, 0, np.array([5, 5], np.int32))],
             "uses by a sequence of a page that a row is written to: 2, must be 0 to 1",
         ),
     ],
@@ -210,7 +213,7 @@ def test_what_is_wrong_with_a_table_is_said(engine, spans, match):
 
 
 def test_rows_at_the_end_that_belong_to_nobody_are_refused(engine):
-    made, table = Program(engine), RowTable([Span(1, 0, 0, np.array([0], np.int32))])
+    made, table = Program(engine), RowTable([TableSpan(1, 0, 0, np.array([0], np.int32))])
     table.struct.rows = 2
     with pytest.raises(UnsupportedOp, match="rows at the end belong to no sequence"):
         made.program.run(table)

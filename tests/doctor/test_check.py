@@ -2,12 +2,12 @@
 
 import pytest
 
-from npurt.doctor.check import Check, diagnose, fail, ok, skip, start_here, warn
+from npurt.doctor.check import DoctorCheck, diagnose, fail, ok, skip, start_here, warn
 from npurt.doctor.system import KINDS, Recorder, Replay, System, wrong
 
 
 def check(name, result, needs=(), *, symptom=False):
-    return Check(name, f"why {name}", lambda system: result, needs, symptom)
+    return DoctorCheck(name, f"why {name}", lambda system: result, needs, symptom)
 
 
 def findings(*checks):
@@ -75,7 +75,7 @@ def test_each_finding_has_what_it_saw_and_questions_are_asked_once():
         return ok("")
 
     system = Recorder(Counting())
-    one, two = diagnose([Check("one", "", look), Check("two", "", look)], system)
+    one, two = diagnose([DoctorCheck("one", "", look), DoctorCheck("two", "", look)], system)
 
     assert one.evidence == two.evidence == {"text /a": None, "names /b": []}
     assert asked == [("text", "/a"), ("names", "/b")]

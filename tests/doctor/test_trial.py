@@ -10,7 +10,7 @@ from npurt.hexagon.connect.connection import Connection
 from npurt.hexagon.doctor import checks
 from npurt.hexagon.doctor.trial import trial
 from npurt.hexagon.fastrpc import abi, lib
-from tools.build.host import build_library, host
+from tools.build.host_code import build_library, host
 
 STEPS = [
     "library",

@@ -34,7 +34,7 @@ class Driver(Program):
         shape = delta.shape_of(net)
         sequences, tokens = net.v.shape[:2]
         rows = np.empty((sequences, tokens, sum(shape.parts)), np.float32)
-        delta.Row.of(rows, shape).write(net)
+        delta.DeltaRows.of(rows, shape).write(net)
         words = packed(net) if words is None else words
         numbers = tokens, sequences, shape.k_heads, shape.heads, shape.width
         job = struct.pack("<7IfI", *numbers, net.grouped, shape.gates, net.scale, split)

@@ -10,7 +10,7 @@ from npurt.hexagon.fastrpc import lib
 from npurt.hexagon.idl.interface import interface
 from npurt.hexagon.layout import images
 from npurt.hexagon.session import messages
-from npurt.hexagon.session.messages import Flag
+from npurt.hexagon.session.messages import OpFlag
 from npurt.hexagon.session.session import Session
 from npurt.quant.tensor import QTensor
 from tests.hexagon.simulator import end_process
@@ -57,7 +57,7 @@ class Dsp:
         rows = self.bytes(ref)[: ref["stride"] * shape[0]].reshape(shape[0], ref["stride"])
         return rows[:, : 4 * shape[1]].view(np.float32)
 
-    def product(self, x, tensor, w=None, *, flags=Flag.NEW_W, x_ref=None):
+    def product(self, x, tensor, w=None, *, flags=OpFlag.NEW_W, x_ref=None):
         """Return an op that multiplies: a dict of its fields, and `shape` of y."""
         n, k = tensor.shape
         m = len(x)
@@ -76,7 +76,7 @@ class Dsp:
 
     def request(self, *ops):
         """Return the batch of these ops."""
-        request = messages.Request(len(ops))
+        request = messages.BatchMessage(len(ops))
         request.head["sequence"] = 77
         for i, op in enumerate(ops):
             for name, value in op.items():

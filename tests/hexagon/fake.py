@@ -3,7 +3,7 @@
 from npurt.hexagon.fastrpc.handle import Invocation
 from npurt.hexagon.fastrpc.lib import load
 from npurt.hexagon.idl.interface import interface
-from tools.build.host import build_library, host
+from tools.build.host_code import build_library, host
 from tools.build.zig import ROOT
 
 SOURCE = ROOT / "tests/hexagon/fake_rpc.c"

@@ -16,7 +16,7 @@ def product(x, held, fmt):
 
     Args:
         x: `npurt.hexagon.layout.quantise.Quantised` rows.
-        held: `npurt.hexagon.layout.images.Unpacked` weights.
+        held: `npurt.hexagon.layout.images.UnpackedIntegers` weights.
         fmt: Name of the format.
     """
     kind = BY_NAME[fmt].kind

@@ -9,7 +9,7 @@ import numpy as np
 
 from npurt.hexagon.connect.connection import Connection
 from npurt.hexagon.connect.worker import Worker, connect
-from npurt.hexagon.device.batch import Batch, Weight
+from npurt.hexagon.device.batch import Batch, PlacedWeight
 from npurt.hexagon.device.session_memory import SessionMemory
 from npurt.hexagon.fastrpc import lib
 from npurt.hexagon.layout import images
@@ -73,7 +73,7 @@ class Product:
         _, part = self.memory.allocate(images.image_bytes(fmt, *tensor.shape))
         images.pack(tensor, part.array)
         self.memory.wrote(part)
-        return Weight(part, *tensor.shape, fmt.number)
+        return PlacedWeight(part, *tensor.shape, fmt.number)
 
     def run(self):
         """Multiply and return whether the results equal the products, up to int8 rounding of x.

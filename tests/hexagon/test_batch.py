@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from npurt.hexagon.fastrpc.control import session_pool
 from npurt.hexagon.fastrpc.handle import Handle, Invocation
-from npurt.hexagon.layout.delta import Shape, pack_state
+from npurt.hexagon.layout.delta import DeltaShape, pack_state
 from npurt.hexagon.session import messages, skel
 from npurt.hexagon.session.dspqueue import Queue
-from npurt.hexagon.session.messages import Flag, Kind, Status
+from npurt.hexagon.session.messages import OpFlag, OpKind, Status
 from tests.hexagon.dsp import (
     CANARY,
     NBYTES,
@@ -88,7 +88,7 @@ def test_ops_of_the_same_x_share_its_quantised_rows(dsp):
     x = rows(6, 3, 64)
     first, second = weights(7, 96, 64), weights(8, 32, 64, "q4_0")
     a = dsp.product(x, first)
-    b = dsp.product(x, second, x_ref=a["x"], flags=Flag.SAME_X | Flag.NEW_W)
+    b = dsp.product(x, second, x_ref=a["x"], flags=OpFlag.SAME_X | OpFlag.NEW_W)
     a["y"] = a["x"] | {"nbytes": a["y"]["nbytes"], "stride": 4 * 96}
     dsp.used += a["y"]["nbytes"]
 
@@ -267,7 +267,7 @@ def test_an_op_that_makes_no_sense_ends_the_batch_there(dsp, status, broken):
 def test_the_same_x_is_only_what_the_op_before_had(dsp, change):
     x, tensor = rows(52, 2, 64), weights(53, 32, 64)
     a = dsp.product(x, tensor, x_ref=dsp.put(rows(52, 4, 64)))
-    b = dsp.product(x, tensor, x_ref=a["x"], flags=Flag.SAME_X)
+    b = dsp.product(x, tensor, x_ref=a["x"], flags=OpFlag.SAME_X)
     other = {
         "first": {},
         "m": {"m": 1},
@@ -284,14 +284,14 @@ def test_the_same_x_is_only_what_the_op_before_had(dsp, change):
 
 def delta_op(dsp, *, tokens=2, sequences=2, heads=4, k_heads=2, width=64, flags=0):
     """Return the op of a delta net of ones, and the number of floats in a row of x and of y."""
-    shape = Shape(sequences, k_heads, heads, width, bool(flags & Flag.GATES), False, 1.0)
+    shape = DeltaShape(sequences, k_heads, heads, width, bool(flags & OpFlag.GATES), False, 1.0)
     x = dsp.put(np.ones((sequences * tokens, sum(shape.parts)), np.float32))
     state = dsp.allocate(shape.state_bytes)
     words = dsp.bytes(state).view(np.int32).reshape(-1, shape.words)
     pack_state(np.zeros((sequences, heads, width, width), np.float32), shape, words)
     stride = 4 * heads * shape.along_v
     return {
-        "kind": Kind.DELTA,
+        "kind": OpKind.DELTA,
         "flags": flags,
         "m": tokens,
         "k": width,
@@ -306,8 +306,8 @@ def delta_op(dsp, *, tokens=2, sequences=2, heads=4, k_heads=2, width=64, flags=
 
 
 BROKEN_DELTAS = [
-    (Status.OP, {"flags": int(Flag.SAME_X)}),
-    (Status.OP, {"flags": int(Flag.NEW_W)}),
+    (Status.OP, {"flags": int(OpFlag.SAME_X)}),
+    (Status.OP, {"flags": int(OpFlag.NEW_W)}),
     (Status.OP, {"flags": 16}),
     (Status.SHAPE, {"m": 0}),
     (Status.SHAPE, {"m": 2**31, "group": 2**31}),
@@ -327,7 +327,7 @@ BROKEN_DELTAS = [
     (Status.SHAPE, {"y.stride": 896}),
     (Status.SHAPE, {"y.stride": 1028}),
     (Status.SHAPE, {"w.stride": 128}),
-    (Status.SHAPE, {"flags": int(Flag.GATES)}),  # rows are longer
+    (Status.SHAPE, {"flags": int(OpFlag.GATES)}),  # rows are longer
     (Status.MAP, {"m": 3}),
     (Status.MAP, {"group": 3}),
     *((Status.MAP, {f"{ref}.{field}": value})
@@ -363,7 +363,7 @@ def test_a_delta_net_may_stand_between_products(dsp):
     assert (reply["status"], reply["done"]) == (0, 4)
     assert_product(dsp.y(product), x, tensor)
 
-    same = product | {"flags": Flag.SAME_X}
+    same = product | {"flags": OpFlag.SAME_X}
     reply = dsp.send(dsp.request(product, net, same).data)
 
     assert (reply["status"], reply["done"]) == (Status.OP, 2)
@@ -402,7 +402,7 @@ def test_a_batch_that_is_none_is_refused_whole(dsp):
     other_version = good[:4] + b"\x01\0\0\0" + good[8:]
     too_many = good[:12] + b"\x02\0\0\0" + good[16:]
     huge = good[:12] + b"\xff\xff\xff\xff" + good[16:]
-    many = messages.Request(257)
+    many = messages.BatchMessage(257)
 
     for damaged in (good[:-1], good + b"\0", good[:15], other_version, too_many, huge, many.data):
         reply = dsp.send(damaged)
@@ -410,7 +410,7 @@ def test_a_batch_that_is_none_is_refused_whole(dsp):
         assert reply["done"] == 0
     assert dsp.send(good[1:])["sequence"] == 0
     assert dsp.send(b"")["status"] == Status.BATCH
-    assert dsp.send(messages.Request(0).data)["status"] == 0
+    assert dsp.send(messages.BatchMessage(0).data)["status"] == 0
 
 
 def test_a_batch_may_have_256_ops(dsp):
@@ -479,7 +479,7 @@ def test_without_threads_the_rest_works_and_batches_are_refused():
                 handle.open()
             assert threads_of(handles[0]) == 8
             assert threads_of(handles[-1]) == 0
-            request, reply = messages.Request(0), messages.reply()
+            request, reply = messages.BatchMessage(0), messages.reply()
             handles[-1].invoke(Invocation(call_of("execute", request.data, reply)))
         finally:
             for handle in handles:

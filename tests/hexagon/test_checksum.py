@@ -37,7 +37,7 @@ def test_the_section_has_the_layout_of_shipped_files():
 
     assert last == (0, 0xD3574956, 0, 0, len(data) - 16, 16, 0, 0, 0, 0)
     assert (magic, words) == (b"SWIV", [0, 0])
-    loads = [s for s in elf.read(data).segments if s.kind == elf.Kind.LOAD]
+    loads = [s for s in elf.read(data).segments if s.kind == elf.SegmentType.LOAD]
     image = b"".join(
         data[s.offset : s.offset + s.file_bytes].ljust(s.memory_bytes, b"\0") for s in loads
     )
@@ -75,7 +75,7 @@ def test_any_changed_byte_of_a_segment_is_found(data):
     file = bytearray(
         checksum.with_checksum(shared_object(loads=data.draw(st.sampled_from([2, 4]))))
     )
-    loads = [s for s in elf.read(bytes(file)).segments if s.kind == elf.Kind.LOAD]
+    loads = [s for s in elf.read(bytes(file)).segments if s.kind == elf.SegmentType.LOAD]
     segment = data.draw(st.sampled_from(loads))
     at = segment.offset + data.draw(
         st.integers(0, segment.file_bytes - 1) | st.integers(0, min(255, segment.file_bytes - 1))

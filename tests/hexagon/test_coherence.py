@@ -227,12 +227,12 @@ def test_weights_are_synchronised_once_when_all_have_been_uploaded(simulator):
             weights.extend(device.pack(tensor(64, 256, seed=seed)) for seed in range(9))
 
         assert synchronised(upload) == (0, 0)
-        (arena,) = device._sessions.opened[0]._arenas
+        (allocator,) = device._sessions.opened[0]._allocators
         x = inputs(1, 256)
         first = synchronised(lambda: multiply(device, x, weights[0]))
         again = synchronised(lambda: multiply(device, x, weights[0]))
         other = synchronised(lambda: multiply(device, x, weights[8]))
-        assert first == (again[0] + 1, again[1] + arena.block.nbytes)
+        assert first == (again[0] + 1, again[1] + allocator.block.nbytes)
         assert again == other == (2, 2 * PAGE)
 
 

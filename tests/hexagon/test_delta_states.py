@@ -140,7 +140,7 @@ def test_what_the_host_does_with_rows_is_a_delta_net(shape, seed):
     _, last, *_ = delta_oracle.delta(net)
     shape = delta.shape_of(net)
     rows = np.full((*net.v.shape[:2], shape.row_bytes[0] // 4), np.nan, np.float32)
-    delta.Row.of(rows, shape).write(net)
+    delta.DeltaRows.of(rows, shape).write(net)
     half = rows.shape[1] // 2
 
     done = delta.passed(net.state, (rows[:, :half], rows[:, half:]), shape)

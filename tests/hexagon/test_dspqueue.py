@@ -66,7 +66,7 @@ def test_a_queue_is_closed_before_its_session_and_both_only_once(simulator, call
 
 def test_every_wait_on_a_queue_has_a_limit(simulator, calls):
     with opened(transport="dspqueue") as queue:
-        request, reply = messages.Request(0), messages.reply()
+        request, reply = messages.BatchMessage(0), messages.reply()
         queue.prepare(request.data, reply)()
         messages.check(request, reply)
     limits = [rest[-1] for name, rest in calls if name in ("dspqueue_read", "dspqueue_write")]

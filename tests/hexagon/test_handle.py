@@ -9,7 +9,7 @@ from npurt.errors import (
     DriverError,
     NpurtError,
 )
-from npurt.hexagon.fastrpc.handle import Handle, Invocation, State
+from npurt.hexagon.fastrpc.handle import Handle, HandleState, Invocation
 from npurt.hexagon.idl.interface import interface
 from tests.hexagon.fake import echo
 
@@ -29,15 +29,15 @@ def act(handle, what):
 @pytest.mark.parametrize(
     ("done", "state"),
     [
-        ([], State.NEW),
-        (["close"], State.CLOSED),
-        (["open"], State.OPEN),
-        (["open", "invoke"], State.OPEN),
-        (["open", "close"], State.CLOSED),
-        (["open", "close", "close"], State.CLOSED),
-        (["open", "die"], State.DEAD),
-        (["open", "die", "close"], State.CLOSED),
-        (["open", "die", "close", "close"], State.CLOSED),
+        ([], HandleState.NEW),
+        (["close"], HandleState.CLOSED),
+        (["open"], HandleState.OPEN),
+        (["open", "invoke"], HandleState.OPEN),
+        (["open", "close"], HandleState.CLOSED),
+        (["open", "close", "close"], HandleState.CLOSED),
+        (["open", "die"], HandleState.DEAD),
+        (["open", "die", "close"], HandleState.CLOSED),
+        (["open", "die", "close", "close"], HandleState.CLOSED),
     ],
 )
 @pytest.mark.parametrize("what", ["open", "invoke"])
@@ -47,7 +47,7 @@ def test_only_an_open_handle_is_invoked_and_only_a_new_one_opened(fake, done, st
     for step in done:
         act(handle, step)
     assert handle.state is state
-    allowed = {"open": State.NEW, "invoke": State.OPEN}[what]
+    allowed = {"open": HandleState.NEW, "invoke": HandleState.OPEN}[what]
     before = {call: fake.count(call) for call in CALLS}
 
     if state is allowed:
@@ -56,7 +56,7 @@ def test_only_an_open_handle_is_invoked_and_only_a_new_one_opened(fake, done, st
     else:
         with pytest.raises(NpurtError, match="refused: the handle is ") as caught:
             act(handle, what)
-        assert (type(caught.value) is DeviceLost) == (state is State.DEAD)
+        assert (type(caught.value) is DeviceLost) == (state is HandleState.DEAD)
         assert {call: fake.count(call) for call in CALLS} == before
         assert handle.state is state
 
@@ -79,13 +79,13 @@ def test_a_handle_is_closed_once_however_often_and_dead_ones_too(fake):
 @pytest.mark.parametrize(
     ("code", "kind", "state"),
     [
-        (0x8000040D, DeviceLost, State.DEAD),
-        (0x27, DeviceLost, State.DEAD),
-        (0x68, DeviceLost, State.DEAD),
-        (0x2E, DeviceLost, State.DEAD),
-        (0x8000042C, DeviceLost, State.DEAD),
-        (0x8000040E, DriverError, State.OPEN),
-        (0x0E, DriverError, State.OPEN),
+        (0x8000040D, DeviceLost, HandleState.DEAD),
+        (0x27, DeviceLost, HandleState.DEAD),
+        (0x68, DeviceLost, HandleState.DEAD),
+        (0x2E, DeviceLost, HandleState.DEAD),
+        (0x8000042C, DeviceLost, HandleState.DEAD),
+        (0x8000040E, DriverError, HandleState.OPEN),
+        (0x0E, DriverError, HandleState.OPEN),
     ],
 )
 def test_codes_of_a_dead_process_kill_the_handle_and_others_do_not(fake, code, kind, state):
@@ -106,7 +106,7 @@ def test_an_open_that_fails_leaves_a_closed_handle(fake):
 
     with pytest.raises(DriverError, match=r"file:///x failed with 0x80000406"):
         handle.open()
-    assert handle.state is State.CLOSED
+    assert handle.state is HandleState.CLOSED
     handle.close()
     assert fake.count("close") == 0
 
@@ -117,7 +117,7 @@ def test_success_without_a_handle_is_none(fake):
 
     with pytest.raises(DriverError, match="file:///x"):
         handle.open()
-    assert handle.state is State.CLOSED
+    assert handle.state is HandleState.CLOSED
 
 
 def test_buffers_of_a_call_are_what_the_library_gets(fake):

@@ -13,7 +13,7 @@ from npurt.errors import NpurtError
 from npurt.hexagon import idl
 from npurt.hexagon.idl.header import header
 from npurt.hexagon.idl.skel import skel
-from npurt.hexagon.idl.types import Array, Enum, Sequence, String
+from npurt.hexagon.idl.types import Array, Enum, SequenceType, String
 from tests.limits import HANG_SECONDS
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -167,7 +167,7 @@ def test_inrout_of_what_has_buffers_within_buffers_is_refused(kind):
 
 def test_sequences_nest_twice_and_no_deeper():
     declared = "typedef sequence<octet> a; typedef sequence<a> b;"
-    assert isinstance(idl.parse(inside(declared + "long m(in b v);")).types["x_b"], Sequence)
+    assert isinstance(idl.parse(inside(declared + "long m(in b v);")).types["x_b"], SequenceType)
 
     assert "no third sequence" in place(inside(declared + "long m(in sequence<b> v);"))[2]
     assert "as member" in place(inside(declared + "struct s { b v; };"))[2]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npurt.hexagon import idl
-from npurt.hexagon.idl.types import Array, Enum, Sequence, String, Struct
+from npurt.hexagon.idl.types import Array, Enum, SequenceType, String, Struct
 from tests.hexagon.idl import host
 from tests.limits import HANG_SECONDS
 
@@ -55,7 +55,7 @@ def values(kind):
         return st.integers(0, len(kind.members) - 1)
     if isinstance(kind, String):
         return TEXT
-    if isinstance(kind, Sequence):
+    if isinstance(kind, SequenceType):
         return st.lists(values(kind.element), max_size=4)
     if isinstance(kind, Struct):
         return st.fixed_dictionaries({n: values(m) for n, m in kind.members.items()})
@@ -68,7 +68,7 @@ def capacity_of(kind, value):
     """Return the space that *value* needs."""
     if isinstance(kind, String):
         return len(value.encode()) + 1
-    if isinstance(kind, Sequence):
+    if isinstance(kind, SequenceType):
         return [capacity_of(kind.element, v) for v in value] if kind.nesting > 1 else len(value)
     if isinstance(kind, Struct):
         return {n: capacity_of(m, value[n]) for n, m in kind.members.items() if not m.fixed}
@@ -304,7 +304,7 @@ def raw(call):
 def arguments(kind, rng):
     if isinstance(kind, String):
         return "x" * rng.randrange(1, 9)
-    if isinstance(kind, Sequence):
+    if isinstance(kind, SequenceType):
         return [arguments(kind.element, rng) for _ in range(rng.randrange(1, 4))]
     if isinstance(kind, Struct):
         return {n: arguments(m, rng) for n, m in kind.members.items()}

@@ -57,7 +57,7 @@ def warnings(data, **asked):
 
 def patched(data, tag, value, new_tag=None):
     """Return *data* with another value, or tag, in its dynamic segment."""
-    segment = next(s for s in elf.read(data).segments if s.kind == elf.Kind.DYNAMIC)
+    segment = next(s for s in elf.read(data).segments if s.kind == elf.SegmentType.DYNAMIC)
     for at in range(segment.offset, segment.offset + segment.file_bytes, 8):
         have, old = struct.unpack_from("<iI", data, at)
         if have == tag:
@@ -68,7 +68,7 @@ def patched(data, tag, value, new_tag=None):
 
 def with_relocation(data, *, offset=None, symbol=None):
     """Return *data* with another place or symbol in its first relocation."""
-    segment = next(s for s in elf.read(data).segments if s.kind == elf.Kind.DYNAMIC)
+    segment = next(s for s in elf.read(data).segments if s.kind == elf.SegmentType.DYNAMIC)
     entries = data[segment.offset : segment.offset + segment.file_bytes // 8 * 8]
     at = dict(struct.iter_unpack("<iI", entries))[elf.Tag.RELA]  # the headers are at address 0
     place, info, _ = struct.unpack_from("<IIi", data, at)
@@ -333,7 +333,7 @@ def test_relocations_of_no_known_place_are_damage(plain):
 
 
 def test_a_symbol_that_is_not_loaded_is_damage(plain):
-    segment = next(s for s in elf.read(plain).segments if s.kind == elf.Kind.DYNAMIC)
+    segment = next(s for s in elf.read(plain).segments if s.kind == elf.SegmentType.DYNAMIC)
     entries = plain[segment.offset : segment.offset + segment.file_bytes // 8 * 8]
     at = dict(struct.iter_unpack("<iI", entries))[elf.Tag.SYMTAB] + 16 * symbol_here(plain) + 4
     data = plain[:at] + struct.pack("<I", 0x10_0000) + plain[at + 4 :]
@@ -343,7 +343,7 @@ def test_a_symbol_that_is_not_loaded_is_damage(plain):
 
 def symbol_here(data):
     """Return the index of a symbol that *data* defines."""
-    segment = next(s for s in elf.read(data).segments if s.kind == elf.Kind.DYNAMIC)
+    segment = next(s for s in elf.read(data).segments if s.kind == elf.SegmentType.DYNAMIC)
     entries = data[segment.offset : segment.offset + segment.file_bytes // 8 * 8]
     values = dict(struct.iter_unpack("<iI", entries))
     (count,) = struct.unpack_from("<I", data, values[elf.Tag.HASH] + 4)
@@ -371,15 +371,19 @@ def with_segment(data, kind, field, value):
 @pytest.mark.parametrize("align", [3, 4097, 0xFFFF])
 def test_an_alignment_that_is_no_power_of_two_is_damage(plain, align):
     """The System V ABI allows 0, 1 and powers of two."""
-    assert f"aligned to {align} bytes" in errors(with_segment(plain, elf.Kind.LOAD, 7, align))
+    assert f"aligned to {align} bytes" in errors(
+        with_segment(plain, elf.SegmentType.LOAD, 7, align)
+    )
 
 
 def test_a_dynamic_segment_that_is_shorter_in_memory_is_damage(plain):
-    assert "bytes in the file, 1 in memory" in errors(with_segment(plain, elf.Kind.DYNAMIC, 5, 1))
+    assert "bytes in the file, 1 in memory" in errors(
+        with_segment(plain, elf.SegmentType.DYNAMIC, 5, 1)
+    )
 
 
 def test_a_dynamic_segment_that_is_longer_than_what_is_loaded_is_damage(plain):
-    assert "dynamic segment" in errors(with_segment(plain, elf.Kind.DYNAMIC, 5, 0x10_0000))
+    assert "dynamic segment" in errors(with_segment(plain, elf.SegmentType.DYNAMIC, 5, 0x10_0000))
 
 
 def test_names_without_an_end_are_damage(plain):
@@ -402,7 +406,7 @@ def test_a_table_of_no_relocations_that_is_nowhere_is_damage(plain):
 
 @pytest.mark.parametrize("buckets", [0, 0x0001_0000, 0xFFFF_FFFF])
 def test_a_hash_table_without_buckets_or_with_too_many_is_damage(plain, buckets):
-    segment = next(s for s in elf.read(plain).segments if s.kind == elf.Kind.DYNAMIC)
+    segment = next(s for s in elf.read(plain).segments if s.kind == elf.SegmentType.DYNAMIC)
     entries = plain[segment.offset : segment.offset + segment.file_bytes // 8 * 8]
     at = dict(struct.iter_unpack("<iI", entries))[elf.Tag.HASH]
     data = plain[:at] + struct.pack("<I", buckets) + plain[at + 4 :]

@@ -28,7 +28,9 @@ def test_memory_of_a_weight_is_used_again_when_it_goes(device, monkeypatch):
         assert packed.nbytes > 1 << 14
         del packed
         gc.collect()
-    assert [arena.block.nbytes for arena in device._sessions.opened[0]._arenas] == [1 << 16]
+    assert [allocator.block.nbytes for allocator in device._sessions.opened[0]._allocators] == [
+        1 << 16
+    ]
 
 
 def test_what_the_host_writes_gets_past_the_caches_of_the_dsp(simulator):
@@ -54,7 +56,7 @@ def test_blocks_grow_with_the_weights(device, monkeypatch):
     monkeypatch.setattr(session_memory, "MIN_BYTES", 1 << 16)
     monkeypatch.setattr(session_memory, "MAX_BYTES", 1 << 18)
     kept = [device.pack(tensor(64, 256, seed=i)) for i in range(40)]
-    sizes = [arena.block.nbytes for arena in device._sessions.opened[0]._arenas]
+    sizes = [allocator.block.nbytes for allocator in device._sessions.opened[0]._allocators]
 
     assert sizes == sorted(sizes)
     assert (min(sizes), max(sizes)) == (1 << 16, 1 << 18)

@@ -30,8 +30,8 @@ NUMBERS = {
     "NPURT_MAX_K": messages.MAX_K,
     "NPURT_MAX_HEADS": messages.MAX_HEADS,
     "NPURT_MAX_WIDTH": messages.MAX_WIDTH,
-    **{f"NPURT_OP_{kind.name}": kind for kind in messages.Kind},
-    **{f"NPURT_{flag.name}": flag for flag in messages.Flag},
+    **{f"NPURT_OP_{kind.name}": kind for kind in messages.OpKind},
+    **{f"NPURT_{flag.name}": flag for flag in messages.OpFlag},
     **{f"NPURT_E_{status.name}": status for status in messages.Status},
 }
 
@@ -75,7 +75,7 @@ def test_neither_language_has_a_field_or_a_number_that_the_other_has_not():
 
 def test_a_request_is_its_parts_one_after_another():
     """A request has 16 bytes of head and 80 bytes per op, little-endian."""
-    request = messages.Request(2)
+    request = messages.BatchMessage(2)
     request.head["sequence"] = 7
     request.ops[1]["m"] = 0x01020304
     request.ops[1]["y"]["stride"] = 5
@@ -89,7 +89,7 @@ def test_a_request_is_its_parts_one_after_another():
 
 
 def test_numbers_of_requests_go_on_and_start_again():
-    request = messages.Request(1)
+    request = messages.BatchMessage(1)
     request.head["sequence"] = 2**32 - 2
 
     numbers = []
@@ -101,13 +101,13 @@ def test_numbers_of_requests_go_on_and_start_again():
 
 
 def test_a_good_reply_says_what_it_cost():
-    assert messages.check(messages.Request(1), answer(done=1, pcycles=2**40)) == 2**40
+    assert messages.check(messages.BatchMessage(1), answer(done=1, pcycles=2**40)) == 2**40
 
 
 @pytest.mark.parametrize("wrong", [{"magic": 0}, {"sequence": 1}])
 def test_a_reply_to_another_batch_is_no_reply(wrong):
     with pytest.raises(DeviceLost, match="the reply to batch 0 has"):
-        messages.check(messages.Request(1), answer(**wrong))
+        messages.check(messages.BatchMessage(1), answer(**wrong))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_reply_to_another_batch_is_no_reply(wrong):
 )
 def test_a_reply_that_no_dsp_gives_did_not_arrive_whole(wrong):
     with pytest.raises(DeviceLost, match="damaged"):
-        messages.check(messages.Request(2), answer(**wrong))
+        messages.check(messages.BatchMessage(2), answer(**wrong))
 
 
 def test_results_are_there_when_their_last_words_are_those_that_the_dsp_wrote():
@@ -132,17 +132,17 @@ def test_results_are_there_when_their_last_words_are_those_that_the_dsp_wrote():
     words = np.array([0x3F800000, 0xDEADBEEF, 0x3F800000, 7], np.uint32)
     good = answer(check=check_of(words))
 
-    messages.check(messages.Request(0), good, words)
-    messages.check(messages.Request(0), answer(check=0), [])
+    messages.check(messages.BatchMessage(0), good, words)
+    messages.check(messages.BatchMessage(0), answer(check=0), [])
     for changed, bit in itertools.product((1, 2, 8, 3, 6, 12, 15), (0, 23, 31)):
         others = [word ^ np.uint32((changed >> i & 1) << bit) for i, word in enumerate(words)]
         with pytest.raises(DeviceLost, match="results did not"):
-            messages.check(messages.Request(0), good, others)
+            messages.check(messages.BatchMessage(0), good, others)
 
 
 def test_room_for_a_reply_is_no_reply():
     with pytest.raises(DeviceLost):
-        messages.check(messages.Request(1), messages.reply())
+        messages.check(messages.BatchMessage(1), messages.reply())
 
 
 @pytest.mark.parametrize("status", messages.Status)
@@ -154,7 +154,7 @@ def test_a_refusal_names_the_op_and_the_reason(status):
     }.get(status, DriverError)
 
     with pytest.raises(error, match=r"op 3 of 4") as caught:
-        messages.check(messages.Request(4), answer(status=status, done=2))
+        messages.check(messages.BatchMessage(4), answer(status=status, done=2))
 
     assert getattr(caught.value, "code", status) == status
 
@@ -163,14 +163,14 @@ def test_every_refusal_has_its_own_words():
     said = set()
     for status in messages.Status:
         with pytest.raises((DriverError, NumericsError)) as caught:
-            messages.check(messages.Request(1), answer(status=status))
+            messages.check(messages.BatchMessage(1), answer(status=status))
         said.add(caught.value.what)
 
     assert len(said) == len(messages.Status)
 
 
 def test_fields_are_views_of_what_is_sent():
-    request = messages.Request(1)
+    request = messages.BatchMessage(1)
 
     assert np.shares_memory(request.ops, request.data)
     request.ops["n"] = 9

@@ -25,7 +25,7 @@ from npurt.hexagon import idl
 from npurt.hexagon.doctor import elf
 from npurt.hexagon.fastrpc import lib
 from npurt.hexagon.fastrpc.control import session_pool
-from npurt.hexagon.fastrpc.handle import Handle, State
+from npurt.hexagon.fastrpc.handle import Handle, HandleState
 from npurt.hexagon.session import Session
 from npurt.hexagon.session.own_skel import OwnSkel, build
 from tests.hexagon.simulator import wait_until
@@ -103,7 +103,7 @@ def test_an_opening_that_is_late_keeps_the_session_until_it_is_closed(built, mon
 
     go_on.set()
     wait_until(lambda: pool.in_use() == before)
-    assert [handle.state for handle in opened] == [State.CLOSED]
+    assert [handle.state for handle in opened] == [HandleState.CLOSED]
 
 
 def test_after_a_late_call_it_is_dead(built, monkeypatch):

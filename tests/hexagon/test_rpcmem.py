@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from npurt.errors import DeviceFull, DriverError, LayoutError
 from npurt.hexagon.fastrpc.lib import load
-from npurt.hexagon.fastrpc.rpcmem import ALIGN, LARGEST, Arena, Block, Synchroniser, allocate
+from npurt.hexagon.fastrpc.rpcmem import (
+    ALIGN,
+    LARGEST,
+    Block,
+    BlockAllocator,
+    Synchroniser,
+    allocate,
+)
 from tests.hexagon.fake import compile_fake
 from tests.limits import HANG_SECONDS
 
@@ -151,32 +158,32 @@ def test_what_is_no_dma_buf_needs_no_synchronising(fake):
 @given(st.lists(st.tuples(st.integers(1, 5000), st.booleans()), max_size=40))
 def test_parts_of_a_block_are_aligned_and_apart_and_can_be_had_again(steps):
     """Each step allocates a part, and may then free the oldest."""
-    arena = Arena(Block(np.zeros(40960, np.uint8), 5))
+    allocator = BlockAllocator(Block(np.zeros(40960, np.uint8), 5))
     held = []
     for number, (size, give) in enumerate(steps, 1):
-        part = arena.allocate(size)
+        part = allocator.allocate(size)
         if part is not None:
             assert (part.nbytes, part.offset % ALIGN) == (size, 0)
             part.array[:] = number
             held.append((number, part))
         if give and held:
-            arena.free(held.pop(0)[1])
+            allocator.free(held.pop(0)[1])
         assert all((part.array == number).all() for number, part in held)
     for _, part in held:
-        arena.free(part)
+        allocator.free(part)
 
-    whole = arena.allocate(40960)
+    whole = allocator.allocate(40960)
     assert whole is not None
     assert whole.array.nbytes == 40960
-    assert arena.allocate(1) is None
+    assert allocator.allocate(1) is None
 
 
 def test_what_fits_is_found():
-    arena = Arena(Block(np.zeros(512, np.uint8), 5))
-    first, second, third = (arena.allocate(size) for size in (1, 128, 129))
+    allocator = BlockAllocator(Block(np.zeros(512, np.uint8), 5))
+    first, second, third = (allocator.allocate(size) for size in (1, 128, 129))
 
     assert [part.offset for part in (first, second, third)] == [0, 128, 256]
-    assert arena.allocate(1) is None
-    arena.free(second)
-    arena.free(first)
-    assert arena.allocate(256).offset == 0
+    assert allocator.allocate(1) is None
+    allocator.free(second)
+    allocator.free(first)
+    assert allocator.allocate(256).offset == 0

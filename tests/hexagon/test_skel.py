@@ -84,7 +84,7 @@ def test_a_skel_imports_only_names_that_the_shells_of_its_version_export(arch):
 def test_a_skel_has_the_dynamic_entries_of_shipped_ones(arch):
     """All 263 shipped objects have DT_HEXAGON_VER = 3; half have DT_SYMBOLIC, none DT_FLAGS."""
     data = file_of(arch).read_bytes()
-    (segment,) = (s for s in elf.read(data).segments if s.kind == elf.Kind.DYNAMIC)
+    (segment,) = (s for s in elf.read(data).segments if s.kind == elf.SegmentType.DYNAMIC)
     table = data[segment.offset : segment.offset + segment.file_bytes]
     entries = dict(struct.iter_unpack("<II", table))
 

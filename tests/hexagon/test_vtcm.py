@@ -12,7 +12,7 @@ from npurt.errors import DeviceLost
 from npurt.hexagon.device.device import HexagonDevice
 from npurt.hexagon.layout.formats import FORMATS
 from npurt.hexagon.session import skel
-from npurt.hexagon.session.messages import Flag
+from npurt.hexagon.session.messages import OpFlag
 from tests.cpu.delta_nets import net_of
 from tests.hexagon.delta_nets import run
 from tests.hexagon.dsp import Dsp, rows, simulated, weights
@@ -40,7 +40,7 @@ def every_product(dsp, arch):
             w, x = dsp.allocate(image.size), dsp.put(rows(3, ROWS, columns(fmt.name, 160)))
             dsp.bytes(w)[:] = image
             y = dsp.allocate(4 * n * ROWS) | {"stride": 4 * n}
-            op = {"flags": Flag.NEW_W, "m": ROWS, "k": k, "n": n, "format": fmt.number}
+            op = {"flags": OpFlag.NEW_W, "m": ROWS, "k": k, "n": n, "format": fmt.number}
             (results[fmt.name, group],) = dsp.run(op | {"group": group, "x": x, "w": w, "y": y})
     return results
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from npurt.llm.decode.grammar.constraint import Constraint
 from npurt.llm.decode.grammar.grammar import Grammar
-from npurt.llm.decode.grammar.vocabulary import Vocabulary
-from npurt.llm.decode.sampler import NO_TOKEN, Sampler, Sampling
+from npurt.llm.decode.grammar.vocabulary import GrammarVocabulary
+from npurt.llm.decode.sampler import NO_TOKEN, Sampling, TokenSampler
 from npurt.llm.file.gguf import GGUF
 from npurt.llm.text.tokenizer import Tokenizer
 
@@ -30,7 +30,7 @@ def tokenizer_of(name):
 def written(tokenizer, grammar, seed, maximum=400, **options):
     """Generate a text with random logits; return it and whether it is complete."""
     random = np.random.default_rng(seed)
-    sampler = Sampler(
+    sampler = TokenSampler(
         Sampling(**WILD, seed=seed),
         constraint=Constraint(grammar, tokenizer, len(PROMPT)),
         **options,
@@ -66,7 +66,7 @@ def is_of_ids(tokenizer, grammar, ids):
 def spellings(tokenizer, text):
     """Return token sequences whose bytes are those of *text*."""
     encoded = tokenizer.encode(text, add_bos=False, special=False)
-    spelt = [Vocabulary(tokenizer)(text)]
+    spelt = [GrammarVocabulary(tokenizer)(text)]
     if b"".join(map(tokenizer.piece, encoded)) == text.encode():  # no space is added
         spelt.append(encoded)
     return spelt

@@ -7,7 +7,7 @@ import pytest
 
 import npurt
 from npurt.errors import LayoutError, NpurtError, SettingError
-from npurt.llm.decode import model
+from npurt.llm.decode import llama
 from npurt.llm.decode.options import Options
 from tests.llm import tiny
 from tests.llm.conftest import PROMPT
@@ -141,8 +141,8 @@ def test_dir_of_a_model_lists_what_users_call_and_no_internals(llm):
 
     assert {"generate", "chat", "tokenize", "report", "n_ctx", "config", "close"} <= names
     assert not [name for name in names if name.startswith("_")]
-    assert not names & {*model.INTERNALS, "file", "lock"}
-    for name in {*model.INTERNALS, *names} - {"speculator"}:
+    assert not names & {*llama.INTERNALS, "file", "lock"}
+    for name in {*llama.INTERNALS, *names} - {"speculator"}:
         assert hasattr(npurt.Llama, name) or name in vars(llm)  # each exists
     for name in names - set(vars(llm)):
         assert inspect.getdoc(getattr(npurt.Llama, name)), f"Llama.{name} has no docstring"

@@ -19,11 +19,11 @@ from npurt.llm.convert.checkpoint import safetensors
 from npurt.llm.convert.checkpoint.families import FAMILIES, TOP
 from npurt.llm.convert.checkpoint.keys import keys_of, rope_tables
 from npurt.llm.convert.checkpoint.orders import interleaved
-from npurt.llm.convert.checkpoint.settings import Settings
+from npurt.llm.convert.checkpoint.settings import CheckpointSettings
 from npurt.llm.convert.folder import convert
 from npurt.llm.convert.tokenizer.vocabulary import vocabulary_of
 from npurt.llm.convert.types import type_of
-from npurt.llm.decode.model import Llama
+from npurt.llm.decode.llama import Llama
 from npurt.llm.file.gguf import GGUF
 from npurt.llm.text.tokenizer import Tokenizer
 from npurt.quant.encode import quantize
@@ -162,18 +162,21 @@ def test_settings_of_transformers_4_mean_the_same(model):
     family = FAMILIES[new["model_type"]]
 
     for config in (old, old | {"rope_scaling": rope | {"type": rope["rope_type"]}}):
-        found, expected = keys_of(family, Settings(config)), keys_of(family, Settings(new))
+        found, expected = (
+            keys_of(family, CheckpointSettings(config)),
+            keys_of(family, CheckpointSettings(new)),
+        )
         assert found.keys() == expected.keys()
         assert all(np.array_equal(found[key], expected[key]) for key in expected)
-        tables = rope_tables(Settings(config))
-        for name, values in rope_tables(Settings(new)).items():
+        tables = rope_tables(CheckpointSettings(config))
+        for name, values in rope_tables(CheckpointSettings(new)).items():
             assert (tables[name] == values).all()
 
 
 def test_yarn_says_what_it_needs():
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
     config = CONFIGS["qwen3"] | {"rope_parameters": {"rope_theta": 1e6, **yarn}}
-    keys = keys_of(FAMILIES["qwen3"], Settings(config))
+    keys = keys_of(FAMILIES["qwen3"], CheckpointSettings(config))
     assert keys["qwen3.rope.scaling.type"] == "yarn"
     assert keys["qwen3.rope.scaling.factor"] == 4.0
     assert keys["qwen3.rope.scaling.original_context_length"] == 128

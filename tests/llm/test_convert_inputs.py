@@ -11,7 +11,7 @@ from npurt.errors import ModelFormatError, NpurtError, NumericsError, SettingErr
 from npurt.llm.convert.checkpoint import safetensors
 from npurt.llm.convert.checkpoint.families import FAMILIES
 from npurt.llm.convert.checkpoint.keys import keys_of
-from npurt.llm.convert.checkpoint.settings import Settings
+from npurt.llm.convert.checkpoint.settings import CheckpointSettings
 from npurt.llm.convert.folder import convert
 from npurt.llm.convert.requantise import requantise
 from npurt.llm.convert.tokenizer.vocabulary import vocabulary_of
@@ -78,7 +78,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 )
 def test_rotary_scaling_that_a_user_added_counts(values):
     config = CONFIGS["qwen3"] | values | {"rope_scaling": YARN}
-    keys = keys_of(FAMILIES["qwen3"], Settings(config))
+    keys = keys_of(FAMILIES["qwen3"], CheckpointSettings(config))
     assert keys["qwen3.rope.freq_base"] == 5e5
     assert keys["qwen3.rope.scaling.type"] == "yarn"
     assert keys["qwen3.rope.scaling.factor"] == 4.0
@@ -88,7 +88,10 @@ def test_rotary_scaling_that_a_user_added_counts(values):
 def test_rotary_scaling_that_a_user_added_keeps_how_much_of_a_head_rotates():
     config = CONFIGS["glm4"] | {"rope_scaling": YARN}
     family = FAMILIES["glm4"]
-    keys, plain = keys_of(family, Settings(config)), keys_of(family, Settings(CONFIGS["glm4"]))
+    keys, plain = (
+        keys_of(family, CheckpointSettings(config)),
+        keys_of(family, CheckpointSettings(CONFIGS["glm4"])),
+    )
     assert keys["glm4.rope.dimension_count"] == plain["glm4.rope.dimension_count"]
     assert keys["glm4.rope.scaling.type"] == "yarn"
 
@@ -97,7 +100,7 @@ def test_rotary_scaling_that_a_user_added_keeps_how_much_of_a_head_rotates():
 @pytest.mark.parametrize("value", [[1], [], "x", "", 0, 4.0, False])
 def test_rotary_settings_that_are_no_object_are_refused(name, value):
     with pytest.raises(ModelFormatError, match=name):
-        keys_of(FAMILIES["qwen3"], Settings(CONFIGS["qwen3"] | {name: value}))
+        keys_of(FAMILIES["qwen3"], CheckpointSettings(CONFIGS["qwen3"] | {name: value}))
 
 
 # --- Values ---------------------------------------------------------------------------------------
@@ -254,7 +257,7 @@ def test_a_fifo_is_refused_at_once(tmp_path, name):
 def test_the_width_of_lfm2(values, width):
     common = {k: v for k, v in CONFIGS["lfm2"].items()
               if k not in ("intermediate_size", "block_auto_adjust_ff_dim")}  # fmt: skip
-    keys = keys_of(FAMILIES["lfm2"], Settings(common | values))
+    keys = keys_of(FAMILIES["lfm2"], CheckpointSettings(common | values))
     assert keys["lfm2.feed_forward_length"] == width
 
 

@@ -9,9 +9,9 @@ import pytest
 from npurt.errors import ModelFormatError
 from npurt.llm.convert.checkpoint.families import FAMILIES
 from npurt.llm.convert.checkpoint.keys import keys_of
-from npurt.llm.convert.checkpoint.settings import DEFAULTS, Settings
+from npurt.llm.convert.checkpoint.settings import DEFAULTS, CheckpointSettings
 from npurt.llm.convert.folder import convert
-from npurt.llm.decode.model import Llama
+from npurt.llm.decode.llama import Llama
 from npurt.llm.file.gguf import GGUF
 from tests.llm import checkpoints
 from tests.llm.checkpoints import CONFIGS, change, folder_of, gguf_path, refused
@@ -145,7 +145,7 @@ def test_defaults_that_a_text_part_leaves_out_are_those_of_its_class():
         "num_hidden_layers": 34, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
         "sliding_window": 1024,
     }  # fmt: skip
-    keys = keys_of(FAMILIES["gemma3_text"], Settings(DEFAULTS["gemma3_text"] | sparse))
+    keys = keys_of(FAMILIES["gemma3_text"], CheckpointSettings(DEFAULTS["gemma3_text"] | sparse))
     assert keys["gemma3.attention.head_count"] == 8
     assert keys["gemma3.attention.head_count_kv"] == 4
     assert keys["gemma3.attention.key_length"] == 256
@@ -181,7 +181,7 @@ def test_defaults_that_a_text_part_leaves_out_are_those_of_its_class():
 def test_settings_that_gguf_cannot_say_are_refused(model, values, says):
     config = CONFIGS[model] | values
     with pytest.raises(ModelFormatError, match=says) as caught:
-        keys_of(FAMILIES[config["model_type"]], Settings(config))
+        keys_of(FAMILIES[config["model_type"]], CheckpointSettings(config))
     assert caught.value.remedy
 
 
@@ -192,6 +192,6 @@ def test_another_rotary_base_of_sliding_layers_is_said():
         {"rope_parameters": rope | {"sliding_attention": sliding}},
         {"rope_parameters": None, "rope_theta": 1e6, "rope_local_base_freq": 5e4},
     ):
-        keys = keys_of(FAMILIES["gemma3_text"], Settings(CONFIGS["gemma3"] | values))
+        keys = keys_of(FAMILIES["gemma3_text"], CheckpointSettings(CONFIGS["gemma3"] | values))
         assert keys["gemma3.rope.freq_base_swa"] == 5e4
         assert keys["gemma3.rope.freq_base"] == 1e6

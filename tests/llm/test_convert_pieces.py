@@ -16,12 +16,12 @@ from npurt.errors import ModelFormatError, NpurtError
 from npurt.llm.convert.folder import convert
 from npurt.llm.convert.tokenizer.sentencepiece import read_model
 from npurt.llm.convert.tokenizer.vocabulary import vocabulary_of
-from npurt.llm.decode.model import Llama
+from npurt.llm.decode.llama import Llama
 from npurt.llm.file.gguf import GGUF
 from npurt.llm.file.header import read_header
 from npurt.llm.file.writer import encoded, header
 from npurt.llm.text.tokenizer import Tokenizer
-from npurt.llm.text.vocabulary import Kind
+from npurt.llm.text.vocabulary import TokenType
 from tests.llm import tiny
 from tests.llm.checkpoints import change, folder_of, refused
 
@@ -76,10 +76,11 @@ def test_what_a_model_says_of_itself_becomes_keys(tmp_path):
     assert ids == [0, 1, 2, 3]
     kinds = gemma["tokenizer.ggml.token_type"]
     assert kinds[[0, 3, 4, 11, 599]].tolist() == [
-        Kind.CONTROL, Kind.UNKNOWN, Kind.USER_DEFINED, Kind.BYTE, Kind.NORMAL,
+        TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED, TokenType.BYTE,
+        TokenType.NORMAL,
     ]  # fmt: skip
     assert gemma["tokenizer.ggml.tokens"][600] == "[PAD600]"
-    assert kinds[600] == Kind.UNUSED
+    assert kinds[600] == TokenType.UNUSED
     assert llama["tokenizer.ggml.scores"][259:263].tolist() == [0, -1, -2, -3]
 
 
@@ -107,8 +108,12 @@ def test_added_tokens_count_wherever_they_stand(tmp_path):
 
     assert found["tokenizer.ggml.tokens"][600:603] == ["<a>", "<|c|>", "  d"]
     kinds = found["tokenizer.ggml.token_type"]
-    assert kinds[600:603].tolist() == [Kind.USER_DEFINED, Kind.CONTROL, Kind.USER_DEFINED]
-    assert kinds[0] == Kind.UNKNOWN
+    assert kinds[600:603].tolist() == [
+        TokenType.USER_DEFINED,
+        TokenType.CONTROL,
+        TokenType.USER_DEFINED,
+    ]
+    assert kinds[0] == TokenType.UNKNOWN
     assert found["tokenizer.ggml.add_space_prefix"] is False
     assert written(found).encode("  d<|c|>", add_bos=False) == [602, 601]
 
@@ -163,7 +168,7 @@ def test_a_model_written_by_hand_is_read(tmp_path):
     path.write_bytes(model(UNK, (b"a", -0.5), (b"\xe2\x96\x81", -1.5, 3), trainer=trainer))
     found = read_model(path)
     assert (found.texts, found.scores) == (["<unk>", "a", "▁"], [0.0, -0.5, -1.5])
-    assert found.kinds == [Kind.UNKNOWN, Kind.NORMAL, Kind.CONTROL]
+    assert found.kinds == [TokenType.UNKNOWN, TokenType.NORMAL, TokenType.CONTROL]
     assert found.ids == {"unk": 0, "bos": 2, "eos": 2}
     assert found.space_before
 

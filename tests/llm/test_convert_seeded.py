@@ -7,7 +7,7 @@ import pytest
 
 from npurt.errors import ModelFormatError
 from npurt.llm.convert.folder import convert
-from npurt.llm.decode.model import Llama
+from npurt.llm.decode.llama import Llama
 from npurt.llm.file.gguf import GGUF
 from tests.llm import checkpoints, seeded, tiny
 from tests.llm.reference import nmse

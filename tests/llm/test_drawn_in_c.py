@@ -8,7 +8,7 @@ from hypothesis.extra import numpy as hnp
 
 from npurt.cpu.kernels import abi
 from npurt.errors import LayoutError, NumericsError
-from npurt.llm.decode.sampler import Sampler, Sampling
+from npurt.llm.decode.sampler import Sampling, TokenSampler
 from npurt.llm.decode.samplers.draw import Draws
 from npurt.llm.decode.samplers.drawn_in_c import drawn_in_c
 
@@ -29,7 +29,7 @@ varied = hnp.arrays(np.float32, st.integers(1, 300), elements=st.floats(-9, 9, w
 
 def drawn_by_numpy(sampling, logits, position, never=()):
     """Return a token that numpy draws from the distribution of the samplers."""
-    ids, probabilities = Sampler(sampling, never).distribution(logits, [0] * position)
+    ids, probabilities = TokenSampler(sampling, never).distribution(logits, [0] * position)
     bounds = np.cumsum(probabilities)
     random, _ = Draws(sampling.seed)(position)
     at = np.searchsorted(bounds, random * bounds[-1], side="right")
@@ -51,7 +51,7 @@ def test_the_tokens_are_those_of_numpy(logits, given_settings, position, never):
 
     expected = drawn_by_numpy(sampling, logits, position, never)
 
-    assert Sampler(sampling, never).sample(logits, [0] * position) == expected
+    assert TokenSampler(sampling, never).sample(logits, [0] * position) == expected
 
 
 @pytest.mark.parametrize("isa", abi.isas())
@@ -112,7 +112,7 @@ def test_what_c_is_not_sure_of_is_left_to_numpy(logits, more, random):
 
 
 def test_errors_are_those_of_numpy():
-    sampler = Sampler(Sampling(**USUAL), [3])
+    sampler = TokenSampler(Sampling(**USUAL), [3])
 
     with pytest.raises(NumericsError, match="nan"):
         sampler.sample(np.array([0, np.nan, 0, 0], np.float32))
@@ -136,7 +136,7 @@ def test_other_filters_are_numpys(more):
 def test_no_end_is_drawn_before_its_time():
     """End tokens are excluded before position 2 only."""
     logits = np.array([9.0, 0.0, 0.0], np.float32)
-    sampler = Sampler(Sampling(**USUAL, seed=1), ends=[0], begins=2)
+    sampler = TokenSampler(Sampling(**USUAL, seed=1), ends=[0], begins=2)
 
     assert sampler.sample(logits, [1]) != 0
     assert sampler.sample(logits, [1, 1]) == 0

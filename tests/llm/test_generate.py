@@ -114,7 +114,7 @@ def test_minus_one_is_no_limit(llm):
 def forced(llm, monkeypatch, tokens):
     """Make the model's sampler return *tokens*, one after another."""
     queue = iter(tokens)
-    monkeypatch.setattr("npurt.llm.decode.text.Sampler.sample", lambda *_: next(queue))
+    monkeypatch.setattr("npurt.llm.decode.text.TokenSampler.sample", lambda *_: next(queue))
 
 
 @pytest.mark.parametrize("name", ["tokenizer.ggml.eos_token_id", None])

@@ -6,7 +6,7 @@ import pytest
 
 import npurt
 from npurt.errors import SettingError
-from npurt.llm.decode.sampler import Sampler
+from npurt.llm.decode.sampler import TokenSampler
 from npurt.llm.decode.stops import split_at_stop
 from tests.limits import HANG_SECONDS
 from tests.llm import tiny
@@ -71,13 +71,13 @@ def generated(device):
 def test_a_thread_that_comes_between_two_steps_is_refused_too(llm, monkeypatch, stream):
     wanted = fresh(llm, max_tokens=8, **GREEDY)
     raised = []
-    sample = Sampler.sample
+    sample = TokenSampler.sample
 
     def meddling(*args):
         raised.append(elsewhere(lambda: llm.eval(OTHER)))
         return sample(*args)
 
-    monkeypatch.setattr(Sampler, "sample", meddling)
+    monkeypatch.setattr(TokenSampler, "sample", meddling)
 
     assert "".join(fresh(llm, max_tokens=8, stream=stream, **GREEDY)) == wanted
     assert len(raised) == 8

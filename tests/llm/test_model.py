@@ -11,7 +11,7 @@ from npurt.device.verify import Mode, Sampler
 from npurt.errors import ModelFormatError, SettingError
 from npurt.llm.session.context import Context
 from npurt.llm.session.devices import Devices
-from npurt.llm.session.model import Model
+from npurt.llm.session.loaded_model import LoadedModel
 from npurt.llm.session.setup import set_up
 from tests.llm import tiny
 
@@ -20,7 +20,7 @@ IDS = tiny.ids("llama3", 20)
 
 def model_of(file, devices, n_ctx=64):
     setup = set_up(file, n_ctx, 8, "f16")
-    return Model(setup, devices, Sampler(Mode.OFF), strict=False, progress=False)
+    return LoadedModel(setup, devices, Sampler(Mode.OFF), strict=False, progress=False)
 
 
 @pytest.mark.parametrize("device", ["cpu", "numpy"])

@@ -16,7 +16,7 @@ from npurt.llm.convert import types
 from npurt.llm.convert.mixture import MIXED
 from npurt.llm.convert.requantise import requantise
 from npurt.llm.convert.types import FILE_TYPES, type_of
-from npurt.llm.decode.model import Llama
+from npurt.llm.decode.llama import Llama
 from npurt.llm.file import writer
 from npurt.llm.file.gguf import GGUF
 from npurt.llm.file.header import read_header

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from npurt.errors import LayoutError, NumericsError, SettingError
-from npurt.llm.decode.sampler import Sampler, Sampling, distribution, greedy
+from npurt.llm.decode.sampler import Sampling, TokenSampler, distribution, greedy
 from npurt.llm.decode.samplers.top_k import BLOCK, FEW, best, best_by_numpy
 from tests.limits import HANG_SECONDS
 
@@ -69,7 +69,7 @@ def by_hand(logits, history, s):
 def test_a_penalty_leaves_finite_logits_finite(penalty, chosen):
     """If a penalty or a result exceeds float32's range, the logit is the largest finite number."""
     logits = np.array([3e38, 0.0, 1.0, -3e38, -np.inf], np.float32)
-    sampler = Sampler(Sampling(temperature=0, repeat_penalty=penalty))
+    sampler = TokenSampler(Sampling(temperature=0, repeat_penalty=penalty))
 
     assert sampler.sample(logits, [0, 1, 3, 4]) == chosen
 
@@ -126,9 +126,9 @@ def test_sampling_needs_nothing_that_is_compiled(tmp_path):
     """A process without the compiled library draws the same tokens as a process with it."""
     code = """if True:
         import numpy as np
-        from npurt.llm.decode.sampler import Sampler, Sampling
+        from npurt.llm.decode.sampler import TokenSampler, Sampling
         rows = np.random.default_rng(0).standard_normal((20, 999), np.float32)
-        sampler = Sampler(Sampling(seed=1))
+        sampler = TokenSampler(Sampling(seed=1))
         print([sampler.sample(row, [i]) for i, row in enumerate(rows)])
         print(__import__("npurt.llm.decode.samplers.in_c", fromlist=["x"]).compiled())
     """
@@ -150,7 +150,7 @@ def test_minus_one_of_top_k_keeps_all():
 def test_draws_come_as_often_as_their_probability_says():
     logits = np.array([1.0, 0.0, -1.0, 0.5, -2.0], np.float32)
     sampling = Sampling(temperature=0.7, top_k=0, top_p=1, min_p=0, seed=11)
-    sampler = Sampler(sampling)
+    sampler = TokenSampler(sampling)
     n = 20_000
 
     counts = np.bincount([sampler.sample(logits, range(i)) for i in range(n)], minlength=5)
@@ -163,14 +163,16 @@ def test_draws_come_as_often_as_their_probability_says():
 
 @given(logits_of)
 def test_temperature_0_takes_the_best_and_the_first_of_equals(logits):
-    assert Sampler(Sampling(temperature=0)).sample(logits) == logits.tolist().index(max(logits))
+    assert TokenSampler(Sampling(temperature=0)).sample(logits) == logits.tolist().index(
+        max(logits)
+    )
 
 
 def test_a_seed_gives_the_same_tokens_again_and_another_seed_others():
     logits = np.zeros(1000, np.float32)
 
     def tokens(seed):
-        sampler = Sampler(Sampling(top_k=0, seed=seed))
+        sampler = TokenSampler(Sampling(top_k=0, seed=seed))
         return [sampler.sample(logits, range(i)) for i in range(20)]
 
     assert tokens(1) == tokens(1)
@@ -182,7 +184,7 @@ def test_a_seed_gives_the_same_tokens_again_and_another_seed_others():
 def test_what_must_never_be_sampled_never_is(logits, sampling, never):
     never = {i for i in never if i < len(logits)}
     before = logits.copy()
-    sampler = Sampler(sampling, never)
+    sampler = TokenSampler(sampling, never)
     if len(never) == len(logits):
         with pytest.raises(NumericsError):
             sampler.sample(logits)
@@ -195,7 +197,7 @@ def test_what_must_never_be_sampled_never_is(logits, sampling, never):
 
 def test_a_repeated_token_loses_whatever_its_sign():
     logits = np.array([2.0, 1.9, -1.0, -1.05], np.float32)
-    sampler = Sampler(Sampling(temperature=0, repeat_penalty=1.2))
+    sampler = TokenSampler(Sampling(temperature=0, repeat_penalty=1.2))
 
     assert sampler.sample(logits, []) == 0
     assert sampler.sample(logits, [0]) == 1
@@ -207,7 +209,7 @@ def test_only_the_last_n_tokens_are_penalised(last_n, chosen):
     logits = np.array([2.0, 1.9, 0.0], np.float32)
     sampling = Sampling(temperature=0, repeat_penalty=1.2, repeat_last_n=last_n)
 
-    assert Sampler(sampling).sample(logits, [0, 2]) == chosen
+    assert TokenSampler(sampling).sample(logits, [0, 2]) == chosen
 
 
 def test_a_temperature_next_to_0_is_greedy():
@@ -271,12 +273,12 @@ def test_a_logit_that_is_no_number_is_refused(sampling, value, at):
     logits = np.linspace(-1, 1, 1000, dtype=np.float32)
     logits[at] = value
     with pytest.raises(NumericsError, match=f"token {at}"):
-        Sampler(sampling).sample(logits)
+        TokenSampler(sampling).sample(logits)
 
 
 def test_no_token_left_is_refused():
     with pytest.raises(NumericsError):
-        Sampler(Sampling()).sample(np.full(8, -np.inf, np.float32))
+        TokenSampler(Sampling()).sample(np.full(8, -np.inf, np.float32))
 
 
 @pytest.mark.parametrize(
@@ -286,12 +288,12 @@ def test_logits_that_are_not_one_row_of_float32_are_refused(logits):
     with pytest.raises(LayoutError, match="float32"):
         greedy(logits)
     with pytest.raises(LayoutError, match="float32"):
-        Sampler(Sampling()).sample(logits)
+        TokenSampler(Sampling()).sample(logits)
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_ids_to_leave_out_that_are_not_in_the_vocabulary_are_refused(temperature):
-    sampler = Sampler(Sampling(temperature=temperature), never=[0, 4])
+    sampler = TokenSampler(Sampling(temperature=temperature), never=[0, 4])
     with pytest.raises(LayoutError, match="4"):
         sampler.sample(np.zeros(4, np.float32))
 
@@ -299,4 +301,4 @@ def test_ids_to_leave_out_that_are_not_in_the_vocabulary_are_refused(temperature
 @pytest.mark.parametrize("history", [[4], [-1], [0, 9]])
 def test_a_history_of_another_vocabulary_is_refused(history):
     with pytest.raises(LayoutError, match="history"):
-        Sampler(Sampling(repeat_penalty=1.1)).sample(np.zeros(4, np.float32), history)
+        TokenSampler(Sampling(repeat_penalty=1.1)).sample(np.zeros(4, np.float32), history)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npurt.errors import LayoutError
-from npurt.llm.decode.sampler import NO_TOKEN, Sampler, Sampling, distribution
+from npurt.llm.decode.sampler import NO_TOKEN, Sampling, TokenSampler, distribution
 from npurt.llm.decode.samplers.candidates import Candidates, Text
 from npurt.llm.decode.samplers.draw import Draws
 from npurt.llm.decode.samplers.dry import dry, reach_of, repeated
@@ -25,7 +25,7 @@ logits_of = st.lists(st.integers(-2000, 2000), min_size=1, max_size=30).map(
 
 def shares(logits, history=(), breakers=None, seed=0, **settings):
     """Return the probability of each token, with only the filters of *settings*."""
-    sampler = Sampler(Sampling(**ALL | {"seed": seed} | settings), breakers=breakers)
+    sampler = TokenSampler(Sampling(**ALL | {"seed": seed} | settings), breakers=breakers)
     ids, probabilities = sampler.distribution(logits, history)
     whole = np.zeros(len(logits))
     whole[ids] = probabilities
@@ -142,8 +142,8 @@ def test_a_random_number_depends_on_seed_and_position_alone(seed, positions):
 
 def test_a_text_that_is_resumed_draws_the_same():
     logits = np.zeros(50, np.float32)
-    whole = [Sampler(Sampling(**ALL, seed=3)).sample(logits, [0] * i) for i in range(20)]
-    sampler = Sampler(Sampling(**ALL, seed=3))
+    whole = [TokenSampler(Sampling(**ALL, seed=3)).sample(logits, [0] * i) for i in range(20)]
+    sampler = TokenSampler(Sampling(**ALL, seed=3))
 
     assert [sampler.sample(logits, [0] * i) for i in range(12, 20)] == whole[12:]
     assert [sampler.sample(logits, [0] * i) for i in range(20)] == whole
@@ -210,7 +210,7 @@ def test_xtc_drops_all_but_the_worst_of_the_predictable(logits, threshold, seed)
 def test_xtc_is_applied_as_often_as_it_should():
     logits = np.log(np.array(FOUR_TO_ONE, np.float32))
     options = {"xtc_probability": 0.3, "xtc_threshold": 0.29}
-    sampler = Sampler(Sampling(**ALL, **options, seed=1))
+    sampler = TokenSampler(Sampling(**ALL, **options, seed=1))
     n = 5000
 
     counts = np.bincount([sampler.sample(logits, range(i)) for i in range(n)], minlength=4)
@@ -330,7 +330,7 @@ def test_a_bias_excludes_a_token_and_others_are_refused():
     logits = np.array([3.0, 2.0, 1.0], np.float32)
 
     assert shares(logits, logit_bias={"0": -math.inf})[0] == 0
-    assert Sampler(Sampling(temperature=0, logit_bias={2: 100})).sample(logits) == 2
+    assert TokenSampler(Sampling(temperature=0, logit_bias={2: 100})).sample(logits) == 2
     large = np.array([3.4e38, -3.4e38], np.float32)
     assert shares(large, logit_bias={0: 1e38, 1: -1e38}).tolist() == [1, 0]
     with pytest.raises(LayoutError, match="logit_bias"):
@@ -368,7 +368,7 @@ def test_whatever_the_settings_some_token_is_left_and_the_logits_are_unchanged(
     assert len(set(ids.tolist())) == len(ids) > 0
     assert set(ids.tolist()) <= plain
     np.testing.assert_array_equal(logits, before)
-    assert Sampler(sampling).sample(logits, history) in ids
+    assert TokenSampler(sampling).sample(logits, history) in ids
 
 
 # --- Ends, functions of the caller ----------------------------------------------------------------
@@ -377,7 +377,7 @@ def test_whatever_the_settings_some_token_is_left_and_the_logits_are_unchanged(
 @pytest.mark.parametrize("temperature", [0, 1.0])
 def test_ends_are_not_sampled_before_their_time(temperature):
     logits = np.array([-90.0, 1.0, 90.0, 89.0], np.float32)
-    sampler = Sampler(Sampling(temperature=temperature), never=[3], ends=[2], begins=5)
+    sampler = TokenSampler(Sampling(temperature=temperature), never=[3], ends=[2], begins=5)
 
     assert [sampler.sample(logits, [0] * n) for n in (0, 4)] == [1, 1]
     assert [sampler.sample(logits, [0] * n) for n in (5, 6)] == [2, 2]
@@ -396,11 +396,11 @@ def test_functions_see_the_ids_and_logits_that_they_may_overwrite():
         scores[:] = 0
         return len(ids) == 2
 
-    sampler = Sampler(Sampling(temperature=0), processors=[only_first], criteria=[stop])
+    sampler = TokenSampler(Sampling(temperature=0), processors=[only_first], criteria=[stop])
 
     assert sampler.sample(logits, [5]) == 0
     assert sampler.sample(logits, [5, 6]) == NO_TOKEN
     assert calls == [[5]]
     assert logits.tolist() == [1, 2, 3]
     with pytest.raises(LayoutError, match="returned shape"):
-        Sampler(Sampling(), processors=[lambda _, scores: scores[:2]]).sample(logits)
+        TokenSampler(Sampling(), processors=[lambda _, scores: scores[:2]]).sample(logits)

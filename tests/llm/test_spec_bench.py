@@ -3,7 +3,7 @@
 import pytest
 
 from npurt.errors import SettingError
-from npurt.llm.decode.model import Llama
+from npurt.llm.decode.llama import Llama
 from npurt.llm.measure.speculation import PROMPTS, _row, _Run, bench_spec
 from npurt.llm.spec.assistant import Assistant
 from npurt.llm.spec.speculation import Speculation

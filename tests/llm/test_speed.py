@@ -15,7 +15,7 @@ from npurt.llm.measure.speed import rates, speeds, work
 from npurt.llm.session.context import Context, Piece, run_together
 from npurt.rknpu.device import estimator as rknpu
 from npurt.rknpu.device.estimate import jobs
-from npurt.rknpu.driver.system import Simulator
+from npurt.rknpu.driver.system import SimulatedKernel
 from npurt.rknpu.plan import cost
 from tests.llm import tiny
 
@@ -60,7 +60,7 @@ def test_a_step_of_several_texts_moves_what_is_planned(step, texts):
     planned = [(times, cost.count(each), i)
             for i, (plans, _, times) in enumerate(jobs(step["rknpu"].weights, texts))
             for each in plans]  # fmt: skip
-    simulator = Simulator()
+    simulator = SimulatedKernel()
     for _ in steps("rknpu:sim-vendor", texts):
         report = simulator.report()
         simulator.set("counters=0")

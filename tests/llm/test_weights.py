@@ -11,7 +11,7 @@ from npurt.cpu.lowering.constants import products
 from npurt.errors import ModelFormatError, NumericsError
 from npurt.graph.tensor import Kind
 from npurt.llm.arch import weights
-from npurt.llm.arch.architecture import Rope
+from npurt.llm.arch.architecture import RopePairs
 from npurt.llm.arch.families import ARCHITECTURES, find
 from npurt.llm.arch.reading import describe
 from npurt.llm.file.gguf import GGUF
@@ -149,7 +149,7 @@ def test_an_architecture_that_npurt_does_not_run_is_named(llama, tmp_path):
 
 
 def test_architectures_rotate_as_their_converters_say():
-    adjacent = {name for name in ARCHITECTURES if find(name).rope is Rope.ADJACENT}
+    adjacent = {name for name in ARCHITECTURES if find(name).rope is RopePairs.ADJACENT}
     assert adjacent == {"glm4", "granite", "llama", "mistral3", "smollm3"}
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from npurt.rknpu.driver.detect import open_driver
-from npurt.rknpu.driver.system import Simulator
+from npurt.rknpu.driver.system import SimulatedKernel
 
 STRICT = "coherent=0 guard=1 strict=1 log=0 cores=3 hang_ms=20 version=908"
 
@@ -11,7 +11,7 @@ STRICT = "coherent=0 guard=1 strict=1 log=0 cores=3 hang_ms=20 version=908"
 @pytest.fixture(scope="session")
 def simulator():
     """Return the simulator's library; a test that changes its settings restores `STRICT`."""
-    return Simulator()
+    return SimulatedKernel()
 
 
 @pytest.fixture(scope="module", params=["rocket", "rocket with threads", "rknpu"])

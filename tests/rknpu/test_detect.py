@@ -11,7 +11,7 @@ import pytest
 
 from npurt.errors import DeviceNotFound, DriverError, NpurtError, SettingError
 from npurt.rknpu.driver.detect import driver_name, open_driver
-from npurt.rknpu.driver.system import System
+from npurt.rknpu.driver.system import LinuxKernel
 from npurt.rknpu.plan.proof import Role
 from tests.limits import HANG_SECONDS
 from tests.rknpu.conftest import STRICT
@@ -176,7 +176,7 @@ def test_a_node_in_use_names_who_has_it(tmp_path):
     """Two users at once can hang a board.  The test opens one file twice in a single process."""
     node = tmp_path / "accel0"
     node.touch()
-    system = System()
+    system = LinuxKernel()
     first, second = (system.open(str(node)) for _ in range(2))
 
     system.lock(first, str(node))
@@ -200,7 +200,7 @@ def nodes():
 
 @pytest.mark.parametrize("shared", [True, False], ids=["one device", "two devices"])
 def test_two_nodes_of_one_device_exclude_each_other(tmp_path, nodes, shared):
-    """The nodes are like renderD128 and card0; each `System` stands for a process."""
+    """The nodes are like renderD128 and card0; each `LinuxKernel` stands for a process."""
     for i, node in enumerate(nodes):
         number = os.stat(node).st_rdev
         folder = tmp_path / f"sys/dev/char/{os.major(number)}:{os.minor(number)}"
@@ -210,7 +210,7 @@ def test_two_nodes_of_one_device_exclude_each_other(tmp_path, nodes, shared):
         (folder / "device").symlink_to(platform)
     (tmp_path / "proc").symlink_to("/proc")
     before = descriptors()
-    one, other = System(tmp_path), System(tmp_path)
+    one, other = LinuxKernel(tmp_path), LinuxKernel(tmp_path)
     first, second = one.open(nodes[0]), other.open(nodes[1])
 
     one.lock(first, nodes[0])
@@ -240,7 +240,7 @@ def test_a_node_that_another_process_uses_is_not_opened(sim, monkeypatch, name):
 
 
 def test_the_holder_of_a_lock_may_stay_unknown(tmp_path):
-    system = System(root=tmp_path)
+    system = LinuxKernel(root=tmp_path)
     fds = [os.open(tmp_path, os.O_RDONLY) for _ in range(2)]
     system.lock(fds[0], "node")
 
@@ -255,7 +255,7 @@ def test_cores_of_rocket_are_counted_in_sysfs(tmp_path, cores):
     for i in range(cores):
         (tmp_path / f"sys/bus/platform/drivers/rocket/fda{i}0000.npu").mkdir(parents=True)
 
-    assert System(root=tmp_path).cores("rocket") == cores
+    assert LinuxKernel(root=tmp_path).cores("rocket") == cores
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_cores_of_the_vendor_follow_from_the_chip(tmp_path, compatible, cores):
     (tmp_path / "proc/device-tree").mkdir(parents=True)
     (tmp_path / "proc/device-tree/compatible").write_text(compatible)
 
-    assert System(root=tmp_path).cores("rknpu") == cores
+    assert LinuxKernel(root=tmp_path).cores("rknpu") == cores
 
 
 @pytest.mark.parametrize("compatible", ["rockchip,rk3568-evb\0rockchip,rk3568\0", None])
@@ -281,7 +281,7 @@ def test_another_chip_is_refused(tmp_path, compatible):
         (tmp_path / "proc/device-tree/compatible").write_text(compatible)
 
     with pytest.raises(DeviceNotFound, match=r"rk3568|unknown"):
-        System(root=tmp_path).cores("rknpu")
+        LinuxKernel(root=tmp_path).cores("rknpu")
 
 
 def test_the_limit_of_open_files_is_raised_to_what_is_allowed():
@@ -290,8 +290,8 @@ def test_the_limit_of_open_files_is_raised_to_what_is_allowed():
         "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))\n"
         "from npurt.rknpu.driver.detect import open_driver\n"
-        "from npurt.rknpu.driver.system import Simulator\n"
-        "open_driver(Simulator())\n"
+        "from npurt.rknpu.driver.system import SimulatedKernel\n"
+        "open_driver(SimulatedKernel())\n"
         "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
     )
     result = subprocess.run(

@@ -13,7 +13,7 @@ from npurt.errors import DeviceFull, DeviceLost, DriverError, LayoutError
 from npurt.rknpu.driver.base import SENTINEL, CoreTasks
 from npurt.rknpu.driver.detect import open_driver
 from npurt.rknpu.driver.memory import Created, Space
-from npurt.rknpu.driver.system import System
+from npurt.rknpu.driver.system import LinuxKernel
 from npurt.rknpu.driver.vendor import sync_of
 from npurt.rknpu.isa.formats import FORMATS
 from npurt.rknpu.isa.layout import Layout
@@ -358,7 +358,7 @@ def test_memory_above_4_gib_is_given_back():
         def clean_calls(self, buffer, start, end):
             raise AssertionError
 
-    space = High(System(), -1)
+    space = High(LinuxKernel(), -1)
     with pytest.raises(DeviceFull, match="below 4 GiB"):
         space.alloc(4097, Role.INPUT, "A")
     assert space.destroyed == 1
@@ -371,9 +371,9 @@ FORKED = """
 import os, sys
 from npurt.errors import DeviceLost
 from npurt.rknpu.driver.detect import open_driver
-from npurt.rknpu.driver.system import Simulator
+from npurt.rknpu.driver.system import SimulatedKernel
 from tests.rknpu.test_driver import A, B, INT8, RIGHT, Layout, Prepared
-product = Prepared(open_driver(Simulator(), (sys.argv[1],)), A, B, INT8, Layout.ROW)
+product = Prepared(open_driver(SimulatedKernel(), (sys.argv[1],)), A, B, INT8, Layout.ROW)
 child = os.fork()
 if not child:
     try:

@@ -13,7 +13,7 @@ from npurt.rknpu.isa.layout import Layout, pack_weights
 from npurt.rknpu.isa.lower import Profile
 from npurt.rknpu.isa.task import Task
 from npurt.rknpu.plan.check import check, tasks_of
-from npurt.rknpu.plan.proof import Role, Span
+from npurt.rknpu.plan.proof import BufferSpan, Role
 from tests.rknpu.fixtures import A, B, C, load, whole
 
 INT8 = FORMATS["int8"]
@@ -137,7 +137,7 @@ def test_programs_of_others_that_ran_on_silicon_are_harmless(entry):
     task = whole(name, "native-h", *shape)
     named = program.spans(task, A, B, C)
     spans = [
-        Span(named[n].start, named[n].stop, Role.OUTPUT if n == "C" else Role.INPUT, n)
+        BufferSpan(named[n].start, named[n].stop, Role.OUTPUT if n == "C" else Role.INPUT, n)
         for n in named
     ]
 
@@ -168,7 +168,7 @@ def test_buffers_that_fill_all_addresses_leave_none_for_the_program():
     words, *_ = product(4, 64, 32)
 
     with pytest.raises(LayoutError, match="leave no 1024 bytes"):
-        check(words, [Span(0, 1 << 32, Role.INPUT, "all")])
+        check(words, [BufferSpan(0, 1 << 32, Role.INPUT, "all")])
 
 
 TOP = 1 << 32  # the first address beyond the NPU's range
@@ -206,20 +206,20 @@ def test_a_buffer_where_none_can_be_is_refused(start):
     spans = spans_of(inputs, outputs)
 
     for role in (Role.INPUT, Role.OUTPUT):
-        spare = Span(start, start + 512, role, "the spare one")
+        spare = BufferSpan(start, start + 512, role, "the spare one")
         with pytest.raises(LayoutError, match="the spare one"):
             check(words, [*spans, spare])
     with pytest.raises(LayoutError, match="the empty one"):
-        check(words, [*spans, Span(64, 64, Role.INPUT, "the empty one")])
+        check(words, [*spans, BufferSpan(64, 64, Role.INPUT, "the empty one")])
 
 
 def test_a_result_that_runs_past_4_gib_is_refused():
     task = Task(INT8, Layout.ROW, 4, 64, 64, 4, 64)
     words = program.link([task], [[A, B, TOP - 256]]).ravel().tolist()
     spans = [
-        Span(A, A + 256, Role.INPUT, "A"),
-        Span(B, B + 4096, Role.INPUT, "B"),
-        Span(TOP - 256, TOP + 768, Role.OUTPUT, "C"),
+        BufferSpan(A, A + 256, Role.INPUT, "A"),
+        BufferSpan(B, B + 4096, Role.INPUT, "B"),
+        BufferSpan(TOP - 256, TOP + 768, Role.OUTPUT, "C"),
     ]
 
     with pytest.raises(LayoutError, match=r"C .*0xffffff00 \.\. 0x100000300"):

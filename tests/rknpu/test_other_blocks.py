@@ -7,16 +7,16 @@ from npurt.errors import LayoutError
 from npurt.rknpu.isa import regcmd, regs
 from npurt.rknpu.isa.lower import Profile
 from npurt.rknpu.isa.program import stride
-from npurt.rknpu.plan.proof import Role, Span, prove
+from npurt.rknpu.plan.proof import BufferSpan, Role, prove
 from tests.sim_rknpu.alone import Lut, Pooling, activation
 from tests.sim_rknpu.programs import PRODUCT_NAMES, Convolution, operand, requantise
 
 A, B, C, AT = 0x100_0000, 0x200_0000, 0x300_0000, 0x40_0000
 SPANS = [
-    Span(AT, AT + 0x1_0000, Role.PROGRAM, "program"),
-    Span(A, A + 0x1_0000, Role.INPUT, "A"),
-    Span(B, B + 0x1_0000, Role.INPUT, "B"),
-    Span(C, C + 0x1_0000, Role.OUTPUT, "C"),
+    BufferSpan(AT, AT + 0x1_0000, Role.PROGRAM, "program"),
+    BufferSpan(A, A + 0x1_0000, Role.INPUT, "A"),
+    BufferSpan(B, B + 0x1_0000, Role.INPUT, "B"),
+    BufferSpan(C, C + 0x1_0000, Role.OUTPUT, "C"),
 ]
 LUT = Lut(np.arange(513), np.arange(513), 2596, 0.0, 1, 15, 23107, 22)
 

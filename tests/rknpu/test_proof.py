@@ -13,7 +13,7 @@ from npurt.rknpu.isa.layout import Layout
 from npurt.rknpu.isa.lower import Profile
 from npurt.rknpu.isa.program import link, stride
 from npurt.rknpu.isa.task import Task
-from npurt.rknpu.plan.proof import Role, Span, prove
+from npurt.rknpu.plan.proof import BufferSpan, Role, prove
 from tests.rknpu.fixtures import A, B, C, load, tasks, whole
 
 AT = 0x40_0000
@@ -43,10 +43,10 @@ def tight(task, a=A, b=B, c=C):
     """Return buffers that span exactly the task's accesses; only the program's is larger."""
     read, written = list(atoms_read(task)), list(atoms_written(task))
     return [
-        Span(AT, AT + 0x1_0000, Role.PROGRAM, "program"),
-        Span(a + 16 * min(read), a + 16 * max(read) + 16, Role.INPUT, "A"),
-        Span(b, b + task.weight_bytes, Role.INPUT, "B"),
-        Span(c + 16 * min(written), c + 16 * max(written) + 16, Role.OUTPUT, "C"),
+        BufferSpan(AT, AT + 0x1_0000, Role.PROGRAM, "program"),
+        BufferSpan(a + 16 * min(read), a + 16 * max(read) + 16, Role.INPUT, "A"),
+        BufferSpan(b, b + task.weight_bytes, Role.INPUT, "B"),
+        BufferSpan(c + 16 * min(written), c + 16 * max(written) + 16, Role.OUTPUT, "C"),
     ]
 
 

@@ -9,8 +9,8 @@ from npurt.errors import NumericsError
 from npurt.quant.tensor import QTensor
 from npurt.rknpu.device import quantise
 from npurt.rknpu.driver.native.host import round_rows
-from npurt.rknpu.driver.native.run import Rectangle, Run, Target
-from npurt.rknpu.driver.system import System
+from npurt.rknpu.driver.native.run import NativeRun, Rectangle, Target
+from npurt.rknpu.driver.system import LinuxKernel
 
 
 def hadamard(n):
@@ -131,7 +131,7 @@ def test_sums_get_their_scales(m, n, slices, passes, kind, seed):
     sums = rng.integers(-largest, largest, (3, slices, passes * m, 96)).astype(kind)
     scales, w = rng.random((3, m), np.float32), rng.random((3, n), np.float32)
     outs = [np.full((m, 5), np.float32(7)), np.full((m, 2 * n), np.float32(7))]
-    run = Run([])
+    run = NativeRun([])
     run.add_scaling(
         [
             Rectangle(sums[0], scales[0], w[0], 1, 0, False),
@@ -142,7 +142,7 @@ def test_sums_get_their_scales(m, n, slices, passes, kind, seed):
     )
     run.bind(rows(m, 1), outs)
 
-    assert System().make(run) is None
+    assert LinuxKernel().make(run) is None
 
     def scaled(i):
         total = sums[i].astype(np.float64).sum(axis=0)[:, :n]
@@ -164,11 +164,11 @@ def test_parts_of_k_are_rounded_as_each_alone():
         for part in parts
     ]
 
-    run = Run([])
+    run = NativeRun([])
     run.add_quantise(targets, x.shape[1])
     run.bind(x, [])
 
-    assert System().make(run) is None
+    assert LinuxKernel().make(run) is None
     for part, target in zip(parts, targets, strict=True):
         alone = np.ascontiguousarray(x[:, part])
         codes, scales = rounded(alone, 96, signs=quantise.signs_of(96), block=32, passes=2)
@@ -184,12 +184,12 @@ def test_a_bad_row_is_refused_whatever_part_it_is_in():
         for part in (slice(0, 32), slice(32, 64))
     ]
 
-    run = Run([])
+    run = NativeRun([])
     run.add_quantise(targets, x.shape[1])
     for first in (0, 512):
         run.bind(x, [], first)
         with pytest.raises(NumericsError, match=f"row {first + 2} "):
-            System().make(run)
+            LinuxKernel().make(run)
 
 
 @pytest.mark.parametrize("name", quantise.BY_NAME)

@@ -16,7 +16,7 @@ from npurt.errors import DeviceFull, DeviceLost
 from npurt.quant.tensor import QTensor
 from npurt.rknpu.device import device as device_module
 from npurt.rknpu.device.device import open_rknpu
-from npurt.rknpu.driver.system import System
+from npurt.rknpu.driver.system import LinuxKernel
 from tests.llm import tiny
 from tests.rknpu.conftest import STRICT
 from tests.rknpu.test_device import NAMES, inputs, multiply, tensor
@@ -189,7 +189,7 @@ def test_ctrl_c_in_the_middle_of_a_product_or_of_recovery_costs_only_that(
 ):
     with open_rknpu(name) as device:
         work = Work(device)
-        make, upload = System.make, device_module.RkPacked.upload
+        make, upload = LinuxKernel.make, device_module.RkPacked.upload
 
         def interrupted(function, *args):
             monkeypatch.undo()
@@ -197,7 +197,7 @@ def test_ctrl_c_in_the_middle_of_a_product_or_of_recovery_costs_only_that(
             raise KeyboardInterrupt
 
         monkeypatch.setattr(
-            System, "make", functools.partialmethod(lambda *a: interrupted(make, *a))
+            LinuxKernel, "make", functools.partialmethod(lambda *a: interrupted(make, *a))
         )
         with pytest.raises(KeyboardInterrupt):
             work.multiply()

@@ -13,8 +13,8 @@ import pytest
 
 from npurt.errors import DeviceLost, SettingError
 from npurt.rknpu.driver.detect import open_driver
-from npurt.rknpu.driver.native.run import CoreQueue, Run, ThreadPool
-from npurt.rknpu.driver.system import System
+from npurt.rknpu.driver.native.run import CoreQueue, NativeRun, ThreadPool
+from npurt.rknpu.driver.system import LinuxKernel
 from npurt.rknpu.isa.layout import Layout
 from tests.limits import HANG_SECONDS
 from tests.rknpu.conftest import STRICT
@@ -129,10 +129,12 @@ def test_cores_run_side_by_side_again_and_again(threaded):
 def test_a_job_for_fewer_cores_leaves_the_other_threads_without_work():
     pool = ThreadPool(2)
     copies = [np.zeros(64, np.uint8) for _ in range(3)]
-    run = Run([CoreQueue([], [], copy) for copy in copies], a=np.ones(64, np.uint8), pool=pool)
+    run = NativeRun(
+        [CoreQueue([], [], copy) for copy in copies], a=np.ones(64, np.uint8), pool=pool
+    )
     run.table.queue_count = 2
 
-    assert System().make(run) is None
+    assert LinuxKernel().make(run) is None
     assert [copy.all() for copy in copies] == [True, True, False]
     pool.close()
 

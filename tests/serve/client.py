@@ -9,8 +9,8 @@ from npurt.errors import NpurtError
 from npurt.serve.app import application
 from npurt.serve.engine.protocol import Ready
 from npurt.serve.engine.worker import failure
-from npurt.serve.model.front import Front, Settings
-from npurt.serve.model.served_model import ServedModel
+from npurt.serve.front.front import Front, ServerSettings
+from npurt.serve.front.served_model import ServedModel
 from tests.limits import HANG_SECONDS
 from tests.llm import tiny
 from tests.serve.fake_engine import FakeBackend, drawn, script
@@ -31,7 +31,7 @@ def served(model="llama3", template=TEMPLATE):
 
 
 class LocalEngine:
-    """An `engine.client.Engine` with a backend in this process, which steps while `go` is set."""
+    """An `EngineClient` with a backend in this process, which steps while `go` is set."""
 
     def __init__(self, backend):
         self.backend = backend
@@ -109,7 +109,7 @@ class Client:
         self.say(say)
         self.backend = FakeBackend(lambda *args: self._say(*args), **options)
         self.engine = LocalEngine(self.backend)
-        self.front = Front(self.model, self.engine, settings or Settings())
+        self.front = Front(self.model, self.engine, settings or ServerSettings())
         self.app = application(self.front, **(guard or {}))
 
     def say(self, say):

@@ -15,7 +15,7 @@ import time
 
 from npurt.errors import NpurtError, SettingError
 from npurt.llm.file.mapped import MappedGGUF
-from npurt.serve.engine.protocol import MODEL, Event
+from npurt.serve.engine.protocol import MODEL, SequenceEvent
 from npurt.serve.engine.worker import work
 
 VOCABULARY = range(40, 120)  # ids of tokens with a few characters in the tiny vocabularies
@@ -99,25 +99,25 @@ class FakeBackend:
             before, running.read = running.read, min(submit.prompt, running.read + self.chunk)
             ids = submit.tokens[max(1, before) : running.read] if submit.prompt_logprobs else ()
             scores = [(-i / 8, [(i, -i / 8)]) for i in ids]
-            return Event(submit.id, read=running.read, prompt_logprobs=scores)
+            return SequenceEvent(submit.id, read=running.read, prompt_logprobs=scores)
         if submit.max_tokens is not None and len(done) >= submit.max_tokens:
-            return Event(submit.id, finish="length")
+            return SequenceEvent(submit.id, finish="length")
         if submit.prompt + len(done) > self.n_ctx:
-            return Event(submit.id, finish="context")
+            return SequenceEvent(submit.id, finish="context")
         token = self.say(submit, done)
         if submit.sampling.get("seed") == 777 and len(done) == 2:
             error = ("the fake fails at its third token", "take another seed")
-            return Event(submit.id, finish="failed", error=error)
+            return SequenceEvent(submit.id, finish="failed", error=error)
         if token is None:
-            return Event(submit.id, finish="end", read=running.read)
+            return SequenceEvent(submit.id, finish="end", read=running.read)
         if token in submit.stop_ids:
-            return Event(submit.id, finish="stop", read=running.read)
+            return SequenceEvent(submit.id, finish="stop", read=running.read)
         done.append(token)
         logprobs = ()
         if submit.top_logprobs is not None:
             top = [(token + i, -0.5 - i) for i in range(submit.top_logprobs)]
             logprobs = [(-0.5, top)]
-        return Event(submit.id, [token], logprobs=logprobs, read=running.read)
+        return SequenceEvent(submit.id, [token], logprobs=logprobs, read=running.read)
 
     def stats(self):
         return {

@@ -17,16 +17,16 @@ START = """
 import json, logging, sys
 from npurt.serve.http.address import Address
 from npurt.serve.run import Start, run
-from npurt.serve.model.front import Settings
+from npurt.serve.front.front import ServerSettings
 from npurt.serve.http import limits
-from npurt.serve.model.served_model import ServedModel
+from npurt.serve.front.served_model import ServedModel
 logging.basicConfig(level=logging.WARNING, format="npurt: %(message)s")
 given = json.loads(sys.argv[1])
 if given["files"]:
     import resource
     resource.setrlimit(resource.RLIMIT_NOFILE, given["files"])
 if given["models_dir"]:
-    from npurt.serve.models.folder import scan
+    from npurt.serve.router.folder import scan
     model, _ = scan(__import__("pathlib").Path(given["models_dir"]))
 else:
     model = ServedModel(__import__("pathlib").Path(given["path"]), "tiny", given["template"])
@@ -34,7 +34,7 @@ limits.HEAD_SECONDS = given["head"]
 limits.SEND_SECONDS = given["send"]
 command = [sys.executable, "-m", given["engine"]]
 sys.exit(run(Start(model, Address(port=0, **given["address"]), given["options"],
-                   Settings(**given["settings"]), 120.0, command)))
+                   ServerSettings(**given["settings"]), 120.0, command)))
 """
 
 

@@ -5,10 +5,10 @@ import shutil
 import sys
 
 from npurt.serve.app import application
-from npurt.serve.model.front import Settings
-from npurt.serve.models.folder import scan
-from npurt.serve.models.policy import Policy
-from npurt.serve.models.router import Launch, Router
+from npurt.serve.front.front import ServerSettings
+from npurt.serve.router.folder import scan
+from npurt.serve.router.policy import Policy
+from npurt.serve.router.router import Launch, Router
 from tests.llm import tiny
 from tests.serve.client import Client
 
@@ -30,7 +30,7 @@ class Several(Client):
         command = [sys.executable, "-m", engine or "tests.serve.fake_engine"]
         models, _ = scan(folder, options.get("n_ctx"))
         launch = Launch(command, options)
-        self.router = Router(models, launch, settings or Settings(), policy or Policy())
+        self.router = Router(models, launch, settings or ServerSettings(), policy or Policy())
         self.app = application(self.router, **(guard or {}))
 
     def status(self):

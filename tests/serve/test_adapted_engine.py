@@ -6,7 +6,7 @@ import pytest
 
 from npurt.errors import SettingError
 from npurt.serve.engine.adapters import Adapted
-from npurt.serve.engine.protocol import Event, Submit
+from npurt.serve.engine.protocol import SequenceEvent, Submit
 from tests.limits import eventually
 
 
@@ -25,10 +25,10 @@ class Model:
 
     def cancel(self, sequence):
         self.cancelled.append(sequence)
-        self.emit([Event(sequence, finish="cancelled")])
+        self.emit([SequenceEvent(sequence, finish="cancelled")])
 
     def end(self, *sequences):
-        self.emit([Event(sequence, finish="end") for sequence in sequences])
+        self.emit([SequenceEvent(sequence, finish="end") for sequence in sequences])
 
     def stats(self):
         return {"waiting": 0.0, "steps": 5.0}

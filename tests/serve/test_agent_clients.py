@@ -27,7 +27,7 @@ def get_time(city: str) -> str:
 
 
 def ids(text):
-    from npurt.serve.model.served_model import ServedModel
+    from npurt.serve.front.served_model import ServedModel
 
     return ServedModel(tiny.path("llama3", "q8_0")).tokenizer.encode(text, add_bos=False)
 

@@ -13,7 +13,7 @@ import pytest
 import npurt
 from npurt.errors import NpurtError
 from npurt.serve.engine import client
-from npurt.serve.engine.client import MAX_DEATHS, MAX_OPENINGS, Engine, opening_seconds
+from npurt.serve.engine.client import MAX_DEATHS, MAX_OPENINGS, EngineClient, opening_seconds
 from npurt.serve.engine.protocol import Open, Submit
 from tests.limits import HANG_SECONDS
 from tests.llm import tiny
@@ -53,7 +53,7 @@ async def running(
     command=FAKE, path="model.gguf", stuck=120.0, opens=None, identity=None, **options
 ):
     opening = Open(0, str(path), options)
-    engine = Engine(command, opening, stuck=stuck, opens=opens, identity=identity)
+    engine = EngineClient(command, opening, stuck=stuck, opens=opens, identity=identity)
     async with asyncio.timeout(HANG_SECONDS):
         await engine.start()
         try:

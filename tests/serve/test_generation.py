@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from npurt.serve.engine.protocol import Event, Submit
+from npurt.serve.engine.protocol import SequenceEvent, Submit
+from npurt.serve.front.front import ServerSettings
+from npurt.serve.front.generation import Choice, Texts
 from npurt.serve.http.errors import HttpError
-from npurt.serve.model.front import Settings
-from npurt.serve.model.generation import Choice, Texts
 from tests.serve.client import SAY_HI, Client, asking, served
 from tests.serve.fake_engine import by_seed
 
@@ -21,7 +21,7 @@ def taken(steps, stops):
     for tokens in steps:
         if choice.finish:
             break
-        piece = choice.take(Event(1, tokens, logprobs=[(-0.5, [])] * len(tokens)))
+        piece = choice.take(SequenceEvent(1, tokens, logprobs=[(-0.5, [])] * len(tokens)))
         text += piece.text
         likely += piece.likely
     return choice, text, likely
@@ -74,7 +74,7 @@ def texts(prompts, each, done=lambda texts: None):
 async def test_cached_tokens_are_those_that_nobody_read(prompts, each, cached, wanted):
     engine, found = texts(prompts, each)
     for i, count in enumerate(cached):
-        engine.sinks[i](Event(i + 1, [50], finish="end", cached=count))
+        engine.sinks[i](SequenceEvent(i + 1, [50], finish="end", cached=count))
     await found.whole()
     assert found.cached_tokens == wanted
 
@@ -97,7 +97,11 @@ async def test_progress_is_told_when_it_is_made():
     found.progress = True
     pieces = found.pieces()
     told = []
-    for event in (Event(1, read=40, cached=10), Event(1, read=100), Event(1, [50], read=100)):
+    for event in (
+        SequenceEvent(1, read=40, cached=10),
+        SequenceEvent(1, read=100),
+        SequenceEvent(1, [50], read=100),
+    ):
         engine.sinks[0](event)
         told.append((await anext(pieces), found.read))
     assert told[:2] == [(None, 40), (None, 100)]
@@ -111,7 +115,7 @@ async def test_progress_is_told_when_it_is_made():
 async def test_signs_of_life_are_of_a_choice_that_goes_on(path):
     """No keep-alive follows the chunk that ends a choice."""
     x = served().tokenizer.encode("x", add_bos=False)
-    client = Client(by_seed([x, 30 * x]), settings=Settings(ping=0.01))
+    client = Client(by_seed([x, 30 * x]), settings=ServerSettings(ping=0.01))
     body = (SAY_HI if "chat" in path else {"prompt": "hi"}) | {"n": 2, "seed": 0, "stream": True}
     asked = asyncio.create_task(client(path, body))
     while 1 in client.backend.all or not client.engine.ids:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from npurt.serve.model.front import Settings
+from npurt.serve.front.front import ServerSettings
 from tests.serve.client import SAY_HI, Client, asking, served
 from tests.serve.test_openai_text import coder  # noqa: F401  a fixture
 
@@ -42,7 +42,7 @@ async def test_a_stream_ends_with_stop_and_without_done():
 
 @asking
 async def test_progress_is_told_while_the_prompt_is_read():
-    client = Client("x", settings=Settings(ping=0.01))
+    client = Client("x", settings=ServerSettings(ping=0.01))
     client.engine.go.clear()
     body = HELLO | {"stream": True, "return_progress": True}
     task = asyncio.create_task(client("/completion", body))
@@ -227,7 +227,7 @@ async def test_a_template_is_applied():
 
 @asking
 async def test_properties_name_no_folder():
-    client = Client(sequences=3, settings=Settings({"temperature": 0.25}))
+    client = Client(sequences=3, settings=ServerSettings({"temperature": 0.25}))
     found = (await client("/props")).json
 
     assert found["total_slots"] == 3

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import npurt
-from npurt.serve.model.front import Settings
-from npurt.serve.model.served_model import ServedModel
+from npurt.serve.front.front import ServerSettings
+from npurt.serve.front.served_model import ServedModel
 from tests.limits import HANG_SECONDS
 from tests.llm import tiny
 from tests.llm.test_adapters import pairs_of, write
@@ -69,7 +69,7 @@ BOTH = [{"id": 0, "scale": 1}, {"id": 1, "scale": 0.5}]
 
 @asking
 async def test_adapters_are_listed_and_their_scales_are_set():
-    client = Client("x", settings=Settings(lora=[("a.gguf", 1.0), ("b.gguf", 0.5)]))
+    client = Client("x", settings=ServerSettings(lora=[("a.gguf", 1.0), ("b.gguf", 0.5)]))
 
     async def used(**fields):
         assert (await client("/completion", {"prompt": "a"} | fields)).status == 200
@@ -103,7 +103,7 @@ async def test_a_server_without_adapters_has_none():
 )  # fmt: skip
 @asking
 async def test_wrong_adapters_are_refused(lora, words):
-    client = Client("x", settings=Settings(lora=[("a.gguf", 1.0), ("b.gguf", 0.5)]))
+    client = Client("x", settings=ServerSettings(lora=[("a.gguf", 1.0), ("b.gguf", 0.5)]))
     for path, body in (("/completion", {"prompt": "a", "lora": lora}), ("/lora-adapters", lora),
                        ("/v1/chat/completions", SAY_HI | {"lora": lora})):  # fmt: skip
         reply = await client(path, body)

@@ -7,11 +7,11 @@ import threading
 import pytest
 
 from npurt.serve.engine.wire import EngineLost
+from npurt.serve.front import front
+from npurt.serve.front.front import ServerSettings
+from npurt.serve.front.served_model import ServedModel
 from npurt.serve.http import limits
 from npurt.serve.http.endpoint import WorkThreads
-from npurt.serve.model import front
-from npurt.serve.model.front import Settings
-from npurt.serve.model.served_model import ServedModel
 from tests.limits import HANG_SECONDS
 from tests.serve.client import SAY_HI, TEMPLATE, Client, asking
 
@@ -113,7 +113,7 @@ async def test_a_client_that_is_gone_before_its_stream_begins_leaves_nothing():
 )
 @asking
 async def test_a_stream_shows_signs_of_life_that_count(path, body):
-    client = Client("Hello", settings=Settings(ping=0.01))
+    client = Client("Hello", settings=ServerSettings(ping=0.01))
     client.engine.go.clear()
     task = asyncio.create_task(client(path, body))
     await asyncio.sleep(0.1)
@@ -128,7 +128,7 @@ async def test_a_stream_shows_signs_of_life_that_count(path, body):
 
 @asking
 async def test_a_running_stream_needs_no_signs_of_life():
-    client = Client("Hello", settings=Settings(ping=60.0))
+    client = Client("Hello", settings=ServerSettings(ping=60.0))
     events = (await client(CHAT, STREAM)).events[:-1]
     assert sum(event["choices"][0]["delta"] == {} for event in events) == 1
 
@@ -136,7 +136,7 @@ async def test_a_running_stream_needs_no_signs_of_life():
 @pytest.mark.parametrize("stream", [True, False])
 @asking
 async def test_a_request_that_takes_too_long_ends(stream):
-    client = Client(n_ctx=1 << 20, settings=Settings(deadline=0.02))
+    client = Client(n_ctx=1 << 20, settings=ServerSettings(deadline=0.02))
     reply = await client(CHAT, SAY_HI | {"stream": stream})
 
     if stream:
@@ -246,7 +246,7 @@ ALL = [
 @pytest.mark.parametrize(("path", "body"), ALL)
 @asking
 async def test_progress_is_told_on_every_interface_as_the_prompt_is_read(path, body):
-    client = Client("x", n_ctx=1 << 10, chunk=64, settings=Settings(ping=60.0))
+    client = Client("x", n_ctx=1 << 10, chunk=64, settings=ServerSettings(ping=60.0))
     asked = {"messages": [{"role": "user", "content": LONG}], "stream": True} | body
     reply = await client(path, asked | {"return_progress": True})
     objects = reply.lines if path.startswith("/api/") else reply.events

@@ -6,7 +6,7 @@ import json
 import anthropic
 import pytest
 
-from npurt.serve.model.front import Settings
+from npurt.serve.front.front import ServerSettings
 from tests.limits import HANG_SECONDS
 from tests.serve.client import SAY_HI, asking
 from tests.serve.test_tools import CALL, PARAMETERS, THINKING, TIME, client
@@ -90,7 +90,7 @@ async def test_a_whole_answer_has_the_same_blocks():
 
 @asking
 async def test_silence_is_broken_by_pings():
-    asked = client("Hello", settings=Settings(ping=0.01))
+    asked = client("Hello", settings=ServerSettings(ping=0.01))
     asked.engine.go.clear()
     task = asyncio.create_task(asked(PATH, HI | {"stream": True}))
     await asyncio.sleep(0.05)

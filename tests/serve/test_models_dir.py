@@ -8,7 +8,7 @@ import pytest
 from npurt.errors import SettingError
 from npurt.llm.file.gguf import GGUF
 from npurt.llm.measure.memory import memory
-from npurt.serve.models.folder import scan
+from npurt.serve.router.folder import scan
 from tests.llm import gguf_files as raw
 from tests.llm import tiny
 from tests.llm.test_parts import split

@@ -7,7 +7,7 @@ import json
 import ollama
 import pytest
 
-from npurt.serve.model.front import Settings
+from npurt.serve.front.front import ServerSettings
 from npurt.version import __version__
 from tests.limits import HANG_SECONDS
 from tests.serve.client import SAY_HI, Client, asking
@@ -146,7 +146,7 @@ async def test_an_error_in_a_stream_is_a_line():
 
 @asking
 async def test_silence_is_broken_by_lines():
-    asked = client("Hello", settings=Settings(ping=0.01))
+    asked = client("Hello", settings=ServerSettings(ping=0.01))
     asked.engine.go.clear()
     tasks = [
         asyncio.create_task(asked(path, body))

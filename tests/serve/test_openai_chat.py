@@ -2,7 +2,7 @@
 
 import pytest
 
-from npurt.serve.model.served_model import ServedModel
+from npurt.serve.front.served_model import ServedModel
 from tests.llm import tiny
 from tests.serve.client import SAY_HI, Client, asking, served
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from npurt.serve.front.served_model import ServedModel
 from npurt.serve.interfaces.openai_common import text_logprobs
-from npurt.serve.model.served_model import ServedModel
 from tests.llm import tiny
 from tests.serve.client import TEMPLATE, Client, asking, served
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from npurt.serve.engine import protocol
 
-EVENT = protocol.Event(
+EVENT = protocol.SequenceEvent(
     7, [1, 2], "end", [[-0.5, [[1, -0.5]]]], 10, 3, ["what", "remedy"], "AAAA", [[-1.5, []]]
 )
 MESSAGES = [
@@ -20,8 +20,8 @@ MESSAGES = [
     protocol.AskStats(),
     protocol.Ready(1, 128, 4, "cpu", {"the model": "1f"}),
     protocol.Failed("what", "remedy"),
-    protocol.Step([EVENT, protocol.Event(8)]),
-    protocol.Stats({"steps": 1.0}),
+    protocol.StepEvents([EVENT, protocol.SequenceEvent(8)]),
+    protocol.EngineStats({"steps": 1.0}),
 ]
 
 
@@ -36,9 +36,9 @@ def test_a_message_arrives_as_it_was_sent(message):
 
 
 def test_a_step_has_these_bytes():
-    sent = protocol.frame(protocol.Step([protocol.Event(3, [5], read=2)]))
+    sent = protocol.frame(protocol.StepEvents([protocol.SequenceEvent(3, [5], read=2)]))
 
-    assert sent == b'\0\0\0\x2f["Step",[[3,[5],null,[],2,0,null,null,[],0.0]]]'
+    assert sent == b'\0\0\0\x35["StepEvents",[[3,[5],null,[],2,0,null,null,[],0.0]]]'
 
 
 def test_every_kind_of_message_is_tried_above():
@@ -48,7 +48,7 @@ def test_every_kind_of_message_is_tried_above():
 @given(
     st.binary(max_size=60)
     | st.recursive(
-        st.none() | st.integers() | st.sampled_from(["Step", "Submit", "Cancel", "x"]),
+        st.none() | st.integers() | st.sampled_from(["StepEvents", "Submit", "Cancel", "x"]),
         lambda inner: st.lists(inner, max_size=8),
         max_leaves=12,
     ).map(lambda v: json.dumps(v).encode())

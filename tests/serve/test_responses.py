@@ -6,7 +6,7 @@ import json
 import openai
 import pytest
 
-from npurt.serve.model.front import Settings
+from npurt.serve.front.front import ServerSettings
 from tests.serve.client import Client, asking
 from tests.serve.test_clients import Answer, client_of
 from tests.serve.test_tools import CALL, PARAMETERS, THINKING, client
@@ -109,7 +109,7 @@ async def test_a_text_that_is_cut_is_incomplete():
 
 @asking
 async def test_silence_is_broken_by_events_that_count():
-    asked = client("Hello", settings=Settings(ping=0.01))
+    asked = client("Hello", settings=ServerSettings(ping=0.01))
     asked.engine.go.clear()
     task = asyncio.create_task(asked(PATH, {"input": "hi", "stream": True}))
     await asyncio.sleep(0.05)
@@ -176,7 +176,7 @@ async def test_numbers_that_no_answer_could_repeat_are_refused():
 
 @asking
 async def test_a_response_that_fails_says_so_last():
-    client = Client(n_ctx=1 << 20, settings=Settings(deadline=0.02))
+    client = Client(n_ctx=1 << 20, settings=ServerSettings(deadline=0.02))
     events = (await client(PATH, {"input": "hi", "stream": True})).events
     name, last = events[-1]
     assert name == "response.failed"

@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
-from npurt.serve.model.front import Settings
-from npurt.serve.models.policy import Policy, need
+from npurt.serve.front.front import ServerSettings
+from npurt.serve.router.policy import Policy, need
 from tests.serve.client import SAY_HI, asking
 from tests.serve.several import FILES, fill, several
 from tests.serve.test_faults import INTERFACES
@@ -153,7 +153,7 @@ async def test_the_queue_of_a_model_that_loads_is_bounded(folder):
 @pytest.mark.parametrize(("path", "body", "text_of"), INTERFACES)
 @asking
 async def test_streams_get_signs_of_life_while_the_model_loads(folder, path, body, text_of):
-    async with several(folder, settings=Settings(ping=0.02), open_seconds=0.3) as ask:
+    async with several(folder, settings=ServerSettings(ping=0.02), open_seconds=0.3) as ask:
         reply = await ask(path, body("hi", 4, 1) | {"model": "a", "stream": True})
         assert reply.status == 200
         before = b"".join(reply.parts).decode()
@@ -279,7 +279,7 @@ async def test_a_model_that_never_fits_is_refused_in_each_interface(folder):
 
 @asking
 async def test_without_memory_and_without_others_it_is_503(folder, monkeypatch):
-    monkeypatch.setattr("npurt.serve.models.policy.free_memory", lambda: 1000)
+    monkeypatch.setattr("npurt.serve.router.policy.free_memory", lambda: 1000)
     async with several(folder) as ask:
         reply = await ask("/v1/completions", {"model": "a", "prompt": "x"})
         assert (reply.status, reply.json["error"]["code"]) == (503, "no_memory")

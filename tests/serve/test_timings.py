@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from npurt.serve.model import timings
+from npurt.serve.front import timings
 from tests.serve.client import SAY_HI, Client, asking
 from tests.serve.fake_engine import FakeBackend
 
@@ -94,7 +94,7 @@ async def test_ollama_counts_without_the_queue(clock):
 
 
 def test_an_engine_reports_how_long_ago_it_began(clock):
-    timing = timings.Timing()
+    timing = timings.CompletionTiming()
     clock.now += 50
     timing.take(types.SimpleNamespace(seconds=30.0, read=5, tokens=()))
     clock.now += 10

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from npurt.serve.model.front import Settings
+from npurt.serve.front.front import ServerSettings
 from tests.serve.client import SAY_HI, TEMPLATE, Client, asking, served
 
 CHAT = "/v1/chat/completions"
@@ -214,7 +214,7 @@ LONG = '<tool_call>{"name": "weather", "arguments": {"city": "' + "x" * 60 + '"}
 @asking
 async def test_a_call_that_takes_long_shows_signs_of_life():
     """The tokens of a call are held back until it is whole, so the server sends keep-alives."""
-    asked = client(LONG, settings=Settings(ping=0.02))
+    asked = client(LONG, settings=ServerSettings(ping=0.02))
     step = asked.backend.step
 
     def slowly():

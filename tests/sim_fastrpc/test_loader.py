@@ -181,7 +181,7 @@ def test_a_shipped_form_is_read(skels):
     assert {"DTPMOD_32", "DTPREL_32"} <= {*read.relocations}
     assert "__hexagon_udivsi3" in read.imports
     assert any(name.startswith("__save_r16_through_") for name in read.imports)
-    assert len([s for s in read.segments if s.kind == elf.Kind.LOAD]) == 4
+    assert len([s for s in read.segments if s.kind == elf.SegmentType.LOAD]) == 4
 
 
 NAMES = """

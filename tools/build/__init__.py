@@ -28,7 +28,7 @@ from tools.build.hexagon import (
     shell_names,
     skel_inputs,
 )
-from tools.build.host import (
+from tools.build.host_code import (
     GLIBC,
     TARGETS,
     build_library,

@@ -138,9 +138,9 @@ def check_sampling(args: argparse.Namespace) -> None:
     Raises:
         NpurtError: A setting is invalid.
     """
-    from npurt.llm.decode.options import Request
+    from npurt.llm.decode.options import GenerationRequest
 
-    Request.of(sampling(args), None)
+    GenerationRequest.of(sampling(args), None)
 
 
 def bias(text: str) -> tuple[int, float]:

@@ -20,7 +20,7 @@ from npurt.errors import ContextFull, NpurtError, SettingError
 from npurt.llm.text.turns import fitted, without
 
 if TYPE_CHECKING:
-    from npurt.llm.decode.model import Llama
+    from npurt.llm.decode.llama import Llama
 
 HELP = "/help lists the commands; /quit or Ctrl-D leaves."
 COMMANDS = {
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         return _talk(Chat(remote.opened(args), args, (), remote.settings))
     if args.model is None:
         args.usage_error("one of the arguments -m/--model -hf/--hf-repo --url is required")
-    from npurt.llm.decode.model import Llama
+    from npurt.llm.decode.llama import Llama
 
     check_sampling(args)
     path = options.model_path(args)
@@ -121,7 +121,7 @@ class Chat:
 
     def __init__(
         self,
-        llm: "Llama | remote.Remote",
+        llm: "Llama | remote.RemoteModel",
         args: argparse.Namespace,
         models: Sequence[str | Path],
         settings: Callable[[argparse.Namespace], dict[str, Any]] = _checked,
@@ -199,7 +199,7 @@ class Chat:
     def _fitting(self, asked: Messages) -> Messages:
         """Return the messages of *asked* that are sent: without turns that do not fit."""
         sent = without(asked, self._left_out)
-        if isinstance(self.llm, remote.Remote):
+        if isinstance(self.llm, remote.RemoteModel):
             return sent  # the server knows the size
         most = self._settings(self.args).get("max_tokens")
         count, _ = fitted(sent, self.llm.apply_chat_template, self.llm.n_ctx, most)
@@ -233,8 +233,8 @@ class Chat:
 
     def _begins_in_thought(self, asked: Messages) -> bool:
         """Return whether the prompt ends with the tag that begins a thought."""
-        if isinstance(self.llm, remote.Remote) or not terminal.has_styles():
-            return False  # `Remote` yields both tags
+        if isinstance(self.llm, remote.RemoteModel) or not terminal.has_styles():
+            return False  # `RemoteModel` yields both tags
         prompt = self.llm.template.render(asked, add_generation_prompt=True)
         return prompt.rstrip().endswith(terminal.BEGIN)
 
@@ -255,10 +255,10 @@ class Chat:
             print(repr(self.llm))
             return
         args = argparse.Namespace(**{**vars(self.args), "model": name})
-        if isinstance(self.llm, remote.Remote):
+        if isinstance(self.llm, remote.RemoteModel):
             self.llm = remote.opened(args)
         else:
-            from npurt.llm.decode.model import Llama
+            from npurt.llm.decode.llama import Llama
 
             path = options.model_path(args)
             found = Llama(path, **options.model(args))

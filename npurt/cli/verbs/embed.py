@@ -45,7 +45,7 @@ def add(verbs: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the embeddings."""
     from npurt.llm.decode.embed import as_openai
-    from npurt.llm.decode.model import Llama
+    from npurt.llm.decode.llama import Llama
 
     texts = _texts(args)
     path = options.model_path(args)

@@ -11,7 +11,7 @@ from npurt.cli.output.tables import plain
 from npurt.errors import NpurtError, SettingError
 
 if TYPE_CHECKING:
-    from npurt.models.stored import Stored
+    from npurt.models.stored import StoredModel
 
 COLUMNS = ("name", "size", "licence", "memory", "source", "path")
 
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def row(model: "Stored") -> dict[str, Any]:
+def row(model: "StoredModel") -> dict[str, Any]:
     """Return the row of *model* in the list; unknown values are None."""
     from npurt.models.catalogue import CATALOGUE
 

@@ -21,7 +21,7 @@ def add(verbs: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the perplexity and its standard error."""
-    from npurt.llm.decode.model import Llama
+    from npurt.llm.decode.llama import Llama
     from npurt.llm.measure.perplexity import Perplexity, perplexity
 
     text = options.text_of(args.file)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from npurt.llm.file.mapped import MappedGGUF
     from npurt.llm.measure.division import Share
     from npurt.llm.measure.estimate import Divergence, WeightEstimate
-    from npurt.llm.measure.memory import Memory
+    from npurt.llm.measure.memory import MemoryNeeds
     from npurt.llm.measure.speed import Rates
 
 
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _planned(
     device: Backend, file: "MappedGGUF", described: "Description", path: Path | None
-) -> "Plan":
+) -> "ModelEstimates":
     """Return the plan of a model on all devices.
 
     Args:
@@ -95,7 +95,7 @@ def _planned(
     assert device.rounding
     rounding = device.rounding()
     rows = list(estimate.estimates(path, rounding) if path else estimate.expected(model, rounding))
-    plan = Plan(
+    plan = ModelEstimates(
         device=device.name,
         downloaded=path is not None,
         memory=needs(file),
@@ -120,12 +120,12 @@ def _planned(
 
 
 @dataclass
-class Plan:
+class ModelEstimates:
     """The estimates for a model."""
 
     device: str  # the device of `rows`
     downloaded: bool
-    memory: "Memory"
+    memory: "MemoryNeeds"
     rows: "list[WeightEstimate]"
     rates: "dict[str, list[Rates]]"  # by the name of the device, `device` first
     host: tuple[float, float]
@@ -134,7 +134,7 @@ class Plan:
     divergence: "Divergence | None" = None
 
 
-def _print_json(plan: Plan) -> None:
+def _print_json(plan: ModelEstimates) -> None:
     prompt, decode = plan.host
     print(json.dumps({
         "downloaded": plan.downloaded,
@@ -149,7 +149,7 @@ def _print_json(plan: Plan) -> None:
     }))  # fmt: skip
 
 
-def _key(plan: Plan, device: str) -> str:
+def _key(plan: ModelEstimates, device: str) -> str:
     """Return the key of the speed of *device* in JSON."""
     return "speed" if device == plan.device else f"{device}_speed"
 
@@ -160,7 +160,7 @@ def _as_json(rates: "list[Rates]") -> Any:
     return made[0] if len(made) == 1 else made
 
 
-def _print_table(plan: Plan) -> None:
+def _print_table(plan: ModelEstimates) -> None:
     rows, apart = plan.rows, plan.divergence
     nbytes = sum(row.nbytes for row in rows)
     width = max(len(row.tensor) for row in rows)
@@ -188,7 +188,7 @@ def _print_table(plan: Plan) -> None:
               "`npurt models fetch` downloads the model")  # fmt: skip
 
 
-def _print_devices(plan: Plan) -> None:
+def _print_devices(plan: ModelEstimates) -> None:
     """Print the memory, the weights of each device, and the CPU's speed."""
     from npurt.backend.host_cost import TITLE
 

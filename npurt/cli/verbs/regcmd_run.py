@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from npurt.rknpu.plan.check import Checked
-    from npurt.rknpu.plan.proof import Span
+    from npurt.rknpu.plan.proof import BufferSpan
 
     Array = npt.NDArray[Any]
 
@@ -142,7 +142,7 @@ def run_program(args: argparse.Namespace) -> int:
 def _about(program: "Checked") -> dict[str, Any]:
     """Return the result of the proof for JSON output."""
 
-    def rows(spans: "frozenset[Span]") -> list[dict[str, Any]]:
+    def rows(spans: "frozenset[BufferSpan]") -> list[dict[str, Any]]:
         ordered = sorted(spans, key=lambda span: span.start)
         return [{"address": hex(s.start), "bytes": s.end - s.start} for s in ordered]
 
@@ -165,9 +165,9 @@ def _summary(program: "Checked") -> str:
     return f"{tasks}; reads {reads}; writes {writes}"
 
 
-def _span(text: str, role: Any) -> "Span":
+def _span(text: str, role: Any) -> "BufferSpan":
     """Return the buffer that an argument of `check` describes."""
-    from npurt.rknpu.plan.proof import Role, Span
+    from npurt.rknpu.plan.proof import BufferSpan, Role
 
     if re.fullmatch(rf"[^=]*=\d{{1,{MAX_DIGITS}}}", text):
         address, value = _pair(text, "ADDR=BYTES")
@@ -180,7 +180,7 @@ def _span(text: str, role: Any) -> "Span":
         nbytes = array.nbytes
     if not 0 < nbytes <= MAX_BYTES:
         raise _usage(text, f"{nbytes} bytes are no buffer of 1 to {MAX_BYTES}")
-    return Span(address, address + nbytes, role, f"the {role.name.lower()} at {address:#x}")
+    return BufferSpan(address, address + nbytes, role, f"the {role.name.lower()} at {address:#x}")
 
 
 def _pair(text: str, form: str) -> tuple[int, str]:

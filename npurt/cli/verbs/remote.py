@@ -41,7 +41,7 @@ class RemoteError(NpurtError):
 
 
 @dataclass(slots=True)
-class Timing:
+class AnswerTiming:
     """The figures of the last answer."""
 
     generated_tokens: int = 0  # from the server's usage, else the number of events with text
@@ -49,7 +49,7 @@ class Timing:
     finish: str = ""  # the server's finish_reason
 
 
-class Remote:
+class RemoteModel:
     """A model on a server, with the methods of `npurt.Llama` that a chat uses.
 
     Args:
@@ -67,7 +67,7 @@ class Remote:
     def __init__(
         self, url: str, model: str | None = None, key: str | None = None, seconds: float = SECONDS
     ) -> None:
-        self.timing = Timing()
+        self.timing = AnswerTiming()
         self._url = url
         self._key = key
         self._seconds = seconds
@@ -91,7 +91,7 @@ class Remote:
             ContextFull: The conversation is too long.
             RemoteError: The server refuses the request or breaks off the answer.
         """
-        self.timing = Timing()
+        self.timing = AnswerTiming()
         body = {"model": self.model, "messages": list(messages), "stream": stream,
                 "stream_options": {"include_usage": True}, **settings}  # fmt: skip
         first = last = 0.0
@@ -117,7 +117,7 @@ class Remote:
             if last > first:
                 timing.decode_rate = (timing.generated_tokens - 1) / (last - first)
 
-    def report(self) -> "Remote":
+    def report(self) -> "RemoteModel":
         """Return this object, whose repr names the model and the server."""
         return self
 
@@ -295,11 +295,11 @@ def add(parser: argparse.ArgumentParser) -> None:
                        help="timeout for a server that sends nothing")  # fmt: skip
 
 
-def opened(args: argparse.Namespace) -> "Remote":
+def opened(args: argparse.Namespace) -> "RemoteModel":
     """Return the model that *args* name.
 
     Raises:
-        NpurtError: See `Remote` and `read_key`.
+        NpurtError: See `RemoteModel` and `read_key`.
     """
     for flag, name in LOCAL.items():
         if getattr(args, name):
@@ -307,7 +307,7 @@ def opened(args: argparse.Namespace) -> "Remote":
     if not args.timeout:
         args.usage_error("--timeout must be above 0")
     key = read_key(args.api_key_file) if args.api_key_file else None
-    return Remote(args.url, args.model, key, args.timeout)
+    return RemoteModel(args.url, args.model, key, args.timeout)
 
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:

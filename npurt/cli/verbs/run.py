@@ -13,7 +13,7 @@ from npurt.cli.arguments.sampling import add_sampling, sampling
 from npurt.errors import LayoutError, SettingError
 
 if TYPE_CHECKING:
-    from npurt.llm.decode.model import Llama
+    from npurt.llm.decode.llama import Llama
 
 
 def add(verbs: Any) -> None:
@@ -41,11 +41,11 @@ def add(verbs: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Stream the text to standard output, and print timing and report to standard error."""
-    from npurt.llm.decode.model import Llama
-    from npurt.llm.decode.options import Request
+    from npurt.llm.decode.llama import Llama
+    from npurt.llm.decode.options import GenerationRequest
 
     prompt, wanted = _prompt(args), sampling(args)
-    Request.of(wanted, None)  # checks the settings before the model is opened
+    GenerationRequest.of(wanted, None)  # checks the settings before the model is opened
     path = options.model_path(args)
     if args.trace:
         options.require_apart(args.trace, *options.models_of(args, path), args.file)

@@ -13,7 +13,7 @@ from npurt.cli.arguments.sampling import add_sampling, check_sampling, sampling
 from npurt.errors import NpurtError
 
 if TYPE_CHECKING:
-    from npurt.serve.models.folder import FolderModel
+    from npurt.serve.router.folder import FolderModel
 
 LEVELS = ("debug", "info", "warning", "error")
 NEEDED = ("starlette", "uvicorn", "prometheus_client")  # packages of the extra `server`
@@ -119,24 +119,24 @@ def run(args: argparse.Namespace) -> int:
     address.require_safe()
     model: Any
     if args.models_dir:
-        from npurt.serve.models.policy import Policy
+        from npurt.serve.router.policy import Policy
 
         model = models(args)
         policy = Policy(args.idle_seconds, args.models_max or None, args.models_bytes)
     else:
-        from npurt.serve.model.served_model import ServedModel
+        from npurt.serve.front.served_model import ServedModel
 
         model = ServedModel(options.model_path(args), args.alias, args.chat_template)
         policy = None
     # These imports come after reading the model, so that they reuse the memory that reading freed.
-    from npurt.serve.model.front import Settings
+    from npurt.serve.front.front import ServerSettings
     from npurt.serve.run import Start
     from npurt.serve.run import run as serve
 
     check_sampling(args)
     if not args.models_dir and max(defaults["logit_bias"], default=0) >= model.tokenizer.n_vocab:
         args.usage_error("--logit-bias names an id beyond the model's vocabulary")
-    settings = Settings(
+    settings = ServerSettings(
         defaults, maximum, args.timeout, embeddings=args.embeddings,
         lora=[(Path(file).name, scale) for file, scale in args.lora],
     )  # fmt: skip
@@ -148,7 +148,7 @@ def run(args: argparse.Namespace) -> int:
 
 def models(args: argparse.Namespace) -> "list[FolderModel]":
     """Return the models of ``--models-dir``, and print which files are skipped."""
-    from npurt.serve.models.folder import scan
+    from npurt.serve.router.folder import scan
 
     for name in ("alias", "chat_template", "lora"):
         if getattr(args, name):

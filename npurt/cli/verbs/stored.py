@@ -14,7 +14,7 @@ from npurt.cli.verbs import models
 from npurt.errors import DownloadError, NpurtError, SettingError
 
 if TYPE_CHECKING:
-    from npurt.models.stored import Stored
+    from npurt.models.stored import StoredModel
 
 HUBS = ("hf.co/", "huggingface.co/", "https://huggingface.co/")  # before USER/REPO, as for Ollama
 URL = "http://127.0.0.1:8080"
@@ -54,7 +54,7 @@ def add(verbs: Any) -> None:
     parser.set_defaults(run=remove)
 
 
-def _here() -> "list[Stored]":
+def _here() -> "list[StoredModel]":
     """Return the models on this machine."""
     from npurt.models.hub import Hub
     from npurt.models.location import folders
@@ -118,7 +118,7 @@ def running(args: argparse.Namespace) -> int:
     return 0
 
 
-def _find(name: str) -> "Stored":
+def _find(name: str) -> "StoredModel":
     """Return the model *name* on this machine: its name, path, or the end of a hub's name.
 
     Raises:

@@ -38,7 +38,7 @@ SAMPLING = (
 KV_TYPES: dict[Any, str] = {None: "f16", 0: "f32", 1: "f16"}  # ggml type number -> npurt's name
 
 
-class Options(TypedDict, total=False):
+class SharedArguments(TypedDict, total=False):
     """The arguments that completions and chats share."""
 
     temperature: float
@@ -62,7 +62,7 @@ class Options(TypedDict, total=False):
     logit_bias: dict[int, float] | None
 
 
-class TextOptions(Options, total=False):
+class TextOptions(SharedArguments, total=False):
     """The arguments of a completion."""
 
     suffix: str | None
@@ -71,7 +71,7 @@ class TextOptions(Options, total=False):
     stopping_criteria: Any
 
 
-class ChatOptions(Options, total=False):
+class ChatOptions(SharedArguments, total=False):
     """The arguments of a chat."""
 
     functions: Any

@@ -24,7 +24,7 @@ from npurt.compat.sampling import LastSampler
 from npurt.errors import SettingError, UnsupportedOp, brief
 from npurt.llm.decode.generate import Generation, Timing
 from npurt.llm.decode.logprobs import logprobs_of_prompt
-from npurt.llm.decode.options import Request, top_logprobs_of
+from npurt.llm.decode.options import GenerationRequest, top_logprobs_of
 from npurt.llm.decode.stops import stop_texts
 from npurt.llm.text.fill_in import FillIn
 from npurt.runtime.open.arguments import flag, integer
@@ -119,7 +119,7 @@ class TextModel(OpenModel):
             top_logprobs=top_logprobs, special=special,
         )  # fmt: skip
 
-    def _request(self, temperature: float, seed: int | None, **options: Any) -> Request:
+    def _request(self, temperature: float, seed: int | None, **options: Any) -> GenerationRequest:
         """Return a request.
 
         As in llama-cpp-python, *seed* also sets the seed of later completions.
@@ -130,9 +130,9 @@ class TextModel(OpenModel):
             self._seed = random.Random(self._seed).getrandbits(32)
         options["top_k"] = max(0, integer("top_k", options["top_k"]))
         options |= {"temperature": temperature, "repeat_last_n": self.last_n_tokens_size}
-        return Request.of(options, self._seed)
+        return GenerationRequest.of(options, self._seed)
 
-    def _sampler(self, request: Request, prompt: Sequence[int]) -> LastSampler:
+    def _sampler(self, request: GenerationRequest, prompt: Sequence[int]) -> LastSampler:
         return request.sampler(self._tokenizer, len(prompt), LastSampler)
 
     # --- Completions ----------------------------------------------------------------------------

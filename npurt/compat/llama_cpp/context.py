@@ -28,7 +28,7 @@ from npurt.compat.llama_cpp.llama_chat_format import registered
 from npurt.compat.llama_cpp.refused import no_attribute
 from npurt.compat.sampling import F32, Ids
 from npurt.errors import LayoutError, NumericsError, SettingError, brief
-from npurt.llm.decode.model import Llama as Model
+from npurt.llm.decode.llama import Llama as Model
 from npurt.llm.file.gguf import GGUF
 from npurt.llm.file.mapped import errors_of
 from npurt.llm.spec.assistant import shared

@@ -35,7 +35,7 @@ from npurt.compat.llama_cpp.results import (
     usage,
 )
 from npurt.errors import PackageError, UnsupportedOp
-from npurt.llm.decode.embed import Embedding, as_openai
+from npurt.llm.decode.embed import TextEmbedding, as_openai
 from npurt.llm.decode.options import top_logprobs_of
 from npurt.llm.file.pooling import NUMBERS, Pooling, read_pooling
 from npurt.llm.text.named_templates import NAMED
@@ -251,7 +251,7 @@ class Llama(TextModel):
 
     def _embeddings(
         self, texts: Sequence[str], *, normalize: bool, truncate: bool
-    ) -> list[Embedding]:
+    ) -> list[TextEmbedding]:
         pooling = NUMBERS[self.pooling_type()].value
         return self._llm.embedder.each(texts, normalize, pooling=pooling, truncate=truncate)
 

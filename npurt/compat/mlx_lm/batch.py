@@ -14,7 +14,7 @@ from npurt.compat.mlx_lm.generate import GenerationResponse, stream_generate
 from npurt.compat.mlx_lm.models.cache import PromptCache, make_prompt_cache
 from npurt.compat.mlx_lm.tokenizer_utils import TokenizerWrapper
 from npurt.errors import SettingError, brief
-from npurt.llm.decode.model import Llama
+from npurt.llm.decode.llama import Llama
 from npurt.runtime.open.arguments import flag, listed
 
 # Batch sizes, which do not change completions.

@@ -13,13 +13,12 @@ import numpy.typing as npt
 
 from npurt.compat.mlx_lm.missing import refuse
 from npurt.compat.mlx_lm.models.cache import PromptCache
-from npurt.compat.mlx_lm.sample_utils import LogitsProcessor, make_sampler
-from npurt.compat.mlx_lm.sample_utils import Sampler as SamplerFunction
+from npurt.compat.mlx_lm.sample_utils import LogitsProcessor, Sampler, make_sampler
 from npurt.compat.mlx_lm.tokenizer_utils import TokenizerWrapper
 from npurt.errors import LayoutError, SettingError, brief
 from npurt.llm.decode.generate import Generation
-from npurt.llm.decode.model import Llama
-from npurt.llm.decode.sampler import Sampler, Sampling, greedy
+from npurt.llm.decode.llama import Llama
+from npurt.llm.decode.sampler import Sampling, TokenSampler, greedy
 from npurt.llm.decode.samplers.checks import functions
 from npurt.llm.decode.samplers.results import returned, unusable
 from npurt.runtime.open.arguments import flag, integer, none_at_minus_one
@@ -57,12 +56,12 @@ class GenerationResponse:
     finish_reason: str | None = None
 
 
-class _FunctionSampler(Sampler):
+class _FunctionSampler(TokenSampler):
     """A sampler that calls the caller's functions, and stores the tokens that they sample."""
 
     def __init__(
         self,
-        sampler: SamplerFunction,
+        sampler: Sampler,
         processors: Sequence[LogitsProcessor],
         never: Sequence[int],
         before: int,
@@ -104,7 +103,7 @@ def generate_step(
     stream: Any = None,
     *,
     max_tokens: int = 256,
-    sampler: SamplerFunction | None = None,
+    sampler: Sampler | None = None,
     logits_processors: Sequence[LogitsProcessor] | None = None,
     max_kv_size: int | None = None,
     prompt_cache: Sequence[PromptCache] | None = None,

@@ -9,7 +9,7 @@ from npurt.compat.mlx_lm.functions import as_schema
 from npurt.compat.mlx_lm.missing import refuse
 from npurt.errors import ModelFormatError, SettingError, brief
 from npurt.llm.decode.calls.hermes import Hermes
-from npurt.llm.decode.model import Llama
+from npurt.llm.decode.llama import Llama
 from npurt.llm.text.chat import joined_parts
 from npurt.llm.text.tokenizer import Tokenizer
 from npurt.llm.text.vocabulary import token_texts

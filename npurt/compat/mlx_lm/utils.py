@@ -10,7 +10,7 @@ from npurt.compat.folders import model_in
 from npurt.compat.mlx_lm.missing import missing, refuse
 from npurt.compat.mlx_lm.tokenizer_utils import TokenizerWrapper
 from npurt.errors import ModelFormatError
-from npurt.llm.decode.model import Llama
+from npurt.llm.decode.llama import Llama
 from npurt.runtime.open.arguments import flag, require_path
 
 IGNORED = frozenset(["trust_remote_code", "use_fast"])  # tokenizer options without effect

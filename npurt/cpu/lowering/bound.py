@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from npurt.cpu.pool.checked import Weight
+from npurt.cpu.pool.checked import NamedWeight
 from npurt.cpu.state.arrays import KV, Recurrence
 from npurt.device.device import F32
 
@@ -22,7 +22,7 @@ class Bound:
             convolution.
     """
 
-    weights: Mapping[str, Weight]
+    weights: Mapping[str, NamedWeight]
     vectors: Mapping[str, F32]
     kv: Mapping[str, KV]
     recurrent: Mapping[str, Recurrence]

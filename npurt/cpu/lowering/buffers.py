@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from npurt.cpu.lowering.bound import Columns
-from npurt.cpu.pool.checked import Weight
+from npurt.cpu.pool.checked import NamedWeight
 from npurt.cpu.pool.engine import Input, empty
 from npurt.device.device import F32
 from npurt.errors import UnsupportedOp
@@ -37,7 +37,7 @@ class Buffers:
     def __init__(
         self,
         graph: Graph,
-        weights: Mapping[str, Weight],
+        weights: Mapping[str, NamedWeight],
         rows: int,
         inputs: Mapping[str, F32],
     ) -> None:
@@ -303,7 +303,7 @@ def _neighbours(graph: Graph) -> dict[str, tuple[Tensor, ...]]:
     return found
 
 
-def _precisions(graph: Graph, weights: Mapping[str, Weight]) -> dict[str, tuple[bool, bool]]:
+def _precisions(graph: Graph, weights: Mapping[str, NamedWeight]) -> dict[str, tuple[bool, bool]]:
     """Return, by `local` name of each input of products, whether it needs int8 codes and int16.
 
     An input is quantised alike in all layers.

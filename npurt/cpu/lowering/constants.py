@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from npurt.cpu.pool.checked import Weight
+from npurt.cpu.pool.checked import NamedWeight
 from npurt.cpu.pool.packed import CpuPacked
 from npurt.device.device import F32
 from npurt.device.segment import Array, Weights
@@ -15,12 +15,12 @@ from npurt.graph.tensor import SELECTED, Kind
 from npurt.graph.weights import products
 from npurt.quant.tensor import QTensor
 
-Place = Callable[[Graph, Weights, Mapping[str, F32]], Mapping[str, Weight]]
+Place = Callable[[Graph, Weights, Mapping[str, F32]], Mapping[str, NamedWeight]]
 
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """A packed weight with its name and bias: a `npurt.cpu.pool.checked.Weight`."""
+    """A packed weight with its name and bias: a `npurt.cpu.pool.checked.NamedWeight`."""
 
     name: str
     packed: CpuPacked
@@ -32,7 +32,7 @@ def pack_each(
     part: Graph,
     weights: Weights,
     vectors: Mapping[str, F32],
-) -> dict[str, Weight]:
+) -> dict[str, NamedWeight]:
     """Pack all matrices of *part* with *pack*; return the packed weights by tensor name."""
     found = products(part)
     packed = pack([weights.quantised(name) for name in found])

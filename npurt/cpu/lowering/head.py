@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from npurt.cpu.lowering.bound import Bound
 from npurt.cpu.lowering.lower import Lowering
 from npurt.cpu.lowering.steps import Steps
-from npurt.cpu.pool.checked import Weight
+from npurt.cpu.pool.checked import NamedWeight
 from npurt.cpu.pool.engine import empty
 from npurt.cpu.pool.table import RowTable
 from npurt.device.device import F32
@@ -20,7 +20,7 @@ class Head:
     """
 
     def __init__(
-        self, steps: Steps, graph: Graph, weight: Weight, vectors: Mapping[str, F32], rows: int
+        self, steps: Steps, graph: Graph, weight: NamedWeight, vectors: Mapping[str, F32], rows: int
     ) -> None:
         (matrix,) = products(graph)
         self._x, self._logits = empty(rows, weight.packed.k), empty(1, weight.packed.n)

@@ -19,9 +19,9 @@ from npurt.cpu.lowering.buffers import (
     unsupported,
 )
 from npurt.cpu.lowering.steps import Steps
-from npurt.cpu.pool.checked import Weight
+from npurt.cpu.pool.checked import NamedWeight
 from npurt.cpu.pool.engine import Input, empty
-from npurt.cpu.pool.operands import GROUP, SILU, Convolution, Heads, Routing, Unit
+from npurt.cpu.pool.operands import GROUP, SILU, Convolution, Heads, Routing, UnitParameters
 from npurt.cpu.pool.program import Program
 from npurt.device.delta import DeltaNet
 from npurt.device.device import F32
@@ -181,7 +181,7 @@ class Lowering:
                 self._product(op, first, weights, outs)
 
     def _product(
-        self, op: Op, first: ops.MatMul, weights: Sequence[Weight], outs: Sequence[Tensor]
+        self, op: Op, first: ops.MatMul, weights: Sequence[NamedWeight], outs: Sequence[Tensor]
     ) -> None:
         if len(first.x.shape) == 3:
             raise unsupported(op, "the host multiplies rows of a run, not of experts")
@@ -197,7 +197,7 @@ class Lowering:
         self._steps.matmul(first.role, x, weights, y, selects=selects, column=column)
 
     def _experts(
-        self, op: Op, first: ops.ExpertMatMul, stacks: Sequence[Weight], outs: Sequence[Tensor]
+        self, op: Op, first: ops.ExpertMatMul, stacks: Sequence[NamedWeight], outs: Sequence[Tensor]
     ) -> None:
         if first.experts.name not in self._routings:
             raise unsupported(op, "its rows are not gathered by expert")
@@ -479,17 +479,17 @@ def _head_norms(op: Fused) -> tuple[ops.RMSNorm | None, ops.RMSNorm | None]:
     return q, k
 
 
-def _unit(op: ops.GatedUnit) -> Unit:
+def _unit(op: ops.GatedUnit) -> UnitParameters:
     """Return the host's gated unit that computes *op*."""
     if op == ops.GatedUnit(op.name, op.gate, None, op.out, ops.Activation.GELU_ERF):
-        return Unit("GELU_ERF")
+        return UnitParameters("GELU_ERF")
     if op.up is None:
         raise unsupported(op, f"the host has no {op.activation.name} unit without up")
     if op == ops.GatedUnit(op.name, op.gate, op.up, op.out):
         return SILU
     if op.activation is ops.Activation.SILU:
         limit = float(np.finfo(np.float32).max) if op.limit is None else op.limit
-        return Unit("CLAMPED", limit, op.alpha, op.up_offset)
+        return UnitParameters("CLAMPED", limit, op.alpha, op.up_offset)
     if op == ops.GatedUnit(op.name, op.gate, op.up, op.out, ops.Activation.GELU):
-        return Unit("GELU")
+        return UnitParameters("GELU")
     raise unsupported(op, f"the host has no {op.activation.name} unit with these parameters")

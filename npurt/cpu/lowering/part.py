@@ -20,7 +20,7 @@ from npurt.cpu.lowering.outside_steps import (
 )
 from npurt.cpu.lowering.steps import Steps
 from npurt.cpu.pool.engine import empty
-from npurt.cpu.pool.table import RowTable, Span
+from npurt.cpu.pool.table import RowTable, TableSpan
 from npurt.cpu.pool.vectors import Vectors
 from npurt.cpu.state.arrays import KV
 from npurt.cpu.state.rotation import rotations_of, temperatures
@@ -139,7 +139,7 @@ class PartProgram:
         self,
         values: Mapping[str, Array],
         rows: Rows,
-        spans: Sequence[Span],
+        spans: Sequence[TableSpan],
         outs: Mapping[str, Array],
     ) -> dict[str, Array]:
         """Run all ops; see `Segment.run_into`.

@@ -10,8 +10,7 @@ import numpy as np
 
 from npurt.cpu.lowering.constants import Place
 from npurt.cpu.lowering.part import MakeSteps, PartProgram
-from npurt.cpu.pool.table import RowTable
-from npurt.cpu.pool.table import Span as TableSpan
+from npurt.cpu.pool.table import RowTable, TableSpan
 from npurt.cpu.state.states import SequenceStates
 from npurt.device.guard import Guard
 from npurt.device.segment import (

@@ -6,8 +6,8 @@ Consecutive ops with kernels are one program, which the threads run without call
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
-from npurt.cpu.pool.checked import CheckedProgram, Weight
-from npurt.cpu.pool.engine import Engine, Input
+from npurt.cpu.pool.checked import CheckedProgram, NamedWeight
+from npurt.cpu.pool.engine import CpuThreadPool, Input
 from npurt.cpu.pool.operands import Convolution, Routing
 from npurt.cpu.pool.program import Program
 from npurt.cpu.pool.table import RowTable
@@ -49,7 +49,7 @@ class Steps:
         sampler: Chooses the products to verify.
     """
 
-    def __init__(self, engine: Engine, sampler: Sampler, events: list[str]) -> None:
+    def __init__(self, engine: CpuThreadPool, sampler: Sampler, events: list[str]) -> None:
         self.sampler = sampler
         self._engine, self._events = engine, events
         self._steps: list[Step] = []
@@ -128,7 +128,7 @@ class Steps:
         self,
         label: str,
         x: Input,
-        weights: Sequence[Weight],
+        weights: Sequence[NamedWeight],
         y: F32,
         *,
         selects: bool = False,
@@ -141,7 +141,7 @@ class Steps:
         self,
         label: str,
         x: Input,
-        stacks: Sequence[Weight],
+        stacks: Sequence[NamedWeight],
         y: F32,
         routing: Routing,
         *,

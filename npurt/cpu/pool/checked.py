@@ -8,7 +8,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol
 import numpy as np
 
 from npurt.cpu.kernels import abi
-from npurt.cpu.pool.engine import Engine, Input
+from npurt.cpu.pool.engine import CpuThreadPool, Input
 from npurt.cpu.pool.operands import Routing
 from npurt.cpu.pool.packed import CpuPacked, Sums, transposed_matvecs
 from npurt.cpu.pool.program import Program, batches
@@ -30,7 +30,7 @@ from npurt.errors import VerificationFailed
 P = ParamSpec("P")
 
 
-class Weight(Protocol):
+class NamedWeight(Protocol):
     """A packed weight with its name and bias."""
 
     @property
@@ -47,12 +47,12 @@ class Weight(Protocol):
 
 
 @dataclass(slots=True)
-class Product:
+class CheckedProduct:
     """One matmul op of the program."""
 
     op: int  # index in the program's ops
     label: str
-    weights: tuple[Weight, ...]
+    weights: tuple[NamedWeight, ...]
     packed: tuple[CpuPacked, ...]
     x: Input
     y: F32
@@ -84,9 +84,9 @@ class CheckedProgram:
         events: A list to which one sentence is appended for each wrong product.
     """
 
-    def __init__(self, engine: Engine, sampler: Sampler, events: list[str]) -> None:
+    def __init__(self, engine: CpuThreadPool, sampler: Sampler, events: list[str]) -> None:
         self.program = Program(engine)
-        self.products: dict[int, Product] = {}  # by index in the program's ops
+        self.products: dict[int, CheckedProduct] = {}  # by index in the program's ops
         self._isa_name = engine.isa_name
         self.sampler = sampler
         self._events = events
@@ -107,7 +107,7 @@ class CheckedProgram:
         self,
         label: str,
         x: Input,
-        weights: Sequence[Weight],
+        weights: Sequence[NamedWeight],
         y: F32,
         selects: bool = False,
         routing: Routing | None = None,
@@ -119,7 +119,7 @@ class CheckedProgram:
             label, Program.matmul, x, [p.image for p in packed], y,
             biases=[w.bias for w in weights], selects=selects, routing=routing, column=column,
         )  # fmt: skip
-        self.products[op] = Product(op, label, tuple(weights), packed, x, y, column, routing)
+        self.products[op] = CheckedProduct(op, label, tuple(weights), packed, x, y, column, routing)
 
     def cap_logits(self, y: F32, factor: float, cap: float) -> None:
         """Add the op ``y = cap * tanh(factor * y / cap)`` on the results of the last product."""
@@ -197,7 +197,7 @@ class CheckedProgram:
                 counter.failed = self._wrong.get(index, 0)
             yield counter
 
-    def _choose(self, rows: int) -> list[Product]:
+    def _choose(self, rows: int) -> list[CheckedProduct]:
         """Return the products to verify in a run of *rows* rows."""
         numbers = self.sampler.choose(len(self.products))
         first = self.sampler.mode is Mode.SAMPLE and self.sampler.is_first((id(self), rows > 1))
@@ -209,7 +209,7 @@ class CheckedProgram:
             chosen += [p for p in products if self.sampler.is_first((p.kind, rows > 1))]
         return chosen
 
-    def _attach_probes(self, products: Iterable[Product]) -> None:
+    def _attach_probes(self, products: Iterable[CheckedProduct]) -> None:
         """Make the missing probes of *products*, and set their addresses in the ops."""
         new = [product for product in products if not product.probes]
         pairs = [pair for p in new for pair in zip(p.weights, p.packed, strict=True)]
@@ -223,7 +223,7 @@ class CheckedProgram:
                 matmul.w[i].check_bound = probe.bound
                 matmul.w[i].check_floor = probe.floor
 
-    def _replace(self, product: Product) -> None:
+    def _replace(self, product: CheckedProduct) -> None:
         """Quarantine the kernel of a product: all later runs use the scalar kernel.
 
         Raises:
@@ -270,7 +270,7 @@ def _probe(weight: tuple[str, CpuPacked, F32 | None], r: F64, sums: Sums) -> Pro
     return Probe(r, s, max(one.bound for one in each), max(one.floor for one in each))
 
 
-def _is_overflow(product: Product, tokens: int) -> bool:
+def _is_overflow(product: CheckedProduct, tokens: int) -> bool:
     """Return whether a product failed in C only because values overflow float32.
 
     The product is checked again in numpy.

@@ -83,7 +83,7 @@ class Input:
             struct.remainders = pointer("int8_t *", self.remainders)
 
 
-class Engine:
+class CpuThreadPool:
     """The thread pool of one CPU device.  It runs one program at a time; other callers wait.
 
     The pool's threads end when the engine is closed, or when the last reference to it is dropped.
@@ -193,7 +193,7 @@ class Engine:
                 self._free()
 
 
-_ENGINES: weakref.WeakSet[Engine] = weakref.WeakSet()
+_ENGINES: weakref.WeakSet[CpuThreadPool] = weakref.WeakSet()
 
 
 @atexit.register

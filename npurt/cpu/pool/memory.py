@@ -38,7 +38,7 @@ def allocate(nbytes: int, *, huge: bool = False) -> npt.NDArray[np.uint8]:
     return np.frombuffer(memory, dtype=np.uint8)
 
 
-class Arena:
+class BumpAllocator:
     """An allocator of aligned parts of one mapping of *nbytes*.
 
     One large mapping gets huge pages where many small ones would not.

@@ -60,7 +60,7 @@ class Heads:
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class UnitParameters:
     """A gated unit: ``activation(gate) * up``.
 
     CLAMPED is ``gate * sigmoid(alpha * gate) * (up + offset)``, with ``gate <= limit`` and
@@ -107,5 +107,5 @@ class Routing:
         return int(self.expert_weights.shape[1])
 
 
-SILU = Unit()
+SILU = UnitParameters()
 GROUP = np.dtype([("matrix", "<i4"), ("rows", "<i4"), ("first", "<i8")])  # npurt_group

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.cpu.kernels import abi, layout
-from npurt.cpu.pool.engine import Engine, Input, pointer
+from npurt.cpu.pool.engine import CpuThreadPool, Input, pointer
 from npurt.cpu.pool.operands import Image
 from npurt.cpu.pool.program import Program
 from npurt.cpu.pool.table import RowTable
@@ -29,7 +29,9 @@ class CpuPacked(Packed):
     `image.data` has all matrices; `image.n` and `image.k` are the size of one matrix.
     """
 
-    def __init__(self, device: Device, engine: Engine, tensor: QTensor, image: Image) -> None:
+    def __init__(
+        self, device: Device, engine: CpuThreadPool, tensor: QTensor, image: Image
+    ) -> None:
         self.device = device
         self.engine = engine
         self.tensor = tensor

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.cpu.kernels import abi
-from npurt.cpu.pool.engine import Engine, Input, pointer
-from npurt.cpu.pool.operands import SILU, Convolution, Heads, Image, Routing, Unit
+from npurt.cpu.pool.engine import CpuThreadPool, Input, pointer
+from npurt.cpu.pool.operands import SILU, Convolution, Heads, Image, Routing, UnitParameters
 from npurt.cpu.pool.table import RowTable
 from npurt.device.delta import DeltaNet
 from npurt.errors import LayoutError
@@ -42,10 +42,11 @@ def batches(sizes: Sequence[int]) -> Iterator[range]:
 class Program:
     """A list of ops for one engine.
 
-    The last reference to a program may be dropped at any time after a run: see `Engine.retire`.
+    The last reference to a program may be dropped at any time after a run: see
+    `CpuThreadPool.retire`.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: CpuThreadPool) -> None:
         self.engine = engine
         self._structs: list[Any] = []
         self._keep: list[Any] = []
@@ -238,7 +239,9 @@ class Program:
         self._attention("ENCODE", heads).out = self._address(out)
         return len(self) - 1
 
-    def unit(self, gate_up: F32, out: Input, *, unit: Unit = SILU, row_multiplier: int = 1) -> int:
+    def unit(
+        self, gate_up: F32, out: Input, *, unit: UnitParameters = SILU, row_multiplier: int = 1
+    ) -> int:
         """Add ``out = activation(gate) * up``; a row of *gate_up* has the gate, then up.
 
         GELU_ERF has no up: *gate_up* is the gate alone, and ``out = gelu(gate)``.

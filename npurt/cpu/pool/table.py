@@ -11,7 +11,7 @@ from npurt.cpu.kernels import abi
 I32 = npt.NDArray[np.int32]
 
 
-class Span(NamedTuple):
+class TableSpan(NamedTuple):
     """Consecutive rows of a run, at consecutive positions of one sequence.
 
     Attributes:
@@ -40,7 +40,7 @@ class RowTable:
         struct: The npurt_table.
     """
 
-    def __init__(self, spans: Sequence[Span], selected: I32 | None = None) -> None:
+    def __init__(self, spans: Sequence[TableSpan], selected: I32 | None = None) -> None:
         self.spans = spans
         ffi = abi.ffi()
         self._spans = ffi.new("npurt_span[]", len(spans))
@@ -65,4 +65,4 @@ class RowTable:
     @classmethod
     def of(cls, rows: int, position: int = 0, pages: I32 | None = None) -> "RowTable":
         """Return a table of *rows* rows of one sequence, all rows selected."""
-        return cls([Span(rows, position, 0, pages)] if rows else [])
+        return cls([TableSpan(rows, position, 0, pages)] if rows else [])

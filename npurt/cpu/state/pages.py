@@ -17,7 +17,7 @@ from npurt.errors import OutOfPages
 CopyPage = Callable[[int, int, int], None]  # (source page, target page, number of positions)
 
 
-class Pages:
+class PagePool:
     """The pages of a part: the number of owners of each page, and the free pages.
 
     Pages that were used before are reused first, because a page takes no memory until its first
@@ -109,7 +109,7 @@ class PageList:
         maximum: The maximum number of positions of a sequence.
     """
 
-    def __init__(self, pages: Pages, maximum: int) -> None:
+    def __init__(self, pages: PagePool, maximum: int) -> None:
         self._pages = pages
         self._numbers = np.zeros(pages.count(maximum), np.int32)
         self._count = 0

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from npurt.cpu.kernels import abi
-from npurt.cpu.pool.table import Span
+from npurt.cpu.pool.table import TableSpan
 from npurt.cpu.state import kv
 from npurt.cpu.state.arrays import KV, Recurrence, Rotation
 from npurt.cpu.state.convolved import Convolved, convolutions
-from npurt.cpu.state.pages import PageList, Pages
+from npurt.cpu.state.pages import PageList, PagePool
 from npurt.cpu.state.recurrent import Recurrent, Replay, recurrences
 from npurt.cpu.state.slots import Slots
 from npurt.device.delta import state_values
@@ -54,7 +54,7 @@ class Memory:
         sizes = [(op.kv_heads, op.q.columns // op.heads, dtype) for op in attentions]
         self.kv: dict[str, KV] = {}
         copy = functools.partial(_copy_page, self.kv)  # a bound method would make a cycle
-        self.pages = Pages(_page_count(limits, sum(kv.page_bytes(*s) for s in sizes)), copy)
+        self.pages = PagePool(_page_count(limits, sum(kv.page_bytes(*s) for s in sizes)), copy)
         self.keys: dict[str, KV] = {}
         self.values: dict[str, KV] = {}
         for op, size in zip(attentions, sizes, strict=True):
@@ -137,7 +137,7 @@ class SequenceStates:
         """Return how many free pages a run of *rows* rows from *position* on needs."""
         return self.pages.needed(position, position + rows) if self._memory.kv else 0
 
-    def begin(self, position: int, rows: int) -> Span:
+    def begin(self, position: int, rows: int) -> TableSpan:
         """Prepare for a run of *rows* rows from *position* on, and return the span of these rows.
 
         After the run, call `end`.
@@ -158,7 +158,7 @@ class SequenceStates:
                 each.restored(position)
         for each in self._sequential:
             each.begin(position, rows)
-        return Span(rows, position, self.slot, self.pages.numbers if self._memory.kv else None)
+        return TableSpan(rows, position, self.slot, self.pages.numbers if self._memory.kv else None)
 
     def end(self, position: int) -> None:
         """Record that a run ended at *position*."""

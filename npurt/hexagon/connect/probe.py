@@ -30,7 +30,7 @@ def queue_works(connection: Connection) -> bool:
 
 
 def _try_queue(connection: Connection) -> bool:
-    request, reply = messages.Request(0), messages.reply()
+    request, reply = messages.BatchMessage(0), messages.reply()
     connection = replace(
         connection, transport=TransportName.DSPQUEUE, session=None, deadline=QUEUE_SECONDS
     )

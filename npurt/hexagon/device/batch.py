@@ -15,12 +15,12 @@ from npurt.hexagon.device.scratch import BATCH_BYTES
 from npurt.hexagon.device.session_memory import SessionMemory
 from npurt.hexagon.fastrpc.rpcmem import Block, Slice, aligned
 from npurt.hexagon.session import messages
-from npurt.hexagon.session.messages import Flag, Request
+from npurt.hexagon.session.messages import BatchMessage, OpFlag
 
 RUN_ROWS = MAX_ROWS  # rows of x in one run of a batch
 
 
-class Weight(NamedTuple):
+class PlacedWeight(NamedTuple):
     """The address, shape and format of a weight."""
 
     part: Slice
@@ -41,16 +41,16 @@ class Batch:
         group: Columns of x that share a scale; 0: the whole row.
     """
 
-    def __init__(self, memory: SessionMemory, weights: Sequence[Weight], group: int) -> None:
+    def __init__(self, memory: SessionMemory, weights: Sequence[PlacedWeight], group: int) -> None:
         self._memory = memory
         self._widths = [weights[0].k, *(w.n for w in weights)]
         self._strides = [aligned(4 * width) for width in self._widths]
         self.rows = max(1, min(BATCH_BYTES // sum(self._strides), RUN_ROWS))
-        self._request = Request(len(weights))
+        self._request = BatchMessage(len(weights))
         self._ops: Any = self._request.ops
         for i, weight in enumerate(weights):
             op = self._ops[i]
-            op["flags"] = Flag.NEW_W | (Flag.SAME_X if i else 0)
+            op["flags"] = OpFlag.NEW_W | (OpFlag.SAME_X if i else 0)
             op["k"], op["n"], op["format"], op["group"] = weight.k, weight.n, weight.format, group
             op["w"] = weight.part.block.fd, weight.part.offset, weight.part.nbytes, 0
         self._new = True  # the DSP has not read these weights
@@ -106,7 +106,7 @@ class Batch:
         self._send(*self._blocks)
         messages.check(self._request, self._reply, self._lasts)
         if self._new:
-            self._ops["flags"] &= ~np.uint32(Flag.NEW_W)
+            self._ops["flags"] &= ~np.uint32(OpFlag.NEW_W)
             self._new = False
         for y, out in zip(self._ys, outs, strict=True):
             out[...] = y

@@ -18,9 +18,9 @@ from npurt.hexagon.device.scratch import BATCH_BYTES
 from npurt.hexagon.device.session_memory import SessionMemory
 from npurt.hexagon.fastrpc.rpcmem import LARGEST, Block
 from npurt.hexagon.layout import delta
-from npurt.hexagon.layout.delta import Shape
+from npurt.hexagon.layout.delta import DeltaShape
 from npurt.hexagon.session import messages
-from npurt.hexagon.session.messages import Flag, Kind, Request
+from npurt.hexagon.session.messages import BatchMessage, OpFlag, OpKind
 
 MAX_TOKENS = MAX_ROWS  # tokens of all sequences in one call
 
@@ -65,7 +65,7 @@ class DeltaMemory:
         tokens: The maximum number of tokens per sequence in one call.
     """
 
-    def __init__(self, session_memory: SessionMemory, shape: Shape) -> None:
+    def __init__(self, session_memory: SessionMemory, shape: DeltaShape) -> None:
         block = session_memory.own(shape.state_bytes)
         if block is None:
             raise DeviceFull(
@@ -85,10 +85,10 @@ class DeltaMemory:
 
     def _prepare(self) -> None:
         shape = self._shape
-        self._request = Request(1)
+        self._request = BatchMessage(1)
         op = self._op = self._request.ops[0]
-        op["kind"] = Kind.DELTA
-        op["flags"] = Flag.GROUPED * shape.grouped | Flag.GATES * shape.gates
+        op["kind"] = OpKind.DELTA
+        op["flags"] = OpFlag.GROUPED * shape.grouped | OpFlag.GATES * shape.gates
         op["k"], op["n"], op["format"] = shape.width, shape.heads, shape.k_heads
         op["group"] = shape.sequences
         op["scale"] = np.float32(shape.scale).view(np.uint32)
@@ -103,7 +103,7 @@ class DeltaMemory:
         self._blocks: tuple[Block, ...] = ()
         self._x: F32 = np.empty(0, np.float32)
         self._results: F32 = self._x
-        self._row: delta.Row | None = None
+        self._row: delta.DeltaRows | None = None
 
     def _set_tokens(self, tokens: int) -> None:
         """Take scratch memory for *tokens* rows of each sequence."""
@@ -117,7 +117,7 @@ class DeltaMemory:
         for name, block, size, width in zip("xy", self._blocks, sizes, self._widths, strict=True):
             self._op[name] = block.fd, 0, size, width
         self._op["m"] = tokens
-        self._row = delta.Row.of(self._x, self._shape)
+        self._row = delta.DeltaRows.of(self._x, self._shape)
         self._results = delta.results(y, self._shape)
         self._count = tokens
 

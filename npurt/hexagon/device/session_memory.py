@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from npurt.errors import DeviceFull
 from npurt.hexagon.device.scratch import Scratch, block_bytes
-from npurt.hexagon.fastrpc.rpcmem import Arena, Block, Slice, aligned
+from npurt.hexagon.fastrpc.rpcmem import Block, BlockAllocator, Slice, aligned
 from npurt.hexagon.session.transport import Transport
 
 MIN_BYTES = 32 << 20  # size of the first block for weights; each later block doubles the total
@@ -30,7 +30,7 @@ class SessionMemory:
         self.transport = transport
         self.scratch = Scratch(transport)
         self._capacity = capacity
-        self._arenas: list[Arena] = []
+        self._allocators: list[BlockAllocator] = []
         self._own: list[Block] = []  # blocks that `own` has mapped
         self._returned: deque[Block] = deque()  # of `_own`, freed and still mapped
         self.written: list[Block] = []
@@ -43,23 +43,23 @@ class SessionMemory:
 
     # --- Weights ----------------------------------------------------------------------------------
 
-    def allocate(self, nbytes: int) -> tuple[Arena, Slice] | None:
+    def allocate(self, nbytes: int) -> tuple[BlockAllocator, Slice] | None:
         """Return memory for a weight of *nbytes*, or None if the session is full."""
-        for arena in self._arenas:
-            part = arena.allocate(nbytes)
+        for allocator in self._allocators:
+            part = allocator.allocate(nbytes)
             if part:
-                return arena, part
+                return allocator, part
         grown = self._grow(nbytes)
         part = grown.allocate(nbytes) if grown else None
         return (grown, part) if grown and part else None
 
-    def _grow(self, nbytes: int) -> Arena | None:
-        mapped = sum(arena.block.nbytes for arena in self._arenas)
+    def _grow(self, nbytes: int) -> BlockAllocator | None:
+        mapped = sum(allocator.block.nbytes for allocator in self._allocators)
         block = self._map(max(aligned(nbytes), min(max(mapped, MIN_BYTES), MAX_BYTES)))
         if block is None:
             return None
-        self._arenas.append(Arena(block))
-        return self._arenas[-1]
+        self._allocators.append(BlockAllocator(block))
+        return self._allocators[-1]
 
     def wrote(self, part: Slice) -> None:
         """Record that the host has written *part*, so that `sync` synchronises its block."""
@@ -96,7 +96,7 @@ class SessionMemory:
         self._returned.append(block)
 
     def _map(self, nbytes: int) -> Block | None:
-        blocks = [*(arena.block for arena in self._arenas), *self._own]
+        blocks = [*(allocator.block for allocator in self._allocators), *self._own]
         total = self.scratch.nbytes + sum(block.nbytes for block in blocks) + nbytes
         if len(blocks) + self.scratch.maps + 1 > self.transport.info.max_maps:
             return None

@@ -7,9 +7,9 @@ import numpy.typing as npt
 
 from npurt.device.device import F32, Device, MatMul
 from npurt.device.host_products import HostDevice
-from npurt.hexagon.device.batch import Batch, Weight
+from npurt.hexagon.device.batch import Batch, PlacedWeight
 from npurt.hexagon.device.session_memory import SessionMemory
-from npurt.hexagon.fastrpc.rpcmem import LARGEST, U8, Arena, Slice
+from npurt.hexagon.fastrpc.rpcmem import LARGEST, U8, BlockAllocator, Slice
 from npurt.hexagon.host.products import HexagonHostPacked
 from npurt.hexagon.layout import formats, images, quantise
 from npurt.hexagon.layout.packed import IntegerPacked
@@ -63,14 +63,14 @@ class HexagonPacked(IntegerPacked):
         """Bytes of the image."""
         return images.image_bytes(self.format, self.n, self.k)
 
-    def put(self, memory: SessionMemory, arena: Arena, part: Slice) -> None:
-        """Write the image to *part*; *arena* gets *part* back when this object is deleted.
+    def put(self, memory: SessionMemory, allocator: BlockAllocator, part: Slice) -> None:
+        """Write the image to *part*; *allocator* gets *part* back when this object is deleted.
 
         Other threads may read the previous image until the new image is complete.
         """
         if self._finalizer:
             self._finalizer.detach()  # the previous part belongs to a session that has ended
-        self._finalizer = weakref.finalize(self, arena.free, part)
+        self._finalizer = weakref.finalize(self, allocator.free, part)
         self._write(part.array)
         memory.wrote(part)
         self.memory, self.part, self.batches = memory, part, {}
@@ -79,9 +79,9 @@ class HexagonPacked(IntegerPacked):
         images.pack(self.tensor, image)
 
     @property
-    def weight(self) -> Weight:
+    def weight(self) -> PlacedWeight:
         """The description of this weight for a batch."""
-        return Weight(self.part, self.n, self.k, self.format.number)
+        return PlacedWeight(self.part, self.n, self.k, self.format.number)
 
     def on_host(self, device: HostDevice) -> HexagonHostPacked:
         """Return this weight for the host, from a new image: the session's memory may be lost."""
@@ -89,7 +89,7 @@ class HexagonPacked(IntegerPacked):
         self._write(image)
         return HexagonHostPacked(device, self.tensor, self.format, self.group, image)
 
-    def integers(self, rows: slice) -> images.Unpacked:
+    def integers(self, rows: slice) -> images.UnpackedIntegers:
         """Return the integers of *rows* in the image."""
         return images.unpack(self.part.array, self.format, self.n, self.k, rows)
 

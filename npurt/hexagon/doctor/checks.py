@@ -7,7 +7,7 @@ qualcomm-linux/kernel (K#N), ggml-org/llama.cpp (L#N), and reports to the makers
 import re
 
 from npurt.doctor.board import TREE, compatible
-from npurt.doctor.check import Check, Result, fail, ok, skip, warn
+from npurt.doctor.check import CheckResult, DoctorCheck, fail, ok, skip, warn
 from npurt.doctor.system import System
 from npurt.hexagon.doctor import files, live, packages, shells
 from npurt.hexagon.doctor.files import on_linux, remoteproc
@@ -27,7 +27,7 @@ def why_not(system: System) -> str | None:
     return None
 
 
-def machine(system: System) -> Result:
+def machine(system: System) -> CheckResult:
     """Check for 64-bit ARM: only such machines have a Hexagon."""
     name = system.machine()
     if name == "aarch64":
@@ -43,7 +43,7 @@ def machine(system: System) -> Result:
     )
 
 
-def board(system: System) -> Result:
+def board(system: System) -> CheckResult:
     """Report the board; an unknown board is not an error."""
     model = system.text(f"{TREE}/model") or "no device tree"
     soc = system.text("/sys/devices/soc0/soc_id")
@@ -53,7 +53,7 @@ def board(system: System) -> Result:
 
 
 @on_linux
-def dsp(system: System) -> Result:
+def dsp(system: System) -> CheckResult:
     """Check that the kernel has the compute DSP as a remote processor."""
     path = remoteproc(system)
     if path:
@@ -82,7 +82,7 @@ _REASONS = (  # errno in the kernel's log, its meaning, the remedy; source: K#92
 
 
 @on_linux
-def running(system: System) -> Result:
+def running(system: System) -> CheckResult:
     """Check that the DSP has been started."""
     path = remoteproc(system)
     state = system.text(f"{path}/state") or "unknown"
@@ -106,7 +106,7 @@ def running(system: System) -> Result:
 
 
 @on_linux
-def driver(system: System) -> Result:
+def driver(system: System) -> CheckResult:
     """Check that FastRPC's driver has created its device nodes."""
     misc = system.names("/sys/class/misc")
     if any(name.startswith(("fastrpc-cdsp", "adsprpc-smd")) for name in misc):
@@ -125,7 +125,7 @@ def driver(system: System) -> Result:
 
 
 @on_linux
-def node(system: System) -> Result:
+def node(system: System) -> CheckResult:
     """Check that this user may open one of the device nodes."""
     names = NODES if any(system.node(n) for n in NODES) else VENDOR_NODES
     nodes = {name: system.node(name) for name in names}
@@ -143,7 +143,7 @@ def node(system: System) -> Result:
 
 
 @on_linux
-def heap(system: System) -> Result:
+def heap(system: System) -> CheckResult:
     """Check that this user may open the DMA heap, which provides the memory for sharing."""
     found = system.node(HEAP)
     if found is None:
@@ -168,7 +168,7 @@ def _permit(path: str, group: str) -> str:
 
 
 @on_linux
-def daemon(system: System) -> Result:
+def daemon(system: System) -> CheckResult:
     """Check that the daemon that logs the DSP's messages of a crash is running."""
     if system.runs("cdsprpcd"):
         return ok("cdsprpcd runs")
@@ -177,52 +177,54 @@ def daemon(system: System) -> Result:
     )
 
 
-def banks(system: System) -> Result:
+def banks(system: System) -> CheckResult:
     """Do not count the free sessions: counting them would mean opening all of them."""
     return skip("not counted: counting would open all free sessions")
 
 
 CHECKS = (
-    Check("machine", "a Hexagon sits beside 64-bit ARM cores", machine),
-    Check("board", "what the board says it is", board, ("machine",)),
-    Check("remoteproc", "the kernel knows the compute DSP", dsp, ("machine",)),
-    Check("firmware", "the DSP's program is there", files.firmware, ("remoteproc",)),
-    Check("running", "the DSP was started", running, ("remoteproc",)),
-    Check("driver", "FastRPC has the DSP", driver, ("running",)),
-    Check("node", "this user may call the DSP", node, ("driver",)),
-    Check("heap", "memory can be shared with the DSP", heap, ("machine",)),
-    Check("library", "the system's FastRPC library, one of it", live.library, ("machine",)),
-    Check("capabilities", "the DSP says what it is", live.capabilities, ("library", "node")),
-    Check("shell", "what processes on the DSP start with", files.shell, ("machine",)),
-    Check("build", "firmware and shell are of one build", files.build, ("firmware", "shell")),
-    Check("skel", "npurt's code fits the DSP", live.skel, ("machine",)),
-    Check(
+    DoctorCheck("machine", "a Hexagon sits beside 64-bit ARM cores", machine),
+    DoctorCheck("board", "what the board says it is", board, ("machine",)),
+    DoctorCheck("remoteproc", "the kernel knows the compute DSP", dsp, ("machine",)),
+    DoctorCheck("firmware", "the DSP's program is there", files.firmware, ("remoteproc",)),
+    DoctorCheck("running", "the DSP was started", running, ("remoteproc",)),
+    DoctorCheck("driver", "FastRPC has the DSP", driver, ("running",)),
+    DoctorCheck("node", "this user may call the DSP", node, ("driver",)),
+    DoctorCheck("heap", "memory can be shared with the DSP", heap, ("machine",)),
+    DoctorCheck("library", "the system's FastRPC library, one of it", live.library, ("machine",)),
+    DoctorCheck("capabilities", "the DSP says what it is", live.capabilities, ("library", "node")),
+    DoctorCheck("shell", "what processes on the DSP start with", files.shell, ("machine",)),
+    DoctorCheck("build", "firmware and shell are of one build", files.build, ("firmware", "shell")),
+    DoctorCheck("skel", "npurt's code fits the DSP", live.skel, ("machine",)),
+    DoctorCheck(
         "imports",
         "the shell has the functions that npurt's code calls",
         shells.imports,
         ("shell", "skel"),
     ),
-    Check(
+    DoctorCheck(
         "checksum",
         "npurt's code has a checksum where the DSP's files have one",
         shells.checksum,
         ("shell", "skel"),
     ),
-    Check("path", "where the DSP looks for files", files.path, ("machine",)),
-    Check(
+    DoctorCheck("path", "where the DSP looks for files", files.path, ("machine",)),
+    DoctorCheck(
         "session",
         "npurt's code starts on the DSP",
         live.session,
         ("library", "node", "skel"),
         symptom=True,
     ),
-    Check("transfer", "calls and memory arrive whole", live.transfer, ("session",), symptom=True),
-    Check(
+    DoctorCheck(
+        "transfer", "calls and memory arrive whole", live.transfer, ("session",), symptom=True
+    ),
+    DoctorCheck(
         "mapping", "memory can be mapped and unmapped", live.mapping, ("transfer",), symptom=True
     ),
-    Check("dspqueue", "calls without the kernel", live.dspqueue, ("mapping",)),
-    Check("daemon", "the DSP's log of crashes", daemon, ("machine",)),
-    Check("banks", "how many sessions are left", banks, ("machine",)),
+    DoctorCheck("dspqueue", "calls without the kernel", live.dspqueue, ("mapping",)),
+    DoctorCheck("daemon", "the DSP's log of crashes", daemon, ("machine",)),
+    DoctorCheck("banks", "how many sessions are left", banks, ("machine",)),
 )
 READERS = shells.READERS
 LIVE = ("library", "capabilities", "skel", "session", "transfer", "mapping", "dspqueue")

@@ -43,7 +43,7 @@ _VISIBLE = (0, 3)  # visibilities: default, protected
 _MAX_SYMBOLS = 1 << 16
 
 
-class Kind(IntEnum):
+class SegmentType(IntEnum):
     """Kinds of segments."""
 
     NULL = 0  # in signed files: the signature
@@ -85,7 +85,7 @@ class Tag(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class ProgramHeader:
     """A program header; sizes and addresses in bytes."""
 
     kind: int
@@ -115,7 +115,7 @@ class SharedObject:
     """
 
     arch: int
-    segments: tuple[Segment, ...]
+    segments: tuple[ProgramHeader, ...]
     soname: str | None
     needed: tuple[str, ...]
     exports: tuple[str, ...]
@@ -128,7 +128,7 @@ class SharedObject:
     @property
     def signed(self) -> bool:
         """Whether the file has a signature, in a segment of kind 0."""
-        return any(s.kind == Kind.NULL and s.memory_bytes for s in self.segments)
+        return any(s.kind == SegmentType.NULL and s.memory_bytes for s in self.segments)
 
 
 def read(data: bytes) -> SharedObject:
@@ -221,23 +221,23 @@ def _head(data: bytes) -> tuple[int, ...]:
     return head
 
 
-def _segments(data: bytes, table: int, size: int, count: int) -> list[Segment]:
+def _segments(data: bytes, table: int, size: int, count: int) -> list[ProgramHeader]:
     if size != _SEGMENT.size:
         _refuse(f"its program headers have {size} bytes, not {_SEGMENT.size}")
     found = []
     for i in range(count):
         header = _unpack(_SEGMENT, data, table + i * size, f"program header {i}")
         kind, offset, address, _, file_bytes, memory_bytes, access, align = header
-        segment = Segment(
+        segment = ProgramHeader(
             kind, offset, address, file_bytes, memory_bytes, Access(access & 7), align
         )
         if offset + file_bytes > len(data):
             _refuse(f"the file ends at byte {len(data)}, segment {i} at {offset + file_bytes}")
         if address + memory_bytes > MAX_BYTES:
             _refuse(f"segment {i} ends at {address + memory_bytes:#x}, above {MAX_BYTES:#x}")
-        if kind == Kind.LOAD and align & (align - 1):
+        if kind == SegmentType.LOAD and align & (align - 1):
             _refuse(f"segment {i} is aligned to {align} bytes, not to a power of two")
-        if kind in (Kind.LOAD, Kind.DYNAMIC) and file_bytes > memory_bytes:
+        if kind in (SegmentType.LOAD, SegmentType.DYNAMIC) and file_bytes > memory_bytes:
             _refuse(f"segment {i} has {file_bytes} bytes in the file, {memory_bytes} in memory")
         found.append(segment)
     return found
@@ -254,13 +254,13 @@ def _name(table: bytes, offset: int) -> str:
 class _Image:
     """The bytes of a file, by the addresses to which the loader loads them."""
 
-    def __init__(self, data: bytes, segments: tuple[Segment, ...]) -> None:
+    def __init__(self, data: bytes, segments: tuple[ProgramHeader, ...]) -> None:
         self._data = data
         self.segments = segments
 
     def _bytes(self, address: int, nbytes: int, what: str) -> bytes:
         for s in self.segments:
-            inside = s.kind == Kind.LOAD and s.address <= address
+            inside = s.kind == SegmentType.LOAD and s.address <= address
             if inside and address + nbytes <= s.address + s.file_bytes:
                 start = s.offset + address - s.address
                 return self._data[start : start + nbytes]
@@ -274,13 +274,13 @@ class _Image:
             nbytes: The size of the range.
             access: The access rights that the segment must have.
         """
-        loads = (s for s in self.segments if s.kind == Kind.LOAD and not access & ~s.access)
+        loads = (s for s in self.segments if s.kind == SegmentType.LOAD and not access & ~s.access)
         return any(s.address <= address <= s.address + s.memory_bytes - nbytes for s in loads)
 
     def dynamic(self) -> list[tuple[int, int]]:
         """Return the dynamic entries as (tag, value), up to the entry NULL."""
         for s in self.segments:
-            if s.kind == Kind.DYNAMIC:
+            if s.kind == SegmentType.DYNAMIC:
                 if not self._loaded(s.address, s.memory_bytes):
                     _refuse(f"the dynamic segment at {s.address:#x} is not loaded as a whole")
                 table = self._bytes(s.address, s.file_bytes // 8 * 8, "the dynamic segment")

@@ -7,7 +7,7 @@ Source for the folders of firmware: Linux, Documentation/driver-api/firmware/fw_
 import functools
 from collections.abc import Callable
 
-from npurt.doctor.check import Result, fail, ok, skip, warn
+from npurt.doctor.check import CheckResult, fail, ok, skip, warn
 from npurt.doctor.system import System
 from npurt.hexagon.doctor import evidence, packages
 from npurt.hexagon.session import installed
@@ -32,11 +32,11 @@ def android(system: System) -> bool:
     return bool(system.environment("ANDROID_ROOT"))
 
 
-def on_linux(look: Callable[[System], Result]) -> Callable[[System], Result]:
+def on_linux(look: Callable[[System], CheckResult]) -> Callable[[System], CheckResult]:
     """Return a check that calls *look*, except on Android: apps cannot read the files there."""
 
     @functools.wraps(look)
-    def looked(system: System) -> Result:
+    def looked(system: System) -> CheckResult:
         return skip(HIDDEN) if android(system) else look(system)
 
     return looked
@@ -57,7 +57,7 @@ def firmware_file(system: System) -> str | None:
 
 
 @on_linux
-def firmware(system: System) -> Result:
+def firmware(system: System) -> CheckResult:
     """Check that the firmware file, with which the kernel starts the DSP, exists."""
     path = firmware_file(system)
     if path:
@@ -71,7 +71,7 @@ def firmware(system: System) -> Result:
 
 
 @on_linux
-def shell(system: System) -> Result:
+def shell(system: System) -> CheckResult:
     """Check that the shell of unsigned processes exists; npurt's code is not signed."""
     domain = evidence.domain(system)
     path = installed.shell_file(system, domain)
@@ -97,7 +97,7 @@ def shell(system: System) -> Result:
 
 
 @on_linux
-def build(system: System) -> Result:
+def build(system: System) -> CheckResult:
     """Check that firmware and shell have the same build (#188, #231, #325, #377)."""
     shell = installed.shell_file(system, evidence.domain(system))
     paths = firmware_file(system), shell
@@ -117,7 +117,7 @@ def build(system: System) -> Result:
     )
 
 
-def path(system: System) -> Result:
+def path(system: System) -> CheckResult:
     """Check that ";" separates the folders: a list with ":" means one folder, which is missing."""
     for name in installed.PATHS:
         value = system.environment(name)

@@ -2,7 +2,7 @@
 
 import re
 
-from npurt.doctor.check import Result, fail, ok, warn
+from npurt.doctor.check import CheckResult, fail, ok, warn
 from npurt.doctor.system import System
 from npurt.hexagon.doctor.evidence import TRIAL, items, number, step
 from npurt.hexagon.doctor.shells import version
@@ -19,7 +19,7 @@ REPORT = (
 _HERE = re.compile("npurt doctor")  # advice to run the doctor is useless in the doctor's own output
 
 
-def _trouble(system: System, *names: str) -> Result | None:
+def _trouble(system: System, *names: str) -> CheckResult | None:
     """Return the failure of the first step that failed or did not run; None if all succeeded."""
     for name in names:
         found = step(system, name)
@@ -40,7 +40,7 @@ _HANG = (
 )
 
 
-def library(system: System) -> Result:
+def library(system: System) -> CheckResult:
     """Check that the system's library loads, is the only FastRPC library, and is not a stub."""
     trouble = _trouble(system, "library")
     if trouble:
@@ -66,7 +66,7 @@ def library(system: System) -> Result:
     return ok(", ".join(part for part in about if part))
 
 
-def capabilities(system: System) -> Result:
+def capabilities(system: System) -> CheckResult:
     """Report the properties of the DSP; old firmware does not support the request."""
     trouble = _trouble(system, "capabilities")
     if trouble:
@@ -88,7 +88,7 @@ def capabilities(system: System) -> Result:
     return ok(about)
 
 
-def skel(system: System) -> Result:
+def skel(system: System) -> CheckResult:
     """Check that npurt has code for this DSP."""
     arch = version(system)
     found = step(system, "skel")
@@ -107,7 +107,7 @@ def skel(system: System) -> Result:
     return ok(str(found.get("file")))
 
 
-def session(system: System) -> Result:
+def session(system: System) -> CheckResult:
     """Check that npurt's code starts on the DSP."""
     trouble = _trouble(system, "session")
     if trouble:
@@ -120,7 +120,7 @@ def session(system: System) -> Result:
     return ok(f"started in {took:.0f} ms: {threads:g} threads, {vtcm:g} KiB of VTCM, {power}")
 
 
-def transfer(system: System) -> Result:
+def transfer(system: System) -> CheckResult:
     """Check that calls arrive, and that copied and shared memory arrive undamaged."""
     trouble = _trouble(system, "echo", "copy", "shared")
     if trouble:
@@ -132,13 +132,13 @@ def transfer(system: System) -> Result:
     )
 
 
-def mapping(system: System) -> Result:
+def mapping(system: System) -> CheckResult:
     """Check that memory can be mapped and unmapped repeatedly."""
     cycles = number(step(system, "mapping"), "cycles")
     return _trouble(system, "mapping") or ok(f"{cycles:g} times")
 
 
-def dspqueue(system: System) -> Result:
+def dspqueue(system: System) -> CheckResult:
     """Check whether dspqueue works: it is faster than plain calls, and many boards lack it."""
     trouble = _trouble(system, "dspqueue")
     if trouble:

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from npurt.errors import LayoutError
-from npurt.hexagon.doctor.elf import Access, Kind, SharedObject, read
+from npurt.hexagon.doctor.elf import Access, SegmentType, SharedObject, read
 from npurt.hexagon.doctor.shell_names import exported
 from npurt.hexagon.doctor.undeclared import UNDECLARED
 from npurt.hexagon.session import checksum
@@ -22,7 +22,7 @@ PAGE = 4096
 ABI = 3  # DT_HEXAGON_VER in all 263 libraries
 VERSIONS = range(60, 86)  # versions of DSPs
 RELOCATIONS = {"32", "GLOB_DAT", "JMP_SLOT", "RELATIVE", "DTPMOD_32", "DTPREL_32"}  # usual kinds
-SEGMENTS = set(Kind)  # usual kinds of program headers
+SEGMENTS = set(SegmentType)  # usual kinds of program headers
 LOADS = (2, 4)  # usual numbers of loaded segments
 RIGHTS = {Access.R, Access.R | Access.X, Access.R | Access.W}  # usual rights of loaded segments
 BUILD = "run `python -m tools.build` in a checkout, or reinstall npurt"
@@ -30,7 +30,7 @@ SHOWN = 5  # names that a finding shows
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class LoadProblem:
     """A problem of a file.  *level* is "error" if a DSP would not load the file, else "warning"."""
 
     level: str
@@ -45,7 +45,7 @@ def verify(
     entry: str | None = None,
     name: str = "",
     names: Collection[str] | None = None,
-) -> list[Finding]:
+) -> list[LoadProblem]:
     """Return the problems of a file, errors first; an empty list means that it should load.
 
     Args:
@@ -60,26 +60,28 @@ def verify(
     try:
         skel = read(data)
     except LayoutError as error:
-        return [Finding("error", error.what, error.remedy)]
+        return [LoadProblem("error", error.what, error.remedy)]
     return _sorted([*_form(data, skel, arch, entry, name), *_imports(skel, arch, names)])
 
 
-def verify_form(data: bytes, *, arch: int | None = None, entry: str | None = None) -> list[Finding]:
+def verify_form(
+    data: bytes, *, arch: int | None = None, entry: str | None = None
+) -> list[LoadProblem]:
     """Return the problems of a file as `verify`, except those of its imports."""
     try:
         skel = read(data)
     except LayoutError as error:
-        return [Finding("error", error.what, error.remedy)]
+        return [LoadProblem("error", error.what, error.remedy)]
     return _sorted(_form(data, skel, arch, entry, ""))
 
 
-def _sorted(found: list[Finding]) -> list[Finding]:
+def _sorted(found: list[LoadProblem]) -> list[LoadProblem]:
     return sorted(found, key=lambda finding: finding.level != "error")
 
 
 def _form(
     data: bytes, skel: SharedObject, arch: int | None, entry: str | None, name: str
-) -> list[Finding]:
+) -> list[LoadProblem]:
     return [
         *_version(skel, arch),
         *_entry(skel, entry, name),
@@ -91,15 +93,15 @@ def _form(
     ]
 
 
-def _error(what: str, remedy: str = BUILD) -> Finding:
-    return Finding("error", what, remedy)
+def _error(what: str, remedy: str = BUILD) -> LoadProblem:
+    return LoadProblem("error", what, remedy)
 
 
-def _warning(what: str, remedy: str = BUILD) -> Finding:
-    return Finding("warning", what, remedy)
+def _warning(what: str, remedy: str = BUILD) -> LoadProblem:
+    return LoadProblem("warning", what, remedy)
 
 
-def _version(skel: SharedObject, arch: int | None) -> list[Finding]:
+def _version(skel: SharedObject, arch: int | None) -> list[LoadProblem]:
     if arch is not None and skel.arch > arch:
         return [
             _error(
@@ -112,7 +114,7 @@ def _version(skel: SharedObject, arch: int | None) -> list[Finding]:
     return []
 
 
-def _entry(skel: SharedObject, entry: str | None, name: str) -> list[Finding]:
+def _entry(skel: SharedObject, entry: str | None, name: str) -> list[LoadProblem]:
     if not skel.has_hash:
         return [
             _error(
@@ -158,7 +160,9 @@ def missing(
     return {name: imports[name] for name in sorted(imports) if name not in known}
 
 
-def _imports(skel: SharedObject, arch: int | None, names: Collection[str] | None) -> list[Finding]:
+def _imports(
+    skel: SharedObject, arch: int | None, names: Collection[str] | None
+) -> list[LoadProblem]:
     version = arch or skel.arch
     absent = missing(skel.imports, version, names)
     from_libraries = [name for name in absent if _may_define(skel.needed, name)]
@@ -181,7 +185,7 @@ def _may_define(libraries: tuple[str, ...], name: str) -> bool:
     return any(library.startswith("libc++") or not name.startswith("_Z") for library in libraries)
 
 
-def _absent(name: str, shell: str, *, weak: bool, listed: bool) -> Finding:
+def _absent(name: str, shell: str, *, weak: bool, listed: bool) -> LoadProblem:
     if listed and name in UNDECLARED:
         return _warning(
             f"the skel imports {name}, which shells export but no public header declares",
@@ -201,7 +205,7 @@ def _absent(name: str, shell: str, *, weak: bool, listed: bool) -> Finding:
 # --- form ----------------------------------------------------------------------------------------
 
 
-def _libraries(skel: SharedObject) -> list[Finding]:
+def _libraries(skel: SharedObject) -> list[LoadProblem]:
     if not skel.needed:
         return []
     return [
@@ -213,8 +217,8 @@ def _libraries(skel: SharedObject) -> list[Finding]:
     ]
 
 
-def _segments(skel: SharedObject) -> list[Finding]:
-    loads = [s for s in skel.segments if s.kind == Kind.LOAD]
+def _segments(skel: SharedObject) -> list[LoadProblem]:
+    loads = [s for s in skel.segments if s.kind == SegmentType.LOAD]
     found = [
         _error(f"the segment at {s.address:#x} can be written to and executed")
         for s in loads
@@ -235,7 +239,7 @@ def _segments(skel: SharedObject) -> list[Finding]:
     return found
 
 
-def _relocations(skel: SharedObject) -> list[Finding]:
+def _relocations(skel: SharedObject) -> list[LoadProblem]:
     found = []
     if skel.text_relocations:
         found.append(_error("the loader would have to write to the code", "compile with -fPIC"))
@@ -244,7 +248,7 @@ def _relocations(skel: SharedObject) -> list[Finding]:
     return found
 
 
-def _abi(skel: SharedObject) -> list[Finding]:
+def _abi(skel: SharedObject) -> list[LoadProblem]:
     if skel.abi == ABI:
         return []
     have = "no DT_HEXAGON_VER" if skel.abi is None else f"DT_HEXAGON_VER {skel.abi}"
@@ -253,7 +257,7 @@ def _abi(skel: SharedObject) -> list[Finding]:
     ]
 
 
-def _checksum(data: bytes) -> list[Finding]:
+def _checksum(data: bytes) -> list[LoadProblem]:
     try:
         found = checksum.find(data)
     except LayoutError as error:

@@ -10,7 +10,7 @@ from importlib.resources import files
 from typing import NamedTuple
 
 from npurt.doctor.board import compatible
-from npurt.doctor.check import Result, fail
+from npurt.doctor.check import CheckResult, fail
 from npurt.doctor.system import System
 from npurt.hexagon.session import installed
 
@@ -31,7 +31,7 @@ def _chip(name: str) -> str:
     return ALIASES.get(name, name)
 
 
-class Board(NamedTuple):
+class BoardPackage(NamedTuple):
     """A row of packages.tsv."""
 
     model: str
@@ -51,14 +51,14 @@ class Board(NamedTuple):
 
 
 @functools.cache
-def boards() -> tuple[Board, ...]:
+def boards() -> tuple[BoardPackage, ...]:
     """Return the boards with a package."""
     text = (files(__package__) / "packages.tsv").read_text(encoding="utf-8")
     lines = (line for line in text.splitlines() if not line.startswith("#"))
-    return tuple(Board(*line.split("\t")) for line in lines)
+    return tuple(BoardPackage(*line.split("\t")) for line in lines)
 
 
-def _same_chip(system: System) -> list[Board]:
+def _same_chip(system: System) -> list[BoardPackage]:
     """Return the boards with the chip of this board, which the device tree names."""
     chips = {_chip(name) for name in re.findall(r"^qcom,([a-z0-9]+)", compatible(system), re.M)}
     return [board for board in boards() if board.chip in chips]
@@ -70,7 +70,7 @@ def without_unsigned(system: System) -> bool:
     return bool(same) and all(board.version == "-" for board in same)
 
 
-def unusable(system: System) -> Result | None:
+def unusable(system: System) -> CheckResult | None:
     """Return the failure of a board on whose DSP no unsigned code can run, or None."""
     if not without_unsigned(system):
         return None

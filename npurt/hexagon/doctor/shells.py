@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from npurt.doctor.check import Result, fail, ok, skip, warn
+from npurt.doctor.check import CheckResult, fail, ok, skip, warn
 from npurt.doctor.system import System
 from npurt.errors import LayoutError
 from npurt.hexagon.doctor import elf, evidence, packages
@@ -58,7 +58,7 @@ def version(system: System) -> int | None:
     return found.arch if found else None
 
 
-def imports(system: System) -> Result:
+def imports(system: System) -> CheckResult:
     """Check that the installed shell exports the names that npurt's code imports (0x80000406)."""
     skel = evidence.step(system, "skel")
     strong, weak = evidence.texts(skel, "imports"), evidence.texts(skel, "optional_imports")
@@ -99,7 +99,7 @@ def imports(system: System) -> Result:
     return ok(f"{where} has all {len(strong) + len(weak)} names")
 
 
-def checksum(system: System) -> Result:
+def checksum(system: System) -> CheckResult:
     """Check that npurt's code has a checksum section if libraries of the DSP have one."""
     found = shell(system)
     beside = installed.libraries(system, found.path) if found else []

@@ -235,7 +235,7 @@ class _Trying:
         connection = replace(
             self._connection, transport=TransportName.DSPQUEUE, worker=False, deadline=QUEUE_SECONDS
         )
-        request, reply = messages.Request(0), messages.reply()
+        request, reply = messages.BatchMessage(0), messages.reply()
         with contextlib.closing(connection.open_session()) as queue:
             queue.prepare(request.data, reply)()
             messages.check(request, reply)

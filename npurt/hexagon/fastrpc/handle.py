@@ -20,7 +20,7 @@ from npurt.hexagon.fastrpc.native_call import NativeCall
 from npurt.hexagon.idl.method import Call
 
 
-class State(Enum):
+class HandleState(Enum):
     """The state of a handle; a handle enters each state at most once, in this order."""
 
     NEW = "not open yet"
@@ -52,7 +52,7 @@ class Handle:
     """
 
     def __init__(self, library: Library, uri: str) -> None:
-        self.state = State.NEW
+        self.state = HandleState.NEW
         self.why = ""
         self._library = library
         self._uri = uri
@@ -66,18 +66,18 @@ class Handle:
         Raises:
             NpurtError: The module cannot be opened; see `codes.failed`.  The handle is closed.
         """
-        self._require(State.NEW, codes.OPEN)
+        self._require(HandleState.NEW, codes.OPEN)
         number = abi.ffi().new("remote_handle64 *")
         code, errno = self._library.call(codes.OPEN, self._uri.encode(), number)
         if code or not number[0]:
-            self.state = State.CLOSED
+            self.state = HandleState.CLOSED
             # Do not assign the error to a variable: its traceback refers to this frame, and the
             # frame would refer to the error and to the device, which would not be freed.
             raise (code == codes.CONNREFUSED and self._library.unstarted()) or codes.failed(
                 codes.OPEN, code, errno, self._uri
             )
         self._number = int(number[0])
-        self.state = State.OPEN
+        self.state = HandleState.OPEN
 
     def invoke(self, invocation: Invocation) -> None:
         """Make a call.
@@ -108,8 +108,8 @@ class Handle:
 
     def require_open(self, call: str) -> None:
         """Raise if *call* cannot be made: DeviceLost if the handle is dead, else NpurtError."""
-        if self.state is not State.OPEN or self._process != os.getpid():
-            self._require(State.OPEN, call)
+        if self.state is not HandleState.OPEN or self._process != os.getpid():
+            self._require(HandleState.OPEN, call)
 
     def control(self, request: int, data: Any) -> tuple[int, int]:
         """Make a control request with a struct; return code and errno."""
@@ -119,21 +119,21 @@ class Handle:
 
     def die(self, why: str) -> None:
         """Refuse all further calls except one `close`."""
-        if self.state is State.OPEN:
-            self.state, self.why = State.DEAD, why
+        if self.state is HandleState.OPEN:
+            self.state, self.why = HandleState.DEAD, why
 
     def close(self) -> None:
         """Close the handle if it is open or dead; ignore errors of the library."""
         if self._process != os.getpid():
             return  # this process is a fork: the handle belongs to the parent
-        if self.state in (State.OPEN, State.DEAD):
-            self.state = State.CLOSED
+        if self.state in (HandleState.OPEN, HandleState.DEAD):
+            self.state = HandleState.CLOSED
             self._library.call("remote_handle64_close", self._number)
-        self.state = State.CLOSED
+        self.state = HandleState.CLOSED
 
-    def _require(self, state: State, call: str) -> None:
+    def _require(self, state: HandleState, call: str) -> None:
         refuse_fork(self._process, call)
-        if self.state is State.DEAD:
+        if self.state is HandleState.DEAD:
             raise DeviceLost(
                 f"{call} refused: the handle is dead: {self.why}",
                 remedy=codes.REOPEN,

@@ -144,7 +144,7 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGN) * ALIGN
 
 
-class Arena:
+class BlockAllocator:
     """Allocates parts of one block."""
 
     def __init__(self, block: Block) -> None:

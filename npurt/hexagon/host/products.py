@@ -139,10 +139,10 @@ class HexagonHostPacked(IntegerPacked, HostPacked):
         """See `HostPacked.magnitudes`."""
         return error_bound.magnitudes(quantise.quantise(x, self.group), self.group)
 
-    def integers(self, rows: slice) -> images.Unpacked:
+    def integers(self, rows: slice) -> images.UnpackedIntegers:
         """Return the integers of *rows*, without the padding."""
         count = self.k // self.format.kind.group if self.format.kind.group else 1
-        return images.Unpacked(
+        return images.UnpackedIntegers(
             self._codes[rows, : self.k].astype(np.int32),
             self._scales[rows, :count].astype(np.int32),
             None if self._offsets is None else self._offsets[rows, :count].astype(np.int32),

@@ -8,7 +8,7 @@ the element of a sequence is itself a sequence, it is a struct with the members 
 from typing import Any
 
 from npurt.hexagon.idl.method import Interface, Method, Param
-from npurt.hexagon.idl.types import Array, Dma, Enum, Sequence, String, Struct, Type
+from npurt.hexagon.idl.types import Array, Dma, Enum, SequenceType, String, Struct, Type
 
 TOP = """\
 /* Generated from the interface {name} by npurt.hexagon.idl.  Do not edit. */
@@ -82,7 +82,7 @@ def _params(param: Param) -> list[str]:
         return [f"int {name}", f"uint32_t {name}Offset", f"uint32_t {name}Len"]
     if isinstance(kind, String) and param.mode == "in":
         return [f"const char *{name}"]
-    if isinstance(kind, Sequence):
+    if isinstance(kind, SequenceType):
         return [f"{const}{kind.element.c} *{name}", f"int {name}Len"]
     if isinstance(kind, Struct) or param.mode != "in":
         return [f"{const}{kind.c} *{name}"]
@@ -102,14 +102,14 @@ def _declaration(c: str, kind: Type) -> list[str]:
         size = kind.given.size
         check = f'_Static_assert(sizeof({c}) == {size}, "as on the wire");'
         return ["typedef struct {", *fields, f"}} {c};", *([check] if kind.fixed else [])]
-    assert isinstance(kind, Sequence)
+    assert isinstance(kind, SequenceType)
     return ["typedef struct {", *_field("data", kind), f"}} {c};"]
 
 
 def _field(name: str, kind: Type) -> list[str]:
     if isinstance(kind, Array):
         return [f"    {kind.element.c} {name}[{kind.length}];"]
-    if isinstance(kind, Sequence):
+    if isinstance(kind, SequenceType):
         return [f"    {kind.element.c} *{name};", f"    int {name}Len;"]
     return [f"    {kind.c} {name};"]
 

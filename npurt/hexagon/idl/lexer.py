@@ -44,7 +44,7 @@ class Token:
         return None
 
 
-class Source:
+class IdlSource:
     """The text of a file, with its tokens and the positions of errors."""
 
     def __init__(self, text: str, name: str) -> None:

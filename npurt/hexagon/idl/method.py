@@ -12,12 +12,12 @@ from typing import Any
 from npurt.errors import LayoutError, NpurtError
 from npurt.hexagon.idl.types import (
     COUNT,
+    BlockPart,
     Buffers,
     Cells,
     Dma,
     DmaHandle,
-    Part,
-    Sequence,
+    SequenceType,
     Type,
     pack_into,
     padded,
@@ -53,7 +53,7 @@ class Param:
         """Whether `Method.pack` takes an argument for it: a value, a space for results, or both."""
         return self.goes_in or not self.type.fixed or isinstance(self.type, Dma)
 
-    def sent(self) -> list[Part]:
+    def sent(self) -> list[BlockPart]:
         """Return the parts of the parameter in the block that is sent to the DSP."""
         parts = [self.type.given] if self.goes_in else []
         return parts + ([self.type.capacity] if self.comes_out else [])
@@ -280,7 +280,7 @@ def refusal(params: tuple[Param, ...]) -> str | None:
         if sum(isinstance(p.type, Dma) and p.mode == mode for p in params) > MAX_HANDLES:
             return f"at most {MAX_HANDLES} dmahandles in one direction"
     for param in params:
-        sequence = isinstance(param.type, Sequence) and param.type.nesting == 1
+        sequence = isinstance(param.type, SequenceType) and param.type.nesting == 1
         simple = sequence or (param.type.fixed and not isinstance(param.type, Dma))
         if param.mode == "inrout" and not simple:  # nor does qaic: Pack.hs, skelCopyIR
             return "only types of fixed size, sequences of these types, and strings can be inrout"

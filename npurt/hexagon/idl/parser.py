@@ -24,7 +24,7 @@ import math
 import struct
 from typing import Any, NoReturn
 
-from npurt.hexagon.idl.lexer import Source, Token
+from npurt.hexagon.idl.lexer import IdlSource, Token
 from npurt.hexagon.idl.method import FIRST, Interface, Method, Param, refusal
 from npurt.hexagon.idl.types import (
     SCALARS,
@@ -32,7 +32,7 @@ from npurt.hexagon.idl.types import (
     Dma,
     Enum,
     Scalar,
-    Sequence,
+    SequenceType,
     String,
     Struct,
     Type,
@@ -50,10 +50,10 @@ module native octet rout sequence short string unsigned wchar wstring"""
 RESERVED = frozenset(f"{C_WORDS} {IDL_WORDS}".split()) | SCALARS.keys()
 
 
-class Parser:
+class IdlParser:
     """A recursive-descent parser for one file."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: IdlSource) -> None:
         self.source = source
         self.tokens = source.tokens()
         self.at = 0
@@ -208,8 +208,8 @@ class Parser:
         offset = self.token.offset
         kind = self.type()
         name = self.new_name("the name of the type", self.taken).text
-        if isinstance(kind, Sequence) and not isinstance(kind, String) and not kind.c:
-            kind = Sequence(self.scope + name, kind.element)
+        if isinstance(kind, SequenceType) and not isinstance(kind, String) and not kind.c:
+            kind = SequenceType(self.scope + name, kind.element)
         self.add_type(name, kind, offset)
 
     def enum(self) -> None:
@@ -240,7 +240,7 @@ class Parser:
                 self.source.refuse(
                     at, "expected numbers, structs, strings or sequences of fixed size as member"
                 )
-            if isinstance(kind, Sequence):
+            if isinstance(kind, SequenceType):
                 self.take(taken, at, f"{member}Len")  # the member for the length in C
             self.expect(";")
             members[member] = kind
@@ -295,7 +295,7 @@ class Parser:
             self.expected("a type, built in or declared before")
         return kind
 
-    def sequence(self) -> Sequence:
+    def sequence(self) -> SequenceType:
         """Parse the element type of a sequence, after the word sequence."""
         self.expect("<")
         offset = self.token.offset
@@ -307,7 +307,7 @@ class Parser:
                 offset, "expected no dmahandle, and no third sequence, in a sequence"
             )
         self.expect(">")
-        return Sequence("", element)
+        return SequenceType("", element)
 
     def method(self, number: int) -> Method:
         """Parse a method."""
@@ -340,7 +340,7 @@ class Parser:
         offset = self.token.offset
         kind = self.type()
         name = self.new_name("the name of the parameter", taken).text
-        if isinstance(kind, Sequence):
+        if isinstance(kind, SequenceType):
             self.take(taken, offset, f"{name}Len")
         if isinstance(kind, Dma):
             self.take(taken, offset, f"{name}Offset", f"{name}Len")
@@ -364,4 +364,4 @@ def parse(text: str, name: str = "<idl>") -> Interface:
     Raises:
         NpurtError: The text violates the grammar, or its interface is impossible.
     """
-    return Parser(Source(text, name)).file()
+    return IdlParser(IdlSource(text, name)).file()

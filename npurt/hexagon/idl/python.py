@@ -1,12 +1,12 @@
 """Write an interface as Python code, so that opening a device does not parse its IDL."""
 
 from npurt.hexagon.idl.method import Interface
-from npurt.hexagon.idl.types import Array, Dma, Enum, Scalar, Sequence, String, Struct, Type
+from npurt.hexagon.idl.types import Array, Dma, Enum, Scalar, SequenceType, String, Struct, Type
 
 HEADER = '''"""The interface {name}, compiled from its IDL by the build; see `npurt.hexagon.idl`."""
 
 from npurt.hexagon.idl.method import Interface, Method, Param
-from npurt.hexagon.idl.types import Array, Dma, Enum, Scalar, Sequence, String, Struct
+from npurt.hexagon.idl.types import Array, Dma, Enum, Scalar, SequenceType, String, Struct
 
 '''
 
@@ -36,7 +36,7 @@ class _Types:
                 return f"Scalar({kind.c!r}, {kind.given.format!r})"
             case Array():
                 return f"Array({self.name(kind.element)}, {kind.length})"
-            case Sequence():
+            case SequenceType():
                 return f"Sequence({kind.c!r}, {self.name(kind.element)})"
             case Struct():
                 members = ", ".join(f"{k!r}: {self.name(v)}" for k, v in kind.members.items())

@@ -7,7 +7,7 @@ more: buffers must be aligned, and a call must have no further buffers.  The C n
 from collections.abc import Iterator
 
 from npurt.hexagon.idl.method import ESCAPE, Interface, Method, Param
-from npurt.hexagon.idl.types import COUNT, Dma, Scalar, Sequence, String, Struct, Type, place
+from npurt.hexagon.idl.types import COUNT, Dma, Scalar, SequenceType, String, Struct, Type, place
 
 # Error codes are those of AEEStdErr.h plus 0x80000400, as for all errors from the DSP.
 SUPPORT = """\
@@ -287,14 +287,14 @@ class _Body:
         given = next(sent) if param.goes_in else None
         capacity = next(sent) if param.comes_out else 0
         answer = next(answers) if param.comes_out else 0
-        if isinstance(kind, Sequence) and not kind.element.fixed:
+        if isinstance(kind, SequenceType) and not kind.element.fixed:
             self.nested(v, kind, param, capacity if given is None else given, answer)
             return
-        if isinstance(kind, Sequence):
+        if isinstance(kind, SequenceType):
             self.before += [f"    {kind.element.c} *{v};", f"    int {v}Len;"]
         else:
             self.before.append(f"    {kind.c} {v};")
-        if given is not None and param.comes_out and isinstance(kind, Sequence):
+        if given is not None and param.comes_out and isinstance(kind, SequenceType):
             self.inrout(v, kind, given, capacity)
         elif given is not None:
             self.give(v, kind, "sent", given)
@@ -308,7 +308,7 @@ class _Body:
         """Pass the variable *v* to the implementation."""
         if isinstance(kind, String) and param.mode == "in":
             self.arguments.append(v)
-        elif isinstance(kind, Sequence):
+        elif isinstance(kind, SequenceType):
             self.arguments += [v, f"{v}Len"]
         else:
             by_value = isinstance(kind, Scalar) and param.mode == "in"
@@ -328,7 +328,7 @@ class _Body:
         ]
         self.arguments += [f"{at}.fd", f"{at}.offset", f"{v}Len"]
 
-    def inrout(self, v: str, kind: Sequence, given: int, capacity: int) -> None:
+    def inrout(self, v: str, kind: SequenceType, given: int, capacity: int) -> None:
         """Take both buffers, and copy the input to the buffer of the result."""
         size = kind.element.given.size
         self.before += [f"    {kind.element.c} *{v}In;", f"    int {v}InLen;"]
@@ -336,7 +336,7 @@ class _Body:
         self.reserve(v, kind, "sent", capacity)
         self.before.append(f"    {v} = in_place(w, {v}In, {v}InLen, {v}, {v}Len, {size});")
 
-    def nested(self, v: str, kind: Sequence, param: Param, counts: int, answer: int) -> None:
+    def nested(self, v: str, kind: SequenceType, param: Param, counts: int, answer: int) -> None:
         """Unpack a sequence of sequences, of strings, or of structs with such members."""
         element, c = kind.element, kind.element.c
         part = element.given if param.goes_in else element.capacity
@@ -353,7 +353,7 @@ class _Body:
             f"    {c} {v}[{v}Len + 1];",
             f"    for (int i = 0; i < {v}Len; i++) {{",
         ]
-        data = f"{v}[i].data" if isinstance(element, Sequence) else f"{v}[i]"
+        data = f"{v}[i].data" if isinstance(element, SequenceType) else f"{v}[i]"
         fill = self.give if param.goes_in else self.reserve
         first = len(self.before)
         fill(data, element, f"{v}Sent + i * {part.size}", 0)
@@ -369,7 +369,7 @@ class _Body:
         """Set *v* to the value in a block and in buffers."""
         if isinstance(kind, String):
             self.before.append(f"    {v} = string(w, {block} + {offset}, &{v}Len);")
-        elif isinstance(kind, Sequence):
+        elif isinstance(kind, SequenceType):
             self.buffer(v, kind, "in", block, offset)
         elif isinstance(kind, Struct) and not kind.fixed:
             offsets, _ = place(m.given for m in kind.members.values())
@@ -380,7 +380,7 @@ class _Body:
 
     def reserve(self, v: str, kind: Type, block: str, offset: int) -> None:
         """Set the sequences in *v* to the buffers of results, and all other members to 0."""
-        if isinstance(kind, Sequence):
+        if isinstance(kind, SequenceType):
             self.buffer(v, kind, "out", block, offset)
         elif isinstance(kind, Struct) and not kind.fixed:
             offsets, _ = place(m.capacity for m in kind.members.values())
@@ -389,7 +389,7 @@ class _Body:
         else:
             self.before.append(f"    clear(&{v}, sizeof {v});")
 
-    def buffer(self, v: str, kind: Sequence, queue: str, block: str, offset: int) -> None:
+    def buffer(self, v: str, kind: SequenceType, queue: str, block: str, offset: int) -> None:
         """Set *v* to the buffer of a sequence with elements of fixed size."""
         part = kind.element.given
         self.before.append(
@@ -403,5 +403,5 @@ class _Body:
             offsets, _ = place(m.answer for m in kind.members.values())
             for (name, member), at in zip(kind.members.items(), offsets, strict=True):
                 self.answer(f"{v}.{name}", member, block, offset + at)
-        elif not isinstance(kind, Sequence):
+        elif not isinstance(kind, SequenceType):
             self.after.append(f"    copy({block} + {offset}, &{v}, sizeof {v});")

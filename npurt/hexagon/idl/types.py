@@ -12,8 +12,7 @@ src/Language/Slim/Alignment.hs and Serialize.hs, checked with calls captured fro
 
 import abc
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from collections.abc import Sequence as Ordered
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from npurt.errors import LayoutError
@@ -22,7 +21,7 @@ Buffers = list[memoryview]
 Cells = list[Any]  # the values of a block in order, for `struct` to pack
 
 
-class Part(NamedTuple):
+class BlockPart(NamedTuple):
     """A part of a block; *format* is its format for `struct`, with padding."""
 
     format: str
@@ -30,11 +29,11 @@ class Part(NamedTuple):
     align: int
 
 
-NOTHING = Part("", 0, 1)
-COUNT = Part("I", 4, 4)
+NOTHING = BlockPart("", 0, 1)
+COUNT = BlockPart("I", 4, 4)
 
 
-def place(parts: Iterable[Part]) -> tuple[list[int], Part]:
+def place(parts: Iterable[BlockPart]) -> tuple[list[int], BlockPart]:
     """Lay out *parts* one after the other, each aligned; return their offsets and the whole part.
 
     The size of the whole is not rounded up; `padded` does this.
@@ -47,13 +46,13 @@ def place(parts: Iterable[Part]) -> tuple[list[int], Part]:
         text += f"{gap}x{part.format}" if gap else part.format
         end += gap + part.size
         align = max(align, part.align)
-    return offsets, Part(text, end, align)
+    return offsets, BlockPart(text, end, align)
 
 
-def padded(part: Part) -> Part:
+def padded(part: BlockPart) -> BlockPart:
     """Return *part* with padding, so that its size is a multiple of its alignment."""
     gap = -part.size % part.align
-    return Part(f"{part.format}{gap}x" if gap else part.format, part.size + gap, part.align)
+    return BlockPart(f"{part.format}{gap}x" if gap else part.format, part.size + gap, part.align)
 
 
 def wrong(where: str, value: object, needed: str) -> LayoutError:
@@ -69,9 +68,11 @@ class Type(abc.ABC):
     """A type of an interface."""
 
     c: str = ""  # the C type of a value; "" if it has no name
-    given: Part  # part of an `in` value in the block that is sent to the DSP
-    capacity: Part  # part of a `rout` parameter in the same block: the capacities of its buffers
-    answer: Part  # part of a `rout` value in the block that comes back
+    given: BlockPart  # part of an `in` value in the block that is sent to the DSP
+    capacity: (
+        BlockPart  # part of a `rout` parameter in the same block: the capacities of its buffers
+    )
+    answer: BlockPart  # part of a `rout` value in the block that comes back
     depth: int = 1  # nesting of types
     nesting: int = 0  # nesting of buffers: 1 for a sequence of numbers, 2 for sequences of those
 
@@ -109,7 +110,7 @@ class Scalar(Type):
     def __init__(self, c: str, code: str) -> None:
         size = struct.calcsize(f"<{code}")
         self.c = c
-        self.given = self.answer = Part(code, size, size)
+        self.given = self.answer = BlockPart(code, size, size)
         self.capacity = NOTHING
 
     def give(self, value: Any, where: str, inputs: Buffers) -> Cells:
@@ -147,7 +148,9 @@ class Array(Type):
         part = element.given
         self.element = element
         self.length = length
-        self.given = self.answer = Part(repeated(element, length), part.size * length, part.align)
+        self.given = self.answer = BlockPart(
+            repeated(element, length), part.size * length, part.align
+        )
         self.capacity = NOTHING
         self.depth = element.depth + 1
 
@@ -211,7 +214,7 @@ class Struct(Type):
         }
 
 
-class Sequence(Type):
+class SequenceType(Type):
     """Any number of elements of one type.
 
     An ``in`` argument is an iterable, or a buffer of the data, which is not copied.  For ``rout``,
@@ -247,7 +250,7 @@ class Sequence(Type):
         where: str,
         inputs: Buffers,
         cells: Callable[[Any, str], Cells],
-        part: Part,
+        part: BlockPart,
     ) -> Cells:
         """Append a buffer with the blocks of all elements; *cells* appends those of each element.
 
@@ -258,7 +261,7 @@ class Sequence(Type):
             cells: Returns the cells of an element and appends its buffers.
             part: The part of an element in the block.
         """
-        if isinstance(values, str | bytes | Mapping) or not isinstance(values, Ordered):
+        if isinstance(values, str | bytes | Mapping) or not isinstance(values, Sequence):
             raise wrong(where, values, "a list with an entry for each element")
         packer = struct.Struct(f"<{part.format}")
         blocks = bytearray(part.size * len(values))
@@ -319,7 +322,7 @@ class Sequence(Type):
 
     def _reserve_each(self, capacity: Any, where: str, inputs: Buffers, outputs: Buffers) -> Cells:
         size = self.element.answer.size
-        if size and isinstance(capacity, Ordered):
+        if size and isinstance(capacity, Sequence):
             outputs.append(memoryview(bytearray(size * len(capacity))))
         return self._each(
             capacity, where, inputs,
@@ -341,7 +344,7 @@ class Sequence(Type):
         return [element.take(r, iter(row), outputs) for r, row in zip(capacity, rows, strict=True)]
 
 
-class String(Sequence):
+class String(SequenceType):
     """A text that ends with NUL; an argument is str (sent as UTF-8) or bytes, a result is str.
 
     The capacity is a number of bytes, including the NUL.

@@ -34,7 +34,7 @@ ABSOLUTE_ERROR = 2.0**-97
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class DeltaShape:
     """The shape of a net, without the number of tokens."""
 
     sequences: int
@@ -78,14 +78,14 @@ class Shape:
         return 4 * sum(self.parts), 4 * self.heads * self.along_v
 
 
-def shape_of(net: DeltaNet) -> Shape:
+def shape_of(net: DeltaNet) -> DeltaShape:
     """Return the shape of *net*."""
     n, _, h, w = net.v.shape
     gates = net.decay.shape[-1] > 1
-    return Shape(n, net.k.shape[2], h, w, gates, net.grouped, net.scale)
+    return DeltaShape(n, net.k.shape[2], h, w, gates, net.grouped, net.scale)
 
 
-class Row(NamedTuple):
+class DeltaRows(NamedTuple):
     """Views of the parts of rows of x: the arrays of `DeltaNet`, with heads padded."""
 
     q: F32
@@ -95,7 +95,7 @@ class Row(NamedTuple):
     decay: F32
 
     @classmethod
-    def of(cls, x: F32, shape: Shape) -> Self:
+    def of(cls, x: F32, shape: DeltaShape) -> Self:
         """Return the parts of *x* ``[N, T, sum of parts]``."""
         q, k, v, beta, decay = np.split(x, np.cumsum(shape.parts)[:-1], axis=2)
         q, k, v = _heads(q, shape.k_heads), _heads(k, shape.k_heads), _heads(v, shape.heads)
@@ -117,14 +117,14 @@ class Row(NamedTuple):
             self.decay[..., gates:] = net.decay[..., -1:]
 
 
-def results(y: F32, shape: Shape) -> F32:
+def results(y: F32, shape: DeltaShape) -> F32:
     """View rows of y ``[N, T, H * Wv]`` as results ``[N, T, H, W]``."""
     return _heads(y, shape.heads)[..., : shape.width]
 
 
-def net_of(x: F32, shape: Shape) -> DeltaNet:
+def net_of(x: F32, shape: DeltaShape) -> DeltaNet:
     """Return rows of x ``[N, T, floats]`` as a net, without a state and with its own results."""
-    row, w = Row.of(x, shape), shape.width
+    row, w = DeltaRows.of(x, shape), shape.width
     decay = row.decay[..., :w]
     return DeltaNet(
         q=row.q[..., :w],
@@ -144,7 +144,7 @@ def _heads(rows: F32, heads: int) -> F32:
     return rows.reshape(*rows.shape[:2], heads, rows.shape[2] // heads)
 
 
-def passed(state: F32, rows: Iterable[F32], shape: Shape) -> F32:
+def passed(state: F32, rows: Iterable[F32], shape: DeltaShape) -> F32:
     """Return *state* ``[N, H, W, W]`` advanced by the tokens of *rows* of x, in float64.
 
     The kernel approximates this result.  It is used for states whose device was lost.
@@ -153,7 +153,7 @@ def passed(state: F32, rows: Iterable[F32], shape: Shape) -> F32:
     heads = np.arange(shape.heads)
     of_k = heads // share if shape.grouped else heads % shape.k_heads
     for part in rows:
-        row = Row.of(part, shape)
+        row = DeltaRows.of(part, shape)
         for t in range(part.shape[1]):
             k = row.k[:, t, of_k, None, : shape.width].astype(np.float64)
             v = row.v[:, t, :, : shape.width, None]
@@ -162,7 +162,7 @@ def passed(state: F32, rows: Iterable[F32], shape: Shape) -> F32:
     return s.astype(np.float32)
 
 
-def pack_state(state: F32, shape: Shape, words: I32) -> None:
+def pack_state(state: F32, shape: DeltaShape, words: I32) -> None:
     """Write *state* ``[N, H, W (of v), W (of k)]`` to *words* ``[N * H, shape.words]``.
 
     Each row of v gets the exponent of its greatest element, whose integer has 30 bits.
@@ -173,7 +173,7 @@ def pack_state(state: F32, shape: Shape, words: I32) -> None:
     words[...] = words_of(state_integers(state), shape)
 
 
-def unpack_state(words: I32, shape: Shape, state: F32) -> None:
+def unpack_state(words: I32, shape: DeltaShape, state: F32) -> None:
     """Write the values of *words* to *state*; the inverse of `pack_state`."""
     for i, head in enumerate(np.ndindex(state.shape[:2])):  # one head fits into the cache
         values = _unpacked(words[i : i + 1], shape)
@@ -181,7 +181,7 @@ def unpack_state(words: I32, shape: Shape, state: F32) -> None:
             state[head] = values[: shape.width, : shape.width]
 
 
-def _unpacked(words: I32, shape: Shape) -> npt.NDArray[np.float64]:
+def _unpacked(words: I32, shape: DeltaShape) -> npt.NDArray[np.float64]:
     """Return the state ``[Wv, Wk]`` of one head from its words ``[1, shape.words]``."""
     parts = _parts(words, shape)
     lanes = parts.integers.transpose(0, 3, 5, 1, 4, 2)
@@ -197,7 +197,7 @@ def _unpacked(words: I32, shape: Shape) -> npt.NDArray[np.float64]:
     return values
 
 
-def exact_state(words: I32, shape: Shape) -> I32:
+def exact_state(words: I32, shape: DeltaShape) -> I32:
     """Return the state of *words* as the array of integers that `npurt.device.delta` describes.
 
     Apply the pending update first, as the kernel does before the next token.
@@ -217,7 +217,7 @@ def exact_state(words: I32, shape: Shape) -> I32:
     return exact.reshape(shape.sequences, shape.heads, w, w + 2)
 
 
-def words_of(exact: I32, shape: Shape) -> I32:
+def words_of(exact: I32, shape: DeltaShape) -> I32:
     """Return words ``[N * H, shape.words]`` that hold *exact*; the inverse of `exact_state`."""
     w = shape.width
     heads = exact.reshape(-1, w, w + 2)
@@ -234,7 +234,7 @@ def words_of(exact: I32, shape: Shape) -> I32:
     return words
 
 
-class _Parts(NamedTuple):
+class _StateWords(NamedTuple):
     """Views of the words of states.  The update k d of the last token is pending."""
 
     integers: Any  # [states, pairs of vectors, 32, blocks, 2, 32]
@@ -245,16 +245,16 @@ class _Parts(NamedTuple):
     gains: I32  # [states, Wk]
 
 
-def _parts(words: I32, shape: Shape) -> _Parts:
+def _parts(words: I32, shape: DeltaShape) -> _StateWords:
     v, k = shape.along_v, shape.along_k
     ends = np.cumsum([k * v, k // 2, v, v, v])
     integers, pairs, d, shifts, exponents, gains = np.split(words, ends, axis=1)
     integers = integers.reshape(len(words), k // 64, 32, v // 32, 2, 32)
     rows = pairs.view(np.int16).reshape(len(words), k // 64, 32, 2)
-    return _Parts(integers, rows, d, shifts, exponents, gains)
+    return _StateWords(integers, rows, d, shifts, exponents, gains)
 
 
-def _in_pairs(values: npt.NDArray[Any], shape: Shape) -> Any:
-    """View ``[states, Wk, Wv]`` in the order of `_Parts.integers`."""
+def _in_pairs(values: npt.NDArray[Any], shape: DeltaShape) -> Any:
+    """View ``[states, Wk, Wv]`` in the order of `_StateWords.integers`."""
     split = values.reshape(len(values), shape.along_k // 64, 2, 32, shape.along_v // 32, 32)
     return split.transpose(0, 1, 3, 4, 2, 5)

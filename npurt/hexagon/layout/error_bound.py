@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from npurt.hexagon.layout.formats import ImageFormat
-from npurt.hexagon.layout.images import STEP, Unpacked
+from npurt.hexagon.layout.images import STEP, UnpackedIntegers
 from npurt.hexagon.layout.quantise import BLOCK, I32, Quantised
 
 F64 = npt.NDArray[np.float64]
@@ -62,7 +62,7 @@ def _largest_count(scales: I32) -> int:
     return int(counts.max(initial=0))
 
 
-def error(w: Unpacked, fmt: ImageFormat) -> F64:
+def error(w: UnpackedIntegers, fmt: ImageFormat) -> F64:
     """Return ``[N]``: for each row of weights, the standard error of results per magnitude of x."""
     kind = fmt.kind
     k = w.codes.shape[1]

@@ -365,7 +365,7 @@ def _pairs(fmt: ImageFormat, integers: I32, count: int) -> npt.NDArray[np.int16]
 
 
 @dataclass(frozen=True, slots=True)
-class Unpacked:
+class UnpackedIntegers:
     """The integers of an image: value = unit * (scale * code / kind.unit + kind.sums * offset).
 
     Attributes:
@@ -382,7 +382,9 @@ class Unpacked:
     exponents: I32
 
 
-def unpack(image: U8, fmt: ImageFormat, n: int, k: int, rows: slice = slice(None)) -> Unpacked:
+def unpack(
+    image: U8, fmt: ImageFormat, n: int, k: int, rows: slice = slice(None)
+) -> UnpackedIntegers:
     """Return the integers of *rows* from *image*, the image of a weight ``[n, k]``."""
     start, stop, _ = rows.indices(n)
     tiles = image.reshape(-1, tile_bytes(fmt, k))[start // TILE : -(-stop // TILE)]
@@ -396,7 +398,7 @@ def unpack(image: U8, fmt: ImageFormat, n: int, k: int, rows: slice = slice(None
     else:
         scales = _unpaired(fmt, body[:, :, fmt.codes : fmt.codes + fmt.scales])
     offsets = _unpaired(fmt, body[:, :, fmt.codes + fmt.scales :]) if fmt.offsets else None
-    return Unpacked(
+    return UnpackedIntegers(
         _unpacked_codes(fmt, heads, body)[keep, :k],
         scales[keep, : k // group],
         None if offsets is None else offsets[keep, : k // group],
@@ -435,7 +437,7 @@ def multiplied(image: U8, fmt: ImageFormat, n: int, k: int, rows: slice = slice(
     return values(unpack(image, fmt, n, k, rows), fmt)
 
 
-def values(part: Unpacked, fmt: ImageFormat) -> F64:
+def values(part: UnpackedIntegers, fmt: ImageFormat) -> F64:
     """Return the exact weights ``[N, K]`` that the integers of *part* stand for."""
     kind = fmt.kind
     k = part.codes.shape[1]

@@ -21,7 +21,7 @@ class IntegerPacked(Packed):
     group: int
 
     @abc.abstractmethod
-    def integers(self, rows: slice) -> images.Unpacked:
+    def integers(self, rows: slice) -> images.UnpackedIntegers:
         """Return the integers of *rows*."""
 
     def multiplied(self, rows: slice) -> F64:

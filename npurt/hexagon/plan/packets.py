@@ -17,7 +17,7 @@ GROUP = 4  # tiles that the kernel for one row multiplies together: TILES of dsp
 SHARE = 256 << 10  # maximum bytes of tiles in one call of a kernel: dsp/execute.c
 
 
-class Steps(NamedTuple):
+class LoopPackets(NamedTuple):
     """Packets of the inner loops for 64 columns of w."""
 
     panel: float  # for four rows of x and one tile
@@ -27,18 +27,18 @@ class Steps(NamedTuple):
 
 # For v68, and for v69 and newer, which need fewer packets for multiplications.
 STEPS = {
-    "q4": (Steps(41, 49, 17), Steps(42, 49, 17)),
-    "q4_offset": (Steps(45, 52, 19), Steps(43, 52, 19)),
-    "lut": (Steps(46, 74, 22), Steps(46, 88, 21)),
-    "q8": (Steps(42, 68, 20), Steps(40, 68, 19)),
-    "q8_offset": (Steps(46, 72, 21), Steps(43, 72, 21)),
-    "q8_g16": (Steps(55, 77, 23), Steps(50, 80, 21)),
-    "q8_g16_offset": (Steps(74, 95, 26), Steps(61, 92, 24)),
-    "q16": (Steps(76, 141, 38), Steps(73, 139, 35)),
-    "per_channel": (Steps(32, 64, 16.5), Steps(32, 64, 16.5)),
+    "q4": (LoopPackets(41, 49, 17), LoopPackets(42, 49, 17)),
+    "q4_offset": (LoopPackets(45, 52, 19), LoopPackets(43, 52, 19)),
+    "lut": (LoopPackets(46, 74, 22), LoopPackets(46, 88, 21)),
+    "q8": (LoopPackets(42, 68, 20), LoopPackets(40, 68, 19)),
+    "q8_offset": (LoopPackets(46, 72, 21), LoopPackets(43, 72, 21)),
+    "q8_g16": (LoopPackets(55, 77, 23), LoopPackets(50, 80, 21)),
+    "q8_g16_offset": (LoopPackets(74, 95, 26), LoopPackets(61, 92, 24)),
+    "q16": (LoopPackets(76, 141, 38), LoopPackets(73, 139, 35)),
+    "per_channel": (LoopPackets(32, 64, 16.5), LoopPackets(32, 64, 16.5)),
 }
 # Packets outside the steps: conversion to float32, loops, pointers.  Kernels differ by up to 10.
-FIXED = Steps(36, 48, 29)
+FIXED = LoopPackets(36, 48, 29)
 CALL = 30  # per call of a kernel
 CALL_OF_PANEL = 40  # per panel or single row of a call
 QUANTISE_ROW, QUANTISE_STEP = 220, 15.2  # per row of x, and per step of a row
@@ -46,7 +46,7 @@ OP = 500  # per product: checks, division among threads, cache maintenance
 BATCH = 600  # per batch, independent of its products
 
 
-class Cost(NamedTuple):
+class ProductCost(NamedTuple):
     """The cost of a product on a DSP."""
 
     quantise: float  # packets; a thread quantises at least four rows of x
@@ -55,7 +55,7 @@ class Cost(NamedTuple):
     other_bytes: int  # bytes of x and of the results, in float32
 
 
-def product(op: MatMul, arch: int, threads: int = 4, *, same_x: bool = False) -> Cost:
+def product(op: MatMul, arch: int, threads: int = 4, *, same_x: bool = False) -> ProductCost:
     """Return the cost of *op* on a Hexagon v*arch* that has a kernel for its format.
 
     Args:
@@ -76,7 +76,7 @@ def product(op: MatMul, arch: int, threads: int = 4, *, same_x: bool = False) ->
     quantise = 0 if same_x else op.m * (QUANTISE_ROW + steps * QUANTISE_STEP)
     x_bytes = 0 if same_x else 4 * op.m * op.k
     nbytes = images.image_bytes(fmt, op.n, op.k)
-    return Cost(quantise, multiply, nbytes, x_bytes + 4 * op.m * op.n)
+    return ProductCost(quantise, multiply, nbytes, x_bytes + 4 * op.m * op.n)
 
 
 def _calls(op: MatMul, tile_bytes: int, threads: int) -> Iterator[int]:

@@ -1,6 +1,6 @@
 """Batches and replies as bytes: the structs of idl/npurt_msg.h, in numpy.
 
-This module calls no library.  A `Request` can be sent many times: its fields are views of its
+This module calls no library.  A `BatchMessage` can be sent many times: its fields are views of its
 bytes, so they can be changed in place.  tests/hexagon/test_messages.py compares the structs of
 Python and C.
 """
@@ -72,14 +72,14 @@ REPLY = np.dtype([*_REPLY, ("pcycles", "<u8")])
 _HEAD, _WHOLE = struct.Struct("<4I"), struct.Struct("<6IQ")
 
 
-class Kind(IntEnum):
+class OpKind(IntEnum):
     """The kind of an op."""
 
     MATMUL = 1
     DELTA = 2
 
 
-class Flag(IntFlag):
+class OpFlag(IntFlag):
     """Flags of an op; idl/npurt_msg.h describes them."""
 
     SAME_X = 1
@@ -113,7 +113,7 @@ _MEANING = {
 }
 
 
-class Request:
+class BatchMessage:
     """A batch of *count* ops: its bytes, and views of its parts.
 
     Attributes:
@@ -131,7 +131,7 @@ class Request:
             _number("PROTOCOL"),
         )
         self.head["count"] = count
-        self.ops["kind"] = Kind.MATMUL
+        self.ops["kind"] = OpKind.MATMUL
 
     def next(self) -> None:
         """Give the batch a new number, so that its reply differs from older replies."""
@@ -144,7 +144,7 @@ def reply() -> U8:
     return np.zeros(REPLY.itemsize, np.uint8)
 
 
-def check(request: Request, answer: U8, words: Words | None = None) -> int:
+def check(request: BatchMessage, answer: U8, words: Words | None = None) -> int:
     """Check the reply to *request*; return the DSP cycles of the batch, 0 if they are unknown.
 
     Args:

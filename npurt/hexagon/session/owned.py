@@ -10,7 +10,7 @@ from npurt.hexagon.fastrpc import abi
 from npurt.hexagon.fastrpc.abi import MapFlag
 from npurt.hexagon.fastrpc.caller import Caller
 from npurt.hexagon.fastrpc.control import SessionSlot, session_pool
-from npurt.hexagon.fastrpc.handle import Handle, Invocation, State
+from npurt.hexagon.fastrpc.handle import Handle, HandleState, Invocation
 from npurt.hexagon.fastrpc.lib import Library
 from npurt.hexagon.fastrpc.rpcmem import Block
 from npurt.hexagon.idl import Interface
@@ -48,7 +48,7 @@ class Owned:
         for fd in list(self.blocks):
             with contextlib.suppress(NpurtError):
                 self.unmap(fd)
-        ended = bool(self.handle and self.handle.state in (State.OPEN, State.DEAD))
+        ended = bool(self.handle and self.handle.state in (HandleState.OPEN, HandleState.DEAD))
         if self.handle:
             self.handle.close()
         self.blocks.clear()
@@ -98,7 +98,7 @@ class Owned:
         block = self.blocks.pop(fd)
         address = abi.ffi().cast("void *", block.array.ctypes.data)
         try:
-            if self.handle and self.handle.state is State.OPEN:
+            if self.handle and self.handle.state is HandleState.OPEN:
                 self.call("unmap", fd)
         finally:
             self.library.call("fastrpc_munmap", self.slot.effective, fd, address, block.nbytes)

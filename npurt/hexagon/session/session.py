@@ -11,7 +11,7 @@ from npurt.errors import DeviceFull, DeviceLost, DeviceTimeout, DriverError
 from npurt.hexagon.fastrpc import abi, codes
 from npurt.hexagon.fastrpc.abi import HandleRequest
 from npurt.hexagon.fastrpc.control import Capabilities, capabilities, session_pool
-from npurt.hexagon.fastrpc.handle import Invocation, State
+from npurt.hexagon.fastrpc.handle import HandleState, Invocation
 from npurt.hexagon.fastrpc.lib import Library
 from npurt.hexagon.fastrpc.native_call import NativeCall
 from npurt.hexagon.fastrpc.rpcmem import U8, Block, Synchroniser, allocate
@@ -109,7 +109,7 @@ class Session(Transport):
     def alive(self) -> bool:
         """Whether calls can be made: False after a loss, a timeout or `close`."""
         handle = self._owned.handle
-        return handle is not None and handle.state is State.OPEN
+        return handle is not None and handle.state is HandleState.OPEN
 
     def call(self, name: str, *arguments: Any) -> tuple[Any, ...]:
         """Call a method of npurt's code and return its results.

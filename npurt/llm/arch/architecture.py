@@ -10,7 +10,7 @@ from npurt.llm.file.config import Config
 EMBEDDING = "token_embd.weight"
 
 
-class Rope(Enum):
+class RopePairs(Enum):
     """The pairs of elements of a head that rotate together.
 
     With the wrong pairing a model generates fluent nonsense.
@@ -43,7 +43,7 @@ class Norms:
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class UnitConventions:
     """The gated unit of the feed-forward part; `npurt.graph.ops.GatedUnit` describes the fields."""
 
     activation: Activation = Activation.SILU
@@ -69,7 +69,7 @@ class DeltaLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class Encoder:
+class EncoderConventions:
     """The conventions of an encoder: all rows attend to each other; norms follow each part.
 
     Attributes:
@@ -135,15 +135,15 @@ class Architecture:
     """
 
     name: str
-    rope: Rope
+    rope: RopePairs
     qk_norm: QKNorm = QKNorm.NONE
     gated: bool = False  # attn_q computes each head and its gate, if it has rows for both
     sinks: bool = False  # the softmax of each head has one more logit, which has no value vector
     norms: Norms = field(default_factory=Norms)
-    unit: Unit = field(default_factory=Unit)
+    unit: UnitConventions = field(default_factory=UnitConventions)
     mixture: Mixture | None = None  # None: the architecture has no experts
     delta: DeltaLayout | None = None  # None: the architecture has no gated delta nets
-    encoder: Encoder | None = None  # None: the architecture is a decoder
+    encoder: EncoderConventions | None = None  # None: the architecture is a decoder
     convolution: bool = False  # layers without key heads have a short convolution
     layer: Rule = same
     complete: Callable[[Config], Config] = _as_is

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from npurt.graph.ops import Activation, Pairing, Precision
 from npurt.graph.tensor import Dim, Tensor
-from npurt.llm.arch.architecture import Architecture, QKNorm, Rope, Unit
+from npurt.llm.arch.architecture import Architecture, QKNorm, RopePairs, UnitConventions
 from npurt.llm.arch.model_builder import ModelBuilder
 from npurt.llm.file.config import Config, DeltaHeads
 
@@ -42,7 +42,7 @@ def attention(
         k = b.norm(f"{block}.attn_k_norm", k, config.eps, kv_heads if each else 1)
     if rule.rotates:
         table, magnitude = ropes(local=rule.local)
-        pairing = Pairing.HALVES if arch.rope is Rope.HALVES else Pairing.ADJACENT
+        pairing = Pairing.HALVES if arch.rope is RopePairs.HALVES else Pairing.ADJACENT
         q = b.rope(f"{block}.q_rope", q, table, heads, pairing, magnitude)
         k = b.rope(f"{block}.k_rope", k, table, kv_heads, pairing, magnitude)
     out = b.attention(
@@ -84,7 +84,7 @@ def qkv(
 
 
 def feed_forward(
-    b: ModelBuilder, unit: Unit, block: str, x: Tensor, n_ff: int, suffix: str = ""
+    b: ModelBuilder, unit: UnitConventions, block: str, x: Tensor, n_ff: int, suffix: str = ""
 ) -> Tensor:
     """Add the gate, up and down projections.
 
@@ -102,7 +102,7 @@ def feed_forward(
     return b.linear(f"{block}.ffn_down{suffix}", active, x.shape[-1], "ffn_down", precision)
 
 
-def _fields(unit: Unit) -> dict[str, Any]:
+def _fields(unit: UnitConventions) -> dict[str, Any]:
     return {field.name: getattr(unit, field.name) for field in fields(unit)}
 
 

@@ -26,8 +26,8 @@ from npurt.llm.convert.checkpoint.keys import keys_of, rope_tables
 from npurt.llm.convert.checkpoint.names import text_model
 from npurt.llm.convert.checkpoint.orders import Order, Orders
 from npurt.llm.convert.checkpoint.pooling import pooling_of
-from npurt.llm.convert.checkpoint.safetensors import AGAIN, Stored, files, read
-from npurt.llm.convert.checkpoint.settings import Settings, meaning
+from npurt.llm.convert.checkpoint.safetensors import AGAIN, StoredTensor, files, read
+from npurt.llm.convert.checkpoint.settings import CheckpointSettings, meaning
 from npurt.llm.convert.mixture import Types
 from npurt.llm.convert.tokenizer.pieces import MODEL
 from npurt.llm.convert.tokenizer.vocabulary import vocabulary_of
@@ -76,7 +76,7 @@ def convert(folder: Path, target: Path, kind: str = "f16", *, progress: bool = T
             ) from error
         raise ModelFormatError(f"{folder} is no folder, but {found.what}", remedy=found.remedy)
     with meaning("config.json"):
-        settings = Settings.read(folder)
+        settings = CheckpointSettings.read(folder)
         family = family_of(settings)
         known = {"general.architecture": family.arch} | keys_of(family, settings)
         stored = text_model(read(folder), folder, encoder=family.is_encoder)
@@ -107,7 +107,7 @@ def convert(folder: Path, target: Path, kind: str = "f16", *, progress: bool = T
     write(target, pairs, tensors, progress=progress)
 
 
-def family_of(settings: Settings) -> Family:
+def family_of(settings: CheckpointSettings) -> Family:
     """Return the model family of the ``model_type`` in config.json.
 
     Raises:
@@ -125,7 +125,7 @@ def family_of(settings: Settings) -> Family:
     return FAMILIES[name]
 
 
-def _rows(family: Family, stored: Mapping[str, Stored]) -> int:
+def _rows(family: Family, stored: Mapping[str, StoredTensor]) -> int:
     """Return the number of rows of the embedding.
 
     Raises:
@@ -189,8 +189,8 @@ def _tables(tables: Mapping[str, npt.NDArray[np.float32]]) -> list[NewTensor]:
 
 def _tensors(
     family: Family,
-    settings: Settings,
-    stored: dict[str, Stored],
+    settings: CheckpointSettings,
+    stored: dict[str, StoredTensor],
     types_of: Callable[[Iterable[str]], Types],
 ) -> list[NewTensor]:
     """Return the weight tensors of the GGUF file, in their order in the file."""
@@ -219,9 +219,9 @@ def _place_in_file(tensor: NewTensor) -> list[int]:
     return [int(part) if part.isdigit() else -1 for part in tensor.name.split(".")[:2]]
 
 
-def _groups(family: Family, stored: Mapping[str, Stored]) -> dict[str, list[Stored]]:
+def _groups(family: Family, stored: Mapping[str, StoredTensor]) -> dict[str, list[StoredTensor]]:
     """Return GGUF name -> tensors of the checkpoint: one, or one per expert in order."""
-    groups: dict[str, dict[int, Stored]] = {}
+    groups: dict[str, dict[int, StoredTensor]] = {}
     unknown = []
     for name, each in split_joined(stored):
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in IGNORED):
@@ -245,7 +245,7 @@ def _groups(family: Family, stored: Mapping[str, Stored]) -> dict[str, list[Stor
     return {name: _in_order(name, members) for name, members in groups.items()}
 
 
-def _in_order(name: str, members: Mapping[int, Stored]) -> list[Stored]:
+def _in_order(name: str, members: Mapping[int, StoredTensor]) -> list[StoredTensor]:
     if sorted(members) != list(range(len(members))):
         gone = sorted(set(range(max(members) + 1)) - members.keys())
         raise ModelFormatError(
@@ -284,7 +284,7 @@ def _place(family: Family, name: str) -> tuple[str, int] | None:
 
 
 def _values(
-    members: Sequence[Stored],
+    members: Sequence[StoredTensor],
     shape: tuple[int, ...],
     order: Order | None,
     change: Callable[[F32], F32] | None,
@@ -305,7 +305,7 @@ def _values(
         yield tensor
 
 
-def _shape(name: str, stored: Stored) -> tuple[int, ...]:
+def _shape(name: str, stored: StoredTensor) -> tuple[int, ...]:
     """Return the GGUF shape of a tensor; the checkpoint has convolutions as [D, 1, taps]."""
     shape = stored.shape
     if name.endswith(CONVOLUTIONS) and len(shape) == 3:
@@ -317,7 +317,7 @@ def _shape(name: str, stored: Stored) -> tuple[int, ...]:
     return shape
 
 
-def _order(orders: Orders, name: str, stored: Stored) -> Order | None:
+def _order(orders: Orders, name: str, stored: StoredTensor) -> Order | None:
     """Return the order of the rows or columns in GGUF, or None if it is unchanged."""
     order = orders.get(name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2])
     if order and stored.shape[order.axis : order.axis + 1] != (order.size,):

@@ -4,7 +4,7 @@ from collections.abc import Sequence, Set
 
 from npurt.device.device import F32
 from npurt.llm.decode.logprobs import TokenLogprob, logprob_of
-from npurt.llm.decode.sampler import NO_TOKEN, Sampler
+from npurt.llm.decode.sampler import NO_TOKEN, TokenSampler
 from npurt.llm.text.tokenizer import Tokenizer
 
 
@@ -23,7 +23,7 @@ class Chooser:
             the grammar accepts; None without a grammar.
     """
 
-    def __init__(self, sampler: Sampler, ends: Set[int], top: int | None) -> None:
+    def __init__(self, sampler: TokenSampler, ends: Set[int], top: int | None) -> None:
         self.logprobs: list[TokenLogprob] = []
         self.fits = None if sampler.constraint is None else sampler.constraint.fits
         self._sampler = sampler

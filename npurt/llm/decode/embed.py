@@ -27,7 +27,7 @@ LAST_OF_RERANKERS = ("qwen3",)  # architectures whose classifier reads the last 
 SHARES = ("qwen3",)  # architectures whose classifier applies a softmax to its outputs
 
 
-class Embedding(NamedTuple):
+class TextEmbedding(NamedTuple):
     """The embedding of one text.
 
     Attributes:
@@ -63,7 +63,7 @@ class Embedder:
         *,
         pooling: str | None = None,
         truncate: bool = False,
-    ) -> list[Embedding]:
+    ) -> list[TextEmbedding]:
         """Return the embedding of each text and the number of its tokens.
 
         No text is evaluated if this raises an error about one of them.
@@ -89,7 +89,7 @@ class Embedder:
         ids = [self._ids(index, text, truncate=truncate) for index, text in enumerate(texts)]
         with self._kept():
             return [
-                Embedding(self._pooled(hidden, chosen, normalize), len(hidden))
+                TextEmbedding(self._pooled(hidden, chosen, normalize), len(hidden))
                 for hidden in self._each_hidden([(tokens, None) for tokens in ids])
             ]
 
@@ -255,7 +255,7 @@ class Embedder:
         return np.asarray(y + file[bias].dequantize() if bias in file else y)
 
 
-def as_openai(made: Sequence[Embedding], model: str) -> dict[str, Any]:
+def as_openai(made: Sequence[TextEmbedding], model: str) -> dict[str, Any]:
     """Return embeddings as a response of OpenAI's API; *model* is the value of its field model."""
     tokens = sum(embedding.tokens for embedding in made)
     data = [

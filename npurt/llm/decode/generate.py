@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from npurt.errors import SettingError
 from npurt.llm.decode.generated import GeneratedSequence, NewToken
 from npurt.llm.decode.logprobs import TokenLogprob
-from npurt.llm.decode.sampler import Sampler
+from npurt.llm.decode.sampler import TokenSampler
 from npurt.llm.decode.step import DecodeStep
 from npurt.llm.session.context import Context
 from npurt.llm.spec.assistant import shared
@@ -88,7 +88,7 @@ class Generation:
         self,
         generator: Generator,
         prompt: list[int],
-        sampler: Sampler,
+        sampler: TokenSampler,
         stops: tuple[str, ...],
         max_tokens: int | None,
         *,

@@ -13,7 +13,7 @@ from npurt.device.device import F32
 from npurt.errors import GrammarError, LayoutError
 from npurt.llm.decode.choose import Chooser, finish_of
 from npurt.llm.decode.logprobs import TokenLogprob
-from npurt.llm.decode.sampler import NO_TOKEN, Sampler
+from npurt.llm.decode.sampler import NO_TOKEN, TokenSampler
 from npurt.llm.decode.stops import TextStream
 from npurt.llm.session.context import Context
 from npurt.llm.spec.speculator import Speculator
@@ -62,7 +62,7 @@ class GeneratedSequence:
     """
 
     def __init__(
-        self, history: list[int], prompt: int, tokenizer: Tokenizer, sampler: Sampler, *,
+        self, history: list[int], prompt: int, tokenizer: Tokenizer, sampler: TokenSampler, *,
         stops: Sequence[str], stop_ids: frozenset[int], limit: int | None, top: int | None,
         special: bool = False, detokenize: bool = True,
     ) -> None:  # fmt: skip

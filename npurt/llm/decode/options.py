@@ -9,7 +9,7 @@ import numpy as np
 from npurt.errors import LayoutError, SettingError, UnsupportedOp, brief
 from npurt.llm.decode.grammar.constraint import Constraint
 from npurt.llm.decode.grammar.grammar import Grammar, grammar_of
-from npurt.llm.decode.sampler import Criterion, Processor, Sampler
+from npurt.llm.decode.sampler import Criterion, Processor, TokenSampler
 from npurt.llm.decode.samplers.breakers import breakers_of
 from npurt.llm.decode.samplers.checks import functions
 from npurt.llm.decode.samplers.settings import Sampling
@@ -26,7 +26,7 @@ MISSING: dict[str, Any] = {
 SAMPLING = frozenset(field.name for field in fields(Sampling)) - {"seed"}
 MAX_TOP_LOGPROBS = 1000
 
-S = TypeVar("S", bound=Sampler)
+S = TypeVar("S", bound=TokenSampler)
 Stop = str | int | Sequence[str | int]
 
 
@@ -66,7 +66,7 @@ class Options(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class GenerationRequest:
     """The checked options of one generation.
 
     Attributes:
@@ -92,7 +92,7 @@ class Request:
     special: bool = False
 
     @classmethod
-    def of(cls, options: Mapping[str, Any], seed: int | None) -> "Request":
+    def of(cls, options: Mapping[str, Any], seed: int | None) -> "GenerationRequest":
         """Check *options* and return the request; *seed* is the default seed.
 
         Raises:

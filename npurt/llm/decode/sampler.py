@@ -35,7 +35,7 @@ Processor = Callable[[npt.NDArray[np.intc], F32], F32]
 Criterion = Callable[[npt.NDArray[np.intc], F32], bool]
 
 
-class Sampler:
+class TokenSampler:
     """Samples the tokens of one sequence, one token a call.
 
     The random numbers for a token depend only on the seed and on the number of tokens before it.
@@ -192,15 +192,15 @@ class Sampler:
 def distribution(logits: F32, history: Sequence[int], sampling: Sampling) -> tuple[Ids, F64]:
     """Return the ids ``[C]`` of the candidates and their probabilities ``[C]`` with *sampling*.
 
-    Raises the errors of `Sampler.sample`.
+    Raises the errors of `TokenSampler.sample`.
     """
-    return Sampler(sampling).distribution(logits, history)
+    return TokenSampler(sampling).distribution(logits, history)
 
 
 def greedy(logits: F32) -> int:
     """Return the token with the largest logit; of several such tokens, the first.
 
-    Raises the errors of `Sampler.sample`.
+    Raises the errors of `TokenSampler.sample`.
     """
     _check_row(logits)
     return best_of(logits)

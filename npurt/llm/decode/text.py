@@ -9,8 +9,8 @@ from npurt.base import late
 from npurt.errors import LayoutError, ModelFormatError, SettingError, brief
 from npurt.llm.decode.generate import Generation, Generator
 from npurt.llm.decode.grammar.grammar import Grammar
-from npurt.llm.decode.options import Options, Request, Stop, without_missing
-from npurt.llm.decode.sampler import Criterion, Processor, Sampler
+from npurt.llm.decode.options import GenerationRequest, Options, Stop, without_missing
+from npurt.llm.decode.sampler import Criterion, Processor, TokenSampler
 from npurt.llm.file.metadata import optional
 from npurt.llm.text.turns import fitted
 from npurt.runtime.open.arguments import flag, integer, listed
@@ -173,7 +173,7 @@ class TextGenerator:
         stream, echo = flag("stream", stream), flag("echo", echo)
         if stream and count > 1:
             raise SettingError(f"n is {count} with stream", remedy="use stream only with n=1")
-        request = Request.of(options | unknown, self.seed)
+        request = GenerationRequest.of(options | unknown, self.seed)
         ids = self.tokenize(prompt) if isinstance(prompt, str) else self.model.valid(prompt)
         begin = "" if not echo else prompt if isinstance(prompt, str) else self.detokenize(ids)
         requests = [request.nth(i) for i in range(count)]
@@ -188,9 +188,9 @@ class TextGenerator:
             self.generator.timings = tuple(timings)
         return written if count > 1 else written[0]
 
-    def _pieces(self, request: Request, ids: list[int], begin: str) -> Iterator[str]:
+    def _pieces(self, request: GenerationRequest, ids: list[int], begin: str) -> Iterator[str]:
         """Return an iterator of *begin* and the pieces of a completion."""
-        sampler = request.sampler(self.model.tokenizer, len(ids), Sampler)
+        sampler = request.sampler(self.model.tokenizer, len(ids), TokenSampler)
         pieces = Generation(
             self.generator, ids, sampler, request.stops, request.max_tokens,
             stop_ids=request.stop_ids, top_logprobs=request.top_logprobs, special=request.special,

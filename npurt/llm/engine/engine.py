@@ -10,8 +10,8 @@ from typing import Any, Literal, Self, overload
 
 from npurt.device.device import Device
 from npurt.errors import SettingError
-from npurt.llm.decode.model import Llama
-from npurt.llm.decode.options import Request as Asked
+from npurt.llm.decode.llama import Llama
+from npurt.llm.decode.options import GenerationRequest
 from npurt.llm.decode.samplers.settings import Sampling
 from npurt.llm.decode.text import MAX_TEXTS
 from npurt.llm.engine.events import Stats
@@ -180,7 +180,7 @@ class Engine:
             UnsupportedOp: npurt does not support an option.
         """
         count = 1 if n is None else integer("n", n, 1, MAX_TEXTS)
-        asked = Asked.of(_settings(sampling) | options, self.llm.seed)
+        asked = GenerationRequest.of(_settings(sampling) | options, self.llm.seed)
         ids = self.llm.tokenize(prompt) if isinstance(prompt, str) else self.llm.model.valid(prompt)
         sequences = [
             Sequence(

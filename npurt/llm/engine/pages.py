@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from npurt.device.segment import Capacity
 from npurt.llm.engine.prefixes import Entry
 from npurt.llm.engine.sequence import Sequence
-from npurt.llm.session.model import Model
+from npurt.llm.session.loaded_model import LoadedModel
 
 
 class Pages:
@@ -16,7 +16,7 @@ class Pages:
         claimed: The number of pages that each sequence will take in the present step.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: LoadedModel) -> None:
         self.claimed: dict[Sequence, int] = {}
         self._model = model
         capacity = self.capacity()

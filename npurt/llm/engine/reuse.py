@@ -7,7 +7,7 @@ from npurt.llm.engine.events import Counts
 from npurt.llm.engine.prefixes import PAGE, Entry, Prefixes
 from npurt.llm.engine.sequence import Sequence
 from npurt.llm.session.context import Context, Piece
-from npurt.llm.session.model import Model
+from npurt.llm.session.loaded_model import LoadedModel
 from npurt.llm.spec.assistant import shared
 
 MIN_COPIED = 16  # least tokens that a copy of states must save, because copying takes time
@@ -28,7 +28,7 @@ class Reuse:
     """
 
     def __init__(
-        self, model: Model, prefixes: Prefixes, running: list[Sequence], counts: Counts
+        self, model: LoadedModel, prefixes: Prefixes, running: list[Sequence], counts: Counts
     ) -> None:
         self.prefixes = prefixes
         self.recurrent = model.executor.recurrent

@@ -22,7 +22,7 @@ from npurt.llm.engine.reuse import Reuse
 from npurt.llm.engine.scores import Scores
 from npurt.llm.engine.sequence import Sequence
 from npurt.llm.session.context import Piece
-from npurt.llm.session.model import Model
+from npurt.llm.session.loaded_model import LoadedModel
 from npurt.llm.spec.assistant import shared
 from npurt.llm.spec.opening import Drafts
 
@@ -51,7 +51,7 @@ class Scheduler:
     """
 
     def __init__(
-        self, model: Model, *, sequences: int, prefixes: int, drafts: Drafts | None = None
+        self, model: LoadedModel, *, sequences: int, prefixes: int, drafts: Drafts | None = None
     ) -> None:
         self._pages = Pages(model)
         capacity = self._pages.capacity()

@@ -12,8 +12,8 @@ from npurt.device.device import F32
 from npurt.errors import NpurtError, SettingError, brief
 from npurt.llm.decode.generated import GeneratedSequence, NewToken
 from npurt.llm.decode.logprobs import TokenLogprob, logprob_of
-from npurt.llm.decode.options import Request as Asked
-from npurt.llm.decode.sampler import Sampler
+from npurt.llm.decode.options import GenerationRequest
+from npurt.llm.decode.sampler import TokenSampler
 from npurt.llm.engine.controller import BatchController, StepCost
 from npurt.llm.engine.events import Event, Usage
 from npurt.llm.engine.scores import Scores
@@ -58,7 +58,7 @@ class Sequence(GeneratedSequence):
     """
 
     def __init__(
-        self, id: int, tokens: list[int], asked: Asked, tokenizer: Tokenizer, *,
+        self, id: int, tokens: list[int], asked: GenerationRequest, tokenizer: Tokenizer, *,
         prompt: int | None = None, priority: int = 0, deadline: float | None = None,
         salt: str = "", reusable: int = 0, prompt_logprobs: bool = False, detokenize: bool = True,
     ) -> None:  # fmt: skip
@@ -72,7 +72,7 @@ class Sequence(GeneratedSequence):
                 remedy="pass detokenize=True, or stop at token ids",
             )
         super().__init__(
-            tokens, prompt, tokenizer, asked.sampler(tokenizer, prompt, Sampler),
+            tokens, prompt, tokenizer, asked.sampler(tokenizer, prompt, TokenSampler),
             stops=asked.stops, stop_ids=asked.stop_ids, limit=asked.max_tokens,
             top=asked.top_logprobs, special=asked.special, detokenize=detokenize,
         )  # fmt: skip

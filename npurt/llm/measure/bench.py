@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from npurt.errors import SettingError
-from npurt.llm.decode.model import Llama
+from npurt.llm.decode.llama import Llama
 from npurt.runtime.report.ledger import Report
 
 

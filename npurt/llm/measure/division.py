@@ -36,7 +36,7 @@ class Share:
     others: dict[str, int]
 
 
-class _Weight(NamedTuple):
+class _WeightShape(NamedTuple):
     """A weight: a matrix, or a stack of experts."""
 
     op: MatMul  # the product of one row with one matrix
@@ -90,7 +90,7 @@ def host_rates(model: ModelGraph, config: Config) -> tuple[float, float]:
     return rate(PROMPT), rate(1)
 
 
-def _seconds(weight: _Weight, tokens: int, config: Config) -> float:
+def _seconds(weight: _WeightShape, tokens: int, config: Config) -> float:
     """Return the seconds of the products with *weight* in a run of *tokens*."""
     rows, times = 1 if weight.head else tokens, 1
     if weight.matrices > 1 and config.experts:
@@ -100,10 +100,10 @@ def _seconds(weight: _Weight, tokens: int, config: Config) -> float:
     return times * host_product_seconds(replace(weight.op, m=rows))
 
 
-def _weights(model: ModelGraph) -> Iterator[_Weight]:
+def _weights(model: ModelGraph) -> Iterator[_WeightShape]:
     for op in products(model.graph).values():
         *stack, n, k = (dim.size or 0 for dim in op.weight.shape)
         product = MatMul(1, k, n, op.weight.dtype)
-        yield _Weight(
+        yield _WeightShape(
             product, math.prod(stack), op.precision is Precision.EXACT, op.role == "output"
         )

@@ -22,7 +22,7 @@ from npurt.graph.weights import products
 from npurt.llm.arch.model_builder import ModelGraph, RowsOf
 from npurt.llm.arch.reading import describe
 from npurt.llm.arch.weights import FileWeights
-from npurt.llm.decode.model import Llama
+from npurt.llm.decode.llama import Llama
 from npurt.llm.file.gguf import GGUF
 from npurt.quant.tensor import QTensor
 from npurt.quant.types import BY_NAME

@@ -10,7 +10,7 @@ F16_BYTES = 2  # bytes of an element of the KV cache, by default
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemoryNeeds:
     """Bytes that a model needs.  Python, its libraries and the vocabulary need 0.1 to 0.2 GB more.
 
     Attributes:
@@ -30,7 +30,7 @@ def memory(file: MappedGGUF, n_ctx: int | None = None) -> int:
     return found.weights + found.kv_cache
 
 
-def needs(file: MappedGGUF, n_ctx: int | None = None) -> Memory:
+def needs(file: MappedGGUF, n_ctx: int | None = None) -> MemoryNeeds:
     """Return the memory of a model with a context of *n_ctx*, which has the default of `Llama`.
 
     Raises:
@@ -42,4 +42,4 @@ def needs(file: MappedGGUF, n_ctx: int | None = None) -> Memory:
     per_position = 2 * config.n_kv_heads * config.head_width * F16_BYTES * cached
     count = positions(config, n_ctx)
     weights = sum(info.nbytes for info in file.tensors.values())
-    return Memory(weights, count * per_position, count)
+    return MemoryNeeds(weights, count * per_position, count)

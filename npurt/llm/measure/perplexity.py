@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from npurt.device.device import F32
 from npurt.errors import LayoutError, SettingError
-from npurt.llm.decode.model import Llama
+from npurt.llm.decode.llama import Llama
 from npurt.llm.session.progress import Progress
 
 SHORTEST = 8  # minimum tokens of a chunk, for the standard error

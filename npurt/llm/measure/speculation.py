@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from npurt.errors import SettingError
-from npurt.llm.decode.model import Llama
+from npurt.llm.decode.llama import Llama
 from npurt.llm.spec.speculation import Speculation
 from npurt.llm.spec.speculator import Speculator
 

@@ -10,8 +10,8 @@ import numpy as np
 from npurt.device.device import F32
 from npurt.errors import LayoutError, NumericsError, brief
 from npurt.llm.arch.decoder import Chunk
+from npurt.llm.session.loaded_model import LoadedModel
 from npurt.llm.session.lock import locked
-from npurt.llm.session.model import Model
 from npurt.llm.session.progress import Progress
 from npurt.llm.state import state_file
 from npurt.llm.state.hidden_states import HiddenStates
@@ -39,7 +39,7 @@ class Context:
         SettingError: The model cannot have another context.
     """
 
-    def __init__(self, model: Model, *, shift: bool = False) -> None:
+    def __init__(self, model: LoadedModel, *, shift: bool = False) -> None:
         setup = model.setup
         self.model = model
         self.shift = shift
@@ -403,7 +403,7 @@ def run_together(pieces: Sequence[Piece], out: F32, *, known: bool = False) -> b
     return values is not None
 
 
-def _with_larger_cache(error: NumericsError, model: Model) -> NumericsError:
+def _with_larger_cache(error: NumericsError, model: LoadedModel) -> NumericsError:
     """Return *error*, with the remedy for keys and values that exceed the range of float16."""
     if model.setup.limits.kv_dtype != "f16":
         return error

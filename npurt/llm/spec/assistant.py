@@ -7,7 +7,7 @@ from npurt.errors import ModelFormatError
 from npurt.llm.file.gguf import GGUF
 from npurt.llm.file.metadata import strings
 from npurt.llm.session.context import Context
-from npurt.llm.session.model import Model
+from npurt.llm.session.loaded_model import LoadedModel
 from npurt.llm.spec.drafter import Drafter, DraftToken, likeliest
 from npurt.llm.spec.truncated_head import TruncatedHead
 
@@ -27,7 +27,9 @@ class Assistant(Drafter):
         ModelFormatError: The vocabularies differ.
     """
 
-    def __init__(self, draft: Context, target: Model, head: TruncatedHead | None = None) -> None:
+    def __init__(
+        self, draft: Context, target: LoadedModel, head: TruncatedHead | None = None
+    ) -> None:
         model = draft.model
         require_same_vocabulary(model.file, target.file)
         self.name = f"draft model {model.file.path.name}"
@@ -78,7 +80,7 @@ class Assistant(Drafter):
         self._draft.release()
 
 
-def output_head(model: Model) -> TruncatedHead:
+def output_head(model: LoadedModel) -> TruncatedHead:
     """Return the truncated output matrix of a draft model."""
     return TruncatedHead(model, functools.partial(model.head, "output"))
 

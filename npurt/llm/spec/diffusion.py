@@ -11,7 +11,7 @@ import numpy as np
 from npurt.device.device import F32
 from npurt.llm.file.gguf import GGUF
 from npurt.llm.session.context import Context
-from npurt.llm.session.model import Model
+from npurt.llm.session.loaded_model import LoadedModel
 from npurt.llm.session.setup import Setup
 from npurt.llm.spec.assistant import FEW, require_same_vocabulary
 from npurt.llm.spec.dflash import NAME, Network
@@ -97,7 +97,7 @@ class Diffusion(Drafter):
         del self._network, self._hidden_states
 
 
-def block_head(model: Model, network: Network) -> TruncatedHead:
+def block_head(model: LoadedModel, network: Network) -> TruncatedHead:
     """Return the truncated output matrix of *model* with the last norm of *network*."""
     norm, eps = network.output_norm, network.shape.config.eps
     return TruncatedHead(

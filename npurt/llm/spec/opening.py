@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from npurt.device.verify import Sampler as Checks
+from npurt.device.verify import Sampler
 from npurt.errors import SettingError, brief
 from npurt.graph.sizes import CHECKPOINT_SPACING, SIZES
 from npurt.llm.arch.reading import describe
@@ -13,7 +13,7 @@ from npurt.llm.file.gguf import GGUF
 from npurt.llm.file.mapped import errors_of
 from npurt.llm.session.context import Context
 from npurt.llm.session.devices import Devices
-from npurt.llm.session.model import Model
+from npurt.llm.session.loaded_model import LoadedModel
 from npurt.llm.session.setup import set_up
 from npurt.llm.spec.assistant import Assistant, output_head, require_same_vocabulary
 from npurt.llm.spec.controller import Controller
@@ -79,7 +79,7 @@ class Drafts:
 def open_drafts(
     draft: str | os.PathLike[str],
     network: Network | None,
-    target: Model,
+    target: LoadedModel,
     opened: contextlib.ExitStack,
     *,
     maximum: int | None = None,
@@ -108,7 +108,7 @@ def open_drafts(
     return drafts
 
 
-def _draft_limit(target: Model, wanted: int | None) -> int:
+def _draft_limit(target: LoadedModel, wanted: int | None) -> int:
     """Return the largest number of draft tokens in a pass.
 
     It is limited so that a rollback never needs to evaluate tokens again.
@@ -133,7 +133,7 @@ def _draft_limit(target: Model, wanted: int | None) -> int:
 def _maker(
     draft: str | os.PathLike[str],
     network: Network | None,
-    target: Model,
+    target: LoadedModel,
     opened: contextlib.ExitStack,
     device: str,
 ) -> tuple[Callable[[Context], Drafter], str]:
@@ -154,8 +154,8 @@ def _maker(
 
 
 def _draft_model(
-    path: str | os.PathLike[str], target: Model, opened: contextlib.ExitStack, device: str
-) -> Model:
+    path: str | os.PathLike[str], target: LoadedModel, opened: contextlib.ExitStack, device: str
+) -> LoadedModel:
     with errors_of(path):
         file = opened.enter_context(GGUF(path))
         describe(file).require_decoder()
@@ -170,8 +170,8 @@ def _draft_model(
                 f"{device} cannot draft", remedy="leave draft_device (-devd) out, or use an NPU"
             )
         model = opened.enter_context(
-            Model(
-                setup, devices, Checks(target.checks.mode),
+            LoadedModel(
+                setup, devices, Sampler(target.checks.mode),
                 strict=target.ledger.strict, progress=target.progress,
             )
         )  # fmt: skip

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 
 from npurt.device.device import F32
-from npurt.llm.session.model import Model
+from npurt.llm.session.loaded_model import LoadedModel
 
-Head = Callable[[F32], F32]  # `Model.head`
+Head = Callable[[F32], F32]  # `LoadedModel.head`
 PARTS = (1 / 4, 1 / 2, 1)  # possible sizes of a head, as fractions of the vocabulary
 LATEST = 64  # last tokens of a sequence that determine the size of the head
 RARE = (
@@ -32,7 +32,7 @@ class TruncatedHead:
         nbytes: Bytes of the smallest head, which suffices for most sequences.
     """
 
-    def __init__(self, model: Model, make: Callable[[int], Head]) -> None:
+    def __init__(self, model: LoadedModel, make: Callable[[int], Head]) -> None:
         cuts = [model.output_matrix(int(part * model.config.n_vocab)) for part in PARTS]
         self.nbytes = cuts[0].nbytes
         self._columns = [cut.n for cut in cuts]

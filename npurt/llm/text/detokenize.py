@@ -10,10 +10,11 @@ import re
 from collections.abc import Iterable
 
 from npurt.errors import LayoutError, brief
-from npurt.llm.text.vocabulary import BPE, Kind, Vocabulary
+from npurt.llm.text.vocabulary import BPE, TokenType, Vocabulary
 
 SPACE = "▁"  # U+2581: a space in SentencePiece, the beginning of a word in GGUF's WordPiece
-NORMAL = int(Kind.NORMAL)  # a constant, because an access to an enum member takes a microsecond
+# A constant, because an access to a member of an enum takes a microsecond.
+NORMAL = int(TokenType.NORMAL)
 _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
@@ -67,9 +68,9 @@ class Pieces:
 
 
 def _special(kind: int, text: str) -> bytes:
-    if kind in (Kind.CONTROL, Kind.UNKNOWN, Kind.USER_DEFINED):
+    if kind in (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED):
         return _utf8(text)
-    match = _BYTE.fullmatch(text) if kind == Kind.BYTE else None
+    match = _BYTE.fullmatch(text) if kind == TokenType.BYTE else None
     return bytes.fromhex(match[1]) if match else b""
 
 
@@ -77,7 +78,7 @@ def _utf8(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-class Stream:
+class Detokenizer:
     """An incremental decoder from tokens to text.
 
     Bytes that are not UTF-8 become U+FFFD.  The stream buffers an incomplete character until its

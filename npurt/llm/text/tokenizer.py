@@ -32,13 +32,13 @@ from npurt.llm.file.metadata import (
     strings,
 )
 from npurt.llm.file.string_array import StringArray
-from npurt.llm.text.detokenize import SPACE, Pieces, Stream, join
+from npurt.llm.text.detokenize import SPACE, Detokenizer, Pieces, join
 from npurt.llm.text.pretokenize import Rule, rule
 from npurt.llm.text.vocabulary import (
     BPE,
     SENTENCEPIECE,
     WORDPIECE,
-    Kind,
+    TokenType,
     Vocabulary,
     distinct,
     per_token,
@@ -188,14 +188,14 @@ class Tokenizer:
         """Return the bytes of *tokens*; see `decode`."""
         return join(self._pieces, tokens, hidden=self._hidden(special), strip=self._strip)
 
-    def stream(self, *, special: bool = True, continued: bool = False) -> Stream:
+    def stream(self, *, special: bool = True, continued: bool = False) -> Detokenizer:
         """Return a stream that decodes tokens one by one, with the same text as `decode`.
 
         With *continued* True, the tokens continue an earlier text, so the first token of a
         SentencePiece model keeps its leading space.
         """
         strip = self._strip and not continued
-        return Stream(self._pieces, hidden=self._hidden(special), strip=strip)
+        return Detokenizer(self._pieces, hidden=self._hidden(special), strip=strip)
 
     def piece(self, token: int) -> bytes:
         """Return the bytes of *token*; raise LayoutError if the id is out of range."""
@@ -347,7 +347,7 @@ def _merges(
                     f"token {token} has {len(text)} characters, above {MAX_PIECE}",
                     remedy=CONVERT_AGAIN,
                 )
-            if vocabulary.kinds[token] == Kind.BYTE or token in vocabulary.control:
+            if vocabulary.kinds[token] == TokenType.BYTE or token in vocabulary.control:
                 continue
             for cut in range(1, len(text)):
                 left, right = shared(text[:cut]), shared(text[cut:])
@@ -380,7 +380,7 @@ def _leave_out_surrogates(ids: dict[str, int]) -> None:
 
 def _markup(vocabulary: Vocabulary, ids: dict[str, int]) -> list[AddedToken]:
     """Return the control and user-defined tokens, which the encoder matches before it merges."""
-    user = tokens_of(vocabulary.kinds, Kind.USER_DEFINED)
+    user = tokens_of(vocabulary.kinds, TokenType.USER_DEFINED)
     texts = ((vocabulary.tokens[i], i in vocabulary.control) for i in {*vocabulary.control, *user})
     known = [(text, special) for text, special in texts if text in ids]
     nbytes = sum(len(text.encode()) for text, _ in known)

@@ -17,7 +17,7 @@ from npurt.llm.file.string_array import StringArray
 BPE, SENTENCEPIECE, WORDPIECE = "gpt2", "llama", "bert"  # values of tokenizer.ggml.model
 
 
-class Kind(IntEnum):
+class TokenType(IntEnum):
     """The kind of a token, a value of ``tokenizer.ggml.token_type``."""
 
     UNDEFINED = 0
@@ -73,7 +73,7 @@ class Vocabulary:
         model: `BPE`, `SENTENCEPIECE` or `WORDPIECE`.
         tokens: The distinct texts in the file: in GPT-2's byte alphabet for BPE; otherwise pieces
             of words, in which U+2581 stands for the space before a word.
-        kinds: The `Kind` of each token.
+        kinds: The `TokenType` of each token.
         roles: Role -> id, for the roles that the file names.
         control: Ids of markup tokens, to which plain text is never encoded.
         ends: Ids that end a generation.
@@ -106,7 +106,7 @@ class Vocabulary:
         roles = _roles(metadata, model, len(tokens))
         if "tokenizer.ggml.token_type" in metadata:
             given = per_token(metadata, "token_type", INTEGERS, len(tokens)).tolist()
-            if not set(given) <= set(Kind):
+            if not set(given) <= set(TokenType):
                 raise ModelFormatError("a token's type is not one of 0 to 6", remedy=CONVERT_AGAIN)
             kinds = bytes(given)
         else:
@@ -120,18 +120,18 @@ class Vocabulary:
         return cls(model, tokens, kinds, roles, control, frozenset(ends), _never(metadata, kinds))
 
 
-def _inferred(model: str, tokens: StringArray, roles: dict[str, int]) -> Iterator[Kind]:
+def _inferred(model: str, tokens: StringArray, roles: dict[str, int]) -> Iterator[TokenType]:
     """Yield the kind of each token of a file without kinds, by its text and its role."""
     roles = roles if model != WORDPIECE else {}
     markup = set(roles.values()) - {roles.get("unknown")}
     for i, text in enumerate(tokens):
         if i == roles.get("unknown"):
-            yield Kind.UNKNOWN
+            yield TokenType.UNKNOWN
         elif i in markup or ENDS.fullmatch(text) or MARKUP.fullmatch(text):
-            yield Kind.CONTROL
+            yield TokenType.CONTROL
         else:
             is_byte = model == SENTENCEPIECE and BYTES.fullmatch(text)
-            yield Kind.BYTE if is_byte else Kind.NORMAL
+            yield TokenType.BYTE if is_byte else TokenType.NORMAL
 
 
 def token_texts(metadata: Metadata) -> StringArray:
@@ -189,7 +189,7 @@ def _roles(metadata: Metadata, model: str, count: int) -> dict[str, int]:
     return roles
 
 
-def tokens_of(kinds: bytes, *wanted: Kind) -> list[int]:
+def tokens_of(kinds: bytes, *wanted: TokenType) -> list[int]:
     """Return the ids whose kind is one of *wanted*."""
     return [found.start() for found in re.finditer(b"[%b]" % bytes(wanted), kinds)]
 
@@ -199,8 +199,8 @@ def _control(tokens: StringArray, kinds: bytes) -> frozenset[int]:
 
     Some converters give markup the kind user-defined; such tokens are recognised by their texts.
     """
-    marked = tokens_of(kinds, Kind.UNKNOWN, Kind.CONTROL)
-    user = tokens_of(kinds, Kind.USER_DEFINED)
+    marked = tokens_of(kinds, TokenType.UNKNOWN, TokenType.CONTROL)
+    user = tokens_of(kinds, TokenType.USER_DEFINED)
     known = [i for i in user if ENDS.fullmatch(tokens[i]) or FILL_INS.fullmatch(tokens[i])]
     return frozenset(marked + known)
 
@@ -209,4 +209,4 @@ def _never(metadata: Metadata, kinds: bytes) -> frozenset[int]:
     key = "tokenizer.ggml.suppress_tokens"
     given = numbers(metadata, key, INTEGERS) if key in metadata else ()
     suppressed = {i for i in given if 0 <= i < len(kinds)}
-    return frozenset(suppressed.union(tokens_of(kinds, Kind.UNUSED)))
+    return frozenset(suppressed.union(tokens_of(kinds, TokenType.UNUSED)))

@@ -10,7 +10,7 @@ from npurt.rknpu.device.quantise import BY_NAME, default_scheme
 from npurt.rknpu.isa.formats import number_format
 from npurt.rknpu.isa.layout import Layout
 from npurt.rknpu.plan.cost import host_seconds, npu_seconds
-from npurt.rknpu.plan.tiling import CORES, Plan, plan, plan_weights
+from npurt.rknpu.plan.tiling import CORES, ProductPlan, plan, plan_weights
 
 
 def run_seconds(
@@ -34,7 +34,9 @@ def run_seconds(
     return total
 
 
-def jobs(weights: Sequence[ModelWeight], tokens: int) -> Iterator[tuple[list[Plan], int, int]]:
+def jobs(
+    weights: Sequence[ModelWeight], tokens: int
+) -> Iterator[tuple[list[ProductPlan], int, int]]:
     """Yield each job's plans, the rows of a task for each row of x, and the number of runs."""
     calls: dict[tuple[str, str], list[ModelWeight]] = {}
     for weight in weights:
@@ -48,7 +50,7 @@ def jobs(weights: Sequence[ModelWeight], tokens: int) -> Iterator[tuple[list[Pla
             yield plans, scheme.passes, times
 
 
-def _plans(weight: ModelWeight, rows: int) -> list[Plan]:
+def _plans(weight: ModelWeight, rows: int) -> list[ProductPlan]:
     """Return the plan of each part of K."""
     parts = weight_plans(BY_NAME[weight.scheme], weight.n, weight.k, CORES)
     return [plan(part, rows, Layout.ROW) for part in parts]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from npurt.device.device import F32, F64
 from npurt.device.host_products import HostDevice, HostPacked
-from npurt.rknpu.device.quantise import REMAINDER_STEPS, Part, float16_scales
+from npurt.rknpu.device.quantise import REMAINDER_STEPS, RoundedColumns, float16_scales
 from npurt.rknpu.device.weights import RkPacked, RoundedPacked, inputs_of
 from npurt.rknpu.driver.native.host import at, lib, round_rows
 
@@ -66,7 +66,7 @@ class _OnHost:
         scales: float64 ``[N]``.
     """
 
-    def __init__(self, part: Part, passes: int) -> None:
+    def __init__(self, part: RoundedColumns, passes: int) -> None:
         self._part, self._passes = part, passes
         self._integers = part.codes.dtype == np.int8
         self.codes: Array = part.codes if self._integers else part.codes.astype(np.float32)

@@ -10,7 +10,7 @@ from npurt.rknpu.device.quantise import Scheme, column_groups, default_scheme
 from npurt.rknpu.isa.formats import number_format
 from npurt.rknpu.isa.layout import Layout
 from npurt.rknpu.plan.cost import CLOCKS, SPEEDS, task_seconds, tasks_of
-from npurt.rknpu.plan.tiling import LINE, Plan, WeightPlan, padded, plan, plan_weights
+from npurt.rknpu.plan.tiling import LINE, ProductPlan, WeightPlan, padded, plan, plan_weights
 
 FEW_ROWS = 16  # rows that fit the time limit with the weights of all supported models
 
@@ -80,7 +80,7 @@ def weight_plans(scheme: Scheme, n: int, k: int, cores: int) -> list[WeightPlan]
     return [plan_weights(number_format(scheme.task), n, width, cores=cores) for width in widths]
 
 
-def result_offsets(plans: Sequence[Plan]) -> tuple[list[tuple[int, ...]], list[int]]:
+def result_offsets(plans: Sequence[ProductPlan]) -> tuple[list[tuple[int, ...]], list[int]]:
     """Return the offset of each plan's results in each core's C, and the size of each C."""
     offsets = []
     ends: list[int] = []

@@ -21,7 +21,7 @@ from npurt.rknpu.driver.native.host import I8, I32
 from npurt.rknpu.driver.native.run import Rectangle, Target
 from npurt.rknpu.isa.layout import Layout
 from npurt.rknpu.isa.task import Task
-from npurt.rknpu.plan.tiling import LINE, Block, Plan, padded, plan
+from npurt.rknpu.plan.tiling import LINE, OutputBlock, ProductPlan, padded, plan
 
 
 class Region(NamedTuple):
@@ -29,7 +29,7 @@ class Region(NamedTuple):
 
     weight: int  # index of the weight
     part: PartOnNpu
-    plan: Plan
+    plan: ProductPlan
     offsets: tuple[int, ...]  # bytes from the start of each core's C
 
 
@@ -157,7 +157,7 @@ class Product:
             for block in blocks
         ]
 
-    def _rectangle(self, region: Region, core: int, block: Block) -> Rectangle:
+    def _rectangle(self, region: Region, core: int, block: OutputBlock) -> Rectangle:
         weights, part = region.plan.weights, self._index(region)
         shape = len(weights.slices), region.plan.rows, block.n.size
         start = region.offsets[core] + block.offset

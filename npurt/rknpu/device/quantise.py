@@ -70,7 +70,7 @@ def default_scheme(*, int16: bool) -> Scheme:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RoundedColumns:
     """Some columns of a weight, rounded.
 
     Attributes:
@@ -98,7 +98,7 @@ class QuantisedWeight:
     """A weight ``[N, K]`` rounded by a scheme."""
 
     scheme: Scheme
-    parts: tuple[Part, ...]
+    parts: tuple[RoundedColumns, ...]
     w_error: float  # relative mean square error of the weights
 
     @property
@@ -166,10 +166,10 @@ def from_codes(codes: I8, scales: F32) -> QuantisedWeight:
     return QuantisedWeight(PLAIN, (part,), 0.0)
 
 
-def _empty(n: int, columns: slice, scheme: Scheme) -> Part:
+def _empty(n: int, columns: slice, scheme: Scheme) -> RoundedColumns:
     kp = padded(columns.stop - columns.start, number_format(scheme.task).k_step)
     rotated = scheme.rotated
-    return Part(
+    return RoundedColumns(
         columns=columns,
         block=block_of(kp) if rotated else 1,
         signs=signs_of(kp) if rotated else None,
@@ -178,7 +178,7 @@ def _empty(n: int, columns: slice, scheme: Scheme) -> Part:
     )
 
 
-def _round_slice(part: Part, rows: slice, values: F32) -> float:
+def _round_slice(part: RoundedColumns, rows: slice, values: F32) -> float:
     """Quantise some rows into *part*; return the sum of squared rounding errors."""
     codes, scales = part.codes[rows], part.scales[rows]
     if codes.dtype == np.int8:

@@ -13,8 +13,8 @@ from npurt.rknpu.device.arena import Arena
 from npurt.rknpu.device.quantise import (
     PLAIN,
     REMAINDER_STEPS,
-    Part,
     QuantisedWeight,
+    RoundedColumns,
     Scheme,
     outlier_rows,
     quantise_weight,
@@ -82,7 +82,7 @@ def inputs_of(quantised: QuantisedWeight) -> tuple[PartOfInput, ...]:
 class PartOnNpu:
     """One part of K of a weight, with an image of each core's rows in the core's address space."""
 
-    def __init__(self, part: Part, task: str, spaces: Sequence[Space], name: str) -> None:
+    def __init__(self, part: RoundedColumns, task: str, spaces: Sequence[Space], name: str) -> None:
         n, kp = part.codes.shape
         self.columns = part.columns
         self.block = part.block

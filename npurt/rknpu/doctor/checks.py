@@ -8,7 +8,7 @@ rk3588s.dtsi and drivers/rknpu, drivers/devfreq.
 import re
 
 from npurt.doctor.board import TREE, compatible
-from npurt.doctor.check import Check, Result, fail, ok, skip, warn
+from npurt.doctor.check import CheckResult, DoctorCheck, fail, ok, skip, warn
 from npurt.doctor.system import Node, System
 from npurt.rknpu.doctor import live as live
 from npurt.rknpu.doctor import speed as speed
@@ -50,7 +50,7 @@ def cores_of(system: System, folder: str) -> int:
     return sum(name.endswith(".npu") for name in system.names(folder))
 
 
-def chip(system: System) -> Result:
+def chip(system: System) -> CheckResult:
     """Check that the chip's NPU has the registers of the RK3588."""
     found = re.findall(r"^rockchip,((?:rk|rv)\d+\w*)$", compatible(system), re.M)
     name = found[-1] if found else ""
@@ -63,14 +63,14 @@ def chip(system: System) -> Result:
     )
 
 
-def board(system: System) -> Result:
+def board(system: System) -> CheckResult:
     """Report the board and its kernel; an unknown board is no error."""
     model = system.text(f"{TREE}/model") or "no model in the device tree"
     kernel = system.text("/proc/sys/kernel/osrelease")
     return ok(", ".join(part for part in (model, f"Linux {kernel}" if kernel else "") if part))
 
 
-def tree(system: System) -> Result:
+def tree(system: System) -> CheckResult:
     """Check that the device tree has the NPU and enables it."""
     if NPU not in system.names(TREE):
         return fail("the device tree has no NPU", KERNELS)
@@ -84,7 +84,7 @@ def tree(system: System) -> Result:
     )
 
 
-def driver(system: System) -> Result:
+def driver(system: System) -> CheckResult:
     """Check that one of the two drivers is bound to the cores."""
     name = driver_of(system)
     if name:
@@ -139,7 +139,7 @@ def nodes_of(system: System) -> dict[str, Node]:
     return {path: node for path, node in found.items() if node}
 
 
-def node(system: System) -> Result:
+def node(system: System) -> CheckResult:
     """Check that this user may open one of the device nodes."""
     nodes = nodes_of(system)
     usable = [path for path, node in nodes.items() if node.read and node.write]
@@ -166,7 +166,7 @@ def node(system: System) -> Result:
     )
 
 
-def version(system: System) -> Result:
+def version(system: System) -> CheckResult:
     """Check that the vendor's driver is not older than `OLDEST`, whose structs npurt uses."""
     if driver_of(system) == "rocket":
         return ok("rocket has one interface so far")
@@ -181,7 +181,7 @@ def version(system: System) -> Result:
     return ok(f"rknpu {release}")
 
 
-def iommu(system: System) -> Result:
+def iommu(system: System) -> CheckResult:
     """Check that the IOMMU is on: without it the NPU needs contiguous memory, which is scarce."""
     if driver_of(system) == "rocket":
         return ok("rocket always uses it")
@@ -195,7 +195,7 @@ def iommu(system: System) -> Result:
     return ok("enabled")
 
 
-def cores(system: System) -> Result:
+def cores(system: System) -> CheckResult:
     """Check that rocket has all cores, which are separate devices for it."""
     if driver_of(system) == "rknpu":
         return ok("rknpu manages all cores as one device")
@@ -209,21 +209,21 @@ def cores(system: System) -> Result:
 
 
 CHECKS = (
-    Check("chip", "programs fit one family of chips", chip),
-    Check("board", "what the board says it is", board, ("chip",)),
-    Check("tree", "the device tree enables the NPU", tree, ("chip",)),
-    Check("driver", "one of two drivers has the NPU", driver, ("tree",)),
-    Check("node", "this user may use it", node, ("driver",)),
-    Check("version", "the driver is not too old", version, ("driver",)),
-    Check("iommu", "memory need not be in one piece", iommu, ("driver",)),
-    Check("cores", "all cores are there", cores, ("driver",)),
-    Check("npu-clock", "the NPU is not slowed down", speed.npu, ("driver",)),
-    Check("ddr-clock", "memory is not slowed down", speed.ddr, ("driver",)),
-    Check("cma", "there is memory in one piece", speed.cma, ("driver",)),
-    Check("files", "enough files may be open", speed.files, ("driver",)),
-    Check("alone", "nobody else uses the NPU", live.alone, ("node", "version", "iommu")),
-    Check("open", "npurt can open it", live.opens, ("alone",)),
-    Check("products", "its results are right", live.products, ("open",), symptom=True),
+    DoctorCheck("chip", "programs fit one family of chips", chip),
+    DoctorCheck("board", "what the board says it is", board, ("chip",)),
+    DoctorCheck("tree", "the device tree enables the NPU", tree, ("chip",)),
+    DoctorCheck("driver", "one of two drivers has the NPU", driver, ("tree",)),
+    DoctorCheck("node", "this user may use it", node, ("driver",)),
+    DoctorCheck("version", "the driver is not too old", version, ("driver",)),
+    DoctorCheck("iommu", "memory need not be in one piece", iommu, ("driver",)),
+    DoctorCheck("cores", "all cores are there", cores, ("driver",)),
+    DoctorCheck("npu-clock", "the NPU is not slowed down", speed.npu, ("driver",)),
+    DoctorCheck("ddr-clock", "memory is not slowed down", speed.ddr, ("driver",)),
+    DoctorCheck("cma", "there is memory in one piece", speed.cma, ("driver",)),
+    DoctorCheck("files", "enough files may be open", speed.files, ("driver",)),
+    DoctorCheck("alone", "nobody else uses the NPU", live.alone, ("node", "version", "iommu")),
+    DoctorCheck("open", "npurt can open it", live.opens, ("alone",)),
+    DoctorCheck("products", "its results are right", live.products, ("open",), symptom=True),
 )
 SIMULATED = tuple(check for check in CHECKS if check.name in ("alone", "open", "products"))
 

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from npurt.doctor.check import Result, fail, ok
+from npurt.doctor.check import CheckResult, fail, ok
 from npurt.doctor.system import System
 
 TRIAL = "rknpu"
@@ -26,7 +26,7 @@ def version(system: System) -> str:
     return found[1] if found else ""
 
 
-def alone(system: System) -> Result:
+def alone(system: System) -> CheckResult:
     """Check that no other program uses the NPU: two programs at once can crash a board."""
     error = str(_opened(system).get("error", ""))
     if IN_USE not in error:
@@ -36,7 +36,7 @@ def alone(system: System) -> Result:
     return fail(error, f"ps -fp {number[0]}" if number else "ps ax | grep npurt")
 
 
-def opens(system: System) -> Result:
+def opens(system: System) -> CheckResult:
     """Check that npurt can open the driver, which reports its name, version and cores."""
     opened = _opened(system)
     if "detail" in opened:
@@ -47,7 +47,7 @@ def opens(system: System) -> Result:
     return fail(f"the NPU cannot be opened: {ended}", _HUNG)
 
 
-def products(system: System) -> Result:
+def products(system: System) -> CheckResult:
     """Check the results of the products of `npurt probe`."""
     seen = system.probe(TRIAL)
     told = seen.get("trials")

@@ -26,7 +26,7 @@ from npurt.rknpu.isa.lower import Profile
 from npurt.rknpu.plan import images
 from npurt.rknpu.plan.cost import CLOCKS, npu_seconds
 from npurt.rknpu.plan.proof import Role
-from npurt.rknpu.plan.tiling import Plan, plan, plan_weights
+from npurt.rknpu.plan.tiling import ProductPlan, plan, plan_weights
 
 RUNS = 2  # runs of each product; both results must be correct
 LOST_IN_A_ROW = 3  # consecutive errors after which the remaining trials are left out
@@ -187,7 +187,7 @@ def _make(driver: Driver, trial: Trial) -> Outcome:
     tiles = plan(weights, trial.m, trial.layout, max_n=trial.max_n)
     usual, driver.profile = driver.profile, trial.profile
     try:
-        product = _Product(driver, tiles, a, b)
+        product = _TrialProduct(driver, tiles, a, b)
     finally:
         driver.profile = usual
     exact = a.astype(np.float64) @ b.astype(np.float64).T
@@ -226,10 +226,10 @@ def operands(trial: Trial) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     return a, rng.integers(-maximum, maximum + 1, (trial.n, trial.k)).astype(kind)
 
 
-class _Product:
+class _TrialProduct:
     """The buffers and the job of one trial."""
 
-    def __init__(self, driver: Driver, tiles: Plan, a: Any, b: Any) -> None:
+    def __init__(self, driver: Driver, tiles: ProductPlan, a: Any, b: Any) -> None:
         self._driver, self._plan = driver, tiles
         self._buffers: list[tuple[Buffer, Buffer, Buffer]] = []
         cores = []
@@ -272,6 +272,6 @@ class _Product:
                 buffer.free()
 
 
-def _core_tasks(tiles: Plan, core: int, a: int, b: int, c: int) -> CoreTasks:
+def _core_tasks(tiles: ProductPlan, core: int, a: int, b: int, c: int) -> CoreTasks:
     mine = tiles.tiles[core]
     return CoreTasks([t.task for t in mine], [(a + t.a, b + t.b, c + t.c) for t in mine])

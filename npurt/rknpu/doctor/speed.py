@@ -2,7 +2,7 @@
 
 import re
 
-from npurt.doctor.check import Result, ok, skip, warn
+from npurt.doctor.check import CheckResult, ok, skip, warn
 from npurt.doctor.system import System
 from npurt.rknpu.driver.detect import FILES as WANTED_FILES
 from npurt.rknpu.plan.cost import CLOCKS
@@ -15,7 +15,7 @@ CMA_KB = 16 << 10  # a warning appears if less contiguous memory is free [?]
 FILES = 4096  # file descriptors; some runtimes of this NPU need more than 1024
 
 
-def npu(system: System) -> Result:
+def npu(system: System) -> CheckResult:
     """Check the NPU's clock: a governor may limit it, and rocket never raises it."""
     folder = f"{DEVFREQ}/fdab0000.npu"
     if not system.text(f"{folder}/governor"):
@@ -29,7 +29,7 @@ def npu(system: System) -> Result:
     return _clock(system, folder, "the NPU", FULL_NPU_HZ)
 
 
-def ddr(system: System) -> Result:
+def ddr(system: System) -> CheckResult:
     """Check the memory's clock, which limits decoding: at 528 MHz a token takes twice as long."""
     folder = f"{DEVFREQ}/dmc"
     if not system.text(f"{folder}/governor"):
@@ -37,7 +37,7 @@ def ddr(system: System) -> Result:
     return _clock(system, folder, "memory", 0)
 
 
-def _clock(system: System, folder: str, what: str, wanted_hz: int) -> Result:
+def _clock(system: System, folder: str, what: str, wanted_hz: int) -> CheckResult:
     """Check the frequency and the governor of one clock.
 
     Args:
@@ -65,7 +65,7 @@ def _hertz(system: System, path: str) -> list[int]:
     return [0, *(int(word) for word in (system.text(path) or "").split() if word.isdecimal())]
 
 
-def cma(system: System) -> Result:
+def cma(system: System) -> CheckResult:
     """Check that enough contiguous memory (CMA), which the vendor's driver uses, is free."""
     memory = dict(re.findall(r"^(\w+): +(\d+) kB$", system.text("/proc/meminfo") or "", re.M))
     total, free = int(memory.get("CmaTotal", 0)), int(memory.get("CmaFree", 0))
@@ -81,7 +81,7 @@ def cma(system: System) -> Result:
     return ok(f"{free >> 10} of {total >> 10} MiB of contiguous memory are free")
 
 
-def files(system: System) -> Result:
+def files(system: System) -> CheckResult:
     """Check the hard limit of open files; npurt raises the soft limit by itself."""
     limits = system.text("/proc/self/limits") or ""
     found = re.search(r"^Max open files\s+(\S+)\s+(\S+)", limits, re.M)

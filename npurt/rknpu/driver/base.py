@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from npurt.errors import DeviceLost, DeviceTimeout, DriverError, LayoutError
 from npurt.rknpu.driver.memory import Buffer, Space, Suballocation
-from npurt.rknpu.driver.native.run import Call, CoreQueue, Run, ThreadPool
+from npurt.rknpu.driver.native.run import CoreQueue, IoctlCall, NativeRun, ThreadPool
 from npurt.rknpu.driver.uapi_rocket import JOB_TIMEOUT_S
 from npurt.rknpu.isa.formats import ATOM
 from npurt.rknpu.isa.lower import Profile
@@ -56,7 +56,7 @@ Input = tuple[Buffer, int]  # a buffer and the number of bytes used
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CorePart:
     """One core's part of a job, with the proof of its program."""
 
     program: Suballocation
@@ -89,7 +89,7 @@ class Job:
 
     def __init__(
         self,
-        parts: Sequence[Part],
+        parts: Sequence[CorePart],
         queues: Sequence[CoreQueue],
         inputs: Sequence[Input] = (),
         pool: ThreadPool | None = None,
@@ -99,7 +99,7 @@ class Job:
         self.parts = tuple(parts)
         marked = [buffer.window(at, at + ATOM) for buffer, at in end_atoms(parts)]
         a = inputs[0][0].window(0, inputs[0][1]) if inputs else None
-        self.run = Run(queues, SENTINEL, marked, a, pool)
+        self.run = NativeRun(queues, SENTINEL, marked, a, pool)
         self._owned = tuple(owned)
         self.held = held
         self.max_s = 0.0  # upper bound of the timeout
@@ -138,7 +138,7 @@ class Job:
             each.free()
 
 
-def end_atoms(parts: Sequence[Part]) -> list[tuple[Buffer, int]]:
+def end_atoms(parts: Sequence[CorePart]) -> list[tuple[Buffer, int]]:
     """Return the buffer and offset of the last atom that each part writes."""
     return [part.last for part in parts]
 
@@ -301,7 +301,7 @@ class Driver(abc.ABC):
         """Return the memory that the driver needs for a job besides the programs."""
         return ()
 
-    def _part(self, program: Suballocation, words: U64) -> Part:
+    def _part(self, program: Suballocation, words: U64) -> CorePart:
         space = program.space
         proof = prove(
             words,
@@ -314,7 +314,7 @@ class Driver(abc.ABC):
             memory.view("<u8")[:] = words.ravel()
         reads = tuple(space.at(span) for span in sorted(proof.reads))
         writes = tuple(space.at(span) for span in sorted(proof.writes))
-        return Part(program, len(words), proof, reads, writes)
+        return CorePart(program, len(words), proof, reads, writes)
 
     def run(self, job: Job, timeout_s: float = math.inf) -> None:
         """Run *job* and wait for its end; then the CPU can read the results.
@@ -378,7 +378,7 @@ class Driver(abc.ABC):
 
     @abc.abstractmethod
     def _job(
-        self, parts: Sequence[Part], inputs: Sequence[Input], owned: Sequence[Suballocation]
+        self, parts: Sequence[CorePart], inputs: Sequence[Input], owned: Sequence[Suballocation]
     ) -> Job:
         """Return the job with its requests: clean caches, submit, wait, invalidate caches.
 
@@ -399,7 +399,7 @@ class Driver(abc.ABC):
             space.close()
 
 
-def input_cleans(parts: Sequence[Part], inputs: Sequence[Input]) -> Iterator[Call]:
+def input_cleans(parts: Sequence[CorePart], inputs: Sequence[Input]) -> Iterator[IoctlCall]:
     """Yield the calls that clean the caches of the inputs and of the sentinels."""
     for buffer, nbytes in inputs:
         yield from buffer.space.clean_calls(buffer, 0, nbytes)

@@ -11,7 +11,7 @@ from npurt.errors import DeviceNotFound, DriverError
 from npurt.rknpu.driver import uapi_drm, uapi_rknpu, uapi_rocket
 from npurt.rknpu.driver.base import Driver
 from npurt.rknpu.driver.rocket import RocketDriver
-from npurt.rknpu.driver.system import System, failure, ffi
+from npurt.rknpu.driver.system import LinuxKernel, failure, ffi
 from npurt.rknpu.driver.vendor import RknpuDriver
 from npurt.settings import ROCKET_THREADS, SIM_RKNPU, deadline, read
 
@@ -26,7 +26,7 @@ _ABSENT = (errno.ENOENT, errno.ENODEV, errno.ENXIO)
 FILES = 65536  # file descriptors; some runtimes of this NPU need more than 1024
 
 
-def open_driver(system: System, names: tuple[str, ...] = DRIVERS) -> Driver:
+def open_driver(system: LinuxKernel, names: tuple[str, ...] = DRIVERS) -> Driver:
     """Open the NPU with the first node whose driver is in *names*.
 
     Raises:
@@ -54,7 +54,7 @@ def open_driver(system: System, names: tuple[str, ...] = DRIVERS) -> Driver:
     raise _not_found(system, refused)
 
 
-def _nodes(system: System, refused: list[str]) -> Iterator[tuple[str, int]]:
+def _nodes(system: LinuxKernel, refused: list[str]) -> Iterator[tuple[str, int]]:
     """Yield opened nodes; add reasons to *refused* for existing nodes that cannot be opened."""
     for node in NODES:
         try:
@@ -81,7 +81,7 @@ def _group(node: str) -> str:
         return "render"
 
 
-def driver_name(system: System, fd: int) -> str:
+def driver_name(system: LinuxKernel, fd: int) -> str:
     """Return the name of the DRM driver behind a node.
 
     Raises:
@@ -93,7 +93,7 @@ def driver_name(system: System, fd: int) -> str:
     return str(ffi().string(name).decode(errors="replace"))
 
 
-def _rocket(system: System, fd: int, node: str) -> RocketDriver:
+def _rocket(system: LinuxKernel, fd: int, node: str) -> RocketDriver:
     """Open the driver: *fd* is for the first core, and the node is opened again for the others."""
     cores = system.cores(uapi_rocket.NAME)
     if not cores:
@@ -114,7 +114,7 @@ def _rocket(system: System, fd: int, node: str) -> RocketDriver:
     return driver
 
 
-def _rknpu(system: System, fd: int, node: str) -> RknpuDriver:
+def _rknpu(system: LinuxKernel, fd: int, node: str) -> RknpuDriver:
     version = _action(system, fd, uapi_rknpu.DRV_VERSION)
     if version < uapi_rknpu.OLDEST:
         raise DeviceNotFound(
@@ -139,7 +139,7 @@ def _rknpu(system: System, fd: int, node: str) -> RknpuDriver:
         cores -= 1
 
 
-def _action(system: System, fd: int, which: int) -> int:
+def _action(system: LinuxKernel, fd: int, which: int) -> int:
     argument = ffi().new("struct rknpu_action *", {"flags": which})
     system.ioctl(fd, uapi_rknpu.ACTION, argument)
     return int(argument.value)
@@ -153,7 +153,7 @@ def _raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _not_found(system: System, refused: list[str]) -> DeviceNotFound:
+def _not_found(system: LinuxKernel, refused: list[str]) -> DeviceNotFound:
     if (system.root / "dev/rknpu").exists():
         refused.append(
             "/dev/rknpu: this kernel's driver was built with DMA_HEAP; npurt needs DRM_GEM"

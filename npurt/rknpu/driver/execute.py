@@ -11,13 +11,13 @@ from npurt.rknpu.driver.base import Driver
 from npurt.rknpu.driver.memory import Buffer
 from npurt.rknpu.isa.lower import Profile
 from npurt.rknpu.plan.check import Checked, check, relocate
-from npurt.rknpu.plan.proof import Role, Span
+from npurt.rknpu.plan.proof import BufferSpan, Role
 
 Arrays = Mapping[int, npt.NDArray[Any]]  # address in the program -> array
 TIMEOUT_S = 2.0
 
 
-def spans_of(inputs: Arrays, outputs: Arrays) -> list[Span]:
+def spans_of(inputs: Arrays, outputs: Arrays) -> list[BufferSpan]:
     """Return the span of a buffer for each array, for `check`.
 
     Raises:
@@ -40,7 +40,7 @@ def spans_of(inputs: Arrays, outputs: Arrays) -> list[Span]:
                 )
             if role is Role.OUTPUT and not array.flags.writeable:
                 raise LayoutError(f"{name} is read-only", remedy="pass a copy of the array")
-            spans.append(Span(address, address + array.nbytes, role, name))
+            spans.append(BufferSpan(address, address + array.nbytes, role, name))
     return spans
 
 
@@ -86,7 +86,7 @@ def execute(
             remedy="write the program with profile full, or use the vendor's driver",
         )
     contents = dict(zip(spans, [*inputs.values(), *outputs.values()], strict=True))
-    buffers: dict[Span, Buffer] = {}
+    buffers: dict[BufferSpan, Buffer] = {}
     try:
         for span, array in contents.items():
             buffers[span] = driver.spaces[0].alloc(array.nbytes, span.role, span.name)

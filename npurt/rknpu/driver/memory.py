@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from npurt.base.ranges import Ranges
 from npurt.errors import DeviceFull, DriverError, LayoutError
-from npurt.rknpu.driver.native.run import U8, Call
-from npurt.rknpu.driver.system import System
-from npurt.rknpu.plan.proof import Role, Span
+from npurt.rknpu.driver.native.run import U8, IoctlCall
+from npurt.rknpu.driver.system import LinuxKernel
+from npurt.rknpu.plan.proof import BufferSpan, Role
 
 SPACE_END = 1 << 32  # registers have 32 bits for an address
 MIN_CHUNK, MAX_CHUNK = 1 << 16, 1 << 20  # bytes; rocket always cleans whole chunks
@@ -59,7 +59,7 @@ class Buffer:
         self.name = name
         self.alive = True
         self.space = space
-        self.span = Span(self.address, self.address + nbytes, role, name)
+        self.span = BufferSpan(self.address, self.address + nbytes, role, name)
         self._memory = created.memory
 
     @contextmanager
@@ -153,12 +153,12 @@ class Space(abc.ABC):
         fd: The open node of the driver; `close` closes it.
     """
 
-    def __init__(self, system: System, fd: int) -> None:
+    def __init__(self, system: LinuxKernel, fd: int) -> None:
         self.system = system
         self.fd = fd
         self._pid = os.getpid()
         self._buffers: dict[int, Buffer] = {}  # address -> buffer
-        self.spans: list[Span] = []  # every buffer, sorted by address, for `proof.prove`
+        self.spans: list[BufferSpan] = []  # every buffer, sorted by address, for `proof.prove`
         self.freed = 0  # number of freed buffers; after a change, jobs check their buffers
         self._chunks: dict[Role, list[tuple[Buffer, Ranges]]] = {}  # chunks of `suballocate`
 
@@ -185,7 +185,7 @@ class Space(abc.ABC):
     def _close_file(self) -> None:
         self.system.close(self.fd)
 
-    def at(self, span: Span) -> Buffer:
+    def at(self, span: BufferSpan) -> Buffer:
         """Return the buffer of a span."""
         return self._buffers[span.start]
 
@@ -290,5 +290,5 @@ class Space(abc.ABC):
         """Destroy memory."""
 
     @abc.abstractmethod
-    def clean_calls(self, buffer: Buffer, start: int, end: int) -> list[Call]:
+    def clean_calls(self, buffer: Buffer, start: int, end: int) -> list[IoctlCall]:
         """Return the calls that clean the caches of bytes *start* to *end* for the NPU."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from npurt.errors import UnknownDevice
 from npurt.rknpu.driver import detect, uapi_rknpu, uapi_rocket
 from npurt.rknpu.driver.base import Driver
-from npurt.rknpu.driver.system import Simulator, System
+from npurt.rknpu.driver.system import LinuxKernel, SimulatedKernel
 
 DRIVERS = {  # text after "rknpu:" -> names of drivers
     "": detect.DRIVERS,
@@ -22,7 +22,7 @@ def unknown(what: str) -> UnknownDevice:
     return UnknownDevice(what, remedy=f"use {', '.join(NAMES[:-1])} or {NAMES[-1]}")
 
 
-def connection(name: str) -> tuple[System, Callable[[], Driver]]:
+def connection(name: str) -> tuple[LinuxKernel, Callable[[], Driver]]:
     """Return the system (or simulator) of a device string, and a function that opens its driver.
 
     Device strings are ``rknpu``, ``rknpu:0``, ``rknpu:sim`` (driver rocket) and
@@ -37,5 +37,5 @@ def connection(name: str) -> tuple[System, Callable[[], Driver]]:
         raise unknown(f"{name!r} is no NPU of an RK3588")
     if drivers is None:
         raise unknown(f"{name!r} is no device: an RK3588 has one NPU")
-    system = Simulator() if which.startswith("sim") else System()
+    system = SimulatedKernel() if which.startswith("sim") else LinuxKernel()
     return system, functools.partial(detect.open_driver, system, drivers)

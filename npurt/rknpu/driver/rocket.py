@@ -11,10 +11,10 @@ from typing import Any
 
 from npurt.rknpu.driver import uapi_drm
 from npurt.rknpu.driver import uapi_rocket as uapi
-from npurt.rknpu.driver.base import Driver, Input, Job, Part, input_cleans
+from npurt.rknpu.driver.base import CorePart, Driver, Input, Job, input_cleans
 from npurt.rknpu.driver.memory import Buffer, Created, Space, Suballocation
-from npurt.rknpu.driver.native.run import Call, CoreQueue, ThreadPool
-from npurt.rknpu.driver.system import System, ffi
+from npurt.rknpu.driver.native.run import CoreQueue, IoctlCall, ThreadPool
+from npurt.rknpu.driver.system import LinuxKernel, ffi
 from npurt.rknpu.isa.lower import Profile
 from npurt.rknpu.isa.program import stride
 from npurt.rknpu.plan.proof import Role
@@ -49,10 +49,10 @@ class RocketSpace(Space):
         argument = ffi().new("struct drm_gem_close *", {"handle": handle})
         self.system.ioctl(self.fd, uapi_drm.GEM_CLOSE, argument)
 
-    def clean_calls(self, buffer: Buffer, start: int, end: int) -> list[Call]:
+    def clean_calls(self, buffer: Buffer, start: int, end: int) -> list[IoctlCall]:
         """Return the call that cleans the whole buffer: the driver cannot clean a part."""
         fini = ffi().new("struct drm_rocket_fini_bo *", {"handle": buffer.handle})
-        return [Call(self.fd, uapi.FINI_BO, fini)]
+        return [IoctlCall(self.fd, uapi.FINI_BO, fini)]
 
 
 class RocketDriver(Driver):
@@ -73,7 +73,7 @@ class RocketDriver(Driver):
     planned_s = PLANNED_S
 
     def __init__(
-        self, system: System, fds: Sequence[int], node: str, *, threads: bool = False
+        self, system: LinuxKernel, fds: Sequence[int], node: str, *, threads: bool = False
     ) -> None:
         self.detail = f"rocket at {node}, {len(fds)} core{'s' if len(fds) > 1 else ''}"
         self.spaces = tuple(RocketSpace(system, fd) for fd in fds)
@@ -83,7 +83,7 @@ class RocketDriver(Driver):
             self.detail += ", a thread for each"
 
     def _job(
-        self, parts: Sequence[Part], inputs: Sequence[Input], owned: Sequence[Suballocation]
+        self, parts: Sequence[CorePart], inputs: Sequence[Input], owned: Sequence[Suballocation]
     ) -> Job:
         queues, held = [], []
         self._settling_s = SETTLING_S
@@ -91,7 +91,7 @@ class RocketDriver(Driver):
             mine = inputs[core : core + 1]
             submit, *others = _submit(part, self.profile)
             held.append(others)
-            call = Call(part.program.space.fd, uapi.SUBMIT, submit)
+            call = IoctlCall(part.program.space.fd, uapi.SUBMIT, submit)
             copy = mine[0][0].window(0, mine[0][1]) if core and mine else None
             queues.append(CoreQueue([*input_cleans([part], mine), call], _waits(part), copy))
         return Job(parts, queues, inputs, self._pool, owned, held)
@@ -115,17 +115,17 @@ class RocketDriver(Driver):
         super().close()
 
 
-def _waits(part: Part) -> list[Call]:
+def _waits(part: CorePart) -> list[IoctlCall]:
     """Return the requests that wait for a core's results and make them visible to the CPU."""
     waits = []
     for buffer in part.writes:
         prep = ffi().new("struct drm_rocket_prep_bo *", {"handle": buffer.handle})
         until = ffi().addressof(prep, "timeout_ns")
-        waits.append(Call(buffer.space.fd, uapi.PREP_BO, prep, until))
+        waits.append(IoctlCall(buffer.space.fd, uapi.PREP_BO, prep, until))
     return waits
 
 
-def _submit(part: Part, profile: Profile) -> tuple[Any, ...]:
+def _submit(part: CorePart, profile: Profile) -> tuple[Any, ...]:
     """Return the request that runs a part on its core, and the structs that it points to."""
     new = ffi().new
     step = stride(profile) * 8

@@ -28,8 +28,8 @@ from npurt.errors import (
 )
 from npurt.rknpu.driver import uapi_drm, uapi_rknpu, uapi_rocket
 from npurt.rknpu.driver.native import host
-from npurt.rknpu.driver.native.run import INTERRUPTIONS, U8, Run
-from npurt.rknpu.driver.uapi_drm import Request
+from npurt.rknpu.driver.native.run import INTERRUPTIONS, U8, NativeRun
+from npurt.rknpu.driver.uapi_drm import Ioctl
 from npurt.settings import SIM_RKNPU
 
 # In C, ioctl and open have variadic arguments.  On the ABIs of 64-bit Linux, calls with fixed
@@ -70,7 +70,7 @@ def ffi() -> Any:
     return parser
 
 
-class System:
+class LinuxKernel:
     """The kernel of this machine.
 
     Args:
@@ -107,7 +107,7 @@ class System:
         if folder is not None:
             os.close(folder)
 
-    def ioctl(self, fd: int, request: Request, argument: Any) -> None:
+    def ioctl(self, fd: int, request: Ioctl, argument: Any) -> None:
         """Make a request; repeat it after an interruption by a signal, up to `INTERRUPTIONS` times.
 
         Raises:
@@ -122,7 +122,7 @@ class System:
                 break
         raise failure(request.name, code)
 
-    def make(self, run: Run) -> int | None:
+    def make(self, run: NativeRun) -> int | None:
         """Run a job.  Return the index of the first sentinel that was not overwritten, or None.
 
         Raises:
@@ -222,7 +222,7 @@ class System:
         )
 
 
-class Simulator(System):
+class SimulatedKernel(LinuxKernel):
     """Simulated nodes of both drivers, in this process.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 READ, WRITE = 2, 1  # direction bits: READ if the kernel writes the struct, WRITE if it reads it
 
 
-class Request(NamedTuple):
+class Ioctl(NamedTuple):
     """An ioctl."""
 
     name: str  # name in error messages
@@ -30,7 +30,7 @@ struct drm_version {
 struct drm_gem_close { uint32_t handle, pad; };
 """
 
-VERSION = Request("VERSION", 3, 0x00, "struct drm_version", 64, 0xC040_6400)
-GEM_CLOSE = Request("GEM_CLOSE", 1, 0x09, "struct drm_gem_close", 8, 0x4008_6409)
+VERSION = Ioctl("VERSION", 3, 0x00, "struct drm_version", 64, 0xC040_6400)
+GEM_CLOSE = Ioctl("GEM_CLOSE", 1, 0x09, "struct drm_gem_close", 8, 0x4008_6409)
 
 REQUESTS = (VERSION, GEM_CLOSE)

@@ -4,7 +4,7 @@ Source: w568w/rknpu-module (the vendor's 0.9.8) rknpu_ioctl.h; drivers before 0.
 smaller rknpu_mem_create, so its request number differs.
 """
 
-from npurt.rknpu.driver.uapi_drm import Request
+from npurt.rknpu.driver.uapi_drm import Ioctl
 
 NAME = "rknpu"  # name from DRM_IOCTL_VERSION
 
@@ -30,12 +30,12 @@ struct rknpu_submit {
 };
 """
 
-ACTION = Request("ACTION", 3, 0x40, "struct rknpu_action", 8, 0xC008_6440)
-SUBMIT = Request("SUBMIT", 3, 0x41, "struct rknpu_submit", 104, 0xC068_6441)
-MEM_CREATE = Request("MEM_CREATE", 3, 0x42, "struct rknpu_mem_create", 48, 0xC030_6442)
-MEM_MAP = Request("MEM_MAP", 3, 0x43, "struct rknpu_mem_map", 16, 0xC010_6443)
-MEM_DESTROY = Request("MEM_DESTROY", 3, 0x44, "struct rknpu_mem_destroy", 16, 0xC010_6444)
-MEM_SYNC = Request("MEM_SYNC", 3, 0x45, "struct rknpu_mem_sync", 32, 0xC020_6445)
+ACTION = Ioctl("ACTION", 3, 0x40, "struct rknpu_action", 8, 0xC008_6440)
+SUBMIT = Ioctl("SUBMIT", 3, 0x41, "struct rknpu_submit", 104, 0xC068_6441)
+MEM_CREATE = Ioctl("MEM_CREATE", 3, 0x42, "struct rknpu_mem_create", 48, 0xC030_6442)
+MEM_MAP = Ioctl("MEM_MAP", 3, 0x43, "struct rknpu_mem_map", 16, 0xC010_6443)
+MEM_DESTROY = Ioctl("MEM_DESTROY", 3, 0x44, "struct rknpu_mem_destroy", 16, 0xC010_6444)
+MEM_SYNC = Ioctl("MEM_SYNC", 3, 0x45, "struct rknpu_mem_sync", 32, 0xC020_6445)
 
 REQUESTS = (ACTION, SUBMIT, MEM_CREATE, MEM_MAP, MEM_DESTROY, MEM_SYNC)
 PARTS = {"struct rknpu_task": 40, "struct rknpu_subcore_task": 8}  # bytes

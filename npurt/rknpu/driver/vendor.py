@@ -9,10 +9,18 @@ from typing import Any
 
 from npurt.errors import DriverError, LayoutError
 from npurt.rknpu.driver import uapi_rknpu as uapi
-from npurt.rknpu.driver.base import CoreTasks, Driver, Input, Job, MemoryRequest, Part, input_cleans
+from npurt.rknpu.driver.base import (
+    CorePart,
+    CoreTasks,
+    Driver,
+    Input,
+    Job,
+    MemoryRequest,
+    input_cleans,
+)
 from npurt.rknpu.driver.memory import PAGE, Buffer, Created, Space, Suballocation
-from npurt.rknpu.driver.native.run import Call, CoreQueue
-from npurt.rknpu.driver.system import System, ffi
+from npurt.rknpu.driver.native.run import CoreQueue, IoctlCall
+from npurt.rknpu.driver.system import LinuxKernel, ffi
 from npurt.rknpu.isa.formats import FORMATS
 from npurt.rknpu.isa.layout import Layout
 from npurt.rknpu.isa.lower import Profile
@@ -36,7 +44,7 @@ class RknpuSpace(Space):
         domain: The number of the domain; drivers before `uapi.DOMAINS_SINCE` have only 0.
     """
 
-    def __init__(self, system: System, fd: int, version: int, domain: int = 0) -> None:
+    def __init__(self, system: LinuxKernel, fd: int, version: int, domain: int = 0) -> None:
         super().__init__(system, fd)
         self.domain = domain
         self._flags = {
@@ -76,14 +84,14 @@ class RknpuSpace(Space):
         if self.domain == 0:  # the other domains use the same file
             super()._close_file()
 
-    def clean_calls(self, buffer: Buffer, start: int, end: int) -> list[Call]:
+    def clean_calls(self, buffer: Buffer, start: int, end: int) -> list[IoctlCall]:
         """Return the call that cleans the part, or none if the buffer is not cached."""
         if not self._flags[buffer.role] & uapi.CACHEABLE:
             return []
         return [sync_of(buffer, start, end, uapi.TO_DEVICE)]
 
 
-def sync_of(buffer: Buffer, start: int, end: int, direction: int) -> Call:
+def sync_of(buffer: Buffer, start: int, end: int, direction: int) -> IoctlCall:
     """Return the request for the cache lines from *start* to *end*."""
     first = start // LINE * LINE
     sync = ffi().new("struct rknpu_mem_sync *", {
@@ -92,7 +100,7 @@ def sync_of(buffer: Buffer, start: int, end: int, direction: int) -> Call:
         "offset": first,
         "size": min(-(-end // LINE) * LINE, buffer.nbytes) - first,
     })  # fmt: skip
-    return Call(buffer.space.fd, uapi.MEM_SYNC, sync)
+    return IoctlCall(buffer.space.fd, uapi.MEM_SYNC, sync)
 
 
 class RknpuDriver(Driver):
@@ -109,7 +117,7 @@ class RknpuDriver(Driver):
     name = uapi.NAME
     chained = True
 
-    def __init__(self, system: System, fd: int, node: str, cores: int, version: int) -> None:
+    def __init__(self, system: LinuxKernel, fd: int, node: str, cores: int, version: int) -> None:
         self.detail = (
             f"rknpu {uapi.release(version)} at {node}, {cores} core{'s' if cores > 1 else ''}"
         )
@@ -167,7 +175,7 @@ class RknpuDriver(Driver):
         return [MemoryRequest(spaces[0], sum(tasks) * TASK_BYTES, Role.TASKS, "tasks", TASK_BYTES)]
 
     def _job(
-        self, parts: Sequence[Part], inputs: Sequence[Input], owned: Sequence[Suballocation]
+        self, parts: Sequence[CorePart], inputs: Sequence[Input], owned: Sequence[Suballocation]
     ) -> Job:
         if max(part.count for part in parts) > uapi.MAX_TASKS:
             raise LayoutError(
@@ -180,7 +188,7 @@ class RknpuDriver(Driver):
             table = ffi().from_buffer("struct rknpu_task[]", memory)
             _fill(table, parts, self.profile)
         submit = _submit(parts, tasks, tasks.space.domain)
-        call = Call(self._space.fd, uapi.SUBMIT, submit)
+        call = IoctlCall(self._space.fd, uapi.SUBMIT, submit)
         ends = [sync for part in parts for sync in _syncs(part)]
         queue = CoreQueue([*input_cleans(parts, inputs), call], ends)
         return Job(parts, [queue], inputs, owned=owned, held=[submit])
@@ -204,7 +212,7 @@ class RknpuDriver(Driver):
         self._space.system.ioctl(self._space.fd, uapi.ACTION, argument)
 
 
-def _fill(table: Any, parts: Sequence[Part], profile: Profile) -> None:
+def _fill(table: Any, parts: Sequence[CorePart], profile: Profile) -> None:
     """Write an entry for each task to *table*, core after core."""
     step = stride(profile) * 8
     i = 0
@@ -220,7 +228,7 @@ def _fill(table: Any, parts: Sequence[Part], profile: Profile) -> None:
             i += 1
 
 
-def _submit(parts: Sequence[Part], tasks: Suballocation, domain: int) -> Any:
+def _submit(parts: Sequence[CorePart], tasks: Suballocation, domain: int) -> Any:
     """Return the request that runs each part on its core."""
     submit = ffi().new("struct rknpu_submit *", {
         "flags": uapi.PC | uapi.PINGPONG,
@@ -237,7 +245,7 @@ def _submit(parts: Sequence[Part], tasks: Suballocation, domain: int) -> Any:
     return submit
 
 
-def _syncs(part: Part) -> list[Call]:
+def _syncs(part: CorePart) -> list[IoctlCall]:
     """Return the requests that make a core's results visible to the CPU."""
     low = int(part.proof.results[:, 0].min())
     high = int(part.proof.results[:, 1].max())

@@ -15,7 +15,7 @@ from npurt.rknpu.isa import regcmd
 from npurt.rknpu.isa.lower import Profile
 from npurt.rknpu.isa.program import ADDRESSES, ALIGNMENT, U64, address_words, stride
 from npurt.rknpu.isa.regs import REG, RegWrite
-from npurt.rknpu.plan.proof import Proof, Role, Span, prove
+from npurt.rknpu.plan.proof import BufferSpan, Proof, Role, prove
 
 END = 1 << 32  # end of the NPU's address space
 
@@ -30,7 +30,7 @@ class Checked:
     proof: Proof
 
 
-def check(words: Sequence[int], buffers: Sequence[Span], *, at: int | None = None) -> Checked:
+def check(words: Sequence[int], buffers: Sequence[BufferSpan], *, at: int | None = None) -> Checked:
     """Prove that a program accesses only *buffers* and cannot hang the NPU.
 
     Args:
@@ -47,7 +47,7 @@ def check(words: Sequence[int], buffers: Sequence[Span], *, at: int | None = Non
     chained = len(table) > 1 and link.offset == REG["PC_BASE_ADDRESS"].offset and link.value > 0
     if at is None:
         at = link.value - stride(profile) * 8 if chained else _free(table.nbytes, buffers)
-    program = Span(at, at + table.nbytes, Role.PROGRAM, "the program")
+    program = BufferSpan(at, at + table.nbytes, Role.PROGRAM, "the program")
     spans = sorted([*buffers, program], key=lambda span: span.start)
     for span in spans:
         if not 0 <= span.start < span.end <= END:
@@ -100,7 +100,7 @@ def _same_register(one: RegWrite, other: RegWrite) -> bool:
     return (one.target, one.offset) == (other.target, other.offset)
 
 
-def relocate(program: Checked, moved: Mapping[Span, int]) -> U64:
+def relocate(program: Checked, moved: Mapping[BufferSpan, int]) -> U64:
     """Return the words of *program* for moved buffers; *moved* maps buffers to new addresses."""
     words = program.words.copy()
     for i, name in zip(address_words(program.profile), ADDRESSES, strict=True):
@@ -118,7 +118,7 @@ def _field(register: str) -> str:
     return name
 
 
-def _free(nbytes: int, buffers: Sequence[Span]) -> int:
+def _free(nbytes: int, buffers: Sequence[BufferSpan]) -> int:
     """Return the address of *nbytes* free bytes below 4 GiB."""
     for start in (0, *(-(-span.end // ALIGNMENT) * ALIGNMENT for span in buffers)):
         end = start + nbytes

@@ -18,7 +18,7 @@ from npurt.backend.host_cost import HOST
 from npurt.rknpu.isa import cbuf
 from npurt.rknpu.isa.formats import NumberFormat
 from npurt.rknpu.isa.task import Task
-from npurt.rknpu.plan.tiling import Plan
+from npurt.rknpu.plan.tiling import ProductPlan
 
 # The NPU's default clock with each driver, Hz.  rknpu: the governor's choice under load.  rocket:
 # the rate of the device tree's assigned-clock-rates, which the driver never changes; kernels with a
@@ -73,7 +73,7 @@ SPEEDS: dict[str, Estimate[Speed]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class ProductCounts:
     """The bytes, multiply-adds and tasks of a product."""
 
     macs: int  # multiply-adds of the padded product
@@ -88,12 +88,12 @@ class Counts:
         return self.feature_bytes + self.weight_bytes + self.result_bytes
 
 
-def count(product: Plan) -> Counts:
+def count(product: ProductPlan) -> ProductCounts:
     """Count the bytes and multiply-adds of *product*, over all cores."""
     every = [tile.task for tiles in product.tiles for tile in tiles]
     macs = sum(task.m * task.k * task.n for task in every)
     features, weights, results = map(sum, zip(*map(_bytes, every), strict=True))
-    return Counts(macs, features, weights, results, len(every))
+    return ProductCounts(macs, features, weights, results, len(every))
 
 
 def mac_rate(kind: NumberFormat) -> int:
@@ -107,7 +107,7 @@ def estimate(driver: str, seconds: Callable[[Speed], float]) -> Estimate[float]:
 
 
 def npu_seconds(
-    plans: Sequence[Plan], driver: str, clock_hz: float | None = None
+    plans: Sequence[ProductPlan], driver: str, clock_hz: float | None = None
 ) -> Estimate[float]:
     """Return the time of a job of *plans* from its submit to its end.
 
@@ -125,7 +125,7 @@ def npu_seconds(
     )
 
 
-def host_seconds(plans: Sequence[Plan], passes: int, driver: str) -> Estimate[float]:
+def host_seconds(plans: Sequence[ProductPlan], passes: int, driver: str) -> Estimate[float]:
     """Return the time of the host's work for a job of *plans* with one x: round, sync, scale.
 
     Args:
@@ -148,7 +148,7 @@ def host_seconds(plans: Sequence[Plan], passes: int, driver: str) -> Estimate[fl
     )
 
 
-def tasks_of(plans: Sequence[Plan]) -> list[list[Task]]:
+def tasks_of(plans: Sequence[ProductPlan]) -> list[list[Task]]:
     """Return the tasks of each core for a job that contains all *plans*."""
     work: list[list[Task]] = [[] for _ in range(max(len(each.tiles) for each in plans))]
     for each in plans:

@@ -16,7 +16,7 @@ from npurt.rknpu.isa.layout import (
     to_bytes,
     unpack_weights,
 )
-from npurt.rknpu.plan.tiling import Plan, WeightPlan
+from npurt.rknpu.plan.tiling import ProductPlan, WeightPlan
 
 
 def weights_image(b: npt.NDArray[Any], plan: WeightPlan, core: int) -> Bytes:
@@ -35,8 +35,8 @@ def _tile(format: NumberFormat) -> tuple[int, int]:
     return format.group, format.in_bytes(format.k_step)
 
 
-def features_image(a: npt.NDArray[Any], plan: Plan) -> Bytes:
-    """Return the flat image of A ``[M, K]``, of `Plan.a_bytes` bytes.
+def features_image(a: npt.NDArray[Any], plan: ProductPlan) -> Bytes:
+    """Return the flat image of A ``[M, K]``, of `ProductPlan.a_bytes` bytes.
 
     Raises:
         LayoutError: The elements are not of the plan's format.
@@ -45,7 +45,7 @@ def features_image(a: npt.NDArray[Any], plan: Plan) -> Bytes:
     return arrange(data, plan.layout).ravel()
 
 
-def results_matrix(images: Sequence[Bytes], plan: Plan) -> npt.NDArray[Any]:
+def results_matrix(images: Sequence[Bytes], plan: ProductPlan) -> npt.NDArray[Any]:
     """Return C ``[M, N]``, int32 or float32: the sum over K slices of the cores' results."""
     format = plan.weights.format
     total = np.int32 if format.out.startswith("int") else np.float32

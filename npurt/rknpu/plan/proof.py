@@ -95,7 +95,7 @@ class Role(Enum):
     TASKS = "look at"  # only the kernel uses such a buffer
 
 
-class Span(NamedTuple):
+class BufferSpan(NamedTuple):
     """A buffer in the NPU's address space."""
 
     start: int
@@ -108,14 +108,14 @@ class Span(NamedTuple):
 class Proof:
     """The memory that a proven program accesses."""
 
-    reads: frozenset[Span]
-    writes: frozenset[Span]
+    reads: frozenset[BufferSpan]
+    writes: frozenset[BufferSpan]
     results: I64  # first byte and end of the bytes that each task writes, ``[T, 2]``
 
 
 def prove(
     words: U64,
-    spans: Sequence[Span],
+    spans: Sequence[BufferSpan],
     *,
     at: int,
     chained: bool,
@@ -367,7 +367,9 @@ class _Program:
         return np.stack([start, start + (reach.sum(axis=1) + 1) * ATOM], axis=1)
 
 
-def _find(register: str, ranges: I64, spans: Sequence[Span], role: Role) -> frozenset[Span]:
+def _find(
+    register: str, ranges: I64, spans: Sequence[BufferSpan], role: Role
+) -> frozenset[BufferSpan]:
     """Return the buffers that contain *ranges* ``[T, 2]``, each range within a single buffer."""
     found = set()
     for task, (low, high) in enumerate(ranges.tolist()):
@@ -382,5 +384,5 @@ def _find(register: str, ranges: I64, spans: Sequence[Span], role: Role) -> froz
     return frozenset(found)
 
 
-def _start(span: Span) -> int:
+def _start(span: BufferSpan) -> int:
     return span.start

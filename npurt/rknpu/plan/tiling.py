@@ -121,7 +121,7 @@ def max_rows(format: NumberFormat, k: int, layout: Layout) -> int:
     return panel * cbuf.max_lines(format, k, panel)
 
 
-class Block(NamedTuple):
+class OutputBlock(NamedTuple):
     """Part of a core's C: ``[slices, rows, n]``, each ``[rows, n]`` in the plan's layout."""
 
     n: Interval  # columns, in padded N
@@ -141,7 +141,7 @@ class Tile(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ProductPlan:
     """The tasks of one product with *m* rows."""
 
     weights: WeightPlan
@@ -149,7 +149,7 @@ class Plan:
     rows: int  # rows of A and C: *m* padded to whole panels
     layout: Layout
     tiles: tuple[tuple[Tile, ...], ...]  # tasks of each core
-    blocks: tuple[tuple[Block, ...], ...]  # blocks of each core's C
+    blocks: tuple[tuple[OutputBlock, ...], ...]  # blocks of each core's C
     c_bytes: tuple[int, ...]  # bytes of each core's C
 
     @property
@@ -166,7 +166,7 @@ def plan(
     *,
     max_m: int | None = None,
     max_n: int = TILE_N,
-) -> Plan:
+) -> ProductPlan:
     """Split a product with *m* rows into tasks of at most *max_m* rows and *max_n* columns.
 
     Raises:
@@ -193,17 +193,19 @@ def plan(
         blocks.append(tuple(_blocks(weights, rows, column_intervals)))
         tiles.append(tuple(_tiles(weights, rows, layout, core, row_intervals, blocks[-1])))
         sizes.append(blocks[-1][-1].offset + _block_bytes(weights, rows, column_intervals[-1]))
-    return Plan(weights, m, rows, layout, tuple(tiles), tuple(blocks), tuple(sizes))
+    return ProductPlan(weights, m, rows, layout, tuple(tiles), tuple(blocks), tuple(sizes))
 
 
 def _block_bytes(weights: WeightPlan, rows: int, columns: Interval) -> int:
     return len(weights.slices) * rows * columns.size * weights.format.out_bytes
 
 
-def _blocks(weights: WeightPlan, rows: int, column_intervals: list[Interval]) -> Iterator[Block]:
+def _blocks(
+    weights: WeightPlan, rows: int, column_intervals: list[Interval]
+) -> Iterator[OutputBlock]:
     offset = 0
     for columns in column_intervals:
-        yield Block(columns, offset)
+        yield OutputBlock(columns, offset)
         offset += padded(_block_bytes(weights, rows, columns), LINE)
 
 
@@ -213,7 +215,7 @@ def _tiles(
     layout: Layout,
     core: Interval,
     row_intervals: tuple[Interval, ...],
-    blocks: tuple[Block, ...],
+    blocks: tuple[OutputBlock, ...],
 ) -> Iterator[Tile]:
     """Yield the tasks of a core; tasks with the same weights are consecutive."""
     format = weights.format

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from npurt.cpu.device import CpuDevice
 from npurt.cpu.lowering.steps import CountingStep, Step, Steps
-from npurt.cpu.pool.checked import Weight
+from npurt.cpu.pool.checked import NamedWeight
 from npurt.cpu.pool.engine import Input
 from npurt.cpu.pool.operands import Convolution, Routing
 from npurt.cpu.pool.packed import CpuPacked
@@ -97,7 +97,7 @@ class Plan(Steps):
         self,
         label: str,
         x: Input,
-        weights: Sequence[Weight],
+        weights: Sequence[NamedWeight],
         y: F32,
         *,
         selects: bool = False,
@@ -117,7 +117,7 @@ class Plan(Steps):
         self,
         label: str,
         x: Input,
-        stacks: Sequence[Weight],
+        stacks: Sequence[NamedWeight],
         y: F32,
         routing: Routing,
         *,

@@ -19,7 +19,7 @@ from npurt.base.files import replacing
 from npurt.errors import SettingError
 
 
-class Event(NamedTuple):
+class TraceEvent(NamedTuple):
     """A named interval; times are from `time.perf_counter`."""
 
     name: str
@@ -37,7 +37,7 @@ class Trace:
     """
 
     def __init__(self, prefix: str = "") -> None:
-        self.events: list[Event] = []
+        self.events: list[TraceEvent] = []
         self._prefix = prefix
 
     def named(self, prefix: str) -> Self:
@@ -49,7 +49,7 @@ class Trace:
     def add(self, name: str, device: str, start: float, **counts: int) -> None:
         """Record an event that began at *start* and ends now."""
         seconds = time.perf_counter() - start
-        self.events.append(Event(self._prefix + name, device, start, seconds, counts))
+        self.events.append(TraceEvent(self._prefix + name, device, start, seconds, counts))
 
     @contextlib.contextmanager
     def span(self, name: str, device: str, **counts: int) -> Iterator[None]:

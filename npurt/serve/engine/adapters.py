@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from npurt.serve.engine.protocol import Event, Submit
+from npurt.serve.engine.protocol import SequenceEvent, Submit
 from npurt.serve.engine.worker import Backend, Emit, failure
 
 Scales = tuple[float, ...]
@@ -73,7 +73,7 @@ class Adapted:
     def _wanted(self, submit: Submit) -> Scales:
         return self._usual if submit.scales is None else tuple(submit.scales)
 
-    def _pass_on(self, events: Sequence[Event]) -> None:
+    def _pass_on(self, events: Sequence[SequenceEvent]) -> None:
         self._emit(events)
         ended = [event.id for event in events if event.finish]
         if ended:

@@ -14,7 +14,7 @@ from npurt.llm.engine.events import Event as Given
 from npurt.llm.engine.request import Request
 from npurt.serve.engine.counts import device_counts
 from npurt.serve.engine.identity import identity
-from npurt.serve.engine.protocol import Event, Submit
+from npurt.serve.engine.protocol import SequenceEvent, Submit
 from npurt.serve.engine.worker import Emit, failure
 
 
@@ -85,13 +85,13 @@ class Batched:
         if sent:
             self._emit(sent)
 
-    def _event(self, event: Given) -> Event:
+    def _event(self, event: Given) -> SequenceEvent:
         sequence = self._ids[event.id]
         if event.finish:
             del self._ids[event.id], self._requests[sequence]
         if event.finish == "error" and event.error is not None:
             return failure(sequence, event.error)
-        return Event(
+        return SequenceEvent(
             sequence,
             tokens=list(event.tokens),
             finish=event.finish or None,

@@ -24,14 +24,14 @@ from npurt.serve.engine.protocol import (
     VERSION,
     AskStats,
     Cancel,
-    Event,
+    EngineStats,
     Failed,
     Message,
     Open,
     ProtocolError,
     Ready,
-    Stats,
-    Step,
+    SequenceEvent,
+    StepEvents,
     Submit,
     frame,
 )
@@ -64,7 +64,7 @@ class ModelReplaced(EngineLost):
 class OpenSequence:
     """An open sequence: its `Submit` message, and the tokens generated so far."""
 
-    def __init__(self, submit: Submit, sink: Callable[[Event], None]) -> None:
+    def __init__(self, submit: Submit, sink: Callable[[SequenceEvent], None]) -> None:
         self.submit = submit
         self.sink = sink
         self.tokens: list[int] = []
@@ -74,7 +74,7 @@ class OpenSequence:
         self._scored = 0  # number of the prompt's log probabilities passed to `sink`
         self._repeated = 0  # number of those that the current process will send again
 
-    def take(self, event: Event) -> None:
+    def take(self, event: SequenceEvent) -> None:
         """Store the tokens of *event*, and pass *event* to `sink`."""
         if event.tokens:
             self.tokens += event.tokens
@@ -84,7 +84,7 @@ class OpenSequence:
             event = self._without_repeated(event)
         self.sink(event)
 
-    def _without_repeated(self, event: Event) -> Event:
+    def _without_repeated(self, event: SequenceEvent) -> SequenceEvent:
         count = len(event.prompt_logprobs)
         known = min(count, self._repeated)
         self._repeated -= known
@@ -112,7 +112,7 @@ def opening_seconds(path: str) -> float:
     return OPEN_SECONDS + size / OPEN_BYTES
 
 
-class Engine:
+class EngineClient:
     """An engine process, restarted when it dies, and its open sequences.
 
     Args:
@@ -301,11 +301,11 @@ class Engine:
             while True:
                 message = await read(reader)
                 self._heard = asyncio.get_running_loop().time()
-                if isinstance(message, Step):
+                if isinstance(message, StepEvents):
                     self._steps += 1
                     for event in message.events:
                         self._take(event)
-                elif isinstance(message, Stats):
+                elif isinstance(message, EngineStats):
                     self._answer(dict(message.values))
         finally:
             watch.cancel()
@@ -353,7 +353,7 @@ class Engine:
             sequence.kills += killed
             sequence.deaths += not killed
             if sequence.deaths >= MAX_DEATHS or sequence.kills >= MAX_KILLS:
-                self._take(Event(sequence.submit.id, finish="error", error=(
+                self._take(SequenceEvent(sequence.submit.id, finish="error", error=(
                     f"the engine died {sequence.deaths + sequence.kills} times at this request: "
                     f"{error.what}",
                     error.remedy,
@@ -369,11 +369,11 @@ class Engine:
             what, remedy = (text.replace(folder, "its folder") for text in texts)
         self.failure = NpurtError(what, remedy=remedy)
         for sequence in list(self._sequences):
-            self._take(Event(sequence, finish="unavailable", error=(what, remedy)))
+            self._take(SequenceEvent(sequence, finish="unavailable", error=(what, remedy)))
 
     # --- Sequences ------------------------------------------------------------------------------
 
-    def submit(self, submit: Submit, sink: Callable[[Event], None]) -> int:
+    def submit(self, submit: Submit, sink: Callable[[SequenceEvent], None]) -> int:
         """Begin a sequence and return its new id, which replaces the id in *submit*.
 
         Args:
@@ -411,7 +411,7 @@ class Engine:
             self._send(Cancel(sequence))
             self._submit_next()
 
-    def _take(self, event: Event) -> None:
+    def _take(self, event: SequenceEvent) -> None:
         sequence = self._sequences.get(event.id)
         if sequence is None:  # the sequence was cancelled
             return

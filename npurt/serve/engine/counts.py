@@ -1,6 +1,6 @@
 """Count the events of a model's device for the engine's statistics."""
 
-from npurt.llm.decode.model import Llama
+from npurt.llm.decode.llama import Llama
 from npurt.settings import HOSTS
 
 

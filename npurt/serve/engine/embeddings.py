@@ -9,10 +9,10 @@ from typing import Any
 from npurt.base.threads import start
 from npurt.device.device import F32
 from npurt.errors import UnsupportedOp
-from npurt.llm.decode.model import Llama
+from npurt.llm.decode.llama import Llama
 from npurt.serve.engine.counts import device_counts
 from npurt.serve.engine.identity import identity
-from npurt.serve.engine.protocol import Event, Submit
+from npurt.serve.engine.protocol import SequenceEvent, Submit
 from npurt.serve.engine.worker import Emit, failure
 
 
@@ -66,7 +66,7 @@ class Embeddings:
                 continue
             self._done += 1
             vector = base64.b64encode(values.astype("<f4").tobytes()).decode()
-            self._emit([Event(submit.id, finish="end", read=submit.prompt, vector=vector)])
+            self._emit([SequenceEvent(submit.id, finish="end", read=submit.prompt, vector=vector)])
 
     def _values(self, submit: Submit) -> F32:
         """Return the embedding, or the score, of the tokens of *submit*."""

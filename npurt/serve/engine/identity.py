@@ -1,6 +1,6 @@
 """The identity of the files that an engine has opened, and of npurt itself."""
 
-from npurt.llm.decode.model import Llama
+from npurt.llm.decode.llama import Llama
 from npurt.serve.engine.protocol import MODEL
 from npurt.version import __version__
 
@@ -8,7 +8,8 @@ from npurt.version import __version__
 def identity(llm: Llama) -> dict[str, str]:
     """Return the strings that two engines must have in common to generate the same tokens.
 
-    `Model.identity` notices other weights even if the header, size and time of the file are equal.
+    `LoadedModel.identity` notices other weights even if the header, size and time of the file are
+    equal.
     """
     description, drafts = llm.model.setup.description, llm.generator.drafts
     return {

@@ -2,7 +2,8 @@
 
 A message is a frame: four bytes of length, big endian, then JSON ``[name, value of each field]``.
 The front sends `Open` first, and then `Submit`, `Cancel` and `AskStats`; the engine answers `Open`
-with `Ready` or `Failed`, and then sends a `Step` for each step, and `Stats` for each `AskStats`.
+with `Ready` or `Failed`, and then sends a `StepEvents` for each step, and `EngineStats` for each
+`AskStats`.
 
 The tokens of a sequence are a function of `Submit` and `Ready.identity` alone.  So if an engine is
 lost, the front submits the sequence to a new engine of the same identity, with the tokens generated
@@ -97,7 +98,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class AskStats:
-    """Ask the engine for `Stats`."""
+    """Ask the engine for `EngineStats`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,7 @@ class Failed:
 
 
 @dataclass(slots=True)  # not frozen: a frozen dataclass takes ten times as long to construct
-class Event:
+class SequenceEvent:
     """The result of a step for one sequence.
 
     Attributes:
@@ -161,25 +162,26 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepEvents:
     """The events of one step of the engine."""
 
-    events: Sequence[Event] = field(default_factory=list)
+    events: Sequence[SequenceEvent] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
-class Stats:
+class EngineStats:
     """The engine's counts since its start, by name."""
 
     values: Mapping[str, float]
 
 
-Message: TypeAlias = Open | Submit | Cancel | AskStats | Ready | Failed | Step | Stats
+Message: TypeAlias = Open | Submit | Cancel | AskStats | Ready | Failed | StepEvents | EngineStats
 KINDS: dict[str, type[Any]] = {
-    kind.__name__: kind for kind in (Open, Submit, Cancel, AskStats, Ready, Failed, Step, Stats)
+    kind.__name__: kind
+    for kind in (Open, Submit, Cancel, AskStats, Ready, Failed, StepEvents, EngineStats)
 }
 NAMES: dict[type[Any], list[str]] = {}
-for _kind in (*KINDS.values(), Event):
+for _kind in (*KINDS.values(), SequenceEvent):
     NAMES[_kind] = [each.name for each in fields(_kind)]
 
 
@@ -190,7 +192,7 @@ def frame(message: Message) -> bytes:
         ProtocolError: The message is larger than `MAX_FRAME`.
     """
     values = _values(message)
-    if isinstance(message, Step):
+    if isinstance(message, StepEvents):
         values = [[_values(event) for event in message.events]]
     data = ENCODE([type(message).__name__, *values]).encode()
     return check_length(len(data)).to_bytes(HEADER, "big") + data
@@ -223,8 +225,8 @@ def parse(data: bytes) -> Message:
     try:
         name, *values = json.loads(data)
         message: Message = _made(KINDS[name], values)
-        if isinstance(message, Step):
-            return Step([_made(Event, each) for each in message.events])
+        if isinstance(message, StepEvents):
+            return StepEvents([_made(SequenceEvent, each) for each in message.events])
         return message
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ProtocolError(

@@ -15,7 +15,7 @@ from npurt.serve.engine.wire import receive
 LEAVE_SECONDS = 10.0  # timeout for the backend to close after the front disconnected
 
 
-Emit = Callable[[Sequence[protocol.Event]], None]
+Emit = Callable[[Sequence[protocol.SequenceEvent]], None]
 
 
 class Backend(Protocol):
@@ -75,7 +75,7 @@ def work(connection: socket.socket, open_backend: Opener) -> None:
                     remedy="run the same npurt on both sides",
                 )
             backend = open_backend(
-                asked.path, asked.options, lambda events: send(protocol.Step(events))
+                asked.path, asked.options, lambda events: send(protocol.StepEvents(events))
             )
         except NpurtError as error:
             send(protocol.Failed(error.what, error.remedy))
@@ -102,19 +102,21 @@ def _obey(
             try:
                 backend.submit(command)
             except Exception as error:  # noqa: BLE001  other sequences continue
-                send(protocol.Step([failure(command.id, error)]))
+                send(protocol.StepEvents([failure(command.id, error)]))
         case protocol.Cancel():
             backend.cancel(command.id)
         case protocol.AskStats():
-            send(protocol.Stats(dict(backend.stats())))
+            send(protocol.EngineStats(dict(backend.stats())))
 
 
-def failure(sequence: int, error: BaseException) -> protocol.Event:
+def failure(sequence: int, error: BaseException) -> protocol.SequenceEvent:
     """Return the event of a sequence that ends with *error*.
 
     An error that is a ValueError, such as `SettingError`, is an error in the request ("refused").
     """
     if not isinstance(error, NpurtError):
-        return protocol.Event(sequence, finish="error", error=(repr(error), "report this as a bug"))
+        return protocol.SequenceEvent(
+            sequence, finish="error", error=(repr(error), "report this as a bug")
+        )
     finish = "refused" if isinstance(error, ValueError) else "error"
-    return protocol.Event(sequence, finish=finish, error=(error.what, error.remedy))
+    return protocol.SequenceEvent(sequence, finish=finish, error=(error.what, error.remedy))

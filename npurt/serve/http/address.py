@@ -21,7 +21,7 @@ class Address:
 
     Attributes:
         keys: API keys; if empty, requests need no key.
-        hosts, origins: See `Guard`.
+        hosts, origins: See `AccessMiddleware`.
         insecure: Whether to accept other machines without API keys.
     """
 

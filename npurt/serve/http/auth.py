@@ -41,7 +41,7 @@ def read_keys(path: Path) -> list[str]:
     return keys
 
 
-class Guard:
+class AccessMiddleware:
     """Middleware that checks the Host header, the Origin header and the API key of requests.
 
     Args:

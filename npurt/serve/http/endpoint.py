@@ -59,7 +59,7 @@ class WorkThreads:
 THREADS = WorkThreads()
 
 
-class Request:
+class HttpRequest:
     """An HTTP request.
 
     Attributes:
@@ -84,7 +84,7 @@ class Request:
         return await THREADS.do(work, large=large or self._large)
 
 
-Handler = Callable[[F, Request], Awaitable[Answer]]  # F: the type of the endpoint's *front*
+Handler = Callable[[F, HttpRequest], Awaitable[Answer]]  # F: the type of the endpoint's *front*
 
 
 class Endpoint(Generic[F]):
@@ -137,7 +137,7 @@ class Endpoint(Generic[F]):
             large = len(data) >= limits.LARGE
             values = await THREADS.do(partial(_read, data, self._body), large=large)
             del data
-        request = Request(scope, values, large=large)
+        request = HttpRequest(scope, values, large=large)
         answer = await until_gone(self._handle(request), receive)
         if isinstance(answer, sse.Stream):
             try:
@@ -148,7 +148,7 @@ class Endpoint(Generic[F]):
         else:
             await reply(send, answer, head=scope["method"] == "HEAD")
 
-    async def _handle(self, request: Request) -> Answer:
+    async def _handle(self, request: HttpRequest) -> Answer:
         return await self._handler(self._front, request)
 
     async def _stream(self, scope: Scope, stream: sse.Stream, send: Send) -> None:

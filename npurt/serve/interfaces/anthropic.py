@@ -6,15 +6,15 @@ Source of the fields and events: docs.anthropic.com, API reference, Messages.
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
-from npurt.llm.decode.calls.format import Call, CallPart, add_part, parsed_arguments
+from npurt.llm.decode.calls.format import CallPart, FunctionCall, add_part, parsed_arguments
 from npurt.llm.decode.calls.reading import Part, Said, Thought
+from npurt.serve.front import options
+from npurt.serve.front.conversation import Conversation, prompt_of
+from npurt.serve.front.front import Front
 from npurt.serve.http import sse
-from npurt.serve.http.endpoint import Answer, Request
+from npurt.serve.http.endpoint import Answer, HttpRequest
 from npurt.serve.http.fields import Fields
 from npurt.serve.interfaces.openai_common import new_id
-from npurt.serve.model import options
-from npurt.serve.model.conversation import Conversation, prompt_of
-from npurt.serve.model.front import Front
 from npurt.serve.tools.wanted import Tools, flat_tools, tools_of
 
 REASONS = {
@@ -29,7 +29,7 @@ BLOCKS: dict[type[Part], tuple[str, dict[str, str], str, str]] = {
 }
 
 
-async def answer(front: Front, request: Request) -> Answer:
+async def answer(front: Front, request: HttpRequest) -> Answer:
     """Answer a chat request in Anthropic's form."""
     fields = request.fields
     fields.text("model")  # the model was chosen by this field
@@ -46,7 +46,7 @@ async def answer(front: Front, request: Request) -> Answer:
     return await _whole(front, talk)
 
 
-async def count_tokens(front: Front, request: Request) -> Answer:
+async def count_tokens(front: Front, request: HttpRequest) -> Answer:
     """Count the prompt tokens of a chat request."""
     fields = request.fields
     given, before = await request.in_thread(lambda: _messages(fields))
@@ -182,7 +182,7 @@ def _end(talk: Conversation, finish: str) -> dict[str, str | None]:
 
 async def _whole(front: Front, talk: Conversation) -> Answer:
     content: list[dict[str, Any]] = []
-    calls: list[Call] = []
+    calls: list[FunctionCall] = []
     finish = "end"
     async for update in talk.updates(signs=False):
         assert update is not None

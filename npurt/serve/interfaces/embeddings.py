@@ -11,25 +11,25 @@ from typing import Any, TypeVar
 
 from npurt.llm.file.pooling import Pooling, read_pooling
 from npurt.llm.text.pairs import cut
+from npurt.serve.front.front import Front, SamplingParams
 from npurt.serve.http import limits
-from npurt.serve.http.endpoint import Answer, Request
+from npurt.serve.http.endpoint import Answer, HttpRequest
 from npurt.serve.http.errors import wrong
 from npurt.serve.http.fields import Fields
 from npurt.serve.interfaces.openai_common import are_ids, known
-from npurt.serve.model.front import Front, Wanted
 
 MAXIMUM = 32760.0  # of the values that are normalised by their maximum (embd_normalize 0)
 T = TypeVar("T")
 
 
-async def embeddings(front: Front, request: Request) -> Answer:
+async def embeddings(front: Front, request: HttpRequest) -> Answer:
     """Embed a string, token ids, or a list of these."""
     fields = request.fields
     fields.text("model")  # the model was chosen by this field
     form = fields.text("encoding_format", "float")
     texts = await request.in_thread(lambda: _texts(front, fields, "input"))
     _require_pooling(front)
-    vectors, tokens = await vectors_of(front, texts, Wanted(salt=request.salt))
+    vectors, tokens = await vectors_of(front, texts, SamplingParams(salt=request.salt))
     size = fields.integer("dimensions")
     if size is not None and any(len(vector) != size for vector in vectors):
         raise wrong(f"embeddings of {front.model.name} have another size than {size}",
@@ -46,7 +46,7 @@ async def embeddings(front: Front, request: Request) -> Answer:
     return {"object": "list", "data": data, "model": front.model.name, "usage": usage}
 
 
-async def embed(front: Front, request: Request) -> Answer:
+async def embed(front: Front, request: HttpRequest) -> Answer:
     """Embed one or more texts, with a response in Ollama's form.
 
     As in Ollama, a text that is too long for the context is cut, a request without texts loads the
@@ -62,7 +62,7 @@ async def embed(front: Front, request: Request) -> Answer:
     _require_pooling(front)
     if fields.flag("truncate", True):
         texts = [cut(front.model.tokenizer, ids, front.ready().n_ctx) for ids in texts]
-    vectors, tokens = await vectors_of(front, texts, Wanted(salt=request.salt))
+    vectors, tokens = await vectors_of(front, texts, SamplingParams(salt=request.salt))
     size = fields.integer("dimensions") or len(vectors[0]) if vectors else 0
 
     def written(vector: "array[float]") -> list[float]:
@@ -78,7 +78,7 @@ async def embed(front: Front, request: Request) -> Answer:
     }
 
 
-async def embed_prompt(front: Front, request: Request) -> Answer:
+async def embed_prompt(front: Front, request: HttpRequest) -> Answer:
     """Embed one text, with a response in the form of Ollama's older interface.
 
     As in Ollama, the vector is not normalised, and a request without a prompt loads the model.
@@ -90,11 +90,11 @@ async def embed_prompt(front: Front, request: Request) -> Answer:
         return {"embedding": []}
     texts = await request.in_thread(lambda: _texts(front, fields, "prompt"))
     _require_pooling(front)
-    vectors, _ = await vectors_of(front, texts, Wanted(salt=request.salt, normalize=False))
+    vectors, _ = await vectors_of(front, texts, SamplingParams(salt=request.salt, normalize=False))
     return {"embedding": vectors[0].tolist()}
 
 
-async def embedding(front: Front, request: Request) -> Answer:
+async def embedding(front: Front, request: HttpRequest) -> Answer:
     """Embed one or more texts, with a response in llama.cpp's form."""
     fields = request.fields
     fields.text("model")
@@ -102,7 +102,7 @@ async def embedding(front: Front, request: Request) -> Answer:
     texts = await request.in_thread(lambda: _texts(front, fields, name))
     norm = fields.integer("embd_normalize", 2)
     every = _pooling(front) is Pooling.NONE  # a vector for each token, which is not normalised
-    wanted = Wanted(salt=request.salt, normalize=norm == 2 and not every)
+    wanted = SamplingParams(salt=request.salt, normalize=norm == 2 and not every)
     vectors, _ = await vectors_of(front, texts, wanted)
     found = []
     for i, (text, vector) in enumerate(zip(texts, vectors, strict=True)):
@@ -140,7 +140,7 @@ def _require_pooling(front: Front) -> None:
 
 
 async def _each(
-    request: Request, written: Callable[["array[float]"], T], vectors: list["array[float]"]
+    request: HttpRequest, written: Callable[["array[float]"], T], vectors: list["array[float]"]
 ) -> list[T]:
     """Return each of *vectors* as *written* returns it; many vectors are written in a thread."""
     large = sum(map(len, vectors)) > limits.LARGE
@@ -165,7 +165,7 @@ def _texts(front: Front, fields: Fields, name: str) -> list[list[int]]:
 
 
 async def vectors_of(
-    front: Front, texts: list[list[int]], wanted: Wanted
+    front: Front, texts: list[list[int]], wanted: SamplingParams
 ) -> tuple[list["array[float]"], int]:
     """Return the float32 vector of each text, and the total number of tokens."""
     wanted.embed = True

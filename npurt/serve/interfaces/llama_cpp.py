@@ -7,27 +7,27 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from npurt.errors import brief
+from npurt.serve.front import options
+from npurt.serve.front.front import Front, SamplingParams
+from npurt.serve.front.generation import Choice, Likely, Texts
+from npurt.serve.front.served_model import ServedModel
 from npurt.serve.http import limits, sse
-from npurt.serve.http.endpoint import Answer, Request
+from npurt.serve.http.endpoint import Answer, HttpRequest
 from npurt.serve.http.errors import wrong
 from npurt.serve.http.fields import Fields
 from npurt.serve.interfaces.openai_common import are_ids, known, token_text
-from npurt.serve.model import options
-from npurt.serve.model.front import Front, Wanted
-from npurt.serve.model.generation import Choice, Likely, Texts
-from npurt.serve.model.served_model import ServedModel
 
 STOP_TYPES = {"end": "eos", "length": "limit", "context": "limit", "stop": "word"}
 
 
-async def completion(front: Front, request: Request) -> Answer:
+async def completion(front: Front, request: HttpRequest) -> Answer:
     """Complete one prompt or several."""
     given = request.fields.values.get("prompt")
     found = await request.in_thread(lambda: prompts_of(front.model, given))
     return await _answer(front, request, found)
 
 
-async def infill(front: Front, request: Request) -> Answer:
+async def infill(front: Front, request: HttpRequest) -> Answer:
     """Fill in the text between a prefix and a suffix."""
     fields = request.fields
     before, after = fields.text("input_prefix", "") or "", fields.text("input_suffix", "") or ""
@@ -86,7 +86,7 @@ def _ids(model: ServedModel, given: Any) -> list[int]:
     return ids
 
 
-async def _answer(front: Front, request: Request, prompts: list[list[int]]) -> Answer:
+async def _answer(front: Front, request: HttpRequest, prompts: list[list[int]]) -> Answer:
     fields = request.fields
     wanted = options.wanted(fields, request.salt, "n_predict", "max_tokens")
     wanted.choices = fields.integer("n_cmpl") or wanted.choices
@@ -109,7 +109,12 @@ class Completions:
     """The completions of a request in llama.cpp's form."""
 
     def __init__(
-        self, front: Front, texts: Texts, wanted: Wanted, fields: Fields, prompts: list[list[int]]
+        self,
+        front: Front,
+        texts: Texts,
+        wanted: SamplingParams,
+        fields: Fields,
+        prompts: list[list[int]],
     ) -> None:
         self.texts = texts
         self._front = front
@@ -216,7 +221,9 @@ def selected(made: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def settings(front: Front, wanted: Wanted, used: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def settings(
+    front: Front, wanted: SamplingParams, used: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Return the generation settings of a request in llama.cpp's form.
 
     Args:

@@ -5,22 +5,22 @@ Source of the fields: llama.cpp tools/server/README.md.
 
 from typing import Any
 
+from npurt.serve.front import options
+from npurt.serve.front.front import Front, SamplingParams
+from npurt.serve.front.generation import Choice
+from npurt.serve.front.offer import ModelPool
 from npurt.serve.http import limits
-from npurt.serve.http.endpoint import Answer, Request
+from npurt.serve.http.endpoint import Answer, HttpRequest
 from npurt.serve.http.errors import HttpError
 from npurt.serve.http.fields import Fields
 from npurt.serve.interfaces.llama_cpp import settings
 from npurt.serve.interfaces.openai_chat import continued, messages, template_variables
 from npurt.serve.interfaces.openai_common import known
-from npurt.serve.model import options
-from npurt.serve.model.front import Front, Wanted
-from npurt.serve.model.generation import Choice
-from npurt.serve.model.offer import ModelPool
 from npurt.serve.tools.wanted import tools_of
 from npurt.version import __version__
 
 
-async def tokenize(front: Front, request: Request) -> Answer:
+async def tokenize(front: Front, request: HttpRequest) -> Answer:
     """Return the token ids of a text."""
     fields, model = request.fields, front.model
     content = fields.text("content", "") or ""
@@ -45,7 +45,7 @@ def _piece(data: bytes) -> str | list[int]:
         return list(data)
 
 
-async def detokenize(front: Front, request: Request) -> Answer:
+async def detokenize(front: Front, request: HttpRequest) -> Answer:
     """Return the text of token ids."""
 
     def decoded() -> str:
@@ -55,7 +55,7 @@ async def detokenize(front: Front, request: Request) -> Answer:
     return {"content": await request.in_thread(decoded)}
 
 
-async def apply_template(front: Front, request: Request) -> Answer:
+async def apply_template(front: Front, request: HttpRequest) -> Answer:
     """Return the prompt that the chat template renders from messages."""
     fields: Fields = request.fields
     tools = tools_of(fields)
@@ -70,7 +70,7 @@ async def apply_template(front: Front, request: Request) -> Answer:
     return {"prompt": prompt + before}
 
 
-async def props(offers: ModelPool, request: Request) -> Answer:
+async def props(offers: ModelPool, request: HttpRequest) -> Answer:
     """Describe the server, or the model that the request names; file names have no folder."""
     found = offers.offers()
     if len(found) > 1 and not request.fields.has("model"):
@@ -82,7 +82,7 @@ async def props(offers: ModelPool, request: Request) -> Answer:
 
 def _props(front: Front) -> dict[str, Any]:
     ready, model = front.ready(), front.model
-    usual: dict[str, Any] = {"n_ctx": ready.n_ctx, "params": settings(front, Wanted())}
+    usual: dict[str, Any] = {"n_ctx": ready.n_ctx, "params": settings(front, SamplingParams())}
     return {
         "default_generation_settings": usual,
         "total_slots": ready.sequences,
@@ -96,7 +96,7 @@ def _props(front: Front) -> dict[str, Any]:
     }
 
 
-async def slots(offers: ModelPool, request: Request) -> Answer:
+async def slots(offers: ModelPool, request: HttpRequest) -> Answer:
     """List the sequences that may run at the same time, and the progress of those that run.
 
     The list contains no prompts.  With the query ``fail_on_no_slot=1``, the status is 503 if all
@@ -137,13 +137,13 @@ def _slot(number: int, choice: Choice | None, n_ctx: int) -> dict[str, Any]:
     }
 
 
-async def set_adapters(front: Front, request: Request) -> Answer:
+async def set_adapters(front: Front, request: HttpRequest) -> Answer:
     """Set the scales of the LoRA adapters for requests without the field lora."""
     front.set_scales(options.scales(request.fields, limits.LIST) or {})
     return {"success": True}
 
 
-async def lora_adapters(offers: ModelPool, request: Request) -> Answer:
+async def lora_adapters(offers: ModelPool, request: HttpRequest) -> Answer:
     """List the LoRA adapters of the model."""
     async with offers.using(request) as front:
         return [

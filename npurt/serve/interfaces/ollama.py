@@ -8,23 +8,23 @@ from collections.abc import AsyncGenerator, Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from npurt.llm.decode.calls.format import Call, CallPart, add_part, parsed_arguments
+from npurt.llm.decode.calls.format import CallPart, FunctionCall, add_part, parsed_arguments
 from npurt.llm.decode.calls.reading import Said, Thought
+from npurt.serve.front import options
+from npurt.serve.front.conversation import Conversation
+from npurt.serve.front.front import Front, SamplingParams
+from npurt.serve.front.generation import ChoiceDelta, Texts
 from npurt.serve.http import sse
-from npurt.serve.http.endpoint import Answer, Request
+from npurt.serve.http.endpoint import Answer, HttpRequest
 from npurt.serve.http.errors import wrong
 from npurt.serve.http.fields import Fields
 from npurt.serve.interfaces.openai_chat import messages
-from npurt.serve.model import options
-from npurt.serve.model.conversation import Conversation
-from npurt.serve.model.front import Front, Wanted
-from npurt.serve.model.generation import ChoiceDelta, Texts
 from npurt.serve.tools.wanted import tools_of
 
 REASONS = {"length": "length", "context": "length"}  # others: stop
 
 
-async def chat(front: Front, request: Request) -> Answer:
+async def chat(front: Front, request: HttpRequest) -> Answer:
     """Answer a chat request in Ollama's form."""
     fields = request.fields
     fields.text("model")  # the model was chosen by this field
@@ -46,7 +46,7 @@ async def chat(front: Front, request: Request) -> Answer:
     return _lines(_chat_parts(talk, said, signs=True), talk.texts)
 
 
-async def generate(front: Front, request: Request) -> Answer:
+async def generate(front: Front, request: HttpRequest) -> Answer:
     """Complete a raw prompt, or answer a prompt through the chat template."""
     fields = request.fields
     fields.text("model")  # the model was chosen by this field
@@ -80,7 +80,7 @@ async def generate(front: Front, request: Request) -> Answer:
 # --- Requests -----------------------------------------------------------------------------------
 
 
-async def _wanted(fields: Fields, salt: str) -> Wanted:
+async def _wanted(fields: Fields, salt: str) -> SamplingParams:
     chosen = fields.inner("options")
     wanted = options.wanted(chosen, salt, "num_predict")
     wanted.choices = 1
@@ -188,7 +188,7 @@ def _message(update: ChoiceDelta | None) -> dict[str, Any]:
 
 
 async def _chat_parts(talk: Conversation, said: _Talk, *, signs: bool) -> Parts:
-    calls: list[Call] = []
+    calls: list[FunctionCall] = []
     sent = 0  # number of calls sent
     async for update in talk.updates(signs=signs):
         if update is None:

@@ -8,26 +8,26 @@ from datetime import UTC, datetime
 from typing import Any
 
 from npurt.llm.decode.calls.reading import BEGIN
-from npurt.serve.http.endpoint import Answer, Request
-from npurt.serve.model.front import Front
-from npurt.serve.model.model_file import ModelFile
-from npurt.serve.model.offer import ModelPool
+from npurt.serve.front.front import Front
+from npurt.serve.front.model_file import ModelFile
+from npurt.serve.front.offer import ModelPool
+from npurt.serve.http.endpoint import Answer, HttpRequest
 from npurt.version import __version__
 
 FOREVER = "9999-12-31T23:59:59Z"
 
 
-async def version(offers: ModelPool, request: Request) -> Answer:
+async def version(offers: ModelPool, request: HttpRequest) -> Answer:
     """Return the version of npurt."""
     return {"version": __version__}
 
 
-async def tags(offers: ModelPool, request: Request) -> Answer:
+async def tags(offers: ModelPool, request: HttpRequest) -> Answer:
     """List the models."""
     return {"models": [described(offer.model) for offer in offers.offers()]}
 
 
-async def running(offers: ModelPool, request: Request) -> Answer:
+async def running(offers: ModelPool, request: HttpRequest) -> Answer:
     """List the models that are loaded."""
     return {
         "models": [
@@ -43,7 +43,7 @@ async def running(offers: ModelPool, request: Request) -> Answer:
     }
 
 
-async def show(front: Front, request: Request) -> Answer:
+async def show(front: Front, request: HttpRequest) -> Answer:
     """Describe the model that the request names."""
     request.fields.text("model")
     model = front.model

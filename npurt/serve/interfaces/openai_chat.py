@@ -3,12 +3,16 @@
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from npurt.llm.decode.calls.format import Call, CallPart, add_part
+from npurt.llm.decode.calls.format import CallPart, FunctionCall, add_part
 from npurt.llm.decode.calls.message import openai_call
 from npurt.llm.decode.calls.reading import Said, Thought
 from npurt.llm.text.chat import joined_parts
+from npurt.serve.front import options
+from npurt.serve.front.conversation import Conversation, prompt_of
+from npurt.serve.front.front import Front
+from npurt.serve.front.generation import Likely
 from npurt.serve.http import sse
-from npurt.serve.http.endpoint import Answer, Request
+from npurt.serve.http.endpoint import Answer, HttpRequest
 from npurt.serve.http.errors import wrong
 from npurt.serve.http.fields import Fields
 from npurt.serve.interfaces.openai_common import (
@@ -19,14 +23,10 @@ from npurt.serve.interfaces.openai_common import (
     usage,
     usage_chunk,
 )
-from npurt.serve.model import options
-from npurt.serve.model.conversation import Conversation, prompt_of
-from npurt.serve.model.front import Front
-from npurt.serve.model.generation import Likely
 from npurt.serve.tools.wanted import tools_of
 
 
-async def chat(front: Front, request: Request) -> Answer:
+async def chat(front: Front, request: HttpRequest) -> Answer:
     """Answer a chat request in OpenAI's form."""
     fields = request.fields
     fields.text("model")  # the model was chosen by this field
@@ -58,7 +58,7 @@ async def chat(front: Front, request: Request) -> Answer:
     return sse.Stream(_parts(front, talk, chosen), talk.texts)
 
 
-async def count_input(front: Front, request: Request) -> Answer:
+async def count_input(front: Front, request: HttpRequest) -> Answer:
     """Count the prompt tokens of a request to /v1/chat/completions, as llama.cpp does."""
     fields = request.fields
     given, before = continued(fields, messages(fields))
@@ -123,7 +123,7 @@ def stream_options(fields: Fields) -> Fields | None:
 async def _whole(front: Front, talk: Conversation, logged: bool) -> Answer:
     count = len(talk.texts.choices)
     said, thought, reasons = [""] * count, [""] * count, ["end"] * count
-    calls: list[list[Call]] = [[] for _ in range(count)]
+    calls: list[list[FunctionCall]] = [[] for _ in range(count)]
     likely: list[list[Likely]] = [[] for _ in range(count)]
     async for update in talk.updates(signs=False):
         assert update is not None
@@ -150,7 +150,7 @@ async def _whole(front: Front, talk: Conversation, logged: bool) -> Answer:
     return made | {"choices": choices} | figures
 
 
-def _message(said: str, thought: str, calls: list[Call]) -> dict[str, Any]:
+def _message(said: str, thought: str, calls: list[FunctionCall]) -> dict[str, Any]:
     content = None if calls and not said else said
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     if thought:

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 from npurt.errors import brief
+from npurt.serve.front.front import Front
+from npurt.serve.front.generation import Likely, Texts
+from npurt.serve.front.served_model import ServedModel
 from npurt.serve.http import sse
 from npurt.serve.http.errors import wrong
-from npurt.serve.model.front import Front
-from npurt.serve.model.generation import Likely, Texts
-from npurt.serve.model.served_model import ServedModel
 
 # OpenAI's finish_reason by `ChoiceDelta.finish`.
 FINISH = {

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from typing import Any, Protocol
 
-from npurt.llm.decode.calls.format import Call, CallPart
+from npurt.llm.decode.calls.format import CallPart, FunctionCall
 from npurt.llm.decode.calls.reading import Part, Said, Thought
 from npurt.serve.interfaces.openai_common import new_id
 
@@ -147,7 +147,7 @@ class CallItem:
         self._number = part.number
         self._id = new_id("fc").replace("-", "_")
         self._call_id = new_id("call").replace("-", "_")
-        self._call = Call(part.name, "")
+        self._call = FunctionCall(part.name, "")
 
     def takes(self, part: Part) -> bool:
         """Return whether *part* continues this call."""

@@ -2,17 +2,17 @@
 
 from typing import Any
 
-from npurt.serve.http.endpoint import Answer, Request
+from npurt.serve.front.offer import ModelPool, ModelStatus
+from npurt.serve.http.endpoint import Answer, HttpRequest
 from npurt.serve.http.errors import HttpError
-from npurt.serve.model.offer import ModelPool, ModelStatus
 
 
-async def models(offers: ModelPool, request: Request) -> Answer:
+async def models(offers: ModelPool, request: HttpRequest) -> Answer:
     """List the models."""
     return {"object": "list", "data": [described(offer) for offer in offers.offers()]}
 
 
-async def model(offers: ModelPool, request: Request) -> Answer:
+async def model(offers: ModelPool, request: HttpRequest) -> Answer:
     """Describe one model."""
     name = request.parameters["name"]
     for offer in offers.offers():
@@ -43,13 +43,13 @@ def described(offer: ModelStatus) -> dict[str, Any]:
     }
 
 
-async def load(offers: ModelPool, request: Request) -> Answer:
+async def load(offers: ModelPool, request: HttpRequest) -> Answer:
     """Begin to load a model."""
     await offers.load(request)
     return {"success": True}
 
 
-async def unload(offers: ModelPool, request: Request) -> Answer:
+async def unload(offers: ModelPool, request: HttpRequest) -> Answer:
     """Begin to unload a model, after its active requests."""
     offers.unload(request)
     return {"success": True}

@@ -7,19 +7,19 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from npurt.llm.decode.calls.reading import Part
+from npurt.serve.front import options
+from npurt.serve.front.conversation import Conversation, prompt_of
+from npurt.serve.front.front import Front
 from npurt.serve.http import sse
-from npurt.serve.http.endpoint import Answer, Request
+from npurt.serve.http.endpoint import Answer, HttpRequest
 from npurt.serve.http.errors import wrong
 from npurt.serve.http.fields import Fields
 from npurt.serve.interfaces.openai_common import new_id, now
 from npurt.serve.interfaces.openai_items import Item, ThoughtItem, new_item
-from npurt.serve.model import options
-from npurt.serve.model.conversation import Conversation, prompt_of
-from npurt.serve.model.front import Front
 from npurt.serve.tools.wanted import Tools, flat_tools, tools_of
 
 
-async def respond(front: Front, request: Request) -> Answer:
+async def respond(front: Front, request: HttpRequest) -> Answer:
     """Answer an input in the form of OpenAI's Responses."""
     fields = request.fields
     fields.text("model")  # the model was chosen by this field
@@ -55,7 +55,7 @@ async def respond(front: Front, request: Request) -> Answer:
     return response.whole()
 
 
-async def count_input(front: Front, request: Request) -> Answer:
+async def count_input(front: Front, request: HttpRequest) -> Answer:
     """Count the prompt tokens of a request to /v1/responses."""
     fields = request.fields
     _, ids = await prompt_of(front, request, _messages(fields), _tools(fields), None)

@@ -5,8 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from npurt.serve.engine.protocol import Logprob
+from npurt.serve.front import options
+from npurt.serve.front.front import Front
+from npurt.serve.front.generation import Likely, Texts
+from npurt.serve.front.served_model import ServedModel
 from npurt.serve.http import limits, sse
-from npurt.serve.http.endpoint import Answer, Request
+from npurt.serve.http.endpoint import Answer, HttpRequest
 from npurt.serve.http.errors import wrong
 from npurt.serve.http.fields import Fields
 from npurt.serve.interfaces.openai_chat import stream_options
@@ -20,10 +24,6 @@ from npurt.serve.interfaces.openai_common import (
     usage,
     usage_chunk,
 )
-from npurt.serve.model import options
-from npurt.serve.model.front import Front
-from npurt.serve.model.generation import Likely, Texts
-from npurt.serve.model.served_model import ServedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Echo:
         return text_logprobs(model, likely, 0, self.ids[0])
 
 
-async def completions(front: Front, request: Request) -> Answer:
+async def completions(front: Front, request: HttpRequest) -> Answer:
     """Complete one prompt or several."""
     fields = request.fields
     fields.text("model")  # the model was chosen by this field

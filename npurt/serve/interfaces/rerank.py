@@ -7,14 +7,14 @@ for ``texts``, huggingface.co/docs/text-embeddings-inference.
 from collections.abc import Sequence
 from typing import Any
 
-from npurt.serve.http.endpoint import Answer, Request
+from npurt.serve.front.front import Front, SamplingParams
+from npurt.serve.http.endpoint import Answer, HttpRequest
 from npurt.serve.http.fields import Fields
 from npurt.serve.interfaces.embeddings import vectors_of
 from npurt.serve.interfaces.openai_common import new_id
-from npurt.serve.model.front import Front, Wanted
 
 
-async def rerank(front: Front, request: Request) -> Answer:
+async def rerank(front: Front, request: HttpRequest) -> Answer:
     """Order documents by their relevance to a query."""
     fields = request.fields
     fields.text("model")  # the model was chosen by this field
@@ -24,7 +24,7 @@ async def rerank(front: Front, request: Request) -> Answer:
     pairs = await request.in_thread(
         lambda: [front.model.encode_pair(query, document) for document in documents]
     )
-    wanted = Wanted(salt=request.salt, pairs=[second for _, second in pairs])
+    wanted = SamplingParams(salt=request.salt, pairs=[second for _, second in pairs])
     vectors, tokens = await vectors_of(front, [ids for ids, _ in pairs], wanted)
     scores = [vector[0] for vector in vectors]
     order = sorted(range(len(scores)), key=lambda i: -scores[i])

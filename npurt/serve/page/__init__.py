@@ -1,19 +1,19 @@
 """Serve the chat page at `/`: the static files of this folder, and the server's state for the page.
 
-May import the packages `status`, `model` and `http`.
+May import the packages `status`, `front` and `http`.
 """
 
 import hashlib
 from collections.abc import Awaitable, Callable
 from importlib.resources import files
 
-from starlette.requests import Request as HttpRequest
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from npurt.serve.http.endpoint import Answer, Request
-from npurt.serve.model.front import Front
-from npurt.serve.model.offer import ModelPool
+from npurt.serve.front.front import Front
+from npurt.serve.front.offer import ModelPool
+from npurt.serve.http.endpoint import Answer, HttpRequest
 from npurt.serve.status.metrics import engine_stats, npu_share, values
 from npurt.settings import HOSTS
 from npurt.version import __version__
@@ -63,13 +63,13 @@ def routes() -> list[Route]:
     return [Route(path, _file(name), methods=["GET"]) for path, name in FILES.items()]
 
 
-def _file(name: str) -> Callable[[HttpRequest], Awaitable[Response]]:
+def _file(name: str) -> Callable[[Request], Awaitable[Response]]:
     """Return an endpoint that sends the file *name*."""
     data = (files(__package__) / name).read_bytes()
     headers = {**HEADERS, "ETag": f'"{hashlib.sha256(data).hexdigest()[:32]}"'}
     kind = TYPES[name.rpartition(".")[2]]
 
-    async def answer(request: HttpRequest) -> Response:
+    async def answer(request: Request) -> Response:
         known = request.headers.get("if-none-match", "")
         if headers["ETag"] in (tag.strip().removeprefix("W/") for tag in known.split(",")):
             return Response(status_code=304, headers=headers)
@@ -78,7 +78,7 @@ def _file(name: str) -> Callable[[HttpRequest], Awaitable[Response]]:
     return answer
 
 
-async def state(offers: ModelPool, request: Request) -> Answer:
+async def state(offers: ModelPool, request: HttpRequest) -> Answer:
     """Return the state of a model that the page shows: its device, queue, pages and counts.
 
     A count is null if the engine does not have it or did not answer in time.

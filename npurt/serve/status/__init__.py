@@ -1,4 +1,4 @@
 """The server's state: health and metrics.
 
-May import the packages `model`, `http` and `engine`.
+May import the packages `front`, `http` and `engine`.
 """

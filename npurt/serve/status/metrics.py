@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Mapping
 
-from npurt.serve.http.endpoint import Answer, Request
-from npurt.serve.model.offer import ModelPool, ModelStatus
+from npurt.serve.front.offer import ModelPool, ModelStatus
+from npurt.serve.http.endpoint import Answer, HttpRequest
 
 OF_THE_DEVICE = (
     "fallbacks", "verified", "wrong", "device_restarts", "macs", "npu_macs", "op_seconds",
@@ -12,7 +12,7 @@ OF_THE_DEVICE = (
 )  # fmt: skip
 
 
-async def metrics(offers: ModelPool, request: Request) -> Answer:
+async def metrics(offers: ModelPool, request: HttpRequest) -> Answer:
     """Return all metrics; with several models, each metric has the label ``model``."""
     found = offers.offers()
     stats = await asyncio.gather(*map(engine_stats, found))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from npurt.errors import NpurtError
-from npurt.llm.decode.calls.format import Call, Format, Schemas, call_of, objects
+from npurt.llm.decode.calls.format import CallFormat, FunctionCall, Schemas, call_of, objects
 from npurt.llm.decode.calls.strict import Functions
 from npurt.llm.decode.grammar.grammar import Grammar, grammar_of
 from npurt.llm.decode.grammar.lark import ANY_ARGUMENTS, one_call, parameters
@@ -69,15 +69,15 @@ class Tools:
         return one_call({name: self.schemas[name] for name in self.forced})
 
 
-class Forced(Format):
-    """The format of a completion that a grammar forces to be one call in JSON; see `Format`."""
+class Forced(CallFormat):
+    """The format of a completion that a grammar forces to be one call in JSON; see `CallFormat`."""
 
     start = "\0"  # no completion contains this marker
     end = ""
     bare = "{"
     markup: tuple[str, ...] = ()
 
-    def parse(self, body: str, schemas: Schemas) -> Sequence[Call]:
+    def parse(self, body: str, schemas: Schemas) -> Sequence[FunctionCall]:
         """Return the call in *body*."""
         return [call_of(value, "arguments") for value in objects(body)]
 
@@ -145,7 +145,7 @@ def flat_tools(fields: Fields, usual: str | None, kind: str, schema: str) -> lis
     ]
 
 
-def reader_format(tools: Tools, usual: Format) -> Format | None:
+def reader_format(tools: Tools, usual: CallFormat) -> CallFormat | None:
     """Return the format of calls in the completion; None if there are no tools."""
     if tools.forced:
         return Forced()

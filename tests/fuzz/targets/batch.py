@@ -16,7 +16,7 @@ from cffi import FFI
 
 from npurt.hexagon.layout import images
 from npurt.hexagon.session import messages
-from npurt.hexagon.session.messages import Kind, Status
+from npurt.hexagon.session.messages import OpKind, Status
 from npurt.quant.tensor import QTensor
 from tests.fuzz import frame, sizes
 from tests.hexagon.dsp import Dsp, simulated
@@ -70,7 +70,7 @@ def product(rng):
     y_stride = 4 * (n + rng.choice((0, 1, 32)))
     place = 128 * rng.randrange((len(Y) - m * y_stride) // 128)
     return {
-        "kind": Kind.MATMUL, "flags": rng.choice((0, 2, 2)), "m": m, "k": k, "n": n,
+        "kind": OpKind.MATMUL, "flags": rng.choice((0, 2, 2)), "m": m, "k": k, "n": n,
         "format": ["of", which], "group": 32, "scale": 0,
         "x": [0, 128 * rng.randrange((len(X) - m * stride) // 128), m * stride, stride],
         "w": [0, ["of", which], ["bytes of", which], 0],
@@ -92,7 +92,7 @@ def delta(rng):
     state = (p * 32 * b * 2 + 3 * p + 3 * b) * 128 * heads * sequences
     rows = tokens * sequences
     return {
-        "kind": Kind.DELTA, "flags": rng.choice((0, 4)), "m": tokens, "k": width, "n": heads,
+        "kind": OpKind.DELTA, "flags": rng.choice((0, 4)), "m": tokens, "k": width, "n": heads,
         "format": k_heads, "group": sequences, "scale": 0x3E000000,
         "x": [0, 128 * rng.randrange((len(X) - rows * x) // 128), rows * x, x],
         "w": [0, Y.start, state, 0],
@@ -170,7 +170,7 @@ def dsp():
 
 def bytes_of(value, fd):
     """Return the bytes of the batch, whose block 0 is *fd*."""
-    request = messages.Request(len(value["ops"]))
+    request = messages.BatchMessage(len(value["ops"]))
     request.head["sequence"] = 77
     for name, number in value["head"].items():
         request.head[name] = number
@@ -233,7 +233,7 @@ def apart(value):
 
 
 def is_apart(op):
-    sound = op["kind"] == Kind.MATMUL and isinstance(op["format"], list)
+    sound = op["kind"] == OpKind.MATMUL and isinstance(op["format"], list)
     sound = sound and all(isinstance(part, list) for part in op["w"][1:3])
     if not sound or op["w"][1][1] != op["format"][1] or op["w"][2][1] != op["format"][1]:
         return False

@@ -13,7 +13,7 @@ import numpy as np
 from npurt.llm.decode.grammar import grammar
 from npurt.llm.decode.grammar.constraint import Constraint
 from npurt.llm.decode.grammar.grammar import Grammar
-from npurt.llm.decode.sampler import NO_TOKEN, Sampler, Sampling
+from npurt.llm.decode.sampler import NO_TOKEN, Sampling, TokenSampler
 from tests.fuzz import jsons
 from tests.llm.grammars import tokenizer_of
 
@@ -138,7 +138,7 @@ def run(value):
     made = make(value["text"])
     tokenizer = tokenizer_of(value["tokenizer"])
     random = np.random.default_rng(value["noise"])
-    sampler = Sampler(Sampling(temperature=2.0, top_k=0, top_p=1.0, min_p=0.0, seed=1),
+    sampler = TokenSampler(Sampling(temperature=2.0, top_k=0, top_p=1.0, min_p=0.0, seed=1),
                       constraint=Constraint(made, tokenizer, 0))  # fmt: skip
     history, stream, text = [], tokenizer.stream(continued=True), ""
     while len(history) < TOKENS:

@@ -16,7 +16,7 @@ from npurt.rknpu.isa.lower import Profile
 from npurt.rknpu.isa.program import link, stride
 from npurt.rknpu.isa.regs import REG
 from npurt.rknpu.isa.task import Task
-from npurt.rknpu.plan.proof import Role, Span, prove
+from npurt.rknpu.plan.proof import BufferSpan, Role, prove
 from tests.fuzz import sizes
 from tests.rknpu.test_proof import atoms_read, atoms_written
 from tests.sim_rknpu import client
@@ -144,7 +144,7 @@ def run_tasks(value):
         listed.bytes[:] = words.view(np.uint8).reshape(-1)
         listed.fini()
         spans = [
-            Span(x.iova, x.iova + len(x.bytes), role, role.name)
+            BufferSpan(x.iova, x.iova + len(x.bytes), role, role.name)
             for x, role in zip((listed, a, b, c), Role, strict=False)
         ]
         spans[1] = spans[1]._replace(role=Role.INPUT)

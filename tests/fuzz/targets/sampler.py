@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from npurt.errors import NumericsError
-from npurt.llm.decode.sampler import Sampler, Sampling
+from npurt.llm.decode.sampler import Sampling, TokenSampler
 from tests.fuzz import sizes
 
 RUNS = 3000
@@ -94,7 +94,7 @@ def run(value):
     for place, logit in value["logits"]:
         logits[place] = logit
     kept = logits.copy()
-    sampler = Sampler(sampling, value["never"])
+    sampler = TokenSampler(sampling, value["never"])
     ids, shares = sampler.distribution(logits, value["history"])
     chosen = [sampler.sample(logits, value["history"]) for _ in range(3)]
     assert np.array_equal(kept, logits, equal_nan=True), "the logits were changed"

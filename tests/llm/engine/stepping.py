@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import npurt
-from npurt.llm.decode.options import Request
+from npurt.llm.decode.options import GenerationRequest
 from npurt.llm.engine.costs import RowCosts
 from npurt.llm.engine.scheduler import Scheduler
 from npurt.llm.engine.sequence import Sequence
@@ -28,7 +28,7 @@ class Steps:
         self.scheduler = Scheduler(llm.model, sequences=sequences, prefixes=prefixes, drafts=drafts)
 
     def add(self, number, tokens, count=50, priority=0, **options):
-        asked = Request.of(GREEDY | {"max_tokens": count} | options, None)
+        asked = GenerationRequest.of(GREEDY | {"max_tokens": count} | options, None)
         text = Sequence(number, list(tokens), asked, self.llm.tokenizer, priority=priority)
         self.scheduler.require_fit(text)
         self.events[number] = list(filter(None, [self.scheduler.submit(text)]))

@@ -8,7 +8,7 @@ import pytest
 
 import npurt
 from npurt.errors import OutOfPages, SettingError
-from npurt.llm.decode.options import Request
+from npurt.llm.decode.options import GenerationRequest
 from npurt.llm.engine.controller import BatchController
 from npurt.llm.engine.scheduler import Scheduler
 from npurt.llm.engine.sequence import Sequence
@@ -50,7 +50,7 @@ def eager(monkeypatch):
 
 def asked(number, count=COUNT):
     settings = SAMPLINGS[number % len(SAMPLINGS)]
-    return Request.of(settings | {"max_tokens": count, "ignore_eos": True}, None)
+    return GenerationRequest.of(settings | {"max_tokens": count, "ignore_eos": True}, None)
 
 
 @functools.cache
@@ -121,7 +121,7 @@ def test_a_stop_text_within_a_draft_ends_the_text_and_is_taken_back(llm, alone):
         stop = alone[number][10]
         first = alone[number].index(stop)
         settings = SAMPLINGS[number % 3] | {"max_tokens": COUNT, "stop": stop, "ignore_eos": True}
-        request = Request.of(settings, None)
+        request = GenerationRequest.of(settings, None)
         scheduler.submit(Sequence(number, list(prompt), request, llm.tokenizer))
         ended[number] = alone[number][:first]
     texts = scheduler.sequences

@@ -16,8 +16,8 @@ from hypothesis.stateful import (
 
 import npurt
 from npurt.llm.decode.generate import Generation
-from npurt.llm.decode.options import Request
-from npurt.llm.decode.sampler import Sampler
+from npurt.llm.decode.options import GenerationRequest
+from npurt.llm.decode.sampler import TokenSampler
 from npurt.llm.engine.scheduler import Scheduler
 from npurt.llm.engine.sequence import Sequence
 from tests.llm import tiny
@@ -46,8 +46,8 @@ class Alone:
         """Return the tokens, their log probabilities and the finish reason."""
         llm = self.llm
         llm.reset()
-        request = Request.of(SAMPLINGS[sampling] | {"max_tokens": count}, None)
-        sampler = request.sampler(llm.tokenizer, len(prompt), Sampler)
+        request = GenerationRequest.of(SAMPLINGS[sampling] | {"max_tokens": count}, None)
+        sampler = request.sampler(llm.tokenizer, len(prompt), TokenSampler)
         generation = Generation(
             llm.generator, list(prompt), sampler, (), count, top_logprobs=request.top_logprobs
         )
@@ -96,7 +96,7 @@ class Schedules(RuleBasedStateMachine):
     def add(self, prompt, count, sampling, priority, salt, reusable):
         self.number += 1
         tokens = self.prompts[prompt]
-        asked = Request.of(SAMPLINGS[sampling] | {"max_tokens": count}, None)
+        asked = GenerationRequest.of(SAMPLINGS[sampling] | {"max_tokens": count}, None)
         text = Sequence(
             self.number, list(tokens), asked, self.llm.tokenizer, priority=priority, salt=salt,
             reusable=reusable,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import npurt
-from npurt.llm.decode.options import Request
+from npurt.llm.decode.options import GenerationRequest
 from npurt.llm.engine.costs import RowCosts
 from npurt.llm.engine.scheduler import Scheduler
 from npurt.llm.engine.sequence import Sequence
@@ -46,7 +46,9 @@ def begin(llm, texts=8, prefixes=0, drafts=None):
 
 def text(llm, number, prompt, count=8, **options):
     settings = {"temperature": 0, "ignore_eos": True, "max_tokens": count}
-    return Sequence(number, list(prompt), Request.of(settings, None), llm.tokenizer, **options)
+    return Sequence(
+        number, list(prompt), GenerationRequest.of(settings, None), llm.tokenizer, **options
+    )
 
 
 def finished(scheduler):

@@ -18,7 +18,7 @@ import numpy as np
 from npurt.base.files import replacing
 from npurt.compat.mlx_lm.missing import refuse
 from npurt.errors import SettingError, StateFormatError, brief
-from npurt.llm.decode.model import Llama
+from npurt.llm.decode.llama import Llama
 from npurt.llm.spec.assistant import shared
 from npurt.llm.state.state import Snapshot
 from npurt.runtime.open.arguments import integer, listed, require_path

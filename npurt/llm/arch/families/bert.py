@@ -6,11 +6,11 @@ Source: llama.cpp src/models/bert.cpp, conversion/bert.py, MIT.
 """
 
 from npurt.graph.ops import Activation
-from npurt.llm.arch.architecture import Architecture, Encoder, Rope, Unit
+from npurt.llm.arch.architecture import Architecture, EncoderConventions, RopePairs, UnitConventions
 
 ARCHITECTURE = Architecture(
     "bert",
-    Rope.HALVES,  # unused: q and k do not rotate
-    unit=Unit(Activation.GELU_ERF),
-    encoder=Encoder(positions=True, gated=False),
+    RopePairs.HALVES,  # unused: q and k do not rotate
+    unit=UnitConventions(Activation.GELU_ERF),
+    encoder=EncoderConventions(positions=True, gated=False),
 )

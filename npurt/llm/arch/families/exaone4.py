@@ -4,7 +4,7 @@ If the model has a window, every fourth layer attends to all positions and does 
 Sources: llama.cpp src/models/exaone4.cpp, conversion/exaone.py, MIT.
 """
 
-from npurt.llm.arch.architecture import Architecture, LayerRule, Norms, QKNorm, Rope, sliding
+from npurt.llm.arch.architecture import Architecture, LayerRule, Norms, QKNorm, RopePairs, sliding
 from npurt.llm.file.config import Config
 
 SLIDING = sliding(4)
@@ -19,7 +19,7 @@ def _rule(config: Config, layer: int) -> LayerRule:
 
 ARCHITECTURE = Architecture(
     "exaone4",
-    Rope.HALVES,
+    RopePairs.HALVES,
     qk_norm=QKNorm.HEAD,
     norms=Norms(
         before_mixer=None,

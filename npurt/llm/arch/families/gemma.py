@@ -13,7 +13,14 @@ import math
 from dataclasses import replace
 
 from npurt.graph.ops import Activation
-from npurt.llm.arch.architecture import Architecture, Norms, QKNorm, Rope, Unit, sliding
+from npurt.llm.arch.architecture import (
+    Architecture,
+    Norms,
+    QKNorm,
+    RopePairs,
+    UnitConventions,
+    sliding,
+)
 from npurt.llm.file.config import Config
 
 LOCAL_BASE = 10_000.0
@@ -31,14 +38,14 @@ def _complete(config: Config) -> Config:
 
 
 NORMS = Norms(after_mixer="post_attention_norm", after_ffn="post_ffw_norm")
-UNIT = Unit(Activation.GELU)
-GEMMA = Architecture("gemma", Rope.HALVES, unit=UNIT, complete=_complete)
+UNIT = UnitConventions(Activation.GELU)
+GEMMA = Architecture("gemma", RopePairs.HALVES, unit=UNIT, complete=_complete)
 GEMMA2 = Architecture(
-    "gemma2", Rope.HALVES, norms=NORMS, unit=UNIT, layer=sliding(2), complete=_complete
+    "gemma2", RopePairs.HALVES, norms=NORMS, unit=UNIT, layer=sliding(2), complete=_complete
 )
 GEMMA3 = Architecture(
     "gemma3",
-    Rope.HALVES,
+    RopePairs.HALVES,
     qk_norm=QKNorm.HEAD,
     norms=NORMS,
     unit=UNIT,

@@ -3,10 +3,10 @@
 Sources: llama.cpp src/models/glm4.cpp, conversion/glm.py, MIT.
 """
 
-from npurt.llm.arch.architecture import Architecture, Norms, Rope
+from npurt.llm.arch.architecture import Architecture, Norms, RopePairs
 
 ARCHITECTURE = Architecture(
     "glm4",
-    Rope.ADJACENT,
+    RopePairs.ADJACENT,
     norms=Norms(after_mixer="post_attention_norm", after_ffn="post_ffw_norm"),
 )

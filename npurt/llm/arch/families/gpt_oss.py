@@ -9,7 +9,14 @@ Sources: llama.cpp src/models/openai-moe.cpp, MIT; the gpt-oss model card, 2025.
 from dataclasses import replace
 
 from npurt.graph.ops import Gating
-from npurt.llm.arch.architecture import Architecture, Mixture, Norms, Rope, Unit, sliding
+from npurt.llm.arch.architecture import (
+    Architecture,
+    Mixture,
+    Norms,
+    RopePairs,
+    UnitConventions,
+    sliding,
+)
 from npurt.llm.file.config import Config
 
 
@@ -19,10 +26,10 @@ def _complete(config: Config) -> Config:
 
 ARCHITECTURE = Architecture(
     "gpt-oss",
-    Rope.HALVES,
+    RopePairs.HALVES,
     sinks=True,
     norms=Norms(before_ffn="post_attention_norm"),
-    unit=Unit(limit=7.0, alpha=1.702, up_offset=1.0),
+    unit=UnitConventions(limit=7.0, alpha=1.702, up_offset=1.0),
     mixture=Mixture(normed=False, shared=False, gating=Gating.SOFTMAX_CHOSEN),
     layer=sliding(2),
     complete=_complete,

@@ -3,6 +3,6 @@
 Source: llama.cpp src/models/granite.cpp, MIT.
 """
 
-from npurt.llm.arch.architecture import Architecture, Rope
+from npurt.llm.arch.architecture import Architecture, RopePairs
 
-ARCHITECTURE = Architecture("granite", Rope.ADJACENT)
+ARCHITECTURE = Architecture("granite", RopePairs.ADJACENT)

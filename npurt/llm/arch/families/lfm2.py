@@ -4,11 +4,11 @@ A layer with 0 key heads has a convolution.  The output norm is called ``token_e
 Sources: llama.cpp src/models/lfm2.cpp, conversion/lfm2.py, MIT.
 """
 
-from npurt.llm.arch.architecture import Architecture, Norms, QKNorm, Rope
+from npurt.llm.arch.architecture import Architecture, Norms, QKNorm, RopePairs
 
 ARCHITECTURE = Architecture(
     "lfm2",
-    Rope.HALVES,
+    RopePairs.HALVES,
     qk_norm=QKNorm.HEAD,
     norms=Norms(output="token_embd_norm"),
     convolution=True,

@@ -6,6 +6,6 @@ Mixtral has experts.
 Source: llama.cpp src/llama-model.cpp (tensors, llama_model_rope_type), src/models/llama.cpp, MIT.
 """
 
-from npurt.llm.arch.architecture import Architecture, Mixture, Rope
+from npurt.llm.arch.architecture import Architecture, Mixture, RopePairs
 
-ARCHITECTURE = Architecture("llama", Rope.ADJACENT, mixture=Mixture(normed=True, shared=False))
+ARCHITECTURE = Architecture("llama", RopePairs.ADJACENT, mixture=Mixture(normed=True, shared=False))

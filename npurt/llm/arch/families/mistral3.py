@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from npurt.llm.arch.architecture import Architecture, Rope
+from npurt.llm.arch.architecture import Architecture, RopePairs
 from npurt.llm.file.config import Config
 
 
@@ -21,4 +21,4 @@ def _complete(config: Config) -> Config:
     return replace(config, scaling=replace(scaling, attention_factor=factor))
 
 
-ARCHITECTURE = Architecture("mistral3", Rope.ADJACENT, complete=_complete)
+ARCHITECTURE = Architecture("mistral3", RopePairs.ADJACENT, complete=_complete)

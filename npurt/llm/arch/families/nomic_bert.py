@@ -3,6 +3,8 @@
 Source: llama.cpp src/models/bert.cpp, conversion/bert.py (NomicBertModel), MIT.
 """
 
-from npurt.llm.arch.architecture import Architecture, Encoder, Rope
+from npurt.llm.arch.architecture import Architecture, EncoderConventions, RopePairs
 
-ARCHITECTURE = Architecture("nomic-bert", Rope.HALVES, encoder=Encoder(positions=False, gated=True))
+ARCHITECTURE = Architecture(
+    "nomic-bert", RopePairs.HALVES, encoder=EncoderConventions(positions=False, gated=True)
+)

@@ -4,11 +4,11 @@ OLMo 3 has a sliding window in three of four layers; a file without a window is 
 Sources: llama.cpp src/models/olmo2.cpp, MIT; OLMo 2 and 3 reports.
 """
 
-from npurt.llm.arch.architecture import Architecture, Norms, QKNorm, Rope, sliding
+from npurt.llm.arch.architecture import Architecture, Norms, QKNorm, RopePairs, sliding
 
 ARCHITECTURE = Architecture(
     "olmo2",
-    Rope.HALVES,
+    RopePairs.HALVES,
     qk_norm=QKNorm.WHOLE,
     norms=Norms(
         before_mixer=None,

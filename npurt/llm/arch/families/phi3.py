@@ -4,7 +4,7 @@ The attention window is applied, as in transformers; llama.cpp ignores the windo
 Sources: llama.cpp src/models/phi3.cpp, conversion/phi.py, MIT.
 """
 
-from npurt.llm.arch.architecture import Architecture, LayerRule, Rope
+from npurt.llm.arch.architecture import Architecture, LayerRule, RopePairs
 from npurt.llm.file.config import Config
 
 
@@ -13,4 +13,4 @@ def _rule(config: Config, layer: int) -> LayerRule:
     return LayerRule(config.conventions.window)
 
 
-ARCHITECTURE = Architecture("phi3", Rope.HALVES, layer=_rule)
+ARCHITECTURE = Architecture("phi3", RopePairs.HALVES, layer=_rule)

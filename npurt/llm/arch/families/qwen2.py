@@ -3,6 +3,6 @@
 Source: llama.cpp src/llama-model.cpp (tensors, llama_model_rope_type), MIT.
 """
 
-from npurt.llm.arch.architecture import Architecture, Rope
+from npurt.llm.arch.architecture import Architecture, RopePairs
 
-ARCHITECTURE = Architecture("qwen2", Rope.HALVES)
+ARCHITECTURE = Architecture("qwen2", RopePairs.HALVES)

@@ -3,6 +3,8 @@
 Source: llama.cpp src/models/qwen2moe.cpp, MIT.
 """
 
-from npurt.llm.arch.architecture import Architecture, Mixture, Rope
+from npurt.llm.arch.architecture import Architecture, Mixture, RopePairs
 
-ARCHITECTURE = Architecture("qwen2moe", Rope.HALVES, mixture=Mixture(normed=False, shared=True))
+ARCHITECTURE = Architecture(
+    "qwen2moe", RopePairs.HALVES, mixture=Mixture(normed=False, shared=True)
+)

@@ -3,6 +3,6 @@
 Source: llama.cpp src/models/qwen3.cpp, MIT.
 """
 
-from npurt.llm.arch.architecture import Architecture, QKNorm, Rope
+from npurt.llm.arch.architecture import Architecture, QKNorm, RopePairs
 
-ARCHITECTURE = Architecture("qwen3", Rope.HALVES, qk_norm=QKNorm.HEAD)
+ARCHITECTURE = Architecture("qwen3", RopePairs.HALVES, qk_norm=QKNorm.HEAD)

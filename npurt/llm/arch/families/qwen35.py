@@ -6,11 +6,11 @@ The converter reorders the heads of v, so that v head h uses k head h % k_heads.
 Source: llama.cpp src/models/qwen35.cpp, conversion/qwen.py, MIT.
 """
 
-from npurt.llm.arch.architecture import Architecture, DeltaLayout, Norms, QKNorm, Rope
+from npurt.llm.arch.architecture import Architecture, DeltaLayout, Norms, QKNorm, RopePairs
 
 ARCHITECTURE = Architecture(
     "qwen35",
-    Rope.HALVES,
+    RopePairs.HALVES,
     qk_norm=QKNorm.HEAD,
     gated=True,
     norms=Norms(before_ffn="post_attention_norm"),

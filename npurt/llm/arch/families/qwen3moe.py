@@ -3,8 +3,8 @@
 Source: llama.cpp src/models/qwen3moe.cpp, MIT.
 """
 
-from npurt.llm.arch.architecture import Architecture, Mixture, QKNorm, Rope
+from npurt.llm.arch.architecture import Architecture, Mixture, QKNorm, RopePairs
 
 ARCHITECTURE = Architecture(
-    "qwen3moe", Rope.HALVES, qk_norm=QKNorm.HEAD, mixture=Mixture(normed=True, shared=False)
+    "qwen3moe", RopePairs.HALVES, qk_norm=QKNorm.HEAD, mixture=Mixture(normed=True, shared=False)
 )

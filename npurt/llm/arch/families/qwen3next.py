@@ -3,11 +3,11 @@
 Source: llama.cpp src/models/qwen3next.cpp, MIT.
 """
 
-from npurt.llm.arch.architecture import Architecture, DeltaLayout, Mixture, Norms, QKNorm, Rope
+from npurt.llm.arch.architecture import Architecture, DeltaLayout, Mixture, Norms, QKNorm, RopePairs
 
 ARCHITECTURE = Architecture(
     "qwen3next",
-    Rope.HALVES,
+    RopePairs.HALVES,
     qk_norm=QKNorm.HEAD,
     gated=True,
     norms=Norms(before_ffn="post_attention_norm"),

@@ -3,7 +3,7 @@
 Source: llama.cpp src/models/smollm3.cpp, MIT.
 """
 
-from npurt.llm.arch.architecture import Architecture, LayerRule, Rope
+from npurt.llm.arch.architecture import Architecture, LayerRule, RopePairs
 from npurt.llm.file.config import Config
 
 
@@ -12,4 +12,4 @@ def _rule(config: Config, layer: int) -> LayerRule:
     return LayerRule(rotates=(layer + 1) % 4 != 0)
 
 
-ARCHITECTURE = Architecture("smollm3", Rope.ADJACENT, layer=_rule)
+ARCHITECTURE = Architecture("smollm3", RopePairs.ADJACENT, layer=_rule)

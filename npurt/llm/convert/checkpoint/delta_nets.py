@@ -14,7 +14,7 @@ import numpy as np
 
 from npurt.llm.arch.blocks import joined_rows
 from npurt.llm.convert.checkpoint.orders import Order, Orders
-from npurt.llm.convert.checkpoint.settings import Settings
+from npurt.llm.convert.checkpoint.settings import CheckpointSettings
 from npurt.llm.file.config import DeltaHeads
 
 NAMES = {
@@ -32,7 +32,7 @@ NAMES = {
 SECTIONS = [11, 11, 10]  # default numbers of frequencies for time, image rows and image columns
 
 
-def delta_keys(settings: Settings) -> dict[str, Any]:
+def delta_keys(settings: CheckpointSettings) -> dict[str, Any]:
     """Return the metadata keys of the delta nets, with the list of the layers that have one."""
     net = _net(settings)
     interval = settings.integer("full_attention_interval", 4)
@@ -53,13 +53,13 @@ def delta_keys(settings: Settings) -> dict[str, Any]:
     }
 
 
-def sections(settings: Settings) -> dict[str, Any]:
+def sections(settings: CheckpointSettings) -> dict[str, Any]:
     """Return the metadata key of the M-RoPE sections, which have no effect on text."""
     given = (settings.get("rope_parameters") or {}).get("mrope_section", SECTIONS)
     return {"rope.dimension_sections": np.array([*given, 0][:4], np.int32)}
 
 
-def tiled_heads(settings: Settings) -> Orders:
+def tiled_heads(settings: CheckpointSettings) -> Orders:
     """Return the orders of rows and columns in a Qwen3.5 model."""
     net = _net(settings)
     heads = np.arange(net.heads).reshape(net.k_heads, -1).T.reshape(-1)
@@ -75,7 +75,7 @@ def tiled_heads(settings: Settings) -> Orders:
     }
 
 
-def grouped_heads(settings: Settings) -> Orders:
+def grouped_heads(settings: CheckpointSettings) -> Orders:
     """Return the orders of rows in a Qwen3-Next model."""
     net = _net(settings)
     rows = joined_rows(net)
@@ -83,7 +83,7 @@ def grouped_heads(settings: Settings) -> Orders:
     return {name: Order(total, rows[name]) for name in ("attn_qkv", "attn_gate")}
 
 
-def _net(settings: Settings) -> DeltaHeads:
+def _net(settings: CheckpointSettings) -> DeltaHeads:
     width = settings.integer("linear_key_head_dim")
     settings.require("linear_value_head_dim", width)
     heads, k_heads = (settings.integer(f"linear_num_{part}_heads") for part in ("value", "key"))

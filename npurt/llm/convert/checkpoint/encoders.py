@@ -8,7 +8,7 @@ settings of nomic's code, which have the names of GPT-2's); llama.cpp conversion
 import re
 from typing import Any
 
-from npurt.llm.convert.checkpoint.settings import Settings
+from npurt.llm.convert.checkpoint.settings import CheckpointSettings
 
 TOP = {
     "embeddings.word_embeddings": "token_embd",
@@ -51,7 +51,7 @@ def renamed(name: str) -> str:
     return f"{stem}.{_OLD.get(suffix, suffix)}"
 
 
-def encoder_keys(settings: Settings) -> dict[str, Any]:
+def encoder_keys(settings: CheckpointSettings) -> dict[str, Any]:
     """Return the metadata keys of an encoder."""
     settings.require("is_decoder", None, False)
     settings.require("position_embedding_type", None, "absolute")
@@ -66,7 +66,7 @@ def encoder_keys(settings: Settings) -> dict[str, Any]:
     }
 
 
-def nomic_keys(settings: Settings) -> dict[str, Any]:
+def nomic_keys(settings: CheckpointSettings) -> dict[str, Any]:
     """Return the metadata keys that nomic-embed-text has in addition to BERT's."""
     rope = settings.get("rope_parameters") or {}
     settings.require("rotary_emb_fraction", None, 1.0)

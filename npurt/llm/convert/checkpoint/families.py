@@ -15,7 +15,7 @@ from npurt.errors import ModelFormatError
 from npurt.llm.arch.families.gemma import LARGEST, LOCAL_BASE
 from npurt.llm.convert.checkpoint import delta_nets, encoders
 from npurt.llm.convert.checkpoint.orders import Orders, permuted, unchanged
-from npurt.llm.convert.checkpoint.settings import Settings
+from npurt.llm.convert.checkpoint.settings import CheckpointSettings
 
 Keys = dict[str, Any]
 GELU = ("gelu_pytorch_tanh",)
@@ -94,20 +94,20 @@ _CONVOLUTIONS = {
 }
 
 
-def _nothing(settings: Settings) -> Keys:
+def _nothing(settings: CheckpointSettings) -> Keys:
     del settings
     return {}
 
 
-def _width(settings: Settings) -> int:
+def _width(settings: CheckpointSettings) -> int:
     return settings.integer("intermediate_size")
 
 
-def _width_if_any(settings: Settings) -> int:
+def _width_if_any(settings: CheckpointSettings) -> int:
     return _width(settings) if settings.get("intermediate_size") else 0
 
 
-def _lfm2_width(settings: Settings) -> int:
+def _lfm2_width(settings: CheckpointSettings) -> int:
     """Return the width of the feed-forward blocks; config.json has the width before adjustment.
 
     Source: transformers models/lfm2, Lfm2Config (names) and Lfm2MLP (arithmetic), Apache-2.0.
@@ -148,20 +148,20 @@ class Family:
     windows: bool = False
     activations: tuple[str, ...] = ("silu", "swish")
     added_one: bool = False
-    orders: Callable[[Settings], Orders] = unchanged
+    orders: Callable[[CheckpointSettings], Orders] = unchanged
     fused_experts: bool = False
     methods: tuple[str, ...] = ()
     rotary: tuple[str, ...] = ()
-    extra: Callable[[Settings], Keys] = _nothing
-    width: Callable[[Settings], int] = _width
+    extra: Callable[[CheckpointSettings], Keys] = _nothing
+    width: Callable[[CheckpointSettings], int] = _width
 
 
-def _qwen2(settings: Settings) -> Keys:
+def _qwen2(settings: CheckpointSettings) -> Keys:
     settings.require("use_sliding_window", None, False)
     return {}
 
 
-def _experts(settings: Settings) -> Keys:
+def _experts(settings: CheckpointSettings) -> Keys:
     settings.require("use_sliding_window", None, False)
     settings.require("decoder_sparse_step", None, 1)
     settings.require("mlp_only_layers", None, [])
@@ -183,27 +183,27 @@ def _experts(settings: Settings) -> Keys:
     return keys
 
 
-def _qwen3_next(settings: Settings) -> Keys:
+def _qwen3_next(settings: CheckpointSettings) -> Keys:
     return _experts(settings) | delta_nets.delta_keys(settings)
 
 
-def _qwen3_5(settings: Settings) -> Keys:
+def _qwen3_5(settings: CheckpointSettings) -> Keys:
     settings.require("attn_output_gate", None, True)
     return delta_nets.delta_keys(settings) | delta_nets.sections(settings)
 
 
-def _qwen3_5_moe(settings: Settings) -> Keys:
+def _qwen3_5_moe(settings: CheckpointSettings) -> Keys:
     return _experts(settings) | _qwen3_5(settings)
 
 
-def _mixtral(settings: Settings) -> Keys:
+def _mixtral(settings: CheckpointSettings) -> Keys:
     return {
         "expert_count": settings.integer("num_local_experts"),
         "expert_used_count": settings.integer("num_experts_per_tok"),
     }
 
 
-def _granite(settings: Settings) -> Keys:
+def _granite(settings: CheckpointSettings) -> Keys:
     return {
         "embedding_scale": settings.number("embedding_multiplier"),
         "residual_scale": settings.number("residual_multiplier"),
@@ -212,19 +212,19 @@ def _granite(settings: Settings) -> Keys:
     }
 
 
-def _smollm3(settings: Settings) -> Keys:
+def _smollm3(settings: CheckpointSettings) -> Keys:
     settings.require("use_sliding_window", None, False)
     every_fourth = [int((i + 1) % 4 != 0) for i in range(settings.layers)]
     settings.require("no_rope_layers", None, every_fourth)
     return {}
 
 
-def _sliding(settings: Settings) -> Keys:
+def _sliding(settings: CheckpointSettings) -> Keys:
     window = settings.get("sliding_window")
     return {"attention.sliding_window": int(window)} if window else {}
 
 
-def _every_fourth_global(settings: Settings) -> Keys:
+def _every_fourth_global(settings: CheckpointSettings) -> Keys:
     keys = _sliding(settings)
     if keys:
         wanted = ["full_attention" if i % 4 == 3 else "sliding_attention"
@@ -236,7 +236,7 @@ def _every_fourth_global(settings: Settings) -> Keys:
     return keys
 
 
-def _lfm2(settings: Settings) -> Keys:
+def _lfm2(settings: CheckpointSettings) -> Keys:
     kinds = settings.get("layer_types")
     if kinds is None:
         full = set(settings.get("full_attn_idxs") or [])
@@ -251,12 +251,12 @@ def _lfm2(settings: Settings) -> Keys:
     }
 
 
-def _gemma(settings: Settings) -> Keys:
+def _gemma(settings: CheckpointSettings) -> Keys:
     settings.require("use_bidirectional_attention", None, False)
     return {}
 
 
-def _gemma2(settings: Settings) -> Keys:
+def _gemma2(settings: CheckpointSettings) -> Keys:
     _require_slides(settings, 2)
     _require_scale(settings, LARGEST["gemma2"])
     return _sliding(settings) | {
@@ -265,7 +265,7 @@ def _gemma2(settings: Settings) -> Keys:
     }
 
 
-def _gemma3(settings: Settings) -> Keys:
+def _gemma3(settings: CheckpointSettings) -> Keys:
     settings.require("attn_logit_softcapping", None)
     settings.require("use_bidirectional_attention", None, False)
     settings.require("sliding_window_pattern", None, 6)
@@ -281,7 +281,7 @@ def _gemma3(settings: Settings) -> Keys:
     return keys if base == LOCAL_BASE else keys | {"rope.freq_base_swa": float(base)}
 
 
-def _require_slides(settings: Settings, period: int) -> None:
+def _require_slides(settings: CheckpointSettings, period: int) -> None:
     """Require full attention in every *period*-th layer and a window in the others.
 
     GGUF has no list of sliding-window layers for this architecture.
@@ -291,7 +291,7 @@ def _require_slides(settings: Settings, period: int) -> None:
     settings.require("layer_types", None, wanted)
 
 
-def _require_scale(settings: Settings, largest: int) -> None:
+def _require_scale(settings: CheckpointSettings, largest: int) -> None:
     """Raise an error unless the attention scale follows from the dimensions of the model.
 
     Args:
@@ -303,7 +303,7 @@ def _require_scale(settings: Settings, largest: int) -> None:
     settings.require("query_pre_attn_scalar", wanted, *([None] if wanted == 256 else []))
 
 
-def _gpt_oss(settings: Settings) -> Keys:
+def _gpt_oss(settings: CheckpointSettings) -> Keys:
     settings.require("swiglu_alpha", None, 1.702)
     settings.require("swiglu_limit", None, 7.0)
     _require_slides(settings, 2)
@@ -323,7 +323,7 @@ def _gpt_oss(settings: Settings) -> Keys:
     }
 
 
-def _ministral3(settings: Settings) -> Keys:
+def _ministral3(settings: CheckpointSettings) -> Keys:
     settings.require("sliding_window", None)
     rope = (settings.get("rope_parameters") or {}) | (settings.get("rope_scaling") or {})
     slope, all_dim = rope.get("llama_4_scaling_beta"), rope.get("mscale_all_dim")

@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from npurt.errors import ModelFormatError
-from npurt.llm.convert.checkpoint.safetensors import AGAIN, Stored
+from npurt.llm.convert.checkpoint.safetensors import AGAIN, StoredTensor
 from npurt.llm.convert.mixture import Types
 from npurt.llm.convert.types import new_tensor
 from npurt.llm.file.writer import NewTensor
@@ -36,10 +36,10 @@ MXFP4 = BY_NAME["mxfp4"]
 AXES = {"_blocks": 4, "_scales": 3, "_bias": 2, "": 3}
 
 
-Experts = dict[tuple[str, str], dict[str, Stored]]  # (layer, projection) -> role -> tensor
+Experts = dict[tuple[str, str], dict[str, StoredTensor]]  # (layer, projection) -> role -> tensor
 
 
-def taken_experts(stored: dict[str, Stored]) -> Experts:
+def taken_experts(stored: dict[str, StoredTensor]) -> Experts:
     """Remove the tensors of the experts from *stored*, and return them.
 
     Raises:
@@ -77,7 +77,9 @@ def tensors_of_experts(experts: Experts, types: Types) -> list[NewTensor]:
     return made
 
 
-def _tensors(name: str, roles: Mapping[str, Stored], rows: slice, types: Types) -> list[NewTensor]:
+def _tensors(
+    name: str, roles: Mapping[str, StoredTensor], rows: slice, types: Types
+) -> list[NewTensor]:
     if "_bias" not in roles:
         raise _bad(f"the checkpoint lacks {name}.bias")
     bias = roles["_bias"]
@@ -105,18 +107,18 @@ def _tensors(name: str, roles: Mapping[str, Stored], rows: slice, types: Types) 
     return made
 
 
-def _biases(stored: Stored, rows: slice) -> Iterator[QTensor]:
+def _biases(stored: StoredTensor, rows: slice) -> Iterator[QTensor]:
     tensor = stored.tensor()
     yield QTensor(np.ascontiguousarray(tensor.blocks[:, rows]), tensor.format)
 
 
-def _plain(stored: Stored, rows: slice) -> Iterator[QTensor]:
+def _plain(stored: StoredTensor, rows: slice) -> Iterator[QTensor]:
     tensor = stored.tensor()
     for expert in tensor.blocks:
         yield QTensor(np.ascontiguousarray(expert.T[rows]), tensor.format)
 
 
-def _codes(blocks: Stored, scales: Stored, rows: slice) -> Iterator[QTensor]:
+def _codes(blocks: StoredTensor, scales: StoredTensor, rows: slice) -> Iterator[QTensor]:
     """Yield the MXFP4 blocks of each expert, with codes i and i + 16 in one byte as in GGUF."""
     for every, exponents in zip(blocks.raw(), scales.raw(), strict=True):
         pairs, e = every[rows], exponents[rows]

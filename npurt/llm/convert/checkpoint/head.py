@@ -11,8 +11,8 @@ import warnings
 import numpy as np
 
 from npurt.errors import ModelFormatError
-from npurt.llm.convert.checkpoint.safetensors import AGAIN, Stored
-from npurt.llm.convert.checkpoint.settings import Settings
+from npurt.llm.convert.checkpoint.safetensors import AGAIN, StoredTensor
+from npurt.llm.convert.checkpoint.settings import CheckpointSettings
 from npurt.quant.tensor import QTensor
 
 HEAD = "lm_head.weight"
@@ -20,7 +20,9 @@ EMBEDDING = "model.embed_tokens.weight"
 STEP = 1 << 22  # elements compared at a time
 
 
-def with_head(settings: Settings, stored: dict[str, Stored]) -> dict[str, Stored]:
+def with_head(
+    settings: CheckpointSettings, stored: dict[str, StoredTensor]
+) -> dict[str, StoredTensor]:
     """Return *stored* with the embedding, and with the output matrix if it is another matrix.
 
     Warn if config.json says that the matrices are tied, but they differ.
@@ -51,7 +53,7 @@ def with_head(settings: Settings, stored: dict[str, Stored]) -> dict[str, Stored
     return found
 
 
-def _equal(one: Stored, other: Stored) -> bool:
+def _equal(one: StoredTensor, other: StoredTensor) -> bool:
     """Return whether two tensors have the same shape and values; their types may differ."""
     if one.shape != other.shape:
         return False

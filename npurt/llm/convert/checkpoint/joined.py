@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping
 
 from npurt.errors import ModelFormatError
 from npurt.graph.sizes import SIZES
-from npurt.llm.convert.checkpoint.safetensors import AGAIN, Stored
+from npurt.llm.convert.checkpoint.safetensors import AGAIN, StoredTensor
 
 EXPERTS = re.compile(r"(.+\.mlp\.experts)\.(gate_up|down)_proj(?:\.weight)?", re.ASCII)
 JOINED = ".linear_attn.in_proj_qkvz.weight"
 
 
-def split_joined(stored: Mapping[str, Stored]) -> Iterator[tuple[str, Stored]]:
+def split_joined(stored: Mapping[str, StoredTensor]) -> Iterator[tuple[str, StoredTensor]]:
     """Yield each tensor with its name, and each joined tensor as its parts with their names.
 
     Both parts of a `JOINED` tensor are the whole tensor; `delta_nets.grouped_heads` selects their
@@ -35,7 +35,7 @@ def split_joined(stored: Mapping[str, Stored]) -> Iterator[tuple[str, Stored]]:
             yield name, each
 
 
-def _experts(stem: str, parts: list[str], each: Stored) -> Iterator[tuple[str, Stored]]:
+def _experts(stem: str, parts: list[str], each: StoredTensor) -> Iterator[tuple[str, StoredTensor]]:
     if len(each.shape) != 3 or 0 in each.shape or each.shape[1] % len(parts):
         raise ModelFormatError(f"{each.name} has shape {each.shape}", remedy=AGAIN)
     count, rows, columns = each.shape
@@ -48,4 +48,4 @@ def _experts(stem: str, parts: list[str], each: Stored) -> Iterator[tuple[str, S
         expert, part = divmod(i, len(parts))
         name = f"{stem}.{expert}.{parts[part]}_proj.weight"
         shape, data = (rows // len(parts), columns), each.data[i * size : (i + 1) * size]
-        yield name, Stored(name, each.dtype, shape, data, each.file)
+        yield name, StoredTensor(name, each.dtype, shape, data, each.file)

@@ -13,14 +13,14 @@ import numpy.typing as npt
 from npurt.errors import ModelFormatError
 from npurt.llm.convert.checkpoint.encoders import encoder_keys
 from npurt.llm.convert.checkpoint.families import Family, Keys
-from npurt.llm.convert.checkpoint.settings import Settings, bad
+from npurt.llm.convert.checkpoint.settings import CheckpointSettings, bad
 
 # Models whose sliding-window layers have separate rotary settings, which `families` converts.
 LOCAL = ("gemma3_text",)
 LARGEST = 1e30  # maximum of a number in rotary settings; float32 can represent it
 
 
-def keys_of(family: Family, settings: Settings) -> Keys:
+def keys_of(family: Family, settings: CheckpointSettings) -> Keys:
     """Return the metadata keys of the model, prefixed by the architecture.
 
     Raises:
@@ -59,7 +59,7 @@ def _prefixed(family: Family, keys: Keys) -> Keys:
     return {f"{family.arch}.{key}": value for key, value in keys.items()}
 
 
-def _refuse_window(settings: Settings) -> None:
+def _refuse_window(settings: CheckpointSettings) -> None:
     """Raise an error if the attention window is shorter than the context.
 
     GGUF has no attention window for the architecture llama.
@@ -73,7 +73,7 @@ def _refuse_window(settings: Settings) -> None:
         )
 
 
-def rope_of(settings: Settings) -> dict[str, Any]:
+def rope_of(settings: CheckpointSettings) -> dict[str, Any]:
     """Return the rotary settings in the form of transformers 5; convert older forms.
 
     Raises:
@@ -94,7 +94,7 @@ def rope_of(settings: Settings) -> dict[str, Any]:
     return found | kept | rope
 
 
-def _one_for_all_layers(settings: Settings, name: str) -> dict[str, Any]:
+def _one_for_all_layers(settings: CheckpointSettings, name: str) -> dict[str, Any]:
     """Return the rotary settings object *name* without its nulls, or {} if it is missing.
 
     Raises:
@@ -116,7 +116,7 @@ def _one_for_all_layers(settings: Settings, name: str) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def _rope_keys(settings: Settings, head: int, family: Family) -> Keys:
+def _rope_keys(settings: CheckpointSettings, head: int, family: Family) -> Keys:
     rope = rope_of(settings)
     keys: Keys = {
         "rope.freq_base": _real(rope, "rope_theta"),
@@ -156,7 +156,7 @@ def _rope_keys(settings: Settings, head: int, family: Family) -> Keys:
     return keys
 
 
-def rope_tables(settings: Settings) -> dict[str, npt.NDArray[np.float32]]:
+def rope_tables(settings: CheckpointSettings) -> dict[str, npt.NDArray[np.float32]]:
     """Return the divisors of the rotary frequencies for Llama 3's scaling and longrope, by name."""
     rope = rope_of(settings)
     head = settings.head_width

@@ -7,7 +7,7 @@ from pathlib import Path
 from npurt.base import file_kinds
 from npurt.errors import ModelFormatError
 from npurt.llm.convert.checkpoint.encoders import renamed
-from npurt.llm.convert.checkpoint.safetensors import Stored, add
+from npurt.llm.convert.checkpoint.safetensors import StoredTensor, add
 
 # Prefixes of all names if a model is saved within torch.compile, DistributedDataParallel or peft.
 WRAPPERS = ("_orig_mod.", "module.", "base_model.model.")
@@ -27,7 +27,9 @@ PARTS_OF_ADAPTERS = (
 )
 
 
-def text_model(stored: Mapping[str, Stored], folder: Path, *, encoder: bool) -> dict[str, Stored]:
+def text_model(
+    stored: Mapping[str, StoredTensor], folder: Path, *, encoder: bool
+) -> dict[str, StoredTensor]:
     """Return the tensors of the text model by their names in a text-only model.
 
     Warn if the checkpoint has parts for images, which are left out.
@@ -43,7 +45,7 @@ def text_model(stored: Mapping[str, Stored], folder: Path, *, encoder: bool) -> 
             f"the checkpoint has a LoRA adapter that is not merged into the weights: {adapter}",
             remedy=file_kinds.ADAPTER,
         )
-    found: dict[str, Stored] = {}
+    found: dict[str, StoredTensor] = {}
     others = False
     for name, each in stored.items():
         plain = _without(name, WRAPPERS)

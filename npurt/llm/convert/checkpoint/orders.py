@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from npurt.llm.convert.checkpoint.settings import Settings
+from npurt.llm.convert.checkpoint.settings import CheckpointSettings
 
 Indices = npt.NDArray[np.intp]
 
@@ -29,13 +29,13 @@ class Order:
 Orders = Mapping[str, Order]  # name in a block of GGUF -> the order of its rows or columns
 
 
-def unchanged(settings: Settings) -> Orders:
+def unchanged(settings: CheckpointSettings) -> Orders:
     """Return no orders, for models whose GGUF tensors have the order of the checkpoint."""
     del settings
     return {}
 
 
-def permuted(settings: Settings) -> Orders:
+def permuted(settings: CheckpointSettings) -> Orders:
     """Return the orders of q and k that turn rotary halves into adjacent pairs."""
     width = settings.head_width
     return {

@@ -41,7 +41,7 @@ AGAIN = "download the whole folder again"
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredTensor:
     """A tensor of a checkpoint: its bytes in the mapped file."""
 
     name: str
@@ -81,14 +81,14 @@ class Stored:
         return np.frombuffer(self.data, np.uint8).reshape(self.shape)
 
 
-def read(folder: Path) -> dict[str, Stored]:
+def read(folder: Path) -> dict[str, StoredTensor]:
     """Return the tensors of all files of a checkpoint, by name.
 
     Raises:
         ModelFormatError: A file is missing or damaged, or two files have different tensors of one
             name.
     """
-    found: dict[str, Stored] = {}
+    found: dict[str, StoredTensor] = {}
     for path in files(folder):
         for stored in _tensors(path):
             add(found, stored.name, stored)
@@ -97,7 +97,7 @@ def read(folder: Path) -> dict[str, Stored]:
     return found
 
 
-def add(found: dict[str, Stored], name: str, each: Stored) -> None:
+def add(found: dict[str, StoredTensor], name: str, each: StoredTensor) -> None:
     """Add a tensor to *found*, unless it is there with the same content.
 
     Raises:
@@ -112,7 +112,7 @@ def add(found: dict[str, Stored], name: str, each: Stored) -> None:
         )
 
 
-def _identical(one: Stored, other: Stored) -> bool:
+def _identical(one: StoredTensor, other: StoredTensor) -> bool:
     return (one.dtype, one.shape) == (other.dtype, other.shape) and np.array_equal(
         np.frombuffer(one.data, np.uint8), np.frombuffer(other.data, np.uint8)
     )
@@ -172,7 +172,7 @@ def _without_index(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _tensors(path: Path) -> list[Stored]:
+def _tensors(path: Path) -> list[StoredTensor]:
     try:
         with opened(path) as file:
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
@@ -212,7 +212,7 @@ def _require_contiguous(path: Path, entries: dict[str, Any], size: int) -> None:
         raise _bad(path, f"the tensors end at {end}, but the data at {size}")
 
 
-def _stored(path: Path, name: str, entry: dict[str, Any], data: memoryview) -> Stored:
+def _stored(path: Path, name: str, entry: dict[str, Any], data: memoryview) -> StoredTensor:
     dtype, shape = f"{entry['dtype']:.20}", tuple(entry["shape"])
     start, stop = entry["data_offsets"]
     if len(name) > MAX_NAME or len(shape) > MAX_AXES:
@@ -226,7 +226,7 @@ def _stored(path: Path, name: str, entry: dict[str, Any], data: memoryview) -> S
         nbytes = math.prod(shape) * size
         if nbytes != stop - start:
             raise _bad(path, f"{name} of shape {shape} takes {nbytes} bytes, not {stop - start}")
-    return Stored(name, dtype, shape, data[start:stop], path.name)
+    return StoredTensor(name, dtype, shape, data[start:stop], path.name)
 
 
 def _bad(path: Path, what: str) -> ModelFormatError:

@@ -108,7 +108,7 @@ def meaning(name: str) -> Iterator[None]:
         raise bad(f"{name} has a missing or wrong value ({e!r:.80})") from e
 
 
-class Settings:
+class CheckpointSettings:
     """The settings in config.json; for a model of several parts, those of the text model.
 
     Raises:
@@ -121,7 +121,7 @@ class Settings:
         self.layers = self.integer("num_hidden_layers", maximum=MAX_LAYERS)
 
     @classmethod
-    def read(cls, folder: Path) -> "Settings":
+    def read(cls, folder: Path) -> "CheckpointSettings":
         """Read the config.json of *folder*; raise ModelFormatError if it is missing or damaged."""
         path = folder / "config.json"
         if not path.exists():

@@ -15,17 +15,17 @@ import numpy as np
 from npurt.errors import ModelFormatError
 from npurt.llm.convert.checkpoint.families import Keys
 from npurt.llm.convert.checkpoint.settings import bad, meaning, read_json
-from npurt.llm.convert.tokenizer.sentencepiece import OTHER, Pieces, read_model
+from npurt.llm.convert.tokenizer.sentencepiece import OTHER, SentencePieces, read_model
 from npurt.llm.convert.tokenizer.steps import SPECIAL, parts, require_rows
 from npurt.llm.text.detokenize import SPACE
 from npurt.llm.text.tokenizer import MAX_PIECE
-from npurt.llm.text.vocabulary import MAX_TOKENS, SENTENCEPIECE, Kind
+from npurt.llm.text.vocabulary import MAX_TOKENS, SENTENCEPIECE, TokenType
 
 MODEL = "tokenizer.model"
 ADDED, PADDING = -1000.0, -10000.0  # scores of added tokens and of rows without a token
 
 
-def pieces_of(folder: Path, described: dict[str, Any]) -> Pieces:
+def pieces_of(folder: Path, described: dict[str, Any]) -> SentencePieces:
     """Return the pieces of the tokenizer in *folder*, including added tokens.
 
     Args:
@@ -45,7 +45,7 @@ def pieces_of(folder: Path, described: dict[str, Any]) -> Pieces:
     return found
 
 
-def keys_of_pieces(found: Pieces, rows: int) -> tuple[list[str], Keys]:
+def keys_of_pieces(found: SentencePieces, rows: int) -> tuple[list[str], Keys]:
     """Return the tokens of the embedding's *rows*, and the metadata keys that hold them."""
     require_rows(len(found.texts) - 1, rows)
     texts = [text or f"[PAD{i}]" for i, text in enumerate(found.texts)]
@@ -56,7 +56,7 @@ def keys_of_pieces(found: Pieces, rows: int) -> tuple[list[str], Keys]:
         "pre": "default",
         "tokens": texts,
         "scores": np.array(found.scores + [PADDING] * missing, np.float32),
-        "token_type": np.array(found.kinds + [Kind.UNUSED] * missing, np.int32),
+        "token_type": np.array(found.kinds + [TokenType.UNUSED] * missing, np.int32),
         "add_space_prefix": found.space_before,
     }
 
@@ -72,28 +72,28 @@ def _added(folder: Path, described: dict[str, Any]) -> Iterator[tuple[int, str, 
         yield token["id"], token["content"], bool(token.get("special"))
 
 
-def _put(found: Pieces, i: int, text: str, *, special: bool) -> None:
+def _put(found: SentencePieces, i: int, text: str, *, special: bool) -> None:
     """Set the text of token *i* to *text*, and its kind by *special*."""
     if type(i) is not int or not isinstance(text, str) or not 0 <= i < MAX_TOKENS:
         raise ValueError(f"the added token {text!r:.40} has the id {i!r:.40}")
     while len(found.texts) <= i:
         found.texts.append("")
         found.scores.append(PADDING)
-        found.kinds.append(Kind.UNUSED)
+        found.kinds.append(TokenType.UNUSED)
     if special or SPECIAL.fullmatch(text):
-        kind = Kind.UNKNOWN if found.kinds[i] == Kind.UNKNOWN else Kind.CONTROL
+        kind = TokenType.UNKNOWN if found.kinds[i] == TokenType.UNKNOWN else TokenType.CONTROL
     else:
-        kind, text = Kind.USER_DEFINED, text.replace(SPACE, " ")  # matched in unescaped text
+        kind, text = TokenType.USER_DEFINED, text.replace(SPACE, " ")  # matched in unescaped text
     found.texts[i], found.scores[i], found.kinds[i] = text, ADDED, int(kind)
 
 
 # --- tokenizer.json -------------------------------------------------------------------------------
 
 
-def _listed(described: dict[str, Any]) -> Pieces:
+def _listed(described: dict[str, Any]) -> SentencePieces:
     """Return the pieces of tokenizer.json, with scores that follow from the order of merges."""
     model = described["model"]
-    found = Pieces(space_before=_space_before(described))
+    found = SentencePieces(space_before=_space_before(described))
     texts = {i: text for text, i in model["vocab"].items()}
     if set(texts) != set(range(len(texts))) or not all(isinstance(t, str) for t in texts.values()):
         raise bad("tokenizer.json: the ids of the tokens are not 0, 1, 2 and so on")
@@ -106,7 +106,13 @@ def _listed(described: dict[str, Any]) -> Pieces:
         found.texts.append(text)
         found.scores.append(-float(ranks.get(text, len(ranks))))
         is_byte = len(text) == 6 and text.startswith("<0x") and text.endswith(">")
-        kind = Kind.UNKNOWN if text == unknown else Kind.BYTE if is_byte else Kind.NORMAL
+        kind = (
+            TokenType.UNKNOWN
+            if text == unknown
+            else TokenType.BYTE
+            if is_byte
+            else TokenType.NORMAL
+        )
         found.kinds.append(int(kind))
     found.ids = {"unk": model["vocab"][unknown]} if unknown in model["vocab"] else {}
     _require_scored(found, model, {token["content"] for token in described["added_tokens"] or []})
@@ -138,14 +144,14 @@ def _ranks(model: dict[str, Any]) -> dict[str, int]:
     return ranks
 
 
-def _require_scored(found: Pieces, model: dict[str, Any], added: set[str]) -> None:
+def _require_scored(found: SentencePieces, model: dict[str, Any], added: set[str]) -> None:
     """Raise an error if scores cannot express the merges.
 
     With scores, any two pieces merge if their concatenation is a piece.
     """
     given, texts = set(_pairs(model)), {*found.texts}
     for text, kind in zip(found.texts, found.kinds, strict=True):
-        if kind != Kind.NORMAL or text in added:
+        if kind != TokenType.NORMAL or text in added:
             continue
         for cut in range(1, len(text)):
             pair = text[:cut], text[cut:]

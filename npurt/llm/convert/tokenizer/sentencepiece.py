@@ -14,7 +14,7 @@ from pathlib import Path
 
 from npurt.errors import ModelFormatError
 from npurt.llm.convert.checkpoint.settings import bad, content_of
-from npurt.llm.text.vocabulary import MAX_TEXT, MAX_TOKENS, Kind
+from npurt.llm.text.vocabulary import MAX_TEXT, MAX_TOKENS, TokenType
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types
 SIZES = {FIXED64: 8, FIXED32: 4}
@@ -30,11 +30,11 @@ Value = int | memoryview
 
 
 @dataclass(slots=True)
-class Pieces:
+class SentencePieces:
     """A vocabulary in which scores determine the merges.
 
     Attributes:
-        kinds: The `Kind` of each piece, with the numbers of SentencePiece.
+        kinds: The `TokenType` of each piece, with the numbers of SentencePiece.
         ids: Role (unk, bos, eos or pad) -> id of the piece.
         space_before: The tokenizer prepends a space to the text.
     """
@@ -46,7 +46,7 @@ class Pieces:
     space_before: bool = True
 
 
-def read_model(path: Path) -> Pieces:
+def read_model(path: Path) -> SentencePieces:
     """Return the pieces of a tokenizer.model.
 
     Raises:
@@ -61,8 +61,8 @@ def read_model(path: Path) -> Pieces:
         raise bad(f"{path.name} is no SentencePiece model: {error}") from error
 
 
-def _model(data: memoryview) -> Pieces:
-    found = Pieces(ids=dict(DEFAULT_IDS))
+def _model(data: memoryview) -> SentencePieces:
+    found = SentencePieces(ids=dict(DEFAULT_IDS))
     kind, nbytes = 1, 0  # type 1, unigram, is the default
     for number, value in _fields(data):
         if number == PIECES:
@@ -88,9 +88,9 @@ def _model(data: memoryview) -> Pieces:
     return found
 
 
-def _add(found: Pieces, data: memoryview) -> int:
+def _add(found: SentencePieces, data: memoryview) -> int:
     """Add a piece to *found*, and return its length in bytes."""
-    text, score, kind = b"", 0.0, int(Kind.NORMAL)
+    text, score, kind = b"", 0.0, int(TokenType.NORMAL)
     for number, value in _fields(data):
         if number == PIECE_TEXT:
             text = bytes(_message(value))
@@ -98,7 +98,7 @@ def _add(found: Pieces, data: memoryview) -> int:
             [score] = struct.unpack("<f", _message(value))
         elif number == PIECE_TYPE:
             kind = _integer(value)
-    if kind not in list(Kind)[1:] or not math.isfinite(score):
+    if kind not in list(TokenType)[1:] or not math.isfinite(score):
         raise ValueError(f"piece {len(found.texts)} has type {kind} and score {score}")
     found.texts.append(text.decode())
     found.scores.append(score)
@@ -106,7 +106,7 @@ def _add(found: Pieces, data: memoryview) -> int:
     return len(text)
 
 
-def _normalizer(found: Pieces, data: memoryview) -> None:
+def _normalizer(found: SentencePieces, data: memoryview) -> None:
     for number, value in _fields(data):
         if number == CHARACTERS and len(_message(value)):
             raise ModelFormatError(

@@ -8,7 +8,7 @@ from typing import Any
 
 from npurt.errors import ModelFormatError
 from npurt.llm.convert.checkpoint.settings import bad
-from npurt.llm.text.vocabulary import MAX_TOKENS, Kind
+from npurt.llm.text.vocabulary import MAX_TOKENS, TokenType
 
 # Tokens that are always markup, even without the flag `special`; Gemma has <unused0> and so on.
 SPECIAL = re.compile(r"<\|.*\|>|<｜.*｜>|<pad>|<mask>|<2mass>|\[@BOS@\]|<unused\d+>")
@@ -48,14 +48,17 @@ def tokens_of(
     Raises:
         ModelFormatError: An id is negative or at least *rows*, or a token is no string.
     """
-    texts = {i: (text, Kind.NORMAL) for text, i in vocab.items()}
+    texts = {i: (text, TokenType.NORMAL) for text, i in vocab.items()}
     for token in added:
         markup = token.get("special") or SPECIAL.fullmatch(token["content"])
-        texts[token["id"]] = token["content"], Kind.CONTROL if markup else Kind.USER_DEFINED
+        texts[token["id"]] = (
+            token["content"],
+            TokenType.CONTROL if markup else TokenType.USER_DEFINED,
+        )
     require_rows(max(texts, default=-1), rows)
     if not texts or min(texts) < 0:
         raise bad("tokenizer.json has no tokens, or a token with a negative id")
-    found = [texts.get(i, (f"[PAD{i}]", Kind.UNUSED)) for i in range(rows)]
+    found = [texts.get(i, (f"[PAD{i}]", TokenType.UNUSED)) for i in range(rows)]
     if not all(isinstance(text, str) for text, _ in found):
         raise bad("tokenizer.json: a token is no string")
     return [text for text, _ in found], [int(kind) for _, kind in found]

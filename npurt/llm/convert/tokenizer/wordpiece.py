@@ -14,7 +14,7 @@ from npurt.llm.convert.checkpoint.families import Keys
 from npurt.llm.convert.tokenizer.sentencepiece import OTHER
 from npurt.llm.convert.tokenizer.steps import parts, tokens_of
 from npurt.llm.text.detokenize import SPACE
-from npurt.llm.text.vocabulary import WORDPIECE, Kind
+from npurt.llm.text.vocabulary import WORDPIECE, TokenType
 
 # Role in the GGUF key -> token.  GGUF spells "seperator".
 ROLES = {"unknown": "[UNK]", "bos": "[CLS]", "eos": "[SEP]", "seperator": "[SEP]",
@@ -53,7 +53,7 @@ def keys_of_words(described: dict[str, Any], rows: int) -> Keys:
 
 
 def _stored(text: str, kind: int) -> str:
-    if kind != Kind.NORMAL:
+    if kind != TokenType.NORMAL:
         return text
     return text[2:] if text.startswith("##") else SPACE + text
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from npurt.llm.decode.calls import strict
 from npurt.llm.decode.calls.format import (
-    Call,
-    Format,
+    CallFormat,
+    FunctionCall,
     Growth,
     Progress,
     Schemas,
@@ -38,8 +38,8 @@ VALUE_END = re.compile(r"\n?</parameter>")
 DEPTH = 4  # levels of nested schemas that are searched for types
 
 
-class Coder(Format):
-    """The format of Qwen3-Coder; see `Format`."""
+class Coder(CallFormat):
+    """The format of Qwen3-Coder; see `CallFormat`."""
 
     start = "<tool_call>"
     end = "</tool_call>"
@@ -54,12 +54,12 @@ class Coder(Format):
         return found.end() if found else -1
 
     def growth(self, text: str, at: int) -> Growth | None:
-        """Return the growth of the next call; see `Format`."""
+        """Return the growth of the next call; see `CallFormat`."""
         found = FUNCTION.match(text, at)
         return CoderGrowth(found[1].strip(), found.end()) if found else None
 
     def rules(self, functions: Functions, markers: Markers) -> str:
-        """Return the Lark rules of an answer; see `Format`."""
+        """Return the Lark rules of an answer; see `CallFormat`."""
         calls = [
             f"{strict.quoted(f'<function={name}>')} SPACE {_parameters(schema)}"
             for name, schema in functions.items()
@@ -71,7 +71,7 @@ class Coder(Format):
             'up_to_end[lazy]: TEXT "</parameter>"\n'
         )
 
-    def parse(self, body: str, schemas: Schemas) -> Sequence[Call]:
+    def parse(self, body: str, schemas: Schemas) -> Sequence[FunctionCall]:
         """Return the calls in *body*."""
         calls, at = [], 0
         while match := FUNCTION.match(body, at):
@@ -162,7 +162,7 @@ def _another_tag(text: str) -> bool | None:
     return None if any(tag.startswith(rest) for tag in tags) else False
 
 
-def _call(name: str, body: str, at: int, schemas: Schemas) -> tuple[Call, int]:
+def _call(name: str, body: str, at: int, schemas: Schemas) -> tuple[FunctionCall, int]:
     """Return the call of *name* whose parameters begin at index *at*, and the index of its end."""
     properties = schemas.get(name, {}).get("properties")
     properties = properties if isinstance(properties, Mapping) else {}
@@ -174,7 +174,7 @@ def _call(name: str, body: str, at: int, schemas: Schemas) -> tuple[Call, int]:
     end = FUNCTION_END.match(body, at)
     if end is None:
         raise ValueError("something that is no parameter")
-    return Call(name, written(arguments)), end.end()
+    return FunctionCall(name, written(arguments)), end.end()
 
 
 def _parameters(schema: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from npurt.llm.decode.calls.strict import Functions, Markers
 
 
 @dataclass(slots=True)
-class Call:
+class FunctionCall:
     """A function call: the function's name, and the arguments as a JSON object in a string.
 
     The arguments of a call that the end of the completion cut off are the beginning of JSON.
@@ -35,10 +35,10 @@ class CallPart:
     arguments: str
 
 
-def add_part(calls: list[Call], part: CallPart) -> None:
+def add_part(calls: list[FunctionCall], part: CallPart) -> None:
     """Add *part* to *calls*, the list of a completion's calls so far."""
     if part.number == len(calls):
-        calls.append(Call(part.name, part.arguments))
+        calls.append(FunctionCall(part.name, part.arguments))
     else:
         calls[part.number].arguments += part.arguments
 
@@ -47,7 +47,7 @@ Progress = Literal["more", "end", "broken"]
 Schemas = Mapping[str, Mapping[str, Any]]  # schema of each function's parameters by its name
 
 
-class Format(Protocol):
+class CallFormat(Protocol):
     """A format in which a model writes calls.
 
     Attributes:
@@ -87,7 +87,7 @@ class Format(Protocol):
         """
         return "answer: TEXT\n"
 
-    def parse(self, body: str, schemas: Schemas) -> Sequence[Call]:
+    def parse(self, body: str, schemas: Schemas) -> Sequence[FunctionCall]:
         """Return the calls in *body*, the text between start and end.
 
         Raises:
@@ -118,7 +118,7 @@ class Growth(Protocol):
         """
 
 
-def call_of(value: Any, *names: str) -> Call:
+def call_of(value: Any, *names: str) -> FunctionCall:
     """Return the call in *value*, an object with a name, and arguments under one of *names*.
 
     Raises:
@@ -132,7 +132,7 @@ def call_of(value: Any, *names: str) -> Call:
         arguments = json.loads(arguments or "{}")
     if not isinstance(arguments, dict):
         raise ValueError("arguments that are no object")
-    return Call(without_surrogates(value["name"]), written(arguments))
+    return FunctionCall(without_surrogates(value["name"]), written(arguments))
 
 
 def written(arguments: Mapping[str, Any]) -> str:
@@ -172,7 +172,7 @@ def objects(text: str, separators: str = "") -> list[Any]:
     return found
 
 
-def parsed_arguments(call: Call) -> dict[str, Any] | None:
+def parsed_arguments(call: FunctionCall) -> dict[str, Any] | None:
     """Return the arguments of *call* as an object; None if the call was cut off."""
     try:
         found: dict[str, Any] = json.loads(call.arguments or "{}")

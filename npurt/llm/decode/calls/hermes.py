@@ -8,7 +8,14 @@ import re
 from collections.abc import Sequence
 
 from npurt.llm.decode.calls import strict
-from npurt.llm.decode.calls.format import Call, Format, Growth, Schemas, call_of, objects
+from npurt.llm.decode.calls.format import (
+    CallFormat,
+    FunctionCall,
+    Growth,
+    Schemas,
+    call_of,
+    objects,
+)
 from npurt.llm.decode.calls.growing import json_growth
 from npurt.llm.decode.calls.strict import Functions, Markers
 
@@ -17,8 +24,8 @@ STRING = r'"(?:[^"\\\x00-\x1f]|\\[^\x00-\x1f])*+\\?(?:["\x00-\x1f]|\Z)'
 BEFORE_END = re.compile(rf'(?:[^"<]++|{STRING}|<(?!/tool_call>))*+')
 
 
-class Hermes(Format):
-    """The format of Hermes; see `Format`."""
+class Hermes(CallFormat):
+    """The format of Hermes; see `CallFormat`."""
 
     start = "<tool_call>"
     end = "</tool_call>"
@@ -32,17 +39,17 @@ class Hermes(Format):
         return found.end() if found.end() < len(text) else -1
 
     def growth(self, text: str, at: int) -> Growth | None:
-        """Return the growth of the next call; see `Format`."""
+        """Return the growth of the next call; see `CallFormat`."""
         return json_growth(text, at)
 
     def rules(self, functions: Functions, markers: Markers) -> str:
-        """Return the Lark rules of an answer; see `Format`."""
+        """Return the Lark rules of an answer; see `CallFormat`."""
         return (
             "answer: call* TEXT\n"
             f"call: begin SPACE object SPACE {markers.one(self.end)}\n"
             f"{markers.up_to('begin', self.start)}{strict.objects(functions, 'arguments')}"
         )
 
-    def parse(self, body: str, schemas: Schemas) -> Sequence[Call]:
+    def parse(self, body: str, schemas: Schemas) -> Sequence[FunctionCall]:
         """Return the calls in *body*."""
         return [call_of(value, "arguments", "parameters") for value in objects(body)]

@@ -12,13 +12,21 @@ from typing import Any
 
 from npurt.errors import GrammarError
 from npurt.llm.decode.calls import strict
-from npurt.llm.decode.calls.format import Call, Format, Growth, Schemas, call_of, objects, written
+from npurt.llm.decode.calls.format import (
+    CallFormat,
+    FunctionCall,
+    Growth,
+    Schemas,
+    call_of,
+    objects,
+    written,
+)
 from npurt.llm.decode.calls.growing import json_growth
 from npurt.llm.decode.calls.strict import Functions, Markers
 
 
-class Llama3(Format):
-    """Llama 3's format of calls in JSON; see `Format`."""
+class Llama3(CallFormat):
+    """Llama 3's format of calls in JSON; see `CallFormat`."""
 
     start = "<|python_tag|>"
     end = ""
@@ -26,11 +34,11 @@ class Llama3(Format):
     markup: tuple[str, ...] = ("<|python_tag|>",)
 
     def growth(self, text: str, at: int) -> Growth | None:
-        """Return the growth of the next call; see `Format`."""
+        """Return the growth of the next call; see `CallFormat`."""
         return json_growth(text, at)
 
     def rules(self, functions: Functions, markers: Markers) -> str:
-        """Return the Lark rules of an answer; see `Format`.
+        """Return the Lark rules of an answer; see `CallFormat`.
 
         An object that begins with a function's name must be a call of this function.
         """
@@ -46,14 +54,14 @@ class Llama3(Format):
             f"{strict.objects(functions, 'parameters')}"
         )
 
-    def parse(self, body: str, schemas: Schemas) -> Sequence[Call]:
+    def parse(self, body: str, schemas: Schemas) -> Sequence[FunctionCall]:
         """Return the calls in *body*, if *schemas* has all their functions."""
         calls = [call_of(value, "parameters", "arguments") for value in objects(body, ";")]
         return _known(calls, schemas)
 
 
-class Pythonic(Format):
-    """Llama 3's format of calls in Python's syntax; see `Format`."""
+class Pythonic(CallFormat):
+    """Llama 3's format of calls in Python's syntax; see `CallFormat`."""
 
     start = "<|python_tag|>"
     end = ""
@@ -78,7 +86,7 @@ class Pythonic(Format):
             + strict.either("parameters", [f'SPACE p{i} SPACE ")"' for i in range(len(names))])
         )
 
-    def parse(self, body: str, schemas: Schemas) -> Sequence[Call]:
+    def parse(self, body: str, schemas: Schemas) -> Sequence[FunctionCall]:
         """Return the calls in *body*, if *schemas* has all their functions."""
         try:
             with warnings.catch_warnings():  # ignore warnings about backslashes in strings
@@ -119,7 +127,7 @@ def _keywords(rule: str, schema: Mapping[str, Any]) -> str:
     return "".join(lines)
 
 
-def _python_call(node: ast.expr) -> Call:
+def _python_call(node: ast.expr) -> FunctionCall:
     if not isinstance(node, ast.Call) or node.args:
         raise ValueError("no call with names of arguments")
     arguments = {
@@ -127,7 +135,7 @@ def _python_call(node: ast.expr) -> Call:
     }
     if any(each.arg is None for each in node.keywords):
         raise ValueError("arguments without names")
-    return Call(ast.unparse(node.func), written(arguments))
+    return FunctionCall(ast.unparse(node.func), written(arguments))
 
 
 class _JsonNames(ast.NodeTransformer):
@@ -139,7 +147,7 @@ class _JsonNames(ast.NodeTransformer):
         return ast.Constant(values[node.id]) if node.id in values else node
 
 
-def _known(calls: Sequence[Call], schemas: Schemas) -> Sequence[Call]:
+def _known(calls: Sequence[FunctionCall], schemas: Schemas) -> Sequence[FunctionCall]:
     """Return *calls*.
 
     Raises:

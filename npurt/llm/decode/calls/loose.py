@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-from npurt.llm.decode.calls.format import Call, Schemas, call_of
+from npurt.llm.decode.calls.format import FunctionCall, Schemas, call_of
 
 TAGS = (
     "tools", "tool", "tool_call", "tool_calls", "function", "function_call", "functions", "json",
@@ -108,7 +108,7 @@ def _head(text: str, at: int, schemas: Schemas) -> Look:
     return Look.YES if name[1] in schemas else Look.NO
 
 
-def calls_of(value: Any, schemas: Schemas) -> list[Call]:
+def calls_of(value: Any, schemas: Schemas) -> list[FunctionCall]:
     """Return the calls in *value*, a call or a list of calls.
 
     Raises:
@@ -135,7 +135,7 @@ def calls_of(value: Any, schemas: Schemas) -> list[Call]:
     return [call]
 
 
-def first(text: str, schemas: Schemas) -> list[Call]:
+def first(text: str, schemas: Schemas) -> list[FunctionCall]:
     """Return the calls in the JSON value *text*.
 
     Raises:

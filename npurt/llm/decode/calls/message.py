@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from npurt.llm.decode.calls.choose import format_of
-from npurt.llm.decode.calls.format import Call, CallPart, Schemas, add_part, new_call_id
+from npurt.llm.decode.calls.format import CallPart, FunctionCall, Schemas, add_part, new_call_id
 from npurt.llm.decode.calls.reading import BEGIN, END, Reader, Said, Thought
 
 
@@ -25,7 +25,7 @@ def message_of(
         thinks=BEGIN in template or END in template,
         within=END in text and BEGIN not in before_end,
     )  # fmt: skip
-    content, thought, calls = "", "", list[Call]()
+    content, thought, calls = "", "", list[FunctionCall]()
     for part in [*reader.push(text), *reader.finish(cut=cut)]:
         match part:
             case Said(said):
@@ -43,7 +43,7 @@ def message_of(
     return message
 
 
-def openai_call(call: Call | CallPart) -> dict[str, Any]:
+def openai_call(call: FunctionCall | CallPart) -> dict[str, Any]:
     """Return *call* in OpenAI's form, with a new id."""
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": new_call_id(), "type": "function", "function": function}

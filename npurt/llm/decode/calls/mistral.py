@@ -8,7 +8,14 @@ import re
 from collections.abc import Sequence
 
 from npurt.llm.decode.calls import strict
-from npurt.llm.decode.calls.format import Call, Format, Growth, Schemas, call_of, objects
+from npurt.llm.decode.calls.format import (
+    CallFormat,
+    FunctionCall,
+    Growth,
+    Schemas,
+    call_of,
+    objects,
+)
 from npurt.llm.decode.calls.growing import JsonGrowth, json_growth
 from npurt.llm.decode.calls.strict import Functions, Markers
 
@@ -18,8 +25,8 @@ NAMED = re.compile(
 )
 
 
-class Mistral(Format):
-    """Mistral's format of calls; see `Format`."""
+class Mistral(CallFormat):
+    """Mistral's format of calls; see `CallFormat`."""
 
     start = "[TOOL_CALLS]"
     end = ""
@@ -27,7 +34,7 @@ class Mistral(Format):
     markup: tuple[str, ...] = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
 
     def growth(self, text: str, at: int) -> Growth | None:
-        """Return the growth of the next call; see `Format`."""
+        """Return the growth of the next call; see `CallFormat`."""
         if listed := json_growth(text, at):
             return listed
         found = NAMED.match(text, at)
@@ -35,7 +42,7 @@ class Mistral(Format):
         return JsonGrowth(found[1], found.end()) if found and ready else None
 
     def rules(self, functions: Functions, markers: Markers) -> str:
-        """Return the Lark rules of an answer; see `Format`."""
+        """Return the Lark rules of an answer; see `CallFormat`."""
         calls = [
             f"{strict.quoted(name)} SPACE ({markers.one('[ARGS]')} SPACE)? arguments_{i}"
             for i, name in enumerate(functions)
@@ -48,7 +55,7 @@ class Mistral(Format):
             f"{strict.objects(functions, 'arguments')}"
         )
 
-    def parse(self, body: str, schemas: Schemas) -> Sequence[Call]:
+    def parse(self, body: str, schemas: Schemas) -> Sequence[FunctionCall]:
         """Return the calls in *body*."""
         if LISTED.match(body):
             calls = []

@@ -4,7 +4,14 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from npurt.llm.decode.calls.format import Call, CallPart, Format, Growth, Schemas, objects
+from npurt.llm.decode.calls.format import (
+    CallFormat,
+    CallPart,
+    FunctionCall,
+    Growth,
+    Schemas,
+    objects,
+)
 from npurt.llm.decode.calls.growing import json_growth
 from npurt.llm.decode.calls.loose import FENCED, TAG, TAGS, JsonEnd, Look, calls_of, first, look
 from npurt.llm.decode.stops import split_at_stop
@@ -64,7 +71,7 @@ class Reader:
 
     def __init__(
         self,
-        calls: Format | None,
+        calls: CallFormat | None,
         schemas: Schemas,
         *,
         thinks: bool = False,
@@ -350,7 +357,9 @@ class Reader:
         self.called += 1
         return CallPart(self.called - 1, name, "")
 
-    def _emitted(self, calls: Sequence[Call], after: int | None = None) -> Iterator[CallPart]:
+    def _emitted(
+        self, calls: Sequence[FunctionCall], after: int | None = None
+    ) -> Iterator[CallPart]:
         """Yield complete calls, without those that were yielded in pieces."""
         for call in calls[self._grown if after is None else after :]:
             yield CallPart(self.called, call.name, call.arguments)
@@ -403,7 +412,7 @@ class Reader:
             yield self._say(opening + self._held)
         self._ended("", "text")
 
-    def _parsed(self, body: str) -> Sequence[Call]:
+    def _parsed(self, body: str) -> Sequence[FunctionCall]:
         """Return the calls in *body*; () if *body* is not a valid call."""
         assert self._calls is not None
         try:

@@ -60,7 +60,7 @@ class Symbol:
 
 
 @dataclass(slots=True)
-class Rule:
+class GrammarRule:
     """A rule of the grammar, or a group in parentheses.
 
     Attributes:
@@ -120,10 +120,10 @@ class _Reader:
         self._text = text
         self._max_rules = max_rules
         self._numbers = {"root": 0}
-        self._rules = [Rule("root")]
+        self._rules = [GrammarRule("root")]
         self.tokens: dict[Token, int] = {}  # the tokens that the grammar names, with their numbers
 
-    def rules(self) -> list[Rule]:
+    def rules(self) -> list[GrammarRule]:
         """Return the list of rules and groups; a rule's number is its index."""
         parts = self._parts()
         for kind, part, at in parts:
@@ -151,9 +151,9 @@ class _Reader:
                 yield str(found.lastgroup), found[0], at
             at = found.end()
 
-    def _rule(self, name: str, parts: Iterator[tuple[str, str, int]]) -> Rule:
+    def _rule(self, name: str, parts: Iterator[tuple[str, str, int]]) -> GrammarRule:
         """Parse the alternatives of a rule up to the end of its last line."""
-        stack = [Rule(name, [[]])]
+        stack = [GrammarRule(name, [[]])]
         before = "|"  # the previous token; a line feed after "|" does not end the rule
         for kind, part, at in parts:
             top = stack[-1]
@@ -162,7 +162,7 @@ class _Reader:
                     break
                 continue
             if part == "(":
-                stack.append(Rule("", [[]]))
+                stack.append(GrammarRule("", [[]]))
             elif part == ")" and len(stack) > 1:
                 self._add_group(stack[-2], stack.pop(), at)
             elif part == "|":
@@ -197,22 +197,22 @@ class _Reader:
             if len(self._numbers) == self._max_rules:
                 raise _wrong(f"it has more than {self._max_rules} rules")
             self._numbers[name] = len(self._rules)
-            self._rules.append(Rule(name))
+            self._rules.append(GrammarRule(name))
         return self._numbers[name]
 
-    def _add_group(self, around: Rule, group: Rule, at: int) -> None:
+    def _add_group(self, around: GrammarRule, group: GrammarRule, at: int) -> None:
         if group.depth == MAX_DEPTH:
             raise self._wrong("it is nested too deeply", at)
         around.add(Symbol(len(self._rules)), group.depth + 1)
         self._rules.append(group)
 
-    def _repeat(self, rule: Rule, part: str, at: int) -> None:
+    def _repeat(self, rule: GrammarRule, part: str, at: int) -> None:
         """Set the repetitions of the last symbol of *rule* to *part*, such as ``{2,3}``."""
         option = rule.options[-1]
         if not option:
             raise self._wrong(f"nothing is before {part}", at)
         if (option[-1].minimum, option[-1].maximum) != (1, 1):
-            self._add_group(rule, Rule("", [[option.pop()]], rule.depth), at)
+            self._add_group(rule, GrammarRule("", [[option.pop()]], rule.depth), at)
         if part in TIMES:
             minimum, maximum = TIMES[part]
         else:
@@ -274,7 +274,7 @@ def _reached(needs: Sequence[Sequence[set[int]]]) -> set[int]:
     return reached
 
 
-def _has_token(rule: Rule) -> bool:
+def _has_token(rule: GrammarRule) -> bool:
     return any(str(symbol.what).startswith("<[") for option in rule.options for symbol in option)
 
 
@@ -282,14 +282,14 @@ def _numbers(symbols: Iterator[Symbol]) -> set[int]:
     return {symbol.what for symbol in symbols if isinstance(symbol.what, int)}
 
 
-def _options(rule: Rule, rules: Sequence[Rule], names: Sequence[str]) -> str:
+def _options(rule: GrammarRule, rules: Sequence[GrammarRule], names: Sequence[str]) -> str:
     return " | ".join(
         " ".join(_symbol(symbol, rules, names) for symbol in option) or '""'
         for option in rule.options
     )
 
 
-def _symbol(symbol: Symbol, rules: Sequence[Rule], names: Sequence[str]) -> str:
+def _symbol(symbol: Symbol, rules: Sequence[GrammarRule], names: Sequence[str]) -> str:
     what = symbol.what
     if isinstance(what, int):
         group = not rules[what].name

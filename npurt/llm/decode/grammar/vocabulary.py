@@ -48,11 +48,11 @@ class _Bytes:
 
 
 def _build(tokenizer: Tokenizer) -> Any:
-    vocabulary = Vocabulary(tokenizer)
+    vocabulary = GrammarVocabulary(tokenizer)
     return llguidance().LLTokenizer(vocabulary, eos_token=vocabulary.ends)
 
 
-class Vocabulary:
+class GrammarVocabulary:
     """A model's vocabulary, with the attributes that llguidance's `LLTokenizer` reads.
 
     Attributes:

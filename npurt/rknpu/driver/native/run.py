@@ -12,18 +12,18 @@ import numpy.typing as npt
 from npurt.device.device import F32
 from npurt.errors import NpurtError
 from npurt.rknpu.driver.native.host import I8, at, ffi, lib
-from npurt.rknpu.driver.uapi_drm import Request
+from npurt.rknpu.driver.uapi_drm import Ioctl
 
 U8 = npt.NDArray[np.uint8]
 
 INTERRUPTIONS = 1000  # attempts of a request that signals interrupt
 
 
-class Call(NamedTuple):
+class IoctlCall(NamedTuple):
     """A request with its struct."""
 
     fd: int
-    request: Request
+    request: Ioctl
     argument: Any  # pointer to the struct
     until: Any = None  # pointer to the deadline in the struct, or None
 
@@ -31,8 +31,8 @@ class Call(NamedTuple):
 class CoreQueue(NamedTuple):
     """The requests of one core: submit, then wait.  With rknpu, one queue serves all cores."""
 
-    starts: Sequence[Call]  # the last one submits
-    ends: Sequence[Call]
+    starts: Sequence[IoctlCall]  # the last one submits
+    ends: Sequence[IoctlCall]
     copy: U8 | None = None  # the core's own copy of x; None if it reads the first queue's x
 
 
@@ -83,7 +83,7 @@ def _stop(pool: Any, process: int) -> None:
         lib().npurt_rk_pool_stop(pool)
 
 
-class Run:
+class NativeRun:
     """A job for `npurt_rk_run`.  Without `bind`, inputs and results are only in the NPU's buffers.
 
     Args:

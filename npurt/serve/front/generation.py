@@ -10,18 +10,19 @@ from typing import Any, Protocol
 from npurt.llm.decode.calls.reading import Part
 from npurt.llm.decode.stops import split_at_stop
 from npurt.llm.text.tokenizer import Tokenizer
-from npurt.serve.engine.protocol import Event, Logprob, Submit
+from npurt.serve.engine.protocol import Logprob, SequenceEvent, Submit
+from npurt.serve.front.timings import CompletionTiming, timings
 from npurt.serve.http.errors import HttpError
-from npurt.serve.model.timings import Timing, timings
 
-STATUSES = {"refused": 400, "unavailable": 503}  # HTTP status by `Event.finish`; others: 500
+# HTTP status by `SequenceEvent.finish`; 500 for others.
+STATUSES = {"refused": 400, "unavailable": 503}
 Likely = tuple[int, Logprob]  # a token id and its log probabilities
 
 
-class Engine(Protocol):
+class CompletionEngine(Protocol):
     """The engine as `Texts` uses it; see `engine.client`."""
 
-    def submit(self, submit: Submit, sink: Callable[[Event], None]) -> int:
+    def submit(self, submit: Submit, sink: Callable[[SequenceEvent], None]) -> int:
         """Begin a sequence; return its id."""
 
     def cancel(self, sequence: int) -> None:
@@ -38,10 +39,10 @@ class ChoiceDelta:
         part: The text as a parsed part of an answer, in a `Conversation`; None: the output has log
             probabilities or the end only.
         likely: The tokens of *text* with their log probabilities, if requested.
-        finish: Why the choice ended: as in `Event`; ``"stop"`` also for a stop string, ``"calls"``
-            in a `Conversation`.
-        vector: The embedding, as in `Event`.
-        prompt: Log probabilities of the prompt's next tokens, as in `Event`.
+        finish: Why the choice ended: as in `SequenceEvent`; ``"stop"`` also for a stop string,
+            ``"calls"`` in a `Conversation`.
+        vector: The embedding, as in `SequenceEvent`.
+        prompt: Log probabilities of the prompt's next tokens, as in `SequenceEvent`.
         tokens: The tokens generated since the last piece.
     """
 
@@ -93,7 +94,7 @@ class Choice:
         self.stopped: str | None = None
         self.new_line = False
         self.prompt_tokens = 0
-        self.timing = Timing()
+        self.timing = CompletionTiming()
         self.sampling: Mapping[str, Any] = {}
         self.limit: int | None = None
         self.task = 0
@@ -107,7 +108,7 @@ class Choice:
         self._likely: list[tuple[int, Likely]] = []
         self._tokens: list[int] = []  # tokens that were not part of a piece yet
 
-    def take(self, event: Event) -> ChoiceDelta:
+    def take(self, event: SequenceEvent) -> ChoiceDelta:
         """Return the new output of *event*."""
         self.read, self.cached = max(self.read, event.read), max(self.cached, event.cached)
         text = ""
@@ -181,7 +182,7 @@ class Texts:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: CompletionEngine,
         submits: Sequence[Submit],
         choices: Sequence[Choice],
         prompt_tokens: int,
@@ -198,7 +199,7 @@ class Texts:
         self._prompts: dict[tuple[int, ...], list[Choice]] = {}  # choices by prompt
         self._engine = engine
         self._done = done
-        self._updates: asyncio.Queue[tuple[int, Event] | HttpError | None] = asyncio.Queue()
+        self._updates: asyncio.Queue[tuple[int, SequenceEvent] | HttpError | None] = asyncio.Queue()
         self._first = asyncio.Event()  # a choice has output, or failed
         self._refused: HttpError | None = None  # the error of a choice without output
         self._open: dict[int, int] = {}  # the engine's sequence id by choice
@@ -342,7 +343,7 @@ class Texts:
         done, self._done = self._done, lambda _: None
         done(self)
 
-    def _put(self, number: int, event: Event) -> None:
+    def _put(self, number: int, event: SequenceEvent) -> None:
         self.choices[number].timing.take(event)
         if event.error is not None and not self._first.is_set():
             self._refused = _failed(event)
@@ -358,9 +359,9 @@ class Texts:
         """End a choice whose time is over."""
         if number in self._open:
             self._engine.cancel(self._open[number])
-            self._updates.put_nowait((number, Event(sequence, finish="length")))
+            self._updates.put_nowait((number, SequenceEvent(sequence, finish="length")))
 
-    def _taken(self, number: int, event: Event) -> ChoiceDelta | None:
+    def _taken(self, number: int, event: SequenceEvent) -> ChoiceDelta | None:
         """Return the new output of *event*; None if *event* has none."""
         if number not in self._open:  # a stop string has ended the choice
             return None
@@ -374,7 +375,7 @@ class Texts:
         return piece if piece.text or piece.likely or piece.finish or piece.prompt else None
 
 
-def _failed(event: Event) -> HttpError:
+def _failed(event: SequenceEvent) -> HttpError:
     assert event.error is not None
     what, remedy = event.error
     return HttpError(STATUSES.get(event.finish or "", 500), what, remedy=remedy)

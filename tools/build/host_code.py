@@ -95,7 +95,7 @@ def _units_of(source: Path, target: str) -> list[Unit]:
     if not any(suffix in isas for isas in ISAS.values()):
         raise BuildError(
             f"{source.name}: unknown instruction set {suffix!r}\n"
-            "  remedy: rename the file, or add a row to ISAS in tools/build/host.py"
+            "  remedy: rename the file, or add a row to ISAS in tools/build/host_code.py"
         )
     mcpu = ISAS[target].get(suffix)
     return [Unit(source, mcpu)] if mcpu else []

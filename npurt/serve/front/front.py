@@ -8,13 +8,13 @@ from typing import Any
 
 from npurt.errors import NpurtError
 from npurt.llm.decode.samplers.settings import Sampling
-from npurt.serve.engine.client import Engine
+from npurt.serve.engine.client import EngineClient
 from npurt.serve.engine.protocol import Ready, Submit
+from npurt.serve.front.generation import Choice, Texts
+from npurt.serve.front.served_model import ServedModel
 from npurt.serve.http import limits
 from npurt.serve.http import log as request_log
 from npurt.serve.http.errors import HttpError, of, wrong
-from npurt.serve.model.generation import Choice, Texts
-from npurt.serve.model.served_model import ServedModel
 
 DRAIN_SECONDS = 30.0
 LAST_SECONDS = 2.0  # timeout for sending the final error to clients
@@ -25,7 +25,7 @@ DRAWN_SEEDS = 1 << 32  # drawn seeds are below this bound, so that every JSON pa
 
 
 @dataclass(slots=True)
-class Settings:
+class ServerSettings:
     """The server's settings for requests.
 
     Attributes:
@@ -46,7 +46,7 @@ class Settings:
 
 
 @dataclass(slots=True)
-class Wanted:
+class SamplingParams:
     """The options of a request, without its prompt.
 
     Attributes:
@@ -96,7 +96,7 @@ class Wanted:
 
 
 @dataclass(slots=True)
-class Counts:
+class ServerCounts:
     """Counts since the server's start."""
 
     requests: int = 0
@@ -142,16 +142,16 @@ class Front:
     def __init__(
         self,
         model: ServedModel,
-        engine: Engine,
-        settings: Settings,
+        engine: EngineClient,
+        settings: ServerSettings,
         *,
         on_demand: OnDemand | None = None,
-        counts: Counts | None = None,
+        counts: ServerCounts | None = None,
     ) -> None:
         self.model = model
         self.engine = engine
         self.settings = settings
-        self.counts = counts or Counts()
+        self.counts = counts or ServerCounts()
         self.draining = False
         self._on_demand = on_demand
         self._failure: HttpError | None = None
@@ -241,7 +241,7 @@ class Front:
 
     # --- Requests -------------------------------------------------------------------------------
 
-    def begin(self, prompts: Sequence[Sequence[int]], wanted: Wanted) -> Texts:
+    def begin(self, prompts: Sequence[Sequence[int]], wanted: SamplingParams) -> Texts:
         """Begin the completions of *prompts*, in the order of *prompts*.
 
         Raises:
@@ -293,7 +293,7 @@ class Front:
         self.counts.requests += 1
         return texts
 
-    def _submits(self, prompt: Sequence[int], second: int, wanted: Wanted) -> list[Submit]:
+    def _submits(self, prompt: Sequence[int], second: int, wanted: SamplingParams) -> list[Submit]:
         """Return the engine's `Submit` messages for the choices of *prompt*."""
         n_ctx = self.ready().n_ctx
         if not prompt:

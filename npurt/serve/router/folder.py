@@ -10,7 +10,7 @@ from npurt.errors import NpurtError, SettingError
 from npurt.llm.arch.reading import configuration
 from npurt.llm.file.mapped import MappedGGUF
 from npurt.llm.measure.memory import needs
-from npurt.serve.model.model_file import ModelFile
+from npurt.serve.front.model_file import ModelFile
 
 # Values of general.architecture and general.type in GGUF files that are not models themselves.
 # Source: llama.cpp, gguf-py/gguf/constants.py, MODEL_ARCH.MMPROJ and GGUFType.

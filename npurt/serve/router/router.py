@@ -18,17 +18,17 @@ from typing import Any
 
 from npurt.errors import NpurtError
 from npurt.llm.engine.engine import USUAL_SEQUENCES
-from npurt.serve.engine.client import Engine
+from npurt.serve.engine.client import EngineClient
 from npurt.serve.engine.protocol import MODEL, VERSION, Open, Ready
 from npurt.serve.engine.wire import EngineLost
-from npurt.serve.http.endpoint import Request
+from npurt.serve.front.front import DRAIN_SECONDS, Front, OnDemand, ServerCounts, ServerSettings
+from npurt.serve.front.offer import ModelStatus
+from npurt.serve.front.served_model import ServedModel
+from npurt.serve.http.endpoint import HttpRequest
 from npurt.serve.http.errors import HttpError, wrong
-from npurt.serve.model.front import DRAIN_SECONDS, Counts, Front, OnDemand, Settings
-from npurt.serve.model.offer import ModelStatus
-from npurt.serve.model.served_model import ServedModel
-from npurt.serve.models.folder import FolderModel
-from npurt.serve.models.instance import Instance
-from npurt.serve.models.policy import Policy
+from npurt.serve.router.folder import FolderModel
+from npurt.serve.router.instance import Instance
+from npurt.serve.router.policy import Policy
 
 LISTED = 20  # upper bound on the models that an error message lists
 MOMENT = 0.02  # seconds between two checks for active requests
@@ -62,13 +62,13 @@ class Router:
         self,
         models: Sequence[FolderModel],
         launch: Launch,
-        settings: Settings,
+        settings: ServerSettings,
         policy: Policy | None = None,
     ) -> None:
         self.draining = False
         self._closing = False
         self._models = {model.name: model for model in models}
-        self._counts = {model.name: Counts() for model in models}
+        self._counts = {model.name: ServerCounts() for model in models}
         self._launch = launch
         self._settings = settings
         self._policy = policy or Policy()
@@ -81,7 +81,7 @@ class Router:
     # --- Requests -------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
-    async def using(self, request: Request) -> AsyncIterator[Front]:
+    async def using(self, request: HttpRequest) -> AsyncIterator[Front]:
         """Return a context with the front of the model that *request* names.
 
         Raises:
@@ -95,7 +95,7 @@ class Router:
             instance.users -= 1
             instance.used = asyncio.get_running_loop().time()
 
-    def _chosen(self, request: Request) -> FolderModel:
+    def _chosen(self, request: HttpRequest) -> FolderModel:
         if len(self._models) == 1:
             return next(iter(self._models.values()))  # the only model is used for any name
         name = request.fields.text("model")
@@ -139,7 +139,7 @@ class Router:
             options["embeddings"] = True
         opening = Open(VERSION, str(model.path), options)
         identity = {MODEL: served.identity}
-        engine = Engine(launch.command, opening, stuck=launch.stuck, identity=identity)
+        engine = EngineClient(launch.command, opening, stuck=launch.stuck, identity=identity)
         sequences = 1 if settings.embeddings else options.get("max_sequences") or USUAL_SEQUENCES
         expected = Ready(VERSION, model.positions, sequences, "")
         front = Front(
@@ -253,7 +253,7 @@ class Router:
 
     # --- Loading and unloading by request -------------------------------------------------------
 
-    async def load(self, request: Request) -> None:
+    async def load(self, request: HttpRequest) -> None:
         """Begin to load the model that *request* names, without waiting for the end.
 
         Raises:
@@ -268,7 +268,7 @@ class Router:
         self._waits.add(task)
         task.add_done_callback(self._waits.discard)
 
-    def unload(self, request: Request) -> None:
+    def unload(self, request: HttpRequest) -> None:
         """Begin to unload the model that *request* names; its active requests end before.
 
         Raises:
@@ -287,7 +287,7 @@ class Router:
         """Return all models, in the order of their files."""
         return [self._offer(model) for model in self._models.values()]
 
-    def offer(self, request: Request) -> ModelStatus:
+    def offer(self, request: HttpRequest) -> ModelStatus:
         """Return the model that *request* names, without loading it."""
         return self._offer(self._chosen(request))
 

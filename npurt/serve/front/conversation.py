@@ -11,11 +11,11 @@ from npurt.llm.decode.calls.reading import BEGIN, END, Part, Reader, begins_in_t
 from npurt.llm.decode.calls.strict import Markers, grammar
 from npurt.llm.decode.grammar.grammar import Grammar
 from npurt.llm.text.turns import fitted, without
-from npurt.serve.http.endpoint import Request
+from npurt.serve.front.front import Front, SamplingParams
+from npurt.serve.front.generation import ChoiceDelta, Texts
+from npurt.serve.front.served_model import ServedModel
+from npurt.serve.http.endpoint import HttpRequest
 from npurt.serve.http.errors import wrong
-from npurt.serve.model.front import Front, Wanted
-from npurt.serve.model.generation import ChoiceDelta, Texts
-from npurt.serve.model.served_model import ServedModel
 from npurt.serve.tools.wanted import Tools, reader_format
 
 
@@ -30,9 +30,9 @@ class Conversation:
     async def of(
         cls,
         front: Front,
-        request: Request,
+        request: HttpRequest,
         messages: Sequence[Mapping[str, Any]],
-        wanted: Wanted,
+        wanted: SamplingParams,
         tools: Tools | None = None,
         variables: Mapping[str, Any] | None = None,
         *,
@@ -75,7 +75,7 @@ class Conversation:
         front: Front,
         prompt: str,
         ids: Sequence[int],
-        wanted: Wanted,
+        wanted: SamplingParams,
         tools: Tools,
         *,
         apart: bool,
@@ -107,7 +107,7 @@ class Conversation:
         return self._readers[choice].ended
 
     async def updates(self, *, signs: bool = True) -> AsyncGenerator[ChoiceDelta | None, None]:
-        """Yield new output; with *signs*, yield None after `Settings.ping` seconds without output.
+        """Yield new output; with *signs*, yield None after `ServerSettings.ping` silent seconds.
 
         The next iteration changes the yielded object.
 
@@ -149,7 +149,7 @@ class Conversation:
 
 async def prompt_of(
     front: Front,
-    request: Request,
+    request: HttpRequest,
     messages: Sequence[Mapping[str, Any]],
     tools: Tools,
     variables: Mapping[str, Any] | None,

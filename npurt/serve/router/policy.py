@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from npurt.llm.session.memory import free_memory, total_memory
-from npurt.serve.models.folder import FolderModel
+from npurt.serve.router.folder import FolderModel
 
 PROCESS = 200 << 20  # bytes: Python, its libraries and the vocabulary; docs/memory.md
 IDLE_SECONDS = 300.0  # Ollama's default

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from npurt.serve.model.front import Front
-from npurt.serve.models.folder import FolderModel
+from npurt.serve.front.front import Front
+from npurt.serve.router.folder import FolderModel
 
 
 class Instance:

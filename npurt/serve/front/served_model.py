@@ -14,8 +14,8 @@ from npurt.llm.text.chat import ChatTemplate, joined_parts
 from npurt.llm.text.fill_in import FillIn
 from npurt.llm.text.pairs import pair, whole
 from npurt.llm.text.tokenizer import Tokenizer
+from npurt.serve.front.model_file import ModelFile
 from npurt.serve.http.errors import of, wrong
-from npurt.serve.model.model_file import ModelFile
 
 
 class ServedModel(ModelFile):

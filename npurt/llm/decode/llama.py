@@ -10,8 +10,7 @@ import numpy as np
 
 from npurt.base import late
 from npurt.device.device import F32, Device
-from npurt.device.verify import Sampler as Checks
-from npurt.device.verify import mode
+from npurt.device.verify import Sampler, mode
 from npurt.errors import SettingError, brief
 from npurt.graph.sizes import SIZES
 from npurt.llm.decode.embed import Embedder, Text
@@ -24,8 +23,8 @@ from npurt.llm.file.mapped import errors_of
 from npurt.llm.file.pooling import Pooling, pooling_of
 from npurt.llm.session.context import Context
 from npurt.llm.session.devices import Devices
+from npurt.llm.session.loaded_model import LoadedModel
 from npurt.llm.session.lock import Lock, locked
-from npurt.llm.session.model import Model
 from npurt.llm.session.setup import set_up
 from npurt.llm.spec.diffusion import open_network
 from npurt.llm.spec.opening import open_drafts, require_draft
@@ -128,7 +127,7 @@ class Llama(TextGenerator):
         self.n_batch = integer("n_batch", maximum if n_batch is None else n_batch, 1, maximum)
         seed, shift = none_at_minus_one("seed", seed), flag("context_shift", context_shift)
         template = None if chat_template is None else named_templates.source(chat_template)
-        checks, adapted = Checks(mode(verify)), adapters(lora)
+        checks, adapted = Sampler(mode(verify)), adapters(lora)
         with contextlib.ExitStack() as opened:  # after an error, closes in reverse order
             with errors_of(path):
                 file = opened.enter_context(GGUF(path, progress=progress))
@@ -146,7 +145,7 @@ class Llama(TextGenerator):
                 if network is not None:
                     setup = setup.capturing(network.shape.layers)
                 self.model = opened.enter_context(
-                    Model(
+                    LoadedModel(
                         setup,
                         devices,
                         checks,

@@ -4,10 +4,10 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from npurt.serve.engine.protocol import Event
+from npurt.serve.engine.protocol import SequenceEvent
 
 
-class Timing:
+class CompletionTiming:
     """The times of one completion, in seconds of `time.monotonic`; None: not yet.
 
     Attributes:
@@ -22,7 +22,7 @@ class Timing:
         self.first: float | None = None
         self.last: float | None = None
 
-    def take(self, event: Event) -> None:
+    def take(self, event: SequenceEvent) -> None:
         """Take note of an event that has just arrived."""
         now = time.monotonic()
         if self.began is None and (event.seconds or event.read or event.tokens):
@@ -50,7 +50,7 @@ class Timing:
 class Timed(Protocol):
     """A completion with its times; see `generation.Choice`."""
 
-    timing: Timing
+    timing: CompletionTiming
     count: int
 
 

@@ -8,11 +8,11 @@ from typing import Any
 from npurt.errors import GrammarError, NpurtError, brief
 from npurt.llm.decode.grammar.grammar import Grammar, grammar_of
 from npurt.llm.decode.grammar.lark import lark_of_regex, quoted
+from npurt.serve.front.front import SEEDS, SamplingParams
 from npurt.serve.http import limits
 from npurt.serve.http.bodies import INTEGERS, NUMBERS
 from npurt.serve.http.errors import wrong
 from npurt.serve.http.fields import Fields
-from npurt.serve.model.front import SEEDS, Wanted
 
 # Fields that change the output, each with the value that has no effect.  Sources: llama.cpp,
 # tools/server/README.md; vLLM, docs/serving/openai_compatible_server (extra parameters).
@@ -94,7 +94,7 @@ def stops(fields: Fields, name: str = "stop") -> tuple[list[str], list[int]]:
     return [text for text in texts if text], ids  # some clients send "" for no stop string
 
 
-def wanted(fields: Fields, salt: str, *lengths: str) -> Wanted:
+def wanted(fields: Fields, salt: str, *lengths: str) -> SamplingParams:
     """Return the options in *fields*.
 
     Args:
@@ -114,7 +114,7 @@ def wanted(fields: Fields, salt: str, *lengths: str) -> Wanted:
     texts, ids = stops(fields)
     ids += fields.items("stop_token_ids")
     limit = fields.integer("t_max_predict_ms")
-    return Wanted(
+    return SamplingParams(
         sampling=sampling(fields),
         biased_texts=biases(fields)[1],
         scales=scales(fields),
@@ -132,7 +132,7 @@ def wanted(fields: Fields, salt: str, *lengths: str) -> Wanted:
 def _asked(fields: Fields) -> dict[str, Callable[[], dict[str, Any]]]:
     """Return the constraints that *fields* set, by the name of the field.
 
-    Each is a function that returns options of `Wanted`: response_format, grammar or lark.
+    Each is a function that returns options of `SamplingParams`: response_format, grammar or lark.
     """
     given: dict[str, Callable[[], dict[str, Any]]] = {}
     form = fields.inner("response_format")
@@ -186,7 +186,7 @@ SIZED = (  # fields whose size is limited
 )  # fmt: skip
 
 
-async def constrain(fields: Fields, wanted: Wanted) -> None:
+async def constrain(fields: Fields, wanted: SamplingParams) -> None:
     """Set the constraint in *wanted* from the fields of OpenAI, llama.cpp and vLLM.
 
     Raises:

@@ -6,10 +6,10 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from npurt.serve.http.endpoint import Answer, Handler, Request
+from npurt.serve.front.front import Front, ServerCounts
+from npurt.serve.front.model_file import ModelFile
+from npurt.serve.http.endpoint import Answer, Handler, HttpRequest
 from npurt.serve.http.errors import HttpError, wrong
-from npurt.serve.model.front import Counts, Front
-from npurt.serve.model.model_file import ModelFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class ModelStatus:
     """
 
     model: ModelFile
-    counts: Counts
+    counts: ServerCounts
     status: str
     front: Front | None = None
     expires: float | None = None
@@ -39,19 +39,19 @@ class ModelPool(Protocol):
     def draining(self) -> bool:
         """Whether the server is shutting down and refuses new requests."""
 
-    def using(self, request: Request) -> AbstractAsyncContextManager[Front]:
+    def using(self, request: HttpRequest) -> AbstractAsyncContextManager[Front]:
         """Return a context with the front of the model that *request* names."""
 
-    def offer(self, request: Request) -> ModelStatus:
+    def offer(self, request: HttpRequest) -> ModelStatus:
         """Return the model that *request* names, without loading it."""
 
     def offers(self) -> Sequence[ModelStatus]:
         """Return all models."""
 
-    async def load(self, request: Request) -> None:
+    async def load(self, request: HttpRequest) -> None:
         """Begin to load the model that *request* names, without waiting for the end."""
 
-    def unload(self, request: Request) -> None:
+    def unload(self, request: HttpRequest) -> None:
         """Unload the model that *request* names after its active requests have ended."""
 
     def require_healthy(self) -> None:
@@ -71,7 +71,7 @@ class Only:
         self._front = front
 
     @contextlib.asynccontextmanager
-    async def using(self, request: Request) -> AsyncIterator[Front]:
+    async def using(self, request: HttpRequest) -> AsyncIterator[Front]:
         """Return a context with the only front."""
         del request
         yield self._front
@@ -81,7 +81,7 @@ class Only:
         """Whether the server is shutting down and refuses new requests."""
         return self._front.draining
 
-    def offer(self, request: Request) -> ModelStatus:
+    def offer(self, request: HttpRequest) -> ModelStatus:
         """Return the only model."""
         del request
         return self.offers()[0]
@@ -92,10 +92,10 @@ class Only:
         status = "loading" if front.engine.ready is None else "loaded"
         return [ModelStatus(front.model, front.counts, status, front)]
 
-    async def load(self, request: Request) -> None:
+    async def load(self, request: HttpRequest) -> None:
         """Do nothing: the only model is loaded when the server starts."""
 
-    def unload(self, request: Request) -> None:
+    def unload(self, request: HttpRequest) -> None:
         """Raise HttpError: the only model cannot be unloaded."""
         raise wrong(
             f"{self._front.model.name} is the only model, which stays loaded",
@@ -123,7 +123,7 @@ class Only:
 def by_model(handler: Handler[Front]) -> Handler[ModelPool]:
     """Return a handler that calls *handler* with the front of the model that the request names."""
 
-    async def answer(offers: ModelPool, request: Request) -> Answer:
+    async def answer(offers: ModelPool, request: HttpRequest) -> Answer:
         async with offers.using(request) as front:
             return await handler(front, request)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from npurt.device.device import F32, Packed
 from npurt.device.segment import KV_DTYPES
-from npurt.device.verify import Sampler as Checks
+from npurt.device.verify import Sampler
 from npurt.errors import LayoutError, SettingError, UnsupportedOp, brief
 from npurt.graph import ops
 from npurt.graph.cost import weight_bytes
@@ -41,7 +41,7 @@ PRODUCTS = ops.MatMul | ops.ExpertMatMul
 SAMPLE = 512  # bytes of each tensor that are hashed to identify a model
 
 
-class Model:
+class LoadedModel:
     """A loaded model, on which contexts run, one at a time: see `lock`.
 
     The executor's segments hold the states of all contexts, by sequence.  `Setup.limits` has the
@@ -72,7 +72,7 @@ class Model:
     """
 
     def __init__(
-        self, setup: Setup, devices: Devices, checks: Checks, *, strict: bool, progress: bool
+        self, setup: Setup, devices: Devices, checks: Sampler, *, strict: bool, progress: bool
     ) -> None:
         caps = devices.device.caps
         self.setup = setup
