@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,16 @@ SUBPACKAGES: dict[str, list[set[str]]] = {
         {"run"},
     ],
     "runtime": [{"open", "report"}, {"execute"}, {"api"}],
+}
+# Class names that several files define, each with the reason; all others are defined once.
+SEVERAL = {
+    "Embedding": "an op, and the type of llama-cpp-python",
+    "ImageFormat": "the layout of a weight in each backend that has images of its own",
+    "Llama": "npurt.Llama, and the class of llama-cpp-python",
+    "MatMul": "a product of the contract of devices, and an op",
+    "PackedWeight": "npurt.PackedWeight, and a weight of the CPU's programs",
+    "Speed": "an estimate in each backend that has a cost model",
+    "WeightStore": "the weights of a device in each backend of an NPU",
 }
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 TOP = len(LAYERS) - 1  # a name that is no module, as in `from npurt import matmul`
@@ -306,6 +317,33 @@ PACKAGES = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
 @pytest.mark.parametrize("package", PACKAGES)
 def test_modules_of_a_package_import_in_no_circle(package):
     assert circle(modules(package)) == []
+
+
+def several(sources: dict[str, str]) -> set[str]:
+    """Return the names of classes that two or more of *sources* define."""
+    homes = defaultdict(set)
+    for module, source in sources.items():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ClassDef):
+                homes[node.name].add(module)
+    return {name for name, found in homes.items() if len(found) > 1}
+
+
+def test_a_class_name_is_defined_in_one_file():
+    found = several({str(path): path.read_text() for path in SOURCES})
+
+    assert found == set(SEVERAL), "rename the class, or give the reason in SEVERAL"
+    assert len(SEVERAL) <= 12
+
+
+def test_a_class_name_in_two_files_is_found():
+    sources = {
+        "npurt.x.a": "class Part: pass\nclass Part: pass\nclass Kind: pass",
+        "npurt.x.b": "def f():\n    class Kind: pass",
+        "npurt.x.c": "from npurt.x.a import Part",
+    }
+
+    assert several(sources) == {"Kind"}
 
 
 EXAMPLE = [{"low", "beside"}, {"high"}]
