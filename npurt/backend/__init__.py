@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from npurt.backend.estimates import Estimator, Rounding
-    from npurt.backend.probe import Probe
+    from npurt.backend.probe import DeviceProbe
     from npurt.device.device import Device
     from npurt.doctor.checklist import Checklist
 
@@ -42,6 +42,6 @@ class Backend:
     is_npu: bool = True
     simulators: tuple[str, ...] = ()
     checklist: "Callable[[str], Checklist] | None" = None
-    probe: "Callable[[str, bool], Probe] | None" = None
+    probe: "Callable[[str, bool], DeviceProbe] | None" = None
     estimator: "Callable[[], Estimator] | None" = None
     rounding: "Callable[[], Rounding] | None" = None

@@ -66,7 +66,7 @@ class ModelWork:
     units: int
 
 
-class Board(Protocol):
+class EstimatedBoard(Protocol):
     """A board with the device, at one clock."""
 
     @property
@@ -92,7 +92,7 @@ class Estimator(Protocol):
 
     title: str
     note: str
-    boards: Sequence[Board]
+    boards: Sequence[EstimatedBoard]
 
     def why_not(self, op: MatMul) -> str | None:
         """Return None if the device can compute *op*, else the reason."""

@@ -22,7 +22,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class DeviceProbe:
     """The trials of a device, which run while *outcomes* is read.
 
     Attributes:

@@ -7,7 +7,7 @@ from npurt.base import late
 
 if TYPE_CHECKING:
     from npurt.backend.estimates import Estimator, Rounding
-    from npurt.backend.probe import Probe
+    from npurt.backend.probe import DeviceProbe
     from npurt.device.device import Device
     from npurt.doctor.checklist import Checklist
 
@@ -35,7 +35,7 @@ def _checklist(device: str) -> "Checklist":
     return Checklist(device, checks.CHECKS, checks.why_not, probes, collect=checks.collect)
 
 
-def _probe(device: str, unsafe: bool) -> "Probe":
+def _probe(device: str, unsafe: bool) -> "DeviceProbe":
     with late.imports():
         from npurt.rknpu.doctor.probe import trials
 

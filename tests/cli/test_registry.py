@@ -10,7 +10,7 @@ import pytest
 import npurt as package
 from npurt.backend import Backend
 from npurt.backend.estimates import Estimate
-from npurt.backend.probe import Outcome, Probe
+from npurt.backend.probe import DeviceProbe, Outcome
 from npurt.doctor.check import DoctorCheck, fail, ok
 from npurt.doctor.checklist import Checklist
 from npurt.reference.device import ReferenceDevice
@@ -59,7 +59,7 @@ def checklist(device):
 def probe(device, unsafe):
     outcomes = [Outcome("first", "1x1x1", "ok", "", 1e-3)]
     outcomes += [Outcome("second", "2x2x2", "wrong", "all of it")] * unsafe
-    return Probe("sim" in device, "times of a clock", iter(outcomes))
+    return DeviceProbe("sim" in device, "times of a clock", iter(outcomes))
 
 
 ROW = Backend("newnpu", opened, True, ("newnpu:sim",), checklist, probe, Estimator)

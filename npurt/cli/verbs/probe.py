@@ -9,7 +9,7 @@ from npurt.errors import UnknownDevice
 from npurt.runtime.open import registry
 
 if TYPE_CHECKING:
-    from npurt.backend.probe import Outcome, Probe
+    from npurt.backend.probe import DeviceProbe, Outcome
 
 
 def add(verbs: Any) -> None:
@@ -72,7 +72,7 @@ def _row(outcome: "Outcome") -> str:
     return _columns(outcome.name, outcome.shape, outcome.state, *told, outcome.what)
 
 
-def _summary(outcomes: "list[Outcome]", probe: "Probe") -> str:
+def _summary(outcomes: "list[Outcome]", probe: "DeviceProbe") -> str:
     bad = [outcome for outcome in outcomes if outcome.state != "ok"]
     if not bad:
         return f"all {len(outcomes)} right; {probe.times}"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from npurt.backend.estimates import Board, Estimate, ModelWeight, ModelWork
+from npurt.backend.estimates import Estimate, EstimatedBoard, ModelWeight, ModelWork
 from npurt.backend.host_cost import HOST, HostSpeed, host_product_seconds
 from npurt.device.device import MAX_ROWS, MatMul
 from npurt.hexagon.device.weights import why_not
@@ -49,7 +49,7 @@ class HexagonEstimator:
 
     title = f"hexagon (v{ARCH})"
     note = "a Hexagon also computes delta nets"
-    boards: Sequence[Board] = (DragonQ6A(),)
+    boards: Sequence[EstimatedBoard] = (DragonQ6A(),)
 
     def why_not(self, op: MatMul) -> str | None:
         """Return None if the oldest supported Hexagon can compute *op*, else the reason."""

@@ -1,5 +1,6 @@
 """The interface of npurt's code on the DSP: idl/npurt.idl, which the build compiles to Python."""
 
+import contextlib
 import hashlib
 import runpy
 from pathlib import Path
@@ -18,7 +19,9 @@ def interface() -> Interface:
     """Return the interface ``npurt``; parse the IDL if it was changed since the last build."""
     source = shared.path_of(SOURCE)
     if COMPILED.exists() and source.exists():
-        made: dict[str, Any] = runpy.run_path(str(COMPILED))
+        made: dict[str, Any] = {}
+        with contextlib.suppress(ImportError, NameError, TypeError):  # made by another version
+            made = runpy.run_path(str(COMPILED))
         if made.get(DIGEST) == digest(source.read_bytes()):
             compiled: Interface = made["INTERFACE"]
             return compiled

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from npurt.backend.estimates import Board, Estimator, ModelWeight, ModelWork
+from npurt.backend.estimates import EstimatedBoard, Estimator, ModelWeight, ModelWork
 from npurt.llm.file.config import Config
 from npurt.llm.measure.estimate import WeightEstimate
 
@@ -16,7 +16,7 @@ PROMPT = 128  # tokens of the prompt
 class Rates:
     """Tokens per second on a board, each as the lowest, expected and highest rate."""
 
-    board: Board
+    board: EstimatedBoard
     prompt_tokens: int
     prompt: tuple[float, float, float]
     decode: tuple[float, float, float]
@@ -38,7 +38,7 @@ def speeds(
     ]
 
 
-def rates(board: Board, step: ModelWork, tokens: int) -> tuple[float, float, float]:
+def rates(board: EstimatedBoard, step: ModelWork, tokens: int) -> tuple[float, float, float]:
     """Return the lowest, expected and highest rate of a run of *tokens*, in tokens per second.
 
     The tokens are those of one sequence, or of several that are decoded together.

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from npurt.backend.estimates import Board, Estimate, ModelWork, Rounded
+from npurt.backend.estimates import Estimate, EstimatedBoard, ModelWork, Rounded
 from npurt.device.device import MatMul
 from npurt.quant.tensor import QTensor
 from npurt.rknpu.device import quantise
@@ -53,7 +53,7 @@ class RknpuEstimator:
 
     title = "rknpu"
     note = ""
-    boards: Sequence[Board] = BOARDS
+    boards: Sequence[EstimatedBoard] = BOARDS
 
     def why_not(self, op: MatMul) -> str | None:
         """Return None: the NPU can compute every product of a model."""

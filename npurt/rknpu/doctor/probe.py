@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from npurt.backend.probe import Outcome, Probe
+from npurt.backend.probe import DeviceProbe, Outcome
 from npurt.errors import DeviceLost, DriverError, NpurtError
 from npurt.rknpu.driver.base import CoreTasks, Driver, Job
 from npurt.rknpu.driver.execute import TIMEOUT_S
@@ -89,7 +89,7 @@ UNSAFE = (  # trials that hung some NPUs until the driver was loaded again
 )  # fmt: skip
 
 
-def trials(device: str, *, unsafe: bool) -> Probe:
+def trials(device: str, *, unsafe: bool) -> DeviceProbe:
     """Return the trials of `probe` on the NPU with this device string.
 
     Raises:
@@ -103,7 +103,7 @@ def trials(device: str, *, unsafe: bool) -> Probe:
         else "driver: the driver's measurement; model: the cost model's estimate at the clock that "
         f"the driver sets ({clocks})"
     )
-    return Probe(system.simulated, times, probe(connect, unsafe=unsafe))
+    return DeviceProbe(system.simulated, times, probe(connect, unsafe=unsafe))
 
 
 def probe(connect: Callable[[], Driver], *, unsafe: bool = False) -> Iterator[Outcome]:

@@ -5,10 +5,10 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from npurt.serve.engine.worker import Backend, Emit, work
+from npurt.serve.engine.worker import Emit, EngineBackend, work
 
 
-def open_backend(path: str, options: Mapping[str, Any], emit: Emit) -> Backend:
+def open_backend(path: str, options: Mapping[str, Any], emit: Emit) -> EngineBackend:
     """Open the model of the file *path*; with the option *embeddings*, for embeddings only."""
     others = dict(options)
     # Messages of the front have lists where `Llama` expects tuples.
@@ -23,7 +23,7 @@ def open_backend(path: str, options: Mapping[str, Any], emit: Emit) -> Backend:
         return Batched(path, others, emit)
     from npurt.serve.engine.adapters import Adapted, Scales
 
-    def opener(scales: Scales, emit: Emit) -> Backend:
+    def opener(scales: Scales, emit: Emit) -> EngineBackend:
         files = (file for file, _ in lora)
         return Batched(path, others | {"lora": list(zip(files, scales, strict=True))}, emit)
 

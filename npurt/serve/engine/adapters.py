@@ -11,19 +11,19 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from npurt.serve.engine.protocol import SequenceEvent, Submit
-from npurt.serve.engine.worker import Backend, Emit, failure
+from npurt.serve.engine.worker import Emit, EngineBackend, failure
 
 Scales = tuple[float, ...]
-Opener = Callable[[Scales, Emit], Backend]  # opens the model with scales
+Opener = Callable[[Scales, Emit], EngineBackend]  # opens the model with scales
 
 
 class Adapted:
-    """A backend whose model is open with the scales of its running sequences; see `Backend`.
+    """A backend whose model is open with the scales of its running sequences; see `EngineBackend`.
 
     Args:
         opener: Opens the model.
         scales: The scales at the beginning, one for each adapter.
-        emit: See `Backend`.
+        emit: See `EngineBackend`.
     """
 
     def __init__(self, opener: Opener, scales: Scales, emit: Emit) -> None:

@@ -19,7 +19,7 @@ from npurt.serve.engine.worker import Emit, failure
 
 
 class Batched:
-    """A loaded model, and the sequences that it runs; see `Backend`."""
+    """A loaded model, and the sequences that it runs; see `EngineBackend`."""
 
     def __init__(self, path: str, options: Mapping[str, Any], emit: Emit) -> None:
         """Open the model of the file *path*; *options* are those of `npurt.Engine`."""

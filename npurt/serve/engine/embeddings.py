@@ -17,7 +17,7 @@ from npurt.serve.engine.worker import Emit, failure
 
 
 class Embeddings:
-    """A loaded model, and its queue of embedding requests; see `Backend`."""
+    """A loaded model, and its queue of embedding requests; see `EngineBackend`."""
 
     sequences = 1
 

@@ -18,7 +18,7 @@ LEAVE_SECONDS = 10.0  # timeout for the backend to close after the front disconn
 Emit = Callable[[Sequence[protocol.SequenceEvent]], None]
 
 
-class Backend(Protocol):
+class EngineBackend(Protocol):
     """A model that computes sequences in its own thread and reports each step through `Emit`."""
 
     n_ctx: int
@@ -47,7 +47,7 @@ class Backend(Protocol):
         """End the thread, and release the model."""
 
 
-Opener = Callable[[str, Mapping[str, Any], Emit], Backend]
+Opener = Callable[[str, Mapping[str, Any], Emit], EngineBackend]
 
 
 def work(connection: socket.socket, open_backend: Opener) -> None:
@@ -95,7 +95,7 @@ def work(connection: socket.socket, open_backend: Opener) -> None:
 
 
 def _obey(
-    command: protocol.Message, backend: Backend, send: Callable[[protocol.Message], None]
+    command: protocol.Message, backend: EngineBackend, send: Callable[[protocol.Message], None]
 ) -> None:
     match command:
         case protocol.Submit():
