@@ -37,7 +37,7 @@ class _Types:
             case Array():
                 return f"Array({self.name(kind.element)}, {kind.length})"
             case SequenceType():
-                return f"Sequence({kind.c!r}, {self.name(kind.element)})"
+                return f"SequenceType({kind.c!r}, {self.name(kind.element)})"
             case Struct():
                 members = ", ".join(f"{k!r}: {self.name(v)}" for k, v in kind.members.items())
                 return f"Struct({kind.c!r}, {{{members}}})"
