@@ -48,9 +48,9 @@ class Budget:
     def of(self, part: Graph) -> Limits:
         """Return the limits of *part*, with its share of ``kv_bytes``."""
         total, own = self._limits.kv_bytes, _position_size(part)
-        if total is None or own == self._whole:
+        if total is None or own in (0, self._whole):
             return self._limits
-        return replace(self._limits, kv_bytes=max(1, total * own // max(1, self._whole)))
+        return replace(self._limits, kv_bytes=max(1, total * own // self._whole))
 
 
 def _position_size(part: Graph) -> int:
@@ -243,9 +243,15 @@ class ForeignParts:
             f"keep more on {self._name}: {error.remedy}"
         )
         self._close(part)
-        made = [self._on_device(each, part.planned, part.reason) for each in layers]
-        made.append(self._moved(last, part.planned, f"{self._name} ran out of memory"))
-        self._replace(part, made)
+        reason = f"{self._name} ran out of memory"
+
+        def kept(layer: Graph) -> Part:
+            try:
+                return self._on_device(layer, part.planned, part.reason)
+            except DeviceFull:  # as a segment of its own, it needs more memory than before
+                return self._moved(layer, part.planned, reason)
+
+        self._replace(part, [*map(kept, layers), self._moved(last, part.planned, reason)])
         return [part]
 
     def _reopen(self, error: DriverError) -> list[Part]:
