@@ -36,7 +36,7 @@ SUBPACKAGES: dict[str, list[set[str]]] = {
     "cli": [{"signals"}, {"arguments", "output"}, {"verbs"}],
     "cpu": [{"kernels"}, {"pool"}, {"state"}, {"lowering"}, {"device"}, {"backend"}],
     "device": [
-        {"device", "restart"},
+        {"device", "pages", "restart"},
         {"delta", "host_products"},
         {"delta_check", "verify"},
         {"segment"},

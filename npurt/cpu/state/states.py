@@ -10,11 +10,11 @@ from npurt.cpu.pool.table import TableSpan
 from npurt.cpu.state import kv
 from npurt.cpu.state.arrays import KV, Recurrence, Rotation
 from npurt.cpu.state.convolved import Convolved, convolutions
-from npurt.cpu.state.pages import PageList, PagePool
 from npurt.cpu.state.recurrent import Recurrent, Replay, recurrences
 from npurt.cpu.state.slots import Slots
 from npurt.device.delta import state_values
 from npurt.device.device import F32
+from npurt.device.pages import PageList, PagePool
 from npurt.device.segment import KV_DTYPES, Array, Limits, positional, recurrent
 from npurt.errors import LayoutError, SettingError
 from npurt.graph import ops

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import numpy.typing as npt
 
-from npurt.cpu.kernels import abi
 from npurt.errors import OutOfPages
+from npurt.graph.sizes import SIZES
 
 CopyPage = Callable[[int, int, int], None]  # (source page, target page, number of positions)
 
@@ -29,7 +29,7 @@ class PagePool:
     """
 
     def __init__(self, total: int, copy: CopyPage) -> None:
-        self.size = int(abi.limits().page)
+        self.size = SIZES.page
         self.total = total
         self.copy = copy
         self._lists: weakref.WeakSet[PageList] = weakref.WeakSet()

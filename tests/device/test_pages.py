@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from npurt.cpu.state.pages import PageList, PagePool
+from npurt.device.pages import PageList, PagePool
 from npurt.errors import OutOfPages
 
 SIZE, MAX_POSITIONS = 64, 300  # positions of a page, and of a sequence
