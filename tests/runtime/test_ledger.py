@@ -94,7 +94,7 @@ def test_json_holds_everything():
 
     held = json.loads(report.to_json())
 
-    assert set(held) == {"device", "line", "notes", "totals", "rows"}
+    assert set(held) == {"device", "line", "notes", "runs", "totals", "rows"}
     assert (held["device"], held["line"], held["notes"]) == ("fake: x", report.line(), ["a note"])
     assert held["totals"] == report.totals()
     assert held["rows"][2] == {

@@ -103,6 +103,7 @@ class Batch:
         if self._memory.written:
             self._memory.sync()
         self._request.next()
+        self._memory.calls += 1
         self._send(*self._blocks)
         messages.check(self._request, self._reply, self._lasts)
         if self._new:

@@ -159,6 +159,7 @@ class DeltaMemory:
 
     def _call(self, out: F32 | None = None) -> None:
         self._request.next()
+        self._session_memory.calls += 1
         self._send(*self._blocks)
         last = self._results[-1, -1, -1, -1:].view(np.uint32)
         messages.check(self._request, self._reply, [last])

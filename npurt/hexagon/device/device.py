@@ -204,6 +204,10 @@ class HexagonDevice(ProductDevice, DeltaNets):
         """Return the packets that the DSP has executed; hardware does not count them: 0."""
         return self._sessions.packets()
 
+    def calls(self) -> int:
+        """Return the number of FastRPC calls that ran products or delta nets."""
+        return self._sessions.calls()
+
     def restarts(self) -> int:
         """Return how often the device was lost and reopened."""
         return self._restarts.count

@@ -18,11 +18,13 @@ class SessionMemory:
 
     Attributes:
         transport: The session.
+        calls: Number of calls that ran products or delta nets in the session.
         scratch: The blocks for activations and results.
         written: Blocks with weights that the DSP cannot see yet; see `sync`.
 
     Args:
         transport: The session.
+        calls: Number of calls that ran products or delta nets in the session.
         capacity: Returns how many bytes the session can map; called only beyond `PROVEN_BYTES`.
     """
 
@@ -35,6 +37,7 @@ class SessionMemory:
         self._returned: deque[Block] = deque()  # of `_own`, freed and still mapped
         self.written: list[Block] = []
         self._packets = 0
+        self.calls = 0
 
     def packets(self) -> int:
         """Return the packets that the session has executed; after its end, the last count."""

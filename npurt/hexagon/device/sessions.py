@@ -31,6 +31,7 @@ class Sessions:
         self._skel: tuple[int, int, int] | None = None  # identifies the first session's skel
         self._connection = connection
         self._packets = 0  # of sessions that are closed
+        self._calls = 0  # of sessions that are closed
 
     def describe(self) -> str:
         """Return a description of the DSP and its transport for the user."""
@@ -111,6 +112,10 @@ class Sessions:
         """Return the packets that the DSP has executed; hardware does not count them: 0."""
         return self._packets + sum(memory.packets() for memory in self.opened)
 
+    def calls(self) -> int:
+        """Return the number of calls that ran products or delta nets."""
+        return self._calls + sum(memory.calls for memory in self.opened)
+
     def close(self) -> None:
         """Close all sessions and free their memory.  After Ctrl-C, call `close` again."""
         while self.opened:
@@ -119,3 +124,4 @@ class Sessions:
             memory.transport.close()
             del self.opened[0]
             self._packets += packets
+            self._calls += memory.calls

@@ -193,7 +193,7 @@ class RkDevice(ProductDevice):
         """Open the driver again and upload every weight."""
         self._release()
         driver = patiently(self._open_driver, DriverError, RESTART_SECONDS)
-        driver.repeats = self._driver.repeats
+        driver.repeats, driver.jobs = self._driver.repeats, self._driver.jobs
         self._weights.upload_again(driver)
 
     def restarts(self) -> int:
@@ -203,6 +203,10 @@ class RkDevice(ProductDevice):
     def events(self) -> list[str]:
         """Return the events since the last call; see `Device.events`."""
         return self._restarts.events()
+
+    def calls(self) -> int:
+        """Return the number of jobs that were submitted."""
+        return self._driver.jobs
 
     def status_note(self) -> str:
         """Return a note with the number of repeated jobs, or "" if no job was repeated."""

@@ -150,6 +150,7 @@ class Driver(abc.ABC):
         deadline_s: Longest time of a job, in seconds.
         planned_s: Longest time of a job with many rows, by the cost model's slowest estimate.
         repeats: Repetitions of all jobs so far.
+        jobs: Number of jobs submitted so far, with repetitions.
         name: The name of the kernel's driver.
         detail: Version and node, for reports.
         spaces: The address space of each core.
@@ -160,6 +161,7 @@ class Driver(abc.ABC):
     deadline_s = math.inf
     planned_s = math.inf
     repeats = Repeats(0, "")
+    jobs = 0
     name: str
     detail: str
     spaces: tuple[Space, ...]
@@ -337,6 +339,7 @@ class Driver(abc.ABC):
         job.check()
         timeout_s = min(timeout_s, job.max_s)
         for attempt in range(1, ATTEMPTS + 1):
+            self.jobs += 1
             try:
                 self._try(job, timeout_s)
             except DeviceLost:

@@ -160,6 +160,7 @@ class Executor:
             NotOffloaded: In strict mode, the device failed.
         """
         host = self._host
+        self._ledger.runs += 1
         try:
             if host is None:
                 return self._foreign.run_all(inputs, rows, out)

@@ -12,6 +12,7 @@ from npurt.graph.rows import Rows
 from npurt.graph.tensor import Kind
 from npurt.runtime.execute.checks import Checks, described
 from npurt.runtime.report.ledger import Ledger, Row, row_of
+from npurt.settings import HOSTS
 
 CHECKPOINTS = 4  # recent copies of a sequence's recurrent states, each made before a run
 
@@ -26,6 +27,7 @@ class Part:
         reason: The reason why *actual* is not *planned*; "" if they are equal.
         traces_itself: The segment records its runs in the trace, in more detail.
         checks: Verifies ops of the segment, if it does not do so itself.
+        calls: Number of runs of the segment.
         before: Counts of earlier segments of the part.
         checkpoints: Copies of recurrent states, by sequence and number of positions.
     """
@@ -37,6 +39,7 @@ class Part:
     segment: Segment
     traces_itself: bool = False
     checks: Checks | None = None
+    calls: int = 0
     before: list[Row] = field(default_factory=list)
     checkpoints: dict[int, OrderedDict[int, Any]] = field(default_factory=dict)
 
@@ -58,6 +61,7 @@ class Part:
         Raises:
             WrongResult: An op that was verified is wrong; the states have advanced.
         """
+        self.calls += 1
         if self.checks:
             self.checks.choose(rows)
         if ledger.trace is None or self.traces_itself:
@@ -124,10 +128,12 @@ class Part:
 
     def counted(self) -> Iterator[Row]:
         """Yield the ledger's rows of the current segment."""
+        calls = self.calls if self.actual not in HOSTS else 0
         for counter in self.segment.counters():
             if counter.calls:
                 row = row_of(counter, self.planned, self.actual, self.reason)
                 if self.checks:
                     row.verified += self.checks.verified[counter.name]
                     row.failed += self.checks.failed[counter.name]
+                row.device_calls, calls = calls, 0
                 yield row

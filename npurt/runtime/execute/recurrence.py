@@ -102,6 +102,7 @@ class RemoteDelta:
         checked = self._device is not self._cpu and self._chosen(net)
         before = state.checkpoint() if checked else None
         began, packets = time.perf_counter(), self._device.packets()
+        calls = self._device.calls()
         try:
             state.advance(net)
         except DriverError as error:
@@ -112,7 +113,9 @@ class RemoteDelta:
             device = self._device.caps.name
             self._ledger.trace.add("delta net", device, began, rows=net.v.shape[1])
         row = self._row
-        row.packets += self._device.packets() - packets if row.actual == self._planned else 0
+        if row.actual == self._planned:
+            row.packets += self._device.packets() - packets
+            row.device_calls += self._device.calls() - calls
         row.seconds += time.perf_counter() - began
         row.calls += 1
         row.rows += net.v.shape[1]

@@ -30,6 +30,7 @@ class Row:
     macs: int = 0
     nbytes: int = 0  # bytes of weights read
     packets: int = 0  # instruction packets; 0 if the device does not count them
+    device_calls: int = 0  # FastRPC calls or jobs; those of a shared call are in one row
     seconds: float = 0.0
     verified: int = 0
     failed: int = 0
@@ -59,6 +60,7 @@ class Report:
     rows: tuple[Row, ...]
     device: str  # description of the devices
     notes: tuple[str, ...] = ()
+    runs: int = 0  # runs of the model; one for each token that is generated alone
 
     def totals(self) -> list[dict[str, Any]]:
         """Return one entry per (op class, device), longest first."""
@@ -93,6 +95,14 @@ class Report:
     def npu_macs(self) -> int:
         """Return the number of multiply-adds that NPUs computed."""
         return sum(row.macs for row in self.rows if row.actual not in HOSTS)
+
+    def calls_line(self) -> str:
+        """Return a line with the calls to each device in a run of the model; "" without any."""
+        calls: dict[str, int] = {}
+        for row in self.rows:
+            calls[row.actual] = calls.get(row.actual, 0) + row.device_calls
+        found = [f"{n / self.runs:.1f} on {name}" for name, n in calls.items() if n and self.runs]
+        return f"device calls in a run of the model: {', '.join(found)}" if found else ""
 
     def line(self) -> str:
         """Return a one-line summary: multiply-adds by device, fallbacks, verification."""
@@ -156,7 +166,8 @@ class Report:
             ).rstrip()
             for line in lines
         ]
-        return "\n".join([*text, *self.fallbacks(), *self.notes, self.line()])
+        below = [*self.fallbacks(), *self.notes, self.calls_line(), self.line()]
+        return "\n".join([*text, *filter(None, below)])
 
     def to_json(self) -> str:
         """Return device, rows, totals, notes and the summary line as one JSON object."""
@@ -164,6 +175,7 @@ class Report:
             {
                 "device": self.device,
                 "line": self.line(),
+                "runs": self.runs,
                 "notes": list(self.notes),
                 "totals": self.totals(),
                 "rows": [asdict(row) for row in self.rows],
@@ -180,6 +192,7 @@ def joined(reports: Sequence[Report]) -> Report:
         tuple(row for each in reports for row in each.rows),
         "; ".join(dict.fromkeys(each.device for each in reports)),
         tuple(note for each in reports for note in each.notes),
+        sum(each.runs for each in reports),
     )
 
 
@@ -201,6 +214,7 @@ class Ledger:
     device: str
     strict: bool = False
     notes: list[str] = field(default_factory=list)
+    runs: int = 0  # runs of the model
     trace: Trace | None = None  # see `watch`
     _rows: dict[tuple[Any, ...], Row] = field(default_factory=dict)
     _status_notes: list[Callable[[], str]] = field(default_factory=list)
@@ -256,7 +270,7 @@ class Ledger:
         for source in self._sources:
             rows += source()
         notes = [*self.notes, *filter(None, [note() for note in self._status_notes])]
-        return Report(tuple(rows), self.device, tuple(notes))
+        return Report(tuple(rows), self.device, tuple(notes), self.runs)
 
     def freeze(self) -> None:
         """Store the current report as the final one, and release the sources of rows."""
