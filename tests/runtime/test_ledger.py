@@ -40,6 +40,7 @@ def test_totals_are_sums_by_op_and_device_longest_first():
         "macs": 800,
         "bytes": 100,
         "packets": 0,
+        "device_calls": 0,
         "seconds": 0.5,
         "share": 0.25,
     }
@@ -109,6 +110,7 @@ def test_json_holds_everything():
         "macs": 200,
         "nbytes": 10,
         "packets": 0,
+        "device_calls": 0,
         "seconds": 0.5,
         "verified": 0,
         "failed": 0,
