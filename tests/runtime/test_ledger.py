@@ -40,7 +40,6 @@ def test_totals_are_sums_by_op_and_device_longest_first():
         "macs": 800,
         "bytes": 100,
         "packets": 0,
-        "device_calls": 0,
         "seconds": 0.5,
         "share": 0.25,
     }
