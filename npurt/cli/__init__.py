@@ -95,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     signals = Unwinding()
     try:
         with signals:
-            return _run(argv)
+            return _run(argv, signals)
     except BaseException as error:
         if not signals.ends(error):
             raise
@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return signals.status
 
 
-def _run(argv: Sequence[str] | None) -> int:
+def _run(argv: Sequence[str] | None, signals: Unwinding) -> int:
     """Run one verb, print its error if it fails, and return the exit status."""
     _open_streams()
     try:
@@ -134,7 +134,7 @@ def _run(argv: Sequence[str] | None) -> int:
         return status
     except (NpurtError, ImportError, SyntaxError, EOFError) as error:
         found = error if isinstance(error, NpurtError) else late.package_error(error)
-        if debug or found is None:
+        if debug or found is None or signals.ends(error):
             raise
         print(f"npurt: {found}", file=sys.stderr)
         return 2 if isinstance(error, USAGE) and not isinstance(error.__cause__, OSError) else 1

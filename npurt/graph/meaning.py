@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from npurt.errors import GraphError
 from npurt.graph import ops
 from npurt.graph.ops import Activation, Gating, Pairing
 from npurt.graph.state import Run
@@ -372,3 +373,11 @@ def rotations(
         cos[start : start + len(at)] = np.cos(angles) * magnitude
         sin[start : start + len(at)] = np.sin(angles) * magnitude
     return cos, sin
+
+
+@_meaning(ops.Foreign)
+def _foreign(op: ops.Foreign, run: Run) -> tuple[Array, ...]:
+    raise GraphError(
+        f"the part {op.name} runs on another device, and the interpreter has no function for it",
+        remedy="pass a function for npurt.graph.ops.Foreign in `kernels`",
+    )

@@ -302,7 +302,7 @@ def test_the_memory_of_a_dropped_program_is_free_at_once(engine):
 def test_what_is_dropped_while_another_thread_has_its_turn_is_free_after_it(engine):
     """The thread that drops the program does not wait."""
     held, image = product_that_ran(engine)
-    with engine.locked():
+    with engine:
         other = threading.Thread(target=held.clear)
         other.start()
         other.join()

@@ -281,7 +281,7 @@ def test_a_dsp_older_than_every_skel_is_refused(skels, tmp_path_factory):
         skel.choose(66, skels)
     with pytest.raises(DeviceNotFound, match="is not in") as caught:
         skel.choose(68, tmp_path_factory.mktemp("empty"))
-    assert "build.py" in caught.value.remedy
+    assert "tools.build" in caught.value.remedy
 
 
 def test_the_uri_names_file_and_entry_point(skels):

@@ -125,7 +125,7 @@ def names_of(form):
 
 
 def test_the_fields_that_are_read_are_those_of_the_schemas():
-    packages = ("interfaces", "model", "models", "tools")
+    packages = ("interfaces", "front", "router", "tools")
     files = [
         path for package in packages for path in (PROJECT / "npurt/serve" / package).glob("*.py")
     ]
