@@ -268,22 +268,27 @@ def test_a_full_context_makes_room_before_the_next_question(page, used, left):
 
 
 def test_the_prefill_is_shown(page):
-    page.run(
-        "window.seen = []; new MutationObserver(() => {"
-        "const line = document.querySelector('.reading');"
-        "if (line && !line.hidden) window.seen.push(line.textContent);"
-        "}).observe(document.querySelector('#messages'),"
-        "{ subtree: true, childList: true, characterData: true })"
-    )
-    page.say("word " * 400)
-    page.settles(2)
-    seen = page.run("return window.seen")
-    assert "Waiting for the model" in seen
-    counts = [line.split(" ")[3:6:2] for line in seen if line.startswith("Reading the prompt: ")]
-    assert counts  # how many of them are seen depends on the speed of the browser
+    """A slow browser misses the counts of some prompts, so several are asked."""
+    for seed in range(5):
+        begin(page, seed=seed)
+        page.run(
+            "window.seen = []; new MutationObserver(() => {"
+            "const line = document.querySelector('.reading');"
+            "if (line && !line.hidden) window.seen.push(line.textContent);"
+            "}).observe(document.querySelector('#messages'),"
+            "{ subtree: true, childList: true, characterData: true })"
+        )
+        page.say(f"{seed} " + "word " * 400)
+        page.settles(2)
+        seen = page.run("return window.seen")
+        assert "Waiting for the model" in seen
+        assert shown(page, ".reading") == []
+        counts = [line.split(" ")[3:6:2] for line in seen if line.startswith("Reading the prompt")]
+        if counts:
+            break
+    assert counts
     assert all(0 < int(read) <= int(total) for read, total in counts)
     assert len({total for _, total in counts}) == 1
-    assert shown(page, ".reading") == []
 
 
 def test_the_defaults_of_the_server_are_shown(page):
