@@ -277,7 +277,7 @@ class Device(abc.ABC):
         """Return the number of instruction packets executed so far; 0 if the device has none."""
         return 0
 
-    def calls(self) -> int:
+    def call_count(self) -> int:
         """Return the number of calls to the device so far: FastRPC calls, or jobs; 0 if unknown."""
         return 0
 

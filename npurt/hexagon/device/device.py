@@ -204,7 +204,7 @@ class HexagonDevice(ProductDevice, DeltaNets):
         """Return the packets that the DSP has executed; hardware does not count them: 0."""
         return self._sessions.packets()
 
-    def calls(self) -> int:
+    def call_count(self) -> int:
         """Return the number of FastRPC calls that ran products or delta nets."""
         return self._sessions.calls()
 

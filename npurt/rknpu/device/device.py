@@ -204,7 +204,7 @@ class RkDevice(ProductDevice):
         """Return the events since the last call; see `Device.events`."""
         return self._restarts.events()
 
-    def calls(self) -> int:
+    def call_count(self) -> int:
         """Return the number of jobs that were submitted."""
         return self._driver.jobs
 

@@ -102,7 +102,7 @@ class RemoteDelta:
         checked = self._device is not self._cpu and self._chosen(net)
         before = state.checkpoint() if checked else None
         began, packets = time.perf_counter(), self._device.packets()
-        calls = self._device.calls()
+        calls = self._device.call_count()
         try:
             state.advance(net)
         except DriverError as error:
@@ -115,7 +115,7 @@ class RemoteDelta:
         row = self._row
         if row.actual == self._planned:
             row.packets += self._device.packets() - packets
-            row.device_calls += self._device.calls() - calls
+            row.device_calls += self._device.call_count() - calls
         row.seconds += time.perf_counter() - began
         row.calls += 1
         row.rows += net.v.shape[1]

@@ -140,7 +140,7 @@ class RemoteProducts:
             device = self._products[left[0]].packed.device
             indices = [i for i in left if self._products[i].packed.device is device]
             products, results = [self._products[i] for i in indices], [outs[i] for i in indices]
-            start, packets, calls = time.perf_counter(), device.packets(), device.calls()
+            start, packets, calls = time.perf_counter(), device.packets(), device.call_count()
             if not self._call(device, x, products, results):
                 continue  # some weights may have moved to the CPU
             left = [i for i in left if i not in indices]
@@ -149,7 +149,7 @@ class RemoteProducts:
                 self._ledger.trace.add("matmuls", device.caps.name, start, rows=len(x))
             self._ledger.notes += device.events()
             self._charge(products, seconds, device.packets() - packets)
-            products[0].row.device_calls += device.calls() - calls
+            products[0].row.device_calls += device.call_count() - calls
 
     def _call(
         self, device: Device, x: F32, products: Sequence[_Product], outs: Sequence[F32]
