@@ -71,7 +71,7 @@ sanitize: .venv/installed .venv/dev
 	.ci/qemu
 	.ci/clang
 	.ci/sanitized address $(BIN)/python -m pytest -n 2 --dist loadfile $(UNDER_ADDRESS)
-	.ci/sanitized address $(BIN)/python -m tests.fuzz --native --runs 40
+	.ci/sanitized address $(BIN)/python -m tests.fuzz --native --runs 20
 	.ci/sanitized thread $(BIN)/python -m pytest $(UNDER_THREAD)
 
 soak: .venv/installed .venv/dev
