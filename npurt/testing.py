@@ -493,10 +493,7 @@ def _wrong_runs(part: Graph) -> Iterator[tuple[str, dict[str, Array], Rows]]:
         wrong = [x[:1], np.repeat(x, 2, axis=0), x[..., None, None].repeat(2, axis=-1)]
         wrong += [x.astype(str), x.astype(np.complex64), x.tolist()]
         wrong.append(x.astype(np.float32) if tensor.dtype == "i32" else x.astype(np.int32))
-        if tensor.dtype == "i32":
-            wrong += [x - 1, x + VOCABULARY]
-        else:
-            wrong.append(x[..., :-1])
+        wrong += [x - 1, x + VOCABULARY] if tensor.dtype == "i32" else [x[..., :-1]]
         for array in wrong:
             yield f"{tensor} as {array!r:.60}", {**right, tensor.name: array}, rows
         yield f"no {tensor.name}", {n: v for n, v in right.items() if n != tensor.name}, rows

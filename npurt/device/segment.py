@@ -385,7 +385,7 @@ class Reopens(Protocol):
 
 
 @runtime_checkable
-class OnHost(Protocol):
+class ComputesOnHost(Protocol):
     """A device whose segments the host can compute with the same bits (docs/decisions/039)."""
 
     def compile_on_host(self, part: Graph, weights: Weights, limits: Limits) -> Segment:

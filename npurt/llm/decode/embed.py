@@ -95,16 +95,7 @@ class Embedder:
 
     @locked
     def rerank(self, query: str, documents: Sequence[str]) -> F32:
-        """Return the relevance of each document to *query*, float32 ``[N]``; larger is better.
-
-        The model must be a reranker; `text.pairs` makes the tokens of a query and a document.
-
-        Raises:
-            ContextFull: A pair has more tokens than the context has positions; no pair is
-                evaluated.
-            LayoutError: A text is not a str.
-            ModelFormatError: The file has no classifier.
-        """
+        """Return the relevance of each document to *query*: see `Llama.rerank`."""
         self._model.require_open()
         documents = listed("documents", documents, "a list of texts")
         self._require_classifier()

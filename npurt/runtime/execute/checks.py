@@ -40,7 +40,7 @@ class Checks:
     def __init__(self, part: Graph, segment: Segment, weights: Weights, sampler: Sampler) -> None:
         self.verified: Count[str] = Count()
         self.failed: Count[str] = Count()
-        self._part, self._segment, self._weights = part, segment, weights
+        self._segment, self._weights = segment, weights
         self._sampler = sampler
         self._ops = [
             op for op in part.ops if _can_be_computed_again(op) and not segment.verifies(op)

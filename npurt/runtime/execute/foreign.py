@@ -14,9 +14,9 @@ from npurt.device.restart import RESTARTS
 from npurt.device.segment import (
     Array,
     Compiler,
+    ComputesOnHost,
     Fits,
     Limits,
-    OnHost,
     Reopens,
     Segment,
     Weights,
@@ -177,7 +177,7 @@ class ForeignParts:
 
     def _moved(self, graph: Graph, planned: str, reason: str) -> Part:
         """Return a part on the host that continues in the arithmetic of the device, if it can."""
-        if not isinstance(self._device, OnHost):
+        if not isinstance(self._device, ComputesOnHost):
             return self._on_host(graph, planned, reason)
         limits = self._budget.of(graph)
         segment = self._device.compile_on_host(graph, self._weights, limits)

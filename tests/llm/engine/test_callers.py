@@ -2,6 +2,7 @@
 
 import threading
 
+import numpy as np
 import pytest
 
 import npurt
@@ -190,3 +191,33 @@ def test_texts_that_ended_in_the_step_that_failed_are_told(monkeypatch):
 
     assert isinstance(outcome(late), ZeroDivisionError)
     engine.close()
+
+
+def test_requests_from_many_threads():
+    """Each thread gets the texts of its requests, although other requests are cancelled."""
+    wanted = {}
+    with npurt.Llama(PATH, n_ctx=128, n_batch=32, n_threads=2, progress=False) as llm:
+        for i in range(10):
+            llm.reset()
+            wanted[i] = llm.generate(IDS[i : i + 5], max_tokens=8, **GREEDY)
+    wrong, rng = [], np.random.default_rng(0)
+    with open_engine() as engine:
+
+        def work(order):
+            for i in order:
+                request = engine.submit(IDS[i : i + 5], max_tokens=8, **GREEDY)
+                if i % 3 == 0:
+                    request.cancel()
+                if request.result().finish != "cancelled" and request.text() != wanted[i]:
+                    wrong.append(i)
+
+        orders = [rng.permutation(10).tolist() for _ in range(6)]
+        threads = [threading.Thread(target=work, args=[order]) for order in orders]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(HANG_SECONDS)
+        stats = engine.stats()
+
+    assert not wrong
+    assert (stats.running, stats.waiting, stats.counts.finished) == (0, 0, 60)

@@ -483,29 +483,3 @@ def test_a_listener_that_raises_ends_all_requests():
     with pytest.raises(SettingError, match="closed"):
         engine.submit([1])
     engine.close()
-
-
-def test_requests_from_many_threads(llm):
-    """Each thread gets the texts of its requests, although other requests are cancelled."""
-    wanted = {i: alone(llm, IDS[i : i + 5], max_tokens=8, **GREEDY) for i in range(10)}
-    wrong, rng = [], np.random.default_rng(0)
-    with open_engine() as engine:
-
-        def work(order):
-            for i in order:
-                request = engine.submit(IDS[i : i + 5], max_tokens=8, **GREEDY)
-                if i % 3 == 0:
-                    request.cancel()
-                if request.result().finish != "cancelled" and request.text() != wanted[i]:
-                    wrong.append(i)
-
-        orders = [rng.permutation(10).tolist() for _ in range(6)]
-        threads = [threading.Thread(target=work, args=[order]) for order in orders]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(HANG_SECONDS)
-        stats = engine.stats()
-
-    assert not wrong
-    assert (stats.running, stats.waiting, stats.counts.finished) == (0, 0, 60)
